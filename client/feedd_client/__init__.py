@@ -1,4 +1,4 @@
-"""Thin PyTorch client of feedd: decoded batches, leased from the daemon of this node.
+"""Thin PyTorch client of feedd: decoded batches, leased from this node's daemon.
 
 >>> from feedd_client import DeviceLoader, FeedDataset, Normalize
 """
@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 
-# Before grpc is imported: it reads these once. Trainers fork (DataLoader workers, subprocess launchers), and gRPC's
-# own log lines repeat what our errors say.
+# Set before grpc is imported, because grpc reads these variables only once. Trainers fork (DataLoader workers,
+# subprocess launchers), and gRPC's own log lines repeat feedd's errors.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "1")
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 

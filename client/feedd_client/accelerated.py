@@ -1,9 +1,9 @@
-"""Accelerate and Hugging Face's Trainer: each process iterates its own stream, which feedd has sharded already.
+"""Accelerate and Hugging Face's Trainer: each process iterates its own stream, which feedd has already sharded.
 
-``Accelerator.prepare`` takes an ``IterableDataset`` for the whole data: it reads the stream of one process and deals
-that out, or has every process read its stream and drop most of it. Both would train on a part of the data, without a
-word. So ``prepare`` is told that there is nothing to deal out; and a stream that is dealt out all the same is an error,
-in every process.
+``Accelerator.prepare`` takes an ``IterableDataset`` for the whole data. It distributes one process's stream to all
+processes, or lets every process read its stream and drop most of it. Both would silently train on a part of the data.
+So this module tells ``prepare`` that there is a single process. If a stream is distributed all the same, every process
+raises an error.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _MODULE: Final = "accelerate.accelerator"
 _FUNCTION: Final = "prepare_data_loader"
 _DEALERS: Final = ("DataLoaderDispatcher", "IterableDatasetShard")
 _LIBRARIES: Final = ("accelerate", "transformers")
-_FRAMES_MAX: Final = 16  # from our __iter__ or set_epoch up to what deals out
-_REPLICATED: Final = ("tp", "cp", "sp")  # dimensions of a device mesh whose ranks read the same
+_FRAMES_MAX: Final = 16  # frames to search upwards from our __iter__ or set_epoch
+_REPLICATED: Final = ("tp", "cp", "sp")  # dimensions of a device mesh whose ranks read the same batches
 _WRITE: Final = "iterate DeviceLoader(dataset, device=accelerator.device), without prepare()"
 
 
 def adapt(kind: type) -> None:
-    """Have ``Accelerator.prepare`` leave streams of ``kind`` as they are, where accelerate was imported."""
+    """Make ``Accelerator.prepare`` leave streams of ``kind`` unchanged, if accelerate was imported."""
     module = sys.modules.get(_MODULE)
     prepare: Callable[..., Any] | None = getattr(module, _FUNCTION, None)
     if prepare is None or hasattr(prepare, "feedd_adapted"):
@@ -41,7 +41,7 @@ def adapt(kind: type) -> None:
         dataset = getattr(dataloader, "dataset", None)
         if isinstance(dataset, kind):
             _check(dataset, dataloader, options)
-            # as if for one process: what makes batches and moves them stays, what deals them out does not
+            # pretend one process: batching and moving to the device stay, distributing is left out
             options.update(num_processes=1, process_index=0, dispatch_batches=False, torch_device_mesh=None)
         return prepare(dataloader, *args, **options)
 
@@ -50,16 +50,16 @@ def adapt(kind: type) -> None:
 
 
 def _check(dataset: Any, dataloader: Any, options: dict[str, Any]) -> None:  # noqa: ANN401 - of kinds not known here
-    """Refuse what would not mean what it says.
+    """Refuse options that would train on other data than the user meant.
 
     Raises:
-        BadOptionError: in every process alike.
+        BadOptionError: such an option was found; every process raises the same error.
     """
     if options.get("split_batches"):
         raise BadOptionError(
-            "expected every process to read batches of its own, got split_batches=True",
+            "expected every process to read its own batches, got split_batches=True",
             object="split_batches",
-            hint="leave it out, and let batch_size be that of one process",
+            hint="leave it out, and set batch_size to the batch size of one process",
         )
     if dataloader.batch_size is not None and dataset.yields_batches:
         raise BadOptionError(
@@ -76,35 +76,35 @@ def _check(dataset: Any, dataloader: Any, options: dict[str, Any]) -> None:  # n
             same *= mesh[name].size() if name in _REPLICATED else 1
     if same not in {1, dataset.replicas}:
         raise BadOptionError(
-            f"expected replicas={same}, as many ranks of the device mesh read the same, got {dataset.replicas}",
+            f"expected replicas={same}, the ranks of the device mesh that read the same, got {dataset.replicas}",
             object="replicas",
             hint=f"write FeedDataset(..., replicas={same})",
         )
 
 
 def refuse_dealing() -> None:
-    """Make sure that the stream of this process is not dealt out to several.
+    """Check that no library distributes this process's stream to several processes.
 
-    What deals out begins a pass on every process alike, so that all of them see the error.
+    A library that does so begins a pass on every process, so all processes see the error.
 
     Raises:
-        BadOptionError: it is; says what to write.
+        BadOptionError: a library distributes the stream; the hint says what to write.
     """
     if not any(library in sys.modules for library in _LIBRARIES):
         return
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - who calls is nowhere else to be seen
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the only way to see the caller
     for _ in range(_FRAMES_MAX):
         if frame is None:
             return
-        # Only of the libraries' own frames: reading f_locals keeps a frame's variables alive, and the trainer's frames
-        # hold datasets and batches.
+        # Look only at the libraries' own frames: reading f_locals keeps a frame's variables alive, and the trainer's
+        # frames hold datasets and batches.
         library = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         dealer = frame.f_locals.get("self") if library in _LIBRARIES else None
         name = type(dealer).__name__
         if name in _DEALERS and _process_count(dealer) > 1:
             raise BadOptionError(
-                f"expected every process to iterate its own stream, got {library}'s {name}, which deals out one to"
-                f" {_process_count(dealer)} processes: they would train on a part of the data",
+                f"expected every process to iterate its own stream, got {library}'s {name}, which distributes one to"
+                f" {_process_count(dealer)} processes: each would train on a part of the data",
                 object=name,
                 hint=f"{_WRITE}; or make the FeedDataset after accelerate is imported, and use Accelerator.prepare",
             )

@@ -1,4 +1,4 @@
-"""What ranks settle among themselves, over a gloo group of their own and with plain integers."""
+"""Collective decisions of all ranks, made with plain integers over a separate gloo group."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ if TYPE_CHECKING:
 _log: Final = logging.getLogger("feedd_client")
 _SLOW_S: Final = 30.0
 _SLOW: Final = (
-    "waiting for the other ranks to begin this pass: every rank must iterate; for one that reads by itself pass"
+    "waiting for the other ranks to begin this pass: every rank must iterate; for a rank that reads alone pass"
     " topology=Topology()"
 )
 LOOKAHEAD_MAX: Final = 2
 AT_END: Final = -1
-# what travels: the rows of a batch plus one, so that a batch without rows is not taken for the end
+# sent per step: the rows of a batch plus one, so that a batch without rows differs from the end
 _OVER: Final = 0
 _LEFT: Final = -1
 
 
 def process_group_ready() -> bool:
-    """Tell whether torch.distributed is there and initialised in this process."""
+    """Return whether torch.distributed is available and initialised in this process."""
     return dist.is_available() and dist.is_initialized()
 
 
 class Agreement:
-    """A gloo group of all ranks, made on first use; every rank must make the same calls in the same order."""
+    """A gloo group of all ranks. Every rank must make the same calls in the same order."""
 
     def __init__(self, timeout_s: float) -> None:
-        """Make the group; a rank waits for the others as long as torch.distributed would, but at least ``timeout_s``.
+        """Create the group. A rank waits for the others as long as torch.distributed does, at least ``timeout_s``.
 
-        One of them may be waiting for its daemon, or be the one that evaluates and saves.
+        A slow rank may be waiting for its daemon, or may be busy with evaluation and checkpoints.
         """
         limit = max(timedelta(seconds=timeout_s), default_pg_timeout)
         self._group: Any = dist.new_group(backend="gloo", timeout=limit)
@@ -83,7 +83,7 @@ class Agreement:
         return {name: min(values[len(facts) + i] for values in everyone) for i, name in enumerate(spread)}
 
     def least(self, values: list[int]) -> tuple[torch.Tensor, Any]:
-        """Start finding the least of each value over all ranks; the tensor holds it once the work was waited for."""
+        """Start an all-reduce of each value's minimum; after waiting for the returned work, the tensor holds them."""
         mine = torch.tensor(values, dtype=torch.int64, device="cpu")
         with answers():
             return mine, dist.all_reduce(mine, dist.ReduceOp.MIN, group=self._group, async_op=True)
@@ -91,10 +91,10 @@ class Agreement:
 
 @contextlib.contextmanager
 def answers() -> Iterator[None]:
-    """Translate what gloo says of a rank that does not answer.
+    """Translate gloo's error for a rank that does not answer.
 
     Raises:
-        RanksDisagree: it ended, or did not come in time.
+        RanksDisagree: another rank ended, or did not answer in time.
     """
     try:
         yield
@@ -102,17 +102,17 @@ def answers() -> Iterator[None]:
         _log.debug("torch.distributed said: %s", error)
         raise RanksDisagree(
             f"expected all ranks to answer, got {str(error).splitlines()[0] if str(error) else type(error).__name__}",
-            hint="another rank ended: see its error. Every rank must iterate; for one that reads by itself pass"
+            hint="another rank ended: see its error. Every rank must iterate; for a rank that reads alone pass"
             " topology=Topology()",
         ) from None
 
 
 class Join:
-    """Settles for each step, ``lookahead`` steps ahead, whether every rank has it: all ranks end together.
+    """Decides for each step, ``lookahead`` steps in advance, whether every rank has it, so that all end together.
 
-    Every rank posts equally often in a pass, however it ends: what one rank posts and another does not would be
-    answered by the other's next pass. Used by one thread; ``leave`` by any, also by finalizers, which may run in the
-    middle of ``post``: it never waits for the guard. Who holds that posts what was asked for meanwhile.
+    Every rank posts the same number of times in a pass, however the pass ends. A missing post would be answered by the
+    next pass of another rank. One thread uses the object. Any thread may call ``leave``, and so may a finalizer in the
+    middle of ``post``. So ``leave`` never waits for the guard: the holder of the guard posts for it.
     """
 
     def __init__(self, agreement: Agreement, lookahead: int) -> None:
@@ -127,11 +127,11 @@ class Join:
 
     @property
     def to_post(self) -> int:
-        """How many steps must be posted before the next ``settle``."""
+        """Number of steps to post before the next ``settle``."""
         return self.lookahead + 1 - len(self._posted)
 
     def post(self, rows: int) -> None:
-        """Say how many rows this rank has at the next step not yet posted; ``AT_END`` where its epoch is over.
+        """Post the number of rows that this rank has at the next step; ``AT_END`` if its epoch is over.
 
         Raises:
             RanksDisagree: this rank has left the pass.
@@ -140,7 +140,7 @@ class Join:
         try:
             with self._guard:
                 if self._left:
-                    raise RanksDisagree("expected a pass that goes on, got one this rank has left")
+                    raise RanksDisagree("expected a running pass, got a pass that this rank has left")
                 self._posted_count += 1
                 tensor, work = self._agreement.least([_OVER if rows == AT_END else rows + 1, step, -step])
         finally:
@@ -148,7 +148,7 @@ class Join:
         self._posted.append((step, tensor, work))
 
     def settle(self) -> int:
-        """Return the rows every rank has at the next step; ``AT_END``: stop.
+        """Return the rows that every rank has at the next step; ``AT_END``: stop.
 
         Raises:
             RanksDisagree: another rank is at another step, or has left the pass.
@@ -165,27 +165,27 @@ class Join:
             )
         if said == _LEFT:
             raise RanksDisagree(
-                f"expected all ranks to go on after {step} steps, got one that has left this pass",
+                f"expected all ranks to continue after {step} steps, got a rank that has left this pass",
                 hint="see that rank's error; break out on all ranks or on none",
             )
         if said == _OVER:
             with answers():
-                for _, _, later in self._posted:  # every rank posted these too
+                for _, _, later in self._posted:  # every rank posted these steps too
                     later.wait()
             self._posted.clear()
         return int(said) - 1
 
     def leave(self, step_count: int) -> None:
-        """Leave the pass early; idempotent, waits for nobody.
+        """Leave the pass early without waiting. Calling it again has no effect.
 
         Args:
-            step_count: most steps any rank may have settled by now, the same on all ranks that break together.
+            step_count: upper bound of the steps that any rank has settled, the same on all ranks that break together.
         """
         self._leave_after.append(step_count)
         self._leave()
 
     def _leave(self) -> None:
-        """Post what ``leave`` asked for, unless somebody holds the guard: they look again once they let go of it."""
+        """Post what ``leave`` requested, unless the guard is held; its holder calls this method after releasing it."""
         while self._leave_after and self._guard.acquire(blocking=False):
             try:
                 while self._leave_after:
@@ -203,5 +203,5 @@ class Join:
 
 
 def digest(*parts: object) -> int:
-    """Return a number that fits an int64, for comparing across ranks."""
+    """Return a non-negative int64 that ranks can compare instead of ``parts``."""
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "big") >> 1

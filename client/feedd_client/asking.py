@@ -1,4 +1,4 @@
-"""Asking the daemon about a dataset before anything is read of it: a session for as long as an answer takes."""
+"""Queries about a dataset before any pass: opens a session, reads the answer and closes the session."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 
 class Asker:
-    """Opens sessions to ask them something. One per dataset and process."""
+    """Opens short sessions to query the daemon. One object per dataset and process."""
 
     def __init__(self, options: FeedOptions, ranks: Ranks, runtime: Runtime) -> None:
         self._options, self._ranks, self._runtime = options, ranks, runtime
-        self._classes: dict[tuple[bytes, str], list[str]] = {}  # of the data as it was last opened
+        self._classes: dict[tuple[bytes, str], list[str]] = {}  # by the dataset's fingerprint and the field
 
     def steps(self, fingerprint: bytes, epoch: int) -> int | None:
-        """Return the steps of this rank in an epoch; None: they are not known."""
+        """Return the steps of this rank in an epoch; None: unknown."""
         with self._session(fingerprint, epoch) as (session, topology):
             granted = session.granted
-            joined = granted.uneven == "join" and topology.world_size > 1  # how many then depends on the others
+            joined = granted.uneven == "join" and topology.world_size > 1  # steps then depend on the other ranks
             return granted.steps if granted.HasField("steps") and not joined else None
 
     def classes(self, field: str, fingerprint: bytes, epoch: int) -> list[str]:

@@ -1,7 +1,7 @@
-"""Which daemon to talk to, and starting one for this process tree where there is none.
+"""Choosing the daemon's address, and starting a daemon for this process tree if none runs.
 
-An ephemeral daemon belongs to the process tree that started it: each process holds a connection to it
-(``HOLD!``), and it ends by itself when the last of them ends, however that process died.
+An ephemeral daemon belongs to the process tree that started it. Each process holds a connection to it (``HOLD!``). The
+daemon ends when the last of these processes ends, however that process died.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ _log: Final = logging.getLogger("feedd_client")
 DEFAULT_ADDRESS: Final = "unix:///run/feedd/feedd.sock"
 ADDRESS_VARIABLE: Final = "FEEDD_ADDRESS"
 _CACHE_VARIABLE: Final = "FEEDD_CACHE__DIR"
-EPHEMERAL_VARIABLE: Final = "FEEDD_EPHEMERAL_ADDRESS"  # set beside the other: "that one we started ourselves"
+EPHEMERAL_VARIABLE: Final = "FEEDD_EPHEMERAL_ADDRESS"  # equals FEEDD_ADDRESS if this process tree started the daemon
 START_TIMEOUT_S: Final = 60.0
 STALE_AFTER_S: Final = 3600.0
 _CACHE_FILE: Final = "cache-dir"
 _LOG_LINES: Final = 15
 
-_children: list[subprocess.Popen[bytes]] = []  # kept, so that an ended daemon is reaped and none is warned about
+_children: list[subprocess.Popen[bytes]] = []  # kept, so that ended daemons are reaped without a ResourceWarning
 
 
 def resolve_address(explicit: str | None) -> str:
-    """Return where the daemon is; starts one where none was named and none is at the default place.
+    """Return the daemon's address; start a daemon if no address is given and none answers at the default address.
 
     Raises:
-        DaemonStartError: one was to be started and did not start.
-        BadOptionError: a malformed address.
+        DaemonStartError: the daemon did not start.
+        BadOptionError: the address is malformed.
     """
     named = explicit or os.environ.get(ADDRESS_VARIABLE)
     if named and named != os.environ.get(EPHEMERAL_VARIABLE):
@@ -63,7 +63,7 @@ def resolve_address(explicit: str | None) -> str:
 
 
 def launch_key(env: Mapping[str, str], pid: int) -> str:
-    """Return a name all ranks of one launch on this node have in common; without a launcher, this process' own."""
+    """Return a name shared by all ranks of one launch on this node; without a launcher, a name of this process."""
     torchrun = env.get("TORCHELASTIC_RUN_ID")
     master = (env.get("MASTER_ADDR"), env.get("MASTER_PORT"))
     if torchrun is not None or all(master):
@@ -78,10 +78,10 @@ def launch_key(env: Mapping[str, str], pid: int) -> str:
 
 
 def base_dir(env: Mapping[str, str]) -> Path:
-    """Return this user's private directory for sockets, made where missing.
+    """Return this user's private directory for sockets; create it if missing.
 
     Raises:
-        DaemonStartError: it belongs to somebody else, or the path is too long for a socket.
+        DaemonStartError: the directory belongs to another user, or its path is too long for a socket.
     """
     runtime = env.get("XDG_RUNTIME_DIR")
     parent = Path(runtime) if runtime and os.access(runtime, os.W_OK) else Path(tempfile.gettempdir())
@@ -118,10 +118,12 @@ def _ephemeral(named: str | None, reason: OSError | None = None) -> str:
             if not _try_hold(socket_path):
                 log_path = _start(address, socket_path)
                 _log.log(
-                    logging.INFO if _log.isEnabledFor(logging.INFO) else logging.WARNING,  # said in any case, once
-                    "started a feedd daemon for this job%s; it ends with the job%s. Cache: %s. Log: %s",
-                    "" if reason else ", because the former one ended",
-                    "" if _CACHE_VARIABLE in os.environ else f", its cache too unless {_CACHE_VARIABLE} is set",
+                    logging.INFO if _log.isEnabledFor(logging.INFO) else logging.WARNING,  # always visible, once
+                    "started a feedd daemon for this job%s; it stops when the job ends%s. Cache: %s. Log: %s",
+                    "" if reason else ", because the former daemon ended",
+                    ""
+                    if _CACHE_VARIABLE in os.environ
+                    else f", and its cache is deleted (set {_CACHE_VARIABLE} to keep it)",
                     _cache_of(socket_path),
                     log_path,
                 )
@@ -130,18 +132,18 @@ def _ephemeral(named: str | None, reason: OSError | None = None) -> str:
 
 
 def end_silent(address: Address, timeout_s: float) -> None:
-    """Kill the daemon of this process tree, which gives no answer; the next connect starts another. Others stay."""
+    """Kill this process tree's daemon if it does not answer; the next connect starts another. Spare other daemons."""
     if address.uds_path is None or address.text != os.environ.get(EPHEMERAL_VARIABLE):
         return
     with contextlib.suppress(OSError), _locked(Path(address.uds_path).with_name("lock")):
         pid = _server_pid(address.uds_path)
-        if pid and not answers(address, timeout_s):  # else another process of the tree has done it
+        if pid and not answers(address, timeout_s):  # it answers if another process has already replaced it
             _log.warning("killing the daemon of this process tree (pid %d), which does not answer", pid)
             os.kill(pid, signal.SIGKILL)
 
 
 def _server_pid(uds_path: str) -> int:
-    """Return the process that listens there; 0: it is another user's, or not to be seen from here."""
+    """Return the id of the listening process; 0 if it belongs to another user or is invisible from here."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as unix:
         unix.settimeout(1.0)
         unix.connect(uds_path)
@@ -153,9 +155,9 @@ def _start(address: str, socket_path: Path) -> Path:
     """Start the daemon, wait until it is ready, and return its log."""
     if importlib.util.find_spec("feedd") is None:
         raise DaemonStartError(
-            "expected a feedd daemon or the package to start one, got neither",
+            "expected a running feedd daemon, or the feedd package to start one, got neither",
             object=DEFAULT_ADDRESS,
-            hint="pip install feedd here, or start a daemon on this node and set FEEDD_ADDRESS or address=",
+            hint="run pip install feedd here, or start a daemon on this node and set FEEDD_ADDRESS or address=",
         )
     command = [sys.executable, "-m", "feedd", "serve", "--ephemeral", "--listen", address]
     log_path = socket_path.with_name("feedd.log")
@@ -174,7 +176,7 @@ def _start(address: str, socket_path: Path) -> Path:
 
 
 def _cache_of(socket_path: Path) -> str:
-    """Return the directory of a daemon's cache, as the daemon has written it beside its socket."""
+    """Return the directory of a daemon's cache, which the daemon has written to a file beside its socket."""
     try:
         return socket_path.with_name(_CACHE_FILE).read_text(encoding="utf-8")
     except (OSError, ValueError):
@@ -208,7 +210,7 @@ def _try_hold(socket_path: Path) -> bool:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """One process of the launch at a time; the kernel drops the lock of a process that dies."""
+    """Hold an exclusive lock file against other processes; the kernel frees the lock of a process that dies."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
@@ -218,7 +220,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _sweep(base: Path) -> None:
-    """Remove what ephemeral daemons of the past left: directories an hour old whose socket nobody serves."""
+    """Remove directories of ended ephemeral daemons: an hour old, with a socket that nothing serves."""
     for directory in base.iterdir():
         with contextlib.suppress(OSError):
             age_s = time.time() - directory.stat().st_mtime  # noqa: TID251 - a file's time is a date
@@ -235,7 +237,7 @@ def _serves(socket_path: Path) -> bool:
 
 
 def _without_ours(env: Mapping[str, str]) -> dict[str, str]:
-    # a trainer's launcher variables mean nothing to the daemon; its address would be read as configuration
+    # launcher variables do not concern the daemon, but it would read these two addresses as configuration
     return {name: value for name, value in env.items() if name not in {ADDRESS_VARIABLE, EPHEMERAL_VARIABLE}}
 
 

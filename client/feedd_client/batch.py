@@ -1,4 +1,4 @@
-"""From a payload and its regions to what the user gets: tensors that share the payload's memory, and lists."""
+"""From payload and regions to user values: tensors that share the payload's memory, and lists."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ VALID: Final = "__valid__"
 
 
 class BatchDecoder:
-    """Decodes batches of one session; everything that depends only on the specs is looked up once.
+    """Decodes batches of one session; decoders that depend only on the specs are chosen once.
 
-    Tensors are views of the payload: their storage keeps the payload array alive, and dies with its last view.
+    Tensors are views of the payload: their storage keeps the payload array alive until the last view dies.
     """
 
     def __init__(self, specs: Sequence[pb.TensorSpec]) -> None:
-        """Prepare for ``specs``.
+        """Prepare decoders for ``specs``.
 
         Raises:
-            ProtocolError: a kind or dtype this client does not know.
+            ProtocolError: a kind or dtype is unknown to this client.
         """
         self.names = tuple(spec.name for spec in specs)
         self._decoders = tuple((spec.name, _decoder(spec)) for spec in specs)
 
     def decode(self, payload: Payload, regions: Sequence[pb.FieldRegion], rows: int) -> Batch:
-        """Return the batch.
+        """Return the batch, with tensors that are views of ``payload``.
 
         Raises:
-            ProtocolError: a region outside the payload, or not one region per field.
+            ProtocolError: a region lies outside the payload, or the number of regions and fields differ.
         """
         if len(regions) != len(self._decoders):
             raise ProtocolError(f"expected {len(self._decoders)} regions, got {len(regions)}")
@@ -55,12 +55,12 @@ class BatchDecoder:
                     for (name, decode), region in zip(self._decoders, regions, strict=True)
                 }
             )
-        except (TypeError, ValueError, IndexError) as error:  # numpy's words for a region outside the payload
+        except (TypeError, ValueError, IndexError) as error:  # numpy raises these for a region outside the payload
             raise ProtocolError(f"expected every field within {payload.shape[0]} bytes, got {error}") from None
 
 
 def first_time(message: pb.Batch) -> torch.Tensor:
-    """Return bool[rows]: False for samples that came before in this epoch, and fill up the step or replace bad ones."""
+    """Return bool[rows]: False for rows that repeat an earlier sample, to fill a step or replace a bad sample."""
     if not message.again:
         return torch.ones(message.rows, dtype=torch.bool, device="cpu")
     again = np.frombuffer(message.again, np.uint8)
@@ -70,7 +70,7 @@ def first_time(message: pb.Batch) -> torch.Tensor:
 
 
 def split_rows(batch: Batch, rows: int) -> list[dict[str, Any]]:
-    """Return one dict per sample: tensors are views of their row, text and JSON the value itself."""
+    """Return one dict per sample: tensors are views of their row; text and JSON fields hold the value itself."""
     columns = {name: list(column) for name, column in batch.items()}
     return [{name: column[row] for name, column in columns.items()} for row in range(rows)]
 
@@ -86,7 +86,7 @@ def _decoder(spec: pb.TensorSpec) -> Decoder:
         return _texts
     if spec.kind == pb.TensorSpec.JSON:
         return lambda payload, region, rows: [json.loads(text) for text in _texts(payload, region, rows)]
-    raise ProtocolError(f"expected a field kind this client knows, got {spec.kind}", object=spec.name)
+    raise ProtocolError(f"expected a known field kind, got {spec.kind}", object=spec.name)
 
 
 def _dtype(spec: pb.TensorSpec) -> np.dtype[Any]:
@@ -94,7 +94,7 @@ def _dtype(spec: pb.TensorSpec) -> np.dtype[Any]:
         dtype = np.dtype(spec.dtype)
         torch.from_numpy(np.empty(0, dtype))
     except TypeError:
-        raise ProtocolError(f"expected a dtype torch has, got {spec.dtype!r}", object=spec.name) from None
+        raise ProtocolError(f"expected a dtype that torch has, got {spec.dtype!r}", object=spec.name) from None
     return dtype
 
 

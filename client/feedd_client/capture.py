@@ -1,7 +1,7 @@
-"""Let CUDA graph capture in the trainer go on while our threads call CUDA.
+"""Keeps the trainer's CUDA graph capture intact while feedd's threads call CUDA.
 
-While one thread captures a graph in "global" mode, CUDA forbids others to allocate, register memory or wait for events,
-unless those threads have relaxed their own mode. torch has no function for that, so the loaded runtime is called.
+While one thread captures a graph in "global" mode, CUDA forbids other threads to allocate, register memory or wait for
+events, unless they have relaxed their own mode. PyTorch has no function for this, so the loaded runtime is called.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _RUNTIMES: Final = (
 
 
 def relax() -> None:
-    """Relax the calling thread's capture mode, for as long as the thread lives."""
+    """Relax the calling thread's capture mode for the thread's lifetime."""
     _exchange_mode(_RELAXED)
 
 
 @contextlib.contextmanager
 def relaxed() -> Iterator[None]:
-    """Relax the calling thread's capture mode for a while."""
+    """Relax the calling thread's capture mode inside a ``with`` block."""
     before = _exchange_mode(_RELAXED)
     try:
         yield
@@ -41,7 +41,7 @@ def relaxed() -> Iterator[None]:
 
 
 def _exchange_mode(mode: int) -> int:
-    """Set the calling thread's mode; return the one before."""
+    """Set the calling thread's mode and return the previous mode."""
     exchange = runtime_function()
     if exchange is None:
         return mode
@@ -62,7 +62,7 @@ def runtime_function() -> Callable[[Any], Any] | None:
                     function: Callable[[Any], Any] = getattr(ctypes.CDLL(path), name)
                     return function
     _log.warning(
-        "the CUDA runtime has no function to relax graph capture in the copy thread: capture with"
+        "the CUDA runtime has no function to relax graph capture in the copy thread: to capture a graph, use"
         " torch.cuda.graph(..., capture_error_mode='thread_local')"
     )
     return None

@@ -1,4 +1,4 @@
-"""The one walk over what a batch may be: find its tensors, change them, keep every container's type."""
+"""One walk over every supported batch type: finds or changes its tensors and keeps every container's type."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _HINT: Final = (
     "use a dict, list, tuple, namedtuple or dataclass, or give the type to(device, non_blocking=...), pin_memory() and"
     " record_stream(stream)"
 )
-# What holds no tensor: passed on as it is.
+# Values without tensors are passed on unchanged.
 _VALUES: Final = (
     str,
     bytes,
@@ -48,37 +48,37 @@ _VALUES: Final = (
     torch.dtype,
     torch.device,
 )
-# Lists and dicts of nothing but these are passed on without a walk.
+# Lists and dicts of only these types are passed on without a walk.
 _PLAIN: Final = frozenset({str, bytes, int, float, bool, complex, type(None)})
 _Rebuild: TypeAlias = Callable[[list[Any]], Any]
-_Place: TypeAlias = "tuple[_Place | None, str]"  # where a value stands: its container's place, and its label there
+_Place: TypeAlias = "tuple[_Place | None, str]"  # path of a value: its container's path, and its label there
 _BATCH: Final[_Place] = (None, "batch")
 
 
 class Movable(Protocol):
-    """A type that moves itself, such as ``TensorDict``, ``PackedSequence`` and PyTorch Geometric's ``Data``."""
+    """A type with its own ``to``, such as ``TensorDict``, ``PackedSequence`` or PyTorch Geometric's ``Data``."""
 
-    def to(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - whatever the type's own method takes
-        """Return the object on a device."""
+    def to(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - each type has its own arguments
+        """Return the object on another device."""
 
     def pin_memory(self) -> Any:  # noqa: ANN401 - see above
         """Return a copy in pinned memory."""
 
 
 def leaves(batch: object) -> Iterator[torch.Tensor | Movable]:
-    """Yield the tensors of a batch and its objects that move themselves, at any depth.
+    """Yield the tensors and the movable objects of a batch, at any depth.
 
     Raises:
-        BadOptionError: something in it cannot be walked; names the place and the type.
+        BadOptionError: the batch holds an unsupported type; the message gives its path and type.
     """
     return _leaves(batch, _BATCH)
 
 
 def tensors_of(batch: object) -> Iterator[torch.Tensor]:
-    """Yield the tensors of a batch, at any depth; objects that move themselves are left out.
+    """Yield the tensors of a batch at any depth, but no movable objects.
 
     Raises:
-        BadOptionError: something in it cannot be walked; names the place and the type.
+        BadOptionError: the batch holds an unsupported type; the message gives its path and type.
     """
     return (leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor))
 
@@ -89,12 +89,12 @@ def map_leaves(
     movable: Callable[[Movable], Any] = lambda value: value,
     except_for: Collection[str] = (),
 ) -> Any:  # noqa: ANN401 - a batch of the same type
-    """Return a batch of the same types with every tensor, and every object that moves itself, changed.
+    """Return a batch of the same types with every tensor and every movable object changed.
 
-    Fields of ``except_for`` stay where they are, as private copies.
+    Fields named in ``except_for`` stay on their device, as private copies.
 
     Raises:
-        BadOptionError: something in it cannot be walked; names the place and the type.
+        BadOptionError: the batch holds an unsupported type; the message gives its path and type.
     """
     if not except_for:
         return _map(batch, _BATCH, tensor, movable)
@@ -112,16 +112,16 @@ def map_tensors(batch: object, change: Callable[[torch.Tensor], torch.Tensor]) -
     """Return a batch of the same types with every tensor changed.
 
     Raises:
-        BadOptionError: something in it cannot be walked; names the place and the type.
+        BadOptionError: the batch holds an unsupported type; the message gives its path and type.
     """
     return map_leaves(batch, change)
 
 
 def record_stream(batch: object, stream: Any) -> None:  # noqa: ANN401 - a stream of any accelerator
-    """Let the allocator keep the batch's device memory until ``stream`` has done what is queued on it now.
+    """Make the allocator keep the batch's device memory until ``stream`` has done its currently queued work.
 
     Raises:
-        BadOptionError: something in the batch cannot be walked.
+        BadOptionError: the batch holds an unsupported type.
     """
     for leaf in leaves(batch):
         if not isinstance(leaf, torch.Tensor):
@@ -131,10 +131,10 @@ def record_stream(batch: object, stream: Any) -> None:  # noqa: ANN401 - a strea
 
 
 def check(batch: object) -> None:
-    """Make sure that the whole batch can be walked, as ``record_stream`` will.
+    """Check that ``record_stream`` can walk the whole batch.
 
     Raises:
-        BadOptionError: something in it cannot.
+        BadOptionError: the batch holds an unsupported type.
     """
     for leaf in leaves(batch):
         if not isinstance(leaf, torch.Tensor) and not hasattr(leaf, "record_stream"):
@@ -146,7 +146,7 @@ def with_values(batch: Mapping[Any, Any], values: Mapping[Any, Any]) -> Any:  # 
     """Return a mapping of the same type and keys with other values.
 
     Raises:
-        BadOptionError: mappings of that type cannot be made anew.
+        BadOptionError: mappings of that type cannot be copied and changed.
     """
     if type(batch) is dict:
         return dict(values)
@@ -185,7 +185,7 @@ def _map(value: object, place: _Place, tensor: Callable[[torch.Tensor], Any], mo
 
 
 def _parts(value: object, place: _Place) -> tuple[Sequence[str], Sequence[Any], _Rebuild]:  # noqa: PLR0911 - one per kind
-    """Return a container's labels and children, and how to make one of its type of other children."""
+    """Return a container's labels, its children, and a function that rebuilds the container from new children."""
     if type(value) in _PLAIN or isinstance(value, _VALUES):
         return (), (), lambda _: value
     if isinstance(value, Ragged):
@@ -233,12 +233,12 @@ def _sequence(was: list[Any] | tuple[Any, ...] | deque[Any], made: list[Any], pl
 def _dataclass(was: object, fields: Mapping[str, Any]) -> object:
     made = copy.copy(was)
     for name, value in fields.items():
-        object.__setattr__(made, name, value)  # frozen ones too
+        object.__setattr__(made, name, value)  # works for frozen dataclasses too
     return made
 
 
 def _moves_itself(value: object) -> TypeGuard[Movable]:
-    """Whether an object brings its own ``to`` and ``pin_memory``; ``Ragged`` and plain mappings are walked instead."""
+    """Whether an object has its own ``to`` and ``pin_memory``; ``Ragged`` and plain mappings are walked instead."""
     if type(value) in _PLAIN or isinstance(value, Ragged | type) or not hasattr(value, "pin_memory"):
         return False
     return hasattr(value, "to") and (not isinstance(value, Mapping) or hasattr(value, "record_stream"))
@@ -261,11 +261,11 @@ def _text(place: _Place) -> str:
 
 def _checked(tensor: torch.Tensor, place: _Place) -> torch.Tensor:
     if tensor.layout is not torch.strided or tensor.is_nested:
-        kind = "a nested tensor" if tensor.is_nested else f"one of layout {tensor.layout}"
+        kind = "a nested tensor" if tensor.is_nested else f"a tensor of layout {tensor.layout}"
         raise BadOptionError(
             f"expected dense tensors for a device, got {kind}",
             object=_text(place),
-            hint="make it dense, or send its parts",
+            hint="convert it to a dense tensor, or send its parts",
         )
     return tensor
 
@@ -273,7 +273,7 @@ def _checked(tensor: torch.Tensor, place: _Place) -> torch.Tensor:
 def _cannot_walk(place: _Place, value: object) -> BadOptionError:
     kind = type(value)
     return BadOptionError(
-        f"expected tensors and containers of them, got {kind.__module__}.{kind.__qualname__}",
+        f"expected tensors and supported containers of tensors, got {kind.__module__}.{kind.__qualname__}",
         object=_text(place),
         hint=_HINT,
     )

@@ -1,4 +1,4 @@
-"""Host to device on the copy stream: what is copied from where, and which events say that it happened."""
+"""Copies from host to device on the copy stream, and the CUDA events that mark their completion."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ _streams: Final[dict[tuple[int, int], torch.cuda.Stream]] = {}
 
 
 class BatchCopier(Protocol):
-    """Brings batches to a device; ``Copier`` does it with CUDA."""
+    """Copies batches to a device; ``Copier`` is the CUDA implementation."""
 
     def enter_thread(self) -> None:
-        """Prepare the calling thread, from which all copies will come."""
+        """Prepare the calling thread, which will make all copies."""
 
     def place(self) -> Place:
-        """Return one more place."""
+        """Return a new place with its own events."""
 
     def copy(self, batch: object, mapping: Mapping | None, place: Place, at: BatchNumber) -> object:
-        """Begin copying; return the device batch.
+        """Start the copy and return the device batch.
 
-        The caller keeps ``batch`` and its memory unchanged until ``place.copied``, and makes its stream wait for
-        ``place.ready`` before it uses the result. If this raises, nothing reads the memory any more.
+        The caller keeps ``batch`` and its memory unchanged until ``place.copied``. The caller's stream waits for
+        ``place.ready`` before using the result. If this method raises, nothing reads the host memory any more.
         """
 
 
 def copy_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return this process's one copy stream of ``device``; streams made anew leave allocator blocks behind."""
+    """Return this process's only copy stream of ``device``; new streams would leave allocator blocks behind."""
     key = (os.getpid(), device.index)
     found = _streams.get(key)
     if found is None:
@@ -53,10 +53,10 @@ def copy_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def check_fields(batch: object, names: Collection[str]) -> None:
-    """Make sure that a batch has the fields that ``on_host`` names.
+    """Check that a batch has the fields that ``on_host`` names.
 
     Raises:
-        BadOptionError: it has not.
+        BadOptionError: a field is missing.
     """
     has = list(batch) if isinstance(batch, Fields) else type(batch).__name__
     for name in names:
@@ -75,14 +75,14 @@ class Copier:
         on_host: tuple[str, ...] = (),
         registered: Callable[[float], None] = lambda _took_s: None,
     ) -> None:
-        """Prepare.
+        """Set up the copy stream and the ring of pinned buffers.
 
         Args:
-            device: with its index.
-            pipeline: run on each batch after its copy.
-            generators: of the numbers that transforms draw.
+            device: CUDA device, with an index.
+            pipeline: transforms to run on each batch after its copy.
+            generators: random generators for the transforms.
             on_host: fields that stay on the CPU.
-            registered: told the time that registering shared memory took.
+            registered: called with the seconds that registering shared memory took.
         """
         self._device = device
         self._pipeline = pipeline
@@ -95,21 +95,21 @@ class Copier:
         self._pinned = range(0)  # addresses of the registered arena
 
     def enter_thread(self) -> None:
-        """Make the device current in the calling thread; nothing here needs gradients or more than one core."""
+        """Make the device current in the calling thread, without gradients and with one CPU thread."""
         torch.cuda.set_device(self._device)
         torch.set_grad_enabled(False)
         torch.set_num_threads(1)
         capture.relax()
 
     def place(self) -> Place:
-        """Return one more place; the host waits for its events without spinning."""
+        """Return a new place. The host waits for its ``copied`` and ``taken`` events without spinning."""
         copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         ready = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         taken = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return Place(copied, ready, taken)
 
     def register(self, mapping: Mapping | None) -> None:
-        """Make an arena readable by the device, once; None: batches travel inline."""
+        """Make an arena readable by the device, once per arena; None: batches travel inline."""
         if mapping is None:
             self._seen, self._pinned = None, range(0)
         elif self._seen is None or self._seen() is not mapping:
@@ -120,7 +120,7 @@ class Copier:
             self._registered(time.perf_counter() - began_s)
 
     def copy(self, batch: object, mapping: Mapping | None, place: Place, at: BatchNumber) -> object:
-        """Begin copying; return the device batch (see ``BatchCopier``)."""
+        """Start the copy and return the device batch (see ``BatchCopier``)."""
         self.register(mapping)
         check_fields(batch, self._on_host)
         with torch.cuda.stream(self._stream):
@@ -137,7 +137,7 @@ class Copier:
                     moved = self._pipeline(moved, context)
                     check(moved)
             except BaseException:
-                self._stream.synchronize()  # copies that were queued still read the host's memory
+                self._stream.synchronize()  # queued copies still read the host memory
                 raise
             assert place.ready is not None
             place.ready.record(self._stream)
@@ -152,7 +152,7 @@ class Copier:
         if host.is_cuda:
             return host
         source = host if self._direct(host) else self._ring.stage(host)
-        # same dtype, contiguous: anything else makes torch copy through a temporary; casts follow on the device
+        # same dtype, contiguous: otherwise torch copies through a temporary tensor; casts follow on the device
         target = torch.empty(source.shape, dtype=source.dtype, device=self._device)
         target.copy_(source.as_subclass(torch.Tensor), non_blocking=True)
         return target if type(host) is torch.Tensor else _like(target, host)
@@ -162,7 +162,7 @@ class Copier:
         return (value if on_device else value.pin_memory()).to(self._device, non_blocking=True)
 
     def _direct(self, host: torch.Tensor) -> bool:
-        """Whether the device can read this memory by itself."""
+        """Whether the device can read this memory directly."""
         if host.is_cuda or host.numel() == 0:
             return True
         return host.is_contiguous() and (host.data_ptr() in self._pinned or host.is_pinned())

@@ -1,4 +1,4 @@
-"""FeedDataset: what a training script makes, iterates and checkpoints."""
+"""FeedDataset: the dataset class that a training script constructs, iterates and checkpoints."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from feedd_client.topology import Topology
     from feedd_client.values import Shuffle, Source
 
-# No state to resume from, no number of steps known, no last step.
+# Nothing to resume from, no known number of steps, no known last step.
 _NOTHING: Final[tuple[states.Resume | None, int | None, int | None, bool, bool]] = (None, None, None, False, False)
 
 
 class _OfProcess(IterableDataset[Any]):
-    """What of a dataset is its process' own, and is made anew where the dataset comes to by fork or pickling."""
+    """The parts of a dataset that belong to one process; a forked or unpickled copy creates them anew."""
 
     _options: FeedOptions
     _address: str | None
@@ -47,12 +47,12 @@ class _OfProcess(IterableDataset[Any]):
 
     @property
     def yields_batches(self) -> bool:
-        """Whether it yields batches, not single samples."""
+        """Whether iterating yields batches rather than single samples."""
         return self._options.batch_size is not None
 
     @property
     def replicas(self) -> int:
-        """Consecutive ranks that read the same batches."""
+        """Number of consecutive ranks that read the same batches."""
         return self._options.replicas
 
     def __getstate__(self) -> dict[str, Any]:
@@ -68,7 +68,7 @@ class _OfProcess(IterableDataset[Any]):
 
     def __del__(self) -> None:
         if "_runtime" in self.__dict__ and not sys.is_finalizing():
-            self._runtime.close()  # under its lock there are only assignments: nobody waits there
+            self._runtime.close()  # its lock guards assignments only, so a finalizer never waits for it
 
     def _reset_process_state(self) -> None:
         accelerated.adapt(_OfProcess)
@@ -81,82 +81,81 @@ class _OfProcess(IterableDataset[Any]):
 class FeedDataset(_OfProcess):
     """Decoded batches of a dataset, leased from the feedd daemon of this node.
 
-    Iterating yields ``dict[str, Tensor | Ragged | list]`` batches. A host batch is a view of shared memory and
-    stays valid as long as any of its tensors is held; where all slots are held, further batches are private copies.
-    The constructor validates and opens nothing, so datasets may be pickled and forked; each process opens its own
-    channel when it iterates.
+    Iterating yields ``dict[str, Tensor | Ragged | list]`` batches. A host batch is a view of shared memory. The view
+    stays valid while any of its tensors is held. If the trainer holds every slot, further batches are private copies.
+    The constructor checks its arguments and opens no connection, so a dataset may be pickled or forked. Each process
+    opens its own channel when it iterates. Every later pass must find the same objects as the first; otherwise the
+    pass raises an error.
 
-    One object is one dataset: once opened, every further pass must find the same objects, or is an error.
-
-    Epochs: the first pass is epoch 0, and each *complete* pass moves on to the next epoch, so plain nested loops
-    shuffle anew each time. ``set_epoch`` overrides. A pass that was left early starts the same epoch again. Where the
-    number of steps is known, a pass is complete with its last batch, and ``state_dict()`` is then of the next epoch's
-    start; where it is not, with the StopIteration behind it.
+    Epochs: the first pass is epoch 0. Each *complete* pass moves on to the next epoch, so plain nested loops get a new
+    shuffle each time. ``set_epoch`` overrides this. A pass that was left early starts the same epoch again. If the
+    number of steps is known, a pass is complete with its last batch, and ``state_dict()`` then returns the start of the
+    next epoch. If it is unknown, a pass is complete when it raises StopIteration.
 
     Args:
-        url: prefix, object, list of them, or ``manifest+s3://…``; a format before it (``tfrecord+s3://…``) is that of
-            all shards, whatever their names. ``{000..127}``, ``{a,b}`` and ``::`` are lists, as in WebDataset.
-            Or a list of ``Source``, which are mixed by their weights. Mixing needs
-            sample counts (``feedd index``). A source that ends begins again, shuffled anew, and goes on from epoch to
-            epoch where it stood; ranks have as many whole steps by themselves.
+        url: a prefix, an object, a list of them, or ``manifest+s3://…``. A format in front (``tfrecord+s3://…``)
+            applies to all shards, whatever their names. ``{000..127}``, ``{a,b}`` and ``::`` make lists, as in
+            WebDataset.
+            A list of ``Source`` is mixed by their weights. Mixing needs sample counts (``feedd index``). A source that
+            ends starts again with a new shuffle, and keeps its position from epoch to epoch. All ranks of a mixture
+            have the same number of whole steps.
         batch_size: samples per batch; None yields single samples.
-        fields: what to decode and how; None takes the format's defaults by extension, or by how columns are stored:
-            floats of any width become float32 then, and ``"float:float64"`` keeps their bits.
+        fields: what to decode, and how. None selects the default codec for each extension or stored column type.
+            Floats of any width then become float32; ``"float:float64"`` keeps their bits.
         shuffle: True, False, or a ``Shuffle``.
-        seed: of the order and of augmentations.
-        sharding: "key" (ShardedByS3Key), "size" or "replicated": which objects a node gets. "sample": equal shares of
-            all samples, to within one; needs sample counts (``feedd index``).
-        uneven: what equalises the steps of ranks. "drop": what would make some rank's last steps short or missing is
-            left out; "pad": ranks that end early see samples again, marked False in ``batch["__valid__"]``; "repeat":
-            the same without marks; these need sample counts, or ``steps``. "join": all ranks stop where the first one
-            ends (needs torch.distributed). "allow": each ends by itself.
-            None: "allow" for one rank, else "drop" where sample counts are known and "join" where not.
-        partitions: parts the dataset is cut into, a multiple of the number of nodes; None: one for each node. A run can
-            go on with other numbers of nodes and ranks as long as the partitions, and the samples of a step of all
-            ranks together, stay what they are.
-        steps: of every rank in every epoch, instead of what the samples make; ranks that end early begin again.
-        mix: "stratified": each span of a batch holds every source's share, as evenly as whole samples can. "sample":
-            the source of each sample is drawn. "batch": whole batches of one source, as even as "stratified".
-            "batch-sample": whole batches of one source, drawn.
-        samples_per_epoch: of a mixture, all ranks together, rounded down to whole steps; None: until the first source
-            ends.
-        replicas: groups of so many consecutive ranks read the same batches: those that share a model (tensor, pipeline
-            or sequence parallel). They count as one rank everywhere else. Each decodes its own, unless ``share`` is
-            given.
-        share: "job-group", or any name: jobs on this node that say the same, and ask for the same batches, share one
-            decode of each; a job that falls far behind has its batches decoded once more.
-        address: of the daemon; None: ``$FEEDD_ADDRESS``, else ``unix:///run/feedd/feedd.sock``, else a daemon is
-            started for this process tree.
-        topology: where this process stands; None: torch.distributed or the launcher's variables.
+        seed: seed of the order and of augmentations.
+        sharding: which objects a node gets: "key" (as ShardedByS3Key), "size" or "replicated". "sample" gives each node
+            an equal share of all samples, to within one sample, and needs sample counts (``feedd index``).
+        uneven: how all ranks get the same number of steps. "drop" leaves out steps that some rank would miss or have
+            short. "pad" gives ranks that end early samples again, marked False in ``batch["__valid__"]``. "repeat" does
+            the same without marks. These three need sample counts or ``steps``. "join" stops all ranks where the first
+            rank ends (needs torch.distributed). "allow" lets each rank end by itself. None is "allow" for one rank,
+            "drop" if sample counts are known, and "join" otherwise.
+        partitions: number of parts of the dataset, a multiple of the number of nodes; None: one part per node. A run
+            may resume with other numbers of nodes and ranks. The number of partitions must stay the same, and so must
+            the number of samples that all ranks together take in a step.
+        steps: steps of every rank in every epoch, whatever the number of samples. Ranks that end early begin again.
+        mix: "stratified": each run of consecutive samples in a batch holds every source's share, to within whole
+            samples. "sample": each sample's source is drawn at random. "batch": each batch comes from one source,
+            spread as evenly as "stratified". "batch-sample": each batch comes from one source, drawn at random.
+        samples_per_epoch: samples of a mixture per epoch over all ranks, rounded down to whole steps. None: the epoch
+            ends when the first source ends.
+        replicas: size of the groups of consecutive ranks that read the same batches, because they share a model
+            (tensor, pipeline or sequence parallel). A group counts as one rank everywhere else. Each rank decodes its
+            own batches unless ``share`` is given.
+        share: "job-group", or any name. Jobs on this node that give the same name and request the same batches share
+            one decode of each batch. Batches are decoded again for a job that falls far behind.
+        address: address of the daemon; None: ``$FEEDD_ADDRESS``, else ``unix:///run/feedd/feedd.sock``. If no daemon
+            answers there, the client starts one for this process tree.
+        topology: ranks and nodes of this process; None: from torch.distributed or the launcher's variables.
         keys: add ``"__key__"`` and ``"__url__"``.
         copy: yield private copies.
-        copy_bytes: of private copies that are made because the trainer holds all slots of shared memory; more of them
-            at once is an error.
-        prefetch: batches in shared memory at once; the daemon may grant fewer, and up to 16 of small batches of
-            numbers (4 MiB of them). None: the daemon chooses, about 64 MiB of them, between 4 and 64.
-        bad_samples: what becomes of samples that cannot be decoded or are not of the dataset's schema. "error": the
-            first one is an error. "skip": left out of their batch. "replace": the next good sample of the batch takes
-            the row, so that batches stay full; ``batch["__valid__"]`` is False there. "quarantine": as "skip", and the
-            daemon names each in a file. Counted in ``stats()``; steps stay what they are. None: "skip" within
+        copy_bytes: limit in bytes for private copies, made while the trainer holds all slots of shared memory. Holding
+            more is an error.
+        prefetch: batches in shared memory at once. The daemon may grant fewer, or up to 16 if batches are small and
+            hold only numbers (4 MiB in total). None: the daemon chooses 4 to 64 batches, about 64 MiB.
+        bad_samples: what to do with samples that cannot be decoded or do not fit the schema. "error": raise at the
+            first. "skip": leave them out of the batch. "replace": repeat the next good sample of the batch, so that
+            batches stay full; ``batch["__valid__"]`` is False for such a row. "quarantine": skip, and have the daemon
+            list them in a file. ``stats()`` counts bad samples. The number of steps stays the same. None: "skip" within
             ``max_bad_samples``.
-        max_bad_samples: most of them in an epoch before it is an error; None: none where ``bad_samples`` is not given,
-            any number where it is.
-        filter: conditions a sample must meet, a mapping or a list of them: ``{"field": "txt", "min_bytes": 1,
-            "max_bytes": 4096}`` (stored size), ``{"field": "jpg", "min_height": 64, "min_width": 64}`` (from the
-            header; ``max_`` as well), ``{"field": "score", "min": 0.5, "max": 1}`` (a number), ``{"field": "json",
-            "key": "score", "min": 0.5}`` (a value inside JSON). Others are left out of their batch, and counted in
-            ``stats()``.
-        decoded_cache: have the node keep images decoded, as far as its cache has room, so that later epochs only do
-            what is left of their recipes. Batches are the same; but of recipes that begin with a random cut
-            (``image:224x224:random``), which then cut from images whose shorter side is 256 (more for larger cuts).
-        open_timeout_s: for opening; includes fetching a first shard, and the wait for the successor of a daemon that
-            is going away.
-        reconnect_timeout_s: how long a daemon may be away in the middle of an epoch.
-        stall_timeout_s: how long a daemon may send nothing, not even a heartbeat, while a batch is awaited. After that
-            a health check decides whether it is given up as lost. A wait of 20 s is logged with its reason.
+        max_bad_samples: bad samples allowed in an epoch before an error is raised. None: 0 if ``bad_samples`` is not
+            given, otherwise no limit.
+        filter: conditions that every sample must meet, a mapping or a list of mappings: ``{"field": "txt", "min_bytes":
+            1, "max_bytes": 4096}`` (stored size), ``{"field": "jpg", "min_height": 64, "max_width": 640}`` (from the
+            header), ``{"field": "score", "min": 0.5, "max": 1}`` (a number), or ``{"field": "json", "key": "score",
+            "min": 0.5}`` (a value inside JSON). Other samples are left out of their batch and counted in ``stats()``.
+        decoded_cache: keep decoded images in the node's cache while it has room, so that later epochs do only the rest
+            of their recipes. Batches stay the same, except for recipes that begin with a random crop
+            (``image:224x224:random``). These crop from images with a shorter side of 256 (more for larger crops).
+        open_timeout_s: seconds for opening. This includes the fetch of a first shard and the wait for the successor of
+            a daemon that is shutting down.
+        reconnect_timeout_s: seconds that a daemon may be away in the middle of an epoch.
+        stall_timeout_s: seconds without any message or heartbeat from the daemon while a batch is awaited. A health
+            check then decides whether the daemon is lost. A wait of 20 s is logged with its reason.
 
     Raises:
-        BadOptionError: an argument that cannot work.
+        BadOptionError: an argument is invalid.
     """
 
     @explain_keywords
@@ -231,29 +230,29 @@ class FeedDataset(_OfProcess):
         return self.start_pass(copy=self._options.copy)
 
     def __len__(self) -> int:
-        """Steps of this rank in an epoch, where they are known; the first time the daemon is asked.
+        """Steps of this rank in an epoch, if known; the first call opens a session with the daemon.
 
         Raises:
-            TypeError: they are not, or samples are yielded one at a time.
+            TypeError: the number of steps is unknown, or the dataset yields single samples.
             FeedError: the dataset cannot be opened.
         """
         if self._options.batch_size is None:
-            raise TypeError("the number of samples is not known ahead; count them, or set batch_size and count steps")
+            raise TypeError("the number of samples is not known in advance; set batch_size, and len() counts steps")
         if self._known_steps is None and not self._asked_steps:
             self._known_steps = self._asker.steps(self._fingerprint, self._epochs.current())
             self._asked_steps = True
         if self._known_steps is None:
             raise TypeError(
                 "the number of steps is not known: tar shards are counted as they arrive. Run feedd index on the data,"
-                " pass steps=, or iterate without len(); it is known once an epoch was seen to its end"
+                " pass steps=, or iterate without len(); after one complete epoch len() works"
             )
         return self._known_steps
 
     def classes(self, field: str) -> list[str]:
-        """Return the names of the classes that a field's labels number: a label is a place in this list.
+        """Return the class names of a field's labels: label ``i`` is the name at index ``i``.
 
-        Of labels by folder, and of those that a table names by text; in order of their names, over the whole dataset,
-        so that all nodes have the same. The daemon is asked, the first time.
+        Labels come from folder names or from a table's text labels. Names are sorted over the whole dataset, so all
+        nodes get the same list. The first call opens a session with the daemon.
 
         Raises:
             FeedError: the field's labels are numbers in the data, or the dataset cannot be opened.
@@ -261,10 +260,10 @@ class FeedDataset(_OfProcess):
         return self._asker.classes(field, self._fingerprint, self._epochs.current())
 
     def set_epoch(self, epoch: int) -> None:
-        """Make ``epoch`` the one the next pass runs. A loaded position of another epoch is dropped.
+        """Set the epoch of the next pass. A loaded position of another epoch is dropped.
 
         Raises:
-            BadOptionError: it is negative.
+            BadOptionError: ``epoch`` is negative.
         """
         if epoch < 0:
             raise BadOptionError(f"expected an epoch >= 0, got {epoch}", object="epoch")
@@ -278,15 +277,15 @@ class FeedDataset(_OfProcess):
             self._resume = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the resume position as a small JSON-able dict; it counts only what the trainer took."""
+        """Return the resume position as a small JSON-able dict. Only batches that the trainer took count."""
         now = states.Resume(self._position, self._fingerprint, self._standing, self._done)
         return states.dump(now, self._options)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Make the next pass go on where ``state`` was taken.
+        """Continue the next pass from the position in ``state``.
 
         Raises:
-            StateError: it was taken with other arguments, or is damaged. Topology and data are compared when
+            StateError: the state was taken with other arguments, or is damaged. Topology and data are compared when
                 the pass begins.
         """
         resume = states.load(state, self._options)
@@ -302,16 +301,16 @@ class FeedDataset(_OfProcess):
         return self._stats.as_dict()
 
     def close(self) -> None:
-        """Close what is open; also done when the dataset goes away. It may be iterated again."""
+        """Close sessions and channel; a finalizer does the same. The dataset may be iterated again."""
         self._runtime.close()
 
     # ------------------------------------------------------------------ what DeviceLoader calls
 
     def start_pass(self, *, copy: bool, pinned: bool = False) -> FeedIterator[Any]:
-        """Begin a pass; as ``iter()``, with ``copy`` decided by the caller; ``pinned``: for a device to read from.
+        """Begin a pass like ``iter()``, with ``copy`` chosen by the caller; ``pinned``: a device reads the slots.
 
         Raises:
-            FeedError: daemon, dataset, state or ranks are not as they must be.
+            FeedError: the daemon, dataset, state or ranks do not allow a pass.
         """
         if self._runtime.pid != os.getpid():  # after a fork: the channel belongs to the parent
             inherited.append(self._runtime)
@@ -330,7 +329,7 @@ class FeedDataset(_OfProcess):
             self._epochs.begin()
             if uneven == "auto" and feeder.uneven == "join":
                 ranks.check_join(consumer.topology, in_worker=in_worker)
-            # Of single samples that are collected, each would hold a whole slot.
+            # Each collected single sample would hold a whole slot, so single samples are copied.
             single = self._options.batch_size is None and not pinned
             plan = PassPlan(copy=copy or in_worker or single, skip_rows=start.row)
             if not in_worker:
@@ -345,7 +344,7 @@ class FeedDataset(_OfProcess):
         if feeder.known_steps is not None:
             limit = plan.step_limit
             self._known_steps = feeder.known_steps if limit is None else start.step + limit
-        # ranks that end apart come to the next epoch apart: each must have been asked for more than it has
+        # without common steps, ranks reach the next epoch at different times: each must ask beyond its last batch
         together = feeder.uneven != "allow" or consumer.topology.world_size == 1
         self._last_step = self._known_steps if together else None
         self.commit(start, worker_id)
@@ -359,10 +358,10 @@ class FeedDataset(_OfProcess):
         return kind(feeder, plan, hooks, self._stats)
 
     def commit(self, position: Position, worker_id: int | None = None) -> None:
-        """Take note that the trainer took everything before ``position``.
+        """Record that the trainer took every batch before ``position``.
 
-        Whoever took as many batches as there are is at the next epoch's start, even without having asked for one more:
-        trainers that go by ``len()`` never do.
+        After the last known step, the dataset moves to the next epoch's start at once. Trainers that loop over
+        ``len()`` never ask for one batch more.
         """
         self._position, self._done = position, False
         if self._last_step is not None and position.step >= self._last_step:
@@ -370,15 +369,15 @@ class FeedDataset(_OfProcess):
             self._done = worker_id is not None
 
     def finish_epoch(self, epoch: int, steps: int, worker_id: int | None = None) -> None:
-        """Take note that the trainer saw the end of ``epoch`` after ``steps``: the next pass runs the next one."""
+        """Record that the trainer saw the end of ``epoch`` after ``steps``; the next pass runs the next epoch."""
         self._known_steps = steps
         self._come_to(epoch + 1, worker_id)
-        self._done = False  # whoever asks for more than there is has had the others' batches, too
+        self._done = False  # a consumer that asks beyond the end has seen the other workers' batches too
 
     # ------------------------------------------------------------------ inside
 
     def _end_at_once(self) -> None:
-        self._done = False  # as at any end: behind it the next epoch begins
+        self._done = False  # the next epoch begins after this end, as after any other
 
     def _come_to(self, epoch: int, worker_id: int | None) -> None:
         self._epochs.come_to(epoch, worker_id)
@@ -386,15 +385,15 @@ class FeedDataset(_OfProcess):
         self._forget_steps()
 
     def _forget_steps(self) -> None:
-        """Forget how many steps the last epoch had, where another epoch may have others."""
+        """Forget the last epoch's number of steps if another epoch may have another number."""
         if self._options.lengths_vary:
             self._known_steps, self._asked_steps = None, False
 
 
 def _siblings_have_more(resume: states.Resume | None, epochs: Epochs, timeout_s: float) -> bool:
-    """Whether a DataLoader worker goes on from a state behind its part of an epoch of which others have a rest."""
+    """Whether this DataLoader worker had finished its part of the resumed epoch while other workers had not."""
     info = get_worker_info()
     if resume is None or not resume.done or info is None:
         return False
-    pass_id = info.seed - info.id  # torch draws it anew for each
+    pass_id = info.seed - info.id  # torch draws a new base seed for each pass
     return epochs.first_loaded(info.num_workers, pass_id, timeout_s) < resume.position.epoch

@@ -1,7 +1,7 @@
 """The demo's trainer, and the shortest complete example: a small CNN fed by feedd, alone or under DDP.
 
-Prints one JSON object per line: ``step`` events for progress bars, one ``epoch`` event per epoch. With ``--lockstep``
-it waits for a line on stdin between epochs, so that whoever started it can read the daemon's counters meanwhile.
+Prints one JSON object per line: ``step`` events for progress bars, and one ``epoch`` event per epoch. With
+``--lockstep`` it waits for a line on stdin between epochs; the starting process reads the daemon's counters meanwhile.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _REPORT_EVERY_S = 0.1
 
 
 def model(classes: int) -> nn.Module:
-    """Three convolutions and a linear head."""
+    """Return a CNN with three convolutions and a linear head."""
     return nn.Sequential(
         nn.Conv2d(3, 16, 3, stride=2, padding=1),
         nn.BatchNorm2d(16),
@@ -44,14 +44,14 @@ def model(classes: int) -> nn.Module:
 
 
 def say(event: str, **facts: object) -> None:
-    """Print one event."""
+    """Print one event as a JSON line."""
     print(json.dumps({"event": event, **facts}), flush=True)
 
 
 def train_epoch(
     loader: DeviceLoader, net: nn.Module, optimizer: torch.optim.Optimizer, options: argparse.Namespace
 ) -> None:
-    """Train one epoch and say how it went."""
+    """Train one epoch and print its ``epoch`` event."""
     began = time.perf_counter()
     first_s, wait_s, samples, loss_sum, steps = 0.0, 0.0, 0, 0.0, 0
     reported = began
@@ -85,7 +85,7 @@ def train_epoch(
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Read the command line."""
+    """Return the parsed command line."""
     parser = argparse.ArgumentParser(prog="python -m feedd_client.demo", description=__doc__)
     parser.add_argument("--url", required=True)
     parser.add_argument("--epochs", type=int, default=2)
@@ -102,7 +102,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train; 1 with one line on stderr when feedd says why it cannot."""
+    """Train; return 1 and print one line to stderr if feedd raises an error."""
     options = parse(argv)
     torch.manual_seed(0)
     torch.set_num_threads(1)

@@ -1,8 +1,8 @@
-"""DeviceLoader: batches on the GPU, the next ones copied while this one computes.
+"""DeviceLoader: batches on the GPU; the next batches are copied while the trainer computes on the current batch.
 
-A thread of its own takes host batches, copies them on the process's one copy stream, runs the transforms there and
-records an event; the trainer's stream waits for that event on the device, not on the host. A slot goes back to the
-daemon only after its copy has completed: CUDA protects neither shared memory nor memory we registered ourselves.
+A separate thread takes host batches, copies them on the process's only copy stream, runs the transforms there and
+records an event. The trainer's stream waits for that event on the device, not on the host. A slot returns to the daemon
+only after its copy has completed, because CUDA protects neither shared memory nor memory that feedd registered.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ __all__ = ["DeviceLoader", "Normalize", "Transform", "TransformContext"]
 
 
 class DeviceLoader:
-    """Yields the batches of ``source`` on ``device``; they are the trainer's to keep.
+    """Yields the batches of ``source`` on ``device``; the yielded batches belong to the trainer.
 
-    On ``device="cpu"`` the same batches of the same types, without thread or streams. Batches are dicts, mappings,
-    lists, tuples, namedtuples, dataclasses and ``Ragged`` of tensors, to any depth, and objects with their own ``to``,
-    ``pin_memory`` and ``record_stream``. Anything else is an error.
+    ``device="cpu"`` yields the same batches of the same types, without a thread or streams. A batch may be a dict,
+    mapping, list, tuple, namedtuple, dataclass or ``Ragged`` of tensors, nested to any depth. A batch may also hold
+    objects with their own ``to``, ``pin_memory`` and ``record_stream``. Other types are an error.
 
-    A transform is called as ``transform(batch)``, or as ``transform(batch, context)`` if it requires a second argument
-    or has one called ``context``: see ``TransformContext``. Random numbers belong on ``context.generator``: torch's
-    global generator is the trainer's, and the copy thread would draw from it at any moment.
+    A transform is called as ``transform(batch)``. A transform with a required second argument, or with an argument
+    called ``context``, is called as ``transform(batch, context)`` (see ``TransformContext``). Draw random numbers from
+    ``context.generator``: torch's global generator belongs to the trainer, and the copy thread must not draw from it.
 
     Args:
         source: a ``FeedDataset``, or any iterable of batches such as a torch ``DataLoader`` over one.
         device: "cuda", "cuda:1", "cpu", ...; None: the current accelerator, else the CPU.
         transforms: one callable, or several that are called in turn, on the device and on the copy stream.
-        device_prefetch: batches on the device besides the one the trainer has: one ready and the others on their way.
-            However far the trainer's host runs ahead of the device, there are no more.
+        device_prefetch: batches on the device in addition to the trainer's current batch. One is ready, and the others
+            are being copied. This limit holds however far the trainer's host runs ahead of the device.
         on_host: fields that stay on the CPU, for transforms that decode on the GPU.
-        channels_last: put the images of transformed batches (floating point, 4 dimensions) in that memory order.
+        channels_last: store the images of transformed batches (floating point, 4 dimensions) in channels-last order.
 
     Raises:
-        BadOptionError: an argument that cannot work.
+        BadOptionError: an argument is invalid.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class DeviceLoader:
         return begun
 
     def __len__(self) -> int:
-        return len(self._source)  # type: ignore[arg-type]  # a source without len() raises the TypeError it should
+        return len(self._source)  # type: ignore[arg-type]  # a source without len() raises the right TypeError
 
     def __repr__(self) -> str:
         device = "the current accelerator" if self._device is None else str(self._device)
@@ -103,18 +103,18 @@ class DeviceLoader:
         self._passes = weakref.WeakSet()
 
     @property
-    def dataset(self) -> Any:  # noqa: ANN401 - whatever the source is made of
+    def dataset(self) -> Any:  # noqa: ANN401 - depends on the source
         """The source's dataset, or the source itself."""
         return getattr(self._source, "dataset", self._source)
 
     @property
     def batch_size(self) -> int | None:
-        """Samples per batch, where the source or its dataset says so."""
+        """Samples per batch, if the source or its dataset has a ``batch_size``."""
         found: int | None = getattr(self._source, "batch_size", None)
         return getattr(self.dataset, "batch_size", None) if found is None else found
 
     def set_epoch(self, epoch: int) -> None:
-        """Have transforms draw by this epoch, and tell it to the source or its dataset, where they take it."""
+        """Set the epoch for the transforms' random numbers, and for the source or its dataset if they accept it."""
         for one in (self._source, self.dataset):
             if hasattr(one, "set_epoch"):
                 one.set_epoch(epoch)
@@ -122,9 +122,9 @@ class DeviceLoader:
         self._progress.epoch = epoch
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the source's resume position, counting only batches the trainer took, not prefetched ones.
+        """Return the source's resume position. Only batches that the trainer took count, not prefetched ones.
 
-        Empty where neither the source nor its dataset keeps a position: such a run begins its epoch again.
+        Empty if neither the source nor its dataset keeps a position; a resumed run then begins its epoch again.
         """
         if not isinstance(self._source, FeedDataset) and self._progress.state is not None:
             return self._progress.state
@@ -132,10 +132,10 @@ class DeviceLoader:
         return {} if stateful is None else stateful.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Pass on to what keeps the source's position.
+        """Pass ``state`` to the source or to its dataset, whichever keeps the position.
 
         Raises:
-            StateError: nothing does, and the state is one of a source that had one.
+            StateError: neither keeps a position, and the state is not empty.
         """
         stateful = stateful_of(self._source)
         if stateful is not None:
@@ -149,10 +149,11 @@ class DeviceLoader:
             )
 
     def stats(self) -> dict[str, Any]:
-        """Return the dataset's counters; ``batches`` and ``wait_s`` as the trainer saw them.
+        """Return the dataset's counters, with ``batches`` and ``wait_s`` as the trainer saw them.
 
-        ``wait_s`` over wall time is the share of the steps that waited for input; ``host_wait_s`` is what the
-        copy thread waited for the daemon, ``register_s`` what registering shared memory with CUDA took.
+        ``wait_s`` divided by wall time is the share of time in which the trainer waited for input. ``host_wait_s`` is
+        the time that the copy thread waited for the daemon. ``register_s`` is the time to register shared memory with
+        CUDA.
         """
         inner = self._source.stats() if isinstance(self._source, FeedDataset) else {}
         progress = self._progress
@@ -160,7 +161,7 @@ class DeviceLoader:
         return {**inner, **own, "register_s": progress.register_s}
 
     def close(self) -> None:
-        """End the passes that run, and close the source; it may be iterated again."""
+        """End all running passes and close the source, which may be iterated again."""
         for begun in list(self._passes):
             begun.close()
         if isinstance(self._source, FeedDataset):
@@ -188,10 +189,10 @@ class DeviceLoader:
             yield batch
 
     def _placed(self, batch: Any, device: torch.device) -> Any:  # noqa: ANN401 - a batch of the same type
-        """Return a batch on a device that is no CUDA device; on the CPU, it is what it was."""
+        """Return the batch on a non-CUDA device; on the CPU the batch is returned unchanged."""
         check_fields(batch, self._on_host)
         if device.type == "cpu":
-            for _ in leaves(batch):  # what a GPU would refuse is refused here, too
+            for _ in leaves(batch):  # raises for the types that a GPU would refuse too
                 pass
             return batch
         return map_leaves(batch, lambda tensor: tensor.to(device), lambda value: value.to(device), self._on_host)
@@ -210,7 +211,7 @@ class DeviceLoader:
         index = torch.cuda.current_device() if device.index is None else device.index
         device = torch.device("cuda", index)
         source = self._source
-        # Opened here: ranks that must agree do so in the trainer's thread, where its other collectives run.
+        # Opened here, so that ranks compare their data in the trainer's thread, where its other collectives run.
         batches = source.start_pass(copy=False, pinned=True) if isinstance(source, FeedDataset) else iter(source)
         generators = Generators(device, *seeding_of(batches))
         copier = Copier(device, self._pipeline, generators, self._on_host, self._progress.registered)

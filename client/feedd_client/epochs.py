@@ -1,4 +1,4 @@
-"""Which epoch a dataset has come to, in memory that DataLoader workers share."""
+"""The current epoch of a dataset, in memory that DataLoader workers share."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _POLL_S: Final = 0.002
 
 
 class Epochs:
-    """Counts epochs, for the process that owns the dataset and for each of its DataLoader workers.
+    """Counts epochs for the process that owns the dataset and for each of its DataLoader workers.
 
-    In shared memory, because workers are forked anew for each pass while their parent keeps the count.
+    The counts are in shared memory, because each pass forks new workers while the parent keeps the count.
     """
 
     def __init__(self) -> None:
-        # Cell 0: the epoch. Cell 1 + w: the epoch DataLoader worker w has come to. Last cell: 1 once a pass has begun.
+        # Cell 0: the epoch. Cell 1 + w: the epoch of DataLoader worker w. Last cell: 1 once a pass has begun.
         self._cells = torch.zeros(2 + _WORKERS_MAX, dtype=torch.int64, device="cpu")
         self._cells.share_memory_()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        # By worker: the pass into which it loaded a state, its process, the state's epoch.
+        # For each worker: the pass in which it loaded a state, its process id, the state's epoch.
         self._loaded = torch.zeros((_WORKERS_MAX, 3), dtype=torch.int64, device="cpu")
         self._loaded.share_memory_()  # type: ignore[no-untyped-call]  # see above
 
@@ -34,14 +34,14 @@ class Epochs:
         return bool(self._cells[-1])
 
     def begin(self) -> None:
-        """Take note that a pass has begun."""
+        """Record that a pass has begun."""
         self._cells[-1] = 1
 
     def current(self, worker_id: int | None = None) -> int:
         """Return the epoch of the next pass.
 
         Raises:
-            BadOptionError: more workers than there is room for.
+            BadOptionError: there are more than 1024 workers.
         """
         if worker_id is None:
             return int(self._cells[0])
@@ -50,21 +50,21 @@ class Epochs:
         return max(int(self._cells[0]), int(self._cells[1 + worker_id]))
 
     def loaded(self, epoch: int, worker_id: int, pass_id: int) -> None:
-        """Take note that a worker goes on from a state of ``epoch`` in that pass."""
+        """Record that a worker continues from a state of ``epoch`` in the pass ``pass_id``."""
         self._loaded[worker_id, 1:] = torch.tensor([os.getpid(), epoch], device="cpu")
         self._loaded[worker_id, 0] = pass_id
 
     def first_loaded(self, worker_count: int, pass_id: int, timeout_s: float) -> int:
-        """Return the least epoch from which a worker of that pass goes on; waits until all have said theirs.
+        """Wait until all workers of a pass have loaded a state; return the lowest epoch of these states.
 
         Raises:
-            StateError: they have not in that time.
+            StateError: some workers did not load a state within ``timeout_s``.
         """
         deadline_s = time.monotonic() + timeout_s
         while True:
             rows = self._loaded[:worker_count]
             here = rows[:, 0] == pass_id
-            if bool(here.all()) and all(map(_lives, rows[:, 1].tolist())):  # seeds, and so passes, may come again
+            if bool(here.all()) and all(map(_lives, rows[:, 1].tolist())):  # pass ids may repeat, because seeds may
                 return int(rows[:, 2].min())
             if time.monotonic() > deadline_s:
                 raise StateError(
@@ -74,17 +74,17 @@ class Epochs:
             time.sleep(_POLL_S)
 
     def come_to(self, epoch: int, worker_id: int | None) -> None:
-        """Take note that the owner, or a worker, has come to ``epoch``."""
+        """Record that the owner, or a worker, has reached ``epoch``."""
         self._cells[0 if worker_id is None else 1 + worker_id] = epoch
 
     def set(self, epoch: int, worker_id: int | None) -> None:
-        """Go to ``epoch``, back too; from a worker that does not hold for its siblings, which may stand elsewhere."""
+        """Set ``epoch``, which may be lower than before. A worker sets only its own epoch, not that of its siblings."""
         if worker_id is None:
             self._cells[:-1].zero_()
             self._cells[0] = epoch
         else:
             self._cells[1 + worker_id] = epoch
-            self._cells[0].clamp_(max=epoch)  # no more than that: a sibling may have loaded the epoch before
+            self._cells[0].clamp_(max=epoch)  # only lowered: a sibling may have loaded an earlier epoch
 
 
 def _lives(pid: int) -> bool:

@@ -1,25 +1,26 @@
-"""The client's error tree: each class is a decision the training script can take.
+"""The client's errors: each class stands for one decision that a training script can take.
 
-``FeedError``
-    ├── ``BadOptionError``       an argument that cannot work (also a ``ValueError``)
-    │   ├── ``TopologyError``        ranks, nodes and sizes that contradict each other
-    │   └── ``StateError``           a ``state_dict`` that belongs to another run
-    ├── ``DaemonUnreachable``    no feedd answers
-    │   └── ``DaemonStartError``     it was to be started for this process tree and did not start
-    ├── ``DaemonVersionError``   client and daemon do not speak the same protocol
-    ├── ``ProtocolError``        the daemon broke the contract (lost, repeated or stale messages)
-    ├── ``BadRequestError``      the daemon cannot do what was asked; asking again cannot help
-    │   ├── ``BadRecipeError``       a field or codec that does not exist
-    │   ├── ``BadConfigError``       the daemon's configuration cannot serve this
-    │   └── ``UnsupportedError``     understood, and not served by this daemon version
-    ├── ``DatasetNotFound``, ``AccessDenied``, ``StoreError``, ``DatasetChanged``
-    ├── ``CacheError``
-    ├── ``DataError`` ── ``BadShardError``, ``BadSampleError``
-    ├── ``ResourceError``        no slots or memory for this now
-    ├── ``BatchesHeldError``     the trainer holds more batches than memory was set aside for
-    ├── ``Draining``             the daemon is going away
-    ├── ``RanksDisagree``        ranks see different data, or stand at different steps
-    └── ``DaemonError``          a defect of the daemon
+``FeedError`` is the root. Indented classes are subclasses of the class above them.
+
+- ``BadOptionError``: an argument is invalid (also a ``ValueError``).
+    - ``TopologyError``: ranks, nodes and sizes contradict each other.
+    - ``StateError``: a ``state_dict`` belongs to another run.
+- ``DaemonUnreachable``: no feedd daemon answers.
+    - ``DaemonStartError``: the client could not start a daemon for this process tree.
+- ``DaemonVersionError``: client and daemon speak different protocol versions.
+- ``ProtocolError``: the daemon broke the protocol (lost, repeated or stale messages).
+- ``BadRequestError``: the daemon cannot serve the request; a retry cannot help.
+    - ``BadRecipeError``: a field or codec does not exist.
+    - ``BadConfigError``: the daemon's configuration does not allow the request.
+    - ``UnsupportedError``: this daemon version does not serve the request.
+- ``DatasetNotFound``, ``AccessDenied``, ``StoreError``, ``DatasetChanged``, ``CacheError``.
+- ``DataError``: the fetched bytes do not fit the recipe.
+    - ``BadShardError``, ``BadSampleError``.
+- ``ResourceError``: the daemon has no free slots or memory now.
+- ``BatchesHeldError``: the trainer holds more batches than ``copy_bytes`` allows.
+- ``Draining``: the daemon is shutting down.
+- ``RanksDisagree``: ranks see different data, or are at different steps.
+- ``DaemonError``: the daemon has a defect.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ class FeedError(Exception):
     """Root of all errors of this package.
 
     Attributes:
-        message: one line: what was expected, what was got.
-        object: URL, key, path, address or option at fault; empty where there is none.
-        hint: what to do about it; empty where nothing sensible is known.
-        stage: the stage that noticed ("source", "cache", "decode", "client", ...).
+        message: one line with the expected and the actual value.
+        object: the URL, key, path, address or option that caused the error; may be empty.
+        hint: what to do about the error; may be empty.
+        stage: the stage that raised the error ("source", "cache", "decode", "client", ...).
     """
 
     reconnect: ClassVar[bool] = False
@@ -56,55 +57,55 @@ class FeedError(Exception):
 
 
 class BadOptionError(FeedError, ValueError):
-    """An argument that cannot work, found before anything was opened."""
+    """An argument is invalid; raised before anything is opened."""
 
 
 class TopologyError(BadOptionError):
-    """Ranks, nodes and sizes that contradict each other."""
+    """Ranks, nodes and sizes contradict each other."""
 
 
 class StateError(BadOptionError):
-    """A ``state_dict`` that belongs to another run, or is damaged."""
+    """A ``state_dict`` belongs to another run, or is damaged."""
 
 
 class DaemonUnreachable(FeedError):
-    """No feedd answers at the address."""
+    """No feedd daemon answers at the address."""
 
     reconnect = True
 
 
 class DaemonStartError(DaemonUnreachable):
-    """A daemon was to be started for this process tree and did not start."""
+    """The client tried to start a daemon for this process tree, and the daemon did not start."""
 
     reconnect = False
 
 
 class DaemonVersionError(FeedError):
-    """Client and daemon do not speak the same protocol."""
+    """Client and daemon speak different protocol versions."""
 
 
 class ProtocolError(FeedError):
-    """The daemon broke the contract."""
+    """The daemon broke the protocol."""
 
 
 class BadRequestError(FeedError):
-    """The daemon cannot do what was asked."""
+    """The daemon cannot serve the request."""
 
 
 class BadRecipeError(BadRequestError):
-    """A field, codec or recipe text that cannot be served."""
+    """A field, codec or recipe cannot be served."""
 
 
 class BadConfigError(BadRequestError):
-    """The daemon's configuration cannot serve this."""
+    """The daemon's configuration does not allow the request."""
 
 
 class UnsupportedError(BadRequestError):
-    """Understood, and not served by this version."""
+    """This daemon version does not serve the request."""
 
 
 class DatasetNotFound(FeedError):
-    """Bucket, key or prefix is not there."""
+    """The bucket, key or prefix does not exist."""
 
 
 class AccessDenied(FeedError):
@@ -112,19 +113,19 @@ class AccessDenied(FeedError):
 
 
 class StoreError(FeedError):
-    """The object store failed and went on failing while the daemon retried."""
+    """The object store failed, and all of the daemon's retries failed too."""
 
 
 class DatasetChanged(FeedError):
-    """An object or the listing is no longer the version the epoch was planned with."""
+    """An object or the listing changed after the epoch was planned."""
 
 
 class CacheError(FeedError):
-    """The daemon's cache cannot do what was asked."""
+    """The daemon's cache cannot serve the request."""
 
 
 class DataError(FeedError):
-    """Bytes arrived and are not what the recipe expects."""
+    """The fetched bytes do not fit the recipe."""
 
 
 class BadShardError(DataError):
@@ -132,31 +133,31 @@ class BadShardError(DataError):
 
 
 class BadSampleError(DataError):
-    """One sample cannot be decoded, and ``bad_samples`` and ``max_bad_samples`` do not let it pass."""
+    """One sample cannot be decoded, and ``bad_samples`` and ``max_bad_samples`` do not allow to skip it."""
 
 
 class ResourceError(FeedError):
-    """The daemon has no slots, memory or file descriptors for this now."""
+    """The daemon has no free slots, memory or file descriptors now."""
 
     reconnect = True
 
 
 class BatchesHeldError(FeedError):
-    """The trainer holds every slot of shared memory, and as many private copies as ``copy_bytes`` lets it."""
+    """The trainer holds every slot of shared memory, and private copies up to the limit ``copy_bytes``."""
 
 
 class Draining(FeedError):
-    """The daemon is going away; its successor will answer."""
+    """The daemon is shutting down; its successor will answer."""
 
     reconnect = True
 
 
 class RanksDisagree(FeedError):
-    """Ranks see different data, or stand at different steps."""
+    """Ranks see different data, or are at different steps."""
 
 
 class DaemonError(FeedError):
-    """A defect of the daemon."""
+    """The daemon has a defect."""
 
 
 _BY_KIND: dict[str, type[FeedError]] = {
@@ -184,5 +185,5 @@ _BY_KIND: dict[str, type[FeedError]] = {
 
 
 def from_wire(kind: str, message: str, *, object: str = "", hint: str = "", stage: str = "") -> FeedError:
-    """Return the error for what the daemon said; kinds of newer daemons become ``DaemonError``."""
+    """Return the error for a kind sent by the daemon; unknown kinds of newer daemons become ``DaemonError``."""
     return _BY_KIND.get(kind, DaemonError)(message, object=object, hint=hint, stage=stage)

@@ -1,4 +1,4 @@
-"""What a copy thread and a trainer wait for."""
+"""Events that a copy thread and a trainer wait for."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ if TYPE_CHECKING:
 
 
 class HostEvent(Protocol):
-    """What a host can wait for."""
+    """An event that the host can wait for."""
 
     def query(self) -> bool:
-        """Tell whether it happened."""
+        """Return whether the event has happened."""
 
-    def record(self, stream: Any = None) -> None:  # noqa: ANN401 - torch.cuda.Stream, or a test's
-        """Let it happen after what is queued on ``stream`` now."""
+    def record(self, stream: Any = None) -> None:  # noqa: ANN401 - torch.cuda.Stream, or a test's stream
+        """Make the event happen after the work that is queued on ``stream`` now."""
 
     def synchronize(self) -> None:
-        """Wait until it happened."""
+        """Wait until the event has happened."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Place:
-    """Room for one batch on the device, and its events, which are used again for each batch in that place.
+    """Room for one batch on the device. Its events are reused for each batch in the place.
 
     Attributes:
         copied: the host memory has been read.
-        ready: copied and transformed.
-        taken: the trainer's work on the batches before has been done; recorded when the trainer takes this one.
+        ready: the batch is copied and transformed.
+        taken: the trainer's work on earlier batches is done; recorded when the trainer takes this batch.
     """
 
     copied: HostEvent

@@ -1,4 +1,4 @@
-"""Leases in order, whatever happens to daemon and connection: reconnects from the cursor."""
+"""Delivers a pass's leases in order; reconnects and resumes from the cursor if daemon or connection is lost."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ if TYPE_CHECKING:
     from feedd_client.stats import LoaderStats
 
 _log: Final = logging.getLogger("feedd_client")
-# A daemon that answers Open and then fails the same batch again and again will not get better by itself.
+# A daemon that answers Open and then fails the same batch again and again will not recover by itself.
 _FRUITLESS_MAX: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Remains:
-    """What a pass leaves behind: a session, perhaps for another pass, and its stream."""
+    """What a pass leaves behind: a session that another pass may use, and the pass's stream."""
 
     session: Session
     stream: Stream | None
     failed: bool
 
     def abandon(self) -> None:
-        """Have the daemon end the stream. Takes no lock, for finalizers."""
+        """Make the daemon end the stream. Takes no lock, so that finalizers may call it."""
         if self.stream is not None:
             self.stream.abandon()
 
     def settle(self) -> Session | None:
-        """End the stream; return the session if another pass can use it, else close it."""
+        """End the stream; return the session if another pass can use it, otherwise close the session."""
         if self.stream is not None:
             self.stream.finish()
             if not self.failed:
@@ -58,7 +58,7 @@ class Remains:
 
 
 class Feeder:
-    """The leases of one pass, in order. Used by one thread; ``interrupt`` by any."""
+    """The leases of one pass, in order. One thread uses a feeder; any thread may call ``interrupt``."""
 
     def __init__(
         self, opener: Opener, options: FeedOptions, consumer: Consumer, stats: LoaderStats, copies: HeldCopies
@@ -73,7 +73,7 @@ class Feeder:
         self._copies = copies
         self._ready: deque[Lease] = deque()
         self._stream: Stream | None = None
-        self._unproven = False  # the session served an earlier pass; it may have ended since
+        self._unproven = False  # the session is from an earlier pass and may have ended since
         self._failed = False
         self._lost_at_s: float | None = None
         self._fruitless_count = 0
@@ -88,51 +88,51 @@ class Feeder:
 
     @property
     def left_out_samples(self) -> int:
-        """Samples of this consumer that are in none of an epoch's steps, as far as the daemon knows."""
+        """Samples of this consumer that no step of the epoch contains, as far as the daemon knows."""
         return 0 if self.session is None else self.session.granted.left_out_samples
 
     @property
     def batch_size(self) -> int:
-        """Samples of a step."""
+        """Samples per step."""
         return self._options.wire_batch_size
 
     @property
     def uneven(self) -> str:
-        """What equalises the steps of ranks; "auto" before ``start``."""
+        """How ranks get equal steps; "auto" before ``start``."""
         return self._opener.uneven
 
     @property
     def seeding(self) -> tuple[int, int]:
-        """The dataset's seed, and this consumer's rank."""
+        """The dataset's seed and this consumer's rank."""
         return self._options.seed, self._consumer.topology.rank
 
     @property
     def replaces(self) -> bool:
-        """Whether samples may take the place of bad ones."""
+        """Whether good samples may take the place of bad ones."""
         return self._options.samples.replaces
 
     @property
     def next_position(self) -> Position:
-        """The position of the first batch not taken."""
+        """The position of the first batch that is not taken yet."""
         return self._next
 
     @property
     def waiting_count(self) -> int:
-        """Batches that are here and not taken."""
+        """Number of batches that have arrived and are not taken."""
         return len(self._ready)
 
     def start(self, position: Position, idle: Session | None, fingerprint: bytes, *, first: bool = True) -> None:
-        """Begin at ``position``, on the ``idle`` session if there is one.
+        """Begin the pass at ``position``, on the ``idle`` session if there is one.
 
         Args:
-            position: first step wanted.
+            position: the first wanted step.
             idle: session of an earlier pass, or None.
-            fingerprint: what the dataset must be, where a state says so; empty: anything.
-            first: no pass over this dataset has begun before. A daemon that is not there is then said at once;
-                later it is one that is being started again.
+            fingerprint: expected fingerprint of the dataset; empty: any dataset.
+            first: no pass over this dataset has begun before. A missing daemon is then an error at once; in a later
+                pass the client waits, because the daemon may be restarting.
 
         Raises:
-            FeedError: it cannot be opened, or is not the same dataset.
+            FeedError: the dataset cannot be opened, or is not the expected one.
         """
         self._next = position
         self._opener.expect = fingerprint
@@ -142,13 +142,13 @@ class Feeder:
             session = self._opener.open(position.epoch, self._options.open_timeout_s, retry, self._stop)
         self._adopt(session)
         if self.known_steps is None and self._options.lengths_vary:
-            self.fill(1)  # an earlier pass's session: what it says first is how many steps this epoch has
+            self.fill(1)  # on an earlier pass's session, the first message says how many steps this epoch has
 
     def fill(self, count: int) -> int:
-        """Wait until ``count`` batches are here or the epoch is over; return how many are here.
+        """Wait until ``count`` batches have arrived or the epoch is over; return how many have arrived.
 
         Raises:
-            FeedError: the daemon failed in a way that reconnecting does not cure, or not in time.
+            FeedError: the daemon failed, and reconnecting did not help, or took too long.
         """
         ready = self._ready
         if len(ready) >= count:
@@ -160,11 +160,11 @@ class Feeder:
         return len(ready)
 
     def rows_ahead(self, index: int) -> int:
-        """Return the rows of the ``index``-th batch from here, ``AT_END`` where the epoch ends before it."""
+        """Return the rows of the ``index``-th next batch, or ``AT_END`` if the epoch ends before it."""
         return self._ready[index].message.rows if self.fill(index + 1) > index else AT_END
 
     def take(self) -> Lease | None:
-        """Return the next batch, or None at the end of the epoch. The caller gives it back."""
+        """Return the next batch, or None at the end of the epoch. The caller must hand it out or give it back."""
         if not self._ready and not self.fill(1):
             return None
         lease = self._ready.popleft()
@@ -177,34 +177,34 @@ class Feeder:
         return lease
 
     def hand_out(self, lease: Lease, *, private: bool, reserved: int) -> Payload:
-        """Return the memory of a batch for the trainer to keep: the slot itself, or a copy.
+        """Return the payload for the trainer to keep: the slot itself, or a copy.
 
         Args:
             lease: the batch; nothing else may refer to its payload.
-            private: a copy in any case.
-            reserved: slots the daemon needs to go on: where the trainer holds all others, it gets a copy.
+            private: always make a copy.
+            reserved: slots that the daemon needs to continue. If the trainer holds all other slots, it gets a copy.
 
         Raises:
-            BatchesHeldError: the trainer holds all slots, and as many copies as it may.
+            BatchesHeldError: the trainer holds all slots, and copies up to the limit.
         """
         assert self._stream is not None
         return self._stream.hand_out(lease, None if private else self._copies, reserved)
 
     def collect(self, *, at_once: bool = False) -> None:
-        """Return the slots of batches nobody holds any more, with the next request or by one of their own."""
+        """Return the slots of dead batches with the next request, or immediately if ``at_once``."""
         if self._stream is not None:
             self._stream.collect()
             if at_once:
                 self._stream.flush()
 
     def interrupt(self) -> None:
-        """Make a blocked call of the other thread raise."""
+        """Make a blocked call in another thread raise."""
         self._stop.set()
         if (stream := self._stream) is not None:
             stream.cancel()
 
     def let_go(self) -> Remains | None:
-        """End the pass without waiting for anybody; return what is to be settled. Takes no lock, for finalizers."""
+        """End the pass without waiting; return the remains to settle. Takes no lock, so that finalizers may call it."""
         stream, session = self._stream, self.session
         self._stream = self.session = None
         self._watch.stop()
@@ -217,7 +217,7 @@ class Feeder:
         return Remains(session, stream, self._failed)
 
     def close(self) -> Session | None:
-        """End the pass; return the session if another pass can use it. Batches stay valid."""
+        """End the pass; return the session if another pass can use it. Batches in use stay valid."""
         remains = self.let_go()
         return None if remains is None else remains.settle()
 
@@ -242,8 +242,8 @@ class Feeder:
     def _receive(self) -> None:
         stream = self._stream
         if stream is None or self._stop.is_set():
-            raise ProtocolError("expected an open stream, got one that was closed")
-        stream.flush()  # while we wait, the daemon may as well fill every slot it can have
+            raise ProtocolError("expected an open stream, got a closed stream")
+        stream.flush()  # so that the daemon can fill every free slot while this thread waits
         try:
             self._watch.wait(stream)
             stream.receive()
@@ -273,16 +273,16 @@ class Feeder:
             self.known_steps = stream.end.steps
 
     def _reconnect(self, cause: FeedError) -> None:
-        """Open again and go on at the first batch nobody took. What was received and not taken comes again."""
+        """Open a new session and resume at the first untaken batch. Received, untaken batches are sent again."""
         session, stream = self.session, self._stream
         assert session is not None
         assert stream is not None
         now_s = time.monotonic()
         if self._lost_at_s is None:
             self._lost_at_s, self._fruitless_count = now_s, 0
-            # str: whoever keeps log records must not keep the traceback, and with it the arena
+            # str: a handler that keeps log records must not keep the traceback, which would keep the arena
             _log.warning("lost the daemon at step %d of epoch %d (%s)", self._next.step, self._next.epoch, str(cause))
-        # A session kept from an earlier pass may have ended meanwhile: opening anew is then a start, not a loss.
+        # A session kept from an earlier pass may have ended meanwhile; opening a new one is then a start, not a loss.
         patience_s = self._options.open_timeout_s if self._unproven else self._options.reconnect_timeout_s
         left_s = self._lost_at_s + patience_s - now_s
         if left_s <= 0 or (self._fruitless_count >= _FRUITLESS_MAX and not isinstance(cause, Draining)):
@@ -300,10 +300,10 @@ class Feeder:
             fresh = self._opener.open(self._next.epoch, left_s, retry, self._stop)
         except retry as error:
             waited_s = time.monotonic() - self._lost_at_s
-            error.hint = error.hint or f"gave up after {waited_s:.0f} s, reconnect_timeout_s"
+            error.hint = error.hint or f"the client gave up after {waited_s:.0f} s; raise reconnect_timeout_s"
             raise error from cause
         self._adopt(fresh)
         if fresh.granted.specs != session.granted.specs:
-            raise DatasetChanged("expected the same fields after reconnecting, got others") from cause
+            raise DatasetChanged("expected the same fields after reconnecting, got other fields") from cause
         self._stats.reconnects += 1
         _log.warning("resumed at step %d after %.1f s", self._next.step, time.monotonic() - self._lost_at_s)

@@ -1,4 +1,4 @@
-"""Putting a batch together from chunks, for daemons on another host and for batches larger than a slot."""
+"""Assembles a batch from chunks, for daemons on another host and for batches larger than a slot."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ INLINE_LIMIT_BYTES: Final = 4 * 1024**3
 
 
 class InlineAssembler:
-    """Collects the chunks of one batch; refuses gaps, overlaps and surplus."""
+    """Collects the chunks of one batch; refuses gaps, overlaps and surplus bytes."""
 
     def __init__(self, batch: pb.Batch, limit_bytes: int = INLINE_LIMIT_BYTES) -> None:
-        """Allocate for ``batch``.
+        """Allocate memory for ``batch``.
 
         Raises:
-            ProtocolError: it claims to be larger than ``limit_bytes``; nothing is allocated then.
+            ProtocolError: the batch claims to be larger than ``limit_bytes``; nothing is allocated then.
         """
         if batch.size_bytes > limit_bytes:
             raise ProtocolError(f"expected a batch of at most {limit_bytes} bytes, got {batch.size_bytes}")
@@ -33,25 +33,25 @@ class InlineAssembler:
 
     @property
     def complete(self) -> bool:
-        """Whether every byte is here."""
+        """Whether every byte has arrived."""
         return self._filled_bytes == self._payload.size
 
     @property
     def payload(self) -> NDArray[np.uint8]:
-        """The batch's bytes, owned by whoever takes them."""
+        """The batch's bytes; the caller owns the array."""
         return self._payload
 
     def add(self, chunk: pb.Chunk) -> None:
-        """Place the next chunk.
+        """Copy the next chunk to its place.
 
         Raises:
-            ProtocolError: it belongs to another batch, or not at this offset.
+            ProtocolError: the chunk belongs to another batch, or has another offset.
         """
         data = chunk.data
         end = chunk.offset + len(data)
         if chunk.seq != self.batch.seq or chunk.offset != self._filled_bytes or end > self._payload.shape[0]:
             raise ProtocolError(
-                f"expected batch {self.batch.seq} to go on at byte {self._filled_bytes} of {self._payload.shape[0]},"
+                f"expected batch {self.batch.seq} to continue at byte {self._filled_bytes} of {self._payload.shape[0]},"
                 f" got batch {chunk.seq} bytes [{chunk.offset}, {end})"
             )
         self._payload[chunk.offset : end] = np.frombuffer(data, np.uint8)

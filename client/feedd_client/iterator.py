@@ -1,4 +1,4 @@
-"""One pass over a dataset: when slots go back, when ranks stop, what counts as taken."""
+"""One pass over a dataset: when slots are returned, when ranks stop, and which batches count as taken."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from feedd_client.stats import LoaderStats
 
 _log: Final = logging.getLogger("feedd_client")
-inherited: list[object] = []  # what a fork copied: never finalised in the child, because it is the parent's
+inherited: list[object] = []  # the parent's objects, copied by a fork; kept so that the child never finalises them
 Item = TypeVar("Item")
 
 
@@ -37,8 +37,8 @@ class PassPlan:
 
     Attributes:
         copy: hand out private copies instead of views.
-        join: settles the common end of all ranks; None: this rank ends by itself.
-        step_limit: steps after which to end, where all ranks' steps are known ahead.
+        join: decides where all ranks end together; None: this rank ends by itself.
+        step_limit: number of steps after which to end, if the steps of all ranks are known in advance.
         skip_rows: samples of the first batch that were taken before (batch_size=None).
     """
 
@@ -49,19 +49,19 @@ class PassPlan:
 
     @property
     def reserved_slots(self) -> int:
-        """Slots that are never the trainer's: where batches are looked at ahead of their turn, and one to go on."""
+        """Slots that the trainer never holds: one per step of lookahead, and one that the daemon fills."""
         return 1 if self.join is None else 1 + self.join.lookahead
 
 
 @dataclass(frozen=True, slots=True)
 class PassHooks:
-    """What a pass tells its dataset.
+    """Callbacks from a pass to its dataset.
 
     Attributes:
         commit: the trainer took everything before this position.
-        finish: the trainer saw the end of this epoch, after that many steps of the rank.
-        retire: the pass is over; the session, if it can serve another.
-        leave: the pass was dropped; what it left is to be settled. Called by finalizers: takes no lock.
+        finish: the trainer saw the end of this epoch, after this number of steps of the rank.
+        retire: the pass is over; gets the session if another pass can use it.
+        leave: the pass was dropped; gets the remains to settle. Finalizers call it, so it takes no lock.
     """
 
     commit: Callable[[Position], None]
@@ -71,13 +71,13 @@ class PassHooks:
 
 
 class FeedIterator(Iterator[Item], Generic[Item]):
-    """Base of both kinds of pass. Used by one thread; ``interrupt`` by any.
+    """Base class of both kinds of pass. One thread uses a pass; any thread may call ``interrupt``.
 
     Attributes:
         auto_commit: report positions as items are handed out. A prefetching wrapper sets it to False and
             reports ``position`` itself when the trainer takes the item.
-        ahead: most items a prefetching wrapper may hold that the trainer has not taken.
-        position: first thing not handed out yet.
+        ahead: maximum number of items that a prefetching wrapper holds and the trainer has not taken.
+        position: position of the first item that is not handed out yet.
         end: (epoch, steps of the rank) once the epoch is over.
     """
 
@@ -105,30 +105,30 @@ class FeedIterator(Iterator[Item], Generic[Item]):
 
     @property
     def seeding(self) -> tuple[int, int]:
-        """The dataset's seed and the rank of this process, from which the numbers of transforms are drawn."""
+        """The dataset's seed and this process's rank, which seed the transforms' random numbers."""
         return self._feeder.seeding
 
     @property
     def mapping(self) -> Mapping | None:
-        """The arena the latest batch lies in; None when it travelled inline."""
+        """The arena of the latest batch; None if the batch travelled inline."""
         session = self._feeder.session
         return None if session is None else session.mapping
 
     def took(self, position: Position) -> None:
-        """Take note, from a prefetching wrapper, that the trainer took everything before ``position``."""
+        """Record, for a prefetching wrapper, that the trainer took everything before ``position``."""
         self._trainer_steps = position.step - self._first_step + (position.row > 0)
 
     def interrupt(self) -> None:
-        """Make a blocked ``next`` in another thread raise; the pass is over."""
+        """End the pass and make a blocked ``next`` in another thread raise."""
         self._leave()
         self._feeder.interrupt()
 
     def return_now(self) -> None:
-        """Return the slots of batches nobody holds any more at once, instead of with the next ``next``."""
+        """Return the slots of dead batches immediately instead of with the next ``next``."""
         self._feeder.collect(at_once=True)
 
     def close(self) -> None:
-        """End the pass. Batches stay valid for as long as somebody holds them; idempotent."""
+        """End the pass. Batches stay valid while they are held. Calling it again has no effect."""
         if self._begin_to_close():
             self._hooks.retire(self._feeder.close())
 
@@ -140,7 +140,7 @@ class FeedIterator(Iterator[Item], Generic[Item]):
                 self._hooks.leave(remains)
 
     def _begin_to_close(self) -> bool:
-        """Whether the pass is to be ended now; takes no lock."""
+        """Mark the pass as closed; return whether the caller must end it. Takes no lock."""
         if self._closed:
             return False
         self._closed = True
@@ -152,11 +152,11 @@ class FeedIterator(Iterator[Item], Generic[Item]):
         return True
 
     def _next_batch(self) -> tuple[Batch, int, int] | None:
-        """Return the next batch, how many of its rows count, and how many samples are in it; None at the end."""
+        """Return the next batch, how many of its rows count, and its number of samples; None at the end."""
         if self._closed:
             return None
         if self._pid != os.getpid():
-            raise FeedError("expected the process that began this pass, got a fork of it", hint="call iter() again")
+            raise FeedError("expected the process that began this pass, got a forked process", hint="call iter() again")
         try:
             self._feeder.collect()
             rows = self._agreed_rows()
@@ -177,7 +177,7 @@ class FeedIterator(Iterator[Item], Generic[Item]):
         self.position = self._feeder.next_position
         self._taken_steps += 1
         known = self._feeder.known_steps
-        if known is not None and self.position.step >= known:  # who goes by len() asks for nothing more
+        if known is not None and self.position.step >= known:  # a loop over len() never asks beyond the last step
             self._count_left_out()
         if self._stats.time_to_first_batch_s is None:
             self._stats.time_to_first_batch_s = time.perf_counter() - self._began_s
@@ -185,7 +185,7 @@ class FeedIterator(Iterator[Item], Generic[Item]):
         return batch, count, message.samples or count
 
     def _agreed_rows(self) -> int | None:
-        """Return the rows every rank has at this step, ``AT_END`` to stop, None where nobody asks."""
+        """Return the rows that every rank has at this step, ``AT_END`` to stop, or None if ranks do not join."""
         limit, join = self._plan.step_limit, self._plan.join
         if limit is not None and self._taken_steps >= limit:
             return AT_END
@@ -196,7 +196,7 @@ class FeedIterator(Iterator[Item], Generic[Item]):
         return join.settle()
 
     def _leave(self) -> None:
-        """Tell the other ranks that this one will not go on."""
+        """Tell the other ranks that this rank leaves the pass."""
         join = self._plan.join
         if join is not None:
             steps = self._trainer_steps if self.ahead else self._taken_steps
@@ -222,13 +222,13 @@ class FeedIterator(Iterator[Item], Generic[Item]):
             self._hooks.finish(*self.end)
 
     def _count_left_out(self) -> None:
-        """Take note, once, of what equal steps left out, which the daemon knew when it opened the session."""
+        """Count and log, once, the samples left out for equal steps, as the daemon reported them at open."""
         epoch, count = self._feeder.epoch, self._feeder.left_out_samples
         if self._feeder.uneven != "drop" or not count or self._left_out_counted:
             return
         self._left_out_counted = True
         self._stats.leftover_samples += count
-        # less than a batch is rounding; more than that, nodes or partitions differ, which something can be done about
+        # less than a batch is rounding; more means that nodes or partitions differ in size, which the user can change
         much = count >= self._feeder.batch_size
         hint = "; sharding='sample' or uneven='pad' would leave out less" if much else ""
         level = logging.WARNING if much else logging.INFO
@@ -243,7 +243,7 @@ class FeedIterator(Iterator[Item], Generic[Item]):
 
 
 class BatchIterator(FeedIterator[Batch]):
-    """A pass in batches."""
+    """A pass that yields batches."""
 
     def __next__(self) -> Batch:
         taken = self._next_batch()
@@ -260,7 +260,7 @@ class BatchIterator(FeedIterator[Batch]):
 
 
 class SampleIterator(FeedIterator[Sample]):
-    """A pass in single samples: they travel in batches, and are handed out one at a time."""
+    """A pass that yields single samples, which travel in batches."""
 
     def __init__(self, feeder: Feeder, plan: PassPlan, hooks: PassHooks, stats: LoaderStats) -> None:
         super().__init__(feeder, plan, hooks, stats)
@@ -280,12 +280,12 @@ class SampleIterator(FeedIterator[Sample]):
         return sample
 
     def _next_samples(self) -> None:
-        """Take the next batch apart.
+        """Split the next batch into samples.
 
         Raises:
-            StopIteration: there is none.
+            StopIteration: there is no next batch.
         """
-        self._samples = iter(())  # so that a slot nobody looks at any more goes back
+        self._samples = iter(())  # drops the last references to the previous slot, so that it is returned
         before = self._feeder.next_position
         taken = self._next_batch()
         if taken is None:

@@ -1,4 +1,4 @@
-"""The copy thread of one pass, and the pass as the trainer sees it."""
+"""The copy thread of one pass, and the iterator that the trainer sees."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _JOIN_TIMEOUT_S: Final = 5.0
 
 @dataclass(slots=True)
 class Staged:
-    """One batch on its way from the copy thread to the trainer; ``over``: there are no more, maybe for an error."""
+    """One batch on its way from the copy thread to the trainer; ``over``: the end, with or without an error."""
 
     batch: Any = None
     place: Place | None = None
@@ -41,11 +41,12 @@ class Staged:
 
 
 class CopyLane:
-    """Copies one pass's batches ahead, in a thread. Refers neither to loader nor to pass: dropping those ends it.
+    """Copies one pass's batches in advance, in a thread.
 
-    A batch needs a place, of which there are as many as batches may be ahead. A place is free again once the trainer
-    has taken its batch **and** the device has done what the trainer had queued by then: however far the host runs
-    ahead of the device, device memory stays bounded. A slot goes back to the daemon once the device has read it.
+    The lane refers neither to loader nor to pass, so that dropping them ends the lane. A batch needs a place, and there
+    are ``prefetch`` places. A place is free again once the trainer has taken its batch **and** the device has done the
+    work that the trainer had queued by then. So device memory stays bounded however far the host runs ahead. A slot
+    returns to the daemon once the device has read it.
     """
 
     def __init__(self, batches: Iterator[Any], copier: BatchCopier, prefetch: int, progress: Progress) -> None:
@@ -56,7 +57,7 @@ class CopyLane:
         self._copier = copier
         self._positions = progress.positions(batches)
         self._fresh_places = prefetch
-        # SimpleQueue: putting into it is safe in a finalizer, whatever its thread is doing. None: stop.
+        # A finalizer may put into a SimpleQueue at any moment. None: stop.
         self._free: queue.SimpleQueue[Place | None] = queue.SimpleQueue()
         self._unread: deque[tuple[Any, Place]] = deque()  # host batches that the device may still be reading
         self._stopped = False
@@ -64,17 +65,17 @@ class CopyLane:
         self._thread.start()
 
     def taken(self, staged: Staged) -> None:
-        """Take note that the trainer took a batch; its place is free after the place's ``taken`` event."""
+        """Record that the trainer took a batch; its place is free after the place's ``taken`` event."""
         if isinstance(self.batches, FeedIterator) and isinstance(staged.position, Position):
             self.batches.took(staged.position)
         self._free.put(staged.place)
 
     def stop(self) -> None:
-        """End the thread; what it had staged is dropped."""
+        """End the thread; staged batches are dropped."""
         self._stopped = True
         self._free.put(None)
         if threading.current_thread() is self._thread:
-            # The garbage collector runs in this thread, in the middle of anything: it ends by itself at its next step.
+            # A garbage collection in this thread called stop: the thread ends at its next step.
             return
         if isinstance(self.batches, FeedIterator):
             self.batches.interrupt()
@@ -87,8 +88,8 @@ class CopyLane:
                 pass
             self._return_read()
             self.staged.put(Staged(over=True))
-        except BaseException as error:  # noqa: BLE001 - it is the trainer's to see, whatever it is
-            with contextlib.suppress(Exception):  # a device that fails here has failed before, and that is told
+        except BaseException as error:  # noqa: BLE001 - the trainer sees every error
+            with contextlib.suppress(Exception):  # a device that fails here has failed before; that error is raised
                 self._return_read()
             self.staged.put(Staged(error=error, over=True))
         finally:
@@ -122,7 +123,7 @@ class CopyLane:
         return place
 
     def _return_read(self) -> None:
-        """Wait until the device has read what it was given, and give those slots back."""
+        """Wait until the device has read the copied batches, and return their slots."""
         while self._unread:
             batch, place = self._unread.popleft()
             place.copied.synchronize()
@@ -132,7 +133,7 @@ class CopyLane:
 
 
 class DevicePass(Iterator[Any]):
-    """One pass of a DeviceLoader over a CUDA device."""
+    """The iterator of one DeviceLoader pass over a CUDA device."""
 
     def __init__(self, progress: Progress, lane: CopyLane, device: torch.device) -> None:
         self._progress = progress
@@ -141,12 +142,12 @@ class DevicePass(Iterator[Any]):
         self._pid = os.getpid()
         lifetime.device_passes.add(self)
 
-    def __next__(self) -> Any:  # noqa: ANN401 - what the source yields, moved
+    def __next__(self) -> Any:  # noqa: ANN401 - the source's batch type, moved to the device
         lane = self._lane
         if lane is None:
             raise StopIteration
         if self._pid != os.getpid():
-            raise FeedError("expected the process that began this pass, got a fork of it", hint="call iter() again")
+            raise FeedError("expected the process that began this pass, got a forked process", hint="call iter() again")
         began_s = time.perf_counter()
         staged = lane.staged.get()
         wait_s = time.perf_counter() - began_s
@@ -157,18 +158,18 @@ class DevicePass(Iterator[Any]):
             self._progress.finished(lane.batches)
             raise StopIteration
         assert staged.place is not None
-        # now, not at construction: the trainer may have switched streams
+        # looked up per batch, because the trainer may have switched streams
         stream = torch.cuda.current_stream(self._device)
         staged.place.taken.record(stream)
         if staged.place.ready is not None:
             stream.wait_event(staged.place.ready)
-        record_stream(staged.batch, stream)  # allocated on the copy stream, to be freed by the trainer's
+        record_stream(staged.batch, stream)  # allocated on the copy stream, freed on the trainer's stream
         lane.taken(staged)
         self._progress.took(staged.position, wait_s)
         return staged.batch
 
     def close(self) -> None:
-        """End the pass; idempotent."""
+        """End the pass. Calling it again has no effect."""
         lane, self._lane = self._lane, None
         if lane is not None and self._pid == os.getpid():
             lane.stop()

@@ -1,8 +1,8 @@
-"""How long a batch is valid: the lease of its slot lives with its tensors, and what finds no slot free is copied.
+"""How long a batch is valid: a slot's lease lives as long as the batch's tensors.
 
-A batch in shared memory is handed out as views. All views share one array, so that array dies with the last tensor,
-slice, ``numpy()`` view or DLPack capsule, in whichever thread that is. Its death is noted by a callback that takes no
-lock; the thread that asks for the next batch returns the slot.
+A batch in shared memory is handed out as views. All views share one array. The array dies with the last tensor, slice,
+``numpy()`` view or DLPack capsule, in whichever thread that happens. A callback without a lock records its death, and
+the thread that asks for the next batch returns the slot. If no slot is free, a batch is copied.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ADVICE: Final = "drop batches that are not needed any more, or pass a larger pr
 
 
 class Lease:
-    """One batch as it arrived. ``slot`` is -1 for an inline batch, whose payload is ours."""
+    """One received batch. ``slot`` is -1 for an inline batch, whose payload belongs to this process."""
 
     __slots__ = ("generation", "message", "payload", "slot")
 
@@ -42,7 +42,7 @@ class Lease:
 
 
 class _Watch(weakref.ref["Payload"]):
-    """Calls back once the memory of a batch is in nobody's hands."""
+    """A weak reference that calls back after the last view of a batch's memory has died."""
 
     __slots__ = ("message",)
 
@@ -50,70 +50,70 @@ class _Watch(weakref.ref["Payload"]):
 
 
 class LentSlots:
-    """The slots of one session whose batches the trainer holds. Used by one thread; only their ends come from any.
+    """The slots of one session whose batches the trainer holds. One thread uses it; batches may die in any thread.
 
     Attributes:
-        died: the watches of batches that nobody holds any more; whoever takes one returns its slot and forgets it.
+        died: watches of batches that have died. The thread that takes a watch returns its slot and calls ``forget``.
     """
 
     def __init__(self) -> None:
         self.died: deque[_Watch] = deque()
-        self._watches: dict[int, _Watch] = {}  # by slot; a watch calls back only while somebody keeps it
-        self._take_note = self.died.append  # needs no lock, and no frame of Python
+        self._watches: dict[int, _Watch] = {}  # by slot; a watch calls back only while a reference to it exists
+        self._take_note = self.died.append  # needs no lock and no Python frame
 
     def __len__(self) -> int:
         return len(self._watches)
 
     def watch(self, lease: Lease) -> None:
-        """Hand out a lease: its slot is taken until the last view of its payload has died."""
+        """Mark a lease's slot as taken until the last view of its payload has died."""
         watch = self._watches[lease.slot] = _Watch(lease.payload, self._take_note)
         watch.message = lease.message
 
     def forget(self, slot: int) -> None:
-        """The slot of a batch that died is returned."""
+        """Drop the watch of a dead batch whose slot was returned."""
         del self._watches[slot]
 
     def payloads(self) -> list[Payload]:
-        """Return the memory of the batches that are still held."""
+        """Return the payloads of the batches that are still held."""
         return [payload for watch in self._watches.values() if (payload := watch()) is not None]
 
 
 class HeldCopies:
-    """Private copies of batches, made because the trainer holds every slot it can. One per dataset and process.
+    """Private copies of batches, made because the trainer holds every slot. One object per dataset and process.
 
-    Passes of several threads may share it: every change of ``_live`` is one operation of a dict.
+    Passes in several threads may share the object: every change of ``_live`` is a single dict operation.
     """
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        self._live: dict[int, tuple[object, int]] = {}  # a watch and the size of what it watches, by the watch's id
+        self._live: dict[int, tuple[object, int]] = {}  # watch id -> (watch, size in bytes of the watched copy)
         self._warned = False
 
     @property
     def live_bytes(self) -> int:
-        """Bytes of copies that are in somebody's hands."""
+        """Bytes of copies that are still held."""
         return sum(size_bytes for _, size_bytes in list(self._live.values()))
 
     def copy(self, payload: Payload, lent_count: int, slot_count: int) -> Payload:
         """Return a private copy of a batch.
 
         Args:
-            payload: the batch.
-            lent_count: batches the trainer holds in slots.
-            slot_count: slots there are.
+            payload: the payload to copy.
+            lent_count: batches that the trainer holds in slots.
+            slot_count: number of slots.
 
         Raises:
-            BatchesHeldError: the limit would be exceeded.
+            BatchesHeldError: the copy would exceed the limit.
         """
         size_bytes, held_bytes, held_count = payload.nbytes, self.live_bytes, len(self._live)
         if held_bytes + size_bytes > self._limit_bytes:
             raise BatchesHeldError(
                 f"expected at most {_mib(self._limit_bytes)} of batches held beyond the {slot_count} slots of shared"
-                f" memory, got {held_count + 1} with {_mib(held_bytes + size_bytes)}, beside {lent_count} in slots",
+                f" memory, got {held_count + 1} with {_mib(held_bytes + size_bytes)}, plus {lent_count} in slots",
                 object="copy_bytes",
                 hint=f"{_ADVICE} or copy_bytes=",
             )
-        # one is what a loop still names while it asks for the next
+        # a loop holds one batch while it asks for the next
         if not self._warned and lent_count + held_count > 1:
             self._warned = True
             _log.warning(
@@ -129,7 +129,7 @@ class HeldCopies:
         return copy
 
     def count(self, payload: Payload) -> None:
-        """Count memory against the limit for as long as somebody holds it."""
+        """Count the payload's memory against the limit while the payload is held."""
         watch = _Watch(payload, _forgetter(self._live))
         self._live[id(watch)] = (watch, payload.nbytes)
 

@@ -1,4 +1,4 @@
-"""Normalize: uint8 images as they lie in a slot, to what a network eats."""
+"""Normalize: turns the uint8 images of a slot into normalised floats for a network."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 class Normalize:
     """Turn uint8 images ``[..., height, width, channel]`` into ``(x / 255 - mean) / std``, channels first.
 
-    Unlike torchvision's class of that name, it divides by 255, moves the channels, and takes a whole batch. Computed in
-    float32 and rounded once to ``dtype``, the same on every device. Runs on the copy stream in ``DeviceLoader``, after
-    the transfer: bytes cross the bus as uint8.
+    Unlike torchvision's class of that name, this class divides by 255, moves the channels, and takes a whole batch. The
+    result is computed in float32 and rounded once to ``dtype``, the same on every device. In ``DeviceLoader`` it runs
+    on the copy stream after the transfer, so images cross the bus as uint8.
 
     Args:
-        mean: per channel, of values in [0, 1].
-        std: per channel.
-        dtype: of the result.
-        fields: names of the image fields; None takes every uint8 tensor of four or more dimensions whose last has as
-            many channels as ``mean``. Single images of three dimensions must be named.
-        channels_last: keep the memory order of the pixels (fast for convolutions); the shape is channels first
-            either way.
+        mean: mean per channel, for values in [0, 1].
+        std: standard deviation per channel, for values in [0, 1].
+        dtype: dtype of the result.
+        fields: names of the image fields. None selects every uint8 tensor with at least four dimensions and
+            ``len(mean)`` channels in the last. Single images (three dimensions) must be named.
+        channels_last: keep the pixels' memory order, which is fast for convolutions. The shape is channels first
+            in either case.
 
     Raises:
-        BadOptionError: mean and std of different length, or a std of 0.
+        BadOptionError: mean and std differ in length, or a std is 0.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Normalize:
         """Return the batch with its image fields normalised; other fields pass through.
 
         Raises:
-            BadOptionError: a field named in ``fields`` is missing or holds no such images, or no field does.
+            BadOptionError: a field in ``fields`` is missing or holds no such images, or no field holds such images.
         """
         if not isinstance(batch, Mapping):
             raise BadOptionError(f"expected a mapping of fields, got {type(batch).__name__}", object="Normalize")
@@ -98,8 +98,8 @@ class Normalize:
 
     def _image(self, pixels: torch.Tensor, *, last: bool) -> torch.Tensor:
         scale, shift = self._constants_on(pixels.device)
-        # x * 1/(255 std) - mean/std. One pass writes the final type in the final order; but on a CPU writes that are
-        # strided cost more than a second pass.
+        # x * 1/(255 std) - mean/std. One pass writes the final type in the final order. On a CPU, strided writes
+        # cost more than a second pass.
         if last or pixels.device.type != "cpu":
             *outer, height, width, channels = pixels.shape
             shape = (*outer, height, width, channels) if last else (*outer, channels, height, width)

@@ -1,4 +1,4 @@
-"""Opening sessions for one consumer of a rank: what is asked for, and how long an Open is tried again."""
+"""Opens sessions for one consumer of a rank: builds the request and retries Open."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 _log: Final = logging.getLogger("feedd_client")
 BACKOFF_FIRST_S: Final = 0.05
 BACKOFF_MAX_S: Final = 2.0
-NEAR_S: Final = 30.0  # a daemon that is being replaced is back within this time, as a rule
-NEAR_BACKOFF_S: Final = 0.1  # until then: asking whether a socket is served costs microseconds
+NEAR_S: Final = 30.0  # a daemon that is being replaced usually answers again within this time
+NEAR_BACKOFF_S: Final = 0.1  # retry interval until then: probing a socket costs microseconds
 
 
 @dataclass(frozen=True, slots=True)
 class Consumer:
-    """Which part of the dataset this iterator takes: a rank's stream, split by DataLoader workers."""
+    """The part of the dataset that this iterator takes: a rank's stream, split among DataLoader workers."""
 
     topology: Topology
     count: int = 1
@@ -46,16 +46,16 @@ class Consumer:
 
     @property
     def logs(self) -> bool:
-        """Whether this process is the one of its node that logs what all of them are told."""
+        """Whether this process logs notices for all processes of its node."""
         return self.index == 0 and self.topology.local_rank == 0
 
     def first_step(self, step: int) -> int:
-        """Return the first step at or after ``step`` that is this consumer's."""
+        """Return this consumer's first step at or after ``step``."""
         return step + (self.index - step) % self.count
 
 
 class Opener:
-    """Opens sessions: the request, the deadline, the retries."""
+    """Opens sessions: builds the request, keeps the deadline and retries."""
 
     def __init__(
         self,
@@ -67,9 +67,10 @@ class Opener:
         *,
         pinned: bool = False,
     ) -> None:
-        """``connect`` returns a usable endpoint, a fresh one after ``forget``; ``uneven`` as the wire has it.
+        """Keep the arguments of later requests.
 
-        ``pinned``: a device is to read the arena by itself, which it cannot where others read it, too.
+        ``connect`` returns a usable endpoint, a new one after ``forget``. ``uneven`` is in wire form. ``pinned``: a
+        device will read the arena directly, which is impossible if other jobs read the arena too.
         """
         self.forget = forget
         self.uneven = uneven
@@ -80,13 +81,13 @@ class Opener:
         self._pinned = pinned
 
     def open(self, epoch: int, timeout_s: float, retry: tuple[type[FeedError], ...], stop: StopSign) -> Session:
-        """Open a session, trying again on the errors in ``retry`` until ``timeout_s`` is over.
+        """Open a session; retry on the errors in ``retry`` until ``timeout_s`` is over.
 
-        Once a fingerprint is known (``expect``), every further session must be of that very dataset. A daemon that said
-        it is going away may be gone until its successor listens: being out of reach is then one of those errors.
+        Once a fingerprint is known (``expect``), every further session must be of the same dataset. After a daemon
+        reported that it is shutting down, an unreachable daemon is also retried until its successor listens.
 
         Raises:
-            FeedError: the last one.
+            FeedError: the last error.
         """
         began_s = time.monotonic()
         deadline_s = began_s + timeout_s
@@ -110,7 +111,7 @@ class Opener:
                     raise error from leaving
                 if isinstance(error, Draining):
                     leaving = error
-                if not told and isinstance(error, (ResourceError, Draining)):  # it may take long
+                if not told and isinstance(error, (ResourceError, Draining)):  # this may take long, so log it
                     _log.warning("cannot open yet, trying again for up to %.0f s: %s", timeout_s, str(error))
                     told = True
                 self.forget()
@@ -118,9 +119,9 @@ class Opener:
                 backoff_s = min(backoff_s * 2, NEAR_BACKOFF_S if near else BACKOFF_MAX_S)
 
     def settle(self, fingerprint: bytes, uneven: str) -> None:
-        """Have every further session be of that dataset, its ranks evened out in that way."""
+        """Require this dataset and this ``uneven`` mode for every further session."""
         self.expect = fingerprint
-        self.uneven = uneven or ("join" if self.uneven == "auto" else self.uneven)  # daemons before 1.1 say nothing
+        self.uneven = uneven or ("join" if self.uneven == "auto" else self.uneven)  # daemons before 1.1 send no mode
 
     def _ask(self, endpoint: Endpoint, epoch: int, timeout_s: float) -> pb.OpenResponse:
         try:
@@ -128,9 +129,9 @@ class Opener:
         except BadRequestError as error:
             if not self._options.sources or error.object != "urls":
                 raise
-            # What has no URLs outside its sources is nothing to read for a daemon that does not know them.
+            # A daemon that does not know sources sees a request without URLs.
             raise DaemonVersionError(
-                "expected a daemon that mixes datasets (protocol 1.2), got an older one",
+                "expected a daemon that mixes datasets (protocol 1.2), got an older daemon",
                 object=endpoint.address.text,
                 hint="upgrade feedd on this node",
             ) from None
@@ -194,7 +195,7 @@ def _fields(fields: tuple[tuple[str, str], ...]) -> list[pb.Field]:
 
 
 def _adopted(endpoint: Endpoint, granted: pb.OpenResponse, needs_minor: int) -> Session:
-    """Return the session; one this client cannot use is closed at once."""
+    """Return the session; a session that this client cannot use is closed at once."""
     try:
         _check_minor(endpoint, granted, needs_minor)
         return Session(endpoint, granted)
@@ -204,7 +205,7 @@ def _adopted(endpoint: Endpoint, granted: pb.OpenResponse, needs_minor: int) -> 
 
 
 def _check_minor(endpoint: Endpoint, granted: pb.OpenResponse, needs_minor: int) -> None:
-    """Make sure that the daemon did not pass over what it does not know."""
+    """Check that the daemon is new enough to know all requested options."""
     if granted.version.minor < needs_minor:
         raise DaemonVersionError(
             "expected a daemon that filters, buckets and replaces samples, and keeps decoded ones "

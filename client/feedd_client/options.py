@@ -1,4 +1,4 @@
-"""What a FeedDataset was asked for: validated once, frozen, picklable."""
+"""The arguments of a FeedDataset: checked once, frozen, picklable."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SHARDINGS: Final = ("key", "size", "replicated", "sample")
 UNEVENS: Final = ("drop", "pad", "repeat", "join", "allow")
 _NAME_MAX: Final = 256
 _log: Final = logging.getLogger("feedd_client")
-SINGLES_BATCH: Final = 64  # batch_size=None: samples travel in batches of this many, amortising the lease
+SINGLES_BATCH: Final = 64  # batch_size=None: samples travel in batches of 64, to spread the cost of a lease
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +45,12 @@ class SourceOptions:
 
 @dataclass(frozen=True, slots=True)
 class FeedOptions:
-    """The frozen form of FeedDataset's arguments; units and meaning as there.
+    """The frozen form of FeedDataset's arguments, with the same units and meaning.
 
     Attributes:
-        samples: which samples it takes.
-        decoded_cache: as FeedDataset has it.
-        sources: to be mixed, instead of ``urls``.
+        samples: rules for bad samples, and filters.
+        decoded_cache: as in FeedDataset.
+        sources: datasets to mix, used instead of ``urls``.
     """
 
     urls: tuple[str, ...]
@@ -94,7 +94,7 @@ class FeedOptions:
             )
         _expect(self.steps is None or _count(self.steps, 1), "steps", "None or >= 1", self.steps)
         alone = self.steps is None or self.uneven not in {"join", "allow"}
-        _expect(alone, "uneven", "None, drop, pad or repeat beside steps=", self.uneven)
+        _expect(alone, "uneven", "None, drop, pad or repeat together with steps=", self.uneven)
         _expect(
             self.prefetch is None or _count(self.prefetch, 1), "prefetch", "a number of batches >= 1", self.prefetch
         )
@@ -116,11 +116,11 @@ class FeedOptions:
     def _check_mix(self) -> None:
         _expect(self.mix in MIXES, "mix", f"one of {', '.join(MIXES)}", self.mix)
         mixed = bool(self.sources)
-        _expect(mixed or self.mix == "stratified", "mix", "a list of Source(...) beside it", self.urls)
+        _expect(mixed or self.mix == "stratified", "mix", "a list of Source(...) in url=", self.urls)
         samples = self.samples_per_epoch
         _expect(samples is None or _count(samples, 1), "samples_per_epoch", "None or >= 1", samples)
         alone = samples is None or (mixed and self.steps is None)
-        _expect(alone, "samples_per_epoch", "a list of Source(...) and no steps= beside it", samples)
+        _expect(alone, "samples_per_epoch", "a list of Source(...) in url=, and no steps=", samples)
         for epoch in sorted({epoch for source in self.sources for epoch, _ in source.weights}):
             weights = self.weights(epoch)
             _expect(any(weights), "weight", f"a positive weight in epoch {epoch}", weights)
@@ -131,12 +131,12 @@ class FeedOptions:
 
     @property
     def all_urls(self) -> tuple[str, ...]:
-        """URLs, of all sources where there are several."""
+        """URLs of the dataset, or of all its sources."""
         return self.urls or tuple(url for source in self.sources for url in source.urls)
 
     @property
     def by_batches(self) -> bool:
-        """Whether whole batches come from one source."""
+        """Whether each batch comes from a single source."""
         return bool(self.sources) and self.mix in {"batch", "batch-sample"}
 
     @property
@@ -152,23 +152,23 @@ class FeedOptions:
 
     @property
     def needs_minor(self) -> int:
-        """The least minor version of the protocol whose daemons do what is asked for; older ones would pass over it."""
+        """The lowest minor protocol version that supports these options; older daemons would ignore some of them."""
         bucketed = self.shuffle is not None and self.shuffle.bucket_by is not None
         return 3 if self.samples.is_new or bucketed or self.decoded_cache else 0
 
     @property
     def bucket_by(self) -> str:
-        """The field that samples are put together by as the wire says it: empty where by none."""
+        """Field that groups samples of similar size, in wire form; empty: no grouping."""
         return "" if self.shuffle is None or self.shuffle.bucket_by is None else self.shuffle.bucket_by
 
     @property
     def window_shards(self) -> int:
-        """Shards per shuffle window as the wire says it: 0 is the daemon's default."""
+        """Shards per shuffle window, in wire form; 0 selects the daemon's default."""
         return 0 if self.shuffle is None or self.shuffle.window_shards is None else self.shuffle.window_shards
 
     @property
     def window_bytes(self) -> int:
-        """Bytes per shuffle window as the wire says it: 0 where a window has so many shards."""
+        """Bytes per shuffle window, in wire form; 0: the window is counted in shards."""
         return 0 if self.shuffle is None or self.shuffle.window_bytes is None else self.shuffle.window_bytes
 
 
@@ -176,7 +176,7 @@ def parse_urls(url: str | Source | Sequence[str] | Sequence[Source]) -> tuple[st
     """Return the URLs as a tuple.
 
     Raises:
-        BadOptionError: none, or something that is not text.
+        BadOptionError: no URL was given, or an entry is not text.
     """
     urls = [url] if isinstance(url, (str, Source)) else list(url)
     found = tuple(one for one in urls if isinstance(one, str) and one)
@@ -186,7 +186,7 @@ def parse_urls(url: str | Source | Sequence[str] | Sequence[Source]) -> tuple[st
 
 
 def _absolute(url: str) -> str:
-    """Return a relative path that exists here as an absolute one: the daemon has another working directory."""
+    """Make an existing relative path absolute, because the daemon has another working directory."""
     path = Path(url)
     if "://" in url or path.is_absolute() or not path.exists():
         return url
@@ -194,11 +194,11 @@ def _absolute(url: str) -> str:
 
 
 def parse_sources(url: str | Source | Sequence[str] | Sequence[Source]) -> tuple[SourceOptions, ...]:
-    """Return the sources to be mixed; none where ``url`` is plain.
+    """Return the sources to mix; empty if ``url`` names a single dataset.
 
     Raises:
-        BadOptionError: URLs and sources in one list, or a weight that is none.
-        BadRecipeError: a source's fields.
+        BadOptionError: the list holds both URLs and sources, or a weight is invalid.
+        BadRecipeError: a source's fields are invalid.
     """
     if isinstance(url, str):
         return ()
@@ -220,10 +220,10 @@ def parse_sources(url: str | Source | Sequence[str] | Sequence[Source]) -> tuple
 
 
 def parse_shuffle(shuffle: bool | Shuffle) -> Shuffle | None:  # noqa: FBT001 - the public argument is a bool or more
-    """Return None for no shuffle, else how.
+    """Return None for no shuffle, else the shuffle options.
 
     Raises:
-        BadOptionError: neither a bool nor a Shuffle.
+        BadOptionError: the argument is neither a bool nor a Shuffle.
     """
     if isinstance(shuffle, Shuffle):
         return shuffle
@@ -233,19 +233,19 @@ def parse_shuffle(shuffle: bool | Shuffle) -> Shuffle | None:  # noqa: FBT001 - 
 
 
 _ELSEWHERE: Final = (
-    "a callable goes to DeviceLoader(dataset, transforms=[...]), which calls it with each batch; what decodes single"
-    " samples is named in fields="
+    "pass a callable to DeviceLoader(dataset, transforms=[...]), which calls it with each batch; decoding of single"
+    " samples is configured in fields="
 )
 _OF_OTHERS: Final = {
     **dict.fromkeys(("transform", "transforms", "target_transform", "preprocess", "map_fn", "collate_fn"), _ELSEWHERE),
-    "num_workers": "the daemon decodes, so none are needed; DataLoader(dataset, batch_size=None) has it",
+    "num_workers": "the daemon decodes, so no workers are needed; DataLoader(dataset, batch_size=None) accepts it",
     "pin_memory": "DeviceLoader(dataset) copies to the device without it",
-    "drop_last": 'uneven="drop" leaves out what fills no step of all ranks',
+    "drop_last": 'uneven="drop" leaves out samples that do not fill a step of all ranks',
 }
 
 
 def explain_keywords(init: Callable[P, None]) -> Callable[P, None]:
-    """Have FeedDataset's constructor say what to write instead of a keyword it does not have."""
+    """Make FeedDataset's constructor suggest an alternative for each unknown keyword."""
     known = [name for name in inspect.signature(init).parameters if name != "self"]
 
     @functools.wraps(init)

@@ -1,4 +1,4 @@
-"""Beginning a pass: where this process stands, how uneven ranks end, whether all ranks see the same data."""
+"""Begins a pass: finds the topology, chooses how uneven ranks end, and checks that all ranks see the same data."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 _WORKERS_HINT: Final = (
     "use num_workers=0: feedd decodes outside the trainer, so workers gain nothing; or run feedd index on the data, so"
-    " that steps are known ahead; or pass uneven='allow'"
+    " that the number of steps is known in advance; or pass uneven='allow'"
 )
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Ranks:
-    """What this process knows of the others. One per dataset and process."""
+    """This process's view of the other ranks. One object per dataset and process."""
 
     def __init__(self, options: FeedOptions, explicit: Topology | None) -> None:
         self._options = options
@@ -37,10 +37,10 @@ class Ranks:
         self._agreement: Agreement | None = None
 
     def topology(self, *, in_worker: bool) -> Topology:
-        """Return where this process stands, a group of replicas being one rank; may ask the other ranks, once.
+        """Return this process's topology, with a group of replicas as one rank. May ask the other ranks, once.
 
         Raises:
-            TopologyError: launcher variables contradict each other or do not say enough, or the groups do not fit.
+            TopologyError: launcher variables are missing or contradict each other, or groups and nodes do not fit.
         """
         return folded(self._process(in_worker=in_worker), self._options.replicas)
 
@@ -52,17 +52,17 @@ class Ranks:
         return self._explicit
 
     def local_topology(self) -> Topology | None:
-        """Return what can be told without asking other ranks; None where that is not enough, or nobody is there."""
+        """Return the topology that is known without asking other ranks; None if there is none, or no process group."""
         if self._explicit is not None or not process_group_ready():
             return self._explicit
         rank, world_size = dist.get_rank(), dist.get_world_size()
         return Topology() if world_size == 1 else local_env(os.environ, rank, world_size)
 
     def uneven(self, topology: Topology, *, in_worker: bool) -> str:
-        """Return what to ask the daemon for; with "auto" it says "drop" where it knows all sample counts, else "join".
+        """Return the mode to request. For "auto" the daemon answers "drop" if it knows all sample counts, else "join".
 
         Raises:
-            BadOptionError: what was asked for cannot be had here; says what can.
+            BadOptionError: the requested mode is impossible here; the hint names possible modes.
         """
         asked = self._options.uneven
         if asked is None and self._options.steps is not None:
@@ -77,10 +77,10 @@ class Ranks:
         return "join"
 
     def check_join(self, topology: Topology, *, in_worker: bool) -> None:
-        """Make sure that all ranks can end together by their own agreement.
+        """Check that all ranks can agree on a common end.
 
         Raises:
-            BadOptionError: they cannot; says what can be had.
+            BadOptionError: they cannot; the hint names possible modes.
         """
         if in_worker:
             raise BadOptionError(
@@ -96,10 +96,10 @@ class Ranks:
             )
 
     def agree(self, plan: PassPlan, feeder: Feeder, start: Position, topology: Topology) -> PassPlan:
-        """Compare data and position with all ranks where they can be asked, and settle how the pass ends.
+        """Compare data and position with all ranks, if a process group connects them, and choose how the pass ends.
 
         Raises:
-            RanksDisagree: they differ.
+            RanksDisagree: data or positions differ.
         """
         session = feeder.session
         if topology.world_size == 1 or session is None or not self._can_agree(topology):
@@ -123,7 +123,7 @@ class Ranks:
             return plan
         if least["steps"] >= 0:
             return replace(plan, step_limit=max(least["steps"] - start.step, 0))
-        # the trainer holds one slot while it asks for another, and the daemon should fill one while those ahead wait
+        # The trainer holds one slot while it asks for the next, and the daemon fills one while the lookahead waits.
         lookahead = min(LOOKAHEAD_MAX, least["slots"] - 3, least["free slots"] - 1)
         return replace(plan, join=Join(self._group(), max(0, lookahead)))
 

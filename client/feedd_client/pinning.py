@@ -1,4 +1,4 @@
-"""Host memory a GPU can read by itself: the arena registered with CUDA, else a small ring of pinned buffers."""
+"""Host memory that a GPU reads directly: the arena registered with CUDA, else a small ring of pinned buffers."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _log: Final = logging.getLogger("feedd_client")
 _PORTABLE: Final = 1  # cudaHostRegisterPortable: valid in every context of the process
 _RING_BUFFERS: Final = 2
 
-_registered: dict[tuple[int, int], bool] = {}  # (pid, address) -> registered; never asked twice for one mapping
+_registered: dict[tuple[int, int], bool] = {}  # (pid, address) -> registered; each mapping is tried only once
 
 
 def register(mapping: Mapping, device: torch.device) -> bool:
-    """Register the whole arena with CUDA, once per mapping; False if CUDA refuses, or cannot read it all the same.
+    """Register the whole arena with CUDA, once per mapping; return whether the device can read it directly.
 
-    The mapping unregisters itself before it goes away. A fork does not inherit the registration.
+    The mapping unregisters itself before its memory goes away. A fork does not inherit the registration.
     """
     address, size_bytes = mapping.address, len(mapping)
     key = (os.getpid(), address)
@@ -45,21 +45,21 @@ def register(mapping: Mapping, device: torch.device) -> bool:
         _log.warning("CUDA refused to register shared memory (error %d); batches go through a pinned buffer", code)
         return False
     if not torch.from_numpy(mapping.view(0, 1)).is_pinned():
-        _log.warning("CUDA registered shared memory and does not call it pinned; batches go through a pinned buffer")
+        _log.warning("CUDA registered shared memory but does not report it pinned; batches go through a pinned buffer")
         return False
     _log.info("registered %d MiB of shared memory with CUDA in %.0f ms", size_bytes >> 20, took_ms)
     return True
 
 
 def _clear_error() -> None:
-    """Take the pending error out of CUDA's "last error": left there, it would fail somebody else's kernel launch."""
+    """Clear CUDA's pending "last error": otherwise it would fail the next kernel launch of other code."""
     with contextlib.suppress(RuntimeError):
         torch.ones(1, device="cuda").add_(1)
 
 
 def _forget(key: tuple[int, int], device: torch.device) -> None:
     if _registered.pop(key, False):
-        # The last view may die in any thread: its current device may be one that nothing here uses.
+        # The last view may die in any thread, with any current device.
         with capture.relaxed(), torch.cuda.device(device):
             code = int(_cudart().cudaHostUnregister(key[1]))
             if code != 0:
@@ -72,7 +72,7 @@ def _cudart() -> Any:  # noqa: ANN401 - a C extension module without types
 
 
 class PinnedRing:
-    """Pinned buffers for host memory CUDA cannot read asynchronously; a buffer is reused after its copies ended."""
+    """Pinned buffers for host memory that CUDA cannot read asynchronously; reused after a buffer's copies ended."""
 
     def __init__(self) -> None:
         self._buffers: list[torch.Tensor] = [
@@ -83,18 +83,18 @@ class PinnedRing:
         self._used_bytes = 0
 
     def begin(self, size_bytes: int) -> None:
-        """Turn to the next buffer, wait until its copies ended, and make it large enough for a whole batch."""
+        """Switch to the next buffer, wait until its copies ended, and make it large enough for a whole batch."""
         self._at = (self._at + 1) % _RING_BUFFERS
         event = self._events[self._at]
         if event is not None:
             event.synchronize()
         if self._buffers[self._at].numel() < size_bytes:
-            room_bytes = 1 << (size_bytes - 1).bit_length()  # batches of varying size ask a few times only
+            room_bytes = 1 << (size_bytes - 1).bit_length()  # power of two: batches of varying size rarely reallocate
             self._buffers[self._at] = torch.empty(room_bytes, dtype=torch.uint8, device="cpu", pin_memory=True)
         self._used_bytes = 0
 
     def stage(self, source: torch.Tensor) -> torch.Tensor:
-        """Return a pinned copy of ``source``, valid until its buffer's turn comes again."""
+        """Return a pinned copy of ``source``, valid until its buffer is used again."""
         size_bytes = source.numel() * source.element_size()
         place = self._buffers[self._at][self._used_bytes : self._used_bytes + size_bytes]
         staged = place.view(source.dtype).view(source.shape)
@@ -103,10 +103,10 @@ class PinnedRing:
         return staged
 
     def end(self, event: HostEvent) -> None:
-        """Take note of the event after which the buffer is free."""
+        """Record the event after which the buffer is free."""
         self._events[self._at] = event
 
 
 def aligned(size_bytes: int) -> int:
-    """Return the size rounded up so that any dtype may follow."""
+    """Return the size rounded up to 64 bytes, so that any dtype may follow."""
     return -(-size_bytes // 64) * 64

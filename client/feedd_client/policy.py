@@ -1,4 +1,4 @@
-"""Which samples a run takes: what becomes of bad ones, and which are left out on purpose."""
+"""Rules for samples: what to do with bad samples, and which samples to leave out on purpose."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _UNLIMITED: Final = (1 << 32) - 1
 
 @dataclass(frozen=True, slots=True)
 class SamplePolicy:
-    """The frozen form of ``bad_samples``, ``max_bad_samples`` and ``filter``; as ``FeedDataset`` has them.
+    """The frozen form of ``bad_samples``, ``max_bad_samples`` and ``filter``, with the meaning of ``FeedDataset``.
 
     Attributes:
         filters: conditions as canonical JSON texts.
@@ -39,23 +39,25 @@ class SamplePolicy:
         if most is not None and not counts:
             raise BadOptionError(f"expected None or an int >= 0, got {most!r}", object="max_bad_samples")
         if policy == "error" and most:
-            raise BadOptionError(f"expected none beside bad_samples='error', got {most}", object="max_bad_samples")
+            raise BadOptionError(
+                f"expected no limit together with bad_samples='error', got {most}", object="max_bad_samples"
+            )
 
     @property
     def budget(self) -> int:
-        """Bad samples of an epoch that are no error."""
+        """Number of bad samples allowed in an epoch."""
         if self.max_bad_samples is not None:
             return self.max_bad_samples
         return 0 if self.bad_samples in {None, "error"} else _UNLIMITED
 
     @property
     def replaces(self) -> bool:
-        """Whether samples may take the place of bad ones."""
+        """Whether good samples may take the place of bad ones."""
         return self.bad_samples == "replace"
 
     @property
     def is_new(self) -> bool:
-        """Whether daemons before 1.3 would pass over what is asked for."""
+        """Whether daemons before 1.3 would ignore these rules."""
         return bool(self.filters) or self.bad_samples in {"replace", "quarantine"}
 
 
@@ -64,17 +66,17 @@ def parse_policy(
     max_bad_samples: int | None,
     given: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None,
 ) -> SamplePolicy:
-    """Return the frozen form; what filters mean is the daemon's to judge.
+    """Return the frozen form. The daemon, not the client, checks the meaning of filters.
 
     Raises:
-        BadOptionError: a policy or a number that cannot work.
-        BadRecipeError: a filter that is no mapping, or that JSON cannot express.
+        BadOptionError: the policy or the number is invalid.
+        BadRecipeError: a filter is no mapping, or JSON cannot express it.
     """
     filters = [] if given is None else [given] if isinstance(given, Mapping) else list(given)
     for one in filters:
         if not isinstance(one, Mapping):
             raise BadRecipeError(
-                f"expected a mapping or a list of them, got {one!r}",
+                f"expected a mapping or a list of mappings, got {one!r}",
                 object="filter",
                 hint='like {"field": "txt", "min_bytes": 1}',
             )

@@ -1,4 +1,4 @@
-"""What a DeviceLoader's trainer took: counters, the source's state at that point, and the number of each batch."""
+"""Progress of a DeviceLoader's trainer: counters, the source's state, and the number of each batch."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 class Progress:
-    """Of one loader, over all of its passes.
+    """Progress of one loader over all of its passes.
 
     Attributes:
-        batches: that the trainer took.
-        wait_s: that the trainer waited for them.
-        register_s: that registering shared memory with CUDA took.
-        epoch: of the next pass, where the source does not count epochs itself.
-        state: of a source that is no ``FeedDataset``, after the last batch the trainer took.
+        batches: batches that the trainer took.
+        wait_s: seconds that the trainer waited for them.
+        register_s: seconds that registering shared memory with CUDA took.
+        epoch: epoch of the next pass, if the source does not count epochs itself.
+        state: state after the trainer's last batch, for a source that is not a ``FeedDataset``.
     """
 
     def __init__(self, source: object) -> None:
@@ -38,11 +38,11 @@ class Progress:
         self._source = source
 
     def registered(self, took_s: float) -> None:
-        """Take note of what registering shared memory took."""
+        """Add the seconds that registering shared memory took."""
         self.register_s += took_s
 
     def took(self, position: object, wait_s: float) -> None:
-        """Take note that the trainer took a batch."""
+        """Record that the trainer took a batch."""
         self.batches += 1
         self.wait_s += wait_s
         if isinstance(position, Position) and isinstance(self._source, FeedDataset):
@@ -51,13 +51,13 @@ class Progress:
             self.state = position
 
     def finished(self, batches: Iterator[Any]) -> None:
-        """Take note that the trainer saw the end of the pass."""
+        """Record that the trainer saw the end of the pass."""
         self.epoch += 1
         if isinstance(self._source, FeedDataset) and isinstance(batches, FeedIterator) and batches.end is not None:
             self._source.finish_epoch(*batches.end)
 
     def positions(self, batches: Iterator[Any]) -> Callable[[], tuple[BatchNumber, object]]:
-        """Return what tells, after each batch of a pass, its number, and what the trainer has had once it takes it."""
+        """Return a function that gives, after each batch, its number and the source's state once it is taken."""
         if isinstance(batches, FeedIterator):
             return lambda: _numbered(batches.position)
         epoch, step, stateful = self.epoch, -1, stateful_of(self._source)
@@ -71,12 +71,12 @@ class Progress:
 
 
 def _numbered(after: Position) -> tuple[BatchNumber, Position]:
-    """Return the number of what lies right before a position."""
+    """Return the number of the batch right before a position, and the position."""
     return BatchNumber(after.epoch, after.step if after.row else after.step - 1, after.row), after
 
 
 def stateful_of(source: Any) -> Any:  # noqa: ANN401 - any iterable
-    """Return what keeps the source's resume position: itself, or a DataLoader's dataset; or None."""
+    """Return the object that keeps the source's resume position: the source, a DataLoader's dataset, or None."""
     if hasattr(source, "state_dict"):
         return source
     if isinstance(source, DataLoader) and source.num_workers == 0 and hasattr(source.dataset, "state_dict"):
@@ -85,7 +85,7 @@ def stateful_of(source: Any) -> Any:  # noqa: ANN401 - any iterable
 
 
 def seeding_of(batches: Iterator[Any]) -> tuple[int, int]:
-    """Return the seed and rank from which the numbers of a pass's transforms are drawn."""
+    """Return the seed and rank that seed the random numbers of a pass's transforms."""
     if isinstance(batches, FeedIterator):
         return batches.seeding
     return 0, dist.get_rank() if process_group_ready() else int(os.environ.get("RANK", "0"))

@@ -1,4 +1,4 @@
-"""From the ``fields`` a user writes to the recipe texts the daemon parses."""
+"""Turns the ``fields`` of a user into the recipe texts that the daemon parses."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from feedd_client.errors import BadRecipeError
 def encode_fields(fields: Mapping[str, str | Mapping[str, Any]] | None) -> tuple[tuple[str, str], ...]:
     """Return ``(name, recipe text)`` pairs in the user's order; the long form becomes canonical JSON.
 
-    The mini-language itself is the daemon's to judge: it knows which codecs are installed.
+    The daemon checks the recipes themselves, because it knows which codecs are installed.
 
     Raises:
-        BadRecipeError: a name or recipe that is not text or a JSON-able mapping.
+        BadRecipeError: a name is not text, or a recipe is neither text nor a JSON-able mapping.
     """
     if fields is None:
         return ()
@@ -39,10 +39,10 @@ def _name(name: object) -> str:
 
 
 def encode_recipe(name: str, recipe: object) -> str:
-    """Return one recipe as the text that travels.
+    """Return one recipe as the text to send.
 
     Raises:
-        BadRecipeError: neither text nor a mapping that JSON can express.
+        BadRecipeError: the recipe is neither text nor a mapping that JSON can express.
     """
     if isinstance(recipe, str) and recipe:
         return recipe
@@ -50,5 +50,5 @@ def encode_recipe(name: str, recipe: object) -> str:
         try:
             return json.dumps(dict(recipe), sort_keys=True, separators=(",", ":"))
         except (TypeError, ValueError) as error:
-            raise BadRecipeError(f"expected a recipe JSON can express, got {error}", object=name) from None
+            raise BadRecipeError(f"expected a recipe that JSON can express, got {error}", object=name) from None
     raise BadRecipeError(f"expected a recipe like 'image:224x224' or a mapping, got {recipe!r}", object=name)

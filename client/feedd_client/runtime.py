@@ -1,4 +1,4 @@
-"""What a dataset has open in one process: the channel and an idle session. Never shared with a fork."""
+"""A dataset's open resources in one process: the channel and an idle session. Never shared with a fork."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 class Runtime:
-    """Belongs to the process that made it; ``pid`` tells a fork that it must make its own.
+    """Belongs to the process that made it; a fork sees another ``pid`` and makes its own.
 
-    Under its lock there are only assignments: they make no objects, so no finalizer runs there.
+    The lock guards assignments only: they create no objects, so no finalizer runs while it is held.
 
     Attributes:
-        copies: what the trainer holds beside the slots of its session.
-        left: what passes left behind that were dropped without an end; settled by the next call.
+        copies: private copies that the trainer holds in addition to the slots of its session.
+        left: remains of passes that were dropped before their end; the next call settles them.
     """
 
     def __init__(self, address: str | None, copies: HeldCopies) -> None:
@@ -38,10 +38,10 @@ class Runtime:
         lifetime.runtimes.add(self)
 
     def connect(self) -> Endpoint:
-        """Return a channel to a daemon that accepts connections, starting one where that is ours to do.
+        """Return a channel to a daemon that accepts connections; start an ephemeral daemon if none is configured.
 
         Raises:
-            DaemonUnreachable: nobody accepts.
+            DaemonUnreachable: nothing accepts connections.
         """
         address = parse_address(resolve_address(self._explicit))
         reason = probe(address)
@@ -55,14 +55,14 @@ class Runtime:
         return endpoint
 
     def drop_channel(self) -> None:
-        """Forget the channel, so that the next connect dials anew instead of waiting out a back-off."""
+        """Forget the channel, so that the next connect dials at once instead of waiting for gRPC's back-off."""
         with self._lock:
             self._endpoint = None
 
     def borrow(self, *, pinned: bool = False) -> Session | None:
-        """Take the idle session for a pass, if it is of use: slots enough, which a device can read where ``pinned``.
+        """Take the idle session for a pass, if it has enough free slots; ``pinned``: slots that a device can read.
 
-        Where the trainer holds nearly all of its slots, the next session has new ones; what it holds counts as copies.
+        If the trainer holds nearly all of its slots, the session is closed and its held batches count as copies.
         """
         self._settle()
         with self._lock:
@@ -79,7 +79,7 @@ class Runtime:
         return session
 
     def give_back(self, session: Session | None) -> None:
-        """Keep a pass' session for the next pass; one is kept, others are closed."""
+        """Keep a session for the next pass; only one is kept, so another idle session is closed."""
         if session is None:
             return
         with self._lock:
@@ -89,7 +89,7 @@ class Runtime:
             surplus.close()
 
     def close(self) -> None:
-        """Close what is open, in the process that opened it; idempotent."""
+        """Close session and channel in the process that opened them. Calling it again has no effect."""
         if self.pid != os.getpid():
             return
         self._settle()

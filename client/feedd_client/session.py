@@ -1,4 +1,4 @@
-"""One opened dataset on one daemon, and one stream of leases on it. No reconnecting here: see feeder.py."""
+"""One opened dataset on one daemon, and one stream of leases on it. Reconnecting is in feeder.py."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 _log: Final = logging.getLogger("feedd_client")
 CLOSE_TIMEOUT_S: Final = 1.0
 FINISH_TIMEOUT_S: Final = 0.5
-HEARTBEAT_MINOR: Final = 6  # daemons since then send heartbeats
+HEARTBEAT_MINOR: Final = 6  # first minor protocol version whose daemons send heartbeats
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A resume position: the next step wanted, and the anchors that spare the daemon recounting."""
+    """A resume position: the next wanted step, and anchors that spare the daemon counting samples again."""
 
     epoch: int = 0
     step: int = 0
@@ -45,7 +45,7 @@ class Position:
 
 
 def anchors_of(cursor: pb.Cursor) -> tuple[tuple[int, int], ...]:
-    """Return the anchors of a position as it came."""
+    """Return the anchors of a received cursor."""
     return (
         (cursor.anchor_window, cursor.anchor_sample),
         *((anchor.window, anchor.sample) for anchor in cursor.more_anchors),
@@ -53,7 +53,7 @@ def anchors_of(cursor: pb.Cursor) -> tuple[tuple[int, int], ...]:
 
 
 def cursor_of(at: Position) -> pb.Cursor:
-    """Return a position as it travels."""
+    """Return a position as a cursor message."""
     (window, sample), *more = at.anchors or ((0, 0),)
     return pb.Cursor(
         epoch=at.epoch,
@@ -65,14 +65,14 @@ def cursor_of(at: Position) -> pb.Cursor:
 
 
 class Session:
-    """What Open granted. Slots held by the user survive the stream they came on."""
+    """A granted session. Slots that the user holds outlive their stream."""
 
     def __init__(self, endpoint: Endpoint, granted: pb.OpenResponse) -> None:
-        """Take over a granted session; attaches its arena where that is possible.
+        """Take over a granted session; attach its arena if possible.
 
         Raises:
             DaemonVersionError: the daemon speaks another major version.
-            ProtocolError: specs or arena are not understood.
+            ProtocolError: the client does not understand the specs or the arena.
         """
         if granted.version.major != PROTOCOL_MAJOR:
             raise DaemonVersionError(
@@ -86,32 +86,32 @@ class Session:
         self.pid = os.getpid()
         self.id = granted.session_id
         self.granted = granted
-        self.notices = tuple(granted.notices)  # the latest: streams may say more
+        self.notices = tuple(granted.notices)  # the latest notices: streams may replace them
         self.slot_count = granted.slot_count
         self.places = granted.arena.places
         self.decoder = BatchDecoder(granted.specs)
         self.mapping = _attach(granted)
         self.generations: dict[int, int] = {}
-        self.held: dict[int, int] = {}  # by slot: what came and was not returned, with its generation
-        self.lent = LentSlots()  # of these, what the trainer has
+        self.held: dict[int, int] = {}  # slot -> generation of received, unreturned batches
+        self.lent = LentSlots()  # the held slots whose batches the trainer has
         self.fresh = True
 
     @property
     def free_count(self) -> int:
-        """Slots the trainer does not hold."""
+        """Number of slots that the trainer does not hold."""
         return self.slot_count - len(self.lent)
 
     def refresh(self, place: int, size_bytes: int) -> None:
-        """Give back the memory of what the trainer wrote to a batch of an arena that is not its own."""
+        """Drop the trainer's writes to a batch in a shared arena, and free their memory."""
         if self.mapping is not None and self.places:
             self.mapping.refresh(place * self.granted.arena.slot_bytes, size_bytes)
 
     def forget(self, lease: Lease) -> None:
-        """Hold a slot no longer; the next stream's start says so."""
+        """Stop holding a slot; the next stream's start reports it as free."""
         self.held.pop(lease.slot, None)
 
     def collect(self) -> list[pb.Release]:
-        """Return the slots whose batches nobody holds any more; they count as held no longer."""
+        """Return releases for the slots whose batches have died; they are no longer held."""
         found = []
         died = self.lent.died
         while died:
@@ -125,7 +125,7 @@ class Session:
         return found
 
     def close(self) -> None:
-        """Tell the daemon; the arena stays mapped while views of it live."""
+        """Tell the daemon to close the session; the arena stays mapped while views of it live."""
         self.endpoint.close_session(self.id, CLOSE_TIMEOUT_S)
         self.mapping = None
 
@@ -150,21 +150,21 @@ def _attach(granted: pb.OpenResponse) -> shm.Mapping | None:
 
 
 class Stream:
-    """One Feed.Stream call. Used by one thread; ``cancel`` by any."""
+    """One Feed.Stream call. One thread uses a stream; any thread may call ``cancel``."""
 
     def __init__(self, session: Session, start: Position, stride: int, heartbeat_s: float = 0.0) -> None:
-        """Start at ``start``; the consumer takes every ``stride``-th step. 0: ask for no heartbeats.
+        """Start at ``start``; the consumer takes every ``stride``-th step. ``heartbeat_s=0`` requests no heartbeats.
 
-        The start says which slots the user still holds; all others are free, whatever the end of an earlier stream
-        may have lost.
+        The start message lists the slots that the user still holds. All other slots are free, even if an earlier
+        stream lost their returns.
         """
         self.ready: list[Lease] = []
         self.end: pb.EndOfEpoch | None = None
         self.known_steps: int | None = None
-        self.notices: tuple[pb.Notice, ...] = ()  # of the latest message that had any
+        self.notices: tuple[pb.Notice, ...] = ()  # of the latest message with notices
         self.received_bytes = 0
         self.message_count = 0
-        self.waiting_for = ""  # what the latest heartbeat said
+        self.waiting_for = ""  # from the latest heartbeat
         self._lost: FeedError | None = None
         self._session = session
         self._epoch = start.epoch
@@ -174,7 +174,7 @@ class Stream:
         self._assembling: InlineAssembler | None = None
         self._returns: list[pb.Release] = []
         self._credits = 0
-        session.collect()  # to be free is to be missing from the start
+        session.collect()  # slots of dead batches are then missing from the start message, which frees them
         request = pb.StreamRequest(
             start=pb.StreamStart(
                 session_id=session.id,
@@ -194,7 +194,7 @@ class Stream:
 
     @property
     def address(self) -> Address:
-        """The daemon's."""
+        """The daemon's address."""
         return self._session.endpoint.address
 
     @property
@@ -204,21 +204,21 @@ class Stream:
 
     @property
     def awaits_batch(self) -> bool:
-        """Whether the daemon has been asked for a batch that has not come."""
+        """Whether the daemon owes a requested batch."""
         return self._awaited_count > 0
 
     def receive(self) -> None:
-        """Wait for one message and take it in.
+        """Wait for one message and process it.
 
         Raises:
-            FeedError: what the daemon said, a broken contract, or (``reconnect``) a lost stream.
+            FeedError: the daemon's error, a protocol error, or (``reconnect``) a lost stream.
         """
         try:
             response = next(self._call)
         except StopIteration:
             raise unreachable(self._session.endpoint.address, "a stream that ended before its epoch") from None
         except grpc.RpcError as error:
-            error.__traceback__ = None  # the error is the call: it would hold our callers' frames, and their batches
+            error.__traceback__ = None  # the error is also the call: it would keep the callers' frames and batches
             if self._lost is not None:
                 raise self._lost from None
             raise translate(error, self._session.endpoint.address) from None
@@ -238,11 +238,11 @@ class Stream:
             self._take_chunk(response.chunk)
         if response.HasField("end"):
             if response.end.epoch != self._epoch or self._assembling is not None:
-                raise ProtocolError(f"expected the end of epoch {self._epoch}, got that of {response.end.epoch}")
+                raise ProtocolError(f"expected the end of epoch {self._epoch}, got the end of {response.end.epoch}")
             self.end = response.end
 
     def give_back(self, lease: Lease) -> None:
-        """Return a batch that was not handed out, with the next request that goes out."""
+        """Return a batch that was not handed out; its slot travels with the next request."""
         if lease.slot >= 0:
             if self._session.held.pop(lease.slot, None) is None:
                 return
@@ -251,15 +251,15 @@ class Stream:
         self._return(1)
 
     def hand_out(self, lease: Lease, copies: HeldCopies | None, reserved: int) -> Payload:
-        """Return the memory of a batch for the trainer to keep: the slot itself, or a copy.
+        """Return the payload for the trainer to keep: the slot itself, or a copy.
 
         Args:
             lease: the batch; nothing else may refer to its payload.
-            copies: makes one where the trainer holds all slots it can; None: a copy in any case.
-            reserved: slots the daemon needs to go on.
+            copies: makes a copy if the trainer holds all slots it may hold; None: always copy.
+            reserved: slots that the daemon needs to continue.
 
         Raises:
-            BatchesHeldError: the trainer holds all slots, and as many copies as it may.
+            BatchesHeldError: the trainer holds all slots, and copies up to the limit.
         """
         session, payload, lent = self._session, lease.payload, self._session.lent
         if lease.slot >= 0:
@@ -274,14 +274,14 @@ class Stream:
         return payload
 
     def collect(self) -> None:
-        """Return the batches nobody holds any more, also those of earlier streams, with the next request."""
+        """Return the slots of dead batches, also of earlier streams, with the next request."""
         if self._session.lent.died:
             found = self._session.collect()
             self._returns += found
             self._return(len(found))
 
     def flush(self) -> None:
-        """Send what was returned."""
+        """Send the returned slots and credits now."""
         if self._credits:
             self._awaited_count += self._credits
             self._requests.put(pb.StreamRequest(credits=self._credits, releases=self._returns))
@@ -289,11 +289,11 @@ class Stream:
 
     def _return(self, count: int) -> None:
         self._credits += count
-        if self._credits * 3 >= self._session.slot_count:  # a third is taken, one is here, one is being filled
+        if self._credits * 3 >= self._session.slot_count:  # a third in use, a third received, a third being filled
             self.flush()
 
     def finish(self) -> None:
-        """End the stream; after the epoch's end the daemon still takes the last returns, which is waited for."""
+        """End the stream. After the epoch's end, send the last returns and wait until the daemon has taken them."""
         if self.end is not None:
             timer = threading.Timer(FINISH_TIMEOUT_S, self._call.cancel)
             timer.daemon = True
@@ -307,24 +307,24 @@ class Stream:
         self.cancel()
 
     def lose(self, error: FeedError) -> None:
-        """Give the stream up, from any thread: ``receive`` raises ``error``."""
+        """Give up the stream, from any thread: ``receive`` then raises ``error``."""
         self._lost = error
         self._call.cancel()
 
     def cancel(self) -> None:
-        """End the stream now; a blocked ``receive`` raises. Idempotent."""
+        """End the stream now; a blocked ``receive`` raises. Calling it again has no effect."""
         if self._session.pid != os.getpid():  # after a fork the call is the parent's
             return
         self._requests.put(None)
         self._call.cancel()
 
     def abandon(self) -> None:
-        """Send nothing more: the daemon ends the stream. Takes no lock, so that finalizers may call it."""
+        """Send the last returns and nothing more, so that the daemon ends the stream. Takes no lock."""
         self.flush()
         self._requests.put(None)
 
     def __del__(self) -> None:
-        # gRPC ends a call that was dropped; its sender thread would wait for requests for ever
+        # gRPC ends a dropped call, but its sender thread would wait for requests forever
         if hasattr(self, "_requests"):
             self._requests.put(None)
 
@@ -359,7 +359,7 @@ class Stream:
         if place >= (session.places or session.slot_count):
             raise ProtocolError(f"expected a place below {session.places} of a shared arena, got {place}")
         session.generations[slot] = session.held[slot] = generation
-        session.mapping.refresh(place * slot_bytes, batch.size_bytes)  # written to, maybe, when it was another batch
+        session.mapping.refresh(place * slot_bytes, batch.size_bytes)  # an earlier batch here may have been written to
         payload = session.mapping.view(place * slot_bytes, batch.size_bytes)
         self.ready.append(Lease(payload, batch, slot, generation))
 

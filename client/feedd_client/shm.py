@@ -1,7 +1,7 @@
-"""The arena: one memfd of slots, mapped into this process, handed over by the daemon on a Unix socket.
+"""The arena: one memfd of slots, sent by the daemon over a Unix socket and mapped into this process.
 
-Whoever holds a view of the mapping keeps it mapped, and the mapping keeps its connection to the daemon:
-when that ends (the views died, or the process did, however it died) the daemon takes the slots back.
+A view of the mapping keeps it mapped, and the mapping keeps its connection to the daemon. When the last view or the
+process dies, the connection ends and the daemon takes the slots back.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HOLD_GREETING: Final = b"HOLD!"
 TOKEN_BYTES: Final = 16
 HANDSHAKE_TIMEOUT_S: Final = 10.0
 _YES: Final = b"\x01"
-_ENTRY: Final = np.dtype(np.uint64)  # of /proc/self/pagemap, one per page
+_ENTRY: Final = np.dtype(np.uint64)  # one entry of /proc/self/pagemap per page
 _PRESENT, _SWAPPED, _OF_FILE = (np.uint64(1 << bit) for bit in (63, 62, 61))
 
 _mappings: weakref.WeakSet[Mapping] = weakref.WeakSet()
@@ -36,17 +36,17 @@ _holds: list[socket.socket] = []
 
 
 class Mapping(mmap.mmap):
-    """A mapped arena. Never closed by hand: it ends with its last view.
+    """A mapped arena. Code never closes it: the mapping ends with its last view.
 
-    One that other trainers read, too, is mapped privately: what is written here nobody else sees, and ``refresh``
-    forgets it.
+    An arena that other trainers read too is mapped privately: other processes never see what is written here, and
+    ``refresh`` drops it.
 
     Attributes:
-        private: whether it is mapped so. CUDA must not register it: that would copy every page for good.
-        lifeline: descriptor of the connection whose end tells the daemon that nothing here reads the slots any more;
-            -1: it has ended. No socket object, which the garbage collector may end before this one.
-        pid: process that mapped it.
-        on_unmap: called once before the memory goes away, in the process that mapped it only.
+        private: whether the mapping is private. CUDA must not register it: that would copy every page permanently.
+        lifeline: descriptor of the connection whose end tells the daemon that this process reads no slot any more;
+            -1: it has ended. Not a socket object, because the garbage collector may close that too early.
+        pid: process that mapped the arena.
+        on_unmap: callbacks to run once before the memory goes away, only in the process that mapped it.
     """
 
     private: bool
@@ -55,12 +55,12 @@ class Mapping(mmap.mmap):
     on_unmap: list[Callable[[], None]]
 
     def __del__(self) -> None:
-        # Runs before mmap's own deallocation: memory registered with CUDA must be unregistered while mapped.
+        # Runs before mmap's own deallocation: memory registered with CUDA must be unregistered while it is mapped.
         callbacks, lifeline = getattr(self, "on_unmap", []), getattr(self, "lifeline", -1)
         if callbacks and self.pid == os.getpid() and not sys.is_finalizing():
             for callback in callbacks:
                 callback()
-        if lifeline >= 0 and not sys.is_finalizing():  # the end of the process ends it, too
+        if lifeline >= 0 and not sys.is_finalizing():  # the end of the process closes it too
             os.close(lifeline)
 
     # identity, not content: mmap compares like bytes in some versions, and WeakSet needs a hash
@@ -72,24 +72,24 @@ class Mapping(mmap.mmap):
 
     @property
     def address(self) -> int:
-        """Where the mapping begins in this process."""
+        """Address of the mapping in this process."""
         return np.frombuffer(self, np.uint8, 1).ctypes.data
 
     def view(self, start: int, size_bytes: int) -> NDArray[np.uint8]:
-        """Return ``[start, start + size_bytes)`` without copying; arrays made from it keep it alive.
+        """Return ``[start, start + size_bytes)`` as uint8 without copying; arrays made from it keep the mapping alive.
 
         Raises:
-            ProtocolError: that lies outside the arena.
+            ProtocolError: the range lies outside the arena.
         """
         if start < 0 or size_bytes < 0 or start + size_bytes > len(self):
             raise ProtocolError(f"expected a batch within {len(self)} arena bytes, got [{start}, {start + size_bytes})")
         return np.ndarray((size_bytes,), np.uint8, self, start)
 
     def refresh(self, start: int, size_bytes: int) -> None:
-        """Forget what this process wrote to ``[start, start + size_bytes)`` of a private mapping, ``start`` at a page.
+        """Drop this process's writes to ``[start, start + size_bytes)`` of a private mapping; ``start``: page-aligned.
 
-        Looking whether there is anything takes 0.3 ms for 38.5 MB; forgetting what is not there would have every page
-        looked up anew.
+        Checking for writes takes 0.3 ms for 38.5 MB. Without the check, every unwritten page would have to be looked up
+        again.
         """
         if self.private and size_bytes and _written(self.address + start, size_bytes):
             pages = -(-size_bytes // mmap.PAGESIZE)
@@ -97,7 +97,7 @@ class Mapping(mmap.mmap):
 
 
 def _written(address: int, size_bytes: int) -> bool:
-    """Tell whether this process has pages of its own there; True where that cannot be found out."""
+    """Return whether this process has written pages there; True if that cannot be determined."""
     first, last = address // mmap.PAGESIZE, -(-(address + size_bytes) // mmap.PAGESIZE)
     wanted_bytes = (last - first) * _ENTRY.itemsize
     try:
@@ -115,11 +115,11 @@ def _written(address: int, size_bytes: int) -> bool:
 
 
 def attach(socket_path: str, token: bytes, size_bytes: int, *, private: bool = False) -> Mapping:
-    """Fetch and map an arena; ``private``: one that others read, too.
+    """Fetch and map an arena; ``private``: other trainers read the arena too.
 
     Raises:
         OSError: the socket cannot be reached, or the daemon refused the token (PermissionError).
-        ProtocolError: what came is not an arena of that size.
+        ProtocolError: the received file is not an arena of that size.
     """
     if len(token) != TOKEN_BYTES or size_bytes <= 0:
         raise ProtocolError(f"expected a {TOKEN_BYTES}-byte token and a size, got {len(token)} and {size_bytes}")
@@ -143,15 +143,15 @@ def _map(fds: list[int], size_bytes: int, socket_path: str, flags: int) -> Mappi
     got_bytes = os.fstat(fds[0]).st_size
     if got_bytes < size_bytes:  # reading past a file's end is SIGBUS, not an error
         raise ProtocolError(f"expected an arena of {size_bytes} bytes, got {got_bytes}", object=socket_path)
-    # Writable: a host batch is the trainer's until the next one, in-place operations included.
+    # Writable: a host batch belongs to the trainer until it is returned, so in-place operations must work.
     return Mapping(fds[0], size_bytes, flags, mmap.PROT_READ | mmap.PROT_WRITE)
 
 
 def hold(socket_path: str) -> None:
-    """Keep an ephemeral daemon alive for as long as this process lives.
+    """Keep an ephemeral daemon alive while this process lives.
 
     Raises:
-        OSError: nobody accepts, or the daemon is about to end.
+        OSError: nothing accepts the connection, or the daemon is about to end.
     """
     lifeline, fds = _greet(socket_path, HOLD_GREETING + bytes(TOKEN_BYTES))
     for fd in fds:
@@ -160,7 +160,7 @@ def hold(socket_path: str) -> None:
 
 
 def holds_alive() -> bool:
-    """Tell whether a lifeline of this process still has a daemon at its other end."""
+    """Return whether any lifeline of this process still has a daemon at its other end."""
     for lifeline in list(_holds):
         try:
             ended = lifeline.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK) == b""
@@ -197,8 +197,8 @@ def _answer(unix: socket.socket) -> list[int]:
 
 
 def _after_fork_in_child() -> None:
-    # A child's copy of the connection would keep the daemon waiting after the parent died. Only this process'
-    # descriptors are closed here; the parent's connection goes on.
+    # A child's copy of the connection would keep the daemon waiting after the parent died. This closes only the
+    # child's descriptors; the parent's connection stays open.
     for mapping in list(_mappings):
         if mapping.lifeline >= 0:
             os.close(mapping.lifeline)

@@ -1,4 +1,4 @@
-"""Notices that a trainer waits for a batch, says what for, and gives up a daemon that no longer answers."""
+"""Logs why a trainer waits for a batch, and gives up a daemon that no longer answers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _log: Final = logging.getLogger("feedd_client")
 HEALTH_TIMEOUT_S: Final = 5.0
-_NOTICE_S: Final = 20.0  # a wait as long as this is worth a line in the log
+_NOTICE_S: Final = 20.0  # a wait of this length is logged
 _HEARTBEAT_S: Final = 15.0
 _TICK_S: Final = 1.0
 _REASONS: Final = {
@@ -31,16 +31,16 @@ _REASONS: Final = {
 
 
 def heartbeat_s(stall_timeout_s: float) -> float:
-    """Return how often a daemon is asked to say that it works on a batch."""
+    """Return the interval, in seconds, at which the daemon is asked to send heartbeats."""
     return min(_HEARTBEAT_S, stall_timeout_s / 4)
 
 
 @dataclass(slots=True, eq=False)
 class _Wait:
-    """One wait for a batch, from the first receive to the message that brings it.
+    """One wait for a batch, from the first receive until a message brings the batch.
 
     Attributes:
-        stream: a weak reference, because a lost stream must not live on in the watching thread: it maps the arena.
+        stream: a weak reference, because the watching thread must not keep a lost stream, which maps the arena.
         told: reasons that were logged.
     """
 
@@ -51,11 +51,11 @@ class _Wait:
 
 
 class StallWatch:
-    """Watches one pass from a thread of its own; the thread that receives says when it waits.
+    """Watches one pass in a separate thread; the receiving thread reports when it waits.
 
-    The daemon sends heartbeats while it works on a batch. Without any message for ``timeout_s`` a health check decides:
-    a daemon that does not answer, or whose stream no longer does, is given up, and the stream's reader reconnects.
-    Silence is counted in the thread's own wake-ups: a process that was stopped does not blame its daemon.
+    The daemon sends heartbeats while it works on a batch. After ``timeout_s`` without a message a health check decides.
+    If the daemon does not answer, or its stream stays silent, the stream is given up and its reader reconnects. Silence
+    is counted in the thread's own wake-ups, so that time in which this process was stopped does not count.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -64,14 +64,14 @@ class StallWatch:
         self._tick_s = min(_TICK_S, timeout_s / 12)
         self._wait: _Wait | None = None
         self._started = False
-        self._watched: _Wait | None = None  # these three: what the thread saw last
+        self._watched: _Wait | None = None  # this and the next two: what the thread saw last
         self._message_count = 0
         self._silent_s = 0.0
-        # A SimpleQueue, because ``stop`` may run in a finalizer: its put never waits for Python code.
+        # A SimpleQueue, because ``stop`` may run in a finalizer and its put never waits for Python code.
         self._stopped: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def wait(self, stream: Stream) -> None:
-        """Take note that a batch of ``stream`` is waited for."""
+        """Record that this pass waits for a batch of ``stream``."""
         if self._wait is None:
             self._wait = _Wait(weakref.ref(stream), stream.address, time.monotonic())
             if not self._started:
@@ -79,18 +79,18 @@ class StallWatch:
                 threading.Thread(target=self._run, name="feedd-stall", daemon=True).start()
 
     def arrived(self) -> None:
-        """Take note that it came."""
+        """Record that the batch has arrived."""
         wait, self._wait = self._wait, None
         if wait is not None and wait.told:
             waited_s = time.monotonic() - wait.began_s
-            _log.warning("the daemon at %s goes on after %.0f s", wait.address.text, waited_s)
+            _log.warning("the daemon at %s continues after %.0f s", wait.address.text, waited_s)
 
     def lost(self) -> None:
-        """Take note that the stream is lost: whoever reconnects says more."""
+        """Record that the stream is lost; the code that reconnects logs it."""
         self._wait = None
 
     def stop(self) -> None:
-        """End the thread; safe in a finalizer."""
+        """End the thread; safe to call in a finalizer."""
         self._wait = None
         self._stopped.put(None)
 
@@ -111,7 +111,7 @@ class StallWatch:
         if wait is not self._watched or stream.message_count != self._message_count:
             self._watched, self._message_count, self._silent_s = wait, stream.message_count, 0.0
         elif stream.awaits_batch:
-            # At most two ticks a wake-up: time in which this process was stopped is no silence of the daemon.
+            # At most two ticks per wake-up: time in which this process was stopped is not silence of the daemon.
             self._silent_s += min(passed_s, 2 * self._tick_s)
         if now_s - wait.began_s >= self._notice_s:
             self._say(wait, stream, now_s)
@@ -120,7 +120,7 @@ class StallWatch:
             self._silent_s = 0.0
 
     def _sleep(self) -> bool:
-        """Wait for the next look; False: it is over."""
+        """Wait for the next look; return False if the watch was stopped."""
         try:
             self._stopped.get(timeout=self._tick_s)
         except queue.Empty:
@@ -128,7 +128,7 @@ class StallWatch:
         return False
 
     def _say(self, wait: _Wait, stream: Stream, now_s: float) -> None:
-        """Say once per wait what it is for, and once that the daemon fell silent."""
+        """Log once per wait its reason, and once that the daemon went silent."""
         if self._silent_s >= self._notice_s:
             reason = "no heartbeat" if stream.beats else "no message"
         elif stream.waiting_for:
@@ -141,14 +141,14 @@ class StallWatch:
             _log.warning(text, wait.address.text, now_s - wait.began_s, reason)
 
     def _judge(self, wait: _Wait, stream: Stream) -> None:
-        """Give up a daemon that is silent, unless it is an older one, which sends no heartbeats, and answers."""
+        """Give up a silent daemon, unless it answers and is too old to send heartbeats."""
         address = wait.address
         alive = answers(address, HEALTH_TIMEOUT_S)
         if wait is not self._wait or (alive and not stream.beats):
             return
         state = "it answers a health check, but this stream is silent" if alive else "it answers no health check either"
-        _log.warning("no message of the daemon at %s for %.0f s: %s", address.text, self._silent_s, state)
+        _log.warning("no message from the daemon at %s for %.0f s: %s", address.text, self._silent_s, state)
         if not alive:
             end_silent(address, HEALTH_TIMEOUT_S)
-        message = f"expected a message of the daemon within {self._timeout_s:g} s, got none: {state}"
+        message = f"expected a message from the daemon within {self._timeout_s:g} s, got none: {state}"
         stream.lose(DaemonUnreachable(message, object=address.text))

@@ -1,4 +1,4 @@
-"""``state_dict``: a small, JSON-able resume position, and the refusal of one that belongs to another run."""
+"""``state_dict``: a small, JSON-able resume position; a state of another run is refused."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _NUMBERS: Final = ("epoch", "step", "row")
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """A loaded state, checked against the dataset's arguments; the rest is checked when a pass begins.
+    """A loaded state, checked against the dataset's arguments; topology and data are checked when a pass begins.
 
     Attributes:
-        position: where to go on.
-        fingerprint: the dataset it belongs to; empty where nothing had been opened yet.
-        standing: topology and consumer it was taken with; empty where nothing had been opened yet.
-        done: of a DataLoader worker that had its part of the epoch before. Where siblings have not, nothing is left for
-            it in the pass that goes on there.
+        position: where to continue.
+        fingerprint: fingerprint of the dataset; empty if nothing had been opened yet.
+        standing: topology and consumer of the saving process; empty if nothing had been opened yet.
+        done: True if a DataLoader worker had finished its part of the epoch before. If other workers had not, this
+            worker gets no batches in the pass that continues the epoch.
     """
 
     position: Position
@@ -38,11 +38,11 @@ class Resume:
     def for_consumer(self, consumer: Consumer, options: FeedOptions) -> Position:
         """Return the position for ``consumer``.
 
-        Nodes and ranks may be others than when it was taken, as long as all of them together take the same samples in
-        a step, from as many partitions.
+        The numbers of nodes and ranks may have changed since the state was taken. All ranks together must still take
+        the same samples in a step, from the same number of partitions.
 
         Raises:
-            StateError: they do not, or it was taken in the middle of a batch or by another number of workers.
+            StateError: they do not, or the state was taken in the middle of a batch, or by another number of workers.
         """
         now, was = standing(consumer, options), self.standing
         if not was:
@@ -54,25 +54,25 @@ class Resume:
         if was["consumer_count"] != 1:
             _same(was, now, ("world_size", "consumer_count", "consumer_index"))
         if (was["node_rank"], was["node_count"]) != (now["node_rank"], now["node_count"]):
-            # Steps are the same on all ranks, anchors only on one node: without them the daemon recounts.
+            # Steps are the same on all ranks, but anchors hold for one node only: without anchors the daemon recounts.
             return Position(at.epoch, at.step, row=at.row)
         return at
 
 
 def begin(resume: Resume | None, epoch: int, consumer: Consumer, options: FeedOptions) -> Position:
-    """Return where a pass over ``epoch`` begins: where a state of it says, or with the consumer's first step.
+    """Return the start of a pass over ``epoch``: the position of a loaded state, or the consumer's first step.
 
     Raises:
-        StateError: the state is not one for this consumer.
+        StateError: the state does not fit this consumer.
     """
     at = Position(epoch) if resume is None or resume.position.epoch != epoch else resume.for_consumer(consumer, options)
     return replace(at, step=consumer.first_step(at.step))
 
 
 def recipe_of(options: FeedOptions) -> dict[str, Any]:
-    """Return the arguments that decide which sample is where, besides how steps are dealt out to ranks."""
+    """Return the arguments that decide the place of each sample, apart from how ranks take steps."""
     mix: dict[str, Any] = {}
-    if options.sources:  # the state of a plain dataset is what it was before there were mixtures
+    if options.sources:  # the state of a single dataset has no keys for mixtures
         mix = {
             "mix": options.mix,
             "samples_per_epoch": options.samples_per_epoch,
@@ -98,7 +98,7 @@ def _source(source: SourceOptions) -> dict[str, Any]:
 
 
 def standing(consumer: Consumer, options: FeedOptions) -> dict[str, int]:
-    """Return where the consumer stands, and what all ranks take together."""
+    """Return the consumer's place in the topology, and the number of samples per step over all ranks."""
     topology = consumer.topology
     return {
         "world_size": topology.world_size,
@@ -115,7 +115,7 @@ def standing(consumer: Consumer, options: FeedOptions) -> dict[str, int]:
 def dump(resume: Resume, options: FeedOptions) -> dict[str, Any]:
     """Return the state dict.
 
-    It has the same shape whenever it is taken: distributed checkpoints are loaded into one that was just made.
+    All states have the same shape, because distributed checkpoints are loaded into a freshly made state.
     """
     position, where = resume.position, resume.standing
     return {
@@ -134,7 +134,7 @@ def load(state: Mapping[str, Any], options: FeedOptions) -> Resume:
     """Return the position in ``state``.
 
     Raises:
-        StateError: damaged, of another version, or taken with other arguments; says which.
+        StateError: the state is damaged, of another version, or taken with other arguments; the message says which.
     """
     if state.get("version") != STATE_VERSION:
         raise StateError(f"expected a state of version {STATE_VERSION}, got {state.get('version')!r}", object="version")
@@ -144,7 +144,7 @@ def load(state: Mapping[str, Any], options: FeedOptions) -> Resume:
             raise StateError(f"expected a number >= 0, got {value!r}", object=name)
     recipe = {"mix": None, **recipe_of(options)}
     _same(dict(state), recipe, tuple(recipe))
-    if options.by_batches:  # whose batches are cut out of a source: ranks may not share them otherwise
+    if options.by_batches:  # each batch comes from one source, so another batch size would change the samples
         _same(state, {"batch_size": options.batch_size}, ("batch_size",))
     _same({"batch_size": state.get("batch_size") is None}, {"batch_size": options.batch_size is None}, ("batch_size",))
     try:
@@ -185,7 +185,7 @@ def _same(state: Mapping[str, Any], now: Mapping[str, Any], names: tuple[str, ..
 
 
 def _first_difference(name: str, now: object, got: object) -> tuple[str, object, object]:
-    """Return what differs: of as many sources the first that does, and what of it."""
+    """Return the name and both values of the first difference; for equally many sources, of the first that differs."""
     if name == "sources" and isinstance(now, list) and isinstance(got, list) and len(now) == len(got):
         for number, (ours, theirs) in enumerate(zip(now, got, strict=True)):
             for key in ours if isinstance(theirs, dict) else ():

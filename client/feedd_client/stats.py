@@ -1,4 +1,4 @@
-"""What an iterating dataset counts."""
+"""Counters of an iterating dataset."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ _TEXT_CHARS_MAX: Final = 2000
 
 @dataclass(slots=True)
 class LoaderStats:
-    """Counters since the dataset was made, in this process.
+    """Counters of this process since the dataset was created.
 
     Attributes:
-        batches: batches (or samples, where one at a time) handed out.
-        samples: samples in them; where the recipe packs several into a row, those that were packed (one at a time, a
-            packed row counts as one).
-        rows: rows in them: less than samples where they are packed, else as many.
+        batches: batches handed out, or samples if the dataset yields single samples.
+        samples: samples in these batches. If the recipe packs several samples into a row, each packed sample counts (a
+            packed row counts as one if the dataset yields single samples).
+        rows: rows in these batches: fewer than samples if samples are packed, else as many.
         bytes: payload bytes received.
-        bad_samples: samples that could not be decoded and were dropped or replaced, see ``bad_samples=``.
+        bad_samples: samples that could not be decoded and were dropped or replaced; see ``bad_samples=``.
         filtered_samples: samples that ``filter=`` left out.
-        wait_s: time spent waiting for the daemon; over wall time, the share of steps that is input-bound.
-        time_to_first_batch_s: from the start of the first iteration to its first batch; None before.
+        wait_s: seconds spent waiting for the daemon. Divided by wall time: the share of time limited by input.
+        time_to_first_batch_s: seconds from the start of the first iteration to its first batch; None before.
         reconnects: streams resumed after they were lost.
         leftover_batches: batches of this rank that ``uneven="join"`` left out, as far as known.
-        leftover_samples: samples of this rank that ``uneven="drop"`` left out of the epochs that were seen to their
-            end; with DataLoader workers the first of them counts all of the rank's.
+        leftover_samples: samples of this rank that ``uneven="drop"`` left out of the epochs that ran to their
+            end. With DataLoader workers, the first worker counts all samples of the rank.
         transport: "slot" (shared memory), "inline", or "" before the first batch.
-        notices: data that the daemon leaves out or changes, by kind: each has "text", "count" (of objects,
-            sample counts or columns), "bytes" and "warns". Those that warn are in the log, too. Empty before the first
-            pass.
+        notices: data that the daemon leaves out or changes, by kind. Each notice has "text", "count" (of objects,
+            sample counts or columns), "bytes" and "warns". Notices with "warns" are also logged. Empty before the
+            first pass.
     """
 
     batches: int = 0
@@ -57,12 +57,12 @@ class LoaderStats:
     _logged: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def take_notices(self, notices: Iterable[pb.Notice], *, log: bool, grown: bool = False) -> None:
-        """Take what the daemon said; what it said before is not logged again.
+        """Replace the notices by those the daemon sent; a notice is logged only once.
 
         Args:
-            notices: all that are true of the session: others are so no longer.
-            log: whether this process is the one of its node that logs them.
-            grown: said while batches come: of a kind that is in the log already, only ``notices`` have the new count.
+            notices: all notices that hold for the session now; earlier ones no longer hold.
+            log: whether this process logs notices for its node.
+            grown: the notices came with a batch: the new count of a kind that was logged already is not logged.
         """
         self.notices = {}
         for notice in tuple(notices)[:_NOTICES_MAX]:
@@ -75,5 +75,5 @@ class LoaderStats:
             self.notices[kind] = told
 
     def as_dict(self) -> dict[str, Any]:
-        """Return a plain, JSON-able dict."""
+        """Return the counters as a plain, JSON-able dict."""
         return {name: value for name, value in asdict(self).items() if name != "_logged"}

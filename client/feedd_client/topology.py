@@ -1,4 +1,4 @@
-"""Where this process stands among all trainer processes: a pure function of the environment and a few files."""
+"""The place of this process among all trainer processes: a pure function of the environment and a few files."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _MPI_FAMILIES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Where a trainer process stands, in torchrun's words. The default is a single process.
+    """The ranks and sizes of a trainer process, named as in torchrun. The default is a single process.
 
     Raises:
-        TopologyError: values that contradict each other.
+        TopologyError: the values contradict each other.
     """
 
     world_size: int = 1
@@ -60,10 +60,12 @@ class Topology:
 
 
 def detect(env: Mapping[str, str], *, sagemaker_file: Path = SAGEMAKER_FILE) -> Topology:
-    """Return what the launcher's variables say: torchrun, Slurm, MPI, SageMaker, JobSet; else a single process.
+    """Return the topology that the launcher's variables describe (torchrun, Slurm, MPI, SageMaker, JobSet).
+
+    Without such variables, return a single process.
 
     Raises:
-        TopologyError: they contradict each other or do not say enough.
+        TopologyError: the variables contradict each other, or some are missing.
     """
     if "RANK" in env and "WORLD_SIZE" in env:
         return _from_torchrun(env, sagemaker_file)
@@ -81,17 +83,17 @@ def detect(env: Mapping[str, str], *, sagemaker_file: Path = SAGEMAKER_FILE) -> 
 
 
 def from_ranks(rank: int, hosts: Sequence[int]) -> Topology:
-    """Return the topology of ``rank`` when ``hosts[r]`` identifies the machine of rank ``r``."""
+    """Return the topology of ``rank``, where ``hosts[r]`` identifies the machine of rank ``r``."""
     nodes = list(dict.fromkeys(hosts))
     mine = [other for other, host in enumerate(hosts) if host == hosts[rank]]
     return Topology(len(hosts), rank, len(mine), mine.index(rank), len(nodes), nodes.index(hosts[rank]))
 
 
 def folded(topology: Topology, replicas: int) -> Topology:
-    """Return the topology of groups of ``replicas`` consecutive ranks, each group as one rank.
+    """Return the topology with each group of ``replicas`` consecutive ranks counted as one rank.
 
     Raises:
-        TopologyError: groups would not fill nodes, or nodes groups.
+        TopologyError: groups do not fill whole nodes, and nodes do not fill whole groups.
     """
     if replicas == 1:
         return topology
@@ -102,10 +104,10 @@ def folded(topology: Topology, replicas: int) -> Topology:
             local_rank = topology.local_rank // replicas
             return Topology(world // replicas, rank, local // replicas, local_rank, nodes, topology.node_rank)
         if replicas % local == 0:
-            span = replicas // local  # nodes of a group: all of them read the same
+            span = replicas // local  # nodes of a group; all of them read the same batches
             return Topology(world // replicas, rank, 1, 0, nodes // span, topology.node_rank // span)
     raise TopologyError(
-        f"expected groups of {replicas} ranks to fill nodes, or nodes groups, got {world} ranks on {nodes} nodes,"
+        f"expected groups of {replicas} ranks to fill whole nodes, or the reverse, got {world} ranks on {nodes} nodes,"
         f" {local} of them on this one",
         object="replicas",
         hint=_HINT,
@@ -131,7 +133,7 @@ def _from_torchrun(env: Mapping[str, str], sagemaker_file: Path) -> Topology:
         if hosts is not None and (len(hosts[0]), hosts[0].index(hosts[1])) == (world_size, rank):
             return _one_per_node(*hosts)
         raise TopologyError(
-            f"expected {' and '.join(local_names)} beside RANK and WORLD_SIZE={world_size}, got nothing",
+            f"expected {' and '.join(local_names)} to be set with RANK and WORLD_SIZE={world_size}, got nothing",
             hint=f"start the processes with torchrun, or {_HINT}",
         )
     local_size, local_rank = _number(env, "LOCAL_WORLD_SIZE"), _number(env, "LOCAL_RANK")
@@ -188,13 +190,13 @@ def _from_jobset(env: Mapping[str, str]) -> Topology:
             count = _number(env, name)
             return Topology(count, index, 1, 0, count, index)
     raise TopologyError(
-        "expected NNODES or PET_NNODES beside JOB_COMPLETION_INDEX, got neither",
+        "expected NNODES or PET_NNODES to be set with JOB_COMPLETION_INDEX, got neither",
         hint=f"set NNODES in the pod template, or {_HINT}",
     )
 
 
 def _sagemaker_hosts(env: Mapping[str, str], path: Path) -> tuple[list[str], str] | None:
-    """Return (all hosts in order, this host) from the job's file or variables, or None outside SageMaker."""
+    """Return (all hosts in order, this host) from the job's file or variables; None outside SageMaker."""
     try:
         if path.is_file():
             config = json.loads(path.read_text(encoding="utf-8"))
@@ -217,7 +219,7 @@ def _one_per_node(hosts: list[str], current: str) -> Topology:
 
 
 def _node_by_node(world_size: int, rank: int, local_size: int, local_rank: int) -> Topology:
-    """Nodes of equal size, filled one after the other."""
+    """Return the topology for equally large nodes that are filled one after the other."""
     first = rank - local_rank
     if local_size < 1 or world_size % local_size or first % local_size:
         raise TopologyError(

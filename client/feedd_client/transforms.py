@@ -1,4 +1,4 @@
-"""What DeviceLoader calls on each batch, and what it tells the callable: epoch, step, rank, a seeded generator."""
+"""Transforms that DeviceLoader calls on each batch, and their context: epoch, step, rank, a seeded generator."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ Transform: TypeAlias = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class TransformContext:
-    """What a transform may want to know of the batch it gets.
+    """What a transform may need to know about its batch.
 
     Attributes:
-        epoch: of the batch.
-        step: of the batch within its epoch and rank.
-        rank: of this process.
-        generator: on the batch's device, seeded by the dataset's seed, epoch, step and rank: a resumed run draws what
-            an uninterrupted one draws, however fast the trainer is.
-        channels_last: whether the loader will put images in that memory order.
+        epoch: epoch of the batch.
+        step: step of the batch within its epoch and rank.
+        rank: rank of this process.
+        generator: random generator on the batch's device, seeded by the dataset's seed, epoch, step and rank. A resumed
+            run therefore draws the same numbers as an uninterrupted one, however fast the trainer is.
+        channels_last: whether the loader will store images in channels-last order.
     """
 
     epoch: int
@@ -38,7 +38,7 @@ class TransformContext:
 
 @dataclass(frozen=True, slots=True)
 class BatchNumber:
-    """Which batch of a run: ``row`` tells single samples of one step apart."""
+    """The number of a batch in a run; ``row`` distinguishes the single samples of one step."""
 
     epoch: int
     step: int
@@ -49,10 +49,10 @@ class Pipeline:
     """The transforms of one loader, in order."""
 
     def __init__(self, transforms: Transform | Iterable[Transform], *, channels_last: bool) -> None:
-        """Prepare.
+        """Check the transforms, and whether each takes a context.
 
         Raises:
-            BadOptionError: one of them is no callable.
+            BadOptionError: a transform is not callable.
         """
         given = (transforms,) if callable(transforms) else tuple(transforms)
         for transform in given:
@@ -67,11 +67,11 @@ class Pipeline:
     def __repr__(self) -> str:
         return repr([transform for transform, _ in self._steps])
 
-    def __call__(self, batch: Any, context: TransformContext) -> Any:  # noqa: ANN401 - whatever the source yields
-        """Return what the transforms make of a batch.
+    def __call__(self, batch: Any, context: TransformContext) -> Any:  # noqa: ANN401 - the source's batch type
+        """Return the batch after all transforms.
 
         Raises:
-            RuntimeError: a transform raised StopIteration, which would otherwise end the epoch without a word.
+            RuntimeError: a transform raised StopIteration, which would otherwise end the epoch silently.
         """
         for transform, with_context in self._steps:
             try:
@@ -82,16 +82,16 @@ class Pipeline:
 
 
 class Generators:
-    """One generator, seeded anew for each batch."""
+    """One random generator, seeded again for each batch."""
 
     def __init__(self, device: torch.device, seed: int, rank: int) -> None:
         self._device = device
-        self._generator: torch.Generator | None = None  # made in the thread that draws, where anybody does
+        self._generator: torch.Generator | None = None  # created on first use, in the thread that draws
         self._seed = seed
         self._rank = rank
 
     def context(self, at: BatchNumber, *, channels_last: bool) -> TransformContext:
-        """Return the context of one batch; its generator draws for that batch until the next call."""
+        """Return the context of one batch; its generator is valid until the next call."""
         if self._generator is None:
             self._generator = torch.Generator(self._device)
         words = f"{self._seed}/{at.epoch}/{at.step}/{at.row}/{self._rank}".encode()
@@ -100,14 +100,14 @@ class Generators:
 
 
 def _pixels_last(tensor: torch.Tensor) -> torch.Tensor:
-    """Put the channels of images last in memory; only batches of floating-point images are of that shape."""
+    """Store the channels of images last in memory; only batches of floating-point images have four dimensions."""
     if tensor.ndim != 4 or not tensor.is_floating_point():
         return tensor
     return tensor.contiguous(memory_format=torch.channels_last)
 
 
 def _takes_context(transform: Transform) -> bool:
-    """Whether a transform is to be called with a context: it requires a second argument, or has one of that name."""
+    """Whether to call a transform with a context: its second argument is required, or is named ``context``."""
     if isinstance(transform, torch.nn.Module):
         transform = transform.forward
     try:

@@ -1,4 +1,4 @@
-"""The border to gRPC: addresses, channels, and the one place where its errors become ours."""
+"""The border to gRPC: addresses, channels, and the only place that translates gRPC errors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _log: Final = logging.getLogger("feedd_client")
-UDS_PATH_MAX: Final = 100  # the kernel's 108, less ".arena" and its end
+UDS_PATH_MAX: Final = 100  # the kernel's limit of 108 bytes, less ".arena" and the terminating zero
 CONNECT_TIMEOUT_S: Final = 5.0
 MESSAGE_LIMIT_BYTES: Final = 64 * 1024 * 1024
 ERROR_TRAILER: Final = "feedd-error-bin"
@@ -42,12 +42,12 @@ _NO_ANSWER: Final = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEE
 _OPTIONS: Final[list[tuple[str, Any]]] = [
     ("grpc.max_receive_message_length", MESSAGE_LIMIT_BYTES),
     ("grpc.max_send_message_length", MESSAGE_LIMIT_BYTES),
-    ("grpc.keepalive_time_ms", 30_000),  # finds a host that vanished without a word; feedd lets clients ping
+    ("grpc.keepalive_time_ms", 30_000),  # detects a host that vanished silently; feedd allows clients to ping
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.enable_http_proxy", 0),  # the daemon is on this node or on the cluster network
-    ("grpc.enable_retries", 0),  # streams are resumed from a cursor, which gRPC cannot know
-    ("grpc.use_local_subchannel_pool", 1),  # a fresh channel must not inherit another one's back-off
+    ("grpc.enable_retries", 0),  # the client resumes streams from a cursor, which gRPC cannot know
+    ("grpc.use_local_subchannel_pool", 1),  # a new channel must not inherit another channel's back-off
 ]
 
 _BY_STATUS: Final[dict[grpc.StatusCode, type[FeedError]]] = {
@@ -64,13 +64,13 @@ _BY_STATUS: Final[dict[grpc.StatusCode, type[FeedError]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a daemon listens.
+    """The address of a daemon.
 
     Attributes:
-        text: what the user wrote.
-        target: what gRPC dials.
+        text: the address as the user wrote it.
+        target: the address that gRPC dials.
         uds_path: path of the Unix socket; None for TCP.
-        tls: dial with TLS (``tls://host:port``).
+        tls: whether to dial with TLS (``tls://host:port``).
     """
 
     text: str
@@ -86,10 +86,10 @@ class Address:
 
 
 def checked_address(text: str | None) -> str | None:
-    """Return ``text``, where it is given an address.
+    """Return ``text`` after checking that it is an address; None stays None.
 
     Raises:
-        BadOptionError: it is given, and is none.
+        BadOptionError: the text is not an address.
     """
     if text is not None:
         parse_address(text)
@@ -100,16 +100,16 @@ def parse_address(text: str) -> Address:
     """Return the address for ``unix:///path``, ``host:port`` or ``tls://host:port``.
 
     Raises:
-        BadOptionError: anything else.
+        BadOptionError: the text has another form.
     """
     if text.startswith("unix:"):
         path = text.removeprefix("unix:")
         path = path.removeprefix("//") if path.startswith("///") else path
         if len(os.fsencode(path)) > UDS_PATH_MAX:
             raise BadOptionError(
-                f"expected the path of a socket, at most {UDS_PATH_MAX} bytes, got {len(os.fsencode(path))}: {text!r}",
+                f"expected a socket path of at most {UDS_PATH_MAX} bytes, got {len(os.fsencode(path))}: {text!r}",
                 object="address",
-                hint="have the daemon listen at a shorter path, such as unix:///run/feedd/feedd.sock or one below /tmp",
+                hint="let the daemon listen at a shorter path, such as unix:///run/feedd/feedd.sock or one below /tmp",
             )
         if path.startswith("/"):
             return Address(text, f"unix:{path}", path)
@@ -122,7 +122,7 @@ def parse_address(text: str) -> Address:
 
 
 def probe(address: Address) -> OSError | None:
-    """Return why nothing accepts connections at ``address``, or None where something does."""
+    """Return None if something accepts connections at ``address``, else the error."""
     try:
         if address.uds_path is not None:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as unix:
@@ -137,18 +137,18 @@ def probe(address: Address) -> OSError | None:
 
 def unreachable(address: Address, reason: object) -> DaemonUnreachable:
     """Return the error for a daemon that does not answer."""
-    hint = "start one with `feedd serve --listen ...`, set FEEDD_ADDRESS, or leave address out to have one started"
+    hint = "start a daemon with `feedd serve --listen ...`, set FEEDD_ADDRESS, or leave address out: feedd starts one"
     if isinstance(reason, PermissionError):
-        hint = "one may well run there: let this user in with the daemon's security.socket_mode and the socket's group"
+        hint = "a daemon may run there: give this user access with its security.socket_mode and the socket's group"
     return DaemonUnreachable(f"expected a feedd daemon to answer, got {reason}", object=address.text, hint=hint)
 
 
 def answers(address: Address, timeout_s: float) -> bool:
-    """Tell whether a daemon answers a health check on a new connection; any status of its own is an answer."""
+    """Return whether a daemon answers a health check on a new connection; any gRPC status of the daemon counts."""
     with _channel(address) as channel:
         check = channel.unary_unary(
             _HEALTH_CHECK, bytes, bytes
-        )  # its request is empty, and what it answers does not matter
+        )  # the request is empty, and the content of the answer does not matter
         try:
             check(b"", timeout=timeout_s)
         except grpc.RpcError as error:
@@ -158,7 +158,7 @@ def answers(address: Address, timeout_s: float) -> bool:
 
 
 class Endpoint:
-    """One channel to one daemon, in the process that made it. Not to be used after a fork."""
+    """One channel to one daemon, in the process that made it. Do not use it after a fork."""
 
     def __init__(self, address: Address) -> None:
         self.address = address
@@ -171,7 +171,7 @@ class Endpoint:
         """Call Feed.Open.
 
         Raises:
-            FeedError: whatever the daemon or the transport said.
+            FeedError: the error of the daemon or of the transport.
         """
         try:
             with telling_why(self.stub, request, self.address.text):
@@ -183,8 +183,8 @@ class Endpoint:
         """Call Feed.Classes.
 
         Raises:
-            DaemonVersionError: the daemon does not know it.
-            FeedError: whatever the daemon or the transport said.
+            DaemonVersionError: the daemon does not know this call.
+            FeedError: the error of the daemon or of the transport.
         """
         request = pb.ClassesRequest(session_id=session_id, field=field)
         try:
@@ -193,21 +193,21 @@ class Endpoint:
             told = translate(error, self.address)
             if isinstance(told, DaemonVersionError):
                 raise DaemonVersionError(
-                    "expected a daemon that names classes (protocol 1.5), got an older one",
+                    "expected a daemon that names classes (protocol 1.5), got an older daemon",
                     object=self.address.text,
                     hint="upgrade feedd on this node",
                 ) from None
             raise told from None
 
     def close_session(self, session_id: str, timeout_s: float) -> None:
-        """Call Feed.Close; the daemon notices a session's end without it too, so failures are of no interest."""
+        """Call Feed.Close. Failures are ignored, because the daemon also notices the end of a session without it."""
         try:
             self.stub.Close(pb.CloseRequest(session_id=session_id), timeout=timeout_s)
         except (grpc.RpcError, ValueError):  # ValueError: the channel is closed already
             return
 
     def close(self) -> None:
-        """Close the channel; idempotent."""
+        """Close the channel. Calling it again has no effect."""
         if self.pid == os.getpid():
             self._channel.close()
 
@@ -220,22 +220,22 @@ def _channel(address: Address) -> grpc.Channel:
 
 @functools.cache
 def _hold_grpc(pid: int) -> grpc.Channel:
-    """Keep gRPC set up in process ``pid``, by a channel nobody calls, which therefore never dials.
+    """Keep gRPC initialised in process ``pid`` through a channel that is never called, and so never dials.
 
-    With its last channel gRPC shuts itself down in a thread of its own; a fork that meets this half done hangs, or its
-    child does at its first channel (grpcio 1.85: five children and then the parent itself within 200 rounds of channel,
-    call, close, three forks; none of 2,699 rounds with this channel).
+    When its last channel closes, gRPC shuts down in a separate thread. A fork in the middle of this hangs, or the child
+    hangs at its first channel. With grpcio 1.85, five children and then the parent hung within 200 rounds of channel,
+    call, close and three forks. With this channel, none of 2,699 rounds hung.
     """
     return grpc.insecure_channel(f"unix:/feedd-holds-grpc-{pid}", _OPTIONS)
 
 
 def translate(error: grpc.RpcError, address: Address) -> FeedError:
-    """Return our error for a failed call: what the daemon said if it said something, else by status.
+    """Return the error for a failed call: the daemon's own error if it sent one, else an error by gRPC status.
 
-    Raise it ``from None``: gRPC's own words would be 30 lines above ours, and are in the log at debug.
+    Raise it ``from None``: gRPC's text would put 30 lines above the message. It is logged at debug level.
     """
     _log.debug("a call to the daemon at %s failed: %s", address.text, error)
-    # Every RpcError of a call that went out is also a grpc.Call; the typed stubs deny that two such classes can mix.
+    # Every RpcError of a sent call is also a grpc.Call; the typed stubs do not allow this combination.
     call: Any = error if hasattr(error, "trailing_metadata") else None
     if call is None:
         return unreachable(address, error)
@@ -249,14 +249,14 @@ def translate(error: grpc.RpcError, address: Address) -> FeedError:
     if code in {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN} and "exception" in details.lower():
         return DaemonError(details, object=address.text, hint="see the daemon's log", stage="daemon")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        hint = "a first shard may take longer: raise open_timeout_s; else see the daemon's log"
+        hint = "if a first shard takes longer, raise open_timeout_s; else see the daemon's log"
         return DaemonUnreachable("expected the daemon to answer in time, got nothing", object=address.text, hint=hint)
-    # what is left is a connection that ended, however gRPC names it: unavailable, cancelled, stream removed
+    # the remaining statuses mean a lost connection: unavailable, cancelled, stream removed
     return unreachable(address, f"{code.name.lower()}: {details}")
 
 
 def from_message(said: pb.Error) -> FeedError:
-    """Return the error for a feedd.v1.Error."""
+    """Return the error for a feedd.v1.Error message."""
     return from_wire(said.kind, said.message, object=said.object, hint=said.hint, stage=said.stage)
 
 

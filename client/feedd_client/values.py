@@ -1,4 +1,4 @@
-"""What users hold: ragged fields, the shuffle choice, the shape of a batch."""
+"""Values that users hold: ragged fields, shuffle options, sources and batches."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Shuffle:
-    """How samples are shuffled: shards in random order, then samples inside windows of some shards.
+    """Shuffle options: shards come in random order, and samples are shuffled inside windows of several shards.
 
     Attributes:
-        window_shards: shards per window; None takes the daemon's default. More mixes better and
-            needs as many shards in the cache before the first batch.
-        window_bytes: as many shards per window as fit into so many bytes, at least one; instead of ``window_shards``.
-        bucket_by: field whose stored size decides which samples of a window come together in a step: similar ones, so
-            that padding them wastes little. Steps come in random order all the same.
+        window_shards: shards per window; None selects the daemon's default. More shards mix better, and
+            as many shards must be in the cache before the first batch.
+        window_bytes: fill each window with as many shards as fit into this many bytes, at least one shard. Use instead
+            of ``window_shards``.
+        bucket_by: field whose stored size groups similar samples of a window into one step, so that padding wastes
+            little. The steps still come in random order.
     """
 
     window_shards: int | None = None
@@ -34,14 +35,15 @@ class Shuffle:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One of several datasets that are mixed: ``FeedDataset([Source(...), Source(...)], ...)``.
+    """One of several datasets to mix: ``FeedDataset([Source(...), Source(...)], ...)``.
 
     Attributes:
-        url: prefix, object, list of them, or ``manifest+s3://…``; a format before it (``tfrecord+s3://…``) is that of
-            all shards, whatever their names. ``{000..127}``, ``{a,b}`` and ``::`` are lists, as in WebDataset.
-        weight: its share of the samples, in any scale; or the share from certain epochs on, ``{0: 0.7, 10: 0.5}``.
-        fields: what to decode and how, where it differs from the other sources'; every source must come out with the
-            same names, types and shapes. None takes the dataset's.
+        url: a prefix, an object, a list of them, or ``manifest+s3://…``. A format in front (``tfrecord+s3://…``)
+            applies to all shards, whatever their names. ``{000..127}``, ``{a,b}`` and ``::`` make lists, as in
+            WebDataset.
+        weight: share of the samples, in any scale; or shares by first epoch, ``{0: 0.7, 10: 0.5}``.
+        fields: what to decode, and how, if this differs from the other sources. Every source must yield the same names,
+            types and shapes. None takes the dataset's fields.
     """
 
     url: str | Sequence[str]
@@ -50,9 +52,9 @@ class Source:
 
 
 class Ragged:
-    """A field whose samples differ in length: all samples back to back, and where each begins.
+    """A field with samples of different lengths: all samples back to back, with the offset of each.
 
-    Sample ``i`` is ``values[offsets[i]:offsets[i + 1]]``, reshaped to ``shapes[i]`` where there are shapes.
+    Sample ``i`` is ``values[offsets[i]:offsets[i + 1]]``, reshaped to ``shapes[i]`` if there are shapes.
 
     Attributes:
         values: 1-D tensor of all elements.
@@ -89,20 +91,20 @@ class Ragged:
         return (Ragged, (self.values, self.offsets, self.shapes))
 
     def bytes(self, index: int) -> bytes:
-        """Return one sample's raw memory: the encoded file for fields ``"bytes"`` and ``"image:raw"``."""
+        """Return the memory of one sample: for fields ``"bytes"`` and ``"image:raw"`` this is the encoded file."""
         return self[index].contiguous().cpu().numpy().tobytes()
 
     def padded(self, value: float = 0, length: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return samples as one tensor ``[rows, length]``, filled up with ``value``, and which values are their own.
+        """Return the samples as one tensor ``[rows, length]``, padded with ``value``, and a bool mask of real values.
 
-        Where the length is known before, let the daemon do it: ``{"decode": ..., "pad": {...}}``.
+        If you know the length in advance, let the daemon pad: ``{"decode": ..., "pad": {...}}``.
 
         Args:
-            value: fills up.
-            length: longer samples are cut off; None: that of the longest.
+            value: the padding.
+            length: columns of the result; longer samples are cut off. None: the length of the longest sample.
 
         Raises:
-            ValueError: samples have several dimensions.
+            ValueError: the samples have several dimensions.
         """
         if self.shapes is not None:
             raise ValueError("expected samples of one dimension, got several: pad them in the recipe")
@@ -117,8 +119,8 @@ class Ragged:
         block[mask] = values
         return block, mask
 
-    def to(self, *args: Any, **kwargs: Any) -> Ragged:  # noqa: ANN401 - Tensor.to's own, whatever they are
-        """Move values, offsets and shapes as ``Tensor.to(device)`` would; a dtype applies to values only."""
+    def to(self, *args: Any, **kwargs: Any) -> Ragged:  # noqa: ANN401 - the same arguments as Tensor.to
+        """Move values, offsets and shapes as ``Tensor.to(device)`` does; a dtype applies to the values only."""
         values = self.values.to(*args, **kwargs)
         later = bool(kwargs.get("non_blocking", False))
         shapes = None if self.shapes is None else self.shapes.to(values.device, non_blocking=later)
@@ -138,9 +140,9 @@ class Ragged:
 
 
 class Batch(dict[str, Any]):
-    """A batch: a dict of ``Tensor``, ``Ragged`` or list by field, with a repr of one line.
+    """A batch: a dict of ``Tensor``, ``Ragged`` or list by field, with a one-line repr.
 
-    ``torch.utils.data.default_collate`` refuses it: a ``DataLoader`` over batches wants ``batch_size=None``.
+    ``torch.utils.data.default_collate`` refuses a batch: pass ``batch_size=None`` to a ``DataLoader`` over batches.
     """
 
     __slots__ = ()
@@ -149,7 +151,7 @@ class Batch(dict[str, Any]):
         return f"Batch({', '.join(f'{name}: {_shape_of(value)}' for name, value in self.items())})"
 
     def copy(self) -> Batch:
-        """Return a batch of the same values."""
+        """Return a batch that holds the same values."""
         return Batch(self)
 
 
@@ -166,10 +168,10 @@ def _shape_of(value: object) -> str:
 
 def _refuse_to_collate(_: object, **_options: object) -> None:
     raise BadOptionError(
-        "expected single samples to collate, got batches: FeedDataset makes the batches itself",
+        "expected single samples to collate, got batches: FeedDataset already makes batches",
         object="batch_size",
-        hint="write DataLoader(dataset, batch_size=None); or FeedDataset(..., batch_size=None) for a DataLoader that"
-        " makes batches of single samples",
+        hint="write DataLoader(dataset, batch_size=None); or FeedDataset(..., batch_size=None), and let DataLoader"
+        " batch the single samples",
     )
 
 
@@ -180,5 +182,5 @@ register_pytree_node(
     lambda values, names: Batch(zip(names, values, strict=True)),
     serialized_type_name="feedd_client.Batch",
 )
-# batch_size=None: the same fields for one sample; text and JSON fields are then the value itself.
+# The fields of one sample, for batch_size=None; a text or JSON field holds the value itself.
 Sample: TypeAlias = "dict[str, Any]"

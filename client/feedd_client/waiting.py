@@ -1,4 +1,4 @@
-"""Saying what a slow Open waits for, while it waits."""
+"""Logs what a slow Open waits for."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ STATUS_TIMEOUT_S: Final = 2.0
 
 @contextlib.contextmanager
 def telling_why(stub: Any, request: pb.OpenRequest, address: str) -> Iterator[None]:  # noqa: ANN401 - generated, untyped
-    """Log what ``request`` waits for after 5 s, and then ever less often, until the body ends.
+    """Log what ``request`` waits for: first after 5 s, then at growing intervals, until the body ends.
 
     Args:
-        stub: of the Feed service; a daemon before 1.6 does not know the question, and then only the wait is logged.
-        request: its ``open_id`` names the Open.
-        address: of the daemon, as the user wrote it.
+        stub: stub of the Feed service. A daemon before 1.6 cannot answer; then only the duration is logged.
+        request: the Open request; its ``open_id`` identifies the Open.
+        address: address of the daemon, as the user wrote it.
     """
     over = threading.Event()
     thread = threading.Thread(target=_tell, args=(stub, request, address, over), name="feedd-open", daemon=True)
@@ -42,14 +42,14 @@ def _tell(stub: Any, request: pb.OpenRequest, address: str, over: threading.Even
     began_s, pause_s = time.monotonic(), FIRST_S
     urls = list(request.urls) or [source.urls[0] for source in request.sources]
     while not over.wait(pause_s):
-        why = _waits_for(stub, request.open_id) or f"no word from the daemon at {address}"
+        why = _waits_for(stub, request.open_id) or f"no answer from the daemon at {address}"
         if not over.is_set():
             _log.warning("still opening %s after %.0f s: %s", urls[0], time.monotonic() - began_s, why)
         pause_s = min(2 * pause_s, 60.0)
 
 
 def _waits_for(stub: Any, open_id: str) -> str:  # noqa: ANN401 - see above
-    """Return what the daemon says that the Open waits for; empty where it says nothing."""
+    """Return the daemon's reason why the Open waits; empty if it gives none."""
     try:
         answer = stub.OpenStatus(pb.OpenStatusRequest(open_id=open_id), timeout=STATUS_TIMEOUT_S)
     except (grpc.RpcError, ValueError) as error:  # ValueError: the channel was closed

@@ -1,1 +1,1 @@
-"""From URLs to datasets: what they name, what is listed, and what is learned of the shards."""
+"""From URLs to datasets: what URLs name, what is listed, and what is learned about the shards."""

@@ -1,8 +1,8 @@
 """Lists in one URL, as WebDataset's users write them: ``shard-{000..127}.tar``, ``{train,extra}/``, ``one::two``. Pure.
 
-As in a shell: a range counts up or down, by a step where a third number says so, with as many digits as its ends have
-where one begins with a zero; or it goes through letters. Braces without a comma or a range, and such without their
-partner, are themselves. Groups may lie in one another; the last one of a URL changes first.
+Braces work as in a shell. A range counts up or down, with an optional third number as step. If an end begins with a
+zero, all numbers have as many digits as the ends. A range may also go through letters. Braces without a comma or a
+range, and braces without a partner, are plain text. Groups may be nested; the last group of a URL changes first.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 URLS_MAX: Final = 100_000
-_CHARACTERS_MAX: Final = 64 << 20  # of all that the URLs of a request stand for
+_CHARACTERS_MAX: Final = 64 << 20  # of all URLs that a request stands for
 _VERY_MANY: Final = 10**18
 _DEPTH_MAX: Final = 8
 _NUMBERS: Final = re.compile(r"(-?\d{1,18})\.\.(-?\d{1,18})(?:\.\.(-?\d{1,18}))?")
@@ -29,7 +29,7 @@ _NEXT_PATH: Final = re.compile(r"::(?=/|[a-zA-Z][a-zA-Z0-9+.-]*://)")
 
 @dataclass(frozen=True, slots=True)
 class _Range:
-    """Numbers, or code points of letters."""
+    """A range of numbers, or of code points of letters."""
 
     numbers: range
     digits: int
@@ -45,7 +45,7 @@ class _Range:
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """One of several."""
+    """A choice among several alternatives."""
 
     of: tuple[_Sequence, ...]
 
@@ -58,7 +58,7 @@ class _Choice:
 
 @dataclass(frozen=True, slots=True)
 class _Sequence:
-    """One part after another; text is itself."""
+    """Parts in sequence; a text part stands for itself."""
 
     parts: tuple[str | _Range | _Choice, ...]
 
@@ -70,31 +70,31 @@ class _Sequence:
 
     def texts(self) -> Iterator[str]:
         lists = [(part,) if isinstance(part, str) else tuple(part.texts()) for part in self.parts]
-        return ("".join(parts) for parts in itertools.product(*lists))  # others get a turn: ``map`` gives them none
+        return ("".join(parts) for parts in itertools.product(*lists))  # ``map`` would never give other threads a turn
 
 
 def split(url: str) -> list[str]:
-    """Return the URLs that one is a list of, with ``::`` between them; where no URL follows it is part of a name."""
+    """Return the URLs that ``::`` separates; ``::`` without a URL behind it is part of a name."""
     return (_NEXT_PATH if url.startswith("/") else _NEXT).split(url)
 
 
 @dataclass(slots=True)
 class Allowance:
-    """What the URLs with braces of one request may still stand for, all together."""
+    """How many URLs and characters all braces of one request may still stand for."""
 
     urls: int = URLS_MAX
     characters: int = _CHARACTERS_MAX
 
 
 def expand(url: str, allowance: Allowance | None = None) -> list[str]:
-    """Return the URLs that one with braces stands for, in the order they are written; without any it is itself.
+    """Return the URLs that a URL with braces stands for, in order; without braces, the URL itself.
 
     Args:
-        url: it.
-        allowance: of the request that it is of, made less by what it stands for; None: of its own.
+        url: the URL.
+        allowance: allowance of the whole request, reduced by this URL; None: this URL has its own.
 
     Raises:
-        BadRequest: they are more than anybody means, or lie too deep in one another.
+        BadRequest: the braces stand for too many URLs, or are nested too deep.
     """
     if "{" not in url:
         return [url]
@@ -102,16 +102,16 @@ def expand(url: str, allowance: Allowance | None = None) -> list[str]:
     try:
         tree = _parsed(url, 0, len(url), _partners(url), _DEPTH_MAX)
     except RecursionError:
-        message = f"expected braces at most {_DEPTH_MAX} deep, got more"
+        message = f"expected braces nested at most {_DEPTH_MAX} deep, got more"
         raise BadRequest(message, object=_short(url), stage="source") from None
     count = tree.count()
     if count > left.urls or count * len(url) > left.characters:
         before = URLS_MAX - left.urls
-        others = f" beside those of this request for {before}" if before else ""
+        others = f", in addition to {before} of this request" if before else ""
         raise BadRequest(
             f"expected a URL that stands for at most {URLS_MAX} others, got one for {count}{others}",
             object=_short(url),
-            hint="give their common prefix, or list them in a manifest (manifest+s3://…)",
+            hint="specify their common prefix, or list them in a manifest (manifest+s3://…)",
             stage="source",
         )
     left.urls, left.characters = left.urls - count, left.characters - count * len(url)
@@ -123,7 +123,7 @@ def _short(url: str) -> str:
 
 
 def _partners(url: str) -> dict[int, int]:
-    """Return where each brace that is closed is closed."""
+    """Return the position of the closing brace for each opening brace that has one."""
     found: dict[int, int] = {}
     opened: list[int] = []
     for match in re.finditer(r"[{}]", url):
@@ -143,7 +143,7 @@ def _parsed(url: str, start: int, end: int, partners: dict[int, int], depth: int
             break
         closing = partners.get(opening)
         group = None if closing is None else _group(url, opening + 1, closing, partners, depth)
-        if closing is None or group is None:  # the brace is itself, and what is inside may hold groups
+        if closing is None or group is None:  # the brace is plain text, but groups may follow inside
             parts.append(url[at : opening + 1])
             at = opening + 1
         else:
@@ -153,7 +153,7 @@ def _parsed(url: str, start: int, end: int, partners: dict[int, int], depth: int
 
 
 def _group(url: str, start: int, end: int, partners: dict[int, int], depth: int) -> _Range | _Choice | None:
-    """Return what stands between braces; None: it is no group."""
+    """Return the group between two braces; None: the text is not a group."""
     inside = _range(url[start:end]) if end - start < 64 else None
     if inside is not None:
         return inside

@@ -1,4 +1,4 @@
-"""What is known of datasets: listings, and the sample index of each shard. Shared by all sessions."""
+"""What is known of datasets: listings, and the sample index of each shard. All sessions share it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from feedd.values import Cursor, ShardIndex
 
 _Urls = tuple[tuple[str, ...], ...]
-"""Of each source of a dataset."""
+"""URLs of each source of a dataset."""
 _Wanted = tuple[_Urls, Cuts]
 
 _FRESH_S = 30.0  # ranks of one launch open within this of each other and share one listing
@@ -55,42 +55,42 @@ _LISTINGS_KEPT = 16
 
 
 class DatasetCatalog:
-    """Listings by their URLs, indexes by their object; each fetched once however many sessions ask.
+    """Listings by their URLs, and indexes by their object; each is fetched once for all sessions.
 
     Attributes:
-        readings: the indexes as shards tell them; from here they come with the listing's labels.
+        readings: indexes as the shards give them; this class adds the listing's labels.
     """
 
     def __init__(self, stages: Stages, group: asyncio.TaskGroup, learned: Learned) -> None:
         self.readings = Indexes(stages, group)
         self._stages = stages
         self._learned = learned
-        # By URLs and content: a run that began before a dataset grew finds its listing beside the newer one.
+        # By URLs and content: after a dataset grew, a run that began before finds its older listing here.
         self._listings: dict[tuple[_Wanted, bytes], Listing] = {}
         self._listing_flight: SingleFlight[_Wanted, Listing] = SingleFlight(group)
         self._sorting = Sorting(group)
         self._labelled = LabelledIndexes()
 
     async def listing(self, urls: tuple[str, ...], known: Callable[[Listing], bool]) -> Listing:
-        """Return a listing of ``urls``: a held one ``known`` to the run, else the last where fresh, else a new one."""
+        """Return a held listing that is ``known`` to the run, else the newest if it is fresh, else a new listing."""
         return await self.mixed((urls,), known)
 
     async def mixed(self, sources: _Urls, known: Callable[[Listing], bool], cuts: Cuts = ()) -> Listing:
-        """Return one listing of several sources, one after another; as ``listing`` otherwise.
+        """Return one listing of several sources, one after another; otherwise like ``listing``.
 
         Args:
-            sources: URLs of each.
+            sources: URLs of each source.
             known: whether a held listing is the run's; called in a thread.
-            cuts: how each source's files of tokens are cut; none: there are no such files.
+            cuts: how each source's files of tokens are split; empty: there are no such files.
         """
         wanted = sources, cuts
         held = {name: listing for name, listing in self._listings.items() if name[0] == wanted}
-        if held:  # what one is known by may be as long as the listing
+        if held:  # checking ``known`` may take as long as the listing is
             found = await CPU.run(lambda: next((one for one in held.items() if known(one[1])), None))
             if found is not None:
                 name, listing = found
                 self._listings.pop(name, None)
-                self._listings[name] = listing  # in use: the last to be dropped
+                self._listings[name] = listing  # moves it to the end, so that it is dropped last
                 return listing
         newest = max(held.values(), key=lambda listing: listing.listed_s, default=None)
         if newest is not None and self._stages.clock.monotonic_s() - newest.listed_s < _FRESH_S:
@@ -99,7 +99,7 @@ class DatasetCatalog:
 
     @contextlib.contextmanager
     def begun(self, sources: _Urls, cuts: Cuts = ()) -> Iterator[None]:
-        """List meanwhile what ``mixed`` is about to be asked for, where nothing is held of it."""
+        """Start listing, inside the context, for a following call of ``mixed``, unless a listing is held."""
         wanted = sources, cuts
         if any(name[0] == wanted for name in self._listings):
             yield
@@ -111,22 +111,22 @@ class DatasetCatalog:
             self._listing_flight.leave(flight)
 
     def forget(self, listing: Listing) -> None:
-        """Drop a listing that turned out to be stale; sessions that hold it keep it."""
+        """Drop a stale listing; sessions that hold it keep it."""
         for name in [name for name, held in self._listings.items() if held is listing or held is listing.base]:
             del self._listings[name]
 
     async def index(self, listing: Listing, shard: int) -> ShardIndex:
-        """Return a shard's sample index, fetching the shard if need be; the listing then knows its count.
+        """Return a shard's sample index, fetching the shard if needed; the listing then knows the shard's count.
 
         Raises:
-            ObjectChanged: the listing was told another count. It is dropped.
+            ObjectChanged: the listing had another count; it is dropped.
         """
         index = await self.readings.of(listing, shard)
         self._learn(listing, shard, index)
         return self._labelled.of(listing, shard, index)
 
     async def indexes(self, listing: Listing, shards: Iterable[int]) -> list[ShardIndex]:
-        """Return the indexes of several shards, fetched side by side; the listing then knows all their counts.
+        """Return the indexes of several shards, fetched in parallel; the listing then knows all their counts.
 
         Raises:
             ObjectChanged: see ``index``.
@@ -141,7 +141,7 @@ class DatasetCatalog:
         return await run_all(self.index(listing, shard) for shard in wanted)
 
     async def fresh(self, urls: tuple[str, ...]) -> Listing:
-        """Return a listing of its own, that knows only what feedd's own index beside the data counted."""
+        """Return a separate listing that knows only the counts of feedd's own index beside the data."""
         found = await self._stages.sources.resolve_all(urls)
         refs = await with_heads(self._stages.sources, found.refs, found.named)
         resolved = replace(found, refs=await CPU.run(counting, refs, found.named))
@@ -149,19 +149,19 @@ class DatasetCatalog:
         listing.packs, listing.named = resolved.packs, await CPU.run(_known_formats, resolved)
         listing.idx_bytes = await CPU.run(idx_sizes, resolved.refs, resolved.beside)
         told = await self._told(resolved, listing, claims=False)
-        files = told.left_out.get(NoticeKind.UNUSED_SIDECARS, Amount())  # counts are about to be made anew
+        files = told.left_out.get(NoticeKind.UNUSED_SIDECARS, Amount())  # unused counts do not matter: counting follows
         listing.passed_over = resolved.passed_over.with_reasons({NoticeKind.UNUSED_SIDECARS: files})
         await CPU.run(listing.tell, told.exact, told.claimed, told.by)
         listing.formats = told.formats
         return listing
 
     async def rows(self, listing: Listing, reader: AnyReader, at: Cursor) -> BatchRows | EpochEnd:
-        """Return what ``reader`` plans for ``at``, having indexed the shards it must know first."""
+        """Return what ``reader`` plans for ``at``, after indexing the shards that it needs first."""
         drawn = await self.draw(listing, reader, at)
         return drawn if isinstance(drawn, EpochEnd) else drawn.rows()
 
     async def draw(self, listing: Listing, reader: AnyReader, at: Cursor) -> BatchPlan | EpochEnd:
-        """As ``rows``, with nothing worked out."""
+        """Like ``rows``, but return the plan before its rows are computed."""
         while isinstance(drawn := reader.draw(at), NeedCounts | NeedOrder):
             if isinstance(drawn, NeedOrder):
                 await self._sorting.sort(drawn)
@@ -175,7 +175,7 @@ class DatasetCatalog:
         return drawn
 
     async def close(self) -> None:
-        """End what is under way."""
+        """End all work that is running."""
         await self._listing_flight.cancel_all()
         await self.readings.close()
         await self._sorting.close()
@@ -183,7 +183,7 @@ class DatasetCatalog:
 
     async def _list(self, sources: _Urls, cuts: Cuts) -> Listing:
         resolve = partial(self._stages.sources.resolve_all, allowance=Allowance())
-        cut = [one is not None for one in cuts] or [False] * len(sources)  # an array of tokens is no sample
+        cut = [one is not None for one in cuts] or [False] * len(sources)  # a .npy file of tokens is a shard, no sample
         resolved = await run_all(resolve(urls, shards=shards) for urls, shards in zip(sources, cut, strict=True))
         firsts = tuple(itertools.accumulate((len(one.refs) for one in resolved[:-1]), initial=0))
         whole = await CPU.run(_joined, resolved, firsts)
@@ -200,7 +200,7 @@ class DatasetCatalog:
         listing.counts = await CPU.run(self._learned.known, listing.refs, reader_of)
         await CPU.run(listing.tell, told.exact, told.claimed, told.by)
         held = self._listings.pop(((sources, cuts), listing.digest), None)
-        # nothing changed: what was learned of it stays. Unless a file was corrected, by which others have planned.
+        # Nothing changed, so keep what was learned. Unless a sidecar was corrected after runs had planned with it.
         if held is not None and await CPU.run(_unchanged, held, listing):
             await CPU.run(held.renew, listing)
             listing = held
@@ -210,7 +210,7 @@ class DatasetCatalog:
         return listing
 
     async def _told(self, resolved: Resolved, listing: Listing, *, claims: bool = True) -> SidecarCounts:
-        """Return what lies beside the data tells; of documents the listing is told how they are read."""
+        """Return the counts of sidecars; for documents, tell the listing their formats."""
         documents = await read_documents(self._stages.sources, resolved)
         told = await read_told(self._stages.sources, resolved, claims=claims)
         if not documents.counts:
@@ -220,13 +220,13 @@ class DatasetCatalog:
         return replace(told, exact={**told.exact, **documents.counts}, claimed=claimed)
 
     async def _cut(self, whole: Resolved, firsts: tuple[int, ...], cuts: Cuts, told: SidecarCounts) -> SidecarCounts:
-        """Return what is known, and what recipes make of files of tokens: nothing else says what their samples are."""
+        """Add the windows that recipes make of files of tokens, for which there are no other samples."""
         files, cut_told = await CPU.run(_with_cuts, whole, firsts, cuts, told)
         await check_types(self._stages.sources, whole, files.dtypes)
         return cut_told
 
     def _learn(self, listing: Listing, shard: int, index: ShardIndex) -> None:
-        """Take note of a count, once, for this listing and for later daemons: an index may be read by nobody."""
+        """Record a count, once, for this listing and for later daemons, because indexes may be dropped."""
         if shard in listing.learned:
             return
         listing.field_names.add(listing.source_of(shard), shard, index.fields, index.unread)
@@ -234,18 +234,18 @@ class DatasetCatalog:
         try:
             listing.learn(shard, index.sample_count)
         except ObjectChanged:
-            self.forget(listing)  # planned with what is wrong: the next open lists, and is told, anew
+            self.forget(listing)  # it was planned with a wrong count: the next open lists again
             raise
 
 
 def _unchanged(held: Listing, newer: Listing) -> bool:
-    """Whether a listing of the same objects reads them, and counts them, as an earlier one."""
+    """Whether a newer listing of the same objects reads and counts them like the earlier one."""
     same = held.firsts == newer.firsts and held.named == newer.named
     return same and held.contradicts(newer.counts) is None
 
 
 def _joined(resolved: Sequence[Resolved], firsts: Sequence[int]) -> Resolved:
-    """Return the shards of several sources, one after another, in the forms in which they can be read."""
+    """Return the shards of several sources, one after another, with the conversions that they need."""
     refs, named = resolved[0].refs, resolved[0].named
     if len(resolved) > 1:
         refs = tuple(ref for one in resolved for ref in one.refs)
@@ -272,10 +272,10 @@ def _with_cuts(
 
 
 def _known_formats(resolved: Resolved) -> Mapping[int, str]:
-    """Return what URLs name in the place of their shards' formats.
+    """Return the formats that URLs name, by shard.
 
     Raises:
-        Unsupported: there is no format, and no form, of that name.
+        Unsupported: no format or conversion has such a name.
     """
     for name in {name for name, _ in itertools.groupby(resolved.named.values())}:
         check_named(name)

@@ -1,8 +1,8 @@
-"""Reading the indexes of shards that are here before batches ask for them.
+"""Reads the indexes of shards in the cache before batches need them.
 
-Where samples lie in a shard is known when somebody has gone through it: 5 us per sample of a tar. Asked for only when a
-batch needs it, that waits behind all decoding that was asked for before, and then decoding waits for it. Nothing is
-fetched for it: a shard that somebody awaits comes before others, and who awaits what is for batches to say.
+Indexing a tar takes 5 us per sample. If the index is requested only when a batch needs it, it waits behind all earlier
+decoding, and then the batch's decoding waits for it. No shard is fetched for this, because fetching for batches comes
+first.
 """
 
 from __future__ import annotations
@@ -23,48 +23,48 @@ if TYPE_CHECKING:
     from feedd.values import ShardIndex
 
 
-_PATIENCE_DRAWS = 8  # twice the batches that are usually under way: what is read for later is in nobody's way at first
-_AT_ONCE = 2  # so many workers, at most, index for later
-_LOOKED_AT = 64  # the first that are missing: a look is taken for each batch
+_PATIENCE_DRAWS = 8  # twice the usual number of batches in progress: at first, reading for later must not disturb them
+_AT_ONCE = 2  # workers that may index for later at one time
+_LOOKED_AT = 64  # missing shards to check, because this runs for every batch
 
 
 class IndexPrefetcher:
-    """Of one session. What fails here is no error: whoever cannot do without an index asks again."""
+    """Prefetches the indexes of one session. Failures are ignored: whoever needs an index requests it again."""
 
     def __init__(self, indexes: Indexes, listing: Listing, cache: ConvertingCache) -> None:
-        """Begin nothing; ``indexes`` reads those of ``listing``, whose shards ``cache`` holds or brings."""
+        """Start nothing yet; ``indexes`` reads the indexes of ``listing``, whose shards ``cache`` holds."""
         self._indexes = indexes
         self._listing = listing
         self._cache = cache
-        self._coming: list[int] = []  # shards whose indexes are not at hand
+        self._coming: list[int] = []  # shards whose indexes are missing
         self._patience = _PATIENCE_DRAWS
         self._begun: set[IndexRun] = set()
-        self._ending: set[IndexRun] = set()  # nobody wants them any more; until they end they may hold pins
+        self._ending: set[IndexRun] = set()  # cancelled runs, which may hold pins until they end
 
     def enter(self, shards: Iterable[int]) -> None:
-        """As ``expect``; a stream or an epoch begins, whose first batches come before all this."""
+        """Like ``expect``, but for a new stream or epoch, whose first batches have priority."""
         self._patience = _PATIENCE_DRAWS
         self.expect(shards)
 
     def expect(self, shards: Iterable[int]) -> None:
-        """Read the indexes of these (dataset indices), and of no others, once ``look`` finds that they are here."""
+        """Replace the dataset indices of shards whose indexes to read once ``look`` finds the shards in the cache."""
         self._coming = [shard for shard in dict.fromkeys(shards) if self._indexes.held(self._listing, shard) is None]
 
     def look(self) -> None:
-        """Begin with what has come; called once for each batch."""
+        """Start indexing shards that have arrived; called once for each batch."""
         if self._patience:
             self._patience -= 1
         else:
             self._go_on()
 
     def close(self) -> None:
-        """Want nothing any more; another stream may begin."""
+        """Cancel all prefetching; another stream may begin."""
         self._coming = []
         for run in tuple(self._begun):
             self._end(run)
 
     async def ended(self) -> None:
-        """Return when nothing that was given up is under way."""
+        """Return when all cancelled runs have ended."""
         if self._ending:
             await asyncio.wait([run.result for run in self._ending])
 
@@ -83,7 +83,7 @@ class IndexPrefetcher:
             run = self._indexes.begin(self._listing, shard)
             if run is None:
                 return
-            if run in self._begun:  # of another stream, or a window that overlaps
+            if run in self._begun:  # it was begun by another stream, or for an overlapping window
                 self._indexes.leave(run)
                 return
             self._begun.add(run)

@@ -1,4 +1,4 @@
-"""Where the samples of each shard lie: read once however many ask, and kept as long as there is room."""
+"""Sample indexes of shards: each is read once for all sessions, and kept while there is room."""
 
 from __future__ import annotations
 
@@ -25,60 +25,60 @@ if TYPE_CHECKING:
     from feedd.values import ObjectRef, ShardIndex
 
 _KEPT_BYTES = 256 << 20
-_INDEXED_BYTES = 1 << 10  # to index an object of a pack, 2.5 us, is as long as to go over so many bytes
+_INDEXED_BYTES = 1 << 10  # indexing an object of a pack takes 2.5 us, as long as scanning this many bytes
 
 
 class _Key(NamedTuple):
-    """What an index is of: an object, read as what it was named."""
+    """Key of an index: an object, and the format as which it is read."""
 
     ref: ObjectRef
     format: str
 
 
 IndexRun = Flight[_Key, "ShardIndex"]
-"""An index being read, for all who want it."""
+"""The running read of an index, shared by all callers that want it."""
 
 
 class Indexes:
-    """Indexes by their object and what it is read as; nobody's labels are in them."""
+    """Indexes by their object and format, without labels."""
 
     def __init__(self, stages: Stages, group: asyncio.TaskGroup) -> None:
-        """Hold nothing yet; ``group`` owns what is read for several at once."""
+        """Start empty; ``group`` owns shared reads."""
         self._stages = stages
         self._kept: WeightedLru[_Key, ShardIndex] = WeightedLru(_KEPT_BYTES)
         self._runs: SingleFlight[_Key, ShardIndex] = SingleFlight(group)
 
     def held(self, listing: Listing, shard: int) -> ShardIndex | None:
-        """Return a shard's index if it is at hand."""
+        """Return a shard's index if it is in memory."""
         return self._kept.get(_key(listing, shard))
 
     async def of(self, listing: Listing, shard: int) -> ShardIndex:
-        """Return a shard's index, fetching the shard if need be.
+        """Return a shard's index, fetching the shard if needed.
 
         Raises:
-            BadShard, NotFound, ...: said by the shard, or by its store.
+            FeeddError: an error of the shard or of its store, such as BadShard or NotFound.
         """
         key = _key(listing, shard)
         index = self._kept.get(key)
         return index or await self._runs.do(key, lambda: self._read(listing, key, shard))
 
     async def made(self, listing: Listing, ref: ObjectRef) -> ShardIndex:
-        """Return the index of what is made of an object of a listing beside its shard, such as its first samples.
+        """Return the index of a conversion of a listed object other than its shard, such as its first samples.
 
         Raises:
-            BadShard, NotFound, ...: said by the object.
+            FeeddError: an error of the object or of its store, such as BadShard or NotFound.
         """
         key = _Key(ref, "")
         index = self._kept.get(key)
         return index or await self._runs.do(key, lambda: self._read(listing, key))
 
     def begin(self, listing: Listing, shard: int) -> IndexRun | None:
-        """Read a shard's index meanwhile, fetching the shard if need be; None: it is at hand.
+        """Start reading a shard's index, fetching the shard if needed; None: the index is in memory.
 
-        Balanced by one ``leave``.
+        Each started read needs one call of ``leave``.
 
         Raises:
-            Draining: the daemon is going away.
+            Draining: the daemon is shutting down.
         """
         key = _key(listing, shard)
         if self._kept.get(key) is not None:
@@ -86,11 +86,11 @@ class Indexes:
         return self._runs.join(key, lambda: self._read(listing, key, shard))
 
     def leave(self, run: IndexRun) -> bool:
-        """Give up what was begun; True: nobody else wants it, and it is ending."""
+        """Release a started read; return True if no other caller wants it and it is ending."""
         return self._runs.leave(run)
 
     async def close(self) -> None:
-        """End what is under way."""
+        """End all running reads."""
         await self._runs.cancel_all()
 
     async def _read(self, listing: Listing, key: _Key, shard: int = -1) -> ShardIndex:
@@ -119,6 +119,6 @@ def _key(listing: Listing, shard: int) -> _Key:
 
 
 async def _index_of_pack(listing: Listing, ref: ObjectRef) -> ShardIndex:
-    """Return what the pack itself would say, which the listing knows as well."""
+    """Return the index that the pack itself would give, from the listing."""
     packs, number = next((one, number) for one in listing.packs if (number := one.find(ref)) is not None)
     return await off_loop(lambda: index_of(packs.table(number)), len(packs.span(number)) * _INDEXED_BYTES)

@@ -1,4 +1,4 @@
-"""Labels that come from where samples lie, or from a table beside them: as fields of indexes, like any other."""
+"""Labels from folders, or from a table beside the samples, as fields of indexes like any other."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ _ROWS_HINT: Final = "rows are matched by path below the URL's folder"
 
 
 async def with_tables(sources: Sources, request: Request) -> Request:
-    """Return a request whose tables are named by URL and version: another one is another dataset.
+    """Return a request whose tables are named by URL and version: another version makes another dataset.
 
     Raises:
-        NotFound, PermissionDenied, StoreUnavailable: as the store answered about a table.
+        NotFound, PermissionDenied, StoreUnavailable: the store's answer about a table.
     """
     files = {
         (number, table.file)
@@ -69,7 +69,7 @@ async def with_tables(sources: Sources, request: Request) -> Request:
 
 
 class Labelling:
-    """Labels of listings, and what their numbers stand for."""
+    """Labels of listings, and the class names of their numbers."""
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
@@ -77,12 +77,12 @@ class Labelling:
         self._used: WeightedLru[str, bool] = WeightedLru(_TABLES_USED)
 
     async def tables(self, request: Request) -> Tables:
-        """Read the tables that a request names, if it is the first to do so: while objects are listed there is time.
+        """Read the tables of a request that no earlier request has used, while objects are being listed.
 
-        One that cannot be read is left for ``label``, which says why.
+        A table that cannot be read is skipped here; ``label`` reports the error.
 
         Raises:
-            StoreUnavailable: there is no answer about one.
+            StoreUnavailable: the store did not answer about a table.
         """
         sources = dict.fromkeys(source for recipe in request.wanted for source in _labels(recipe))
         found: dict[str, LabelTable] = {}
@@ -92,26 +92,26 @@ class Labelling:
                 try:
                     found[source] = await _rows(self._sources, table)
                 except StoreUnavailable:
-                    raise  # it was tried for as long as is allowed: not once more
+                    raise  # all allowed retries have failed, so do not try again in ``label``
                 except (FeeddError, ValueError):
                     continue
         return found
 
     async def label(self, listing: Listing, request: Request, tables: Tables) -> dict[str, tuple[str, ...]]:
-        """Have a listing know the labels that a request wants; takes a microsecond or two per sample, once.
+        """Add the labels that a request wants to a listing; takes 1 to 2 microseconds per sample, once.
 
         Args:
-            listing: of its objects.
-            request: says which.
-            tables: what has been read of those that it names.
+            listing: listing of the request's objects.
+            request: names the labels.
+            tables: its tables, as far as they were read in advance.
 
         Returns:
-            The names of classes, in the order of their numbers, by field; of fields whose labels are names.
+            Class names in the order of their numbers, by field, for fields whose labels are names.
 
         Raises:
-            BadRequest: labels that the data or the table does not tell; of all samples, or of one where none may be
-                bad. Tables of several sources that number names in different ways.
-            NotFound, PermissionDenied, StoreUnavailable: as the store answered about a table.
+            BadRequest: all samples lack a label, or one does and no bad samples are allowed. Or tables of several
+                sources number the names differently.
+            NotFound, PermissionDenied, StoreUnavailable: the store's answer about a table.
         """
         found: dict[str, tuple[str, ...]] = {}
         for number, recipe in enumerate(request.wanted):
@@ -139,13 +139,13 @@ class Labelling:
 
 
 class _Known(NamedTuple):
-    """What is known of a column of labels.
+    """Facts about a column of labels.
 
     Attributes:
         classes: see ``dataset.object_labels.Labels``.
-        missing: samples without a label.
-        first_missing: the first of them.
-        total: samples.
+        missing: number of samples without a label.
+        first_missing: the first of these samples.
+        total: number of samples.
     """
 
     classes: tuple[str, ...]
@@ -161,7 +161,7 @@ async def _values(
     packs = list(dict.fromkeys(one for one, _ in owners.values()))
     table = table_of(source)
     try:
-        if table is None:  # of all sources: a folder is the same class in each, whoever asks
+        if table is None:  # number the folders of all sources together, so that a name is the same class in each
             packs = list(listing.packs)
             labels = await CPU.run(folder_labels, packs, classes_of(source))
         else:
@@ -175,7 +175,7 @@ async def _values(
 
 
 async def _table_labels(sources: Sources, packs: Sequence[Packs], table: TableLabel, rows: LabelTable | None) -> Labels:
-    if rows is not None:  # read ahead, and forgotten by whoever did that
+    if rows is not None:  # read in advance, and freed by the caller
         return await CPU.run(table_labels, packs, rows)
     rows = await _rows(sources, table)
     try:
@@ -185,15 +185,15 @@ async def _table_labels(sources: Sources, packs: Sequence[Packs], table: TableLa
 
 
 async def forget(tables: Tables) -> None:
-    """Free what has been read of tables; nobody may look at them any more."""
+    """Free tables that were read in advance; they must not be used any more."""
     for table in tables.values():
         await CPU.run(table.clear)
 
 
 def _check_labelled(known: _Known, url: str, source: str, request: Request) -> None:
-    """Refuse at once what would end the run later: labels of none of the samples, or not of all where none may be bad.
+    """Refuse at once labels that would end the run later: all are missing, or one is and no bad samples are allowed.
 
-    Where there are filters, they may leave out samples without a label: others are told of as they come.
+    If there are filters, they may leave out samples without a label, so such samples are reported later.
     """
     strict = not request.filters and (request.policy is BadSamples.ERROR or not request.spec.bad_samples_max)
     if not known.missing or (known.missing < known.total and not strict):
@@ -204,16 +204,16 @@ def _check_labelled(known: _Known, url: str, source: str, request: Request) -> N
     raise BadRequest(
         f"expected a label for every sample, got none for {known.first_missing!r}{others}: {unlabelled(source)}",
         object=url if table is None else table.file,
-        hint="say bad_samples='skip' to leave them out" if some else _ROWS_HINT if table is not None else "",
+        hint="pass bad_samples='skip' to leave them out" if some else _ROWS_HINT if table is not None else "",
         stage="plan",
     )
 
 
 def _disagree(name: str, url: str) -> BadRequest:
     return BadRequest(
-        "expected the same classes in every dataset that is mixed, got others in one",
+        "expected the same classes in all mixed datasets, got other classes in one",
         object=url,
-        hint=f'name those of {name!r} in fields: "classes": ["cat", "dog"] in the order that is to number them',
+        hint=f'list the classes of {name!r} in fields, in their order: "classes": ["cat", "dog"]',
         stage="plan",
     )
 
@@ -222,12 +222,12 @@ async def _rows(sources: Sources, table: TableLabel) -> LabelTable:
     ref = await sources.head(table.file)
     if ref.size_bytes > TABLE_BYTES_MAX:
         raise ValueError(f"expected a table of at most {TABLE_BYTES_MAX} bytes, got {ref.size_bytes}")
-    ref = replace(ref, etag=table.version)  # that which the fingerprint names
+    ref = replace(ref, etag=table.version)  # the version in the fingerprint
     return await sources.texts.parse(ref, lambda data: parse_table(table.file, data, table.column, table.classes))
 
 
 def _owners(listing: Listing, shards: range) -> dict[int, tuple[Packs, int]]:
-    """Return of each shard the packs it is one of, and its number there."""
+    """Return the packs that each shard belongs to, and the shard's number there."""
     found: dict[int, tuple[Packs, int]] = {}
     for shard in shards:
         ref = listing.refs[shard]
@@ -235,9 +235,9 @@ def _owners(listing: Listing, shards: range) -> dict[int, tuple[Packs, int]]:
         place = next(places, None)
         if place is None:
             raise BadRequest(
-                "expected samples that are objects of their own, got a shard of many",
+                "expected samples that are separate objects, got a shard of many samples",
                 object=ref.url,
-                hint="labels by folder or table are of plain objects; a shard's samples have theirs inside, "
+                hint="labels by folder or table are for separate objects; a shard's samples contain their labels, "
                 'as int, str or {"decode": "int", "classes": ["cat", "dog"]}',
                 stage="plan",
             )
@@ -246,7 +246,7 @@ def _owners(listing: Listing, shards: range) -> dict[int, tuple[Packs, int]]:
 
 
 class LabelledIndexes:
-    """Indexes with the labels of their samples, made once."""
+    """Indexes with label columns added, each built once."""
 
     def __init__(self) -> None:
         self._made: WeightedLru[tuple[object, ...], ShardIndex] = WeightedLru(_LABELLED_BYTES)
@@ -286,7 +286,7 @@ def _with_versions(field: FieldRecipe, number: int, refs: Mapping[tuple[int, str
 
 
 def _placed(urls: Sequence[str], file: str) -> str:
-    """Return the URL of a table: relative to the folder of a dataset's first."""
+    """Return the URL of a table: a relative path starts at the folder of the dataset's first URL."""
     if "://" in file or file.startswith("/"):
         return file
     location = parse_url(urls[0])

@@ -1,4 +1,4 @@
-"""Fields that the first shard lacks, of a session whose user names none: they are in no batch, and that is told."""
+"""Fields that the first shard lacks, if the user names no fields: they are in no batch, and a notice says so."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 
 class LateFields:
-    """What a listing has come to know of such fields. Nothing is read for that: shards tell it when they are indexed.
+    """Late fields of a listing as far as known. No shard is read for this; indexing shards finds them.
 
     Args:
-        listing: as the session reads it.
-        known: of each source, the fields that its first shard has; None: its user named the fields.
-        tell: takes an amount that has grown, and by how much.
+        listing: the session's listing.
+        known: fields of each source's first shard; None: the user named the fields.
+        tell: called with the new amount and its growth.
 
     Attributes:
-        amount: of the last ``refresh``.
+        amount: amount at the last ``refresh``.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class LateFields:
         self._look()
 
     def refresh(self) -> bool:
-        """Look whether there are more, and tell them; False: there are none."""
+        """Look for new late fields and report them; return whether there were any."""
         before = self.amount.count
         self._look()
         if self.amount.count == before:
@@ -50,17 +50,17 @@ class LateFields:
 
 
 def fields_told(index: ShardIndex) -> frozenset[str]:
-    """Return the fields that a shard tells, those that nobody can read among them."""
+    """Return all fields of a shard, including unreadable ones."""
     return frozenset((*index.fields, *(name.lower() for name, _ in index.unread)))
 
 
 def late_fields(listing: Listing, known: Sequence[frozenset[str] | None], *, unread: bool = True) -> Amount:
-    """Return the fields of a listing's shards, as far as they are indexed, that are not among those known.
+    """Return the fields of indexed shards that are not among the known fields.
 
     Args:
-        listing: it.
-        known: of each source; None: they do not matter.
-        unread: those that nobody can read count, too.
+        listing: the listing.
+        known: known fields of each source; None: skip the source.
+        unread: whether unreadable fields count.
     """
     names = listing.field_names
     found = [

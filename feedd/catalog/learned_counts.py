@@ -1,7 +1,7 @@
 """Sample counts learned while shards were read, kept in the cache's directory for the next start.
 
-They spare a run that goes on after a restart the reading of shards it is past. Whether ranks have equal steps is never
-decided by them: another node has learned others.
+After a restart, a continued run need not read the shards that it has passed. These counts never decide whether ranks
+have equal steps, because other nodes have learned other counts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from feedd.values import ObjectRef
 
 _FILE_BYTES_MAX = 256 << 20
-_ROWS_MAX = 1_000_000  # the last learned ones
+_ROWS_MAX = 1_000_000  # the most recently learned counts
 _Row = tuple[str, str, int, int]  # URL, ETag, bytes, samples
 
 
@@ -30,7 +30,7 @@ class Learned:
     """Counts by object. Synchronous; ``load`` and ``save`` block.
 
     Args:
-        path: the file; one that is not there, or is not ours, is nothing known. None: nothing is kept.
+        path: the file; a missing or foreign file counts as empty. None: counts are kept in memory only.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -42,9 +42,9 @@ class Learned:
         return f"Learned({len(self._counts)} shards)"
 
     def note(self, ref: ObjectRef, sample_count: int, reader: str = "") -> None:
-        """Take note of what an object holds, as it is read: the same bytes by another format are other samples."""
+        """Record an object's number of samples; another format would read other samples from the same bytes."""
         if counts_apart(ref.form):
-            return  # what of it nobody else may read
+            return  # its count holds only for this conversion's sessions
         key = (ref.url, _version(ref, reader), ref.size_bytes)
         if self._counts.get(key) != sample_count:
             self._counts[key] = sample_count
@@ -53,11 +53,11 @@ class Learned:
                 del self._counts[next(iter(self._counts))]
 
     def known(self, refs: Sequence[ObjectRef], reader_of: Callable[[int], str] = lambda _: "") -> dict[int, int]:
-        """Return the counts of the objects that are known, by index into ``refs``.
+        """Return the known counts of the objects, by index into ``refs``.
 
         Args:
             refs: the objects.
-            reader_of: the format that somebody named for one of them; empty: its name tells it.
+            reader_of: returns the format named for an object; empty: its name decides.
         """
         if not self._counts:
             return {}
@@ -75,7 +75,7 @@ class Learned:
                 self._counts.update(((url, etag, size), count) for url, etag, size, count in rows if count >= 0)
 
     def save(self) -> None:
-        """Write the file where something was learned; a directory that cannot be written is nobody's trouble."""
+        """Write the file if something was learned; errors of the directory are ignored."""
         if not self._changed or self._path is None:
             return
         rows = [(*key, count) for key, count in self._counts.items()]
@@ -85,6 +85,6 @@ class Learned:
 
 
 def _version(ref: ObjectRef, reader: str) -> str:
-    """Return an object's version and how it is read; columns do not matter, where each has as many rows."""
+    """Return an object's version and how it is read; columns do not matter, because all have as many rows."""
     form = ref.form.partition(":")[0]
     return f"{ref.etag}\0{form}\0{reader}" if form or reader else ref.etag

@@ -1,4 +1,4 @@
-"""Objects of packs by their own names: those that did not come, so that samples are bad; those of bad samples."""
+"""Missing objects of packs, whose samples are bad; and the objects' own names for bad samples of packs."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
 
 _KNOWN_MAX: Final = 1 << 16  # packs
 _RENEW_S: Final = 60.0
-_ASKED_MAX: Final = 64  # lost objects that an open asks for
+_ASKED_MAX: Final = 64  # missing objects that an open looks up
 _ASKED_AT_ONCE: Final = 16
-_ASK_S: Final = 2.0  # that an open waits for the answers
+_ASK_S: Final = 2.0  # how long an open waits for the answers
 
 Reasons = dict[int, dict[int, tuple[str, str]]]
-"""By the number of the shard and of the sample: the extension of what is lost, and what to say of it."""
+"""shard number -> sample number -> (extension of the missing object, reason)."""
 
 
 class _Version(NamedTuple):
-    """One fill of an entry: what is fetched again may come whole."""
+    """One fill of a cache entry; a later fill may be complete."""
 
     ref: ObjectRef
     inode: int
@@ -58,14 +58,14 @@ class _Lost(NamedTuple):
 
 class _Lacking(NamedTuple):
     numbers: tuple[int, ...]
-    asked_s: float  # when an open asked for them last
+    asked_s: float  # when an open last looked them up
 
 
 class LostObjects:
-    """What packs in the cache say that they lack; each is asked once.
+    """Missing objects of packs in the cache; each pack is read once.
 
     Attributes:
-        renew_s: an open of a pack's listing asks for what the pack lacks, at most once in this time.
+        renew_s: minimum seconds between two look-ups of a pack's missing objects.
     """
 
     def __init__(self) -> None:
@@ -74,10 +74,10 @@ class LostObjects:
         self._lacking: dict[ObjectRef, _Lacking] = {}
 
     async def renew(self, listed: Sequence[Packs], sources: Sources, cache: ConvertingCache) -> None:
-        """Drop those packs of a listing from the cache whose lost objects are there again, to be fetched anew.
+        """Drop packs of a listing from the cache if their missing objects exist again, so that they are refetched.
 
-        A pack's lost objects are asked for once in ``renew_s``, those of few packs at a time. A pack that lacks as much
-        as before stays, and so does one whose store does not answer soon.
+        A pack's missing objects are looked up at most once in ``renew_s``, for a few packs at a time. A pack stays if
+        its objects are still missing, or if the store does not answer soon.
         """
         asked: list[tuple[ObjectRef, ObjectRef]] = []
         for ref, members, first in self._due(listed):
@@ -101,7 +101,7 @@ class LostObjects:
             await cache.renew(ref)
 
     def _due(self, listed: Sequence[Packs]) -> list[tuple[ObjectRef, Members, int]]:
-        """Return packs of a listing, with what all of them hold and the number of their first object there."""
+        """Return packs of the listing to look up, with their members and the number of their first object there."""
         before_s, asked_count = _now_s() - self.renew_s, 0
         found: list[tuple[ObjectRef, Members, int]] = []
         for ref, lacking in self._lacking.items():
@@ -120,14 +120,14 @@ class LostObjects:
     async def without(
         self, indexes: Sequence[ShardIndex], files: Sequence[ShardFile]
     ) -> tuple[Sequence[ShardIndex], Reasons]:
-        """Return the indexes of pinned shards without what is lost, and why it is.
+        """Return the indexes of pinned shards without missing objects, and the reasons.
 
         Raises:
-            CacheUnavailable: a pack cannot be read, or is none.
+            CacheUnavailable: a pack cannot be read, or is not a pack.
         """
         reasons: Reasons = {}
         found = indexes
-        # what is waited for has come
+        # files with ``inflight`` hold the samples that were waited for
         packs = {number: file for number, file in enumerate(files) if is_pack(file.ref) and not file.inflight}
         for (number, file), lost in zip(packs.items(), await self._of(list(packs.values())), strict=True):
             if lost:
@@ -138,10 +138,10 @@ class LostObjects:
         return found, reasons
 
     async def told(self, failures: Sequence[Failure], files: Sequence[ShardFile]) -> Sequence[Failure]:
-        """Return bad samples of pinned shards with those of packs told by their objects, which have names of their own.
+        """Return bad samples with those in packs renamed to their objects, which have names of their own.
 
         Raises:
-            CacheUnavailable: a pack cannot be read, or is none.
+            CacheUnavailable: a pack cannot be read, or is not a pack.
         """
         packs = {file.ref.url: file for file in files if is_pack(file.ref)}
         if not any(one.url in packs for one in failures):
@@ -155,7 +155,7 @@ class LostObjects:
         versions = [_version(file) for file in files]
         known = [self._known.get(version) for version in versions]
         unknown = [number for number, one in enumerate(known) if one is None]
-        if unknown:  # a turn through a thread for all of them: an epoch's first batches have many
+        if unknown:  # one thread call for all of them, because an epoch's first batches have many
             read = await CACHE_DISK.run(lambda: [_read(files[number]) for number in unknown])
             for number, lost in zip(unknown, read, strict=True):
                 self._known.put(versions[number], lost, 1)
@@ -168,10 +168,10 @@ def _now_s() -> float:
 
 
 def _version(file: ShardFile) -> _Version:
-    """Return what tells one fill from the next: microseconds, for the file is pinned and its inode at hand.
+    """Return a key for this fill of the entry; takes microseconds, because the file is pinned.
 
     Raises:
-        CacheUnavailable: it is gone.
+        CacheUnavailable: the file is missing.
     """
     try:
         now = Path(file.path).stat()
@@ -187,7 +187,7 @@ def _unreadable(file: ShardFile, error: Exception) -> CacheUnavailable:
 def bad_rows(
     reasons: Reasons, shard_no: NDArray[np.integer], ordinal: NDArray[np.integer], wanted: frozenset[str]
 ) -> dict[int, tuple[str, str]]:
-    """Return the rows that lack an object of one of the extensions that are wanted: that, and what to say of it."""
+    """Return rows that lack an object with a wanted extension: row -> (extension, reason)."""
     if not reasons:
         return {}
     found: Mapping[int, tuple[str, str] | None] = {
@@ -231,7 +231,7 @@ def _told(failures: Sequence[Failure], packs: Mapping[str, ShardFile]) -> list[F
         if one.url in tables:
             table, its = tables[one.url], names[one.url]
             objects = np.flatnonzero(table.sample == one.ordinal)
-            place = objects[table.starts()[objects] == one.offset]  # where the field that failed is one of them
+            place = objects[table.starts()[objects] == one.offset]  # the failed field's object, if it exists
             name = its[int(place[0] if len(place) else objects[0])]
             found.append(replace(one, url=_folder(packs[one.url], its) + name, ordinal=0, offset=0))
         else:
@@ -250,5 +250,5 @@ def _table(file: ShardFile) -> Table:
 
 
 def _folder(file: ShardFile, names: Sequence[str]) -> str:
-    """Return what is in front of the names: a pack is called as its first object with all of that."""
+    """Return the folder of the pack's names; a pack's URL is its folder, its first object and a count."""
     return file.ref.url.removesuffix(f"{names[0]}+{len(names) - 1}")

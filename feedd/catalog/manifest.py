@@ -1,4 +1,4 @@
-"""SageMaker's ManifestFile: a JSON array of a prefix and the names that go with it."""
+"""SageMaker's ManifestFile: a JSON array of a prefix and names to append to it."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _T = TypeVar("_T")
 
 MANIFEST_BYTES_MAX = 256 << 20
 MANIFEST_NAMES_MAX = 2_000_000
-"""Names of a manifest: each is asked for by a request of its own."""
+"""Maximum names of a manifest, because each needs its own request."""
 
-_PIECE_BYTES: Final = 16 << 10  # the event loop waits while a piece is read, which may hold thousands of names
-_ELEMENT_BYTES_MAX: Final = 64 << 10  # far above any name: none is longer than 1,024 bytes where objects are
+_PIECE_BYTES: Final = 16 << 10  # the event loop waits while a piece is parsed, which may hold thousands of names
+_ELEMENT_BYTES_MAX: Final = 64 << 10  # far above any name: keys have at most 1,024 bytes
 _SPACE: Final = re.compile(rb"[ \t\n\r]*+")
 _STRING: Final = re.compile(rb'"((?:[^"\\\x00-\x1f]++|\\.)*+)"')
 _NAMES: Final = re.compile(rb'(?:[ \t\n\r]*+,[ \t\n\r]*+"(?:[^"\\\x00-\x1f]++|\\.)*+")++')
@@ -39,15 +39,15 @@ _SHOWN_BYTES: Final = 80
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 _SHAPE = 'a manifest is [{"prefix": "s3://bucket/some/prefix/"}, "name-1", "name-2", ...]'
 _AUGMENTED = (
-    "an augmented manifest, which has a JSON object on each line, is not read: "
-    "list the objects in a plain one, or give their prefix"
+    "an augmented manifest, which has a JSON object on each line, is not supported: "
+    "list the objects in a plain manifest, or specify their prefix"
 )
 
 
 class Names:
-    """Stores and keys of very many objects, in a few blocks of memory: a text of each for as long as it is looked at.
+    """Stores and keys of very many objects in a few blocks of memory; a text exists only while it is used.
 
-    Millions of texts that are freed together keep the interpreter, and so the event loop, for as long as that takes.
+    Freeing millions of texts together would block the interpreter, and so the event loop, for a long time.
     """
 
     def __init__(self, names: Iterable[tuple[str, str]] = ()) -> None:
@@ -60,7 +60,7 @@ class Names:
             self._root_of.append(self._roots.setdefault(root, len(self._roots)))
 
     def add(self, root: str, prefix: str, names: Sequence[str]) -> None:
-        """Put objects of one store behind the others; their keys are ``prefix`` and each of ``names``."""
+        """Append objects of one store; their keys are ``prefix`` and each of ``names``."""
         text = prefix + prefix.join(names)
         octets = text.encode("utf-8", "surrogatepass")
         sizes = np.fromiter(map(len, names), np.int64, len(names)) + len(prefix)
@@ -86,18 +86,18 @@ class Names:
 
 
 def names_in(data: Octets, url: str) -> Names:
-    """Return stores and keys of what a manifest names, in its order; duplicates stay.
+    """Return stores and keys of the objects in a manifest, in its order; duplicates stay.
 
-    Names are appended to the prefix verbatim. Those of a prefix that holds the bucket are not looked at one by one: two
-    millions of them would take a core for seconds.
+    Names are appended to the prefix verbatim. If the prefix holds the bucket, names are not parsed one by one, because
+    two million names would occupy a core for seconds.
 
     Raises:
-        BadRequest: not JSON, or not of the manifest's shape, or no names in it, or too many, or one that makes no URL.
+        BadRequest: not JSON, not a manifest, no names, too many names, or a name that makes no URL.
         Unsupported: see ``parse_url``.
     """
     found = Names()
     for prefix, names in parse_manifest(data, url):
-        time.sleep(0)  # gives the interpreter away: else the event loop waited for it up to 0.9 s where cores are busy
+        time.sleep(0)  # releases the interpreter: on busy cores the event loop would otherwise wait up to 0.9 s
         if _BUCKET.match(prefix):
             place = parse_url(prefix)
             found.add(place.root, place.key, names)
@@ -109,12 +109,12 @@ def names_in(data: Octets, url: str) -> Names:
 
 
 def parse_manifest(data: Octets, url: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield a manifest's prefix, each time with the next names, in its order.
+    """Yield a manifest's prefix with the next names, in its order.
 
-    Whatever the manifest holds, no more than a piece of it is held at a time, and no call takes long.
+    Only a small piece of the manifest is parsed at a time, so no call takes long, whatever the manifest holds.
 
     Raises:
-        BadRequest: not JSON, or not of the manifest's shape, or no names in it, or too many.
+        BadRequest: not JSON, not a manifest, no names, or too many names.
     """
     reader = _Reader(data, url)
     reader.take(b"[", "a json array")
@@ -132,7 +132,7 @@ def parse_manifest(data: Octets, url: str) -> Iterator[tuple[str, list[str]]]:
 
 
 class _Reader:
-    """Reads a manifest from its begin to its end, element by element."""
+    """Reads a manifest from start to end, element by element."""
 
     def __init__(self, data: Octets, url: str) -> None:
         self._data = memoryview(data)
@@ -140,7 +140,7 @@ class _Reader:
         self._at = len(_BYTE_ORDER_MARK) if bytes(self._data[: len(_BYTE_ORDER_MARK)]) == _BYTE_ORDER_MARK else 0
 
     def takes(self, mark: bytes) -> bool:
-        """Whether ``mark`` is next; it is then passed."""
+        """Skip ``mark`` if it is next; return whether it was."""
         self._skip_space()
         if self._data[self._at : self._at + len(mark)] != mark:
             return False
@@ -148,7 +148,7 @@ class _Reader:
         return True
 
     def take(self, mark: bytes, expected: str) -> None:
-        """Pass ``mark``.
+        """Skip ``mark``, which must be next.
 
         Raises:
             BadRequest: something else is next.
@@ -157,10 +157,10 @@ class _Reader:
             raise self._unexpected(expected)
 
     def prefix(self) -> str:
-        """Return the prefix that the first element tells.
+        """Return the prefix from the first element.
 
         Raises:
-            BadRequest: it tells none.
+            BadRequest: the first element holds no prefix.
         """
         self._skip_space()
         expected = "a prefix like s3://bucket/ as first element"
@@ -177,13 +177,13 @@ class _Reader:
         return prefix
 
     def names(self, before_count: int) -> list[str]:
-        """Return the names that one piece of the text holds. There are none where no comma is next.
+        """Return the names in the next piece of the text; empty if no comma is next.
 
         Raises:
-            BadRequest: one of them is none.
+            BadRequest: an element is not a name.
         """
         piece = bytes(self._data[self._at : self._at + _PIECE_BYTES])
-        cut = piece.rfind(b'",') + 1  # within a name it would leave a string open, and the decoder says so
+        cut = piece.rfind(b'",') + 1  # a cut inside a name leaves a string open, which the decoder refuses
         if cut and piece[:1] == b",":
             with contextlib.suppress(ValueError):
                 plain = _TEXTS.decode(b"[%b]" % piece[1:cut])
@@ -194,7 +194,7 @@ class _Reader:
             return [self._name(before_count + 1)] if self.takes(b",") else []
         try:
             names: list[str] = json.loads("[" + found[0].decode().lstrip(" \t\n\r")[1:] + "]")
-        except ValueError:  # which of them is it?
+        except ValueError:  # find the invalid name
             names = []
             while self._at < found.end() and self.takes(b","):
                 names.append(self._name(before_count + len(names) + 1))
@@ -202,7 +202,7 @@ class _Reader:
         return names
 
     def _name(self, number: int) -> str:
-        """Return the name that is next."""
+        """Return the next name."""
         self._skip_space()
         found = _STRING.match(self._data, self._at, self._at + _ELEMENT_BYTES_MAX)
         if found is None:
@@ -215,10 +215,10 @@ class _Reader:
         return name
 
     def end(self) -> None:
-        """Make sure that nothing follows.
+        """Check that the text ends here.
 
         Raises:
-            BadRequest: something does.
+            BadRequest: more text follows.
         """
         self._skip_space()
         if self._at < len(self._data):
@@ -241,13 +241,13 @@ def _bad(message: str, url: str, hint: str = _SHAPE) -> BadRequest:
 async def head_all(
     names: Collection[tuple[str, str]], head: Callable[[str, str], Awaitable[_T]], in_flight: int
 ) -> list[_T]:
-    """Return the current version of each (root, key), in order, ``in_flight`` requests at a time.
+    """Return the current version of each (root, key), in order, with ``in_flight`` requests at a time.
 
     Raises:
-        FeeddError: what ``head`` raised first; the others are cancelled.
+        FeeddError: the first error of ``head``; the other requests are cancelled.
     """
     found: list[_T | None] = [None] * len(names)
-    todo = iter(enumerate(names))  # shared: each worker takes the next
+    todo = iter(enumerate(names))  # shared: each worker takes the next name
     failures: list[FeeddError] = []
 
     async def work(mine: Iterator[tuple[int, tuple[str, str]]]) -> None:
@@ -262,4 +262,4 @@ async def head_all(
         failures = [error for error in group.exceptions if isinstance(error, FeeddError)]
     if failures:
         raise failures[0]
-    return cast("list[_T]", found)  # not copied: there may be millions
+    return cast("list[_T]", found)  # not copied, because there may be millions

@@ -1,9 +1,9 @@
 """Megatron's index files beside files of tokens (``formats.megatron``).
 
-Where documents are the samples (``megatron+s3://...``) they tell where each lies. Each is looked for when the data is
-listed, and its start read, which says how many there are; all of it is read when its file's turn comes. Their versions
-are part of the formats' names, and so of a run's fingerprint. Where a recipe cuts windows, the type of tokens they say
-is held against the recipe's.
+If documents are the samples (``megatron+s3://...``), the index locates each document. Each index is looked up when the
+data is listed, and its start is read, which gives the number of documents. The whole index is read when its file is
+needed. The indexes' versions are part of the formats' names, and so of a run's fingerprint. If a recipe splits tokens
+into windows, the index's type of tokens is compared with the recipe's.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from feedd.values import ObjectRef
 
 _TOKENS, _INDEX = ".bin", ".idx"
-_INDEX_BYTES_MAX: Final = 64 << 20  # what is larger is not read for one byte of it
-_READ_MAX: Final = 4  # files of one data set are all of one type
+_INDEX_BYTES_MAX: Final = 64 << 20  # larger indexes are not read for their type
+_READ_MAX: Final = 4  # indexes to compare, because all files of a dataset have one type
 _AT_ONCE: Final = 32
 _log = structlog.get_logger("feedd.sessions")
 
@@ -37,8 +37,8 @@ class Documents:
     """Files of tokens whose samples are documents, by dataset index.
 
     Attributes:
-        readers: their formats, with what is known of their indexes.
-        counts: documents of each.
+        readers: their formats, with the parameters of their indexes.
+        counts: documents of each file.
     """
 
     readers: dict[int, str]
@@ -46,12 +46,12 @@ class Documents:
 
 
 async def read_documents(sources: Sources, resolved: Resolved) -> Documents:
-    """Find the indexes of those files of tokens whose documents are samples, and read how each begins.
+    """Find the index of each file of tokens whose documents are samples, and read the index's header.
 
     Raises:
-        BadRequest: an object that is no file of tokens, or has no index beside it.
-        BadShard: an index that is none.
-        PermissionDenied, StoreUnavailable, ...: as the store answered.
+        BadRequest: an object is not a file of tokens, or has no index beside it.
+        BadShard: an index is invalid.
+        FeeddError: the store's answer, such as PermissionDenied or StoreUnavailable.
     """
     found = Documents({}, {})
     numbers = await CPU.run(_named, resolved) if resolved.named else []
@@ -72,7 +72,7 @@ async def read_documents(sources: Sources, resolved: Resolved) -> Documents:
 
 
 def told_by(ref: ObjectRef, format_name: str) -> ObjectRef:
-    """Return the object that tells where a shard's samples lie: itself, unless its format says that it is another."""
+    """Return the object that holds a shard's index: the shard itself, or the file that its format names."""
     told = told_of(format_name)
     if told is None:
         return ref
@@ -88,17 +88,17 @@ async def _index_beside(sources: Sources, ref: ObjectRef, beside: Mapping[tuple[
         raise BadRequest(
             f"expected files of tokens, {_TOKENS} with an {_INDEX} beside each, got another object",
             object=ref.url,
-            hint="name what they begin with (megatron+s3://bucket/corpus/part-), or list them",
+            hint="specify their common prefix (megatron+s3://bucket/corpus/part-), or list them",
             stage="source",
         )
     key = _index_key(ref.key)
     index = beside.get((ref.root, key))
-    if index is None:  # one file was named, or a manifest names files of tokens only
+    if index is None:  # the URL names a single file, or a manifest names only files of tokens
         try:
             index = await sources.head(replace(ref, key=key).url)
         except NotFound as error:
-            hint = "put it there, or have windows cut by a recipe: tokens:uint16:2049 without megatron+"
-            message = f"expected Megatron's index beside it, {key.rpartition('/')[2]}, got none"
+            hint = "put it there, or let a recipe split the tokens into windows: tokens:uint16:2049, without megatron+"
+            message = f"expected Megatron's index beside the file, {key.rpartition('/')[2]}, got none"
             raise BadRequest(message, object=ref.url, hint=hint, stage="source") from error
     return index
 
@@ -108,15 +108,15 @@ def _index_key(key: str) -> str:
 
 
 async def check_types(sources: Sources, resolved: Resolved, dtypes: Mapping[int, str]) -> None:
-    """Hold what indexes beside the data say against what recipes do.
+    """Compare the types of tokens in indexes beside the data with those of recipes.
 
     Args:
-        sources: where they are read from.
-        resolved: the data, and what lies beside it.
-        dtypes: of the tokens, by the index of the file.
+        sources: reads the indexes.
+        resolved: the data, and the files beside it.
+        dtypes: dtype of the tokens by the recipe, by the index of the file.
 
     Raises:
-        BadRecipe: they differ.
+        BadRecipe: the types differ.
     """
     stems = {(ref.root, ref.key.removesuffix(_INDEX)): ref for ref in resolved.beside if ref.key.endswith(_INDEX)}
     left = _READ_MAX
@@ -128,7 +128,7 @@ async def check_types(sources: Sources, resolved: Resolved, dtypes: Mapping[int,
         said = await _dtype(sources, index)
         if said and said != dtype:
             raise BadRecipe(
-                f"expected a recipe of {said} tokens, as the index beside them says, got {dtype}",
+                f"expected a recipe for {said} tokens, as the index beside them says, got {dtype}",
                 object=ref.url,
                 hint=f"write tokens:{said}:COUNT",
                 stage="decode",
@@ -139,9 +139,9 @@ async def check_types(sources: Sources, resolved: Resolved, dtypes: Mapping[int,
 
 
 async def _dtype(sources: Sources, ref: ObjectRef) -> str:
-    """Return what an index says; empty: it is none of Megatron's, or cannot be read, which is nobody's error."""
+    """Return the dtype in an index; empty: the file is not Megatron's or cannot be read, which is no error."""
     try:
         return dtype_of(await first_bytes(sources, ref, HEAD_BYTES))
     except FeeddError as error:
-        _log.warning("an index beside the data is passed over", object=ref.url, reason=str(error))
+        _log.warning("an index beside the data is skipped", object=ref.url, reason=str(error))
         return ""

@@ -1,7 +1,7 @@
-"""Objects whose names do not say what they are, and that cannot be read where they lie: their first bytes tell.
+"""Objects whose names do not tell their format, and which need a conversion: their first bytes decide.
 
-Of each source the first object of each ending is looked at, for all of that ending: so what a shard is stays a function
-of the listing and what is listed, and a million of them cost one small read.
+For each source and file name ending, the first object is read, and decides for all objects with that ending. So a
+shard's format depends only on the listing and on the listed objects, and a million objects cost one small read.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from feedd.values import ObjectRef
 
 _NUMBER = re.compile(r"[-_.]?\d+([-_]of[-_]\d+)?")
-_TOKENS = "bin"  # numbers may begin like anything
-_ENDINGS_MAX = 16  # looked at: who has more of them has no endings
+_TOKENS = "bin"  # raw numbers may begin with any bytes
+_ENDINGS_MAX = 16  # endings to check; more endings are most likely no endings at all
 
 
 async def with_heads(
@@ -37,17 +37,17 @@ async def with_heads(
     firsts: Sequence[int] = (0,),
     cuts: Sequence[object] = (),
 ) -> tuple[ObjectRef, ...]:
-    """Return shards, those whose first bytes say that they need one with a form.
+    """Return the shards, with a conversion where the first bytes show that one is needed.
 
     Args:
-        sources: where first bytes are read from.
+        sources: reads the first bytes.
         refs: shards.
-        named: the format of those whose URL names one, by index: nothing else tells what they are.
+        named: formats that URLs name, by index; these shards are not checked.
         firsts: the first index of each source.
-        cuts: of each source, how its recipe cuts files of tokens, whose first bytes may be any; None: it does not.
+        cuts: how each source's recipe splits files of tokens, whose first bytes may be any; None: it does not.
 
     Raises:
-        ObjectChanged, NotFound, PermissionDenied, StoreUnavailable: of an object that is looked at.
+        ObjectChanged, NotFound, PermissionDenied, StoreUnavailable: the store's answer about a checked object.
     """
     unsaid = await CPU.run(_unsaid, refs, named, firsts, cuts)
     forms: dict[int, str] = {}
@@ -59,10 +59,10 @@ async def with_heads(
 
 
 async def first_bytes(sources: Sources, ref: ObjectRef, most: int) -> bytes:
-    """Return the first bytes of an object, so many or as many as it has.
+    """Return the first ``most`` bytes of an object, or as many as it has.
 
     Raises:
-        ObjectChanged, NotFound, PermissionDenied, StoreUnavailable: as the store answered.
+        ObjectChanged, NotFound, PermissionDenied, StoreUnavailable: the store's answer.
     """
     head = bytearray(min(ref.size_bytes, most))
     if head:
@@ -72,7 +72,7 @@ async def first_bytes(sources: Sources, ref: ObjectRef, most: int) -> bytes:
 
 
 async def _looked(sources: Sources, refs: Sequence[ObjectRef], numbers: Sequence[int]) -> dict[int, str]:
-    """Return the form of objects of one ending, by index; none: they need none."""
+    """Return the conversion of all objects with one ending, by index; empty: they need none."""
     ref = refs[numbers[0]]
     form = form_by_head(await first_bytes(sources, ref, DETECT_BYTES), ref.size_bytes)
     return dict.fromkeys(numbers, form) if form else {}
@@ -81,9 +81,9 @@ async def _looked(sources: Sources, refs: Sequence[ObjectRef], numbers: Sequence
 def _unsaid(
     refs: Sequence[ObjectRef], named: Mapping[int, str], firsts: Sequence[int], cuts: Sequence[object]
 ) -> list[list[int]]:
-    """Return the indices of objects whose names say nothing, by source and ending."""
+    """Return the indices of objects whose names do not tell their format, by source and ending."""
     found: dict[tuple[int, str], list[int]] = {}
-    said: dict[str, bool] = {}  # by ending, of which a million objects have few
+    said: dict[str, bool] = {}  # by ending, because a million objects have few endings
     for source, (first, end) in enumerate(itertools.pairwise((*firsts, len(refs)))):
         if source < len(cuts) and cuts[source] is not None:
             continue
@@ -100,6 +100,6 @@ def _unsaid(
 
 
 def ending_of(key: str) -> str:
-    """Return what follows the last dot of a name, without its numbers; empty: nothing, or a number."""
+    """Return the extension of a name without numbers; empty: there is none, or only a number."""
     extension = split_name(key)[1]
     return _NUMBER.sub("", extension) if extension else ""

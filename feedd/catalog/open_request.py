@@ -1,4 +1,4 @@
-"""A client's Open, judged as far as it can be without data."""
+"""A client's Open, checked as far as possible without data."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
     from feedd.dataset.listing import Listing
     from feedd.values import OpenSpec
 
-PACKS_PER_WINDOW: Final = 16  # some 320 MiB
+PACKS_PER_WINDOW: Final = 16  # about 320 MiB
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A client's Open, judged as far as it can be without data.
+    """A client's Open, checked as far as possible without data.
 
     Attributes:
-        spec: as it came.
-        wanted: recipes of each source; empty ones are told by the data.
+        spec: the request as it came.
+        wanted: recipes of each source; empty: the data decides.
         window_shards: shards per shuffle window.
-        mix: facts of the mixture; None: there is but one source.
-        cuts: how each source's recipe cuts files of tokens; empty: none does.
-        filters: conditions samples must meet.
-        policy: what becomes of bad samples.
+        mix: facts of the mixture; None: there is only one source.
+        cuts: how each source's recipe splits files of tokens; empty: no recipe does.
+        filters: conditions that samples must meet.
+        policy: what to do with bad samples.
     """
 
     spec: OpenSpec
@@ -48,14 +48,14 @@ class Request:
 
     @classmethod
     def of(cls, spec: OpenSpec, window_shards: int) -> Request:
-        """Judge names, recipes and weights.
+        """Check names, recipes and weights.
 
         Args:
-            spec: as it came.
+            spec: the request as it came.
             window_shards: the daemon's default.
 
         Raises:
-            BadRequest: they cannot be served.
+            BadRequest: the request cannot be served.
         """
         check_mode(spec.sharding)
         parse_uneven(spec.uneven)
@@ -68,7 +68,7 @@ class Request:
         cuts = tuple(cut_of(one) for one in wanted)
         if spec.bucket_by and (spec.sources or not spec.shuffle):
             raise Unsupported(
-                "expected one dataset, shuffled, to put samples of similar length together",
+                "expected a single, shuffled dataset for bucket_by, got another request",
                 object="bucket_by",
                 hint="leave bucket_by out, or use Shuffle(bucket_by=...) with one url",
                 stage="plan",
@@ -84,7 +84,7 @@ class Request:
         return tuple(source.urls for source in self.spec.sources) or (self.spec.urls,)
 
     def window(self, listing: Listing) -> int:
-        """Return the shards per shuffle window. Packs hold neighbours, often of one class: more of them unless told."""
+        """Return the shards per shuffle window. The default is larger for packs, which hold neighbours of one class."""
         told = self.spec.window_shards or not listing.packs
         return self.window_shards if told else max(self.window_shards, PACKS_PER_WINDOW)
 
@@ -95,12 +95,12 @@ class Request:
 
     @property
     def read(self) -> tuple[tuple[FieldRecipe, ...], ...]:
-        """What is read of each source's samples: its recipes, and what samples are filtered and put together by."""
+        """Fields to read from each source's samples: those of its recipes, its filters and ``bucket_by``."""
         return tuple(recipe and (*recipe, *self._looked_at(recipe)) for recipe in self.wanted)
 
     @property
     def bucket_sources(self) -> tuple[str, ...]:
-        """What the data may call the field that samples are put together by; nothing where by none."""
+        """Names that the data may use for the ``bucket_by`` field; empty without ``bucket_by``."""
         name = self.spec.bucket_by
         decoded = (field.sources for field in self.wanted[0] if field.name == name)
         return next(decoded, tuple(part.strip().lower() for part in name.split(";") if part.strip()))
@@ -111,9 +111,9 @@ class Request:
         return [*found, FieldRecipe(name, self.bucket_sources, "bytes")] if name else found
 
     def fingerprint(self, listing: Listing) -> bytes:
-        """Return what identifies the run over that listing; see ``Listing.fingerprint``."""
+        """Return the fingerprint of a run over the listing; see ``Listing.fingerprint``."""
         plain = self.wanted[0] if self.mix is None else ()
         rules = sorted(map(filter_text, self.filters))
-        if self.policy is BadSamples.REPLACE:  # batches hold other samples then; else only fewer, or the run ends
+        if self.policy is BadSamples.REPLACE:  # changes the samples in batches; other policies only leave some out
             rules.append(f"bad_samples={self.policy.value}")
         return listing.fingerprint(self.spec, plain, self.window(listing), self.mix, rules)

@@ -1,8 +1,8 @@
-"""Reading packs through a cache while they are on their way in: a batch waits for its own samples, not for others'.
+"""Reads packs through a cache while they arrive, so that a batch waits only for its own samples.
 
-A window is many packs and a batch has samples of nearly all of them, so the first batch would wait for a whole window:
-with 100 KB objects 20 ms away that was most of a small epoch. The order of batches stays what it was, and decides what
-is fetched first.
+A window is many packs, and a batch has samples of nearly all of them. So the first batch would wait for a whole window:
+with 100 KB objects at 20 ms latency, this was most of a small epoch. The order of batches is unchanged, and decides
+what is fetched first.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ _T = TypeVar("_T")
 
 
 class Acquiring:
-    """Shards being acquired in the background; whoever began it takes them or leaves them."""
+    """Shards being acquired in the background; the caller takes the pins or leaves them."""
 
     def __init__(self, group: asyncio.TaskGroup, cache: ConvertingCache, refs: Sequence[ObjectRef]) -> None:
         self._failure: BaseException | None = None
         self.task: asyncio.Task[PinnedShards | None] = group.create_task(self._acquire(cache, refs))
 
     async def take(self) -> PinnedShards:
-        """Return the pins, which are then the caller's.
+        """Return the pins, which then belong to the caller.
 
-        Raises what ``ShardCache.acquire`` raises.
+        Raises:
+            FeeddError: as ``ShardCache.acquire``.
         """
         try:
             await asyncio.wait((self.task,))
@@ -51,32 +52,32 @@ class Acquiring:
         return pins
 
     def leave(self) -> None:
-        """Let it end by itself: what is under way is for others, too."""
+        """Let the acquisition end by itself, because other callers use its work too."""
         if self.task.done():
             _release(self.task)
         else:
             self.task.add_done_callback(_release)
 
     def cancel(self) -> None:
-        """Want nothing of it any more."""
+        """Cancel the acquisition."""
         self.task.cancel()
         self.leave()
 
     async def _acquire(self, cache: ConvertingCache, refs: Sequence[ObjectRef]) -> PinnedShards | None:
         try:
             return await cache.acquire(refs)
-        except Exception as error:  # noqa: BLE001 - raised where somebody takes it; here it would end the daemon
+        except Exception as error:  # noqa: BLE001 - raised again in ``take``; here it would end the daemon
             self._failure = error
             return None
 
 
 class PackReads:
-    """Who reads packs that are not all here yet.
+    """Reads of packs that have not arrived completely.
 
     Args:
-        sources: know what has come.
-        cache: brings whole packs.
-        group: for acquisitions that nobody waits for any more.
+        sources: knows which objects have arrived.
+        cache: fetches whole packs.
+        group: owns acquisitions that no caller waits for any more.
     """
 
     def __init__(self, sources: Sources, cache: ConvertingCache, group: asyncio.TaskGroup) -> None:
@@ -86,7 +87,7 @@ class PackReads:
         self._begun: dict[Acquiring, tuple[object, frozenset[ObjectRef]]] = {}
 
     def turn(self) -> int:
-        """Return a place before all who ask later."""
+        """Return a ticket that has priority over all later requests."""
         return self._sources.packs.turn()
 
     async def read(
@@ -97,17 +98,19 @@ class PackReads:
         owner: object,
         turn: int | None = None,
     ) -> _T:
-        """Return what ``read`` makes of the files of ``refs``, in which at least the samples of ``rows`` are.
+        """Return the result of ``read`` for the files of ``refs``, with at least the samples of ``rows`` available.
 
-        Where a file cannot be read before it is whole, all is done once more when it is. Raises what ``with_pinned``
-        raises.
+        If a file cannot be read before it is complete, ``read`` is called again when it is.
 
         Args:
             refs: the shards of ``rows``.
             rows: a batch.
             read: may be called twice.
-            owner: for whom; has to ``withdraw`` in the end.
-            turn: from ``turn``, of who looked for something between that and this; None: one from now.
+            owner: the reader, which must call ``withdraw`` at its end.
+            turn: a ticket from ``turn``, to keep an earlier place in the order; None: a new ticket.
+
+        Raises:
+            FeeddError: as ``with_pinned``.
         """
         missing = [
             number for number, ref in enumerate(refs) if is_pack(ref) and not ref.form and not self._cache.holds(ref)
@@ -130,7 +133,7 @@ class PackReads:
         return found[0]
 
     async def withdraw(self, owner: object) -> None:
-        """End what was begun for somebody who reads no more."""
+        """Cancel the acquisitions of an owner that reads no more."""
         begun = [acquiring for acquiring, (whose, _) in self._begun.items() if whose is owner]
         for acquiring in begun:
             acquiring.cancel()
@@ -144,13 +147,13 @@ class PackReads:
         whole: Acquiring,
         read: Callable[[tuple[ShardFile, ...]], Awaitable[_T]],
     ) -> tuple[_T] | None:
-        """Return what ``read`` makes of packs that are on their way; None: all are here, or it must wait for that."""
+        """Return the result of ``read`` for packs that still arrive; None: read the complete packs instead."""
         with waiting as awaited:
             await asyncio.wait((whole.task, awaited.ready), return_when=asyncio.FIRST_COMPLETED)
             if whole.task.done():
                 return None
             early = _files(awaited)
-            rest = [ref for ref in refs if ref not in early]  # here whole, or something of it is lost
+            rest = [ref for ref in refs if ref not in early]  # complete, or with a missing object
             try:
                 with await self._cache.acquire(rest) as pinned:
                     files = {file.ref: file for file in pinned.files} | early
@@ -159,7 +162,7 @@ class PackReads:
                 return None
 
     def _leave(self, whole: Acquiring, owner: object, packs: frozenset[ObjectRef]) -> None:
-        """Have the packs come to their end, with one of an owner's to wait for each."""
+        """Let the packs be completed; an owner keeps at most one acquisition for each pack."""
         if any(whose is owner and packs <= others for whose, others in self._begun.values()):
             whole.cancel()
             return
@@ -172,7 +175,7 @@ def _files(awaited: PartialWait) -> dict[ObjectRef, ShardFile]:
     try:
         return awaited.files()
     except OSError:
-        return {}  # no descriptor left
+        return {}  # no free descriptor
 
 
 def _release(task: asyncio.Task[PinnedShards | None]) -> None:

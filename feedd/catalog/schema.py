@@ -1,10 +1,10 @@
-"""What only data can tell of a recipe: a fact of the dataset, told by its first shards in the order of the listing.
+"""Facts that recipes need from the data, taken from the first shards in the order of the listing.
 
-Which fields there are where nobody names any, how each is stored, and ``npy``'s dtype and dimensions. The first shard
-that has samples tells; of a field that it lacks, or of which it holds nothing that can be read, the next one that has
-it. So what is delivered is the same on every node and in every epoch, however the run got there.
+These facts are the names of fields if the user names none, the encoding of each field, and ``npy``'s dtype and
+dimensions. The first shard with samples decides. For a field that this shard lacks, or holds no readable value of, the
+next shard with the field decides. So the result is the same on every node and in every epoch.
 
-A large shard is not fetched for that: some MiB of it are, or its footer (see
+A large shard is not fetched completely for this: a few MiB of it or its footer are enough (see
 ``convert.conversion_registry.head_form``).
 """
 
@@ -56,14 +56,14 @@ if TYPE_CHECKING:
     Beside: TypeAlias = Callable[[Sequence[FieldRecipe]], Sequence[FieldRecipe]]
 
 _SHARDS_MAX: Final = 8
-"""So many shards with samples are asked for a field before it is said that the data lacks it."""
+"""Shards with samples to search for a field before the data counts as lacking it."""
 
 _SAMPLES_MAX: Final = 64
-"""So many samples of each are tried, where bad ones are no error."""
+"""Samples to try per shard, if bad samples are allowed."""
 
 _AT_ONCE_MAX: Final = 16
 _PLAIN: Final = frozenset({"tar", "lmdb"})
-"""Formats that store every field as a file of its own: nothing need be looked at to know how."""
+"""Formats that store every field as a separate file, so that the encoding is known without looking."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +71,8 @@ class _Looked:
     """A shard that was looked at.
 
     Attributes:
-        ref: what the index is of.
-        whole: whether that is the shard, and not its first samples, or what it says of itself.
+        ref: the object that the index belongs to.
+        whole: whether this object is the whole shard, not only its first samples or its metadata.
     """
 
     shard: int
@@ -83,12 +83,12 @@ class _Looked:
 
 @dataclass(slots=True)
 class _Search:
-    """What is looked for.
+    """The state of a search.
 
     Attributes:
-        left: fields nothing is known of yet, by their place.
-        found: the others.
-        bad: the first of the samples that should have told, and cannot be read.
+        left: fields that are not settled yet, by position.
+        found: settled fields, by position.
+        bad: the first unreadable sample that should have decided.
     """
 
     left: dict[int, FieldRecipe]
@@ -97,18 +97,18 @@ class _Search:
 
 
 class Schema:
-    """What the shards of one source of a listing hold.
+    """The schema of one source of a listing.
 
     Args:
-        stages: where shards are.
-        shelf: what is known of them.
-        listing: as the session reads it.
-        source: which of them.
-        strict: a sample that should tell, and cannot be read, is an error; else others are tried.
+        stages: the open stages.
+        catalog: knows the shards' indexes.
+        listing: the session's listing.
+        source: number of the source.
+        strict: raise if a sample that should decide cannot be read; otherwise try other samples.
 
     Attributes:
-        left_out: what of the data ``settled`` chose no field for, or changes, where nobody named any.
-        fields: of the shard that told ``settled`` which fields there are; None: the user named them.
+        left_out: data that ``settled`` leaves out or changes, if the user named no fields.
+        fields: fields of the shard that decided in ``settled``; None: the user named the fields.
     """
 
     def __init__(self, stages: Stages, catalog: DatasetCatalog, listing: Listing, source: int, *, strict: bool) -> None:
@@ -119,10 +119,10 @@ class Schema:
         self._tries = 1 if strict else _SAMPLES_MAX
 
     def told(self, fields: Sequence[FieldRecipe]) -> tuple[FieldRecipe, ...] | None:
-        """Return fields that know how they are stored, where the shards' names tell; None: data must.
+        """Return fields with their encodings if the shards' names determine them; None: the data must be read.
 
         Raises:
-            BadRecipe: a codec that cannot read what is stored.
+            BadRecipe: a codec cannot read the encoding.
         """
         first = next(self._filled(), None)
         if not fields or first is None:
@@ -139,18 +139,17 @@ class Schema:
         return None if any(map(needs_resolve, told)) else told
 
     async def settled(self, wanted: tuple[FieldRecipe, ...], beside: Beside = lambda _: ()) -> tuple[FieldRecipe, ...]:
-        """Return recipes with everything that only data can tell.
+        """Return recipes with all facts that only data can tell.
 
         Args:
-            wanted: of the fields; none: those that the data has.
-            beside: tells by the fields what else is read of samples: held against the data, and not returned.
+            wanted: recipes of the fields; empty: all fields of the data.
+            beside: returns further fields to read for the given ones; they are checked, but not returned.
 
         Raises:
-            BadRecipe: no shard that was looked at has a field, or its codec cannot read what the first that has it
-                stores.
-            BadRequest: there are no samples, and they must tell.
-            BadSample: those that should tell cannot be read; names the first.
-            BadShard, NotFound, ...: said by a shard.
+            BadRecipe: no checked shard has a field, or its codec cannot read the encoding of the first that has it.
+            BadRequest: there are no samples, and they must decide.
+            BadSample: the samples that should decide cannot be read; the message names the first.
+            FeeddError: an error of a shard or its store, such as BadShard or NotFound.
         """
         looked: list[_Looked] = []
         search, named = _Search({}), bool(wanted)
@@ -176,7 +175,7 @@ class Schema:
         return settled
 
     async def _ask(self, one: _Looked, search: _Search) -> None:
-        """Take what a shard tells of the fields that are left."""
+        """Settle the remaining fields that a shard has."""
         for place, wanted in list(search.left.items()):
             if not any(source in one.index.fields for source in wanted.sources):
                 continue
@@ -193,8 +192,8 @@ class Schema:
             del search.left[place]
 
     async def _pinned(self, one: _Looked, wanted: FieldRecipe) -> FieldRecipe:
-        """Return a recipe that a shard's samples have told the rest of."""
-        if split(one.ref.form)[0] != HEAD and not one.whole:  # it tells of columns, and has no values
+        """Return a recipe completed by a shard's samples."""
+        if split(one.ref.form)[0] != HEAD and not one.whole:  # metadata names columns but holds no values
             one = await self._whole(one.shard)
 
         async def read(files: tuple[ShardFile, ...]) -> FieldRecipe:
@@ -205,21 +204,21 @@ class Schema:
         return await with_pinned(self._stages.cache, [one.ref], read)
 
     async def _refuse(self, first: _Looked, search: _Search) -> None:
-        """Say what is wrong with the fields that are left, if any are.
+        """Raise the error for the fields that are left, if any.
 
         Raises:
-            BadSample, BadRecipe, Unsupported: one of them.
+            BadSample, BadRecipe, Unsupported: the reason why a field could not be settled.
         """
         if search.left and search.bad is not None:
             raise search.bad
         name, params = split(first.ref.form)
-        if search.left and name in COLUMNAR:  # it knows what else there is, and why that is no field
+        if search.left and name in COLUMNAR:  # the strict conversion raises if a wanted column cannot be a field
             await self._catalog.readings.made(self._listing, replace(first.ref, form=f"{name}:{strict_params(params)}"))
         for one in search.left.values():
             check_fields((one,), first.index.fields)
 
     async def _with_samples(self) -> AsyncIterator[_Looked]:
-        """Yield shards that have samples, in order; where the first have none, the next are looked at side by side."""
+        """Yield shards that have samples, in order; if the first have none, look at further ones in parallel."""
         shards, count = self._filled(), 1
         while some := list(itertools.islice(shards, count)):
             found = [one for one in await run_all(map(self._look, some)) if one.index.sample_count]
@@ -228,12 +227,12 @@ class Schema:
             count = 1 if found else min(2 * count, _AT_ONCE_MAX)
 
     def _filled(self) -> Iterator[int]:
-        """Return the shards that are not known to have no samples."""
+        """Return the shards that are not known to be empty."""
         listing = self._listing
         return (shard for shard in self._shards if listing.sizes[shard] and listing.counts.get(shard) != 0)
 
     async def _look(self, shard: int) -> _Looked:
-        """Look at as little of a shard as tells its fields."""
+        """Read just enough of a shard to know its fields."""
         ref = self._listing.refs[shard]
         plain, ready = self._plain(shard)
         if is_pack(ref) or ref.size_bytes <= HEAD_BYTES[0]:
@@ -251,7 +250,7 @@ class Schema:
         return _Looked(shard, self._listing.refs[shard], index, whole=True)
 
     def _plain(self, shard: int) -> tuple[ObjectRef, Sequence[ReadyField]]:
-        """Return a shard as it is before images are made ready, and the fields whose are."""
+        """Return a shard without predecoded images, and the fields that are predecoded."""
         ref = self._listing.refs[shard]
         if not is_ready(ref.form):
             return ref, ()
@@ -259,7 +258,7 @@ class Schema:
         return (self._listing.base or self._listing).refs[shard], asked.fields
 
     def _format(self, shard: int) -> str:
-        """Return the format of a shard that lies as it is, or is only unpacked; empty: it is made."""
+        """Return the format of a shard that is read in place or only decompressed; empty: it is converted."""
         ref, _ = self._plain(shard)
         form, params = split(ref.form)
         if form and not only_unpacks(form):
@@ -268,21 +267,21 @@ class Schema:
         return (params if form else "") or ("" if form_named(named) else named) or format_for(ref.url)
 
     def _no_fields(self, looked: Sequence[_Looked]) -> BadRequest:
-        """Return the error for data that gives no fields by itself."""
+        """Return the error for data that gives no default fields."""
         first = looked[0].shard if looked else next(iter(self._shards), None)
         url = "" if first is None else self._listing.refs[first].url
         if looked:
             names = ", ".join(looked[0].index.fields)[:200]
-            message = f"expected names that a field can have without being asked for, got {names or 'none'}"
+            message = f"expected field names that can be read by default, got {names or 'none'}"
             return BadRequest(message, object=url, hint="name fields=, or the format before the URL", stage="decode")
         message = "expected samples in the dataset, got none"
-        return BadRequest(message, object=url, hint="name fields= if that is as it should be", stage="decode")
+        return BadRequest(message, object=url, hint="name fields= if the dataset may be empty", stage="decode")
 
 
 def _stored_by(format_name: str, ref: ObjectRef, sources: Sequence[str]) -> dict[str, str]:
-    """Return how those fields are stored of which format or form say it; of others shards must."""
+    """Return encodings of fields that the format or conversion determines; other encodings must be read from shards."""
     form, params = split(ref.form)
-    if form in DELIMITED:  # their types are part of the form, the same for all shards
+    if form in DELIMITED:  # the types are parameters of the conversion, the same for all shards
         types = typed_by(params).types
         return {source: stored_of(types[source]) for source in sources if source in types}
     kind, _, params = format_name.partition(":")
@@ -292,7 +291,7 @@ def _stored_by(format_name: str, ref: ObjectRef, sources: Sequence[str]) -> dict
 
 
 def _with_ready(index: ShardIndex, ready: Sequence[ReadyField]) -> ShardIndex:
-    """Return an index whose images are made ready, of a shard where they are not yet."""
+    """Return an index as it will be after predecoding images, for a shard that is not predecoded yet."""
     places: dict[str, tuple[int, str]] = {
         name: (column, index.stored_as(column)) for column, name in enumerate(index.fields)
     }

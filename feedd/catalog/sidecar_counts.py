@@ -1,4 +1,4 @@
-"""Sample counts that files beside the data tell: feedd's own index, and what other tools leave there."""
+"""Sample counts from sidecars: feedd's own index, and files that other tools write beside the data."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
     from feedd.catalog.sources import Resolved, Sources
     from feedd.values import ObjectRef
 
-_CLAIMS_MAX = 1000  # files: where there are more, they are something else
+_CLAIMS_MAX = 1000  # files; more such files are most likely something else
 _AT_ONCE = 8
 _log = structlog.get_logger("feedd.sessions")
 
 
 @dataclass(frozen=True, slots=True)
 class SidecarCounts:
-    """What files beside the data tell, by the index of the shard.
+    """Facts from sidecars, by the index of the shard.
 
     Attributes:
-        exact: counted in this very version of the object, by feedd's own index; of packs, known from the listing.
-        claimed: of others, where feedd's own says nothing: may turn out wrong.
-        by: URLs of the files these are from.
-        formats: how shards are to be read, where a file says so.
-        left_out: files that cannot be used, counts of others that are not used, and tokens that are in no window.
+        exact: counts of this very version of the object, from feedd's own index; for packs, from the listing.
+        claimed: counts by other tools, for shards without an exact count; these may turn out wrong.
+        by: URLs of the files that the counts come from.
+        formats: formats of shards, if a file names them.
+        left_out: unusable files, unused counts of other tools, and tokens that are in no window.
     """
 
     exact: dict[int, int]
@@ -47,12 +47,12 @@ class SidecarCounts:
 
 
 async def read_told(sources: Sources, resolved: Resolved, *, claims: bool = True) -> SidecarCounts:
-    """Read the files beside the data; one that cannot be used is passed over with a word in the log.
+    """Read the sidecars; a file that cannot be used is skipped and logged.
 
     Args:
-        sources: where they are read from.
-        resolved: the data, and what lies beside it.
-        claims: whether to believe the counts of others.
+        sources: reads the files.
+        resolved: the data, and the files beside it.
+        claims: whether to use the counts of other tools.
     """
     indexes = [ref for ref in resolved.beside if is_index(ref.key)]
     others = [ref for ref in resolved.beside if is_claim(ref.key)]
@@ -74,29 +74,29 @@ async def read_told(sources: Sources, resolved: Resolved, *, claims: bool = True
 
 
 class _BadFiles:
-    """Files that cannot be used: in the log, and counted."""
+    """Sidecars that cannot be used; logs and counts them."""
 
     def __init__(self) -> None:
         self.amount = Amount()
 
     def add(self, ref: ObjectRef, reason: str, count: int = 1) -> None:
-        """Pass over a file, or the first of several."""
+        """Skip a file, or the first of several."""
         _log.warning(SIDECARS_EVENT, object=ref.url, reason=reason, files=count)
         self.amount = self.amount.plus(Amount(count, 0, (f"{ref.key}: {reason}",)))
 
 
 class _Counted(NamedTuple):
-    """The counts of one of feedd's own files, by the index of the shard."""
+    """Counts from one index of feedd, by the index of the shard."""
 
     counts: dict[int, int]
     unused: Amount
 
 
 class _Believed(NamedTuple):
-    """The claims of one file that are believed, by the index of the shard.
+    """Accepted counts from one file of another tool, by the index of the shard.
 
     Attributes:
-        problem: why no count of it is; empty: some are.
+        problem: why no count of the file is accepted; empty: some are.
     """
 
     counts: dict[int, int]
@@ -115,7 +115,7 @@ def _weigh(resolved: Resolved, counted: dict[ObjectRef, _Counted], others: dict[
     by = [ref.url for ref in counted]
     claimed: dict[int, int] = {}
     formats: dict[int, str] = {}
-    # those that know the bytes of what they counted go first
+    # files that know the size of the counted objects come first
     for ref in sorted(others, key=lambda ref: not tells_bytes(ref.key)):
         one = others[ref]
         formats = one.formats | formats
@@ -132,7 +132,7 @@ def _weigh(resolved: Resolved, counted: dict[ObjectRef, _Counted], others: dict[
 def _tell_others(
     refs: Sequence[ObjectRef], known: Mapping[int, int], counts: Mapping[int, int], file: ObjectRef, unused: Unused
 ) -> None:
-    """Tell the counts of a file that are others than those known of the same shards."""
+    """Report counts of a file that differ from known counts of the same shards."""
     for shard, count in counts.items():
         if known.get(shard, count) != count:
             unused.add(refs[shard].key, "counted as {} samples, in {} as {}", known[shard], file.key, count)
@@ -189,7 +189,7 @@ def _believed(around: Surroundings, ref: ObjectRef, data: memoryview) -> _Believ
         unused, problem = Unused(), str(error)
     try:
         return _Believed(counts, around.formats(ref, claims, counts.keys()), unused.amount, problem)
-    except ValueError as error:  # mostly as before: it is no such file
+    except ValueError as error:  # mostly the same error as before: the file is of another kind
         return _Believed({}, {}, problem=problem or str(error))
 
 

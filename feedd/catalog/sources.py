@@ -1,4 +1,4 @@
-"""All stores of the daemon behind one door: URLs in, versioned objects and their bytes out."""
+"""All object stores of the daemon in one place: URLs in, versioned objects and their bytes out."""
 
 from __future__ import annotations
 
@@ -48,20 +48,21 @@ if TYPE_CHECKING:
     from feedd.values import ObjectRef
 
 
-_TOLD_MOST: Final = 256  # URLs
+_TOLD_MOST: Final = 256  # URLs to remember
 _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """What URLs name.
+    """The objects that URLs name.
 
     Attributes:
         refs: the data.
-        beside: objects among it that tell of samples and hold none (``dataset.index_file``, ``dataset.sidecars``).
-        packs: what is in those of the refs that are packs, which can be fetched as long as these are held.
-        named: the format of those whose URL names one, by their place in ``refs``.
-        passed_over: objects that are no data.
+        beside: sidecars among the objects: they tell of samples and hold none (``dataset.index_file``,
+            ``dataset.sidecars``).
+        packs: contents of the packs among the refs; packs can be fetched only while these objects are held.
+        named: formats named in URLs, by index into ``refs``.
+        passed_over: objects that are not data.
     """
 
     refs: tuple[ObjectRef, ...]
@@ -72,13 +73,13 @@ class Resolved:
 
 
 class _Teller:
-    """Has it in the log which objects are passed over, once for as long as they are the same."""
+    """Logs skipped objects, once while they stay the same."""
 
     def __init__(self) -> None:
         self._told: dict[str, PassedOver] = {}
 
     def tell(self, url: str, passed: PassedOver) -> None:
-        """Say what was passed over of a URL, if anything was, and that is news."""
+        """Log the skipped objects of a URL, if there are any that were not logged before."""
         if not passed.count or self._told.get(url) == passed:
             return
         self._told.pop(url, None)
@@ -95,12 +96,12 @@ class Sources:
     """Opens stores on first use, one per bucket, and closes them all at exit.
 
     Args:
-        options: bounds and access.
+        options: limits and access.
         recorder: takes the measurements.
         clock: times requests and waits between attempts.
 
     Attributes:
-        texts: reads texts of strangers, of any store, off the loop.
+        texts: parses foreign texts from any store, in threads.
     """
 
     def __init__(self, options: SourceOptions, recorder: Recorder, clock: Clock) -> None:
@@ -136,22 +137,22 @@ class Sources:
     async def __aexit__(self, *exc: object) -> None:
         self._closed = True
         stores, self._stores = list(self._stores.values()), {}
-        async with contextlib.AsyncExitStack() as stack:  # one that fails to close does not keep the others open
+        async with contextlib.AsyncExitStack() as stack:  # a store that fails to close does not keep others open
             for store in stores:
                 stack.push_async_callback(store.close)
 
     async def warm(self) -> None:
-        """Do ahead of the first request what every first request would wait for."""
+        """Do work in advance that every first request would wait for."""
         await CPU.run(warm)
 
     @property
     def fetcher(self) -> SpanFetcher:
-        """Fetches objects of any store, by their root."""
+        """The fetcher for objects of any store, by their root."""
         return self._fetcher
 
     @property
     def packs(self) -> PackBook:
-        """What is in packs, and what has come of those on their way in."""
+        """The contents of packs, and which objects of arriving packs are available."""
         return self._book
 
     def store(self, root: str) -> ObjectStore:
@@ -160,7 +161,7 @@ class Sources:
         Connections are opened on first use.
 
         Raises:
-            BadRequest: no such kind of store.
+            BadRequest: the kind of store is unknown.
         """
         assert not self._closed, "sources are closed"
         found = self._stores.get(root)
@@ -169,7 +170,7 @@ class Sources:
         return found
 
     def bucket_state(self, root: str) -> BucketState:
-        """Return what is known of how that store answers."""
+        """Return the state of a store: limits and rates learned from its answers."""
         found = self._tempos.get(root)
         if found is None:
             found = self._tempos[root] = BucketState(self._options)
@@ -178,7 +179,7 @@ class Sources:
     async def resolve(self, urls: Sequence[str]) -> tuple[ObjectRef, ...]:
         """Return the current versions of the objects that ``urls`` name, in order; see ``resolve_all``.
 
-        Packs among them cannot be fetched: nobody holds what is in them.
+        Packs among them cannot be fetched, because their contents are not kept.
         """
         return (await self.resolve_all(urls)).refs
 
@@ -188,29 +189,30 @@ class Sources:
         """Find the current versions of the objects that ``urls`` name, in order; duplicates stay.
 
         A URL is a prefix (``s3://bucket/train/``), an object, a directory (``file:///data``, ``/data``), or a
-        manifest (``manifest+s3://bucket/x.manifest``). A URL that is exactly an object's key names only that. One with
-        braces, or ``::`` between others, is a list of URLs (``catalog.braces``), unless something is called just so.
+        manifest (``manifest+s3://bucket/x.manifest``). A URL that equals an object's key names only that object. A URL
+        with braces or ``::`` is a list of URLs (``catalog.braces``), unless an object has exactly this name.
 
         Args:
-            urls: of one dataset.
-            shards: objects are shards, whatever they are called; else those that look like samples are packed.
-            allowance: what braces may stand for, of a request that names several datasets; None: of this one.
+            urls: URLs of one dataset.
+            shards: treat all objects as shards; otherwise objects that look like samples are packed.
+            allowance: limit for braces, shared by the datasets of a request; None: this dataset has its own.
 
         Raises:
-            BadRequest: malformed URL or manifest. Unsupported: understood, and not served.
-            NotFound: a URL that names nothing.
-            PermissionDenied, StoreUnavailable: as the store answered.
+            BadRequest: malformed URL or manifest.
+            Unsupported: the URL is understood but not served.
+            NotFound: a URL names nothing.
+            PermissionDenied, StoreUnavailable: the store's answer.
         """
         found: list[ObjectRef] = []
         beside: dict[ObjectRef, None] = {}
         packs: list[Packs] = []
         named: dict[int, str] = {}
         passed_over = PassedOver()
-        lists = await CPU.run(lists_of, urls, allowance)  # all are judged before the first request
+        lists = await CPU.run(lists_of, urls, allowance)  # checks all URLs before the first request
         for taking in [taking for one in lists for taking in await self._named(one, shards=shards)]:
             location = taking.location
             passed = PassedOver()
-            for grouped in await CPU.run(taking.grouped):  # some microseconds per object
+            for grouped in await CPU.run(taking.grouped):  # takes microseconds per object
                 passed = passed.plus(PassedOver(grouped.left_out, grouped.examples, grouped.reasons))
                 if location.format:
                     named |= dict.fromkeys(range(len(found), len(found) + len(grouped.refs)), location.format)
@@ -226,7 +228,7 @@ class Sources:
         return Resolved(tuple(found), tuple(beside), tuple(packs), named, passed_over)
 
     async def _named(self, one: UrlList, *, shards: bool) -> list[UrlListing]:
-        """Return what a URL names: as it is written, or, where nothing is called so, what its braces stand for."""
+        """Return the listing of a URL as it is written, or, if no such object exists, of the URLs in its braces."""
         if one.itself is not None:
             try:
                 return [await self._taken(one.itself, shards=shards)]
@@ -253,39 +255,40 @@ class Sources:
         return taking
 
     async def _head(self, root: str, key: str) -> ObjectRef:
-        """Return one of very many objects."""
+        """Return the current version of an object; limits requests, because there may be very many."""
         async with self._heads:
             return await self.store(root).head(key)
 
     async def _head_if_there(self, root: str, key: str) -> ObjectRef | None:
-        """Return one of very many objects; None: there is none, so that it may be a prefix."""
+        """Like ``_head``, but return None for a missing object, whose name may be a prefix."""
         try:
             return await self._head(root, key)
         except NotFound:
             return None
 
     async def head(self, url: str) -> ObjectRef:
-        """Return the current version of one object, or file.
+        """Return the current version of one object or file.
 
         Raises:
             BadRequest: malformed URL.
-            NotFound, PermissionDenied, StoreUnavailable: as the store answered.
+            NotFound, PermissionDenied, StoreUnavailable: the store's answer.
         """
         location = parse_url(url)
         return await self.store(location.root).head(location.key)
 
     async def put(self, url: str, data: bytes, over: str | None = None) -> ObjectRef:
-        """Make or replace one object, or file; return what is there then.
+        """Create or replace one object or file; return its new version.
 
         Args:
-            url: of the object.
-            data: all of it.
-            over: etag of the version it takes the place of, empty: of none; None: whatever is there.
+            url: URL of the object.
+            data: its whole content.
+            over: etag of the version to replace, or empty if there must be none; None: replace any version.
 
         Raises:
             BadRequest: malformed URL.
-            ObjectChanged: another version is there, or one at all. It may be this one, when an answer was lost.
-            PermissionDenied, NotFound, StoreUnavailable: as the store answered.
+            ObjectChanged: another version exists, or any version if there must be none. If an answer was lost, it may
+                be the version just written.
+            PermissionDenied, NotFound, StoreUnavailable: the store's answer.
         """
         location = parse_url(url)
         if location.root == FILE_ROOT:
@@ -365,7 +368,7 @@ def _nothing(url: str) -> NotFound:
 
 
 async def _without_listing(store: ObjectStore, location: Location, denied: PermissionDenied) -> list[ObjectRef]:
-    """Serve a single object to credentials that may read but not list."""
+    """Return a single object for credentials that may read but not list."""
     if location.key[-1:] in {"", "/"}:
         raise denied
     try:
@@ -375,7 +378,7 @@ async def _without_listing(store: ObjectStore, location: Location, denied: Permi
 
 
 async def _directory_or_file(store: ObjectStore, location: Location) -> Location:
-    """Name a directory with its slash, so that ``/data/a`` does not match ``/data/ab``."""
+    """Add a slash to a directory, so that ``/data/a`` does not match ``/data/ab``."""
     async with closing_pages(store.list(location.key + "/")) as pages:
         try:
             await anext(pages, None)

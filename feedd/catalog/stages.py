@@ -1,4 +1,4 @@
-"""What a pipeline is made of."""
+"""The open stages that a pipeline uses, and its options."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PipelineOptions:
-    """Defaults and bounds of sessions.
+    """Defaults and limits of sessions.
 
     Attributes:
-        window_shards: shards per shuffle window where the client names none.
-        arena_bytes: most memory of all arenas together.
-        slots_max: most slots of one session.
-        ready_bytes: most bytes of a shard whose images are made ready (see ``sessions.decoded_cache``); 0: none is.
+        window_shards: shards per shuffle window if the client names no window.
+        arena_bytes: maximum memory of all arenas together.
+        slots_max: maximum slots of one session.
+        ready_bytes: size limit of a shard with predecoded images (see ``sessions.decoded_cache``); 0: no predecoding.
     """
 
     window_shards: int = 4
@@ -34,7 +34,7 @@ class PipelineOptions:
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """Open stages; the pipeline uses them and owns none."""
+    """Open stages; the pipeline uses them but does not own them."""
 
     sources: Sources
     cache: ConvertingCache

@@ -1,7 +1,7 @@
 """Fetches and parses foreign texts that are read as a whole: manifests, indexes and tables of labels.
 
 Parsing runs in a thread. A parser takes a piece of the text per call (``dataset.json_pieces``), so that the event loop
-gets its turn, and keeps only what concerns objects of the listing. The bytes of all texts in memory are bounded.
+gets its turn, and keeps only facts about listed objects. The bytes of all texts in memory are bounded.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ class Texts:
         self._budget = ByteBudget(bytes_max)
 
     async def parse(self, ref: ObjectRef, parser: Callable[[memoryview], _T]) -> _T:
-        """Fetch an object and return what ``parser`` makes of its bytes. The parser runs in a thread.
+        """Fetch an object and return the result of ``parser`` for its bytes. The parser runs in a thread.
 
         The caller checks the size of the object first. The bytes are freed when the parser returns.
 
         Raises:
-            Whatever the parser raises. NotFound, PermissionDenied, StoreUnavailable, ObjectChanged: as the store
-            answered.
+            Exception: any error of the parser.
+            NotFound, PermissionDenied, StoreUnavailable, ObjectChanged: the store's answer.
         """
         async with self._budget.reserve(ref.size_bytes):
-            data = np.empty(ref.size_bytes, np.uint8)  # memory of the system's, which comes as it is written to
+            data = np.empty(ref.size_bytes, np.uint8)  # the system provides each page when it is written to
             await self._fetcher.fetch(ref, MemorySink(data.data))
             return await CPU.run(parser, data.data)

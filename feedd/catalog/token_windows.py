@@ -1,4 +1,4 @@
-"""Files of tokens in a dataset: how the recipe cuts them, and so how many samples each has."""
+"""Files of tokens in a dataset: how recipes split them into windows, and so their numbers of samples."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from feedd.values import FieldRecipe, ObjectRef
 
 Cuts = tuple[TokenWindows | None, ...]
-"""Of each source of a dataset; None: its recipe cuts nothing."""
+"""For each source of a dataset: the windows of its recipe; None: the recipe splits no tokens."""
 
 
 def cut_of(recipe: Sequence[FieldRecipe]) -> TokenWindows | None:
-    """Return how a recipe would cut files of tokens.
+    """Return the windows into which a recipe splits files of tokens; None: it does not.
 
     Raises:
-        BadRecipe: it would do so in two ways.
+        BadRecipe: the recipe has several different windows.
     """
     found: dict[TokenWindows, str] = {}
     for field in recipe:
@@ -32,7 +32,7 @@ def cut_of(recipe: Sequence[FieldRecipe]) -> TokenWindows | None:
             found.setdefault(TokenWindows(params.dtype, params.count, params.step, params.last), field.name)
     if len(found) > 1:
         names = " and ".join(found.values())
-        raise BadRecipe("expected one way to cut tokens, got several", object=names, stage="decode")
+        raise BadRecipe("expected one way to split tokens, got several", object=names, stage="decode")
     return next(iter(found), None)
 
 
@@ -41,10 +41,10 @@ class CutFiles:
     """The files of tokens of a dataset, by dataset index.
 
     Attributes:
-        readers: their formats, cut included.
-        counts: samples of each.
-        dtypes: of their tokens, where the files do not say so themselves.
-        left_out: files of which tokens are in no sample. Amounts count files, and the bytes of those tokens.
+        readers: their formats, including the windows.
+        counts: samples of each file.
+        dtypes: dtype of their tokens, if the files do not name it themselves.
+        left_out: files with tokens that are in no sample. Amounts count files, and the bytes of these tokens.
     """
 
     readers: dict[int, str]
@@ -53,7 +53,7 @@ class CutFiles:
     left_out: dict[NoticeKind, Amount]
 
     def add(self, number: int, kind: str, ref: ObjectRef, cut: TokenWindows) -> None:
-        """Count a file's samples, and the tokens that are in none."""
+        """Count a file's samples, and its tokens that are in no sample."""
         self.counts[number] = window_count(kind, ref.size_bytes, cut)
         if kind == RAW:
             self.dtypes[number] = cut.dtype
@@ -71,22 +71,24 @@ def cut_files(refs: Sequence[ObjectRef], firsts: Sequence[int], cuts: Cuts, name
     Args:
         refs: the objects.
         firsts: the first dataset index of each source.
-        cuts: of each source.
-        named: formats that were named or told, by dataset index.
+        cuts: windows of each source.
+        named: formats named by URLs or sidecars, by dataset index.
     """
     files = CutFiles({}, {}, {}, {})
     for cut, first, end in zip(cuts, firsts, [*firsts[1:], len(refs)], strict=True):
         if cut is None:
             continue
-        names: dict[str, str] = {}  # one text for all that are read alike
+        names: dict[str, str] = {}  # shares one text among files of the same format
         for number in range(first, end):
             ref = refs[number]
             kind = kind_of(named.get(number, ""), ref.url)
             if not kind:
                 continue
             if ref.form:
-                hint = "unpack it: its windows are counted by its size"
-                raise Unsupported("expected a file of tokens as it is, got a packed one", object=ref.url, hint=hint)
+                hint = "decompress it, because its windows are counted by its size"
+                raise Unsupported(
+                    "expected an uncompressed file of tokens, got a compressed one", object=ref.url, hint=hint
+                )
             files.readers[number] = names.setdefault(kind, with_cut(kind, cut))
             files.add(number, kind, ref, cut)
     return files

@@ -1,4 +1,4 @@
-"""What one URL names, while it is listed: pages in, shards and packs out."""
+"""The objects of one URL while they are listed: pages in, shards and packs out."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _FILES = "files"  # the format of packs
 
 
 class UrlListing:
-    """Takes the objects of one URL.
+    """Collects the objects of one URL.
 
     Args:
         location: the URL.
-        shards: objects are shards, as where the URL names their format.
+        shards: treat all objects as shards, as if the URL named their format.
 
     Attributes:
         location: the URL.
-        beside: objects that tell of samples and hold none.
-        count: objects taken.
+        beside: sidecars, which tell of samples and hold none.
+        count: number of collected objects.
     """
 
     def __init__(self, location: Location, *, shards: bool = False) -> None:
@@ -42,17 +42,17 @@ class UrlListing:
         self.count = 0
         self._gatherings: list[ObjectGrouper] = []
         self._listed: list[ObjectRef] = []
-        self._is_listed = False  # what a list or a manifest names is meant as it is named
+        self._is_listed = False  # False for lists and manifests, whose objects the user named explicitly
         self._base = ""
         self.within(location.key)
 
     def within(self, prefix: str) -> None:
-        """Have keys told relative to the folder of that prefix."""
+        """Make keys relative to the folder of this prefix."""
         self._base, self._prefix = prefix[: prefix.rfind("/") + 1], prefix
         self._strays = Strays(prefix, named=self._format)
 
     def take(self, page: list[ObjectRef]) -> None:
-        """Take objects of the URL's own store, all under its prefix.
+        """Add objects of the URL's own store, all under its prefix.
 
         Raises:
             Unsupported: the folder is a table, or a dataset of several splits (see ``refuse_root``).
@@ -64,16 +64,16 @@ class UrlListing:
         self._take(page)
 
     def take_named(self, page: list[ObjectRef]) -> None:
-        """Take objects of one store that a manifest names, in its order; none of them is a stray."""
+        """Add objects of one store that a manifest names, in its order; none of them is ignored."""
         ends = [min(ref.key for ref in page), max(ref.key for ref in page)]
         common = os.path.commonprefix(ends)  # noqa: RUF071 - of a prefix too, the folder follows
         self._gatherings.append(ObjectGrouper(common[: common.rfind("/") + 1], shards=self._named))
         self._take(page)
 
     def take_all_named(self, refs: list[ObjectRef]) -> None:
-        """Take objects of whatever stores that a manifest names, in its order; they are gone from the list then.
+        """Add objects of any stores that a manifest names, in its order, and empty the list.
 
-        A microsecond or two each. Freed together, millions would keep the interpreter from everybody else.
+        Each takes 1 to 2 microseconds. Freeing millions together would block the interpreter for other threads.
         """
         for _, page in itertools.groupby(refs, lambda ref: ref.root):
             self.take_named(list(page))
@@ -81,11 +81,11 @@ class UrlListing:
             refs.pop()
 
     def take_listed(self, refs: list[ObjectRef]) -> None:
-        """Take objects of one store that URLs name, in their order, when they are grouped; none of them is a stray."""
+        """Add objects of one store that URLs name, in their order; they are grouped later, and none is ignored."""
         self._listed = refs
 
     def grouped(self) -> list[Grouped]:
-        """Return the shards and packs; takes long where there are millions."""
+        """Return the shards and packs; takes long for millions of objects."""
         if self._listed:
             self.take_named(self._listed)
             self._listed = []

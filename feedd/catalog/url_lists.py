@@ -1,4 +1,4 @@
-"""Lists in one URL: the URLs it stands for, taken apart, and what is there of them."""
+"""Lists in one URL: the URLs that it stands for, and the objects that exist for them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class UrlList:
-    """A URL, and those it stands for.
+    """A URL, and the URLs it stands for.
 
     Attributes:
-        itself: as it is written; None: it can be no URL, but for its braces.
-        locations: what it stands for; only itself where it has no braces.
-        asked: those of them, by number, that may be objects by their names.
-        names: store and key of those.
+        itself: the URL as it is written; None: it is no valid URL without expanding its braces.
+        locations: the URLs it stands for; only itself if it has no braces.
+        asked: indices of locations whose names may be objects rather than prefixes.
+        names: store and key of these locations.
     """
 
     itself: Location | None
@@ -36,11 +36,11 @@ class UrlList:
 
 
 def lists_of(urls: Sequence[str], allowance: Allowance | None = None) -> list[UrlList]:
-    """Take URLs apart; takes microseconds for each that one stands for.
+    """Expand URLs; takes microseconds for each URL that they stand for.
 
     Args:
-        urls: they.
-        allowance: of the request they are of; None: they are all of it.
+        urls: the URLs.
+        allowance: allowance of their request; None: these URLs are the whole request.
 
     Raises:
         BadRequest, Unsupported: see ``expand`` and ``parse_url``.
@@ -54,7 +54,7 @@ def lists_of(urls: Sequence[str], allowance: Allowance | None = None) -> list[Ur
             found.append(UrlList(location, (location,)))
             continue
         itself = None
-        with contextlib.suppress(BadRequest):  # braces in the name of a bucket
+        with contextlib.suppress(BadRequest):  # a bucket's name with braces is not valid
             itself = parse_url(url)
         locations = tuple(map(parse_url, expanded))
         asked = [at for at, one in enumerate(locations) if one.key[-1:] not in {"", "/"} and not one.manifest]
@@ -64,14 +64,14 @@ def lists_of(urls: Sequence[str], allowance: Allowance | None = None) -> list[Ur
 
 
 def runs_of(urls: UrlList, heads: Sequence[ObjectRef | None]) -> list[tuple[Location, list[ObjectRef]]]:
-    """Return the locations of a list in order, neighbours that are objects of one store as one.
+    """Return the locations of a list in order, with neighbouring objects of one store joined.
 
     Args:
         urls: the list.
-        heads: what is there of ``asked``; None: no object, so it may be a prefix.
+        heads: the object for each of ``asked``; None: there is none, so the name may be a prefix.
 
     Returns:
-        Each with the objects it begins; none: it is to be listed.
+        Pairs of a location and the objects that start there; an empty list: the location must be listed.
     """
     known = dict(zip(urls.asked, heads, strict=True))
     found: list[tuple[Location, list[ObjectRef]]] = []

@@ -1,4 +1,4 @@
-"""URLs of datasets, taken apart."""
+"""Parses the URLs of datasets."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ _FORMAT = re.compile(r"[a-z0-9][a-z0-9.-]+")
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A URL's parts.
+    """The parts of a URL.
 
     Attributes:
-        url: as it was given.
+        url: the URL as it was given.
         root: ``s3://bucket``, ``file://``, or ``SCHEME://NAME`` of an installed store.
         key: key or prefix, verbatim: nothing in it is percent-decoded.
-        manifest: the object lists the data, it is not the data.
-        format: by which its shards are to be read, whatever their names (``tfrecord+s3://bucket/prefix/``); empty: by
-            their names. Which formats there are is not known here.
+        manifest: whether the object is a manifest, which lists the data.
+        format: format of its shards, whatever their names (``tfrecord+s3://bucket/prefix/``); empty: their names
+            decide. This module does not check whether the format exists.
     """
 
     url: str
@@ -55,13 +55,14 @@ class Location:
 
 
 def parse_url(url: str) -> Location:
-    """Take ``url`` apart; nothing is looked up.
+    """Split ``url`` into its parts, without any request.
 
     Raises:
-        BadRequest: malformed. Unsupported: a scheme that is understood and not served.
+        BadRequest: malformed URL.
+        Unsupported: the scheme is understood but not served.
     """
     if url.startswith("pipe:"):
-        hint = "name the objects that the command reads: s3://bucket/shard-{0000..0127}.tar"
+        hint = "specify the objects that the command reads: s3://bucket/shard-{0000..0127}.tar"
         raise Unsupported("expected a URL, got a shell command", object=url, hint=hint, stage="source")
     match = _SCHEME.fullmatch(url)
     if match is None:
@@ -72,7 +73,7 @@ def parse_url(url: str) -> Location:
     scheme, rest = match["scheme"].lower(), match["rest"]
     *kinds, inner = scheme.split("+")
     if "augmented" in kinds:
-        hint = "list the objects in a plain manifest (manifest+s3://…), or give their prefix"
+        hint = "list the objects in a plain manifest (manifest+s3://…), or specify their prefix"
         raise Unsupported("expected a plain manifest, got an augmented one", object=url, hint=hint, stage="source")
     named = [kind for kind in kinds if kind != _MANIFEST]
     known = inner in {S3_SCHEME, _FILE_SCHEME} or inner in plugins.names(plugins.STORES)
@@ -90,7 +91,7 @@ def parse_url(url: str) -> Location:
 
 
 def likely_bucket(location: Location) -> str:
-    """Return a hint for a relative path that is not there: most likely ``s3://`` was forgotten; else nothing."""
+    """Return a hint for a missing relative path, where ``s3://`` was most likely forgotten; else an empty text."""
     url = location.url
     relative = location.root == FILE_ROOT and "://" not in url and not url.startswith(("/", ".", "~"))
     return f"did you mean s3://{url}? A path is looked up where the daemon runs" if relative else ""
@@ -121,7 +122,7 @@ def _installed(url: str, scheme: str, rest: str, kind: str) -> Location:
 
 
 def _access_point(url: str, rest: str) -> tuple[str, str]:
-    """Return an access point, by an ARN without slashes, which says the same as one with them, and a key."""
+    """Return an access point as an ARN without slashes, which means the same as one with slashes, and a key."""
     match = _ARN.fullmatch(rest)
     if match is None:
         hint = "write s3://arn:aws:s3:REGION:ACCOUNT:accesspoint/NAME/PREFIX"

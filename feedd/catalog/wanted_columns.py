@@ -1,4 +1,4 @@
-"""Which columns of columnar objects a session reads: that is part of the form in which they are its shards."""
+"""The columns of columnar objects that a session reads; they are part of the conversion of its shards."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _CHEAP_TO_COUNT: Final = frozenset({"parquet"})
 
 
 def narrowed(listing: Listing, wanted: Sequence[Sequence[FieldRecipe]]) -> Listing:
-    """Return a listing whose columnar objects are shards of those columns only that recipes name.
+    """Return a listing whose columnar objects are converted with only the columns that recipes name.
 
-    Sessions that name other columns of the same objects have shards of their own.
+    Sessions that name other columns of the same objects have other shards.
 
     Args:
-        listing: as all sessions share it.
-        wanted: recipes of each source; of one without any all columns are.
+        listing: the listing that all sessions share.
+        wanted: recipes of each source; empty: all columns.
     """
     if not any(ref.form in COLUMNAR for ref in listing.refs):
         return listing
@@ -42,16 +42,16 @@ def narrowed(listing: Listing, wanted: Sequence[Sequence[FieldRecipe]]) -> Listi
 
 
 def asked_for(recipe: Sequence[FieldRecipe]) -> list[tuple[str, ...]]:
-    """Return the names that each field's column may have; none at all: every column is made, of those who name many."""
+    """Return the possible column names of each field; empty: convert all columns (too many names)."""
     asked = [field.sources for field in recipe]
     return asked if len(params_of(asked).encode()) <= PARAMS_BYTES_MAX else []
 
 
 def counting(refs: Sequence[ObjectRef], named: Mapping[int, str] | None = None) -> tuple[ObjectRef, ...]:
-    """Return listed objects as shards of which only samples are counted: without columns where that is less.
+    """Return listed objects as shards for counting samples: without columns if that is cheaper.
 
     Args:
-        refs: as listed.
+        refs: objects as listed.
         named: see ``formed``.
     """
     found = formed(refs, named)

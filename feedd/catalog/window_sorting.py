@@ -1,4 +1,4 @@
-"""Windows are sorted in threads, each once, and those that follow while others are read."""
+"""Sorts shuffle windows in threads, each once, and sorts following windows while others are read."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 
 class Sorting:
-    """Sorts what readers need, and what they will need next."""
+    """Sorts the windows that readers need, now or next."""
 
     def __init__(self, group: asyncio.TaskGroup) -> None:
         self._flights: SingleFlight[Hashable, _Found] = SingleFlight(group)
 
     async def sort(self, need: NeedOrder) -> None:
-        """Sort; the reader can then go on."""
+        """Sort; afterwards the reader can continue."""
         if need.size_bytes <= INLINE_BYTES:
             need.learn(need.sort())
         else:
             need.learn(await self._flights.do(need.key, _work(need)))
 
     def begin(self, need: NeedOrder) -> None:
-        """Sort in the background, unless it is little: that takes less time than it takes to start."""
+        """Sort in the background, unless the window is small: it then takes less time than starting a thread."""
         if need.size_bytes <= INLINE_BYTES:
             return
         with contextlib.suppress(Draining):
@@ -40,13 +40,13 @@ class Sorting:
 
             def ended(result: asyncio.Future[_Found]) -> None:
                 self._flights.leave(flight)
-                if result.exception() is None:  # else it is tried again by whoever cannot do without
+                if result.exception() is None:  # after an error, the reader that needs the window tries again
                     need.learn(result.result())
 
             flight.result.add_done_callback(ended)
 
     async def close(self) -> None:
-        """End what is under way."""
+        """End all running work."""
         await self._flights.cancel_all()
 
 

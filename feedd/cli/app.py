@@ -1,4 +1,4 @@
-"""The commands, put together."""
+"""The ``feedd`` command and the list of its subcommands."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ COMMANDS: Final = {
     "check": "Show the effective configuration, where each value came from, and whether this machine can serve it.",
     "plan": "Show which node gets which keys and bytes, and how well shuffling mixes.",
     "index": "Count the samples of every shard and write them beside the data, as _feedd_index.json.",
-    "cache": "Look into the cache, clear it, and fill it ahead of its use.",
+    "cache": "List and clear the cache, and fill it in advance.",
     "demo": "Train a small model end to end: S3 server, daemons and trainers as real processes on this machine.",
     "bench": "Measure a stage of the daemon on this machine.",
 }
-"""Modules of this package that hold a command each, and the first sentence of its help."""
+"""Modules of this package that hold one command each, with the first sentence of the command's help."""
 
 
 class _Commands(TyperGroup):
-    """Commands whose modules are imported when one is used: all of them together take half a second."""
+    """Commands whose modules are imported only when used, because importing all takes half a second."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:  # noqa: ANN401 - click's
         name, command, rest = super().resolve_command(ctx, args)
@@ -50,7 +50,7 @@ app = typer.Typer(
     name="feedd",
     cls=_Commands,
     help="Per-node daemon that streams training shards from S3, decodes each sample once and feeds PyTorch.",
-    epilog="Exit codes: 0 clean, 2 bad configuration or usage, 1 anything else.",
+    epilog="Exit codes: 0 success, 2 wrong configuration or usage, 1 any other error.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -59,7 +59,7 @@ app = typer.Typer(
 )
 
 
-def _say_version(asked: bool) -> None:  # noqa: FBT001 - typer calls it so
+def _say_version(asked: bool) -> None:  # noqa: FBT001 - typer's signature
     if asked:
         version()
         raise typer.Exit
@@ -82,7 +82,7 @@ def version() -> None:
 
 
 def _imported_when_used() -> None:
-    """Stand for a command of ``COMMANDS`` in help and suggestions."""
+    """Placeholder for a command of ``COMMANDS`` in help and suggestions."""
 
 
 for _name, _help in COMMANDS.items():
@@ -90,11 +90,11 @@ for _name, _help in COMMANDS.items():
 
 
 def main() -> None:
-    """Run the command line; the process's exit code says how it went."""
-    configure_logging("text", "warning")  # to stderr: what a command prints is its result; serve says its own
+    """Run the command line; errors end the process with an exit code."""
+    configure_logging("text", "warning")  # to stderr, because stdout is for results; serve configures its own logs
     try:
         app()
     except FeeddError as error:
-        from feedd.cli.error_report import report  # noqa: PLC0415 - it imports the configuration
+        from feedd.cli.error_report import report  # noqa: PLC0415 - imports the configuration
 
         sys.exit(report(error))

@@ -1,4 +1,4 @@
-"""``feedd bench ingest URL``: measure how fast objects reach the cache on this machine, with the settings in force."""
+"""``feedd bench ingest URL``: measures how fast objects reach the cache, with the current settings."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ if TYPE_CHECKING:
     from feedd.observe.recorder import PrometheusRecorder
     from feedd.values import ObjectRef
 
-_MARGIN_BYTES = 64 * MIB  # the cache's own files
+_MARGIN_BYTES = 64 * MIB  # room for the cache's own files
 
 bench = typer.Typer(
-    help="Measure a stage of the daemon on this machine. There is one so far: [bold]ingest[/], store to cache.",
+    help="Measure a stage of the daemon on this machine. The only stage is [bold]ingest[/], from store to cache.",
     no_args_is_help=True,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Figures of one round.
+    """Measurements of one round.
 
     Attributes:
-        wall_s: from the first request to the last byte in its file.
-        cpu_s: CPU time of this process meanwhile, all threads.
-        request_count: requests, sent again or not.
-        retry_count: requests that were sent again.
-        request_s: mean time of one request, body included.
+        wall_s: seconds from the first request to the last byte in its file.
+        cpu_s: CPU seconds of this process in that time, over all threads.
+        request_count: number of requests, retries included.
+        retry_count: number of retries.
+        request_s: mean seconds of a request, body included.
     """
 
     size_bytes: int
@@ -58,22 +58,22 @@ class Round:
 
 @bench.callback()
 def _stages() -> None:
-    """Keep ``ingest`` a command of its own while it is the only one."""
+    """Make ``ingest`` a subcommand although it is the only one."""
 
 
 @bench.command(epilog="Example: feedd bench ingest s3://bucket/train/ --size 8GiB --set fetch.parts_in_flight=64")
 def ingest(
     url: Annotated[str, typer.Argument(metavar="URL", help="s3://bucket/prefix/, objects, or a folder.")],
     size: Annotated[str, typer.Option(help="Fetch whole objects until this many bytes are reached.")] = "2GiB",
-    rounds: Annotated[int, typer.Option(min=1, max=100, help="How many times.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, max=100, help="Number of rounds.")] = 3,
     folder: Annotated[Path, typer.Option("--dir", help="Folder for a cache that is deleted afterwards.")] = Path(
-        "/dev/shm"  # noqa: S108 - the tmpfs that every Linux has; a new folder is made in it
+        "/dev/shm"  # noqa: S108 - the tmpfs of every Linux; the cache gets a new folder in it
     ),
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,  # noqa: FBT002 - a flag is a flag
     config: ConfigFlag = None,
     set_: SetFlag = None,
 ) -> None:
-    """Fetch objects into an empty cache, and print GB/s, CPU seconds per GB and the time of a request."""
+    """Fetch objects into an empty cache, and print GB/s, CPU seconds per GB and the mean time of a request."""
     size_bytes = _size_bytes(size)
     loaded = Flags(config=config, set=set_).load().config
     found = _run(url, size_bytes, rounds, folder, loaded)
@@ -94,7 +94,7 @@ def _size_bytes(text: str) -> int:
 
 
 def _run(url: str, size_bytes: int, round_count: int, folder: Path, config: Config) -> list[Round]:
-    # The SDK takes most of a second to import, which --help and most other commands do not need.
+    # The SDK takes most of a second to import, and --help and most other commands do not need it.
     import uvloop  # noqa: PLC0415 - see above
 
     from feedd.catalog.sources import Sources  # noqa: PLC0415 - see above
@@ -117,10 +117,10 @@ def _run(url: str, size_bytes: int, round_count: int, folder: Path, config: Conf
 
 
 def _first(refs: Sequence[ObjectRef], size_bytes: int, url: str) -> list[ObjectRef]:
-    """Return the first objects that together have ``size_bytes``, or all.
+    """Return the first objects that together have at least ``size_bytes``, or all.
 
     Raises:
-        BadRequest: none has a byte.
+        BadRequest: all objects are empty.
     """
     found, total_bytes = [], 0
     for ref in refs:
@@ -137,7 +137,7 @@ def _check_space(folder: Path, size_bytes: int) -> None:
     """Refuse a folder that is missing or too full.
 
     Raises:
-        BadConfig: it is.
+        BadConfig: the folder is missing or has too little space.
     """
     if not folder.is_dir():
         raise BadConfig(f"expected a folder, got {folder}", hint="specify one with --dir", stage="bench")
@@ -168,7 +168,7 @@ async def _one_round(sources: Sources, refs: list[ObjectRef], folder: Path, reco
 
 
 def _requests(recorder: PrometheusRecorder) -> tuple[float, float, float]:
-    """Return how many requests for bytes were answered, how many were sent again, and the seconds of all of them."""
+    """Return the number of requests for data, the number of retries, and the total seconds of the requests."""
     count = retries = seconds = 0.0
     for sample in recorder.samples():
         if sample.name == f"{SOURCE_SECONDS.name}_count" and sample.labels["op"] == "read":
@@ -204,5 +204,5 @@ def _table(url: str, rounds: Sequence[Round], config: Config) -> Table:
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands."""
+    """Add the ``bench`` commands."""
     app.add_typer(bench, name="bench")

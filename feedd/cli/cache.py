@@ -1,4 +1,4 @@
-"""``feedd cache``: look into the cache, clear it and fill it; through the daemon where one owns the directory."""
+"""``feedd cache``: lists, clears and fills the cache, through the daemon if one owns the directory."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
-cache = typer.Typer(help="Look into the cache, clear it, and fill it ahead of its use.", no_args_is_help=True)
+cache = typer.Typer(help="List and clear the cache, and fill it in advance.", no_args_is_help=True)
 
 
 def _effective(config: ConfigFlag, cache_dir: CacheDirFlag) -> Effective:
@@ -45,14 +45,14 @@ def _bytes(entries: Iterable[CacheEntry]) -> int:
 
 
 def _scanned(options: Effective) -> Iterable[CacheEntry]:
-    """Return what lies in the configured directory.
+    """Return the entries in the configured directory.
 
     Raises:
-        NotFound: there is none at the default place: the user most likely means another one.
+        NotFound: the default directory does not exist, so the user most likely means another directory.
     """
     directory = options.config.cache.dir
     if options.origins["cache.dir"] == "default" and not directory.exists():
-        hint = "name the daemon with --address or FEEDD_ADDRESS, or its directory with --cache-dir"
+        hint = "specify the daemon with --address or FEEDD_ADDRESS, or its directory with --cache-dir"
         raise NotFound("expected a cache directory, got none", object=str(directory), hint=hint, stage="cache")
     return scan(directory)
 
@@ -64,7 +64,7 @@ async def _look(daemon: AdminClient, state: CacheState) -> tuple[CacheState, lis
 
 @cache.command("ls", epilog="Example: feedd cache ls 's3://bucket/train/*' --json")
 def list_entries(
-    pattern: Annotated[str, typer.Argument(help="URL prefix or shell pattern; left out: everything.")] = "",
+    pattern: Annotated[str, typer.Argument(help="URL prefix or shell pattern; default: all objects.")] = "",
     json_: JsonFlag = False,  # noqa: FBT002 - a flag is a flag
     address: AddressFlag = None,
     config: ConfigFlag = None,
@@ -98,7 +98,7 @@ def stat(
     config: ConfigFlag = None,
     cache_dir: CacheDirFlag = None,
 ) -> None:
-    """Show how full the cache is."""
+    """Show the size of the cache and how much of it is used."""
     options = _effective(config, cache_dir)
     address = chosen_address(address, cache_dir)
     seen = ask(options.config, address, _look)
@@ -145,12 +145,12 @@ def _facts_from_daemon(state: CacheState, entries: Sequence[CacheEntry]) -> dict
 def remove_entries(
     pattern: Annotated[str | None, typer.Argument(help="URL prefix or shell pattern.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Remove every object.")] = False,  # noqa: FBT002 - a flag is a flag
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,  # noqa: FBT002 - a flag is a flag
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,  # noqa: FBT002 - a flag is a flag
     address: AddressFlag = None,
     config: ConfigFlag = None,
     cache_dir: CacheDirFlag = None,
 ) -> None:
-    """Remove objects from the cache that nobody uses. The originals are untouched."""
+    """Remove objects from the cache that no session uses. The originals in the store stay."""
     if (pattern is None) != everything:
         raise typer.BadParameter("expected either a pattern or --all")
     wanted = pattern or ""
@@ -173,7 +173,7 @@ def remove_entries(
 
 
 def _remove(config: Config, address: str | None, pattern: str) -> tuple[Amount, Amount]:
-    """Let the owner remove them; the lock sees to it that there is none where none was found."""
+    """Remove through the daemon that owns the cache; without one, remove under the directory's lock."""
     done = ask(config, address, lambda daemon, _: daemon.remove(pattern))
     if done is not None:
         return done
@@ -182,6 +182,6 @@ def _remove(config: Config, address: str | None, pattern: str) -> tuple[Amount, 
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands."""
+    """Add the ``cache`` commands."""
     warm.register(cache)
     app.add_typer(cache, name="cache")

@@ -1,4 +1,4 @@
-"""``feedd check``: the effective configuration with its origins, and whether the machine can serve it."""
+"""``feedd check``: shows the effective configuration with its origins, and checks the machine."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def check(
 ) -> None:
     """Show the effective configuration, where each value came from, and whether this machine can serve it.
 
-    Exits with 2 where the configuration is wrong and with 1 where the machine cannot serve it. A degraded machine
-    serves: the exit status is 0.
+    Exits with 2 if the configuration is wrong, and with 1 if the machine cannot serve it. With a degraded machine the
+    daemon still serves: the exit status is 0.
     """
     flags = Flags(config, listen, cache_dir, cache_size, status, workers, log, log_level, set_)
     effective = flags.load()
@@ -81,5 +81,5 @@ def _marked(verdict: Verdict) -> Text:
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add the ``check`` command."""
     app.command(epilog="Example: feedd check --config /etc/feedd/feedd.toml")(check)

@@ -1,4 +1,4 @@
-"""Whether there are credentials for the buckets configured. Told, never fatal: the data may be local."""
+"""Checks whether the configured buckets have credentials. Missing ones are reported only, as data may be local."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 def credentials(config: Config) -> Iterator[Finding]:
-    """Look once per bucket configured, and once for all others."""
-    # The SDK takes most of a second to import, which other commands do not need.
+    """Look for credentials once per configured bucket, and once for all other buckets."""
+    # The SDK takes most of a second to import, and other commands do not need it.
     from feedd.daemon.wiring import source_options  # noqa: PLC0415 - see above
     from feedd.fetch.s3.credential_chain import find_credentials  # noqa: PLC0415 - see above
 

@@ -1,4 +1,4 @@
-"""``feedd demo``: the main job on an embedded S3 server, or on the user's own data."""
+"""``feedd demo``: trains a small model end to end on an embedded S3 server or on the user's data."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from feedd.errors import BadConfig
 
 
 def demo(
-    url: Annotated[str | None, typer.Option("--url", help="Your data: s3://bucket/prefix/. Left out: made up.")] = None,
-    nodes: Annotated[int, typer.Option("--nodes", min=1, max=16, help="How many nodes to play.")] = 1,
-    epochs: Annotated[int, typer.Option("--epochs", min=1, max=100, help="How often through the data.")] = 2,
+    url: Annotated[str | None, typer.Option("--url", help="Your data: s3://bucket/prefix/. Default: made up.")] = None,
+    nodes: Annotated[int, typer.Option("--nodes", min=1, max=16, help="Number of nodes to simulate.")] = 1,
+    epochs: Annotated[int, typer.Option("--epochs", min=1, max=100, help="Number of passes over the data.")] = 2,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the made-up shards in ./feedd-demo/train.")] = False,  # noqa: FBT002 - a flag is a flag
 ) -> None:
     """Train a small model end to end: S3 server, daemons and trainers as real processes on this machine."""
@@ -21,7 +21,7 @@ def demo(
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
         raise BadConfig(
-            f"the demo needs {', '.join(missing)}, not installed here",
+            f"the demo needs {', '.join(missing)}, which is not installed here",
             hint="run make demo in a checkout, or pip install 'feedd[demo]'",
             stage="demo",
         )
@@ -31,5 +31,5 @@ def demo(
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add the ``demo`` command."""
     app.command(epilog="Example: feedd demo --nodes 2")(demo)

@@ -1,7 +1,8 @@
-"""What a daemon started for one process tree does where nobody said otherwise: no status port, a cache of its own.
+"""Defaults of a daemon that a client starts for one process tree: no status port, and a separate cache directory.
 
-Such daemons run as any user and any number at a time, so neither the one default port nor the one default directory,
-which needs an administrator, is theirs. The cache goes with the daemon; what a killed one left, the next removes.
+Such daemons run as any user, and several may run at once. So they cannot share the default port, nor the default
+directory, which needs an administrator. The cache is deleted with the daemon. If a daemon was killed, the next daemon
+deletes its cache.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ if TYPE_CHECKING:
 
 ORIGIN = "process tree"
 CACHE_FILE = "cache-dir"
-"""Beside the socket: where the cache is. The client that started the daemon says it."""
-_YOUNG_S = 60.0  # between making a directory and owning it
+"""File beside the socket that names the cache's directory; the client that started the daemon logs it."""
+_YOUNG_S = 60.0  # a directory younger than this may not have been locked by its daemon yet
 
 
 @contextmanager
 def of_its_own(flags: Flags) -> Iterator[Effective]:
-    """Yield the configuration of a daemon for one process tree; its cache directory is gone afterwards.
+    """Yield the configuration of a daemon for one process tree; delete its cache directory afterwards.
 
     Raises:
-        ConfigProblems: with every problem.
+        ConfigProblems: with all problems of the configuration.
     """
     origins = flags.load().origins
     unsaid: dict[str, tuple[object, str]] = {}
@@ -51,7 +52,7 @@ def of_its_own(flags: Flags) -> Iterator[Effective]:
 
 
 def tell_cache(config: Config) -> None:
-    """Write down where the cache is."""
+    """Write the path of the cache's directory to a file beside the socket."""
     for address in config.listen:
         scheme, _, path = address.partition("://")
         if scheme == "unix":
@@ -59,7 +60,7 @@ def tell_cache(config: Config) -> None:
 
 
 def sweep(parent: Path) -> None:
-    """Remove this user's cache directories whose daemon was killed; its successor needs the space at once."""
+    """Remove this user's cache directories of killed daemons; the next daemon needs the space at once."""
     for path in parent.glob(f"{prefix()}*"):
         try:
             stat = path.lstat()
@@ -68,10 +69,10 @@ def sweep(parent: Path) -> None:
                 continue
             with DirectoryLock(path):
                 shutil.rmtree(path, ignore_errors=True)
-        except (OSError, CacheUnavailable):  # gone meanwhile, or in use
+        except (OSError, CacheUnavailable):  # removed meanwhile, or in use
             continue
 
 
 def prefix() -> str:
-    """Return how the names of this user's cache directories begin that end with their process."""
+    """Return the prefix of this user's temporary cache directories."""
     return f"feedd-cache-{os.geteuid()}-"

@@ -1,4 +1,4 @@
-"""How an error reaches the terminal: one clean line, a hint, and the exit code."""
+"""Reports an error on the terminal: one clean line, a hint, and the exit code."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def say(text: str) -> None:
 
 
 def log_without_notices() -> None:
-    """Leave out of the log what ``say_notices`` says."""
+    """Configure the log without the events that ``say_notices`` prints."""
     configure_logging("text", "warning", without=(OBJECTS_EVENT, SIDECARS_EVENT))
 
 
 def say_notices(notices: Iterable[Notice]) -> None:
-    """Write a line to standard error for everything that is left out of the data, or changed."""
+    """Write a line to standard error for each kind of data that is left out or changed."""
     for notice in notices:
         say(f"warning: {notice.text}" if notice.warns else notice.text)
 
 
 def notice_facts(notices: Iterable[Notice]) -> dict[str, dict[str, Any]]:
-    """Return notices by kind for ``--json``, as ``stats()["notices"]`` of the client has them."""
+    """Return notices by kind for ``--json``, in the form of the client's ``stats()["notices"]``."""
     return {
         notice.kind.value: {
             "text": notice.text,
@@ -50,9 +50,9 @@ def notice_facts(notices: Iterable[Notice]) -> dict[str, dict[str, Any]]:
 
 
 def report(error: FeeddError) -> int:
-    """Say what went wrong and return the exit code: 2 for what the user can correct in what he typed, else 1.
+    """Print the error and return the exit code: 2 if the user can correct the command or configuration, else 1.
 
-    With ``FEEDD_DEBUG=1`` the error is raised again, for its traceback.
+    With ``FEEDD_DEBUG=1`` the error is raised again, so that its traceback is shown.
     """
     if os.environ.get("FEEDD_DEBUG") == "1":
         raise error

@@ -1,4 +1,4 @@
-"""Flags that set options, shared by the commands that read the configuration."""
+"""Flags that set options, shared by all commands that read the configuration."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ ListenFlag = Annotated[
 ]
 CacheDirFlag = Annotated[Path | None, typer.Option("--cache-dir", help="Directory for shards.", rich_help_panel=_PANEL)]
 CacheSizeFlag = Annotated[
-    str | None, typer.Option("--cache-size", help="Most disk the cache may hold: 800GiB.", rich_help_panel=_PANEL)
+    str | None, typer.Option("--cache-size", help="Maximum disk space of the cache: 800GiB.", rich_help_panel=_PANEL)
 ]
 StatusFlag = Annotated[
-    str | None, typer.Option("--status", help="Address of status page and metrics, or off.", rich_help_panel=_PANEL)
+    str | None, typer.Option("--status", help="Address of the status page and metrics, or off.", rich_help_panel=_PANEL)
 ]
 WorkersFlag = Annotated[
-    str | None, typer.Option("--workers", help="Decode worker processes, or auto.", rich_help_panel=_PANEL)
+    str | None, typer.Option("--workers", help="Number of decode workers, or auto.", rich_help_panel=_PANEL)
 ]
 LogFlag = Annotated[
     str | None, typer.Option("--log", help="json, text, or auto: text on a terminal.", rich_help_panel=_PANEL)
@@ -56,7 +56,7 @@ SetFlag = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """What the user gave; None where a flag was not given."""
+    """The flags that the user gave; None for each other flag."""
 
     config: Path | None = None
     listen: list[str] | None = None
@@ -69,13 +69,13 @@ class Flags:
     set: list[str] | None = None
 
     def load(self, unsaid: Mapping[str, tuple[object, str]] | None = None) -> Effective:
-        """Merge with environment and file.
+        """Merge the flags with environment and file.
 
         Args:
-            unsaid: values, each with its origin, of options nobody has set.
+            unsaid: defaults, each with its origin, for options that the user has not set.
 
         Raises:
-            ConfigProblems: with every problem.
+            ConfigProblems: with all problems of the configuration.
         """
         env = dict(os.environ)
         return load({**self._given(), **(unsaid or {})}, env, find_file(self.config, env))
@@ -100,13 +100,13 @@ class Flags:
 
 
 def _absolute(address: str) -> str:
-    """Let a shell user name a socket next to him: ``unix://./feedd.sock``."""
+    """Make a socket path relative to the current directory absolute: ``unix://./feedd.sock``."""
     path = address.removeprefix(UNIX_PREFIX)
     return f"{UNIX_PREFIX}{Path(path).absolute()}" if path != address and path.startswith("./") else address
 
 
 def _parse(text: str) -> object:
-    """Read a value as TOML would where that works (lists, numbers), else as the text it is."""
+    """Parse a value as TOML if possible (lists, numbers), else keep it as text."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

@@ -1,4 +1,4 @@
-"""Whether a directory's files get huge pages: what a cache in memory costs depends on it."""
+"""Checks whether a directory's files get huge pages, on which the cost of a cache in memory depends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MODES = ("always", "within_size")
 
 
 def lacks_huge_pages(directory: Path, mounts: Path = _MOUNTS) -> bool:
-    """Whether ``directory`` is on a tmpfs whose files get ordinary pages.
+    """Return whether ``directory`` is on a tmpfs without huge pages.
 
     Raises:
         OSError: the directory or the table of mounts cannot be read.

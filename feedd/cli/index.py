@@ -1,4 +1,4 @@
-"""``feedd index``: count the samples of every shard once, for everybody who reads the data after that."""
+"""``feedd index``: counts the samples of every shard once, for all later readers of the data."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
     from feedd.errors import FeeddError
     from feedd.sessions.opening import Pipeline
 
-_PER_WORKER = 4  # shards under way: some arrive while others are read
+_PER_WORKER = 4  # shards in progress per worker: some are fetched while others are read
 _TOLD_MAX = 8
-_CACHE_SIZE = "16GiB"  # shards are read and dropped again: enough for those under way
+_CACHE_SIZE = "16GiB"  # shards are read and then dropped: enough for the shards in progress
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """What is asked for.
+    """The arguments of the command.
 
     Attributes:
         target: URL or absolute path of the index.
-        check: only look what is known.
+        check: only report what the index knows.
     """
 
     url: str
@@ -49,11 +49,11 @@ class _Job:
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """What became of it.
+    """The result of a run.
 
     Attributes:
-        stopped: by a signal; what was counted until then is saved.
-        saved: whether the index holds what was counted.
+        stopped: whether a signal stopped the run; counts made until then are saved.
+        saved: whether the index holds all counts.
     """
 
     progress: Counting
@@ -64,7 +64,7 @@ class _Outcome:
 def index(
     url: Annotated[str, typer.Argument(metavar="URL", help="s3://bucket/prefix/ or a folder.")],
     out: Annotated[Path | None, typer.Option("--out", help="Write to this file instead of beside the data.")] = None,
-    check: Annotated[bool, typer.Option("--check", help="Only say how many shards the index knows.")] = False,  # noqa: FBT002 - a flag is a flag
+    check: Annotated[bool, typer.Option("--check", help="Only report how many shards the index knows.")] = False,  # noqa: FBT002 - a flag is a flag
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,  # noqa: FBT002 - a flag is a flag
     cache_size: CacheSizeFlag = None,
     config: ConfigFlag = None,
@@ -72,9 +72,9 @@ def index(
 ) -> None:
     """Count the samples of every shard and write them beside the data, as _feedd_index.json.
 
-    With it the number of steps is known when training starts: all ranks have the same, len(dataset) works, and data can
-    be split by samples. Shards the index knows already are not read again; broken off, it goes on where it was. Several
-    may count the same data at once: none loses what another has written.
+    With the index, the number of steps is known when training starts: all ranks have equal steps, len(dataset) works,
+    and data can be split by samples. Shards that the index already knows are not read again. A stopped run continues
+    where it was. Several runs may count the same data at once: no run loses the counts of another.
     """
     flags = Flags(config=config, cache_size=cache_size or _CACHE_SIZE, set=set_)
     flags.load()
@@ -86,7 +86,7 @@ def index(
 
 
 def _conclude(outcome: _Outcome, job: _Job, *, json_: bool) -> None:
-    """Say what became of it, and end with 1 unless all is known."""
+    """Print the result; exit with 1 unless all shards are known."""
     progress, stopped = outcome.progress, outcome.stopped
     if json_:
         facts = {
@@ -107,17 +107,17 @@ def _conclude(outcome: _Outcome, job: _Job, *, json_: bool) -> None:
     if not stopped:
         say(f"{known}{'' if job.check else f', in {job.target}'}")
     elif not progress.shard_count:
-        say("stopped before the data was listed; nothing was counted")
+        say("stopped before the data was listed; no shard was counted")
     elif outcome.saved:
-        say(f"stopped: {known}, in {job.target}; run it again to go on")
+        say(f"stopped: {known}, in {job.target}; run the command again to continue")
     else:
-        say(f"stopped: {known}, and not all of that is saved; run it again to go on from what is in {job.target}")
+        say(f"stopped: {known}, but not all counts are saved; run the command again to continue from {job.target}")
     if stopped or progress.done_count != progress.shard_count:
         raise typer.Exit(EXIT_FAILED)
 
 
 def _told_once(failures: Sequence[FeeddError]) -> list[str]:
-    """Return a line for each kind of failure, with its first object and how many more failed for that reason."""
+    """Return a line for each kind of failure, with its first object and the number of other objects."""
     by_reason: dict[tuple[str, str], list[FeeddError]] = {}
     for failure in failures:
         by_reason.setdefault((failure.kind, failure.hint or failure.message), []).append(failure)
@@ -128,7 +128,7 @@ def _told_once(failures: Sequence[FeeddError]) -> list[str]:
 
 
 def _run(flags: Flags, job: _Job, tell: Callable[[Counting], object]) -> _Outcome:
-    # The SDK takes most of a second to import, which a wrong flag should not have to wait for.
+    # The SDK takes most of a second to import; a wrong flag is reported before that.
     import uvloop  # noqa: PLC0415 - see above
 
     from feedd.daemon.failures import single  # noqa: PLC0415 - see above
@@ -138,7 +138,7 @@ def _run(flags: Flags, job: _Job, tell: Callable[[Counting], object]) -> _Outcom
 
     async def run() -> _Outcome:
         requests = StopRequests()
-        # In this order: a signal finds either no directory, or somebody who will remove it.
+        # Signals are handled before the directory exists, so that it is always removed.
         with handled(requests), tempfile.TemporaryDirectory(prefix=prefix(), ignore_cleanup_errors=True) as folder:
             return await _count(replace(flags, cache_dir=Path(folder)).load().config, job, tell, requests)
 
@@ -149,7 +149,7 @@ def _run(flags: Flags, job: _Job, tell: Callable[[Counting], object]) -> _Outcom
 
 
 async def _count(config: Config, job: _Job, tell: Callable[[Counting], object], requests: StopRequests) -> _Outcome:
-    """Count until it is done or a first signal comes, and save; a second signal ends that, too."""
+    """Count until all shards are done or a first signal comes, then save; a second signal also ends the saving."""
     from feedd.clock import SystemClock  # noqa: PLC0415 - see _run
     from feedd.daemon.cut_short import cut_short_by  # noqa: PLC0415 - see _run
     from feedd.daemon.wiring import open_pipeline, workers_max  # noqa: PLC0415 - see _run
@@ -177,7 +177,7 @@ def _counter(pipeline: Pipeline, job: _Job, tell: Callable[[Counting], object]) 
 
 @contextmanager
 def _display(*, quiet: bool) -> Iterator[Callable[[Counting], object]]:
-    """Show a bar on a terminal, nothing elsewhere."""
+    """Show a progress bar on a terminal, and nothing elsewhere."""
     console = Console(file=sys.stderr)
     if quiet or not console.is_terminal:
         yield lambda _: None
@@ -194,5 +194,5 @@ def _display(*, quiet: bool) -> Iterator[Callable[[Counting], object]]:
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add the ``index`` command."""
     app.command(epilog="Example: feedd index s3://bucket/train/")(index)

@@ -1,4 +1,4 @@
-"""Whether this machine can serve the configuration: one finding per question, nothing is changed."""
+"""Checks whether this machine can serve the configuration: one finding per question. Changes nothing."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ if TYPE_CHECKING:
 
     from feedd.config import Config
 
-NOFILE_WANTED = 4096  # connections, cache files and arenas of a busy node, with room
+NOFILE_WANTED = 4096  # connections, cache files and arenas of a busy node, with some reserve
 
 
 class Verdict(enum.Enum):
-    """How one question was answered."""
+    """The answer to one question."""
 
     FINE = "ok"
-    NOTE = "note"  # can serve, but worth knowing
-    DEGRADED = "degraded"  # serves, but not as configured
+    NOTE = "note"  # the daemon can serve, but the user should know this
+    DEGRADED = "degraded"  # the daemon serves, but not as configured
     CANNOT = "cannot serve"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One answer.
+    """One question with its answer.
 
     Attributes:
         detail: what was found.
-        hint: what to do; empty where all is well.
+        hint: what to do; empty if nothing needs to be done.
     """
 
     question: str
@@ -60,7 +60,7 @@ class Finding:
 
 
 def _write_error(directory: Path) -> OSError | None:
-    """Return why no file can be made in ``directory``; None if one can."""
+    """Return the error of creating a file in ``directory``; None if it works."""
     try:
         with tempfile.TemporaryFile(dir=directory):
             return None
@@ -69,7 +69,7 @@ def _write_error(directory: Path) -> OSError | None:
 
 
 def _without_disk(config: Config, error: CacheUnavailable) -> tuple[Verdict, str]:
-    """Return the verdict on a cache directory that cannot be used now, and what the daemon does meanwhile."""
+    """Return the verdict on a cache directory that cannot be used now, and what the daemon does until it can."""
     if not config.cache.bypass or not may_pass(error):
         return Verdict.CANNOT, ""
     memory = config.cache.memory or config.cache.bypass
@@ -90,8 +90,8 @@ def _cache(config: Config) -> Iterator[Finding]:
         detail = f"{found}: {refused.strerror or refused}{meanwhile}"
         yield Finding("cache directory", verdict, detail, error.hint)
         return
-    made = "" if found == directory else f" ({directory} will be made)"
-    yield Finding("cache directory", Verdict.FINE, f"{found} can be written{made}")
+    made = "" if found == directory else f" ({directory} will be created)"
+    yield Finding("cache directory", Verdict.FINE, f"{found} is writable{made}")
     yield _file_system(directory, allowed=config.cache.allow_network_fs)
     if found == directory and (directory / "lock").exists():
         yield _owner(directory)
@@ -102,21 +102,21 @@ def _cache(config: Config) -> Iterator[Finding]:
     full = _full(config, found)
     if full is not None:
         verdict, meanwhile = _without_disk(config, full)
-        detail = f"{room}: nothing beside cache.free_reserve {format_size(reserve)}{meanwhile}"
-        yield Finding("cache space", verdict, detail, "free some, or lower cache.free_reserve")
+        detail = f"{room}: no space is left after cache.free_reserve {format_size(reserve)}{meanwhile}"
+        yield Finding("cache space", verdict, detail, "free some space, or lower cache.free_reserve")
     elif wanted + reserve > total:
-        hint = "the disk is the limit; lower cache.size to what it may really take"
+        hint = "the disk is the limit; lower cache.size to the space that the cache may really use"
         yield Finding("cache space", Verdict.NOTE, f"{room} and cache.free_reserve {format_size(reserve)}", hint)
     else:
         yield Finding("cache space", Verdict.FINE, room)
     with contextlib.suppress(OSError):
         if lacks_huge_pages(found):
-            hint = "mount -o remount,huge=within_size on it halves what filling the cache costs"
-            yield Finding("cache pages", Verdict.NOTE, f"{found} is memory in pages of 4 KiB", hint)
+            hint = "mount -o remount,huge=within_size on it halves the cost of filling the cache"
+            yield Finding("cache pages", Verdict.NOTE, f"{found} is in memory, in pages of 4 KiB", hint)
 
 
 def _full(config: Config, found: Path) -> CacheUnavailable | None:
-    """Return what the daemon would say if the disk has no room for the cache beside the entries of the cache."""
+    """Return the daemon's error if the disk has no room for the cache; existing entries of the cache count as room."""
     options = replace(cache_options(config), directory=found)
     try:
         limit_bytes(options, disk_bytes(config.cache.dir))
@@ -134,8 +134,8 @@ def _file_system(directory: Path, *, allowed: bool) -> Finding:
         case mounts.FileSystem.LOCAL:
             return Finding("cache file system", Verdict.FINE, f"{kind} is local")
         case mounts.FileSystem.UNKNOWN:
-            hint = "make sure that it is a local disk"
-            return Finding("cache file system", Verdict.NOTE, f"{kind or 'of a type that cannot be told'}", hint)
+            hint = "check that it is a local disk"
+            return Finding("cache file system", Verdict.NOTE, f"{kind or 'of unknown type'}", hint)
 
 
 def _owner(directory: Path) -> Finding:
@@ -161,16 +161,16 @@ def _socket_directory(path: Path) -> Finding:
     found = existing_parent(path.parent)
     refused = _write_error(found)
     if refused is not None:
-        hint = "systemd's RuntimeDirectory=feedd makes it; else pass another --listen"
+        hint = "systemd's RuntimeDirectory=feedd creates it; else pass another --listen"
         return Finding(f"socket {path}", Verdict.CANNOT, f"{found}: {refused.strerror or refused}", hint)
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(1.0)
         try:
             probe.connect(str(path))
         except OSError:
-            return Finding(f"socket {path}", Verdict.FINE, f"{found} can be written")
+            return Finding(f"socket {path}", Verdict.FINE, f"{found} is writable")
     return Finding(
-        f"socket {path}", Verdict.CANNOT, "another daemon answers there", "stop it, or pass another --listen"
+        f"socket {path}", Verdict.CANNOT, "another daemon answers there", "stop that daemon, or pass another --listen"
     )
 
 
@@ -183,7 +183,7 @@ def _port(what: str, address: str) -> Finding:
             probe.bind(place)
     except OSError as error:
         taken = error.errno == errno.EADDRINUSE
-        hint = f"stop who listens there, or pass another --{what}"
+        hint = f"stop the process that listens there, or pass another --{what}"
         return Finding(f"{what} {address}", Verdict.CANNOT, "the port is taken" if taken else str(error), hint)
     return Finding(f"{what} {address}", Verdict.FINE, "the address is free")
 
@@ -191,7 +191,7 @@ def _port(what: str, address: str) -> Finding:
 def _process(config: Config) -> Iterator[Finding]:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     enough = hard == resource.RLIM_INFINITY or hard >= NOFILE_WANTED
-    hint = "" if enough else "LimitNOFILE= in systemd, ulimit -n in a shell"
+    hint = "" if enough else "set LimitNOFILE= in systemd, or ulimit -n in a shell"
     verdict = Verdict.FINE if enough else Verdict.NOTE
     yield Finding("open files", verdict, f"hard limit {hard}, {NOFILE_WANTED} wanted", hint)
     yield _memfd()
@@ -202,34 +202,34 @@ def _process(config: Config) -> Iterator[Finding]:
     if arena > memory:
         yield Finding("memory", Verdict.CANNOT, detail, "lower arena.size")
     elif arena > memory // 2:
-        yield Finding("memory", Verdict.NOTE, detail, "more than half of the memory: the trainer needs some too")
+        yield Finding("memory", Verdict.NOTE, detail, "that is more than half: the trainer needs memory too")
     else:
         yield Finding("memory", Verdict.FINE, detail)
 
 
 def _fetch(config: Config) -> Finding:
-    """Say what the bounds of fetching come to together."""
+    """Report the bounds of fetching, and how many parts they allow together."""
     fetch = config.fetch
     sizes = PartSize(0 if fetch.part_size == "auto" else fetch.part_size, fetch.parts_in_flight, fetch.bytes_in_flight)
     in_flight = min(fetch.parts_in_flight, fetch.bytes_in_flight // sizes.aim_bytes)
     gbits = network_gbits()
     detail = (
         f"up to {fetch.parts_in_flight} parts in {format_size(fetch.bytes_in_flight)}: "
-        f"{in_flight} of {format_size(sizes.aim_bytes)} to begin with; {fetch.transfer_threads} transfer threads, "
+        f"{in_flight} of {format_size(sizes.aim_bytes)} at the start; {fetch.transfer_threads} transfer threads, "
         f"{usable_cores()} cores, network card {'of unknown speed' if gbits is None else f'of {gbits:g} Gbit/s'}"
     )
     if in_flight < fetch.parts_in_flight:
-        hint = "raise fetch.bytes_in_flight, or leave it out, for all parts to be in flight"
+        hint = "raise fetch.bytes_in_flight, or leave it out, so that all parts can be in flight"
         return Finding("fetch", Verdict.NOTE, detail, hint)
     return Finding("fetch", Verdict.FINE, detail)
 
 
 def _workers(config: Config) -> Finding:
-    """Say how many decode workers ``auto`` comes to."""
+    """Report how many decode workers ``auto`` allows."""
     decode = config.decode
     if decode.workers == "auto":
         least, most = default_workers(decode.workers_max), decode.workers_max
-        return Finding("decode workers", Verdict.FINE, f"auto: {least} to begin with, at most {most}")
+        return Finding("decode workers", Verdict.FINE, f"auto: {least} at the start, at most {most}")
     return Finding("decode workers", Verdict.FINE, f"always {decode.workers}")
 
 
@@ -247,5 +247,5 @@ def _memfd() -> Finding:
 
 
 def examine(config: Config) -> list[Finding]:
-    """Ask every question; the order is the order of the daemon's start."""
+    """Answer every question, in the order of the daemon's start."""
     return [*_cache(config), *_listen(config), *_process(config)]

@@ -1,4 +1,4 @@
-"""The daemon that owns a cache directory, if one runs: it is asked, where the directory itself may not be touched."""
+"""The daemon that owns a cache directory: commands ask it, because they must not touch its directory."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ AddressFlag = Annotated[
     typer.Option(
         "--address",
         help="Ask the daemon at unix:///path.sock or host:port. Default: $FEEDD_ADDRESS, unless --cache-dir is given; "
-        "else the daemon that owns the configured cache directory; if none runs, the directory itself.",
+        "else the daemon that owns the configured cache directory; without a daemon, the directory itself is used.",
     ),
 ]
 
 
 def chosen_address(address: str | None, cache_dir: Path | None) -> str | None:
-    """Return the daemon that the user named: by flag, else by ``$FEEDD_ADDRESS``; a directory's flag outranks that."""
+    """Return the daemon that the user named: by flag, else by ``$FEEDD_ADDRESS`` unless ``--cache-dir`` is given."""
     return address or (None if cache_dir else os.environ.get("FEEDD_ADDRESS")) or None
 
 
 @asynccontextmanager
 async def owner_of(config: Config, address: str | None) -> AsyncIterator[tuple[AdminClient, CacheState] | None]:
-    """Yield the daemon to ask with its cache of the moment, or None where there is none.
+    """Yield the daemon to ask, with the current state of its cache; None if no daemon owns the cache.
 
     Raises:
         NotFound: no daemon answers at ``address``, or it has no cache.
     """
     async with AsyncExitStack() as stack:
         for one in [address] if address else _sockets(config):
-            # gRPC takes a third of a second to import: only where there is somebody to ask
+            # gRPC takes a third of a second to import, so only import it if there is a daemon to ask.
             from feedd.serve.admin_client import daemon_at  # noqa: PLC0415 - see above
 
             daemon = await stack.enter_async_context(daemon_at(one))
@@ -55,7 +55,7 @@ async def owner_of(config: Config, address: str | None) -> AsyncIterator[tuple[A
             except FeeddError:
                 if address:
                     raise
-                continue  # a socket left behind
+                continue  # a leftover socket
             if state is not None and (address or Path(state.directory) == config.cache.dir):
                 yield daemon, state
                 return
@@ -69,7 +69,7 @@ def _sockets(config: Config) -> Iterator[str]:
 
 
 def ask(config: Config, address: str | None, question: Callable[[AdminClient, CacheState], Awaitable[_T]]) -> _T | None:
-    """Put a question to the owner of the configuration's cache; None where there is none."""
+    """Put a question to the daemon that owns the configured cache; return None if no daemon does."""
 
     async def run() -> _T | None:
         async with owner_of(config, address) as owner:

@@ -1,4 +1,4 @@
-"""``feedd plan``: who gets which keys and bytes, and how well the order mixes. Lists, downloads nothing."""
+"""``feedd plan``: shows which node gets which keys and bytes, and how well the order mixes. Downloads no data."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from feedd.config import Config
     from feedd.values import ObjectRef
 
-SKEW_WARNED = 0.2  # a node this much above the mean is worth a word
+SKEW_WARNED = 0.2  # warn about a node that reads this much more than the mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,8 @@ class NodeShare:
     """What one node reads per epoch.
 
     Attributes:
-        share: of all bytes that all nodes read; 0 to 1.
-        samples: where they are known: of plain objects, and of what ``feedd index`` has counted.
+        share: share of all bytes that all nodes read; 0 to 1.
+        samples: number of samples, if known: for plain objects, and for shards counted by ``feedd index``.
     """
 
     node: int
@@ -72,10 +72,10 @@ class PlanReport:
 
 @dataclass(frozen=True, slots=True)
 class ShuffleReport:
-    """From how many shards the samples of a batch of the fullest node come; see ``ordering.quality.Mix``.
+    """How many shards the samples of a batch come from, on the fullest node; see ``ordering.quality.Mix``.
 
     Attributes:
-        sample_bytes: mean bytes of a sample; assumed where they are not counted.
+        sample_bytes: mean bytes of a sample; an assumed value if samples are not counted.
     """
 
     batch_size: int
@@ -95,14 +95,14 @@ def shuffled(
     window_shards: int,
     sample_bytes: int,
 ) -> ShuffleReport:
-    """Measure the order of a node.
+    """Measure how well the order of a node mixes.
 
     Args:
-        sizes: bytes of each of its shards.
-        counts: their samples; None: as many as their bytes make.
-        batch_size: samples of a rank's step.
+        sizes: int64[shards], bytes of each shard of the node.
+        counts: int64[shards], samples of each shard; None: estimated from the bytes.
+        batch_size: samples per step of a rank.
         window_shards: shards per shuffle window.
-        sample_bytes: mean bytes of a sample, where they are not counted.
+        sample_bytes: mean bytes of a sample, for estimates.
     """
     if counts is None:
         counts = np.maximum(sizes // sample_bytes, 1)
@@ -118,7 +118,7 @@ def assignments(refs: Sequence[ObjectRef], node_count: int, sharding: str) -> li
     """Return the indices into ``refs`` of each node, ascending.
 
     Raises:
-        BadRequest, Unsupported: an unknown way to split.
+        BadRequest, Unsupported: the sharding mode is unknown.
     """
     check_mode(sharding)
     return assign_all(_sizes(refs), node_count, sharding)
@@ -129,7 +129,7 @@ def _sizes(refs: Sequence[ObjectRef]) -> NDArray[np.int64]:
 
 
 def _counted(refs: Sequence[ObjectRef], counts: Mapping[int, int] | None) -> NDArray[np.int64] | None:
-    """Return the samples of each of ``refs``; None: not all are known."""
+    """Return int64[refs], the samples of each object; None unless all are known."""
     if not counts or len(counts) != len(refs):
         return None
     return np.fromiter((counts[index] for index in range(len(refs))), np.int64, len(refs))
@@ -142,9 +142,9 @@ def summarise(
     sharding: str,
     counts: Mapping[int, int] | None = None,
 ) -> PlanReport:
-    """Count what each node reads."""
+    """Return what each node reads."""
     sizes, samples = _sizes(refs), _counted(refs, counts)
-    same = all(indices is per_node[0] for indices in per_node)  # to everyone: nothing is counted for each of them
+    same = all(indices is per_node[0] for indices in per_node)  # replicated: count once for all nodes
     loads = [int(sizes[indices].sum()) for indices in (per_node[:1] if same else per_node)]
     loads *= len(per_node) if same else 1
     read = sum(loads)
@@ -167,7 +167,7 @@ def summarise(
 
 
 def warnings_of(report: PlanReport) -> list[str]:
-    """Say what about an assignment will hurt."""
+    """Return warnings about an uneven assignment."""
     found: list[str] = []
     idle = [share.node for share in report.nodes if not share.objects]
     if idle:
@@ -196,7 +196,7 @@ def _show(report: PlanReport) -> None:
         samples = f"{mixed.window_samples} samples of {format_size(mixed.sample_bytes)}"
         title = f"shards in a batch of {mixed.batch_size}, windows of {mixed.window_shards} shards ({samples})"
         quality = Table(title=title)
-        names = ("not shuffled", "feedd's windows", "shuffle buffer of as many samples", "full shuffle")
+        names = ("not shuffled", "feedd's windows", "shuffle buffer of equal size", "full shuffle")
         for name in names:
             quality.add_column(name, justify="right")
         quality.add_row(*(f"{value:.1f}" for value in (mixed.none, mixed.windows, mixed.buffer, mixed.full)))
@@ -204,8 +204,8 @@ def _show(report: PlanReport) -> None:
 
 
 def _resolve(urls: list[str], config: Config) -> tuple[Resolved, SidecarCounts]:
-    """Return what is there, and what is known of the shards without reading them."""
-    # The SDK takes most of a second to import, which --help and most other commands do not need.
+    """Return the objects, and what is known of the shards without reading them."""
+    # The SDK takes most of a second to import, and --help and most other commands do not need it.
     from feedd.catalog.sidecar_counts import read_told  # noqa: PLC0415 - see above
     from feedd.catalog.sources import Sources  # noqa: PLC0415 - see above
     from feedd.clock import SystemClock  # noqa: PLC0415 - see above
@@ -226,12 +226,12 @@ def _resolve(urls: list[str], config: Config) -> tuple[Resolved, SidecarCounts]:
 
 def plan(
     urls: Annotated[list[str], typer.Argument(metavar="URL", help="s3://bucket/prefix/, objects or manifest+s3://…")],
-    nodes: Annotated[int, typer.Option("--nodes", min=1, max=65536, help="How many nodes share the data.")] = 1,
+    nodes: Annotated[int, typer.Option("--nodes", min=1, max=65536, help="Number of nodes that share the data.")] = 1,
     sharding: Annotated[str, typer.Option("--sharding", help="key, size or replicated.")] = "key",
-    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Samples of a rank's step.")] = 256,
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Samples per step of a rank.")] = 256,
     window_shards: Annotated[int, typer.Option("--window-shards", min=1, help="Shards per shuffle window.")] = 4,
     sample_size: Annotated[
-        str, typer.Option("--sample-size", help="Mean bytes of a sample, where none are counted.")
+        str, typer.Option("--sample-size", help="Mean bytes of a sample, if samples are not counted.")
     ] = "100KiB",
     keys: Annotated[bool, typer.Option("--keys", help="Print node and key of every object instead.")] = False,  # noqa: FBT002 - a flag is a flag
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,  # noqa: FBT002 - a flag is a flag
@@ -241,7 +241,7 @@ def plan(
     """Show which node gets which keys and bytes, and how well shuffling mixes. Lists the objects, downloads nothing."""
     check_mode(sharding)
     if sharding == SAMPLE:
-        raise BadRequest("expected key, size or replicated, got sample, which goes by sample counts: equal shares")
+        raise BadRequest("expected key, size or replicated, got sample, which gives all nodes equal shares of samples")
     log_without_notices()
     found, told = _resolve(urls, Flags(config=config, set=set_).load().config)
     refs, counts = found.refs, told.exact
@@ -271,5 +271,5 @@ def plan(
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add the ``plan`` command."""
     app.command(epilog="Example: feedd plan s3://bucket/train/ --nodes 8 --sharding size")(plan)

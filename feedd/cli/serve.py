@@ -1,4 +1,4 @@
-"""``feedd serve``: run the daemon in the foreground."""
+"""``feedd serve``: runs the daemon in the foreground."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _run(effective: Effective, *, ephemeral: bool, standby: bool) -> int:
     if form == "auto":
         form = "text" if on_terminal else "json"
     configure_logging(form, effective.config.log.level, brief=on_terminal and form == "text")
-    # The stages take most of a second to import: a wrong configuration is told before.
+    # The stages take most of a second to import; a wrong configuration is reported before that.
     import uvloop  # noqa: PLC0415 - see above
 
     from feedd import daemon  # noqa: PLC0415 - see above
@@ -74,7 +74,7 @@ def _run(effective: Effective, *, ephemeral: bool, standby: bool) -> int:
 
 
 def _greet(effective: Effective, addresses: Sequence[str], status: str | None) -> None:
-    """Tell a person at a terminal that the daemon is ready, and what to do next."""
+    """Print, on a terminal, that the daemon is ready and what to do next."""
     cache = effective.config.cache
     lines = [
         f"feedd {__version__} is ready. Ctrl-C stops it.",
@@ -88,7 +88,7 @@ def _greet(effective: Effective, addresses: Sequence[str], status: str | None) -
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add the ``serve`` command."""
     app.command(
         epilog="Example: feedd serve --cache-dir /mnt/nvme/feedd --cache-size 800GiB --listen unix:///run/feedd/feedd.sock"
     )(serve)

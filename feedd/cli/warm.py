@@ -1,4 +1,4 @@
-"""``feedd cache warm``: bring what a node will read into the cache before it asks."""
+"""``feedd cache warm``: fetches a node's objects into the cache in advance."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 def warm(
     urls: Annotated[list[str], typer.Argument(metavar="URL", help="s3://bucket/prefix/, objects or manifest+s3://…")],
-    nodes: Annotated[int, typer.Option("--nodes", min=1, max=65536, help="How many nodes share the data.")] = 1,
+    nodes: Annotated[int, typer.Option("--nodes", min=1, max=65536, help="Number of nodes that share the data.")] = 1,
     node_rank: Annotated[
-        int | None, typer.Option("--node-rank", min=0, help="Whose assignment to warm, as feedd plan shows it.")
+        int | None, typer.Option("--node-rank", min=0, help="The node whose assignment to fetch, as in feedd plan.")
     ] = None,
     sharding: Annotated[str, typer.Option("--sharding", help="key, size or replicated.")] = "key",
     field: Annotated[
@@ -33,10 +33,10 @@ def warm(
         typer.Option(
             "--field",
             metavar="NAME=RECIPE",
-            help="Of Parquet and the like only these columns, as in fields=; else all.",
+            help="Of Parquet and similar formats, fetch only these columns, as in fields=; default: all columns.",
         ),
     ] = None,
-    fit: Annotated[bool, typer.Option("--fit", help="Where not all has room, take what has.")] = False,  # noqa: FBT002 - a flag is a flag
+    fit: Annotated[bool, typer.Option("--fit", help="If not all objects fit, fetch those that fit.")] = False,  # noqa: FBT002 - a flag is a flag
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,  # noqa: FBT002 - a flag is a flag
     address: AddressFlag = None,
     config: ConfigFlag = None,
@@ -44,12 +44,12 @@ def warm(
     cache_size: CacheSizeFlag = None,
     set_: SetFlag = None,
 ) -> None:
-    """Bring objects into the cache ahead of their use, while there is room; nothing there has to go for them.
+    """Fetch objects into the cache in advance, while there is room; no cached object is evicted for them.
 
-    Through the daemon that owns the cache, or without one. What is there already is left as it is; objects that cannot
-    be had are named, and the others still come. Ctrl-C stops it and keeps what is whole.
+    The daemon that owns the cache fetches them, or this command if no daemon runs. Objects already in the cache stay.
+    Failed objects are listed, and the others are still fetched. Ctrl-C stops the command and keeps complete objects.
 
-    What a session reads of columnar data are the columns of its fields=: name the same ones with --field.
+    Of columnar data a session reads only the columns of its fields=: name the same columns with --field.
     """
     if node_rank is None and nodes > 1:
         raise typer.BadParameter("expected --node-rank with --nodes, got none")
@@ -71,7 +71,7 @@ def warm(
 
 
 def _named(text: str) -> tuple[str, str]:
-    """Return name and recipe of a field."""
+    """Return the name and the recipe of a field."""
     name, equals, recipe = text.partition("=")
     if not equals:
         raise typer.BadParameter(f"expected --field NAME=RECIPE, got {text!r}")
@@ -79,7 +79,7 @@ def _named(text: str) -> tuple[str, str]:
 
 
 def _run(config: Config, address: str | None, spec: WarmSpec, shown: Display) -> None:
-    # The SDK takes most of a second to import, which a wrong flag should not have to wait for.
+    # The SDK takes most of a second to import; a wrong flag is reported before that.
     import uvloop  # noqa: PLC0415 - see above
 
     async def run() -> None:
@@ -98,17 +98,17 @@ def _run(config: Config, address: str | None, spec: WarmSpec, shown: Display) ->
 
 
 def _conclude(shown: Display, spec: WarmSpec, *, stopped: bool) -> None:
-    """Say what became of it, and end with 1 unless all that was asked for is there."""
+    """Print the result; exit with 1 unless all requested objects are in the cache."""
     progress = shown.progress
-    if progress is None:  # stopped before the listing was there
+    if progress is None:  # stopped before the listing was complete
         say("stopped")
         raise typer.Exit(EXIT_FAILED)
     say(_summary(progress))
     if stopped:
-        say("stopped; what was brought stays")
+        say("stopped; fetched objects stay in the cache")
     if progress.left_out.object_count:
         room = f"{progress.left_out.object_count} objects, {format_size(progress.left_out.size_bytes)}, found no room"
-        say(room if spec.fit else f"{room}: others use the cache too; raise its size, or pass --fit")
+        say(room if spec.fit else f"{room}: other data uses the cache too; raise cache.size, or pass --fit")
     short = progress.left_out.object_count and not spec.fit
     if stopped or short or progress.failed.object_count:
         raise typer.Exit(EXIT_FAILED)
@@ -125,5 +125,5 @@ def _summary(progress: WarmProgress) -> str:
 
 
 def register(cache: typer.Typer) -> None:
-    """Add the command."""
+    """Add the ``warm`` command."""
     cache.command(epilog="Example: feedd cache warm s3://bucket/train/ --nodes 8 --node-rank 3")(warm)

@@ -1,4 +1,4 @@
-"""How a warming is shown: bars on a terminal, a line per tenth elsewhere, and the errors as they come."""
+"""Shows the progress of ``feedd cache warm``: bars on a terminal, a line per tenth elsewhere, and errors at once."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _STEPS = 10
 
 
 class Display:
-    """Takes note of progress and errors; as it is, it shows neither.
+    """Keeps progress and errors; this base class shows neither.
 
     Attributes:
-        progress: the latest; None before the listing is there.
-        failures: one per object that could not be had.
+        progress: the latest progress; None before the listing is complete.
+        failures: one error per object that could not be fetched.
     """
 
     def __init__(self) -> None:
@@ -40,13 +40,13 @@ class Display:
         self.failures: list[FeeddError] = []
 
     def tell(self, progress: WarmProgress, failure: FeeddError | None) -> None:
-        """Take note, and show it."""
+        """Keep the progress and the failure, and show them."""
         self.progress = progress
         if failure is not None:
             self.failures.append(failure)
 
     def facts(self) -> dict[str, object]:
-        """Return all of it, for JSON."""
+        """Return progress and errors in a JSON-able form."""
         if self.progress is None:
             return {}
         facts: dict[str, object] = {
@@ -95,14 +95,14 @@ class _Bars(Display):
         if failure is not None:
             self._bars.console.print(escape(_error_line(failure)))
         count, size_bytes = _done(progress)
-        if first:  # what is there already takes no time: the rate must not count it
+        if first:  # objects already in the cache took no time, so the rate must not count them
             self._bars.reset(self._task, total=progress.total.size_bytes, completed=size_bytes, description="warming")
         self._bars.update(self._task, completed=size_bytes, objects=f"{count}/{progress.total.object_count} objects")
 
 
 @contextmanager
 def display(stream: IO[str], *, quiet: bool) -> Iterator[Display]:
-    """Yield what shows progress on ``stream``; ``quiet``: nothing."""
+    """Yield a display that shows progress on ``stream``; ``quiet``: a display that shows nothing."""
     console = Console(file=stream)
     if quiet:
         yield Display()
@@ -127,6 +127,6 @@ def _error_line(error: FeeddError) -> str:
 
 
 def _done(progress: WarmProgress) -> tuple[int, int]:
-    """Return the objects and bytes that need no more waiting for."""
+    """Return the objects and bytes that are settled: present, fetched, left out or failed."""
     settled: tuple[Amount, ...] = (progress.present, progress.warmed, progress.left_out, progress.failed)
     return sum(amount.object_count for amount in settled), sum(amount.size_bytes for amount in settled)

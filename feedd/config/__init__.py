@@ -1,4 +1,4 @@
-"""Configuration: flag, environment, TOML, default; every problem at once, and where each value came from."""
+"""Configuration from flags, environment, TOML file and defaults, with all problems and the origin of each value."""
 
 from feedd.config.loading import ConfigProblems, Effective, Problem, find_file, load
 from feedd.config.models import Config

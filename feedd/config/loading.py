@@ -1,4 +1,4 @@
-"""From flags, environment and file to one checked configuration: all problems at once, each with its origin."""
+"""Merges flags, environment and file into one checked configuration; reports all problems, each with its origin."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DEFAULT_ORIGIN = "default"
 ENV_PREFIX = "FEEDD_"
 ENV_FILE = "FEEDD_CONFIG"
 _CLIENTS = {"FEEDD_ADDRESS", "FEEDD_EPHEMERAL_ADDRESS", "FEEDD_TLS_CA", "FEEDD_TLS_CERT", "FEEDD_TLS_KEY"}
-_NOT_OPTIONS = _CLIENTS | {ENV_FILE, "FEEDD_DEBUG"}  # the last two steer the command itself
+_NOT_OPTIONS = _CLIENTS | {ENV_FILE, "FEEDD_DEBUG"}  # these two configure the command, not the daemon
 # Kubernetes sets these in every pod that can see a Service named feedd.
 _SERVICE_LINK = re.compile(r"FEEDD_(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_\d+_(TCP|UDP|SCTP)(_.*)?)?)")
 
@@ -38,13 +38,13 @@ Path_ = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong.
+    """One problem in a configuration.
 
     Attributes:
-        name: dotted name of the option, or what was written where no option has that name.
-        value: what was written; never a secret.
+        name: dotted name of the option, or the name that the user wrote if no such option exists.
+        value: the value that the user wrote, without secrets.
         origin: ``flag --cache-size``, ``env FEEDD_CACHE__SIZE``, ``/etc/feedd/feedd.toml line 7`` or ``default``.
-        expected: what would be right.
+        expected: what a correct value looks like.
     """
 
     name: str

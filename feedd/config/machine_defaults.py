@@ -13,18 +13,18 @@ from feedd.units import GIB, MIB
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-CACHE_SHARE = 0.5  # of the file system the cache lies on
+CACHE_SHARE = 0.5  # of the file system that holds the cache
 ARENA_SHARE = 0.25  # of the memory this process may use
-MEMORY_CACHE_SHARE = 0.4  # of that memory, where the cache's directory is memory too
+MEMORY_CACHE_SHARE = 0.4  # of that memory, if the cache's directory is in memory too
 BYPASS_SHARE = 0.1  # of that memory, for shards while the disk cannot be used
 WORKERS_SHARE = 0.25  # of that memory, for decode workers
-IN_FLIGHT_SHARE = 0.125  # of that memory, for bytes asked for and not yet received
-PART_BYTES = 16 * MIB  # of the largest parts
+IN_FLIGHT_SHARE = 0.125  # of that memory, for bytes requested and not yet received
+PART_BYTES = 16 * MIB  # size of the largest parts
 PARTS_MIN, PARTS_MAX = 16, 256
-PARTS_PER_GBIT = 1.6  # one connection to S3 brings some 80 MB/s
-PARTS_PER_CORE = 2  # where the network card does not say how fast it is, as virtual ones do not
+PARTS_PER_GBIT = 1.6  # one connection to S3 carries about 80 MB/s
+PARTS_PER_CORE = 2  # if the network card does not report its speed; virtual cards do not
 CORES_PER_TRANSFER_THREAD = 8
-WORKER_BYTES = 128 * MIB  # a decode worker that decodes images, with room
+WORKER_BYTES = 128 * MIB  # memory of a worker that decodes images, with some reserve
 _MOUNTS = Path("/proc/self/mounts")
 _MEMORY_FILE_SYSTEMS = frozenset({"tmpfs", "ramfs"})
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -41,7 +41,7 @@ def existing_parent(path: Path) -> Path:
 
 
 def memory_bytes() -> int:
-    """Return the memory this process may use: the machine's, or less where a control group says so."""
+    """Return the memory this process may use: the machine's memory, or the lower limit of a control group."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for name in _CGROUP_LIMITS:
         try:
@@ -54,7 +54,7 @@ def memory_bytes() -> int:
 
 
 def is_in_memory(directory: Path) -> bool:
-    """Tell whether ``directory`` lies on a file system that takes memory."""
+    """Return whether ``directory`` is on a file system that is kept in memory (tmpfs or ramfs)."""
     place = existing_parent(directory).resolve()
     try:
         lines = _MOUNTS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
@@ -63,23 +63,23 @@ def is_in_memory(directory: Path) -> bool:
     found = Path("/"), ""
     for line in lines:
         _, point, kind, *_ = line.split(" ")
-        mounted = Path(point.encode("utf-8", "surrogateescape").decode("unicode_escape"))  # a space stands as \\040
+        mounted = Path(point.encode("utf-8", "surrogateescape").decode("unicode_escape"))  # a space is written \\040
         if place.is_relative_to(mounted) and len(mounted.parts) >= len(found[0].parts):
             found = mounted, kind
     return found[1] in _MEMORY_FILE_SYSTEMS
 
 
 def default_cache_bytes(directory: Path) -> int:
-    """Return half of the file system ``directory`` lies on, whole GiB where it is that large.
+    """Return half of the size of ``directory``'s file system, in whole GiB if that is at least 1 GiB.
 
-    If the file system is memory: at most a share of the memory that this process may use. A process that runs out of
-    memory is killed; it gets no error of a full disk. Never less than the option allows. 1 GiB if the file system
-    tells no size.
+    On a file system in memory the result is at most a share of the memory that this process may use. A process that
+    runs out of memory is killed, and gets no error of a full disk. The result is at least the option's minimum. It is
+    1 GiB if the file system reports no size.
     """
     try:
         disk = os.statvfs(existing_parent(directory))
     except OSError:
-        return GIB  # unreadable: the cache itself will say so when it opens the directory
+        return GIB  # unreadable: the cache reports it when it opens the directory
     if not disk.f_blocks:
         return GIB
     share = max(MIB, int(disk.f_blocks * disk.f_frsize * CACHE_SHARE))
@@ -89,24 +89,24 @@ def default_cache_bytes(directory: Path) -> int:
 
 
 def default_bypass_bytes() -> int:
-    """Return 1 GiB, or a tenth of the memory where that is less."""
+    """Return 1 GiB, or a tenth of the memory if that is less."""
     return min(GIB, int(memory_bytes() * BYPASS_SHARE))
 
 
 def default_arena_bytes() -> int:
-    """Return a quarter of the memory, whole GiB where it is that large."""
+    """Return a quarter of the memory, in whole GiB if that is at least 1 GiB."""
     share = int(memory_bytes() * ARENA_SHARE)
     return share - share % GIB if share >= GIB else share
 
 
 def usable_cpus() -> frozenset[int]:
-    """Return the cores that a process started by this one can be given, whatever this one is held to itself."""
+    """Return the cores that a child process may use, even if this process is pinned to fewer."""
     found: list[frozenset[int]] = []
 
     def ask() -> None:
         every = range(os.cpu_count() or 1)
-        with contextlib.suppress(OSError):  # the kernel takes from it what a control group withholds
-            os.sched_setaffinity(0, every)  # of this thread alone, which ends here
+        with contextlib.suppress(OSError):  # the kernel ignores cores that a control group withholds
+            os.sched_setaffinity(0, every)  # applies only to this thread, which ends here
         found.append(frozenset(os.sched_getaffinity(0)))
 
     thread = threading.Thread(target=ask)
@@ -116,7 +116,7 @@ def usable_cpus() -> frozenset[int]:
 
 
 def usable_cores() -> int:
-    """Return the cores this process may use: by affinity, or less where a control group gives less time."""
+    """Return the number of cores this process may use: by affinity, or fewer if a control group limits CPU time."""
     cores = len(os.sched_getaffinity(0))
     for quota, period in _cpu_quotas():
         if quota > 0 and period > 0:
@@ -125,11 +125,11 @@ def usable_cores() -> int:
 
 
 def _cpu_quotas() -> Iterator[tuple[int, int]]:
-    """Yield quota and period, in us, of this process's control groups; those without a limit are left out."""
+    """Yield quota and period, in us, of this process's control groups; groups without a limit are skipped."""
     folders = [_CGROUPS]
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
-            if line.startswith("0::/"):  # version 2; each group above limits it, too
+            if line.startswith("0::/"):  # version 2; each group above also limits this process
                 own = _CGROUPS / line.removeprefix("0::/")
                 folders += [folder for folder in (own, *own.parents) if folder.is_relative_to(_CGROUPS)]
     for folder in folders:
@@ -149,7 +149,7 @@ def _words(path: Path) -> list[str]:
 
 
 def trainer_count() -> int:
-    """Return how many trainers to leave a core to: one per NVIDIA GPU, and one where there is none."""
+    """Return the number of trainers to leave a core for: one per NVIDIA GPU, and one without GPUs."""
     try:
         names = [path.name for path in _DEVICES.iterdir()]
     except OSError:
@@ -158,35 +158,35 @@ def trainer_count() -> int:
 
 
 def default_workers_max(cpus: Collection[int]) -> int:
-    """Return the most decode workers: one per core that no trainer needs, as far as memory goes.
+    """Return the maximum number of decode workers: one per core that no trainer needs, limited by memory.
 
     Args:
-        cpus: cores that workers are pinned to, which are theirs; none: all but one core per trainer.
+        cpus: cores that workers are pinned to; all of them belong to workers. Empty: all but one core per trainer.
     """
     cores = len(cpus) if cpus else usable_cores() - trainer_count()
     return max(1, min(cores, int(memory_bytes() * WORKERS_SHARE / WORKER_BYTES)))
 
 
 def default_workers(most: int) -> int:
-    """Return the workers to begin with, of ``most``: some on any machine, so that a first batch need not wait."""
+    """Return the number of workers to start with: two or more if ``most`` allows, so a first batch need not wait."""
     return min(most, 2 + most // 8)
 
 
 def network_gbits() -> float | None:
-    """Return how fast the fastest network card is, in Gbit/s; None: none says, as virtual ones mostly do not."""
+    """Return the speed of the fastest network card in Gbit/s; None if no card reports it (most virtual ones do not)."""
     speeds = [0]
     with contextlib.suppress(OSError):
         for interface in _INTERFACES.iterdir():
             words = _words(interface / "speed")
             if (interface / "device").exists() and _words(interface / "operstate") == ["up"] and words:
-                speeds += [int(word) for word in words if word.isdecimal()]  # -1: it does not know
+                speeds += [int(word) for word in words if word.isdecimal()]  # -1: unknown speed
     return max(speeds) / 1000 or None
 
 
 def default_parts_in_flight() -> int:
-    """Return the most parts in flight: as many as fill the network card, at 80 MB/s each.
+    """Return the maximum number of parts in flight: as many as fill the network card, at 80 MB/s each.
 
-    More are used only as far as they bring more; see ``ConcurrencyLimit``.
+    The daemon uses this many only while more parts raise the throughput; see ``ConcurrencyLimit``.
     """
     gbits = network_gbits()
     wanted = usable_cores() * PARTS_PER_CORE if gbits is None else int(gbits * PARTS_PER_GBIT)
@@ -194,12 +194,12 @@ def default_parts_in_flight() -> int:
 
 
 def default_bytes_in_flight(parts_in_flight: int) -> int:
-    """Return room for so many of the largest parts, as far as an eighth of the memory goes; never less than 256 MiB."""
+    """Return bytes for this many of the largest parts: at most an eighth of the memory, at least 256 MiB."""
     share = int(memory_bytes() * IN_FLIGHT_SHARE)
     return max(PARTS_MIN * PART_BYTES, min(parts_in_flight * PART_BYTES, share - share % PART_BYTES))
 
 
 def default_transfer_threads() -> int:
-    """Return how many threads move bodies into files: two, or one for every eight cores where that is more."""
+    """Return the number of threads that move bodies into files: two, or one per eight cores if that is more."""
     cores = usable_cores()
     return max(min(cores, 2), cores // CORES_PER_TRANSFER_THREAD)

@@ -1,4 +1,4 @@
-"""The options as a list: for ``feedd check``, the example file and the tests that hold documents to the code."""
+"""The options as a list, for ``feedd check``, the example file, and tests that compare documents with code."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Option:
 
     Attributes:
         path: names from the top: ``("cache", "size")``; bucket settings have ``"*"`` in the middle.
-        description: what it does.
-        default: rendered default; empty where it depends on the machine, or is unset.
+        description: what the option does.
+        default: rendered default; empty if the default is unset or depends on the machine.
     """
 
     path: tuple[str, ...]
@@ -44,12 +44,12 @@ class Option:
 
     @property
     def env(self) -> str:
-        """Variable that sets it; empty for bucket settings, which come as one JSON text in ``FEEDD_S3``."""
+        """Environment variable of the option; empty for bucket settings, which ``FEEDD_S3`` holds as JSON."""
         return "" if self.path[0] == "s3" else "FEEDD_" + "__".join(self.path).upper()
 
 
 def dotted(path: tuple[str, ...]) -> str:
-    """Join names as TOML does: quoted where they hold more than letters, digits, dash and underscore."""
+    """Join names as TOML does: names with characters other than letters, digits, dash and underscore are quoted."""
     return ".".join(
         part if part.replace("-", "").replace("_", "").isalnum() and part.isascii() else f'"{part}"' for part in path
     )
@@ -69,7 +69,7 @@ def _exact_size(value: int) -> str:
 
 
 def render_value(info: FieldInfo | None, value: Any) -> str:  # noqa: ANN401 - a value of any option
-    """Show a value the way a user would write it, without secrets."""
+    """Return a value as a user would write it, without secrets."""
     metadata = info.metadata if info is not None else []
     if value is None:
         return OFF
@@ -113,7 +113,7 @@ def options(model: type[BaseModel] = Config, above: tuple[str, ...] = ()) -> Ite
 
 
 def render(config: BaseModel, above: tuple[str, ...] = ()) -> dict[str, str]:
-    """Return the effective value of every option by dotted name, secrets left out."""
+    """Return the effective value of every option by dotted name, without secrets."""
     shown: dict[str, str] = {}
     for name, info in type(config).model_fields.items():
         path = (*above, name)

@@ -1,4 +1,4 @@
-"""On which line of a TOML file a name is set: ``tomllib`` does not say, and a message without it is half a message."""
+"""Finds the line of a TOML file that sets a name, because ``tomllib`` does not report lines."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _path(name: str) -> tuple[str, ...]:
 
 
 def line_of(text: str, path: tuple[str, ...]) -> int | None:
-    """Return the 1-based line that sets ``path``; None where it cannot be told (multi-line texts, inline tables)."""
+    """Return the 1-based line that sets ``path``; None if it is unclear (multi-line texts, inline tables)."""
     table: tuple[str, ...] = ()
     for number, line in enumerate(text.splitlines(), start=1):
         header = _HEADER.fullmatch(line)

@@ -1,4 +1,4 @@
-"""Types of single values: sizes, durations, addresses, lists that may come as one text."""
+"""Types of option values: sizes, durations, addresses, and lists that may be written as one text."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ if TYPE_CHECKING:
 OFF = "off"
 UNIX_PREFIX = "unix://"
 _PART_LEAST, _PART_MOST = 64 * KIB, 4 * GIB
-_UNIX_PATH_MAX = 101  # bytes: sockaddr_un has 108 with the closing zero, and the arena's socket adds ".arena"
+_UNIX_PATH_MAX = 101  # bytes: sockaddr_un has 108 with the terminating zero, and the arena's socket appends ".arena"
 
 
 class SizeUnit:
-    """Marks a field as bytes, so that it is shown as ``64MiB``."""
+    """Marks a field as bytes, to be shown as ``64MiB``."""
 
 
 class DurationUnit:
-    """Marks a field as seconds, so that it is shown as ``30s``."""
+    """Marks a field as seconds, to be shown as ``30s``."""
 
 
 class CpuSet:
-    """Marks a field as cores, so that it is shown as ``8-15,20``."""
+    """Marks a field as cores, to be shown as ``8-15,20``."""
 
 
-def _size(value: Any) -> int:  # noqa: ANN401 - whatever the user wrote
+def _size(value: Any) -> int:  # noqa: ANN401 - the user may write any type
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise ValueError(f"expected a size like 64MiB, got {value!r}")  # noqa: TRY004 - pydantic collects ValueError only
     return parse_size(value)
 
 
-def _part_size(value: Any) -> str | int:  # noqa: ANN401 - whatever the user wrote
+def _part_size(value: Any) -> str | int:  # noqa: ANN401 - the user may write any type
     if value == "auto":
         return "auto"
     size = _size(value)
@@ -49,17 +49,17 @@ def _part_size(value: Any) -> str | int:  # noqa: ANN401 - whatever the user wro
     return size
 
 
-def _duration(value: Any) -> float:  # noqa: ANN401 - whatever the user wrote
+def _duration(value: Any) -> float:  # noqa: ANN401 - the user may write any type
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ValueError(f"expected a duration like 30s, got {value!r}")  # noqa: TRY004 - pydantic collects ValueError only
     return parse_duration_s(value)
 
 
-def split_pairs(value: Any) -> Any:  # noqa: ANN401 - whatever the user wrote
-    """Accept ``name=value, name=value`` where a table is wanted: that is how one comes from the environment."""
+def split_pairs(value: Any) -> Any:  # noqa: ANN401 - the user may write any type
+    """Accept ``name=value, name=value`` for a table, because a variable holds a table as one text."""
     if not isinstance(value, str):
         return value
-    if value.strip() == "-":  # how an empty one is shown
+    if value.strip() == "-":  # how an empty table is shown
         return {}
     pairs = [item.strip().rpartition("=") for item in value.split(",") if item.strip()]
     if not all(name for name, _, _ in pairs):
@@ -74,8 +74,8 @@ def _quota_url(url: str) -> str:
     return url
 
 
-def split_list(value: Any) -> Any:  # noqa: ANN401 - whatever the user wrote
-    """Accept ``a, b`` where a list is wanted: that is how a list comes from the environment."""
+def split_list(value: Any) -> Any:  # noqa: ANN401 - the user may write any type
+    """Accept ``a, b`` for a list, because a variable holds a list as one text."""
     if isinstance(value, str):
         return [item.strip() for item in value.split(",") if item.strip()]
     return value
@@ -99,11 +99,11 @@ def _listen(value: str) -> str:
 
 
 def is_open_tcp(address: str) -> bool:
-    """Tell whether ``address`` can be reached from other machines."""
+    """Return whether other machines can reach ``address``."""
     return not address.startswith(UNIX_PREFIX) and not is_loopback(parse_host_port(address)[0])
 
 
-def _status(value: Any) -> Any:  # noqa: ANN401 - whatever the user wrote
+def _status(value: Any) -> Any:  # noqa: ANN401 - the user may write any type
     if value is None or (isinstance(value, str) and value.strip().lower() in {OFF, "none", ""}):
         return None
     if isinstance(value, str):
@@ -111,7 +111,7 @@ def _status(value: Any) -> Any:  # noqa: ANN401 - whatever the user wrote
     return value
 
 
-def _workers(value: Any) -> Any:  # noqa: ANN401 - whatever the user wrote
+def _workers(value: Any) -> Any:  # noqa: ANN401 - the user may write any type
     text = str(value).strip().lower()
     if text == "auto":
         return "auto"
@@ -120,8 +120,8 @@ def _workers(value: Any) -> Any:  # noqa: ANN401 - whatever the user wrote
     return int(text)
 
 
-def _cpus(value: Any) -> Any:  # noqa: ANN401 - whatever the user wrote
-    """Take ``8-15,20``, the way the kernel writes sets of cores; a core that is not there is a mistake."""
+def _cpus(value: Any) -> Any:  # noqa: ANN401 - the user may write any type
+    """Parse ``8-15,20``, the kernel's notation for sets of cores; a core that does not exist is an error."""
     if isinstance(value, tuple | list):
         value = ",".join(map(str, value))
     if isinstance(value, bool) or not isinstance(value, str | int):
@@ -129,7 +129,7 @@ def _cpus(value: Any) -> Any:  # noqa: ANN401 - whatever the user wrote
     found: set[int] = set()
     for part in filter(None, (part.strip() for part in str(value).split(","))):
         match = re.fullmatch(r"(\d{1,5})(?:\s*-\s*(\d{1,5}))?", part)
-        if part == "-":  # how an empty one is shown
+        if part == "-":  # how an empty set is shown
             continue
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if first > last:
@@ -137,12 +137,12 @@ def _cpus(value: Any) -> Any:  # noqa: ANN401 - whatever the user wrote
         found.update(range(first, last + 1))
     usable = usable_cpus() if found else found
     if not found <= usable:
-        raise ValueError(f"expected cores of {format_cpus(usable)}, which this process may use, got {value!r}")
+        raise ValueError(f"expected some of the cores {format_cpus(usable)} that this process may use, got {value!r}")
     return tuple(sorted(found))
 
 
 def format_cpus(cpus: Collection[int]) -> str:
-    """Show cores the way they are written: ``0-3,8``."""
+    """Return cores in the kernel's notation: ``0-3,8``."""
     spans: list[list[int]] = []
     for cpu in sorted(cpus):
         if spans and spans[-1][1] == cpu - 1:
@@ -177,9 +177,9 @@ def _role_arn(text: str) -> str:
     return text
 
 
-def _socket_mode(value: Any) -> str:  # noqa: ANN401 - whatever the user wrote
+def _socket_mode(value: Any) -> str:  # noqa: ANN401 - the user may write any type
     text = str(value)
-    # TOML's and YAML's plain 660 would be decimal: only a text can be octal without surprise.
+    # A plain 660 in TOML or YAML would be decimal; only a text is unambiguously octal.
     if not isinstance(value, str) or not re.fullmatch(r"0?[0-7]{3}", text):
         raise ValueError(f'expected three octal digits in quotes like "0660", got {value!r}')
     return text.zfill(4)

@@ -1,1 +1,1 @@
-"""Conversion on the node: which objects are converted, by whom, what is known of the results, and their cache."""
+"""Conversion on the node: which objects are converted, by which worker, known results, and their cache."""

@@ -1,7 +1,7 @@
-"""What became of objects that shards were made of: told by the first making, kept in the cache's directory.
+"""Known results of conversions: learned by the first conversion, kept in the cache's directory.
 
-A line of JSON for each, appended as it is learned, so that a daemon that is killed loses none. Those used last are
-kept in memory and, where the file has grown to twice as many, there.
+Each result is a line of JSON, appended as soon as it is known, so that a killed daemon loses none. Only the results
+used last are kept in memory. When the file has grown to twice as many lines, it is rewritten with these.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _ROWS_MAX: Final = 1 << 18
 
 
 class MadeFact(NamedTuple):
-    """One object and what was made of it.
+    """One object and the shard converted from it.
 
     Attributes:
-        object_bytes: length of the object.
-        size_bytes: length of the shard.
-        format_name: by which it is indexed.
+        object_bytes: size of the object.
+        size_bytes: size of the shard.
+        format_name: format that indexes the shard.
     """
 
     object_bytes: int
@@ -39,23 +39,23 @@ class MadeFact(NamedTuple):
     format_name: str
 
 
-_Key = tuple[str, str, str, int]  # URL, ETag, form, bytes of the object, or of the shard
+_Key = tuple[str, str, str, int]  # URL, ETag, conversion, and bytes of the object (in ``_by_shard``: of the shard)
 _Row = tuple[str, str, str, int, int, str]
 _rows = msgspec.json.Decoder(_Row)
 
 
 class ConversionLog:
-    """Facts by object and form. ``load`` and ``keep`` block; ``keep`` may be called in several threads.
+    """Results by object and conversion. ``load`` and ``keep`` block; ``keep`` may be called in several threads.
 
     Args:
-        path: the file; one that is not there, or is not ours, is nothing known. None: nothing is kept.
-        rows_max: most facts, those used last.
+        path: the file; a missing or foreign file counts as empty. None: results are kept in memory only.
+        rows_max: maximum number of results; those used last are kept.
     """
 
     def __init__(self, path: Path | None = None, rows_max: int = _ROWS_MAX) -> None:
         self._path = path
         self._rows_max = rows_max
-        self._line_count = 0  # in the file
+        self._line_count = 0  # lines in the file
         self._writing = threading.Lock()
         self._facts: dict[_Key, MadeFact] = {}  # by object
         self._by_shard: dict[_Key, MadeFact] = {}
@@ -64,20 +64,20 @@ class ConversionLog:
         return f"ConversionLog({len(self._facts)} shards)"
 
     def known(self, ref: ObjectRef) -> MadeFact | None:
-        """Return what is known of an object as listed, with a form."""
+        """Return the result for an object, given as listed with its conversion."""
         return self._use(_key(ref))
 
     def origin(self, shard: ObjectRef) -> MadeFact | None:
-        """Return what is known of a shard that was made."""
+        """Return the result that a converted shard came from."""
         return self._by_shard.get(_key(shard))
 
     def made(self, ref: ObjectRef) -> ObjectRef | None:
-        """Return the ref of the shard made of an object; None: its size is not known yet."""
+        """Return the ref of the shard converted from an object; None: its size is not known yet."""
         fact = self._use(_key(ref))
         return None if fact is None else ObjectRef(ref.root, ref.key, fact.size_bytes, ref.etag, ref.form)
 
     def note(self, ref: ObjectRef, fact: MadeFact) -> bool:
-        """Take note; True where that is news, to be kept."""
+        """Record a result; return True if it is new and should be kept in the file."""
         key = _key(ref)
         if self._facts.get(key) == fact:
             return False
@@ -86,14 +86,14 @@ class ConversionLog:
         return True
 
     def forget(self, ref: ObjectRef) -> None:
-        """Drop what turned out to be wrong of an object as listed."""
+        """Drop the result of an object, because it turned out to be wrong."""
         if _key(ref) in self._facts:
             self._drop(_key(ref))
 
     def _use(self, key: _Key) -> MadeFact | None:
         fact = self._facts.get(key)
         if fact is not None:
-            self._facts[key] = self._facts.pop(key)  # in use: the last to be dropped
+            self._facts[key] = self._facts.pop(key)  # moves it to the end, so that it is dropped last
         return fact
 
     def _put(self, key: _Key, fact: MadeFact) -> None:
@@ -109,14 +109,14 @@ class ConversionLog:
         self._by_shard.pop((*key[:3], fact.size_bytes), None)
 
     def keep(self, ref: ObjectRef, fact: MadeFact) -> None:
-        """Append to the file; a directory that cannot be written is nobody's trouble."""
+        """Append a result to the file; errors of the directory are ignored."""
         if self._path is None:
             return
         with self._writing, contextlib.suppress(OSError):
             fd = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
                 size_bytes = os.fstat(fd).st_size
-                torn = size_bytes and os.pread(fd, 1, size_bytes - 1) != b"\n"  # by a full disk
+                torn = size_bytes and os.pread(fd, 1, size_bytes - 1) != b"\n"  # a full disk cut a line short
                 os.write(fd, (b"\n" if torn else b"") + _line((*_key(ref)[:3], fact.object_bytes), fact))
                 size_bytes = os.fstat(fd).st_size
             finally:
@@ -126,23 +126,23 @@ class ConversionLog:
                 self._write(self._path)
 
     def load(self) -> None:
-        """Read the file; where half of it is out of date it is written anew."""
+        """Read the file; rewrite it if half of it is out of date."""
         if self._path is None:
             return
         lines: list[bytes] = []
         with contextlib.suppress(OSError), self._path.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _FILE_BYTES_MAX))  # may begin with half a line
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _FILE_BYTES_MAX))  # may start inside a line
             lines = file.read().splitlines()
         for line in lines[-2 * self._rows_max :]:
-            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):  # the last may be half a line
+            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):  # the last line may be cut short
                 url, etag, form, *fact = _rows.decode(line)
-                self._put((url, etag, sys.intern(form), fact[0]), MadeFact(*fact))  # many shards have one form
+                self._put((url, etag, sys.intern(form), fact[0]), MadeFact(*fact))  # many rows share a conversion
         self._line_count = len(lines)
         if len(lines) > 2 * len(self._facts):
             self._write(self._path)
 
     def _write(self, path: Path) -> None:
-        """Write what is known, the last used last, and at most half of what the file may have."""
+        """Write the known results, most recently used last, up to half of the file's limit."""
         rows: list[bytes] = []
         left_bytes = _FILE_BYTES_MAX // 2
         for key, fact in reversed(self._facts.copy().items()):

@@ -1,4 +1,4 @@
-"""Wishes for shards that are still to be made: made in the background, a few at a time, then wished for."""
+"""Wish lists with shards that are not converted yet: converts a few at a time, then passes the wish on."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _FRESH_MAX: Final = 4  # made and being made: the cache below takes no more than
 
 
 class ConversionWishes:
-    """What owners wish for, as they said it, and the makings started for that.
+    """The wish lists of owners, and the conversions started for them.
 
     Args:
-        inner: the cache that is told of shards whose size is known.
-        maker: makes the others.
-        flights: of makings, shared with those who acquire.
-        bring: makes one.
+        inner: the cache that gets wishes for shards of known size.
+        converter: converts the other shards.
+        flights: running conversions, shared with callers of ``acquire``.
+        bring: converts one shard.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class ConversionWishes:
         self._closed = False
 
     def wish(self, owner: str, refs: Sequence[ObjectRef]) -> None:
-        """Replace ``owner``'s list; an empty one ends makings that nobody else wants."""
+        """Replace ``owner``'s list; conversions that no list contains any more are cancelled."""
         if refs:
             self._lists[owner] = tuple(dict.fromkeys(refs))
             self._failed.difference_update(refs)
@@ -58,11 +58,11 @@ class ConversionWishes:
         self.pump()
 
     def shards(self) -> set[ObjectRef | None]:
-        """Return the shards wished for, as far as they are known."""
+        """Return the shards in all lists, as far as they are known."""
         return {self._converter.facts.made(ref) for wishes in self._lists.values() for ref in wishes if ref.form}
 
     def ended(self, ref: ObjectRef, error: BaseException | None) -> None:
-        """Take note that a making ended; a failure is dropped: who acquires the shard will meet it."""
+        """Record the end of a conversion. A failure is dropped here; ``acquire`` of the shard will raise it."""
         flight = self._running.pop(ref, None)
         if flight is not None:
             self._flights.leave(flight)
@@ -77,7 +77,7 @@ class ConversionWishes:
         self.pump()
 
     def pump(self) -> None:
-        """Start what can be started now."""
+        """Start as many conversions as allowed."""
         while not self._closed and len(self._running) < _AHEAD_MAX:
             if self._converter.fresh_count + len(self._running) >= _FRESH_MAX:
                 return
@@ -87,12 +87,12 @@ class ConversionWishes:
             self._running[ref] = self._flights.join(ref, partial(self._bring, ref))
 
     def close(self) -> None:
-        """Forget everything; the makings are the caller's to cancel."""
+        """Drop all lists; the caller cancels the conversions."""
         self._closed = True
         self._lists.clear()
 
     def _next(self) -> ObjectRef | None:
-        """Return the first wish still to be made, of the owner whose comes first."""
+        """Return the unconverted wish that is nearest to the start of any list."""
         best: tuple[int, ObjectRef] | None = None
         for wishes in self._lists.values():
             for place, ref in enumerate(wishes):
@@ -109,7 +109,7 @@ class ConversionWishes:
         return self._converter.facts.known(ref) is None
 
     def _tell(self, owner: str) -> None:
-        """Wish below for what is known, in order; where nothing is yet, cancel nothing that was wished for before."""
+        """Pass the known shards to the inner cache, in order; if none is known yet, keep one earlier wish alive."""
         wishes = self._lists.get(owner, ())
         known = [shard for ref in wishes if (shard := self._converter.facts.made(ref) if ref.form else ref) is not None]
         if wishes and not known:

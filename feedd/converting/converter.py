@@ -1,4 +1,4 @@
-"""Making shards of objects that cannot be read where they lie: fetched, made by a worker, put where they belong."""
+"""Converts objects that cannot be read in place: fetches them, lets a worker convert them, stores the shard."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ if TYPE_CHECKING:
     Make = Callable[[MakeTask], Awaitable[MadeShard | tuple[ByteRange, ...]]]
     Held = Callable[[ObjectRef, bool], Awaitable[PinnedShards | None]]
 
-_ROUNDS_MAX: Final = 16  # of asking for more of an object
-_RESERVE_BYTES: Final = 256 * MIB  # of memory, left to everybody else
+_ROUNDS_MAX: Final = 16  # rounds of fetching further ranges of an object
+_RESERVE_BYTES: Final = 256 * MIB  # memory that conversions leave to other parts
 _FRESH_MAX: Final = 8
 
 
 def formed(refs: Sequence[ObjectRef], named: Mapping[int, str] | None = None) -> tuple[ObjectRef, ...]:
-    """Return listed objects as shards: those that cannot be read as they lie with the form that can.
+    """Return listed objects as shards: objects that cannot be read in place get their conversion.
 
     Args:
-        refs: as listed.
-        named: what their URLs name in the place of a format, by their place.
+        refs: objects as listed.
+        named: format names given in URLs, by index of the object.
     """
     names = named or {}
     forms = (registry.form_of(names.get(at, ""), ref.key) for at, ref in enumerate(refs))
@@ -54,13 +54,13 @@ def formed(refs: Sequence[ObjectRef], named: Mapping[int, str] | None = None) ->
 
 @dataclass(frozen=True, slots=True)
 class ConverterOptions:
-    """Bounds.
+    """Limits of conversions.
 
     Attributes:
-        limit_bytes: most bytes of one made shard.
-        makings: at one time, fetching included.
-        deadline_s: longest time one making may take, waiting for its turn and fetching included.
-        available: bytes of memory that can still be taken; None: nobody knows.
+        limit_bytes: maximum size of one converted shard.
+        makings: maximum number of conversions at one time, fetching included.
+        deadline_s: maximum seconds of one conversion, waiting and fetching included.
+        available: returns the bytes of memory that can still be taken; None: unknown.
     """
 
     limit_bytes: int
@@ -70,7 +70,7 @@ class ConverterOptions:
 
 
 class _Watch:
-    """Passes on how urgent a fetch is: a ``FetchWatch``."""
+    """A ``FetchWatch`` that passes on how urgent a fetch is."""
 
     def __init__(self, urgency: Callable[[], float]) -> None:
         self._urgency = urgency
@@ -79,28 +79,28 @@ class _Watch:
         return self._urgency()
 
     def arrived(self, span: ByteRange, part: RangeSink) -> None:
-        """Whoever makes the shard reads it all."""
+        """Ignore the part, because the conversion reads the whole object later."""
 
 
 @dataclass(slots=True)
 class _Fresh:
-    """A shard in memory that has no place in the cache yet."""
+    """A shard in memory that is not in the cache yet."""
 
     file: MemoryFile
     size_bytes: int
 
 
 class Converter:
-    """A ``ShardFetcher`` that makes refs with a form, and fetches all others.
+    """A ``ShardFetcher`` that converts refs with a conversion, and fetches all others.
 
-    A shard of unknown size is first made into memory (``bring``) and copied from there when it is fetched; one whose
-    size is known is made right where it belongs.
+    A shard of unknown size is first converted into memory (``bring``), and copied from there when it is fetched. A
+    shard of known size is written directly to its target.
 
     Attributes:
-        facts: what is known of shards made before.
-        taken: called when a shard left memory.
-        held: returns a pin on an object that is in the cache as it is, or where it is to be brought there, because
-            more than one thing is made of it; None where it is not, or cannot be.
+        facts: known results of earlier conversions.
+        taken: called when a shard has left memory.
+        held: returns a pin on an object that the cache holds unconverted. The cache also fetches an object if several
+            shards are made of it. None: the cache does not hold the object.
     """
 
     def __init__(
@@ -122,16 +122,16 @@ class Converter:
 
     @property
     def fresh_count(self) -> int:
-        """How many made shards wait in memory."""
+        """Number of converted shards that wait in memory."""
         return len(self._fresh)
 
     async def fetch(self, ref: ObjectRef, sink: RangeSink, watch: FetchWatch | None = None) -> None:
         """Fill ``sink``; see ``ShardFetcher.fetch``.
 
-        Raises besides:
-            BadShard, Unsupported: a shard cannot be made of the object.
-            CacheUnavailable: what was made before had another size; asked again, it is made anew.
-            StoreUnavailable: it took longer than its deadline.
+        Raises, in addition:
+            BadShard, Unsupported: the object cannot be converted.
+            CacheUnavailable: the shard now has another size than before; a retry converts it again.
+            StoreUnavailable: the conversion took longer than its deadline.
         """
         if not ref.form:
             await self._fetcher.fetch(ref, sink, watch)
@@ -149,20 +149,21 @@ class Converter:
             watch.arrived(ByteRange(0, ref.size_bytes), sink)
 
     async def bring(self, ref: ObjectRef, urgency: Callable[[], float]) -> ObjectRef:
-        """Make a listed object's shard in memory and learn its size; return the ref of the shard.
+        """Convert a listed object's shard in memory to learn its size; return the ref of the shard.
 
         Raises:
-            Whatever the fetcher raises; BadShard, Unsupported: a shard cannot be made of it.
+            BadShard, Unsupported: the object cannot be converted.
             ResourceExhausted: not enough memory.
-            StoreUnavailable: it took longer than its deadline.
+            StoreUnavailable: the conversion took longer than its deadline.
+            FeeddError: any error of the fetcher.
         """
         async with self._in_time(ref):
             return await self._bring(ref, urgency)
 
     def _in_time(self, ref: ObjectRef) -> AbstractAsyncContextManager[object]:
-        """End a making at its deadline."""
+        """Return a context manager that ends a conversion at its deadline."""
         deadline_s = self._options.deadline_s
-        message = f"expected a shard to be made within {format_duration(deadline_s)}, got no end of it"
+        message = f"expected a conversion to end within {format_duration(deadline_s)}, got no result"
         return within(deadline_s, lambda: StoreUnavailable(message, object=ref.url, stage="cache"))
 
     async def _bring(self, ref: ObjectRef, urgency: Callable[[], float]) -> ObjectRef:
@@ -188,7 +189,7 @@ class Converter:
 
     @asynccontextmanager
     async def _place(self) -> AsyncIterator[None]:
-        """Be one of those made at one time."""
+        """Wait until another conversion may run, and count it while it runs."""
         async with self._semaphore:
             self._running_count += 1
             try:
@@ -197,12 +198,12 @@ class Converter:
                 self._running_count -= 1
 
     def drop(self, shard: ObjectRef) -> None:
-        """Free the memory of a made shard, if it is there."""
+        """Free the memory of a converted shard, if it is in memory."""
         if shard in self._fresh:
             self._drop(shard)
 
     def keep_only(self, wanted: Callable[[ObjectRef], bool]) -> None:
-        """Free the memory of made shards that nobody waits for."""
+        """Free the memory of converted shards that are not wanted any more."""
         for shard in [one for one in self._fresh if not wanted(one)]:
             self._drop(shard)
 
@@ -218,10 +219,10 @@ class Converter:
         self.taken()
 
     async def _make_into(self, shard: ObjectRef, sink: RangeSink, urgency: Callable[[], float]) -> None:
-        """Make a shard of known size where it belongs."""
+        """Convert a shard of known size directly into its sink."""
         fact = self.facts.origin(shard)
         if fact is None:
-            raise _unknown(shard, "an object nobody has made a shard of")
+            raise _unknown(shard, "an object that was never converted")
         ref = replace(shard, size_bytes=fact.object_bytes)
         async with self._place():
             room_bytes = self._room(ref.size_bytes, ref)
@@ -243,11 +244,11 @@ class Converter:
         try:
             return await self._made(ref, task, urgency)
         except BadShard:
-            self.facts.forget(ref)  # it may only be larger than it was: made anew, that is told
+            self.facts.forget(ref)  # the shard may only have grown: a new conversion learns its size
             raise
 
     async def _made(self, ref: ObjectRef, task: MakeTask, urgency: Callable[[], float]) -> MadeShard:
-        """Fetch as much of an object as is wanted, until a worker has made the shard."""
+        """Fetch the ranges that the conversion needs, until a worker has made the shard."""
         plain = replace(ref, form="")
         name, params = registry.split(ref.form)
         with MemoryFile("feedd-object", ref.size_bytes) as source:
@@ -268,11 +269,11 @@ class Converter:
                 raise
             finally:
                 self._recorder.move(PIPELINE_MAKING, -ref.size_bytes)
-        message = f"expected a shard to be made of it, got {_ROUNDS_MAX} times that more of it is needed"
+        message = f"expected to convert the object, got {_ROUNDS_MAX} requests for more of its ranges"
         raise BadShard(message, object=ref.url, stage="decode")
 
     async def _asked(self, task: MakeTask) -> MadeShard | tuple[ByteRange, ...]:
-        """Have a worker make a shard; where images kill it, with none of them decoded: then they are bad samples."""
+        """Let a worker convert an object. If images kill it, retry without decoding them: they are then bad samples."""
         try:
             return await self._make(task)
         except BadShard:
@@ -284,7 +285,7 @@ class Converter:
     async def _fetch(
         self, plain: ObjectRef, wanted: Sequence[ByteRange], source: MemoryFile, watch: FetchWatch, *, again: bool
     ) -> None:
-        """Fetch what is wanted; by way of the cache where all of it is, and will be ``again`` for something else."""
+        """Fetch the wanted ranges. A whole object that is needed ``again`` goes through the cache."""
         whole = any(span.size_bytes == plain.size_bytes for span in wanted)
         if not any(span.size_bytes for span in wanted):
             return
@@ -296,7 +297,7 @@ class Converter:
             await self._fetcher.fetch_spans(plain, wanted, source.sink(), watch)
 
     async def _copied(self, plain: ObjectRef, wanted: Sequence[ByteRange], source: MemoryFile, *, bring: bool) -> bool:
-        """Take what is wanted of an object from the cache, where it is there; False: it is to be fetched."""
+        """Copy the wanted ranges of an object from the cache; return False if they must be fetched."""
         pins = await self.held(plain, bring)
         if pins is None:
             return False
@@ -304,7 +305,7 @@ class Converter:
             try:
                 await copy_spans(pins.files[0], wanted, source.fd)
             except OSError:
-                return False  # gone or cut short: who reads it there will say so
+                return False  # the cached file is missing or cut short; its readers will report it
         return True
 
     def _task(self, ref: ObjectRef, out_fd: int, out_at: int, room_bytes: int, entry_bytes: int = -1) -> MakeTask:
@@ -318,7 +319,7 @@ class Converter:
         self._recorder.count(PIPELINE_MADE_SECONDS, made.busy_s, form=form)
 
     def _room(self, object_bytes: int, ref: ObjectRef) -> int:
-        """Return the memory there is for a shard beside its object, as much for each of those made at this time."""
+        """Return the memory available for a shard in addition to its object, per running conversion."""
         while True:
             left = self._options.available()
             if left is None:
@@ -329,7 +330,7 @@ class Converter:
             self._drop(next(iter(self._fresh)))
         if room_bytes <= 0:
             raise ResourceExhausted(
-                f"expected memory for an object of {format_size(object_bytes)} and what is made of it, got "
+                f"expected memory for an object of {format_size(object_bytes)} and its converted shard, got "
                 f"{format_size(max(left, 0))} left",
                 object=ref.url,
                 hint="give the daemon more memory, or store smaller shards",
@@ -339,7 +340,7 @@ class Converter:
 
 
 def joined(spans: Iterable[ByteRange]) -> tuple[ByteRange, ...]:
-    """Return spans in order, those that touch made one."""
+    """Return spans in order, with adjacent and overlapping ones joined."""
     found: list[ByteRange] = []
     for span in sorted(spans):
         if found and span.start <= found[-1].end:
@@ -350,11 +351,11 @@ def joined(spans: Iterable[ByteRange]) -> tuple[ByteRange, ...]:
 
 
 def _unknown(shard: ObjectRef, got: str) -> CacheUnavailable:
-    message = f"expected to make a shard of {shard.size_bytes} bytes as before, got {got}"
+    message = f"expected a converted shard of {shard.size_bytes} bytes as before, got {got}"
     return CacheUnavailable(message, object=shard.url, stage="cache")
 
 
-async def _nothing(ref: ObjectRef, bring: bool) -> PinnedShards | None:  # noqa: FBT001 - as its seam has it
+async def _nothing(ref: ObjectRef, bring: bool) -> PinnedShards | None:  # noqa: FBT001 - the seam's signature
     del ref, bring
     return None
 

@@ -1,4 +1,4 @@
-"""The node's cache as sessions see it: refs with a form stand for the shards that are made of objects."""
+"""The node's cache as sessions see it: refs with a conversion stand for the shards converted from objects."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _LANDINGS_MAX = 2
 class ConvertingCache:
     """A ``ShardCache`` over a cache whose fetcher is ``converter``.
 
-    Refs without a form pass through. One with a form, as listed, is translated into the ref of the shard made of it,
-    whose size the first making tells: that goes into memory, and from there into the cache. The cache below is not
-    this one's to open or close, but for ``close``.
+    Refs without a conversion pass through. A listed ref with a conversion is translated into the ref of its converted
+    shard. The first conversion learns the shard's size: its result goes into memory, and from there into the cache.
+    Opening and closing the inner cache is up to others, except for ``close``.
     """
 
     def __init__(self, inner: AnyCache, converter: Converter) -> None:
@@ -42,15 +42,15 @@ class ConvertingCache:
         self._converter = converter
         self._group = asyncio.TaskGroup()
         self._landing = asyncio.Semaphore(_LANDINGS_MAX)
-        self._awaited: Counter[ObjectRef] = Counter()  # by who acquires
-        self._next_uses: dict[ObjectRef, float] = {}  # of shards not made yet
+        self._awaited: Counter[ObjectRef] = Counter()  # refs that callers of ``acquire`` wait for
+        self._next_uses: dict[ObjectRef, float] = {}  # ref of a shard that is not converted yet -> next use
         self._closed = False
 
     def __repr__(self) -> str:
         return f"ConvertingCache({self._inner!r})"
 
     async def __aenter__(self) -> Self:
-        """Read what is known of shards made before."""
+        """Read the known results of earlier conversions."""
         await CACHE_DISK.run(self._converter.facts.load)
         await self._group.__aenter__()
         self._flights: SingleFlight[ObjectRef, ObjectRef] = SingleFlight(self._group, self._brought)
@@ -60,18 +60,18 @@ class ConvertingCache:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        """End what is under way."""
+        """End running conversions."""
         try:
             await self._end()
         finally:
             await self._group.__aexit__(None, None, None)
 
     async def acquire(self, refs: Sequence[ObjectRef]) -> PinnedShards:
-        """Return pins on all of ``refs``, fetching or making what is missing; see ``ShardCache.acquire``.
+        """Return pins on all of ``refs``; fetch or convert missing shards. See ``ShardCache.acquire``.
 
-        Raises besides:
-            BadShard, Unsupported: a shard cannot be made of an object.
-            ResourceExhausted: not enough memory to make it.
+        Raises, in addition:
+            BadShard, Unsupported: an object cannot be converted.
+            ResourceExhausted: not enough memory for a conversion.
         """
         if not any(ref.form for ref in refs):
             return await self._inner.acquire(refs)
@@ -86,13 +86,13 @@ class ConvertingCache:
         return Pins(tuple(replace(file, format=name) if name else file for file, name in files), pins.release)
 
     def prefetch(self, refs: Sequence[ObjectRef], owner: str) -> None:
-        """Replace ``owner``'s wish list; what was never made is made in the background, and then wished for."""
+        """Replace ``owner``'s wish list; unconverted shards are converted in the background, and then wished for."""
         if not self._closed:
             self._wishes.wish(owner, refs)
             self._tidy()
 
     def note_next_use(self, uses: Iterable[tuple[ObjectRef, float]]) -> None:
-        """Tell when each shard is needed next; kept for those that are still to be made."""
+        """Record when each shard is needed next; kept here for shards that are not converted yet."""
         told: list[tuple[ObjectRef, float]] = []
         for ref, position in uses:
             shard = self._converter.facts.made(ref) if ref.form else ref
@@ -105,49 +105,50 @@ class ConvertingCache:
         self._inner.note_next_use(told)
 
     async def discard(self, ref: ObjectRef) -> None:
-        """Drop an entry found to be damaged, named as listed or as it lies in the cache; it is made again."""
+        """Drop a damaged entry, named as listed or as in the cache; it is converted again on the next use."""
         shard = self._converter.facts.made(ref) or ref if ref.form else ref
         self._converter.drop(shard)
         await self._inner.discard(shard)
 
     async def renew(self, ref: ObjectRef) -> None:
-        """Drop an object's entry, which can be had whole by now."""
+        """Drop an object's entry, because the whole object can be fetched by now."""
         await self._inner.renew(ref)
 
     async def close(self) -> None:
-        """Cancel makings, close the cache below; idempotent."""
+        """Cancel conversions and close the inner cache. Calling it again has no effect."""
         await self._end()
         await self._inner.close()
 
     @property
     def limit_bytes(self) -> int:
-        """Most bytes of all entries."""
+        """Maximum bytes of all entries."""
         return self._inner.limit_bytes
 
     @property
     def stats(self) -> CacheStats:
-        """A snapshot."""
+        """Current statistics of the cache."""
         return self._inner.stats
 
     def entries(self) -> list[CacheEntry]:
-        """Return the whole entries, in no order."""
+        """Return the complete entries, in no order."""
         return self._inner.entries()
 
     def holds(self, ref: ObjectRef) -> bool:
-        """Whether a shard is here whole."""
+        """Whether a shard is complete in the cache."""
         shard = self._converter.facts.made(ref) if ref.form else ref
         return shard is not None and self._inner.holds(shard)
 
     def knows(self, ref: ObjectRef) -> bool:
-        """Whether a shard is here, or a fill of it under way."""
+        """Whether a shard is in the cache, or being filled."""
         shard = self._converter.facts.made(ref) if ref.form else ref
         return shard is not None and self._inner.knows(shard)
 
     @asynccontextmanager
     async def sized(self, ref: ObjectRef) -> AsyncIterator[ObjectRef]:
-        """Yield the ref of a shard as it lies in the cache, made, and kept in memory, if its size is not known yet.
+        """Yield the ref of a shard as in the cache; if its size is unknown, convert it and keep it in memory.
 
-        Raises what ``acquire`` raises of making.
+        Raises:
+            FeeddError: as ``acquire`` for conversions.
         """
         if not ref.form:
             yield ref
@@ -155,18 +156,18 @@ class ConvertingCache:
         with self._awaiting((ref,)):
             yield await self._known(ref)
 
-    async def _held(self, plain: ObjectRef, bring: bool) -> PinnedShards | None:  # noqa: FBT001 - a seam's
-        """Pin an object that lies in the cache as it is, or is being fetched there; or ``bring`` it there.
+    async def _held(self, plain: ObjectRef, bring: bool) -> PinnedShards | None:  # noqa: FBT001 - the seam's signature
+        """Pin an unconverted object that is in the cache or being fetched; with ``bring``, fetch it into the cache.
 
-        Nobody waits for space for the former. Who brings one waits as for any shard: it is as large as what is made of
-        it next, and is the first to go.
+        Only ``bring`` may wait for space, as for any shard: the object is as large as the shard converted from it next,
+        and is evicted first.
         """
         if self._closed or not (bring or self._inner.knows(plain)):
             return None
         try:
             return await self._inner.acquire([plain])
         except FeeddError:
-            return None  # the maker fetches it, and says what is wrong with it
+            return None  # the converter fetches the object itself, and reports its errors
 
     def _shard(self, ref: ObjectRef) -> ObjectRef:
         if not ref.form:
@@ -180,14 +181,14 @@ class ConvertingCache:
         return "" if fact is None else fact.format_name
 
     async def _land(self, ref: ObjectRef, *, alone: bool) -> None:
-        """Make a shard of unknown size; among several, put it into the cache at once, to hold memory for few."""
+        """Convert a shard of unknown size; with several, put it into the cache at once, to use little memory."""
         async with self._landing:
             shard = await self._known(ref)
-        if not alone:  # others need not wait where there is no space, for instance in the quota of this one
+        if not alone:  # others then need not wait for space, for instance in this shard's quota
             (await self._inner.acquire([shard])).release()
 
     async def _known(self, ref: ObjectRef) -> ObjectRef:
-        """Return the ref of a shard, made if its size is not known."""
+        """Return the ref of a shard; convert it if its size is unknown."""
         shard = self._converter.facts.made(ref)
         if shard is not None:
             return shard
@@ -202,7 +203,7 @@ class ConvertingCache:
         return -math.inf if self._awaited[ref] else self._next_uses.get(ref, math.inf)
 
     def _brought(self, ref: ObjectRef, error: BaseException | None) -> None:
-        """Tell the cache below of a shard that was made."""
+        """Tell the inner cache about a converted shard, and update wishes."""
         if error is None and not self._closed:
             position = self._next_uses.pop(ref, None)
             if position is not None:
@@ -212,7 +213,7 @@ class ConvertingCache:
 
     @contextmanager
     def _awaiting(self, refs: Sequence[ObjectRef]) -> Iterator[None]:
-        """Hold what is made of ``refs`` for who waits for it."""
+        """Keep shards converted from ``refs`` in memory while a caller waits for them."""
         self._awaited.update(refs)
         try:
             yield
@@ -222,7 +223,7 @@ class ConvertingCache:
             self._tidy()
 
     def _tidy(self) -> None:
-        """Free what was made for nobody any more."""
+        """Free converted shards that no caller and no wish needs."""
         if not self._converter.fresh_count:
             return
         wanted = {self._converter.facts.made(ref) for ref in self._awaited} | self._wishes.shards()

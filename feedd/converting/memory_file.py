@@ -1,4 +1,4 @@
-"""Anonymous memory that others can be given as a file."""
+"""Anonymous memory that other code can use as a file."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 class MemoryFile:
-    """A memfd, gone when closed; a context manager.
+    """A memfd that vanishes when it is closed; a context manager.
 
     Args:
-        name: for people who look into ``/proc``.
-        size_bytes: its length; pages are taken as they are written.
+        name: name shown in ``/proc``.
+        size_bytes: size of the file; pages are allocated as they are written.
     """
 
     def __init__(self, name: str, size_bytes: int = 0) -> None:
@@ -47,11 +47,11 @@ class MemoryFile:
         self.close()
 
     def sink(self) -> FileSink:
-        """Return the sink for all of it."""
+        """Return a sink for the whole file."""
         return FileSink(self._file, 0, self._size_bytes)
 
     def close(self) -> None:
-        """Give the memory back; idempotent."""
+        """Free the memory. Calling it again has no effect."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
@@ -62,16 +62,16 @@ async def copy_into(sink: RangeSink, fd: int) -> None:
     """Fill ``sink`` with the start of a file, in a thread.
 
     Raises:
-        OSError: the file or the sink's file cannot be reached.
+        OSError: source or sink cannot be accessed.
     """
     await _in_thread(lambda stop: _copy(fd, sink, stop))
 
 
 async def copy_spans(file: ShardFile, spans: Sequence[ByteRange], fd: int) -> None:
-    """Copy ranges of an object in the cache to the same places of a file, in a thread.
+    """Copy ranges of a cached object to the same offsets of a file, in a thread.
 
     Raises:
-        OSError: either cannot be reached, or the object is cut short.
+        OSError: source or target cannot be accessed, or the object is cut short.
     """
     await _in_thread(lambda stop: _copy_spans(file, spans, fd, stop))
 
@@ -117,5 +117,5 @@ def _note(sink: FileSink, stop: threading.Event) -> None:
 
 
 def _pieces(fd: int, start: int, size_bytes: int, stop: threading.Event) -> Iterator[tuple[int, memoryview]]:
-    """Yield a range of a file as ``file_pieces`` does, until it is enough."""
+    """Yield a range of a file as ``file_pieces`` does, until ``stop`` is set."""
     return takewhile(lambda _: not stop.is_set(), file_pieces(fd, start, size_bytes))

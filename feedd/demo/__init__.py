@@ -1,4 +1,4 @@
-"""``feedd demo``: the main job on an embedded S3 server, or on the user's own data."""
+"""``feedd demo``: trains a small model end to end on an embedded S3 server or on the user's data."""
 
 from feedd.demo.demo_run import run
 

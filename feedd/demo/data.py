@@ -1,4 +1,4 @@
-"""A small image set that can be learned: ten classes of coloured shapes on noise, as WebDataset tar shards."""
+"""A small, learnable image set: ten classes of coloured shapes on noise, as WebDataset tar shards."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _DEADLINE_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class DataOptions:
-    """How much to write."""
+    """The number of shards and samples to write."""
 
     shard_count: int = 16
     samples_per_shard: int = 192
 
 
 def draw(label: int, rng: np.random.Generator) -> NDArray[np.uint8]:
-    """Return one uint8 [96, 96, 3] picture: the label decides shape (5) and hue (2), the rest is noise."""
+    """Return one uint8 [96, 96, 3] image: the label decides shape (5) and hue (2), the rest is noise."""
     image = rng.integers(40, 120, (_SIDE, _SIDE, 3), dtype=np.uint8)
     colour = (200, 60, 60) if label % 2 else (60, 60, 200)
     x, y = (int(v) for v in rng.integers(30, _SIDE - 30, 2))
@@ -52,7 +52,7 @@ def draw(label: int, rng: np.random.Generator) -> NDArray[np.uint8]:
 
 
 def shard(index: int, options: DataOptions) -> bytes:
-    """Return one tar shard of JPEG + class; the same bytes for the same index."""
+    """Return one tar shard of JPEG and class files; the same index gives the same bytes."""
     rng = np.random.default_rng(index)
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
@@ -69,11 +69,11 @@ def shard(index: int, options: DataOptions) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where shards go.
+    """Destination of the shards.
 
     Attributes:
         endpoint: URL of a local S3 server that checks no signatures.
-        folder: gets the same files; None: nothing but the server does.
+        folder: local folder that gets a copy of each shard; None: no copies.
     """
 
     endpoint: str
@@ -83,7 +83,7 @@ class Target:
 
 
 def upload(target: Target, options: DataOptions, progress: Callable[[int], None], stop: threading.Event) -> int:
-    """Write shards to ``target``, until ``stop`` is set; return the bytes of all shards written.
+    """Write shards to ``target`` until all are written or ``stop`` is set; return the total bytes written.
 
     Raises:
         OSError: the server or the folder refused a shard.
@@ -105,7 +105,7 @@ def upload(target: Target, options: DataOptions, progress: Callable[[int], None]
 
 
 def _put(url: str, payload: bytes) -> None:
-    # urllib's own choice, a web form's type, makes the server parse the body as a form.
+    # Without this header, urllib sends the type of a web form, and the server parses the body as a form.
     headers = {"Content-Type": "application/octet-stream"}
     request = urllib.request.Request(url, payload, headers, method="PUT")  # noqa: S310 - our own loopback server
     with urllib.request.urlopen(request, timeout=_DEADLINE_S) as response:  # noqa: S310 - ditto

@@ -1,4 +1,4 @@
-"""The demo's director: starts server, daemons and trainers as real processes, shows progress, tells what happened."""
+"""Runs the demo: starts server, daemons and trainers as real processes, shows progress and prints the results."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ KEPT = Path("feedd-demo", "train")  # below the current directory
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """What to run.
+    """Options of the demo.
 
     Attributes:
-        url: of the user's data; None: made-up data on an embedded server.
-        keep: absolute path of a folder that gets the made-up shards too; None: they are gone with the server.
+        url: URL of the user's data; None: made-up data on an embedded server.
+        keep: absolute path of a folder for copies of the made-up shards; None: they vanish with the server.
     """
 
     url: str | None = None
@@ -52,17 +52,17 @@ class DemoOptions:
 def run(options: DemoOptions) -> int:
     """Run the demo in this terminal; return the process's exit code.
 
-    Everything lives in one temporary directory and in child processes that end with this one. Only ``keep`` leaves
-    anything behind.
+    All files are in one temporary directory, and all child processes end with this process. Only ``keep`` leaves files
+    behind.
 
     Raises:
-        feedd.errors.FeeddError: the user's data or environment does not allow it.
+        feedd.errors.FeeddError: the user's data or environment does not allow the demo.
     """
     console = Console(stderr=False)
     try:
         facts = asyncio.run(_interruptible(options, console))
     except (KeyboardInterrupt, asyncio.CancelledError):
-        console.print("[yellow]interrupted; everything was taken down")
+        console.print("[yellow]interrupted; all processes were stopped")
         return 130
     show(console, facts, options.node_count, own_data=options.url is not None)
     console.print(_next_steps(options), highlight=False, soft_wrap=True)
@@ -70,7 +70,7 @@ def run(options: DemoOptions) -> int:
 
 
 def _next_steps(options: DemoOptions) -> str:
-    """Return commands to go on with, one a line, each with what it does."""
+    """Return the text that suggests further commands, one per line, each with its purpose."""
     steps = []
     if options.url is None and options.keep is not None:
         train = f"python -m feedd_client.demo --url {options.keep}/ --classes {data.CLASS_COUNT}"
@@ -78,12 +78,12 @@ def _next_steps(options: DemoOptions) -> str:
         steps += [(f"feedd index {KEPT}/", "count samples, so that len(dataset) works")]
         steps += [(train, "train on the same shards; starts a daemon by itself")]
     elif options.url is None:
-        steps += [("feedd demo --keep", f"the same, and keep the shards in {KEPT}")]
+        steps += [("feedd demo --keep", f"run the demo again, and keep the shards in {KEPT}")]
     if options.node_count == 1:
         steps += [("feedd demo --nodes 2", "two daemons as two nodes, two ranks each")]
     if options.url is None:
         steps += [("feedd demo --url s3://my-bucket/train/", "your own data")]
-    steps += [("feedd check", "what this machine has, and what feedd makes of it")]
+    steps += [("feedd check", "check this machine and the configuration")]
     return "\ntry next:\n" + "\n".join(f"  {command}  [dim]# {what}[/]" for command, what in steps)
 
 
@@ -131,7 +131,7 @@ async def _write_data(options: data.DataOptions, target: data.Target, console: C
         task = progress.add_task("writing shards", total=options.shard_count)
         stop = threading.Event()
         advance = partial(progress.advance, task)
-        # A thread that is inside OpenCV when the process exits would end it by abort(): it is waited for.
+        # A thread inside OpenCV at process exit would abort the process, so wait for the thread.
         return await to_its_end(CPU.begin(data.upload, target, options, advance, stop), stop)
 
 

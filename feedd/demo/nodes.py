@@ -1,4 +1,4 @@
-"""The embedded S3 server and one daemon per demonstrated node."""
+"""The embedded S3 server, and one daemon per demonstrated node."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _START_S = 60.0
 _POLL_S = 0.05
-_HOME_BYTES_MAX = 88  # what a socket's path may have, less the name
+_HOME_BYTES_MAX = 88  # a socket's path may have 101 bytes, less "/node-15.sock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +42,13 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One daemon: where to reach it."""
+    """One daemon and its addresses."""
 
     address: str
     status_url: str
 
     async def counters(self) -> Counters:
-        """Read its /metrics."""
+        """Return the daemon's counters, read from its /metrics."""
         text = await CPU.run(_get, f"{self.status_url}/metrics")
         totals = {"get": 0.0, "bytes": 0.0, "hits": 0.0, "misses": 0.0}
         names = {
@@ -66,7 +66,7 @@ class Node:
 
 
 async def start_server(stack: AsyncExitStack, home: Path) -> str:
-    """Start moto's S3 server as a process of its own; return its endpoint. It keeps its objects in memory."""
+    """Start moto's S3 server, which keeps objects in memory, as a separate process; return its endpoint."""
     port, log = free_port(), home / "s3.log"
     process = await start(stack, "moto.server", ["-H", "127.0.0.1", "-p", str(port)], dict(os.environ), log)
     endpoint = f"http://127.0.0.1:{port}"
@@ -75,7 +75,7 @@ async def start_server(stack: AsyncExitStack, home: Path) -> str:
 
 
 def _for_sockets(stack: AsyncExitStack, home: Path) -> Path:
-    """Return ``home``, or a folder with a shorter path: a socket's may have 101 bytes, and ``TMPDIR`` may be long."""
+    """Return ``home``, or a folder with a shorter path: ``TMPDIR`` may be long, and a socket's path has 101 bytes."""
     if len(os.fsencode(home)) <= _HOME_BYTES_MAX:
         return home
     short = Path(tempfile.mkdtemp(prefix="feedd-demo-", dir="/tmp"))
@@ -84,7 +84,7 @@ def _for_sockets(stack: AsyncExitStack, home: Path) -> Path:
 
 
 async def start_node(stack: AsyncExitStack, home: Path, index: int, env: dict[str, str]) -> Node:
-    """Start one ``feedd serve`` with its own socket, cache and status port; return when it is ready."""
+    """Start a ``feedd serve`` with its own socket, cache and status port; return when the daemon is ready."""
     port, log = free_port(), home / f"node-{index}.log"
     address = f"unix://{_for_sockets(stack, home)}/node-{index}.sock"
     arguments = ["serve", "--listen", address, "--cache-dir", str(home / f"cache-{index}")]
@@ -116,7 +116,7 @@ def _get(url: str) -> str:
 
 
 def free_port() -> int:
-    """Return a TCP port of loopback that was free a moment ago."""
+    """Return a TCP port that was free on loopback a moment ago."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -1,4 +1,4 @@
-"""Child processes that are always taken down: SIGTERM, a bounded wait, SIGKILL."""
+"""Child processes that are always stopped: SIGTERM, a bounded wait, then SIGKILL."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LOG_TAIL_LINES = 12
 async def start(
     stack: AsyncExitStack, module: str, arguments: list[str], env: dict[str, str], log: Path | None = None
 ) -> asyncio.subprocess.Process:
-    """Start ``python -m module`` in a session of its own (a terminal's Ctrl-C reaches only us), stderr to ``log``."""
+    """Start ``python -m module`` in a new session, so that Ctrl-C reaches only this process; stderr goes to ``log``."""
     sink = log.open("wb") if log else None
     try:
         process = await asyncio.create_subprocess_exec(
@@ -43,7 +43,7 @@ async def start(
 
 
 async def stop(process: asyncio.subprocess.Process) -> None:
-    """End a child however it stands and reap it."""
+    """Stop a child process in any state and reap it."""
     if process.returncode is None:
         process.terminate()
         try:
@@ -55,6 +55,6 @@ async def stop(process: asyncio.subprocess.Process) -> None:
 
 
 def failed(what: str, log: Path, how: str) -> FeeddError:
-    """Return the error for a child that did not come up, with the last lines it wrote."""
+    """Return the error for a child that did not start, with the last lines of its log."""
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     return FeeddError(f"{what} {how}: " + " | ".join(lines[-_LOG_TAIL_LINES:]), stage="demo")

@@ -1,4 +1,4 @@
-"""What the demo tells at the end."""
+"""The tables that the demo prints at its end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EpochFacts:
-    """One epoch over all ranks, and what each node's daemon did for it."""
+    """One epoch over all ranks, with the counters of each node's daemon."""
 
     epoch: int
     loss: float
@@ -31,7 +31,7 @@ class EpochFacts:
 
     @classmethod
     def of(cls, epoch: int, ranks: Sequence[dict[str, Any]], nodes: Sequence[Counters]) -> EpochFacts:
-        """Sum the ranks up; the slowest rank's clock counts."""
+        """Combine the results of all ranks; the slowest rank decides the duration."""
         seconds = max(rank["seconds"] for rank in ranks)
         samples = sum(rank["samples"] for rank in ranks)
         return cls(
@@ -46,7 +46,7 @@ class EpochFacts:
 
 
 def show(console: Console, facts: Sequence[EpochFacts], node_count: int, *, own_data: bool) -> None:
-    """Print the summary: what the trainers saw, and what each node's daemon did for it."""
+    """Print the summary: results of the trainers, and counters of each node's daemon."""
     trainers = _table("training", "epoch", "loss", "samples", "samples/s", "first batch", "waiting for data")
     for row in facts:
         trainers.add_row(

@@ -1,4 +1,4 @@
-"""Trainer processes: one line of JSON per event in, one line per permission to go on out."""
+"""Trainer processes: each prints one JSON line per event, and reads one line per permission to continue."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Trainer:
-    """One rank."""
+    """One rank's trainer process."""
 
     rank: int
     process: asyncio.subprocess.Process
     samples: int = 0
 
     async def ready(self) -> None:
-        """Wait until the rank stands at the start of an epoch."""
+        """Wait until the rank is at the start of an epoch."""
         while (await self._event())["event"] != "ready":
             pass
 
     async def epoch(self, moved: Callable[[], None]) -> dict[str, Any]:
-        """Let the rank train one epoch; return what it says of it."""
+        """Let the rank train one epoch; return its ``epoch`` event."""
         assert self.process.stdin is not None
         self.process.stdin.write(b"go\n")
         await self.process.stdin.drain()
@@ -42,7 +42,7 @@ class Trainer:
                 return event
 
     async def done(self) -> None:
-        """Wait for a clean end."""
+        """Wait until the process ends with exit code 0."""
         if await self.process.wait() != 0:
             raise self._failure()
 
@@ -60,5 +60,5 @@ class Trainer:
 
 
 async def start_trainer(stack: AsyncExitStack, rank: int, arguments: list[str], env: dict[str, str]) -> Trainer:
-    """Start one rank; its errors go to our stderr."""
+    """Start one rank; its stderr is this process's stderr."""
     return Trainer(rank, await start(stack, "feedd_client.demo", arguments, env))

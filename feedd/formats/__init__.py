@@ -1,1 +1,1 @@
-"""Framings of shards: from a shard's bytes to sample spans."""
+"""Formats of shards: each reader turns a shard's bytes into an index of its samples."""

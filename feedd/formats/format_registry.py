@@ -1,4 +1,4 @@
-"""Which format a shard has, and the reader of each format: those of this folder, and those that are installed."""
+"""Finds the format of a shard and the reader of a format: the formats of this folder, and installed ones."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from feedd.protocols import ShardFormat
 
 AUTO: Final = "auto"
-"""In the place of a format: the first bytes must tell."""
+"""In place of a format's name: the first bytes of the shard decide."""
 
-_PART_OF: Final = re.compile(r"-\d+-of-\d+$")  # how TensorFlow's tools number the files of one data set
+_PART_OF: Final = re.compile(r"-\d+-of-\d+$")  # TensorFlow's numbering of the files of a dataset
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9.-]+")  # what a URL may name before its ``+``
 _EXTENSION: Final = re.compile(r"\.[a-z0-9_]+(\.[a-z0-9_]+)*")
 
@@ -50,7 +50,7 @@ def installed() -> dict[str, FormatSpec]:
     taken = {extension for spec in built_in().values() for extension in spec.extensions} | set(MADE)
     for point in plugins.names(plugins.FORMATS):
         spec = plugins.load(plugins.FORMATS, point)
-        if isinstance(spec, str):  # why it does not load, which is in the log
+        if isinstance(spec, str):  # the reason is in the log
             continue
         if why := _unusable(point, spec, taken):
             plugins.log_unusable(plugins.FORMATS, point, why)
@@ -83,12 +83,12 @@ def find(name: str) -> FormatSpec | None:
 
 
 def format_for(url: str) -> str:
-    """Return the name of the format of a shard, by its extension; of a compressed one, by that of what is in it.
+    """Return the name of a shard's format by its extension; for a compressed shard, by the extension of its content.
 
-    If the name does not say it, the result is ``auto``: the first bytes must tell.
+    Return ``auto`` if the extension is unknown: the first bytes then decide.
 
     Raises:
-        Unsupported: one that this version does not read; the message lists those it does.
+        Unsupported: this version does not read the format; the message lists the known extensions.
     """
     given_name = url.rsplit("/", 1)[-1].lower()
     file_name = _PART_OF.sub("", uncompressed(_PART_OF.sub("", given_name))[0])
@@ -117,10 +117,10 @@ def get(name: str) -> ShardFormat:
     """Return the reader of a format.
 
     Args:
-        name: of the format, or ``NAME:PARAMS``.
+        name: name of the format; parameters may follow a colon.
 
     Raises:
-        Unsupported: no such format; the message lists those there are.
+        Unsupported: no format has that name; the message lists all names.
     """
     kind, _, params = name.partition(":")
     spec = find(kind)

@@ -1,4 +1,4 @@
-"""What readers of shards have in common: how they refuse, how an index grows, how fields and samples are named."""
+"""Common parts of shard readers: errors, growing indexes, names of fields and numbers of samples."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 UNREAD_MAX: Final = 4096
-"""Most columns that an index names as what no field can have."""
+"""Limit for the columns that an index lists as unreadable."""
 
 _UNREAD_CHARS_MAX: Final = 200
 _CELLS_MAX: Final = 1 << 26
 _FIELDS_MAX: Final = 4096
 _DIGITS: Final = 8
-_BLOCK: Final = 10**4  # ordinals of the same first four digits
+_BLOCK: Final = 10**4  # number of ordinals with the same first four digits
 
 _Name = TypeVar("_Name", str, bytes)
 
@@ -32,7 +32,7 @@ class ShardReader:
 
     Args:
         data: the whole object, borrowed.
-        url: named in errors.
+        url: URL of the object, for errors.
     """
 
     def __init__(self, data: memoryview, url: str) -> None:
@@ -40,14 +40,14 @@ class ShardReader:
         self._url = url
 
     def fail(self, at: int, expected: str, got: str) -> NoReturn:
-        """Raise BadShard for the byte ``at``."""
+        """Raise BadShard for byte ``at``."""
         raise BadShard(f"expected {expected} at byte {at}, got {got}", object=self._url, stage="decode")
 
     def check_cells(self, field_count: int, sample_count: int) -> None:
-        """Refuse an index that nobody has memory for, before it is allocated.
+        """Refuse an index that would need too much memory, before it is allocated.
 
         Raises:
-            BadShard: it has too many cells.
+            BadShard: the index has too many (field, sample) cells.
         """
         if field_count * sample_count > _CELLS_MAX:
             got = f"{field_count} fields x {sample_count} samples"
@@ -56,7 +56,7 @@ class ShardReader:
 
 @dataclass(slots=True)
 class Cells:
-    """An index while it grows, one entry per field that a sample has: lists, because readers append millions."""
+    """A growing index with one entry per field of a sample; in lists, because readers append millions of entries."""
 
     column: list[int] = field(default_factory=list)
     sample: list[int] = field(default_factory=list)
@@ -66,7 +66,7 @@ class Cells:
     def tables(
         self, reader: ShardReader, field_count: int, sample_count: int
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return ``starts`` and ``sizes`` of an index.
+        """Return ``starts`` and ``sizes`` of an index, int64[fields, samples] each.
 
         Raises:
             BadShard: see ``ShardReader.check_cells``.
@@ -83,21 +83,21 @@ class Cells:
 
 @dataclass(slots=True)
 class NamedCells(Cells, Generic[_Name]):
-    """Cells of fields that are found by name, sample by sample, each stored in one way.
+    """Cells of fields that are found by name, sample by sample; each field has one encoding.
 
     Attributes:
-        names: of the columns, each with its number, in that order.
-        stored: how each is stored, see ``recipe.encodings``.
+        names: names of the columns with their numbers, in order.
+        stored: encoding of each column, see ``recipe.encodings``.
     """
 
     names: dict[_Name, int] = field(default_factory=dict)
     stored: list[str] = field(default_factory=list)
 
     def add(self, reader: ShardReader, sample: int, name: _Name, stored: str, place: tuple[int, int]) -> None:
-        """Add where a field of a sample begins and ends.
+        """Add the start and end of a sample's field.
 
         Raises:
-            BadShard: too many different fields, or one that was stored in another way before.
+            BadShard: too many different fields, or the field had another encoding before.
         """
         column = self.names.get(name)
         if column is None:
@@ -113,7 +113,7 @@ class NamedCells(Cells, Generic[_Name]):
         self.size.append(place[1] - place[0])
 
     def forget(self, entries: int, names: int) -> None:
-        """Forget what came after so many entries and names: their sample is bad."""
+        """Drop the entries and names beyond these numbers, because their sample is bad."""
         for one in (self.column, self.sample, self.start, self.size):
             del one[entries:]
         del self.stored[names:]
@@ -122,28 +122,28 @@ class NamedCells(Cells, Generic[_Name]):
 
 
 def field_names(names: Sequence[str], url: str) -> tuple[str, ...]:
-    """Return names of fields as recipes look for them: in lower case, as extensions are.
+    """Return field names in lower case, as recipes look for them.
 
     Raises:
-        BadShard: two that differ by case only, or not at all.
+        BadShard: two names are equal, or differ only in case.
     """
     lower = tuple(name.lower() for name in names)
     if len(set(lower)) < len(lower):
         place = next(place for place, name in enumerate(lower) if name in lower[:place])
         one, other = names[lower.index(lower[place])], names[place]
         got = f"{one!r} twice" if one == other else f"{one!r} and {other!r}"
-        raise BadShard(f"expected names of fields that differ in more than case, got {got}", object=url, stage="decode")
+        raise BadShard(f"expected field names that differ in more than case, got {got}", object=url, stage="decode")
     return lower
 
 
 def unread_of(columns: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Return names and types of what no field can have, bounded in number and length (see ``ShardIndex``)."""
+    """Return names and types of unreadable columns, bounded in number and length (see ``ShardIndex``)."""
     some = itertools.islice(columns.items(), UNREAD_MAX)
     return tuple((name[:_UNREAD_CHARS_MAX], kind[:_UNREAD_CHARS_MAX]) for name, kind in some)
 
 
 def numbered(sample_count: int) -> tuple[bytes, NDArray[np.int64]]:
-    """Return ``key_blob`` and ``key_ends`` of an index: ordinals of eight digits at least, which sort as they lie."""
+    """Return ``key_blob`` and ``key_ends`` of an index: ordinals with at least eight digits, so that keys sort."""
     most = 10**_DIGITS
     keys = np.empty((min(sample_count, most), 2), np.uint32)  # the first four digits, and the last
     last = np.frombuffer(b"".join(b"%04d" % ordinal for ordinal in range(min(sample_count, _BLOCK))), np.uint32)
@@ -151,7 +151,7 @@ def numbered(sample_count: int) -> tuple[bytes, NDArray[np.int64]]:
         block = keys[low : low + _BLOCK]
         block[:, 0] = np.frombuffer(b"%04d" % (low // _BLOCK), np.uint32)
         block[:, 1] = last[: len(block)]
-    beyond = b"".join(b"%d" % ordinal for ordinal in range(most, sample_count))  # more than any index may have
+    beyond = b"".join(b"%d" % ordinal for ordinal in range(most, sample_count))  # rare: needs over 10**8 samples
     ends = np.arange(1, sample_count + 1, dtype=np.int64) * _DIGITS
     if sample_count > most:
         ends[most:] = ends[most - 1] + np.cumsum([len(b"%d" % ordinal) for ordinal in range(most, sample_count)])

@@ -1,10 +1,10 @@
-"""Arrays that say in front of their numbers what they are, as MosaicML and LitData write them; read by ``npy``.
+"""Arrays with a header in front of their numbers, as MosaicML and LitData write them; decoded by ``npy``.
 
-MosaicML [mosaicml-streaming, base/format/mds/encodings.py]: one byte for the dtype, unless the encoding tells it; one
-of ``ndim << 2 | log2(bytes of a side)``; the sides, little-endian; the numbers in C order.
+MosaicML [mosaicml-streaming, base/format/mds/encodings.py]: one byte for the dtype, unless the encoding names it. Then
+one byte ``ndim << 2 | log2(bytes of a side)``, the sides in little-endian, and the numbers in C order.
 
-LitData [litdata, streaming/serializers.py]: dtype and number of dimensions as u32 each, a u32 per side, the numbers in
-C order; the head little-endian for numpy's arrays, big-endian for torch's tensors.
+LitData [litdata, streaming/serializers.py]: dtype and number of dimensions as u32 each, a u32 per side, and the numbers
+in C order. The header is little-endian for numpy's arrays and big-endian for torch's tensors.
 """
 
 from __future__ import annotations
@@ -70,13 +70,13 @@ TORCH_DTYPES: Final[Mapping[int, str]] = {
     19: "bool",
     20: "uint16",
 }
-"""LitData's numbers of dtypes; those of complex numbers and of bfloat16 have no dtype here."""
+"""LitData's numbers of dtypes; complex numbers and bfloat16 are not supported."""
 
 _WORD: Final = 4
 
 
 def header_reader(stored: str) -> Callable[[memoryview], NpyHeader]:
-    """Return what reads the head of an array that is stored under that name (see ``recipe.encodings``)."""
+    """Return the function that reads the header of an array with this encoding (see ``recipe.encodings``)."""
     kind, _, rest = stored.partition(":")
     if kind == "mds":
         return functools.partial(_mds, fixed=rest)
@@ -86,17 +86,17 @@ def header_reader(stored: str) -> Callable[[memoryview], NpyHeader]:
 
 
 def _mds(data: memoryview, fixed: str) -> NpyHeader:
-    """Read MosaicML's.
+    """Read MosaicML's header.
 
     Raises:
-        BadSample: cut short, an unknown dtype, an absurd shape, or a length that does not fit it.
+        BadSample: the header is cut short, its dtype unknown, its shape too large, or its size does not match.
     """
     at = 0 if fixed else 1
     if len(data) <= at:
-        raise BadSample(f"expected the head of an array, got {len(data)} bytes")
+        raise BadSample(f"expected the header of an array, got {len(data)} bytes")
     name = fixed or MDS_DTYPES.get(data[0])
     if name is None:
-        raise BadSample(f"expected one of MosaicML's dtypes, got number {data[0]}")
+        raise BadSample(f"expected the number of a MosaicML dtype, got {data[0]}")
     ndim, width = data[at] >> 2, 1 << (data[at] & 3)
     end = at + 1 + ndim * width
     if ndim > DIMS_MAX or end > len(data):
@@ -106,18 +106,18 @@ def _mds(data: memoryview, fixed: str) -> NpyHeader:
 
 
 def _litdata(data: memoryview, *, torch: bool) -> NpyHeader:
-    """Read LitData's.
+    """Read LitData's header.
 
     Raises:
-        BadSample: as ``_mds``.
+        BadSample: as for ``_mds``.
     """
     if len(data) < 2 * _WORD:
-        raise BadSample(f"expected the head of an array, got {len(data)} bytes")
+        raise BadSample(f"expected the header of an array, got {len(data)} bytes")
     word = ">u4" if torch else "<u4"
     number, ndim = np.frombuffer(data, word, 2).tolist()
     name = (TORCH_DTYPES if torch else NUMPY_DTYPES).get(number)
     if name is None:
-        raise BadSample(f"expected one of LitData's dtypes that numpy has, got number {number}")
+        raise BadSample(f"expected the number of a LitData dtype that numpy has, got {number}")
     end = (2 + ndim) * _WORD
     if ndim > DIMS_MAX or end > len(data):
         raise BadSample(f"expected at most {DIMS_MAX} sides, got {ndim} in {len(data)} bytes")
@@ -128,7 +128,7 @@ def _litdata(data: memoryview, *, torch: bool) -> NpyHeader:
 def _checked(name: str, shape: tuple[int, ...], data_at: int, size_bytes: int) -> NpyHeader:
     dtype = np.dtype(name).newbyteorder("<")
     expected = math.prod(shape) * dtype.itemsize
-    if math.prod(max(side, 1) for side in shape) * dtype.itemsize > SAMPLE_BYTES_MAX:  # of an empty one, too
+    if math.prod(max(side, 1) for side in shape) * dtype.itemsize > SAMPLE_BYTES_MAX:  # checks empty arrays too
         raise BadSample(f"expected an array of at most {SAMPLE_BYTES_MAX} bytes, got shape {list(shape)}")
     if expected > SAMPLE_BYTES_MAX or size_bytes - data_at != expected:
         raise BadSample(f"expected {expected} bytes for {name}{list(shape)}, got {size_bytes - data_at}")

@@ -1,7 +1,7 @@
 """Lines as samples: text, and JSON Lines.
 
-A line ends with a line feed, or a carriage return and one; the last may end with the file. Blank lines are no samples.
-A byte order mark in front of the first line is no part of it.
+A line ends with LF or CR LF; the last line may end with the file. Blank lines are not samples. A byte order mark in
+front of the first line is skipped.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class LinesFormat:
     """``protocols.ShardFormat`` of files whose lines are samples of one field; stateless.
 
     Args:
-        name: of the format.
-        field: the only one.
-        stored: see ``recipe.encodings``.
+        name: name of the format.
+        field: name of the only field.
+        stored: encoding of the field, see ``recipe.encodings``.
     """
 
     def __init__(self, name: str, field: str, stored: str) -> None:
@@ -40,18 +40,18 @@ class LinesFormat:
 
     @property
     def name(self) -> str:
-        """Name in the registry."""
+        """Name of the format in the registry."""
         return self._name
 
     def index(self, data: memoryview, url: str) -> ShardIndex:
-        """Return where each line lies; a key is the sample's number in the shard.
+        """Return the index of the lines; a key is the sample's number in the shard.
 
         Args:
             data: the whole object, borrowed for the call.
-            url: named in errors.
+            url: URL of the object, for errors.
 
         Raises:
-            BadShard: more lines than anybody has, or something compressed.
+            BadShard: too many lines, or a compressed file.
         """
         refuse_packed(data, url, self._name)
         starts, sizes = _lines(data)
@@ -61,11 +61,11 @@ class LinesFormat:
 
 
 def _lines(data: memoryview) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return start and size of each line that is not blank, without its end."""
+    """Return start and size of each line that is not blank, without its line end; int64[lines] each."""
     raw = np.frombuffer(data, np.uint8)
     found = [
         np.flatnonzero(raw[at : at + _PIECE_BYTES] == _LF) + at for at in range(0, len(raw), _PIECE_BYTES)
-    ]  # piece by piece: a comparison of all would take as much memory as the shard
+    ]  # in pieces, because one comparison would take as much memory as the shard
     feeds = np.concatenate([*found, np.array([len(raw)] if len(raw) and raw[-1] != _LF else [], np.int64)])
     first = len(BOM_UTF8) if bytes(data[: len(BOM_UTF8)]) == BOM_UTF8 else 0
     starts = np.concatenate(([first], feeds[:-1] + 1)) if len(feeds) else feeds

@@ -1,13 +1,13 @@
-"""LitData's chunks, as they lie when they are not compressed.
+"""LitData's uncompressed chunks.
 
-A chunk is ``u32 n, u32 offset[n + 1], items``; an item is one u32 size for each of its leaves, then the leaves
-[litdata, streaming/{writer,item_loader,serializers}.py]. It does not say what its leaves are: ``index.json`` beside it
-does, which comes here as parameters. A leaf is a field by its path in the item: a key of a dict, a number in a list or
-tuple, both joined by dots; an item that is one leaf is the field ``data``.
+A chunk is ``u32 n, u32 offset[n + 1], items``. An item is one u32 size for each of its leaves, then the leaves
+[litdata, streaming/{writer,item_loader,serializers}.py]. The types of the leaves are not in the chunk but in the
+``index.json`` beside it, which comes here as parameters. A leaf is a field named by its path in the item: a key of a
+dict, or an index in a list or tuple, joined by dots. An item that is a single leaf is the field ``data``.
 
-Integers, floats and arrays of one dimension are fields stored as such, text, JSON and encoded images as files, arrays
-that carry their shape are read by ``npy``, pixels by ``image``. What LitData pickles comes as ``bytes`` where it is
-asked for. A chunk of dicts of plain values only holds Arrow instead (see ``convert.table_converters``).
+Integers, floats and one-dimensional arrays are numeric fields. Text, JSON and encoded images are read as files. Arrays
+that carry their shape are read by ``npy``, pixels by ``image``. Pickled leaves are available as ``bytes``. Chunks of
+plain dicts hold Arrow instead (see ``convert.table_converters``).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 ARROW_END: Final = b"LDARW01\0"
-"""How a chunk ends that holds Arrow."""
+"""Last bytes of a chunk that holds Arrow."""
 _STORED: Final = {
     "int": "int64",
     "float": "float64",
@@ -45,20 +45,20 @@ _STORED: Final = {
 }
 _NO_HEADER: Final = {"no_header_numpy": NUMPY_DTYPES, "no_header_tensor": TORCH_DTYPES}
 _NESTED: Final = "nested"
-_NESTED_HEAD: Final = 5  # a byte that says what it is, u32 how long
+_NESTED_HEAD: Final = 5  # one byte for the kind, u32 for the size
 _TAG_JSON, _TAG_NONE = 0, 255
 _TAGS_OLD: Final = (ord("["), ord("{"))
 _TAGS_NUMBERS: Final = {2: "int64", 3: "float64"}
 
 
 class _Params(msgspec.Struct):
-    """What ``index.json`` says of a chunk.
+    """Facts about a chunk from ``index.json``.
 
     Attributes:
-        names: of the leaves.
-        formats: by which serializer each was written.
-        problem: why it cannot be read; empty: it can.
-        bare: whether items are their only leaf, without its size, as those for LitData's TokensLoader are.
+        names: names of the leaves.
+        formats: serializer of each leaf.
+        problem: why the chunk cannot be read; empty: it can.
+        bare: whether an item is a single leaf without its size, as for LitData's TokensLoader.
     """
 
     names: list[str] = []
@@ -71,7 +71,7 @@ class LitDataFormat:
     """``protocols.ShardFormat`` of LitData's chunks; stateless.
 
     Args:
-        params: JSON of what ``index.json`` says (see ``_Params``); empty: nothing is known of it.
+        params: facts from ``index.json`` as JSON (see ``_Params``); empty: there was no ``index.json``.
     """
 
     def __init__(self, params: str = "") -> None:
@@ -79,40 +79,40 @@ class LitDataFormat:
 
     @property
     def name(self) -> str:
-        """``litdata``."""
+        """Name of the format: ``litdata``."""
         return "litdata"
 
     def index(self, data: memoryview, url: str) -> ShardIndex:
-        """Return where each item's leaves lie; a key is the item's number in the chunk.
+        """Return the index of the items' leaves; a key is the item's number in the chunk.
 
         Args:
             data: the whole object, borrowed for the call.
-            url: named in errors.
+            url: URL of the object, for errors.
 
         Raises:
-            BadShard: no chunk, or one whose offsets and sizes do not fit together.
-            Unsupported: there was no ``index.json`` beside it, or what that says cannot be read here.
+            BadShard: not a chunk, or its offsets and sizes contradict each other.
+            Unsupported: ``index.json`` is missing, or names a serializer that feedd does not read.
         """
         params = self._params
         if params is None:
-            hint = "name the folder that holds the chunks and their index.json"
+            hint = "specify the folder that holds the chunks and their index.json"
             raise Unsupported("expected an index.json beside the chunk, got none", object=url, hint=hint)
         if params.problem:
-            hint = "write the dataset anew, without that"
+            hint = "write the dataset again without such items"
             raise Unsupported(f"expected plain LitData items, got {params.problem}", object=url, hint=hint)
         return _Reader(data, url).read(params)
 
 
 class _Reader(RowsReader):
-    """One chunk."""
+    """Reads one chunk."""
 
     def read(self, params: _Params) -> ShardIndex:
-        """Read offsets and sizes."""
+        """Read offsets and sizes; return the index."""
         if bytes(self._data[-len(ARROW_END) :]) == ARROW_END:
             raise Unsupported(
                 "expected plain LitData items, got rows in Arrow's format",
                 object=self._url,
-                hint="write litdata-arrow+ before the URL: such chunks are made tables, once per node",
+                hint="write litdata-arrow+ before the URL: feedd then converts such chunks to tables, once per node",
                 stage="decode",
             )
         offsets = self.offsets("a LitData chunk")
@@ -130,15 +130,15 @@ class _Reader(RowsReader):
         return ShardIndex(names, starts, sizes, *numbered(len(offsets) - 1), stored=tuple(stored))
 
     def _nested(self, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> str:
-        """Move spans of lists and dicts behind their heads; return how they are stored, as the first one is.
+        """Skip the headers of lists and dicts; return their encoding, which the first item determines.
 
-        One byte says what it is: JSON, numbers, or one of LitData's own packings, which come as bytes. Those that are
-        not what the first one is are missing.
+        The first byte names the kind: JSON, numbers, or one of LitData's own packings, which are read as bytes. Items
+        of another kind than the first count as missing.
         """
         raw = np.frombuffer(self._data, np.uint8)
         tags = np.full(len(starts), _TAG_NONE, np.uint8)
         tags[sizes > 0] = raw[starts[sizes > 0]]
-        old = np.isin(tags, _TAGS_OLD)  # JSON without a head, as earlier versions wrote it
+        old = np.isin(tags, _TAGS_OLD)  # JSON without a header, as earlier versions wrote it
         headed = sizes >= _NESTED_HEAD
         first = int(tags[0]) if len(tags) else _TAG_JSON
         if first == _TAG_JSON or first in _TAGS_OLD:
@@ -154,7 +154,7 @@ class _Reader(RowsReader):
         return kind
 
     def _check_sizes(self, column: int, stored: str, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
-        """Refuse numbers of other sizes: the index.json is not this chunk's."""
+        """Refuse numbers of another size, because ``index.json`` then belongs to another chunk."""
         width = {"int64": 8, "float64": 8, "bool": 1}.get(stored)
         if width is not None and (sizes != width).any():
             wrong = int(np.argmax(sizes != width))
@@ -162,7 +162,7 @@ class _Reader(RowsReader):
 
 
 def _stored(text: str) -> str:
-    """Return how a leaf is stored, as ``recipe.encodings`` has it."""
+    """Return the encoding of a leaf, see ``recipe.encodings``."""
     kind, _, argument = text.partition(":")
     if kind in _NO_HEADER:
         dtype = _NO_HEADER[kind].get(int(argument)) if argument.isdecimal() else None

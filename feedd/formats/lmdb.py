@@ -1,15 +1,15 @@
-"""LMDB, read where it lies: values are whole in the file, inside of a leaf page or in pages of their own.
+"""LMDB files, read in place: each value is contiguous in the file, inside a leaf page or in separate pages.
 
-Little-endian, 64 bits, version 1 of the data [openldap.org, libraries/liblmdb/mdb.c]. The file is pages of one size. A
-page begins with u64 number, u16 unused, u16 flags, u16 lower, u16 upper (of pages of values: u32 how many); then u16
-places of nodes up to ``lower``. A node is u16 low, u16 high, u16 flags, u16 size of the key, key, value. In a leaf low
-and high are the value's size; in a branch these three are the number of a page. A value too large for a leaf is the u64
-number of the first of its pages, which hold it behind one head. Pages 0 and 1 are the same record by turns: the newer
-one counts.
+Little-endian, 64 bits, data version 1 [openldap.org, libraries/liblmdb/mdb.c]. The file consists of pages of one size.
+A page begins with u64 number, u16 unused, u16 flags, u16 lower, u16 upper. In pages of large values, a u32 page count
+replaces the last two. Then come u16 offsets of nodes, up to ``lower``. A node is u16 low, u16 high, u16 flags, u16 key
+size, key, value. In a leaf, low and high are the value's size. In a branch, low, high and flags are the number of a
+page. If a value is too large for a leaf, the node holds the u64 number of its first page. These pages hold the value
+behind one page header. Pages 0 and 1 hold the meta record alternately; the newer record counts.
 
-Keys are the samples' keys, in their order, and a value is a sample of one field. Where all keys are a name, a dash and
-a number, as ``image-000000001`` and ``label-000000001``, each name is a field. The library itself trusts what it
-reads, so it is not asked.
+Keys are the samples' keys, in order, and a value is a sample with one field. If all keys are a name, a dash and a
+number, such as ``image-000000001`` and ``label-000000001``, each name is a field. LMDB's own library is not used,
+because it trusts the files that it reads.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 FIELD: Final = "data"
-"""The field, where keys do not name several."""
+"""Name of the only field, if keys do not name several fields."""
 
 _MAGIC: Final = (0xBEEFC0DE).to_bytes(4, "little") + (1).to_bytes(4, "little")
 _HEAD_BYTES: Final = 16
@@ -37,13 +37,13 @@ _META_BYTES: Final = 152
 _NODE_BYTES: Final = 8
 _BRANCH, _LEAF, _OVERFLOW, _KINDS = 0x01, 0x02, 0x04, 0x2F
 _BIG, _SUB_OR_TWICE = 0x01, 0x06
-_TWICE: Final = 0x04  # of a database: a key may have several values
+_TWICE: Final = 0x04  # flag of a database whose keys may have several values
 _NOWHERE: Final = (1 << 64) - 1
 _DEPTH_MAX: Final = 32
 _KEY_BYTES_MAX: Final = 1 << 30
 _LOCK: Final = "lock.mdb"
 _ABOUT: Final = (b"__len__", b"__keys__", b"length", b"num-samples")
-"""Keys of entries that are about the others."""
+"""Keys of entries that describe the other entries."""
 
 _NAMED: Final = re.compile(rb"([A-Za-z][A-Za-z_]*)-([0-9]+)")
 _PICKLE: Final = re.compile(rb"\x80[\x02-\x05].*\.", re.DOTALL)
@@ -51,23 +51,23 @@ _PICKLE_BYTES_MAX: Final = 64 << 20
 
 
 class LmdbFormat:
-    """``protocols.ShardFormat`` of LMDB's data files; stateless."""
+    """``protocols.ShardFormat`` of LMDB data files; stateless."""
 
     @property
     def name(self) -> str:
-        """``lmdb``."""
+        """Name of the format: ``lmdb``."""
         return "lmdb"
 
     def index(self, data: memoryview, url: str) -> ShardIndex:
-        """Return where each value lies; keys are LMDB's where they are ASCII, else numbers.
+        """Return the index of the values; keys are LMDB's keys if these are ASCII, else numbers.
 
         Args:
             data: the whole object, borrowed for the call.
-            url: named in errors; a lock file, which LMDB leaves beside its data, has no samples.
+            url: URL of the object, for errors; LMDB's lock file beside the data has no samples.
 
         Raises:
-            BadShard: no LMDB, or pages that do not fit together.
-            Unsupported: several databases in one file, several values of one key, or pickles.
+            BadShard: not LMDB, or its pages contradict each other.
+            Unsupported: several databases in one file, several values per key, or pickles.
         """
         if url.rsplit("/", 1)[-1].lower() == _LOCK:
             return ShardIndex((), np.zeros((0, 0), np.int64), np.zeros((0, 0), np.int64), *numbered(0))
@@ -76,7 +76,7 @@ class LmdbFormat:
 
 @dataclass(frozen=True, slots=True)
 class _Meta:
-    """What a meta page says of the main database."""
+    """The main database, as a meta page describes it."""
 
     page_bytes: int
     flags: int
@@ -91,9 +91,9 @@ class _Nodes:
     """Nodes of some pages, in order; int64[nodes] each.
 
     Attributes:
-        end: of the page.
+        end: end of the node's page.
         key_at: first byte of the key.
-        key_bytes: of the key.
+        key_bytes: size of the key.
         words: low, high and flags.
     """
 
@@ -104,17 +104,17 @@ class _Nodes:
 
 
 class _Reader(ShardReader):
-    """The entries of one file, all pages of a level at a time."""
+    """Reads the entries of one file, all pages of a tree level at a time."""
 
     def __init__(self, data: memoryview, url: str) -> None:
         super().__init__(data, url)
         self._raw = np.frombuffer(data, np.uint8)
 
     def read(self) -> ShardIndex:
-        """Walk from the root to the leaves."""
+        """Walk from the root to the leaves; return the index."""
         meta = self._meta()
         if meta.flags & _TWICE:
-            raise self._unsupported("one value of each key, got a database with several (DUPSORT)")
+            raise self._unsupported("one value per key, got a database with several values per key (DUPSORT)")
         pages = np.zeros(0, np.int64)
         if meta.root != _NOWHERE:
             if not 0 < meta.depth <= _DEPTH_MAX:
@@ -133,13 +133,13 @@ class _Reader(ShardReader):
         return self._index(nodes.key_at[kept], nodes.key_bytes[kept], starts[kept], sizes[kept])
 
     def _meta(self) -> _Meta:
-        """Return the newer of the two records."""
+        """Return the newer of the two meta records."""
         found = self._meta_at(0)
         if found is None:
             self.fail(0, "LMDB's first page, version 1", repr(bytes(self._data[_HEAD_BYTES : _HEAD_BYTES + 8])))
         page_bytes = found.page_bytes
         if not 256 <= page_bytes <= 65536 or page_bytes & (page_bytes - 1):
-            self.fail(40, "a size of pages", str(page_bytes))
+            self.fail(40, "a page size", str(page_bytes))
         other = self._meta_at(page_bytes)
         newer = found if other is None or other.change < found.change else other
         if newer.page_bytes != page_bytes:
@@ -157,22 +157,22 @@ class _Reader(ShardReader):
         return _Meta(number(40, 4), number(92, 2), number(94, 2), number(120, 8), number(128, 8), number(144, 8))
 
     def _pages(self, numbers: NDArray[np.uint64], meta: _Meta) -> NDArray[np.int64]:
-        """Return where pages begin."""
+        """Return the start of each page, int64[pages]."""
         count = len(self._data) // meta.page_bytes
         if len(numbers) > count or (numbers >= count).any():
             got = f"{len(numbers)} up to {int(numbers.max())}"
-            self.fail(0, f"numbers of pages below {count}, none of them twice", got)
+            self.fail(0, f"different page numbers below {count}", got)
         return numbers.astype(np.int64) * meta.page_bytes
 
     def _nodes(self, pages: NDArray[np.int64], kind: int, meta: _Meta) -> _Nodes:
-        """Return the nodes of pages, all of one kind."""
+        """Return the nodes of pages that must all be of one kind."""
         wrong = np.flatnonzero(self._u16(pages + 10) & _KINDS != kind)
         if len(wrong):
             at = int(pages[wrong[0]])
             self.fail(at, f"a page of kind {kind}", f"flags {int(self._u16(pages[wrong[:1]] + 10)[0])}")
         lower = self._u16(pages + 12)
         if ((lower < _HEAD_BYTES) | (lower > meta.page_bytes)).any():
-            self.fail(int(pages[0]), "places of nodes within their page", f"up to {int(lower.max())}")
+            self.fail(int(pages[0]), "offsets of nodes within their page", f"up to {int(lower.max())}")
         counts = (lower - _HEAD_BYTES) >> 1
         total = int(counts.sum())
         self.check_cells(1, total)
@@ -188,10 +188,10 @@ class _Reader(ShardReader):
         return _Nodes(end, key_at, key_bytes, (self._u16(node), self._u16(node + 2), self._u16(node + 4)))
 
     def _values(self, nodes: _Nodes, meta: _Meta) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return where values lie."""
+        """Return starts and sizes of the values, int64[nodes] each."""
         low, high, flags = nodes.words
         if (flags & _SUB_OR_TWICE).any():
-            raise self._unsupported("one database in the file, got several, or several values of a key")
+            raise self._unsupported("one database in the file, got several, or several values per key")
         starts, sizes = nodes.key_at + nodes.key_bytes, low | high << 16
         big = flags & _BIG != 0
         self._within(starts + np.where(big, 8, sizes), nodes.end)
@@ -201,11 +201,11 @@ class _Reader(ShardReader):
             numbers |= self._raw[at + byte].astype(np.uint64) << np.uint64(8 * byte)
         pages = self._pages(numbers, meta)
         if (self._u16(pages + 10) & _KINDS != _OVERFLOW).any():
-            self.fail(0, "pages of values where nodes say so", "others")
+            self.fail(0, "pages of large values where nodes refer to them", "pages of another kind")
         room = (self._u16(pages + 12) | self._u16(pages + 14) << 16) * meta.page_bytes - _HEAD_BYTES
         starts[big] = pages + _HEAD_BYTES
         if (sizes[big] > room).any() or (starts + sizes > len(self._data)).any():
-            self.fail(0, "values within their pages", "some beyond them")
+            self.fail(0, "values within their pages", "values that reach beyond them")
         return starts, sizes
 
     def _within(
@@ -213,13 +213,13 @@ class _Reader(ShardReader):
     ) -> None:
         wrong = ends > limits
         if (wrong if also is None else wrong | also).any():
-            self.fail(0, "nodes within their page", "one beyond it")
+            self.fail(0, "nodes within their page", "a node that reaches beyond it")
 
     def _u16(self, at: NDArray[np.int64]) -> NDArray[np.int64]:
         return self._raw[at].astype(np.int64) | self._raw[at + 1].astype(np.int64) << 8
 
     def _about(self, nodes: _Nodes) -> NDArray[np.bool_]:
-        """Return which entries are about the others."""
+        """Return bool[nodes]: which entries describe the others."""
         found = np.zeros(len(nodes.end), np.bool_)
         for key in _ABOUT:
             same = np.flatnonzero(nodes.key_bytes == len(key))
@@ -231,7 +231,7 @@ class _Reader(ShardReader):
     def _refuse_pickles(self, start: int, size: int) -> None:
         value = self._data[start : start + min(size, _PICKLE_BYTES_MAX)]
         if _PICKLE.fullmatch(value):
-            raise self._unsupported("values that say themselves what they are, got pickles: nothing is unpickled")
+            raise self._unsupported("values that describe themselves, got pickles, which feedd never opens")
 
     def _index(
         self,
@@ -257,7 +257,7 @@ class _Reader(ShardReader):
     def _named(
         self, blob: bytes, ends: list[int], starts: NDArray[np.int64], sizes: NDArray[np.int64]
     ) -> ShardIndex | None:
-        """Return samples of several fields, where every key names one; None: it is not so."""
+        """Return an index of several fields if every key names a field; otherwise None."""
         names: dict[bytes, int] = {}
         numbers: dict[bytes, int] = {}
         cells: list[tuple[int, int]] = []

@@ -1,13 +1,13 @@
-"""MosaicML MDS, version 2, as its shards lie when they are not compressed.
+"""MosaicML MDS, version 2: uncompressed shards.
 
-A shard is ``u32 n, u32 offset[n + 1], JSON, samples``; offsets count from the shard's start, the first is where the
-samples begin. A sample is one u32 size for each column of variable size, then the values of all columns. The JSON
-repeats what ``index.json`` says of columns, so a shard stands for itself [mosaicml-streaming,
+A shard is ``u32 n, u32 offset[n + 1], JSON, samples``. Offsets count from the shard's start; the first is the start of
+the samples. A sample is one u32 size for each column of variable size, then the values of all columns. The JSON repeats
+the columns of ``index.json``, so a shard can be read alone [mosaicml-streaming,
 base/format/mds/{encodings,reader,writer}.py].
 
-Columns of numbers, and arrays whose shape the encoding tells, are fields stored as such; text, JSON and encoded images
-as files; arrays that carry their shape are read by ``npy``, pixels (``pil``) by ``image``. Lists of images and pickles
-come as ``bytes`` where they are asked for: nothing is ever unpickled.
+Columns of numbers, and arrays with a shape in their encoding, are numeric fields. Text, JSON and encoded images are
+read as files. Arrays that carry their shape are read by ``npy``, pixels (``pil``) by ``image``. Lists of images and
+pickles are available as ``bytes``; feedd never unpickles.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class MdsFormat:
     """``protocols.ShardFormat`` of MDS shards; stateless.
 
     Args:
-        params: JSON of the columns that ``index.json`` names, to be compared with the shard's own; empty: not compared.
+        params: columns of ``index.json`` as JSON, to be compared with the shard's own; empty: no comparison.
     """
 
     def __init__(self, params: str = "") -> None:
@@ -65,31 +65,31 @@ class MdsFormat:
 
     @property
     def name(self) -> str:
-        """``mds``."""
+        """Name of the format: ``mds``."""
         return "mds"
 
     def index(self, data: memoryview, url: str) -> ShardIndex:
-        """Return where each sample's columns lie; a key is the sample's number in the shard.
+        """Return the index of the samples' columns; a key is the sample's number in the shard.
 
         Args:
             data: the whole object, borrowed for the call.
-            url: named in errors.
+            url: URL of the object, for errors.
 
         Raises:
-            BadShard: no MDS, or one whose offsets and sizes do not fit together.
+            BadShard: not MDS, or its offsets and sizes contradict each other.
         """
         return _Reader(data, url, self._told).read()
 
 
 class _Reader(RowsReader):
-    """The header of one shard, and the columns it names."""
+    """Reads the header of one shard, and the columns that it names."""
 
     def __init__(self, data: memoryview, url: str, told: _Header | None) -> None:
         super().__init__(data, url)
         self._told = told
 
     def read(self) -> ShardIndex:
-        """Read header and sizes."""
+        """Read header and sizes; return the index."""
         offsets = self.offsets("an MDS shard")
         header_at = 8 + 4 * (len(offsets) - 1)
         header = self._header(header_at, int(offsets[0]))
@@ -112,13 +112,13 @@ class _Reader(RowsReader):
             self.fail(start, "JSON that names columns", str(error))
         names = header.column_names
         if not len(names) == len(header.column_encodings) == len(header.column_sizes) == len(set(names)):
-            self.fail(start, "a name, an encoding and a size of each column", f"{names}")
+            self.fail(start, "a name, an encoding and a size for each column", f"{names}")
         if len(names) > _COLUMNS_MAX or any(not 0 <= (size or 0) < 1 << 32 for size in header.column_sizes):
             self.fail(start, f"at most {_COLUMNS_MAX} columns of sizes below 4 GiB", f"{len(names)} columns")
         return header
 
     def _check(self, header: _Header, start: int) -> None:
-        """Compare the shard's columns with those its ``index.json`` names."""
+        """Compare the shard's columns with those of its ``index.json``."""
         told = self._told
         if told is not None and header != told:
             pairs = [
@@ -135,7 +135,7 @@ class _Reader(RowsReader):
 
 
 def _stored(encoding: str) -> str:
-    """Return how a column is stored, as ``recipe.encodings`` has it."""
+    """Return the encoding of a column, see ``recipe.encodings``."""
     array = _ARRAY.fullmatch(encoding)
     if array is not None and array[1] in DTYPES:
         return f"{array[1]}[{array[2]}]"

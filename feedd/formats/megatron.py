@@ -1,9 +1,9 @@
-"""Megatron's indexed datasets, a document to a sample: the index beside a file of tokens tells where each one lies.
+"""Megatron's indexed datasets, with one document per sample: an index beside a file of tokens locates each document.
 
-``NAME.idx``, little-endian: ``MMIDIDX`` and two zero bytes, u64 version 1, u8 type of the tokens, u64 number of
-sequences, u64 number of documents and one; i32 length of each sequence in tokens; i64 where it begins in ``NAME.bin``,
-in bytes; i64 the sequence each document begins with, and how many there are. Behind that, of multimodal data, a byte
-for each sequence. A document of several sequences (sentences) is all of them.
+``NAME.idx`` is little-endian: ``MMIDIDX`` and two zero bytes, u64 version 1, u8 type of the tokens, u64 number of
+sequences, u64 number of documents plus one. Then come i32 lengths of the sequences in tokens, and i64 byte offsets of
+the sequences in ``NAME.bin``. Last come the i64 number of each document's first sequence, and the total number of
+sequences. Multimodal data adds a byte per sequence. A document of several sequences (sentences) is their concatenation.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _HEAD: Final = struct.Struct("<9sQBQQ")
 _MAGIC: Final = b"MMIDIDX\0\0"
 _TYPE_AT: Final = len(_MAGIC) + 8
 _DTYPES: Final = ("", "uint8", "int8", "int16", "int32", "int64", "float64", "float32", "uint16")
-_HOW: Final = f"name files of tokens as {MEGATRON}+s3://..., each .bin with its .idx beside it"
+_HOW: Final = f"specify files of tokens as {MEGATRON}+s3://..., each .bin with its .idx beside it"
 
 
 class MegatronIndex(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is known of a file of tokens and its index; in JSON behind the colon of the format's name.
+    """Facts about a file of tokens and its index; as JSON they follow the colon of the format's name.
 
     Attributes:
         etag: version of the index.
-        size_bytes: of the index.
-        tokens_bytes: of the file of tokens.
+        size_bytes: size of the index.
+        tokens_bytes: size of the file of tokens.
     """
 
     etag: str
@@ -48,12 +48,12 @@ class MegatronIndex(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Head(NamedTuple):
-    """How an index begins.
+    """The header of an index.
 
     Attributes:
-        dtype: of a token.
-        sequences: how many there are.
-        documents: how many there are.
+        dtype: dtype of a token.
+        sequences: number of sequences.
+        documents: number of documents.
     """
 
     dtype: str
@@ -62,38 +62,38 @@ class Head(NamedTuple):
 
 
 def dtype_of(data: bytes | bytearray) -> str:
-    """Return the type of the tokens that an index is of; empty: it is no such index."""
+    """Return the dtype of the tokens from the start of an index; empty: it is not such an index."""
     if len(data) <= _TYPE_AT or data[: len(_MAGIC)] != _MAGIC or data[_TYPE_AT] >= len(_DTYPES):
         return ""
     return _DTYPES[data[_TYPE_AT]]
 
 
 def with_told(told: MegatronIndex) -> str:
-    """Return the name of the format with its parameters."""
+    """Return the name of the format with these parameters."""
     return f"{MEGATRON}:{msgspec.json.encode(told, order='sorted').decode()}"
 
 
 def told_of(format_name: str) -> MegatronIndex | None:
-    """Return what a format's name says of an index; None: it is another format."""
+    """Return the parameters in a format's name; None: the name is of another format, or has none."""
     kind, _, params = format_name.partition(":")
     return msgspec.json.decode(params, type=MegatronIndex) if kind == MEGATRON and params else None
 
 
 def parse_head(data: bytes | bytearray, size_bytes: int, url: str) -> Head:
-    """Return how an index begins.
+    """Return the header of an index.
 
     Args:
-        data: its first ``HEAD_BYTES``, or all it has.
-        size_bytes: of all of it.
-        url: of it, for errors.
+        data: the first ``HEAD_BYTES`` of the index, or all if it has fewer.
+        size_bytes: size of the whole index.
+        url: URL of the index, for errors.
 
     Raises:
-        BadShard: it is none, or its parts are not as large as it is.
+        BadShard: not an index, or the sizes of its parts do not add up to its size.
     """
 
     def fail(expected: str, got: object) -> BadShard:
         message = f"expected {expected} at the start of Megatron's index, got {got}"
-        return BadShard(message, object=url, hint="write it anew, with Megatron's preprocess_data.py", stage="decode")
+        return BadShard(message, object=url, hint="write it again with Megatron's preprocess_data.py", stage="decode")
 
     if len(data) < HEAD_BYTES:
         raise fail(f"{HEAD_BYTES} bytes", len(data))
@@ -110,10 +110,10 @@ def parse_head(data: bytes | bytearray, size_bytes: int, url: str) -> Head:
 
 
 class MegatronFormat:
-    """``protocols.ShardFormat`` of the documents of a file of tokens, read from the index beside it; stateless.
+    """``protocols.ShardFormat`` of a token file's documents, read from the index beside the file; stateless.
 
     Args:
-        params: a ``MegatronIndex`` as JSON; empty: nobody looked for an index, and nothing can be read.
+        params: a ``MegatronIndex`` as JSON; empty: no index is known, and nothing can be read.
     """
 
     def __init__(self, params: str = "") -> None:
@@ -121,18 +121,18 @@ class MegatronFormat:
 
     @property
     def name(self) -> str:
-        """Name in the registry."""
+        """Name of the format in the registry."""
         return MEGATRON
 
     def index(self, data: memoryview, url: str) -> ShardIndex:
-        """Return where each document lies in the file of tokens; a key is its number there.
+        """Return the index of the documents in the file of tokens; a key is the document's number.
 
         Args:
             data: the whole index, borrowed for the call.
-            url: of it, named in errors.
+            url: URL of the index, for errors.
 
         Raises:
-            BadShard: it is no such index, or not that of the file of tokens.
+            BadShard: not an index, or the index of another file of tokens.
         """
         if self._told is None:
             raise BadShard("expected an index beside the tokens, got none", object=url, hint=_HOW, stage="decode")
@@ -146,7 +146,7 @@ class _Reader(ShardReader):
         self._head = parse_head(bytes(data[:HEAD_BYTES]), len(data), url)
 
     def read(self) -> ShardIndex:
-        """Check all of it, and put the sequences of each document together."""
+        """Check the whole index, and join the sequences of each document."""
         dtype, sequences, documents = self._head
         self.check_cells(1, max(documents, sequences))
         item_bytes = np.dtype(dtype).itemsize
@@ -163,7 +163,7 @@ class _Reader(ShardReader):
             self.fail(lengths_at, f"sequences of the {self._tokens_bytes} bytes beside it", f"{where[-1]} bytes")
         if not np.array_equal(pointers, where[:-1]):
             wrong = int(np.flatnonzero(pointers != where[:-1])[0])
-            self.fail(pointers_at + 8 * wrong, f"sequences one behind the other, {where[wrong]}", f"{pointers[wrong]}")
+            self.fail(pointers_at + 8 * wrong, f"a sequence at {where[wrong]}", f"{pointers[wrong]}")
         self._check_firsts(firsts, ends_at)
         starts = where[firsts[:-1]]
         sizes = where[firsts[1:]] - starts

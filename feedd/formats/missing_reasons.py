@@ -1,7 +1,7 @@
-"""Why a sample lacks what it should have: what an index says in the place of where that starts. Pure.
+"""Reason codes for missing fields, encoded in an index as negative start offsets. Pure.
 
-A sample whose record is damaged has its place in its shard all the same. Its fields have no size (-1), and start below
-zero: that is the reason, and where the record begins.
+A sample with a damaged record keeps its place in the shard. Its fields have size -1, and their negative start encodes
+the reason and the start of the record.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from feedd.values import ShardIndex
 
 HAS: Final = 1
-"""What a map of a table's column says of a row that has it; 0: it lacks it; a reason and 1: it lacks it for that."""
+"""Mark of a row that has a table's column. 0: the row lacks it; HAS + reason: the row lacks it for that reason."""
 
 ALL: Final = -1
-"""The number of a note's field where it is about the whole sample."""
+"""Field number of a note that concerns the whole sample."""
 
 _REASON_BITS: Final = 3
 _REASONS_MASK: Final = (1 << _REASON_BITS) - 1
 
 
 class Why(enum.IntEnum):
-    """Reasons. Their numbers are in tables that caches keep."""
+    """Reasons. Cached tables store their numbers, so do not change them."""
 
     CHECKSUM = 1
     RECORD = 2
@@ -39,11 +39,11 @@ class Why(enum.IntEnum):
 
 
 _TEXTS: Final = {
-    Why.CHECKSUM: "expected the record's bytes to have its checksum, got bytes with another: they were damaged",
-    Why.RECORD: "expected a record like the shard's first, got one that is broken or has features of other types",
+    Why.CHECKSUM: "expected the record's bytes to match their checksum, got another checksum: the record is damaged",
+    Why.RECORD: "expected a record like the shard's first, got a broken record or features of other types",
     Why.ROW: "expected a row of as many values as its file's first has, got {got}",
     Why.CELL: "expected {stored} in column {name!r}, as the recipe or the dataset's first shard says, "
-    'got {got}; if that is as it should be, say "float" or "str" in fields',
+    'got {got}; if the value is right, use "float" or "str" in fields',
     Why.LINE: "expected a line of 'label index:value ...', got {got}",
 }
 
@@ -52,8 +52,8 @@ class Absent(NamedTuple):
     """What is known of a field that a sample lacks.
 
     Attributes:
-        reason: for people.
-        at: where the record begins in the shard; -1: not told.
+        reason: text for people.
+        at: start of the record in the shard; -1: unknown.
     """
 
     reason: str
@@ -61,39 +61,39 @@ class Absent(NamedTuple):
 
 
 def place_of(why: Why, at: int | NDArray[np.int64] = 0) -> int | NDArray[np.int64]:
-    """Return where a field "starts" that is not there; ``at`` is where the record does, 0: that is not told."""
+    """Return the start offset that encodes a missing field; ``at`` is the start of the record, 0: unknown."""
     return -((at << _REASON_BITS) | int(why))
 
 
 def marks_of(why: Why, bad: NDArray[np.bool_]) -> NDArray[np.uint8]:
-    """Return the map of a column, of which some rows are bad and the others there; see ``HAS``."""
+    """Return uint8[rows], the marks of a column: ``bad`` rows lack it for the reason, others have it (``HAS``)."""
     return np.where(bad, HAS + int(why), HAS).astype(np.uint8)
 
 
 def mark_of(start: int) -> int:
-    """Return what a table's map says of a field that "starts" there and has no size."""
+    """Return a table's mark for a field without a size from its start offset."""
     return HAS + (-start & _REASONS_MASK) if start < 0 else 0
 
 
 def places_of(marks: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Return where fields "start" that lack for the reason that a map says; all of it are such."""
+    """Return int64[rows], the start offsets for marks that are all reasons."""
     return -(marks.astype(np.int64) - HAS)
 
 
 def why_absent(index: ShardIndex, columns: Sequence[int], ordinal: int) -> Absent | None:
-    """Return why a sample lacks a field; None: nobody knows more than that it does.
+    """Return why a sample lacks a field; None: no reason is recorded.
 
     Args:
-        index: of its shard.
-        columns: that may hold the field; none: the shard knows no such field.
-        ordinal: of the sample.
+        index: index of the sample's shard.
+        columns: columns that may hold the field; empty: the shard has no such field.
+        ordinal: number of the sample.
     """
     for column in columns or range(len(index.fields)):
         start = int(index.starts[column, ordinal])
         if index.sizes[column, ordinal] >= 0 or start >= 0 or (number := -start & _REASONS_MASK) not in _TEXTS:
             continue
         why = Why(number)
-        if columns or why is not Why.CELL:  # a bad value says nothing of other columns
+        if columns or why is not Why.CELL:  # a bad value in one column does not concern others
             stored, place = index.stored_as(column) or "text", -start >> _REASON_BITS
             got = next((text for of, at, text in index.notes if of in {column, ALL} and at == ordinal), "another")
             return Absent(_TEXTS[why].format(stored=stored, name=index.fields[column], got=got), place or -1)

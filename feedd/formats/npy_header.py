@@ -1,4 +1,4 @@
-"""What a .npy file says of itself in front of its numbers. Nothing is ever unpickled."""
+"""The header of a .npy file. Nothing is ever unpickled."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SIDE_MAX: Final = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class NpyHeader:
-    """What a .npy file says about itself."""
+    """The header of a .npy file; ``data_at`` is the offset of the numbers."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -30,14 +30,14 @@ class NpyHeader:
 
 
 def read_npy_header(data: memoryview) -> NpyHeader:
-    """Read the header of a .npy file; allocates nothing of the array's size.
+    """Read the header of a .npy file and check its size; allocate no memory of the array's size.
 
     Raises:
-        BadSample: not .npy, an object or structured dtype, an absurd shape, or a length that does not fit it.
+        BadSample: not .npy, an object or structured dtype, a shape that is too large, or a size that does not match.
     """
     header = read_npy_head(data, DTYPES)
     expected = header.dtype.itemsize * math.prod(header.shape)
-    if header.dtype.itemsize * math.prod(max(side, 1) for side in header.shape) > SAMPLE_BYTES_MAX:  # empty ones too
+    if header.dtype.itemsize * math.prod(max(side, 1) for side in header.shape) > SAMPLE_BYTES_MAX:  # empty arrays too
         what = f"shape {header.shape!r} of {header.dtype}"
         raise BadSample(f"expected an array of at most {SAMPLE_BYTES_MAX} bytes, got {what}")
     if len(data) - header.data_at != expected:
@@ -47,11 +47,11 @@ def read_npy_header(data: memoryview) -> NpyHeader:
 
 
 def read_npy_head(data: memoryview, dtypes: tuple[str, ...] = ()) -> NpyHeader:
-    """Read the header of a .npy file of which only the beginning is here.
+    """Read the header of a .npy file of which only the beginning is available.
 
     Args:
         data: at least the header.
-        dtypes: that are allowed; empty: all but objects and structures, text and times too.
+        dtypes: allowed dtypes; empty: all but objects and structures, so text and times are allowed.
 
     Raises:
         BadSample: see ``read_npy_header``.
@@ -67,7 +67,7 @@ def read_npy_head(data: memoryview, dtypes: tuple[str, ...] = ()) -> NpyHeader:
     return _parse_header(bytes(data[8 + length_size : data_at]), data_at, dtypes)
 
 
-@functools.lru_cache(maxsize=256)  # a data set has few different headers; parsing one costs 30 us
+@functools.lru_cache(maxsize=256)  # a dataset has few different headers; parsing one takes 30 us
 def _parse_header(text: bytes, data_at: int, dtypes: tuple[str, ...]) -> NpyHeader:
     try:
         fields = ast.literal_eval(text.decode("utf-8").strip())
@@ -78,7 +78,7 @@ def _parse_header(text: bytes, data_at: int, dtypes: tuple[str, ...]) -> NpyHead
         raise BadSample(f"expected a plain dtype in the .npy header, got {text[:60]!r}")
     try:
         dtype = np.dtype(descr)
-    except (TypeError, ValueError, OverflowError, SyntaxError, RecursionError, MemoryError) as error:  # it is evaluated
+    except (TypeError, ValueError, OverflowError, SyntaxError, RecursionError, MemoryError) as error:  # numpy parses it
         raise BadSample(f"expected a dtype in the .npy header, got {descr!r}") from error
     if dtype.hasobject or dtype.kind == "V" or (dtypes and dtype.newbyteorder("=").name not in dtypes):
         raise BadSample(f"expected one of the dtypes {', '.join(dtypes or DTYPES)}, got {dtype}")

@@ -1,7 +1,7 @@
 """Packs of objects that are samples, or files of samples: see ``dataset.pack_layout``.
 
-The key of a sample is what its objects are called, below the folder of the dataset's URL and without extension; its
-fields are their extensions, in lower case.
+A sample's key is the common name of its objects, below the folder of the dataset's URL and without extension. Its
+fields are the extensions, in lower case.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ class FilesFormat:
 
     @property
     def name(self) -> str:
-        """``files``."""
+        """Name of the format: ``files``."""
         return "files"
 
     def index(self, data: memoryview, url: str) -> ShardIndex:
-        """Return where each sample's objects lie.
+        """Return the index of the samples' objects.
 
         Args:
             data: the whole pack, borrowed for the call.
-            url: named in errors.
+            url: URL of the pack, for errors.
 
         Raises:
-            BadShard: no pack, or one whose table does not fit it.
+            BadShard: not a pack, or its table does not fit.
         """
         return _Reader(data, url).read()
 
 
 class _Reader(ShardReader):
-    """The table of one pack."""
+    """Reads the table of one pack."""
 
     def read(self) -> ShardIndex:
-        """Turn it into columns."""
+        """Return the index that the table describes."""
         try:
             return index_of(parse(self._data))
         except (ValueError, UnicodeDecodeError) as error:
@@ -55,10 +55,10 @@ class _Reader(ShardReader):
 
 
 def index_of(table: Table) -> ShardIndex:
-    """Return where each sample's objects lie.
+    """Return the index of the samples' objects.
 
     Raises:
-        ValueError: keys that are no text, or an extension twice in a sample; one line.
+        ValueError: too many cells, or a sample has an extension twice; the message is one line.
     """
     names = [split_name(name) for name in table.names()]
     columns: dict[str, int] = {}
@@ -67,7 +67,7 @@ def index_of(table: Table) -> ShardIndex:
     if len(columns) * samples > _CELLS_MAX:
         raise ValueError(f"expected at most {_CELLS_MAX} cells, got {len(columns)} extensions x {samples} samples")
     if len(np.unique(column * max(samples, 1) + table.sample)) < len(names):
-        raise ValueError("expected an extension once in a sample, got one twice")
+        raise ValueError("expected each extension once per sample, got one twice")
     starts = np.zeros((len(columns), samples), np.int64)
     sizes = np.full((len(columns), samples), -1, np.int64)
     cell = (column, table.sample)

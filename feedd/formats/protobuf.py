@@ -1,4 +1,4 @@
-"""Protobuf's wire format, read in place: where the fields of a message lie, with nothing decoded that need not be."""
+"""Protobuf's wire format, read in place: finds the fields of a message and decodes only what is needed."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ _VARINT, _FIXED32, _FIXED64 = 0, 5, 1
 
 
 class NotAMessage(Exception):
-    """The bytes are something else."""
+    """The bytes are not the expected protobuf message."""
 
 
 class MessageReader(ShardReader):
-    """A reader of shards whose records are messages."""
+    """A reader of shards whose records are protobuf messages."""
 
     def messages(self, start: int, end: int, wanted: int) -> Iterator[tuple[int, int]]:
-        """Yield the place of each field of one number.
+        """Yield (start, end) of each field with the number ``wanted``.
 
         Raises:
-            NotAMessage: as named.
+            NotAMessage: the bytes are not a message.
         """
         for number, low, high in self.fields(start, end):
             if number == wanted:
                 yield low, high
 
     def fields(self, start: int, end: int, *, varints: bool = False) -> Iterator[tuple[int, int, int]]:
-        """Yield number and place of the value of each field of a message; of a varint, unless asked for, it is empty.
+        """Yield (number, start, end) of each field's value; a varint's span is empty unless ``varints``.
 
         Raises:
-            NotAMessage: as named.
+            NotAMessage: the bytes are not a message.
         """
         at = start
         while at < end:
@@ -45,22 +45,22 @@ class MessageReader(ShardReader):
             yield number, low if varints or tag & 7 != _VARINT else at, at
 
     def values(self, start: int, end: int, wanted: int) -> Iterator[tuple[int, int]]:
-        """Yield the place of each value of one number, that of a varint, too.
+        """Yield (start, end) of each value with the number ``wanted``, varints included.
 
         Raises:
-            NotAMessage: as named.
+            NotAMessage: the bytes are not a message.
         """
         for number, low, high in self.fields(start, end, varints=True):
             if number == wanted:
                 yield low, high
 
     def entry(self, start: int, end: int) -> tuple[bytes, tuple[int, int, int]]:
-        """Return one entry of a map whose values hold one of several fields: its name, and number and place of that.
+        """Return an entry of a map whose value holds one of several fields: (name, (number, start, end)).
 
-        The last one counts, as protobuf has it; number 0: it has none.
+        The last field counts, as in protobuf. Number 0: the value has no field.
 
         Raises:
-            NotAMessage: as named.
+            NotAMessage: the bytes are not a message.
         """
         name, last = b"", (0, start, start)
         for number, low, high in self.fields(start, end):
@@ -72,10 +72,10 @@ class MessageReader(ShardReader):
         return name, last
 
     def varint(self, at: int, end: int) -> tuple[int, int]:
-        """Return a number and where it ends.
+        """Return a varint and its end.
 
         Raises:
-            NotAMessage: it has no end.
+            NotAMessage: the varint does not end.
         """
         value = shift = 0
         while at < end and shift < 64:
@@ -88,7 +88,7 @@ class MessageReader(ShardReader):
         raise NotAMessage("a number without an end")
 
     def _field(self, tag: int, at: int, end: int) -> tuple[int, int, int]:
-        """Return number, start and end of the value behind a tag."""
+        """Return field number, start and end of the value behind a tag."""
         wire, low = tag & 7, at
         if wire == LENGTH:
             length, low = self.varint(at, end)
@@ -100,5 +100,5 @@ class MessageReader(ShardReader):
         else:
             raise NotAMessage(f"wire type {wire}")
         if at > end:
-            raise NotAMessage("a field that ends behind its message")
+            raise NotAMessage("a field that ends beyond its message")
         return tag >> 3, low, at

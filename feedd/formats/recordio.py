@@ -1,16 +1,16 @@
-"""RecordIO, as dmlc's, MXNet's and SageMaker's tools write it.
+"""RecordIO, as the tools of dmlc, MXNet and SageMaker write it.
 
 A part is ``u32 0xCED7230A, u32 kind << 29 | length, payload, zeros up to a multiple of 4`` [dmlc-core,
-include/dmlc/recordio.h]. Kind 0 is a whole record; a record in several parts is one of kind 1, any of kind 2, one of
-kind 3. There is no checksum and no index; an ``.idx`` beside the shard is not needed.
+include/dmlc/recordio.h]. Kind 0 is a whole record. A record in several parts is one part of kind 1, any number of
+kind 2, and one of kind 3. There are no checksums and no index; an ``.idx`` beside the shard is not needed.
 
-A split record does not lie in one piece: a shard with one is refused here. If the URL begins with ``recordio-join+``,
-records are joined first (``convert.recordio_join``).
+A split record is not contiguous, so a shard with a split record is refused here. If the URL begins with
+``recordio-join+``, records are joined first (``convert.recordio_join``).
 
-What a record is: an image with a label, as MXNet's ``im2rec`` packs them, or just bytes. A shard whose first record
-starts like the former and goes on like an encoded image is one of images; ``recordio-image+`` and ``recordio-raw+``
-before the URL say it instead. Images are the fields ``label`` (one float32, or as many as there are), ``id`` and
-``image``; bytes are the field ``data``.
+A record is an image with a label, as MXNet's ``im2rec`` packs them, or plain bytes. If the first record has an image
+header followed by an encoded image, the shard holds images. ``recordio-image+`` or ``recordio-raw+`` before the URL
+override this. Images have the fields ``label`` (one float32, or several), ``id`` and ``image``; bytes have the field
+``data``.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
 MAGIC: Final = 0xCED7230A
 DATA: Final = "data"
-"""The field of records that are no images."""
+"""The field of records that are not images."""
 
 _HEAD: Final = struct.Struct("<II")
 _KIND_BITS: Final = 29
 _LENGTH_MASK: Final = (1 << _KIND_BITS) - 1
-_FIRST, _LAST = 1, 3  # 0 is a whole record, 2 a part between
+_FIRST, _LAST = 1, 3  # kind 0 is a whole record, 2 a middle part
 _IMAGE_HEAD: Final = 24  # u32 number of labels, f32 label, u64 id, u64 id2
 _LABELS_MAX: Final = 1 << 16
 _PARTS_MAX: Final = 1 << 26
@@ -46,18 +46,18 @@ _IMAGE_STARTS: Final = (b"\xff\xd8\xff", b"\x89PNG", b"RIFF", b"BM")
 
 
 def head(length: int) -> bytes:
-    """Return the head of a record in one part."""
+    """Return the header of a record in one part."""
     return _HEAD.pack(MAGIC, length)
 
 
 class PartsReader(ShardReader):
-    """The parts of one shard, told apart by their heads."""
+    """Reads the parts of one shard."""
 
     def records(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return where each record's payload begins, and its bytes.
+        """Return start and size of each record's payload, int64[records] each.
 
         Raises:
-            BadShard: see ``parts``; or a record lies in several.
+            BadShard: see ``parts``; or a record has several parts.
         """
         starts: list[int] = []
         sizes: list[int] = []
@@ -69,15 +69,15 @@ class PartsReader(ShardReader):
             sizes.append(end - start)
         if split_at is not None:
             raise BadShard(
-                f"expected records in one part each, got one in several at byte {split_at}",
+                f"expected records in one part each, got a record in several parts at byte {split_at}",
                 object=self._url,
-                hint="write recordio-join+ before the URL: such records are then joined, once per node",
+                hint="write recordio-join+ before the URL: feedd then joins such records, once per node",
                 stage="decode",
             )
         return np.array(starts, np.int64), np.array(sizes, np.int64)
 
     def records_in_parts(self) -> list[list[tuple[int, int]]]:
-        """Return where the parts of each record begin and end.
+        """Return (start, end) of each part of each record.
 
         Raises:
             BadShard: see ``parts``.
@@ -91,16 +91,16 @@ class PartsReader(ShardReader):
         return found
 
     def parts(self) -> Iterator[tuple[int, int, int]]:
-        """Yield kind, start and end of each part's payload, from the first to the last.
+        """Yield kind, start and end of each part's payload, in order.
 
         Raises:
-            BadShard: no head where one must be, one cut short, or parts in an order that makes no records.
+            BadShard: a header is missing or cut short, or the order of the parts forms no records.
         """
         data, at, total, unpack = self._data, 0, len(self._data), _HEAD.unpack_from
         open_at, count = -1, 0
         while at < total:
             if at + 8 > total:
-                self.fail(at, "the 8 bytes of a part's head", f"end of data after {total} bytes")
+                self.fail(at, "the 8 bytes of a part's header", f"end of data after {total} bytes")
             magic, word = unpack(data, at)
             if magic != MAGIC:
                 self.fail(at, f"the magic {MAGIC:#x} of a part", f"{magic:#x}")
@@ -110,7 +110,7 @@ class PartsReader(ShardReader):
                 self.fail(body, f"{end - body} bytes of payload", f"end of data after {total} bytes")
             if kind <= _FIRST:
                 if open_at >= 0:
-                    self.fail(at, "another part of the record", f"the start of the next one (kind {kind})")
+                    self.fail(at, "another part of the record", f"the start of the next record (kind {kind})")
                 if kind:
                     open_at = at
             elif open_at < 0 or kind > _LAST:
@@ -123,11 +123,11 @@ class PartsReader(ShardReader):
             yield kind, body, end
             at = end + (-end % 4)
         if open_at >= 0:
-            self.fail(open_at, "a last part of the record", f"end of data after {total} bytes")
+            self.fail(open_at, "the last part of the record", f"end of data after {total} bytes")
 
 
 def records_end(data: memoryview) -> int:
-    """Return where the last whole record ends of a shard's first bytes; 0: there is none."""
+    """Return the end of the last whole record in a shard's first bytes; 0: there is none."""
     end = 0
     with suppress(BadShard):
         for kind, _, stop in PartsReader(data, "").parts():
@@ -140,8 +140,8 @@ class RecordIoFormat:
     """``protocols.ShardFormat`` of RecordIO; stateless.
 
     Args:
-        name: of the format.
-        images: whether records are images with labels; None: as the first one looks.
+        name: name of the format.
+        images: whether records are images with labels; None: the first record decides.
     """
 
     def __init__(self, name: str, *, images: bool | None = None) -> None:
@@ -149,27 +149,27 @@ class RecordIoFormat:
 
     @property
     def name(self) -> str:
-        """Name in the registry."""
+        """Name of the format in the registry."""
         return self._name
 
     def index(self, data: memoryview, url: str) -> ShardIndex:
-        """Return where each record lies; a key is the record's number in the shard.
+        """Return the index of the records; a key is the record's number in the shard.
 
         Args:
             data: the whole object, borrowed for the call.
-            url: named in errors.
+            url: URL of the object, for errors.
 
         Raises:
-            BadShard: broken framing, a record in several parts, or one that is no image among those that are.
+            BadShard: broken framing, a record in several parts, or a record without an image header among images.
         """
         return _Reader(data, url).read(images=self._images)
 
 
 class _Reader(PartsReader):
-    """The records of one shard."""
+    """Reads the records of one shard."""
 
     def read(self, *, images: bool | None) -> ShardIndex:
-        """Read the parts, and of images their heads."""
+        """Read the parts, and the headers of images; return the index."""
         starts, sizes = self.records()
         if images is None:
             images = bool(len(starts)) and self._is_image(int(starts[0]), int(sizes[0]))
@@ -190,7 +190,7 @@ class _Reader(PartsReader):
         short = np.flatnonzero(sizes < _IMAGE_HEAD)
         if len(short):
             at = int(starts[short[0]])
-            self.fail(at, f"an image record's head of {_IMAGE_HEAD} bytes", f"a record of {sizes[short[0]]} bytes")
+            self.fail(at, f"an image record's header of {_IMAGE_HEAD} bytes", f"a record of {sizes[short[0]]} bytes")
         raw = np.frombuffer(self._data, np.uint8)
         labels = np.zeros(len(starts), np.int64)
         for byte in range(4):

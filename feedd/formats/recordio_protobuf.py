@@ -1,9 +1,10 @@
 """SageMaker's recordio-protobuf: RecordIO around ``aialgs.data.Record``.
 
-Of a record every feature is a field by its key (the built-in algorithms call theirs ``values``), every label one by
-``label_`` and its key, as ml-io names them. A dense tensor is its values where they lie: ``float32[]``, ``float64[]``,
-or ``varint[]`` for integers. A sparse one has besides ``NAME.keys`` (where in the flattened tensor each value belongs),
-and where the record tells it, ``NAME.shape``. A Bytes value is that value. ``uid`` and ``metadata`` are text.
+Every feature of a record is a field named by its key; SageMaker's built-in algorithms use the key ``values``. Every
+label is a field named ``label_`` plus its key, as in ml-io. A dense tensor is its values, read in place: ``float32[]``,
+``float64[]``, or ``varint[]`` for integers. A sparse tensor also has ``NAME.keys``, the positions of its values in the
+flattened tensor, and ``NAME.shape`` if the record has it. A Bytes value is its single value. ``uid`` and ``metadata``
+are text.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _BYTES: Final = 9
 _WIDTHS: Final = {"float32[]": 4, "float64[]": 8}
 _PARTS: Final = {2: "keys", 3: "shape"}
 _FRAME_BYTES_MAX: Final = 4096
-_COMPARED_BYTES: Final = 1 << 20  # at a time: each takes eight more to say where it is
+_COMPARED_BYTES: Final = 1 << 20  # bytes per comparison; each needs eight more for its offset
 
 
 class RecordIoProtobufFormat:
@@ -36,32 +37,31 @@ class RecordIoProtobufFormat:
 
     @property
     def name(self) -> str:
-        """``recordio-protobuf``."""
+        """Name of the format: ``recordio-protobuf``."""
         return "recordio-protobuf"
 
     def index(self, data: memoryview, url: str) -> ShardIndex:
-        """Return where each record's tensors lie; a key is the record's number in the shard.
+        """Return the index of the records' tensors; a key is the record's number in the shard.
 
         Args:
             data: the whole object, borrowed for the call.
-            url: named in errors.
+            url: URL of the object, for errors.
 
         Raises:
-            BadShard: broken framing, records in several parts or that are no such messages, or tensors whose types
-                differ.
+            BadShard: broken framing, split records, records that are not such messages, or tensors of different types.
         """
         return _Reader(data, url).read()
 
 
 class _Reader(PartsReader, MessageReader):
-    """One pass over the records of one shard."""
+    """Reads the records of one shard."""
 
     def __init__(self, data: memoryview, url: str) -> None:
         super().__init__(data, url)
         self._columns = NamedCells[str]()
 
     def read(self) -> ShardIndex:
-        """Read all records."""
+        """Read all records; return the index."""
         starts, sizes = self.records()
         alike = np.zeros(len(starts), np.bool_)
         first: list[tuple[int, int, int]] = []
@@ -83,9 +83,9 @@ class _Reader(PartsReader, MessageReader):
     def _alike(
         self, starts: NDArray[np.int64], sizes: NDArray[np.int64], first: list[tuple[int, int, int]]
     ) -> NDArray[np.bool_]:
-        """Return which records have every byte in common with the first that is no value: what they hold lies alike.
+        """Return bool[records]: which records equal the first in all bytes outside of values, so that offsets agree.
 
-        Most data sets have such only, and reading them one by one takes ten times as long.
+        Most datasets consist of such records, and reading records one by one takes ten times as long.
         """
         frame = np.ones(int(sizes[0]), np.bool_)
         for _, start, size in first:
@@ -119,7 +119,7 @@ class _Reader(PartsReader, MessageReader):
                 self._add(sample, _TEXTS[number], "text", (low, high), seen)
 
     def _entry(self, sample: int, start: int, end: int, prefix: str, seen: set[str]) -> None:
-        """Add one entry of the map of features, or of labels."""
+        """Add one entry of the map of features or labels."""
         raw, (kind, low, high) = self.entry(start, end)
         name = raw.decode("utf-8", "replace")
         if kind in _TENSORS:

@@ -1,4 +1,4 @@
-"""What is recognised and not read: by name or by first bytes, with what to do instead."""
+"""Kinds of files that are recognised by name or first bytes but not read, with advice for each."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from feedd.formats.suffixes import BUNZIP2, GUNZIP, INFLATE, UNXZ, UNZSTD, endin
 
 
 class Refusal(NamedTuple):
-    """A kind of file.
+    """A kind of file that is not read.
 
     Attributes:
-        what: it is.
-        extensions: of such files, in lower case.
-        magic: regular expression of how such files begin; empty: nothing tells.
-        hint: what to do.
+        what: name of the kind.
+        extensions: file name endings, in lower case.
+        magic: regular expression for the first bytes; empty: they are not distinctive.
+        hint: what the user can do.
     """
 
     what: str
@@ -26,19 +26,17 @@ class Refusal(NamedTuple):
 
 
 _NAME: Final = (
-    "say so before its URL, parquet+s3://bucket/ or tar.gz+s3://bucket/, or by an ending, such as .tar.gz, "
-    ".jsonl.zst or .parquet: it is read then"
+    "name the format before the URL, parquet+s3://bucket/ or tar.gz+s3://bucket/, or in the file's ending, such as "
+    ".tar.gz, .jsonl.zst or .parquet: feedd then reads it"
 )
-_TORCH: Final = "name it .pt if it holds plain tensors: it is read then, without unpickling"
-_PICKLE: Final = (
-    "nothing is unpickled here: save tensors as safetensors, as .npy members of tar shards, or with torch.save"
-)
+_TORCH: Final = "name it .pt if it holds plain tensors: feedd then reads it, without unpickling"
+_PICKLE: Final = "feedd never unpickles: save tensors as safetensors, as .npy members of tar shards, or with torch.save"
 REFUSED: Final = (
     Refusal(
         "an FFCV file",
         (".beton",),
         rb"\x02\x00[\x01-\x40]\x00\x00\x00[\x00-\xff]{2}",
-        "write the samples as tar, MDS or TFRecord shards: FFCV's pages are read by FFCV only",
+        "write the samples as tar, MDS or TFRecord shards: only FFCV can read FFCV's pages",
     ),
     Refusal("a PyTorch file", (".ckpt",), rb"PK\x03\x04[\x00-\xff]{26}[^/\x00]{1,200}/data\.pkl", _TORCH),
     Refusal("a pickle", (".pkl", ".pickle"), rb"\x80[\x02-\x05][\x95cK\]}()\x8c]", _PICKLE),
@@ -55,7 +53,7 @@ REFUSED: Final = (
     ),
     Refusal("a .npy array", (), rb"\x93NUMPY", _NAME),
 )
-"""In this order: the first that fits says it."""
+"""The first entry that matches decides."""
 
 WHAT: Final = {GUNZIP: "gzip", UNZSTD: "zstd", BUNZIP2: "bzip2", UNXZ: "xz", INFLATE: "a zlib stream"}
 _PACKED: Final = "it begins like"
@@ -64,15 +62,15 @@ _MAGIC_BYTES: Final = 8
 
 
 def refuse_name(file_name: str, url: str, known: str) -> None:
-    """Refuse what a file's name tells.
+    """Refuse a file by its name.
 
     Args:
-        file_name: in lower case.
-        url: named in errors.
-        known: what is read, for the message.
+        file_name: name in lower case.
+        url: URL of the file, for errors.
+        known: formats that are read, for the message.
 
     Raises:
-        Unsupported: it is recognised.
+        Unsupported: the name is of a refused kind.
     """
     for refusal in REFUSED:
         if file_name.endswith(refusal.extensions):
@@ -80,10 +78,10 @@ def refuse_name(file_name: str, url: str, known: str) -> None:
 
 
 def refuse_bytes(head: bytes, url: str, known: str) -> None:
-    """Refuse what a file's first bytes tell; as ``refuse_name``.
+    """Refuse a file by its first bytes, with the arguments of ``refuse_name``.
 
     Raises:
-        Unsupported: it is recognised.
+        Unsupported: the bytes are of a refused kind.
     """
     for refusal in REFUSED:
         if refusal.magic and re.match(refusal.magic, head[:_HEAD_BYTES]):
@@ -91,32 +89,32 @@ def refuse_bytes(head: bytes, url: str, known: str) -> None:
 
 
 def say_packed(error: BadShard, head: bytes, format_name: str) -> None:
-    """Have an error about a shard say that it begins like something compressed, where it does.
+    """Add a hint to an error about a shard if the shard begins like a compressed file.
 
     Args:
-        error: that it is not what it was taken for.
-        head: its first bytes.
-        format_name: what it was taken for.
+        error: the error that the shard is not of its format.
+        head: the shard's first bytes.
+        format_name: format as which the shard was read.
     """
     form = head_says(head)
     if form and not error.hint.startswith(_PACKED):
         ending = ending_of(form)
         name = format_name.partition(":")[0]
         error.hint = (
-            f"{_PACKED} {WHAT[form]}: if that is so, name it before the URL, {name}.{ending}+s3://bucket/prefix/, "
-            f"or end its name in .{ending}"
+            f"{_PACKED} {WHAT[form]}: if so, write the format before the URL, {name}.{ending}+s3://bucket/prefix/, "
+            f"or end the file's name in .{ending}"
         )
 
 
 def refuse_packed(data: memoryview, url: str, format_name: str) -> None:
-    """Refuse what begins like something compressed, where what it should be never does.
+    """Refuse a shard that begins like a compressed file, for formats whose files never begin like that.
 
     Raises:
-        BadShard: it does.
+        BadShard: the shard is compressed.
     """
     head = bytes(data[:_MAGIC_BYTES])
     form = head_says(head)
-    if form and form != INFLATE:  # two bytes that may be text
+    if form and form != INFLATE:  # the two bytes of zlib may be text
         error = BadShard(f"expected {format_name}, got {WHAT[form]}", object=url, stage="decode")
         say_packed(error, head, format_name)
         raise error

@@ -1,6 +1,7 @@
 """Shards that are ``u32 n, u32 offset[n + 1]`` and rows of values, as MosaicML and LitData write them.
 
-Offsets count from the shard's start. A row is one u32 size for each column of variable size, then the values of all.
+Offsets count from the shard's start. A row is one u32 size for each column of variable size, then the values of all
+columns.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ if TYPE_CHECKING:
 
 
 def first_rows(data: memoryview) -> tuple[bytes, memoryview]:
-    """Return a shard of those rows that are whole in a shard's first bytes, as its head and its rows.
+    """Return a smaller shard of the whole rows in a shard's first bytes, as its head and its rows.
 
-    Both are empty where none is.
+    Both are empty if no row is whole.
     """
     count = int.from_bytes(data[:4], "little")
     table_end = 8 + 4 * count
@@ -37,16 +38,16 @@ def first_rows(data: memoryview) -> tuple[bytes, memoryview]:
 
 
 class RowsReader(ShardReader):
-    """The columns of one shard, all samples at a time."""
+    """Reads the columns of one shard, all samples at a time."""
 
     def offsets(self, what: str) -> NDArray[np.int64]:
-        """Return where samples begin, and where the last one ends.
+        """Return int64[samples + 1]: the start of each sample, and the end of the last.
 
         Args:
-            what: the shard is, for messages.
+            what: kind of the shard, for messages.
 
         Raises:
-            BadShard: no such head, or offsets that do not ascend to the shard's end.
+            BadShard: the header is missing, or the offsets do not ascend to the shard's end.
         """
         total = len(self._data)
         count = int.from_bytes(self._data[:4], "little")
@@ -60,14 +61,14 @@ class RowsReader(ShardReader):
     def columns(
         self, fixed: Sequence[int | None], offsets: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return start and size of each column of each sample.
+        """Return starts and sizes of each sample's columns, int64[columns, samples] each.
 
         Args:
-            fixed: size of each column in bytes; None or 0: each sample says.
+            fixed: size of each column in bytes; None or 0: each sample stores the size.
             offsets: see ``offsets``.
 
         Raises:
-            BadShard: sizes that do not make the samples.
+            BadShard: the sizes do not add up to the samples.
         """
         columns, samples = len(fixed), len(offsets) - 1
         self.check_cells(columns, samples)

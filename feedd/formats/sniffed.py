@@ -1,4 +1,4 @@
-"""Shards whose names do not say what they are: told by their first bytes."""
+"""Shards without a known extension: the first bytes decide the format."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from feedd.values import ShardIndex
 
 _BLOCK: Final = 512
-_HINT: Final = "name a prefix that holds shards, or their format before the URL: tfrecord+s3://bucket/prefix/"
+_HINT: Final = "specify a prefix that holds shards, or their format before the URL: tfrecord+s3://bucket/prefix/"
 
 
 class SniffedFormat:
-    """``protocols.ShardFormat`` of whatever begins like one; stateless.
+    """``protocols.ShardFormat`` of any format that the first bytes indicate; stateless.
 
     Args:
         sniff: returns the name of the format that a shard begins like; empty: it begins like none.
         get: returns the reader of a format.
-        known: what is read, for messages.
+        known: formats that are read, for messages.
     """
 
     def __init__(self, sniff: Callable[[memoryview], str], get: Callable[[str], ShardFormat], known: str) -> None:
@@ -32,15 +32,15 @@ class SniffedFormat:
 
     @property
     def name(self) -> str:
-        """``auto``."""
+        """Name of the format: ``auto``."""
         return "auto"
 
     def index(self, data: memoryview, url: str) -> ShardIndex:
-        """Return what the format says that the shard begins like.
+        """Return the index by the detected format.
 
         Raises:
-            Unsupported: it begins like nothing that is read here.
-            BadShard: as that format says.
+            Unsupported: no known format is detected.
+            BadShard: raised by the detected format.
         """
         name = self._sniff(data)
         if name:
@@ -50,6 +50,6 @@ class SniffedFormat:
         raise Unsupported(
             f"expected a shard ending in {self._known}, got {url.rsplit('/', 1)[-1]!r} that begins with {head[:12]!r}",
             object=url,
-            hint=f"if it is one of tokens, {SAY_HOW}" if kind_of("", url) else _HINT,
+            hint=f"if it is a file of tokens, {SAY_HOW}" if kind_of("", url) else _HINT,
             stage="decode",
         )

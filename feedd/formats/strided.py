@@ -1,4 +1,4 @@
-"""Arrays whose first dimension is the samples': .npy files and safetensors. They are read where they lie."""
+"""Arrays with one sample per entry of the first dimension: .npy files and safetensors, read in place."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FIELD: Final = "data"
 """The field of a .npy file."""
 
 _TENSORS_MAX: Final = 65536
-_HEADER_BYTES_MAX: Final = 100 << 20  # as its own reader has it
+_HEADER_BYTES_MAX: Final = 100 << 20  # the limit of safetensors' own reader
 _METADATA: Final = "__metadata__"
 _DTYPES: Final = {
     "BOOL": "bool",
@@ -58,8 +58,8 @@ class StridedArray:
 
     Attributes:
         inner: shape of a sample.
-        at: where it lies.
-        step_bytes: from one row to the next; below zero: they lie one after another.
+        at: start of the array in the shard.
+        step_bytes: bytes from one row to the next; negative: rows are contiguous.
     """
 
     name: str
@@ -70,42 +70,42 @@ class StridedArray:
 
     @property
     def row_bytes(self) -> int:
-        """Of a sample."""
+        """Bytes of a sample."""
         return math.prod(self.inner) * item_bytes(self.dtype)
 
     @property
     def stored(self) -> str:
-        """As ``recipe.encodings`` has it."""
+        """Encoding of a sample, see ``recipe.encodings``."""
         if not self.inner:
             return self.dtype
         return f"{self.dtype}[{','.join(map(str, self.inner)) if self.row_bytes else ''}]"
 
 
 class NpyFormat:
-    """``protocols.ShardFormat`` of .npy files: a row is a sample; stateless."""
+    """``protocols.ShardFormat`` of .npy files, with one sample per row; stateless."""
 
     @property
     def name(self) -> str:
-        """``npy``."""
+        """Name of the format: ``npy``."""
         return "npy"
 
     def index(self, data: memoryview, url: str) -> ShardIndex:
-        """Return where each row lies; a key is the row's number.
+        """Return the index of the rows; a key is the row's number.
 
         Args:
             data: the whole object, borrowed for the call.
-            url: named in errors.
+            url: URL of the object, for errors.
 
         Raises:
-            BadShard: no array of numbers, or one whose rows do not lie one after another.
+            BadShard: not an array of numbers, or its rows are not contiguous.
         """
         return _NpyReader(data, url).npy()
 
 
 def first_rows(data: memoryview) -> tuple[bytes, memoryview]:
-    """Return a .npy file of those rows that are whole in a file's first bytes, as its header and its rows.
+    """Return a smaller .npy file of the whole rows in a file's first bytes, as its header and its rows.
 
-    Both are empty where none is.
+    Both are empty if no row is whole.
     """
     try:
         header = read_npy_head(data, DTYPES)
@@ -123,38 +123,37 @@ def first_rows(data: memoryview) -> tuple[bytes, memoryview]:
 
 
 class SafetensorsFormat:
-    """``protocols.ShardFormat`` of safetensors: every tensor is a field, its first dimension the samples'; stateless.
+    """``protocols.ShardFormat`` of safetensors: every tensor is a field with one sample per row; stateless.
 
-    Of tensors without dimensions nothing is a sample's: they are left out. ``bfloat16`` and the floats of 8 bits become
-    ``float32``.
+    Tensors without dimensions are left out. ``bfloat16`` and 8-bit floats become ``float32``.
     """
 
     @property
     def name(self) -> str:
-        """``safetensors``."""
+        """Name of the format: ``safetensors``."""
         return "safetensors"
 
     def index(self, data: memoryview, url: str) -> ShardIndex:
-        """Return where each row of each tensor lies; a key is the row's number.
+        """Return the index of each tensor's rows; a key is the row's number.
 
         Args:
             data: the whole object, borrowed for the call.
-            url: named in errors.
+            url: URL of the object, for errors.
 
         Raises:
-            BadShard: no safetensors, tensors that do not lie within the file, or of different first dimensions.
+            BadShard: not safetensors, or tensors that reach beyond the file, or have different first dimensions.
         """
         return _SafetensorsReader(data, url).safetensors()
 
 
 class StridedReader(ShardReader):
-    """The arrays of one shard."""
+    """Reads the arrays of one shard."""
 
     def laid(self, arrays: Sequence[StridedArray], rows: int, unread: Mapping[str, str] | None = None) -> ShardIndex:
-        """Return where each of ``rows`` rows of each array lies; ``unread``: what else there is, by name."""
+        """Return the index of each array's ``rows`` rows; ``unread``: names and types of other entries."""
         self.check_cells(max(1, len(arrays)), rows)
         empty = next((array for array in arrays if rows and not array.row_bytes), None)
-        if empty is not None:  # else a header of some bytes would name as many samples as it likes
+        if empty is not None:  # otherwise a small header could announce any number of samples
             self.fail(empty.at, "rows of at least one byte", f"{rows} rows of {empty.name!r} without any")
         large = next((array for array in arrays if array.row_bytes > SAMPLE_BYTES_MAX), None)
         if large is not None:
@@ -177,12 +176,12 @@ class _NpyReader(StridedReader):
         except BadSample as error:
             self.fail(0, "a .npy array of numbers", error.message)
         if not header.shape:
-            self.fail(0, "an array with a row for each sample", "one number")
+            self.fail(0, "an array with a row per sample", "one number")
         if not header.dtype.isnative and header.dtype.itemsize > 1:
             self.fail(0, "little-endian numbers", str(header.dtype))
         rows, inner = header.shape[0], header.shape[1:]
         if header.fortran_order and math.prod(inner) > 1:
-            self.fail(0, "rows one after another (C order)", "columns (Fortran order)")
+            self.fail(0, "contiguous rows (C order)", "columns (Fortran order)")
         array = StridedArray(FIELD, header.dtype.newbyteorder("=").name, inner, header.data_at)
         if len(self._data) - header.data_at != rows * array.row_bytes:
             got = len(self._data) - header.data_at
@@ -192,7 +191,7 @@ class _NpyReader(StridedReader):
 
 class _SafetensorsReader(StridedReader):
     def safetensors(self) -> ShardIndex:
-        """Read the header and what it names."""
+        """Read the header and locate its tensors; return the index."""
         total = len(self._data)
         size = int.from_bytes(self._data[:8], "little")
         if total < 8 or size > min(_HEADER_BYTES_MAX, total - 8):
@@ -215,18 +214,18 @@ class _SafetensorsReader(StridedReader):
                 continue
             rows = tensor.shape[0] if rows is None else rows
             if rows != tensor.shape[0]:
-                expected = f"tensors with a row for each sample, {rows} as the first has"
+                expected = f"tensors with a row per sample, {rows} as in the first"
                 self.fail(8, expected, f"{name!r} of {tensor.shape}")
             arrays.append(array)
         return self.laid(sorted(arrays, key=lambda array: array.at), rows or 0, unread)
 
     def _tensor(self, name: str, tensor: _Tensor, base: int) -> StridedArray | None:
-        """Return a tensor that can be a field; None: it is none."""
+        """Return a tensor as an array; None: it has no dimensions."""
         dtype, shape, (start, end) = _DTYPES.get(tensor.dtype), tensor.shape, tensor.data_offsets
         if dtype is None:
             self.fail(8, f"one of the types {', '.join(_DTYPES)}", f"{name!r} of {tensor.dtype}")
         if len(shape) > DIMS_MAX + 1 or any(side < 0 for side in shape) or not 0 <= start <= end:
-            self.fail(8, "a shape and a place", f"{name!r} of {shape} at {start} to {end}")
+            self.fail(8, "a valid shape and valid offsets", f"{name!r} of {shape} at {start} to {end}")
         if end - start != math.prod(shape) * item_bytes(dtype) or base + end > len(self._data):
             self.fail(8, f"the bytes of a tensor within {len(self._data)}", f"{name!r} of {shape} at {start} to {end}")
         return StridedArray(name, dtype, tuple(shape[1:]), base + start) if shape else None

@@ -1,4 +1,4 @@
-"""What the end of a file's name says of how it is compressed. Pure."""
+"""Recognises compressed and converted files by the ending of their name. Pure."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ MADE: Final[dict[str, str]] = {
     ".svm": "libsvm",
     ".tsv": "tsv",
 }
-"""Form by the end of a lower-case file name, for what is not compressed."""
+"""Conversion by the ending of a lower-case file name, for uncompressed files."""
 
 _MAGIC: Final = {
     b"\x1f\x8b\x08": GUNZIP,
@@ -54,7 +54,7 @@ _ENDINGS: Final = tuple(_COMPRESSED)
 
 
 def uncompressed(name: str) -> tuple[str, str]:
-    """Return the name a lower-case file name has when it is unpacked, and by which form; empty: it is not packed."""
+    """Return a lower-case file name without the ending of its compression, and the conversion (empty: none)."""
     if name.endswith(_ENDINGS):
         for ending, (instead, form) in _COMPRESSED.items():
             if name.endswith(ending):
@@ -70,12 +70,12 @@ def shortened() -> dict[str, str]:
 
 
 def is_refused(name: str) -> bool:
-    """Whether a lower-case file name is that of an archive, or compressed in a way that is not read."""
+    """Whether a lower-case file name is of an archive, or of a compression that feedd does not read."""
     return name.endswith(_REFUSED)
 
 
 def endings() -> dict[str, tuple[str, ...]]:
-    """Return the endings of names by which each way of compressing is known, by its form."""
+    """Return the file name endings of each compression, by its conversion."""
     found: dict[str, tuple[str, ...]] = {}
     for ending, (_, form) in _COMPRESSED.items():
         found[form] = (*found.get(form, ()), ending)
@@ -83,9 +83,9 @@ def endings() -> dict[str, tuple[str, ...]]:
 
 
 def head_says(head: bytes) -> str:
-    """Return the form that unpacks what begins so; empty: it does not begin like anything compressed.
+    """Return the conversion that decompresses a file with these first bytes; empty: the file is not compressed.
 
-    Two bytes are all that zlib's streams begin with: of what may be text they say little.
+    zlib's streams have only two distinctive bytes, which may also be the start of text.
     """
     for magic, form in _MAGIC.items():
         if head.startswith(magic):
@@ -96,5 +96,5 @@ def head_says(head: bytes) -> str:
 
 
 def ending_of(form: str) -> str:
-    """Return the usual ending of what a form unpacks, without its dot."""
+    """Return the usual file name ending for a decompression, without its dot."""
     return next(ending for ending, (_, its) in _COMPRESSED.items() if its == form)[1:].replace("zstd.bin", "zst")

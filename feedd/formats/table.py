@@ -1,13 +1,14 @@
-"""Tables: columns of samples, as feedd writes them itself of what cannot be read at random (see ``convert``).
+"""Tables: columns of samples, which feedd writes itself for data that cannot be read at random (see ``convert``).
 
     magic[8]                          ``feeddtbl``
     buffers                           each at a multiple of 64
-    foot                              JSON: how many rows, and where each column's buffers lie
+    foot                              JSON: number of rows, and the offsets of each column's buffers
     u32 size of the foot, magic[8]
 
-The foot comes last, so that columns are written as they come. A column of fixed width is rows x width bytes. Any other
-is its values back to back and int64 ends[rows], counted from its start. Where rows lack the column, a map of one byte a
-row tells which have it, and why others do not (see ``formats.missing_reasons``). All numbers are little-endian.
+The foot is at the end, so that columns can be written as they are converted. A column of fixed width is rows x width
+bytes. Any other column is its values back to back, and int64 ends[rows] counted from its start. If some rows lack the
+column, a map has one byte per row: a mark that the row has it, or the reason why not (see
+``formats.missing_reasons``). All numbers are little-endian.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 MAGIC: Final = b"feeddtbl"
 ALIGN_BYTES: Final = 64
 NOWHERE: Final = -1
-"""A buffer that a column does not have."""
+"""Offset of a buffer that a column does not have."""
 
 NOTES_MAX: Final = 16
 NOTE_CHARS_MAX: Final = 80
@@ -43,11 +44,11 @@ class TableColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One column.
 
     Attributes:
-        stored: how its values are stored, see ``recipe.encodings``.
-        at: where they lie.
-        width: bytes of each; -1: it varies.
-        ends_at: where int64 ends lie; -1 where the width is fixed.
-        valid_at: where the map lies of the rows that have the column; -1: all have.
+        stored: encoding of its values, see ``recipe.encodings``.
+        at: offset of the values.
+        width: bytes of each value; -1: varies.
+        ends_at: offset of the int64 ends; -1 if the width is fixed.
+        valid_at: offset of the map of rows that have the column; -1: all rows have it.
     """
 
     name: str
@@ -59,11 +60,11 @@ class TableColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TableKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where the rows' keys lie.
+    """The keys of the rows.
 
     Attributes:
-        at: UTF-8, back to back.
-        ends_at: int64 ends, counted from there.
+        at: offset of the keys, UTF-8, back to back.
+        ends_at: offset of the int64 ends, counted from ``at``.
     """
 
     at: int
@@ -71,7 +72,7 @@ class TableKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TableFoot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a table says of itself; without keys they are the rows' numbers.
+    """The foot of a table; without ``keys``, the keys are the rows' numbers.
 
     Attributes:
         notes: see ``ShardIndex``.
@@ -90,27 +91,27 @@ class TableFormat:
 
     @property
     def name(self) -> str:
-        """``table``."""
+        """Name of the format: ``table``."""
         return "table"
 
     def index(self, data: memoryview, url: str) -> ShardIndex:
-        """Return where each row's columns lie; where the table has no keys, they are the rows' numbers.
+        """Return the index of the rows' columns; if the table has no keys, keys are the rows' numbers.
 
         Args:
             data: the whole shard, borrowed for the call.
-            url: named in errors.
+            url: URL of the shard, for errors.
 
         Raises:
-            BadShard: no table, or one whose buffers do not lie within it.
+            BadShard: not a table, or its buffers reach beyond it.
         """
         return _Reader(data, url).read()
 
 
 class _Reader(ShardReader):
-    """The columns of one shard, all rows at a time."""
+    """Reads the columns of one shard, all rows at a time."""
 
     def read(self) -> ShardIndex:
-        """Read the foot and what it points at."""
+        """Read the foot and the buffers that it names; return the index."""
         foot, end = self._foot()
         columns, rows = foot.columns, foot.rows
         if rows < 0 or len(columns) > _COLUMNS_MAX:
@@ -128,7 +129,7 @@ class _Reader(ShardReader):
         return ShardIndex(names, starts, sizes, *keys, stored=stored, notes=notes, unread=unread)
 
     def _foot(self) -> tuple[TableFoot, int]:
-        """Return the foot and where it begins."""
+        """Return the foot and its start."""
         data, total = self._data, len(self._data)
         if total < len(MAGIC) + _END_BYTES or {bytes(data[: len(MAGIC)]), bytes(data[total - len(MAGIC) :])} != {MAGIC}:
             self.fail(0, "a table", f"{total} bytes that begin with {bytes(data[: len(MAGIC)])!r}")
@@ -142,18 +143,18 @@ class _Reader(ShardReader):
             self.fail(at, "a foot that names columns", str(error))
 
     def _keys(self, keys: TableKeys, rows: int, end: int) -> tuple[bytes, NDArray[np.int64]]:
-        """Return ``key_blob`` and ``key_ends``."""
+        """Return ``key_blob`` and ``key_ends`` of the index."""
         ends, size = self._ends("__key__", keys.ends_at, keys.at, rows, end)
         return bytes(self._data[keys.at : keys.at + size]), ends.astype(np.int64)
 
     def _column(
         self, column: TableColumn, rows: int, end: int, starts: NDArray[np.int64], sizes: NDArray[np.int64]
     ) -> None:
-        """Fill in one column's places."""
+        """Fill in starts and sizes of one column."""
         try:
             parse_stored(column.stored)
         except ValueError as error:
-            self.fail(end, f"column {column.name!r} to be stored in a way that is known", str(error))
+            self.fail(end, f"a known encoding for column {column.name!r}", str(error))
         if column.width >= 0:
             self._check(column.name, column.at, rows * column.width, end)
             starts[:] = column.at + np.arange(rows, dtype=np.int64) * column.width
@@ -171,18 +172,18 @@ class _Reader(ShardReader):
             starts[why] = places_of(marks[why])
 
     def _ends(self, name: str, ends_at: int, at: int, rows: int, end: int) -> tuple[NDArray[np.int64], int]:
-        """Return where each of the values at ``at`` ends, borrowed, and how many bytes they are."""
+        """Return the ends of the values at ``at``, int64[rows], borrowed, and the total size of the values."""
         self._check(name, ends_at, rows * 8, end)
         ends = np.frombuffer(self._data, "<i8", rows, ends_at)
         if rows and (int(ends[0]) < 0 or bool((ends[1:] < ends[:-1]).any())):  # a difference might overflow
-            self.fail(ends_at, f"ascending ends of column {name!r}", "others")
+            self.fail(ends_at, f"ascending ends of column {name!r}", "ends that do not ascend")
         size = int(ends[-1]) if rows else 0
         self._check(name, at, size, end)
         return ends, size
 
     def _check(self, name: str, at: int, size: int, end: int) -> None:
         if at < 0 or at + size > end:
-            self.fail(max(at, 0), f"{size} bytes of column {name!r} before byte {end}", f"them at {at}")
+            self.fail(max(at, 0), f"{size} bytes of column {name!r} before byte {end}", f"an offset of {at}")
 
 
 FORMATS: Final = (FormatSpec(TableFormat()),)

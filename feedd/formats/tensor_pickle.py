@@ -1,8 +1,8 @@
-"""What torch.save writes of tensors, read without unpickling: nothing is imported, called or built but what is here.
+"""Reads tensors that torch.save wrote, without unpickling: imports, calls and builds only what is defined here.
 
-A pickle is a program for a machine with a stack. This one knows the few instructions that dicts, lists, numbers and
-tensors are written with; of all that a pickle may name it knows tensors' storages and how torch puts tensors together,
-and refuses everything else. It makes no copies, so what it holds is bounded by the bytes it is given.
+A pickle is a program for a stack machine. This machine knows the few instructions that write dicts, lists, numbers and
+tensors. Of all names in a pickle it accepts only those of tensors' storages and of torch's functions that build
+tensors. It refuses everything else. It makes no copies, so its memory is bounded by the size of its input.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DTYPES: Final = {
     "BFloat16Storage": "bfloat16",
 }
 _LATER: Final = frozenset({"uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2"})
-"""Types that have no storage of their own: the tensor says it."""
+"""Dtypes without their own storage class: the tensor names them."""
 
 _UNTYPED: Final = ("torch.storage", "UntypedStorage")
 PICKLE_BYTES_MAX: Final = 16 << 20
@@ -44,7 +44,7 @@ class Storage:
 
     Attributes:
         key: name of the member in ``data/``.
-        numel: how many there are; of no type: bytes.
+        numel: number of elements; of an untyped storage: of bytes.
     """
 
     dtype: str
@@ -54,7 +54,7 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class TensorView:
-    """A tensor: where its numbers lie in a storage, counted in numbers."""
+    """A tensor: the position of its numbers in a storage, counted in numbers."""
 
     storage: Storage
     offset: int
@@ -64,20 +64,20 @@ class TensorView:
 
 @dataclass(frozen=True, slots=True)
 class _Name:
-    """Something the pickle names: ``module`` and ``name``."""
+    """A name in the pickle: module and name."""
 
     where: tuple[str, str]
 
 
 class NotPlainError(Exception):
-    """What was found instead of plain tensors; stays inside the formats."""
+    """Something other than plain tensors was found; used only inside ``formats``."""
 
 
 def load(data: bytes) -> object:
-    """Return what a pickle describes: dicts, lists, tuples, numbers, text and ``TensorView``.
+    """Return the content of a pickle: dicts, lists, tuples, numbers, text and ``TensorView``.
 
     Raises:
-        NotPlainError: anything else, or a broken pickle.
+        NotPlainError: the pickle holds anything else, or is broken.
     """
     try:
         return _Machine(data).run()
@@ -93,7 +93,7 @@ class _Machine:
         self._memo: dict[int, object] = {}
 
     def run(self) -> object:
-        """Go through all instructions."""
+        """Execute all instructions; return the result."""
         while True:
             code = self._take(1)[0]
             if code == 0x2E:  # STOP
@@ -111,13 +111,13 @@ class _Machine:
                 count = _TUPLES[code]
                 made = tuple(self._stack[-count:])
                 if len(made) < count:
-                    self._refuse("a tuple of what is not there")
+                    self._refuse("a tuple of missing values")
                 self._stack[-count:] = [made]
             elif not self._keep(code) and not self._fill(code) and not self._build(code):
                 self._refuse(f"instruction {code:#04x}")
 
     def _keep(self, code: int) -> bool:
-        """Remember something, or bring it back."""
+        """Store a value in the memo, or fetch one; return whether the instruction is of this kind."""
         if code in {0x71, 0x72}:  # BINPUT, LONG_BINPUT
             self._memo[self._number("<B" if code == 0x71 else "<I")] = self._stack[-1]
         elif code == 0x94:  # MEMOIZE
@@ -135,7 +135,7 @@ class _Machine:
         return True
 
     def _fill(self, code: int) -> bool:
-        """Put what is on the stack into a list, a dict or a tuple."""
+        """Move values from the stack into a list, dict or tuple; return whether the instruction is of this kind."""
         if code == 0x74:  # TUPLE
             self._stack.append(tuple(self._marked()))
         elif code in {0x61, 0x65}:  # APPEND, APPENDS
@@ -151,13 +151,13 @@ class _Machine:
         return True
 
     def _build(self, code: int) -> bool:
-        """Make what the pickle names, as far as it is known here."""
+        """Build an object that the pickle names; return whether the instruction is of this kind."""
         if code == 0x63:  # GLOBAL
             self._stack.append(_Name((self._line(), self._line())))
         elif code == 0x93:  # STACK_GLOBAL
             name, module = self._stack.pop(), self._stack.pop()
             if not isinstance(name, str) or not isinstance(module, str):
-                self._refuse("a name that is no text")
+                self._refuse("a name that is not text")
             self._stack.append(_Name((module, name)))
         elif code == 0x51:  # BINPERSID
             self._stack.append(self._storage(self._stack.pop()))
@@ -173,7 +173,7 @@ class _Machine:
 
     def _storage(self, told: object) -> Storage:
         if not (isinstance(told, tuple) and len(told) == 5 and told[0] == "storage" and isinstance(told[1], _Name)):
-            self._refuse("what is no storage")
+            self._refuse("an object that is not a storage")
         module, kind = told[1].where
         key, numel = told[2], told[4]
         untyped = told[1].where == _UNTYPED
@@ -185,7 +185,7 @@ class _Machine:
 
     def _called(self, named: object, arguments: object) -> object:
         if not isinstance(named, _Name) or not isinstance(arguments, tuple):
-            self._refuse("a call of what has no name")
+            self._refuse("a call of something without a name")
         if named.where == _DICT and not arguments:
             return {}
         if named.where == _PARAMETER and arguments and isinstance(arguments[0], TensorView):
@@ -196,14 +196,14 @@ class _Machine:
         if named.where == _TENSOR_OF:
             storage = self._typed(storage, arguments[6])
         elif isinstance(storage, Storage) and not storage.dtype:
-            self._refuse("a tensor of no type")
+            self._refuse("a tensor without a type")
         counts = (offset, *shape, *strides) if isinstance(shape, tuple) and isinstance(strides, tuple) else (None,)
         if not isinstance(storage, Storage) or not all(map(_is_count, counts)) or len(shape) != len(strides):
             self._refuse("a tensor without a place or a shape")
         return TensorView(storage, offset, shape, strides)
 
     def _typed(self, storage: object, dtype: object) -> Storage:
-        """Return bytes as numbers of a type."""
+        """Return an untyped storage as numbers of a dtype."""
         module, kind = dtype.where if isinstance(dtype, _Name) else ("", "")
         if module != "torch" or kind not in _LATER:
             self._refuse(f"numbers of type {module}.{kind}")
@@ -218,7 +218,7 @@ class _Machine:
         return last
 
     def _marked(self) -> list[object]:
-        """Take what lies above the last mark, and the mark."""
+        """Remove and return the values above the last mark; remove the mark."""
         at = len(self._stack) - 1
         while self._stack[at] is not _MARK:
             at -= 1

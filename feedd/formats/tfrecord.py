@@ -1,17 +1,17 @@
-"""TFRecord: framed records; those that are tf.train.Example become fields, others are one field as they are.
+"""TFRecord: framed records. Records that are tf.train.Example become fields; others are one field, unchanged.
 
-A record is ``u64 length, u32 masked CRC-32C of it, data, u32 masked CRC-32C of those`` [TensorFlow,
-core/lib/io/record_writer.h]. Both checksums are verified. There is no marker to find the next record by, so a wrong
-length ends the shard; where only data are damaged their sample is bad, and all others are where they were.
+A record is ``u64 length, u32 masked CRC-32C of the length, data, u32 masked CRC-32C of the data`` [TensorFlow,
+core/lib/io/record_writer.h]. Both checksums are verified. There is no marker to find the next record, so a wrong length
+ends the shard. If only data are damaged, their sample is bad, and all other samples keep their places.
 
-Of an Example every feature is a field: a float list where it lies (``float32[]``), an integer list as it is packed
-(``varint[]``), a bytes list of one value as that value. What cannot be told from its place is an error: lists that are
-not packed (no writer of TensorFlow's makes them), and bytes lists of several values. A record in which that is met, or
-whose features differ in type from those before, is a bad sample too, unless the shard has no other.
+Every feature of an Example is a field: a float list in place (``float32[]``), or a packed integer list (``varint[]``).
+A bytes list with a single value is that value. Unpacked lists, which TensorFlow never writes, and bytes lists with
+several values are errors. A record with such an error, or with features of other types than before, is a bad sample,
+unless the shard has no good one.
 
-A SequenceExample's context is read the same way. Each of its feature lists is two fields: ``name`` has the values of
-all steps one after another (bytes: those of all values), and ``name.lengths`` how many each step has (bytes: how long
-each value is). A list without steps is missing: nothing tells what it would hold.
+The context of a SequenceExample is read the same way. Each of its feature lists makes two fields. ``name`` has the
+values of all steps one after another, for bytes those of all values. ``name.lengths`` has the number of values of each
+step, for bytes the length of each value. A list without steps counts as missing, because its type is unknown.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 DATA: Final = "data"
-"""The field of records that are no Examples."""
+"""The field of records that are not Examples."""
 
 _HEAD_BYTES: Final = 12
 _FOOT_BYTES: Final = 4
 _RECORD_BYTES_MAX: Final = 1 << 30
 _MASK_DELTA: Final = 0xA282EAD8
-_STORED: Final = {1: "", 2: "float32[]", 3: "varint[]"}  # by the number of the list in a Feature
-_STEPS: Final = {1: "bytes[][]", 2: "float32[][]", 3: "varint[][]"}  # the same in each step of a feature list
+_STORED: Final = {1: "", 2: "float32[]", 3: "varint[]"}  # by the list's field number in a Feature
+_STEPS: Final = {1: "bytes[][]", 2: "float32[][]", 3: "varint[][]"}  # the same for the steps of a feature list
 _LENGTHS: Final = "lengths[][]"
 
 
 def masked_crc(data: bytes | memoryview) -> int:
     """Return TensorFlow's masked CRC-32C."""
-    from awscrt import checksums  # noqa: PLC0415 - a quarter of a decode worker's start, and few read TFRecord
+    from awscrt import checksums  # noqa: PLC0415 - a quarter of a decode worker's start time, and rarely needed
 
     crc: int = checksums.crc32c(data)
     return (((crc >> 15) | (crc << 17)) + _MASK_DELTA) & 0xFFFFFFFF
 
 
 def records_end(data: memoryview) -> int:
-    """Return where the last whole record ends of a shard's first bytes; 0: there is none."""
+    """Return the end of the last whole record in a shard's first bytes; 0: there is none."""
     at = 0
     while at + _HEAD_BYTES <= len(data):
         end = at + _HEAD_BYTES + int.from_bytes(data[at : at + 8], "little") + _FOOT_BYTES
@@ -68,32 +68,32 @@ class TfRecordFormat:
 
     @property
     def name(self) -> str:
-        """``tfrecord``."""
+        """Name of the format: ``tfrecord``."""
         return "tfrecord"
 
     def index(self, data: memoryview, url: str) -> ShardIndex:
-        """Return where each record's features lie; a key is the record's number in the shard.
+        """Return the index of the records' features; a key is the record's number in the shard.
 
         Args:
             data: the whole object, borrowed for the call.
-            url: named in errors.
+            url: URL of the object, for errors.
 
         Raises:
-            BadShard: broken framing, a length with a wrong checksum, or Examples of which none can be read.
+            BadShard: broken framing, a length with a wrong checksum, or no readable Example.
         """
         return _Reader(data, url).read()
 
 
 class _Reader(MessageReader):
-    """One pass over the records of one shard."""
+    """Reads the records of one shard."""
 
     def __init__(self, data: memoryview, url: str) -> None:
         super().__init__(data, url)
         self._columns = NamedCells[bytes]()
-        self._bad: dict[int, int] = {}  # by sample: what is said of where it starts, see decode.absent
+        self._bad: dict[int, int] = {}  # sample -> start offset with its reason, see formats.missing_reasons
 
     def read(self) -> ShardIndex:
-        """Read all records."""
+        """Read all records; return the index."""
         spans = list(self._records())
         if not spans:
             return self._index(0)
@@ -106,7 +106,7 @@ class _Reader(MessageReader):
             if sample not in self._bad:
                 error = self._read_example(sample, start, end) or error
         if isinstance(error, BadShard) and len(self._bad) == len(spans):
-            raise error  # nothing of it can be read: it is of another kind
+            raise error  # no record can be read, so the whole shard is of another kind
         return self._index(len(spans))
 
     def _is_example(self, start: int, end: int) -> bool:
@@ -115,13 +115,13 @@ class _Reader(MessageReader):
         except NotAMessage:
             return False
         except BadShard:
-            return True  # which cannot be read
+            return True  # an Example, but an unreadable one
         finally:
             self._columns.forget(0, 0)
         return True
 
     def _read_example(self, sample: int, start: int, end: int) -> Exception | None:
-        """Add the features of one record; return why that cannot be done."""
+        """Add the features of one record; return the error if that is impossible."""
         columns = self._columns
         entries, names = len(columns.column), len(columns.names)
         try:
@@ -133,15 +133,15 @@ class _Reader(MessageReader):
         return None
 
     def _records(self) -> Iterator[tuple[int, int]]:
-        """Yield where each record's data begin and end, and note those that are damaged."""
+        """Yield start and end of each record's data, and note damaged records."""
         data, at, total, sample = self._data, 0, len(self._data), 0
         while at < total:
             head = bytes(data[at : at + _HEAD_BYTES])
             if len(head) < _HEAD_BYTES:
-                self.fail(at, f"a record's head of {_HEAD_BYTES} bytes", f"end of data after {total} bytes")
+                self.fail(at, f"a record's header of {_HEAD_BYTES} bytes", f"end of data after {total} bytes")
             length = int.from_bytes(head[:8], "little")
             if int.from_bytes(head[8:], "little") != masked_crc(head[:8]):
-                self.fail(at, "a record's length with its checksum", f"length {length} with another")
+                self.fail(at, "a record's length with its checksum", f"length {length} with another checksum")
             start, end = at + _HEAD_BYTES, at + _HEAD_BYTES + length
             if length > _RECORD_BYTES_MAX:
                 self.fail(at, f"a record of at most {_RECORD_BYTES_MAX} bytes", f"{length} bytes")
@@ -159,7 +159,7 @@ class _Reader(MessageReader):
         """Add the features of one record."""
         seen: set[bytes] = set()
         for number, low, high in self.fields(start, end):
-            if number in {1, 2}:  # of an Example its features, of a SequenceExample its context; and its feature lists
+            if number in {1, 2}:  # an Example's features, or a SequenceExample's context and feature lists
                 for entry in self.messages(low, high, 1):
                     (self._feature if number == 1 else self._steps)(sample, *entry, seen)
 
@@ -168,7 +168,7 @@ class _Reader(MessageReader):
         name, last = self.entry(start, end)
         kind = last[0]
         if not kind:
-            return  # a feature without a list: missing
+            return  # a feature without a list counts as missing
         if kind not in _STORED:
             raise NotAMessage(f"a feature {name!r} of kind {kind}")
         value = self._value(*last)
@@ -179,7 +179,7 @@ class _Reader(MessageReader):
             self._columns.add(self, sample, name, _STORED[kind], value)
 
     def _steps(self, sample: int, start: int, end: int, seen: set[bytes]) -> None:
-        """Add one feature list: its values, and beside them how many each step has."""
+        """Add one feature list: its values, and the number of values in each step."""
         name, steps = b"", (start, start)
         for number, low, high in self.fields(start, end):
             if number == 1:
@@ -197,13 +197,13 @@ class _Reader(MessageReader):
                 raise NotAMessage(f"a feature {name!r} of kind {kind}")
             self._columns.add(self, sample, name, _STEPS[kind], steps)
             self._columns.add(self, sample, name + b".lengths", _LENGTHS, steps)
-            return  # the other steps are looked at when they are decoded
+            return  # the other steps are checked when they are decoded
 
     def _value(self, kind: int, start: int, end: int) -> tuple[int, int] | None:
-        """Return where a list's values lie: one after another, without anything between; None: it is empty."""
+        """Return the span of a list's values, which must be contiguous; None: the list is empty."""
         values = [(low, high) for _, low, high in self.fields(start, end)]
-        if kind == 3 and any(low == high for low, high in values):  # a number as a field of its own
-            self.fail(start, "a packed list", "numbers one by one")
+        if kind == 3 and any(low == high for low, high in values):  # each number is a separate field
+            self.fail(start, "a packed list", "unpacked numbers")
         if not values:
             return None
         if len(values) > 1:
@@ -221,12 +221,12 @@ class _Reader(MessageReader):
         return ShardIndex(names, starts, sizes, *numbered(samples), stored=tuple(columns.stored))
 
     def _whole(self, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> ShardIndex:
-        """Return an index of records as they are."""
+        """Return an index of unchanged records."""
         self._mark(starts[None], sizes[None])
         return ShardIndex((DATA,), starts[None], sizes[None], *numbered(len(starts)))
 
     def _mark(self, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
-        """Say of bad samples why they are."""
+        """Write the reasons of bad samples into an index."""
         if self._bad:
             samples = np.fromiter(self._bad, np.intp, len(self._bad))
             starts[:, samples] = np.fromiter(self._bad.values(), np.int64, len(self._bad))

@@ -1,13 +1,11 @@
-"""Files of nothing but token ids, cut into windows by the recipe: a sample is so many tokens from so many on.
+"""Files of token ids only, split into windows by the recipe: each sample is a number of tokens from some offset.
 
-| name | file |
-|---|---|
-| ``tokens`` | ids back to back, as nanoGPT and Megatron write ``.bin`` |
-| ``tokens-llmc`` | the same behind 256 int32 (magic, version, number of tokens), as llm.c and modded-nanogpt write |
-| ``tokens-npy`` | one array of one dimension, ``.npy`` |
+- ``tokens``: ids back to back, as nanoGPT and Megatron write ``.bin``.
+- ``tokens-llmc``: ids behind 256 int32 (magic, version, number of tokens), as llm.c and modded-nanogpt write.
+- ``tokens-npy``: one array of one dimension, ``.npy``.
 
-Windows never reach into the next file. How many there are follows from a file's size alone, so that steps are known
-before anything is read; what was believed of a file to know it is checked when it is.
+Windows never cross files. The number of windows follows from a file's size alone, so the number of steps is known in
+advance. The assumptions about a file are checked when the file is read.
 """
 
 from __future__ import annotations
@@ -31,25 +29,25 @@ if TYPE_CHECKING:
 
 FIELD: Final = "tokens"
 RAW, LLMC, NPY = "tokens", "tokens-llmc", "tokens-npy"
-_BY_EXTENSION: Final = {".bin": RAW}  # a .npy file that nobody named is a sample
-_OTHERS: Final = re.compile(r"chunk-\d+-\d+\.bin|.*\.zstd\.bin")  # LitData's
+_BY_EXTENSION: Final = {".bin": RAW}  # a .npy file without a named format is a sample
+_OTHERS: Final = re.compile(r"chunk-\d+-\d+\.bin|.*\.zstd\.bin")  # LitData's files
 _HEAD_BYTES: Final = {RAW: 0, LLMC: 1024, NPY: 128}
 _LLMC_DTYPES: Final = {(20240520, 1): "uint16", (20240801, 7): "uint32"}  # by magic and version
 SAY_HOW: Final = (
     'say how many tokens a sample has: fields={"tokens": "tokens:uint16:2049"}; or put megatron+ in front of the URL '
-    "where each .bin has an .idx beside it, and samples are its documents"
+    "if each .bin has an .idx beside it, and samples are its documents"
 )
-"""What to do about a file of tokens of which nobody said what its samples are."""
+"""Advice for a file of tokens without a recipe for its samples."""
 
 
 class TokenWindows(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a file of tokens is cut; in JSON behind the colon of a format's name.
+    """How a file of tokens is split; as JSON it follows the colon of a format's name.
 
     Attributes:
-        dtype: of an id.
-        count: tokens of a window.
-        stride: tokens from the start of one to that of the next.
-        last: what becomes of tokens behind the last whole window: ``drop`` or ``pad``.
+        dtype: dtype of an id.
+        count: tokens per window.
+        stride: tokens from the start of one window to the start of the next.
+        last: what happens to tokens behind the last whole window: ``drop`` or ``pad``.
     """
 
     dtype: str
@@ -59,18 +57,18 @@ class TokenWindows(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def item_bytes(self) -> int:
-        """Of an id."""
+        """Bytes of an id."""
         return np.dtype(self.dtype).itemsize
 
     def windows(self, token_count: int) -> int:
-        """Return how many windows that many tokens make; a shorter one at the end must have a token of its own."""
+        """Return the number of windows in so many tokens; a short last window needs a token that no other has."""
         whole = max(token_count - self.count, -self.stride) // self.stride + 1
         left = token_count - whole * self.stride
         overlap = max(self.count - self.stride, 0) if whole else 0
         return whole + (self.last == "pad" and left > overlap)
 
     def left(self, token_count: int) -> int:
-        """Return how many of that many tokens are behind the last window, and so in none."""
+        """Return how many of so many tokens are behind the last window, and so in no sample."""
         if self.last == "pad":
             return 0
         count = self.windows(token_count)
@@ -78,11 +76,11 @@ class TokenWindows(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def kind_of(named: str, url: str) -> str:
-    """Return which of the formats above a file has, where it may be one of them; empty: it is none.
+    """Return which token format a file has; empty: none.
 
     Args:
-        named: the format that was named for it; empty: its name tells.
-        url: of the file.
+        named: the format that the URL names; empty: the file's name decides.
+        url: URL of the file.
     """
     if named:
         return named if named in _HEAD_BYTES else ""
@@ -97,21 +95,21 @@ def with_cut(kind: str, cut: TokenWindows) -> str:
 
 
 def window_count(kind: str, size_bytes: int, cut: TokenWindows) -> int:
-    """Return the samples of a file of that size."""
+    """Return the number of samples in a file of this size."""
     return cut.windows(token_count(kind, size_bytes, cut))
 
 
 def token_count(kind: str, size_bytes: int, cut: TokenWindows) -> int:
-    """Return the tokens of a file of that size."""
+    """Return the number of tokens in a file of this size."""
     return max(size_bytes - _HEAD_BYTES[kind], 0) // cut.item_bytes
 
 
 class TokensFormat:
-    """``protocols.ShardFormat`` of one of the formats above; stateless.
+    """``protocols.ShardFormat`` of one of the token formats; stateless.
 
     Args:
-        kind: which.
-        params: a ``TokenWindows`` as JSON; empty: nobody said how to cut, and nothing can be read.
+        kind: name of the format.
+        params: a ``TokenWindows`` as JSON; empty: the windows are unknown, and nothing can be read.
     """
 
     def __init__(self, kind: str, params: str = "") -> None:
@@ -120,21 +118,21 @@ class TokensFormat:
 
     @property
     def name(self) -> str:
-        """Name in the registry."""
+        """Name of the format in the registry."""
         return self._kind
 
     def index(self, data: memoryview, url: str) -> ShardIndex:
-        """Return where each window lies; a key is its number in the file.
+        """Return the index of the windows; a key is the window's number in the file.
 
         Args:
             data: the whole object, borrowed for the call.
-            url: named in errors.
+            url: URL of the object, for errors.
 
         Raises:
-            BadShard: the file is not what its name or the recipe says, or has more windows than anybody has.
+            BadShard: the file contradicts its name or the recipe, or has too many windows.
         """
         if self._cut is None:
-            raise BadShard("expected a recipe that cuts tokens, got none", object=url, hint=SAY_HOW, stage="decode")
+            raise BadShard("expected a recipe that splits tokens, got none", object=url, hint=SAY_HOW, stage="decode")
         return _Reader(data, url, self._kind, self._cut).read()
 
 
@@ -144,7 +142,7 @@ class _Reader(ShardReader):
         self._kind, self._cut = kind, cut
 
     def read(self) -> ShardIndex:
-        """Check the file and cut it."""
+        """Check the file and return the index of its windows."""
         cut, total = self._cut, len(self._data)
         if self._kind == RAW:
             at = 0
@@ -160,7 +158,7 @@ class _Reader(ShardReader):
         return ShardIndex((FIELD,), starts[None], sizes[None], *numbered(count), stored=(f"{cut.dtype}[]",))
 
     def _refuse_header(self) -> None:
-        """A file with a header read as one without would begin with 512 wrong tokens."""
+        """Refuse a file with llm.c's header, which would otherwise begin with 512 wrong tokens."""
         said = self._said()
         if said is not None and said[0] in _LLMC_DTYPES:
             dtype, tokens = _LLMC_DTYPES[said[0]], said[1]
@@ -169,7 +167,7 @@ class _Reader(ShardReader):
                 raise BadShard("expected tokens only, got llm.c's header", object=self._url, hint=hint, stage="decode")
 
     def _said(self) -> tuple[tuple[int, int], int] | None:
-        """Return magic and version, and the number of tokens, where there is room for them."""
+        """Return ((magic, version), number of tokens) if the file is large enough for a header."""
         if len(self._data) < _HEAD_BYTES[LLMC]:
             return None
         magic, version, tokens = np.frombuffer(self._data, "<i4", 3).tolist()
@@ -196,8 +194,8 @@ class _Reader(ShardReader):
                 0, f"one dimension of {self._cut.dtype}, as the recipe says", f"{header.dtype}{list(header.shape)}"
             )
         if header.data_at + header.shape[0] * self._cut.item_bytes != len(self._data):
-            self.fail(0, f"{header.shape[0]} tokens in {len(self._data)} bytes", "another number of bytes")
-        if header.data_at != _HEAD_BYTES[NPY]:  # by which the windows were counted
+            self.fail(0, f"{header.shape[0]} tokens in {len(self._data)} bytes", "a file of another size")
+        if header.data_at != _HEAD_BYTES[NPY]:  # the number of windows was computed with this size
             self.fail(0, f"a header of {_HEAD_BYTES[NPY]} bytes, as numpy writes it", f"{header.data_at}")
         return header.data_at
 

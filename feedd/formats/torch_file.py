@@ -1,4 +1,4 @@
-"""Tensors that torch.save wrote, as rows of samples: read where they lie, and nothing is unpickled."""
+"""Tensors that torch.save wrote, with one sample per row; read in place, without unpickling."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PICKLE: Final = "/data.pkl"
 _LOCAL_HEAD_BYTES: Final = 30
 _AS_IT_IS: Final = 0  # ``zipfile.ZIP_STORED``
 _MEMBERS_MAX: Final = 65536
-_HINT: Final = "save a dict of plain tensors with as many rows by torch.save, or by safetensors.torch.save_file"
+_HINT: Final = "save a dict of plain tensors with equally many rows by torch.save, or by safetensors.torch.save_file"
 _BROKEN: Final = (
     *(NotImplementedError, RuntimeError, EOFError, OSError, zlib.error),
     *(ValueError, KeyError, IndexError, OverflowError, MemoryError),
@@ -32,35 +32,35 @@ _BROKEN: Final = (
 
 
 class TorchFormat:
-    """``protocols.ShardFormat`` of what torch.save wrote since 1.6: tensors in a dict, a list or alone; stateless.
+    """``protocols.ShardFormat`` of torch.save's files since 1.6: tensors in a dict, a list or alone; stateless.
 
-    Every tensor with dimensions is a field, its first dimension the samples'. What else a dict holds is left out.
-    ``bfloat16`` and the floats of 8 bits become ``float32``.
+    Every tensor with dimensions is a field, with one sample per row. Other entries of a dict are left out. ``bfloat16``
+    and 8-bit floats become ``float32``.
     """
 
     @property
     def name(self) -> str:
-        """``torch``."""
+        """Name of the format: ``torch``."""
         return "torch"
 
     def index(self, data: memoryview, url: str) -> ShardIndex:
-        """Return where each row of each tensor lies; a key is the row's number.
+        """Return the index of each tensor's rows; a key is the row's number.
 
         Args:
             data: the whole object, borrowed for the call.
-            url: named in errors.
+            url: URL of the object, for errors.
 
         Raises:
-            BadShard: no such file, one that holds anything that would have to be unpickled, or tensors that do not lie
-                within it, or of different first dimensions.
+            BadShard: not such a file, content that would need unpickling, or tensors that reach beyond the file or have
+                different first dimensions.
         """
         return _Reader(data, url).read()
 
 
 class _Reader(StridedReader):
     def read(self) -> ShardIndex:
-        """Read the archive's directory and its pickle."""
-        import zipfile  # noqa: PLC0415 - takes each worker 20 ms, and few read such files
+        """Read the archive's directory and its pickle; return the index."""
+        import zipfile  # noqa: PLC0415 - takes each worker 20 ms, and few datasets need it
 
         try:
             with zipfile.ZipFile(ViewFile(self._data)) as archive:
@@ -71,13 +71,13 @@ class _Reader(StridedReader):
                 held = load(self._member(members[root + _PICKLE], PICKLE_BYTES_MAX))
                 order = members.get(f"{root}/byteorder")
                 if order is not None and self._member(order, 16) != b"little":
-                    self.fail(0, "little-endian numbers", "others")
+                    self.fail(0, "little-endian numbers", "big-endian numbers")
         except NotPlainError as error:
             raise BadShard(
                 f"expected plain tensors, got {error}", object=self._url, hint=_HINT, stage="decode"
             ) from error
         except (zipfile.BadZipFile, *_BROKEN) as error:
-            self.fail(0, "a file as torch.save writes it since 1.6", f"{type(error).__name__} {error}")
+            self.fail(0, "a file of torch.save since 1.6", f"{type(error).__name__} {error}")
         return self._rows(root, members, dict(_tensors(held)), _others(held))
 
     def _root(self, members: dict[str, zipfile.ZipInfo]) -> str:
@@ -93,13 +93,13 @@ class _Reader(StridedReader):
         return bytes(self._data[at : at + info.file_size])
 
     def _place(self, info: zipfile.ZipInfo) -> int:
-        """Return where a member's bytes begin; all of them are there, as they are."""
+        """Return the start of a member's bytes, which must be complete and uncompressed."""
         at = info.header_offset
         head = bytes(self._data[at : at + _LOCAL_HEAD_BYTES]) if at >= 0 else b""
         if len(head) < _LOCAL_HEAD_BYTES or head[:4] != b"PK\x03\x04":
-            self.fail(max(at, 0), f"the head of {info.filename!r}", repr(head[:4]))
+            self.fail(max(at, 0), f"the header of {info.filename!r}", repr(head[:4]))
         if info.compress_type != _AS_IT_IS or info.flag_bits & 1:
-            self.fail(at, f"{info.filename!r} as it is", "packed or encrypted")
+            self.fail(at, f"{info.filename!r} uncompressed", "a compressed or encrypted member")
         start = at + _LOCAL_HEAD_BYTES + int.from_bytes(head[26:28], "little") + int.from_bytes(head[28:30], "little")
         if info.file_size != info.compress_size or start + info.file_size > len(self._data):
             self.fail(at, f"{info.file_size} bytes of {info.filename!r}", f"{len(self._data) - start}")
@@ -114,7 +114,7 @@ class _Reader(StridedReader):
         rows = tensor.shape[0]
         for name, one in tensors.items():
             if one.shape[0] != rows:
-                self.fail(0, f"tensors with a row for each sample, {rows} as {first!r} has", f"{name!r} of {one.shape}")
+                self.fail(0, f"tensors with a row per sample, {rows} as in {first!r}", f"{name!r} of {one.shape}")
         self.check_cells(len(tensors), rows)
         arrays = [
             self._array(name, one, members.get(f"{root}/data/{one.storage.key}")) for name, one in tensors.items()
@@ -130,7 +130,7 @@ class _Reader(StridedReader):
         dense = 1
         for side, stride in zip(reversed(shape[1:]), reversed(tensor.strides[1:]), strict=True):
             if side > 1 and stride != dense:
-                self.fail(info.header_offset, "rows as they are in memory, by .contiguous()", f"{name!r} of {shape}")
+                self.fail(info.header_offset, "contiguous rows (use .contiguous())", f"{name!r} of {shape}")
             dense *= side
         count = math.prod(shape[1:])
         end = tensor.offset + tensor.strides[0] * (shape[0] - 1) + count if count and shape[0] else 0
@@ -141,7 +141,7 @@ class _Reader(StridedReader):
 
 
 def _tensors(held: object) -> Iterator[tuple[str, TensorView]]:
-    """Give what can be fields, by name."""
+    """Yield the tensors that can be fields, by name."""
     named = {FIELD: held} if isinstance(held, TensorView) else held
     if isinstance(named, (list, tuple)):
         named = {str(number): one for number, one in enumerate(named)}
@@ -152,7 +152,7 @@ def _tensors(held: object) -> Iterator[tuple[str, TensorView]]:
 
 
 def _others(held: object) -> dict[str, str]:
-    """Return what cannot be a field, and its type, by name."""
+    """Return entries that cannot be fields: name -> type."""
     if isinstance(held, (list, tuple)):
         held = {str(number): one for number, one in enumerate(held)}
     named = held.items() if isinstance(held, dict) else ()

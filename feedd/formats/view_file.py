@@ -1,4 +1,4 @@
-"""Bytes in memory as a file, for libraries that want one."""
+"""Bytes in memory as a file object."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ if TYPE_CHECKING:
 
 
 class ViewFile(io.RawIOBase):
-    """Bytes as a file, for libraries that want one.
+    """Bytes in memory as a read-only file, for libraries that need a file object.
 
     Args:
-        data: borrowed as long as the file is in use.
+        data: the bytes, borrowed while the file is in use.
     """
 
     def __init__(self, data: memoryview) -> None:
@@ -22,27 +22,27 @@ class ViewFile(io.RawIOBase):
         self._at = 0
 
     def readable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move; not before the start."""
+        """Move to an offset, which may not be negative; return it."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: len(self._data)}[whence]
         if base + offset < 0:
-            raise OSError(f"expected a place in the file, got {base + offset}")
+            raise OSError(f"expected an offset of 0 or more, got {base + offset}")
         self._at = base + offset
         return self._at
 
     def tell(self) -> int:
-        """Return the place."""
+        """Return the current offset."""
         return self._at
 
     def readinto(self, target: Buffer) -> int:
-        """Fill ``target`` as far as there are bytes."""
+        """Fill ``target`` with the next bytes; return how many there were."""
         with memoryview(target).cast("B") as view:
             part = self._data[self._at : self._at + len(view)]
             view[: len(part)] = part

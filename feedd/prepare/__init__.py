@@ -1,1 +1,1 @@
-"""What is done to a dataset once, before anybody trains on it."""
+"""Work that is done once on a dataset, before training."""

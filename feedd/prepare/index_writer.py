@@ -1,4 +1,4 @@
-"""The index file while it grows: others may be writing it, too, so what it holds is never just replaced."""
+"""Reads and writes an index file that other runs may write at the same time, without losing their rows."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from feedd.dataset.index_file import Row
     from feedd.values import ObjectRef
 
-_TRIES = 100  # whoever is refused was overtaken by somebody who was not: so often, all of them are at it together
+_TRIES = 100  # each refusal means that another run has saved meanwhile: this many runs would have to save at once
 
 
 class KeptIndex:
-    """One index, in a bucket or a file. Each version takes the place of the one it was made from, or is made again.
+    """One index, in a bucket or a file. A version replaces only the version that it was made from; else it is remade.
 
     Args:
-        sources: read and write it.
-        url: where it is.
+        sources: reads and writes the index.
+        url: URL of the index.
     """
 
     def __init__(self, sources: Sources, url: str) -> None:
@@ -35,20 +35,20 @@ class KeptIndex:
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """URL of the index."""
         return self._url
 
     def drop(self, stale: frozenset[Row]) -> None:
-        """Take note of rows that were read and are of nothing that is still there: the next version lacks them."""
+        """Record rows whose objects no longer exist; the next version leaves them out."""
         self._stale = stale
 
     async def read(self) -> list[Row]:
-        """Return its rows; none where there is none yet.
+        """Return the rows of the index; an empty list if there is no index yet.
 
         Raises:
-            ValueError: something else is there.
-            ObjectChanged: it is being replaced right now.
-            PermissionDenied, StoreUnavailable: as the store answered.
+            ValueError: the file is not an index.
+            ObjectChanged: another run is replacing the index now.
+            PermissionDenied, StoreUnavailable: the store's answer.
         """
         try:
             ref = await self._sources.head(self._url)
@@ -56,20 +56,20 @@ class KeptIndex:
             self._ref, self._rows = None, []
             return self._rows
         if ref != self._ref:
-            self._ref, self._rows = ref, []  # of this version even where it is no index: so it can be replaced
+            self._ref, self._rows = ref, []  # set even if the file is no index, so that it can be replaced
             if ref.size_bytes > INDEX_BYTES_MAX:
                 raise ValueError(f"expected an index of at most {INDEX_BYTES_MAX} bytes, got {ref.size_bytes}")
             self._rows = await self._sources.texts.parse(ref, parse)
         return self._rows
 
     async def save(self, ours: Mapping[str, Row]) -> list[Row]:
-        """Write what this run knows, with what others have written meanwhile; return what was new of that.
+        """Write this run's rows, merged with rows that others have written meanwhile; return their new rows.
 
         Args:
             ours: rows by key.
 
         Raises:
-            NotFound, PermissionDenied, StoreUnavailable: as the store answered.
+            NotFound, PermissionDenied, StoreUnavailable: the store's answer.
         """
         for _ in range(_TRIES):
             try:
@@ -85,15 +85,15 @@ class KeptIndex:
             except NotFound:
                 if self._ref is None:
                     raise
-                self._ref = None  # removed meanwhile
+                self._ref = None  # the index was removed meanwhile
                 continue
             return news
         raise StoreUnavailable(
-            f"expected to replace the version that was read, got another one {_TRIES} times", object=self._url
+            f"expected to replace the version that was read, got a newer version {_TRIES} times", object=self._url
         )
 
     async def _there(self) -> list[Row]:
         try:
             return await self.read()
-        except ValueError:  # said when it was opened, where that matters
+        except ValueError:  # ``Counter.open`` reports this if it matters
             return []

@@ -1,4 +1,4 @@
-"""Counting the samples of a dataset: each shard once, what is known already not at all."""
+"""Counts the samples of a dataset: each shard once; shards that are already known are not read."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ if TYPE_CHECKING:
     from feedd.values import ObjectRef
 
 _log = structlog.get_logger("feedd.prepare")
-_SAVE_EVERY_S = 60.0  # so much work is lost at most when the machine is
+_SAVE_EVERY_S = 60.0  # a crash loses at most this much work
 
 
 @dataclass(slots=True)
 class Counting:
-    """How far a counting has come.
+    """Progress of a count.
 
     Attributes:
-        shard_count: of the dataset.
-        size_bytes: of the dataset.
-        known_count: were known before, or counted by another run meanwhile.
-        done_count: known now.
-        done_bytes: of those.
-        sample_count: in those.
-        failures: one per shard that could not be counted.
-        passed_over: objects there that are no data.
-        fields: those that nobody gets who names none, of the shards that were read.
-        late: fields that shards behind the first have, as far as both were read.
+        shard_count: shards of the dataset.
+        size_bytes: bytes of the dataset.
+        known_count: shards that were known before, or counted by another run meanwhile.
+        done_count: shards that are known now.
+        done_bytes: bytes of these shards.
+        sample_count: samples in these shards.
+        failures: one error per shard that could not be counted.
+        passed_over: objects in the folder that are not data.
+        fields: fields of the read shards that are left out if the trainer names no fields.
+        late: fields that appear only in later shards than the first, as far as both were read.
     """
 
     shard_count: int = 0
@@ -64,38 +64,38 @@ class Counting:
 
     @property
     def notices(self) -> tuple[Notice, ...]:
-        """What of the data is left out or changed, as far as it was listed and read."""
+        """Notices on data that is left out or changed, as far as the data was listed and read."""
         late = {NoticeKind.LATE_FIELDS: self.late}
         return notices_of(summed([self.passed_over.reasons, self.fields.amounts, late]))
 
 
 def index_url(url: str) -> str:
-    """Return where the index of a folder belongs: into it.
+    """Return the URL of a folder's index, which lies in the folder.
 
     Raises:
-        BadRequest: no folder: an index of some of its objects would take the place of that of all.
+        BadRequest: the URL is not a folder. The index of some objects must not replace the index of the whole folder.
     """
     if len(split(url)) > 1 or expand(url) != [url]:
-        raise BadRequest("expected one folder to index, got a list of URLs", object=url, hint="index each by itself")
+        raise BadRequest("expected one folder to index, got a list of URLs", object=url, hint="index each folder alone")
     location = parse_url(url)
     folder = not location.key or location.key.endswith("/")
     local = location.root == "file://" and Path(location.key).is_dir()
     if location.manifest or not (folder or local):
-        raise BadRequest("expected a folder to index, with a slash at its end, got something else", object=url)
+        raise BadRequest("expected a folder that ends with a slash, got an object or a manifest", object=url)
     key = location.key if folder else f"{location.key}/"
     base = location.root if location.root == "file://" else f"{location.root}/"
     return f"{base}{folder_of(key)}{INDEX_NAME}"
 
 
 class Counter:
-    """Counts one dataset: ``open``, ``count``, ``save``. Broken off in between, what is counted can be saved.
+    """Counts one dataset: ``open``, ``count``, ``save``. After an interruption the counts so far can be saved.
 
-    Several may count the same dataset at once: at each save they take over what others have counted.
+    Several counters may count the same dataset at once: at each save they take over the counts of others.
 
     Args:
-        pipeline: open stages, with a cache of their own.
+        pipeline: open stages with their own cache.
         url: prefix or folder.
-        kept: where the counts go.
+        kept: the index to write.
         tell: called after each shard.
     """
 
@@ -109,7 +109,7 @@ class Counter:
         self._root = parse_url(url).root
         self._listing: Listing | None = None
         self._done: set[int] = set()
-        self._first: tuple[int, frozenset[str]] | None = None  # of the shards read that have samples, with its fields
+        self._first: tuple[int, frozenset[str]] | None = None  # the first read shard with samples, and its fields
 
     @property
     def is_open(self) -> bool:
@@ -117,23 +117,23 @@ class Counter:
         return self._listing is not None
 
     async def open(self) -> None:
-        """List the dataset, and see what is known of it.
+        """List the dataset, and read which shards the index already knows.
 
         Raises:
-            BadRequest: where the counts are to go is something else than an index of this data.
-            NotFound, PermissionDenied, StoreUnavailable: as the store answered.
+            BadRequest: the file to write is not an index of this data.
+            NotFound, PermissionDenied, StoreUnavailable: the store's answer.
         """
         listing = await self._pipeline.catalog.fresh((self._url,))
         try:
             rows = await self._kept.read()
         except ValueError as error:
-            if not self._is_beside:  # what has our name is ours; a file that was named by hand may be anybody's
+            if not self._is_beside:  # a file with the index's own name may be replaced, but not any named file
                 raise _no_index(self._kept.url, str(error)) from error
             rows = []
         exact = await CPU.run(self._known, listing, rows)
         ours = await CPU.run(_rows, listing.refs, exact, self._folder)
         if rows and not exact and not self._is_beside:
-            raise _no_index(self._kept.url, f"expected counts of {self._url}, got those of {len(rows)} other objects")
+            raise _no_index(self._kept.url, f"expected counts of {self._url}, got counts of {len(rows)} other objects")
         self._kept.drop(frozenset(row for row in rows if ours.get(row.key) != row))
         self._listing = listing
         self.progress.passed_over = listing.passed_over
@@ -143,10 +143,10 @@ class Counter:
         self._tell(self.progress)
 
     async def count(self, at_once: int) -> None:
-        """Count every shard that is not known yet, saving now and then. Shards that fail are told in the progress.
+        """Count every unknown shard and save from time to time. Failures are kept in the progress.
 
         Args:
-            at_once: shards read side by side.
+            at_once: shards to read at the same time.
         """
         listing = self._opened()
         todo = iter([shard for shard in range(len(listing.refs)) if shard not in listing.counts])
@@ -158,10 +158,10 @@ class Counter:
             self.progress.late = late_fields(listing, [self._first[1]], unread=False)
 
     async def save(self) -> None:
-        """Write what is known, and take over what others have written.
+        """Write the known counts, and take over counts that other runs have written.
 
         Raises:
-            NotFound, PermissionDenied, StoreUnavailable: as the store answered.
+            NotFound, PermissionDenied, StoreUnavailable: the store's answer.
         """
         listing = self._opened()
         ours = await CPU.run(_rows, listing.refs, dict(listing.counts), self._folder)
@@ -178,7 +178,7 @@ class Counter:
         return self._kept.url == index_url(self._url)
 
     async def _work(self, listing: Listing, todo: Iterator[int], saving: _Saving) -> None:
-        for shard in todo:  # shared: each takes the next
+        for shard in todo:  # the iterator is shared: each task takes the next shard
             if shard in listing.counts:  # another run has counted it
                 continue
             try:
@@ -195,8 +195,8 @@ class Counter:
             if saving.due():
                 try:
                     await self.save()
-                except FeeddError as error:  # the last one counts
-                    _log.warning("the index could not be saved for now", reason=str(error))
+                except FeeddError as error:  # only the last save must succeed
+                    _log.warning("the index cannot be saved now", reason=str(error))
                 finally:
                     saving.over()
 
@@ -212,7 +212,7 @@ class Counter:
             self.progress.known_count += self._count_done(shard)
 
     def _count_done(self, shard: int) -> bool:
-        """Take a shard into the progress; False: it was there, counted by another run while this one did."""
+        """Add a shard to the progress; return False if another run has counted it meanwhile."""
         if shard in self._done:
             return False
         listing, progress = self._opened(), self.progress
@@ -224,21 +224,21 @@ class Counter:
 
 
 class _Saving:
-    """When it is time to save, for the one who asks first."""
+    """Decides when to save; only one task saves at a time."""
 
     def __init__(self) -> None:
         self._last_s = time.monotonic()
         self._busy = False
 
     def due(self) -> bool:
-        """Whether to save now; if so, say ``over`` afterwards."""
+        """Return whether the caller should save now; if so, it must call ``over`` afterwards."""
         if self._busy or time.monotonic() - self._last_s <= _SAVE_EVERY_S:
             return False
         self._busy = True
         return True
 
     def over(self) -> None:
-        """It was tried."""
+        """Record that a save has ended, with or without success."""
         self._busy, self._last_s = False, time.monotonic()
 
 
@@ -246,10 +246,10 @@ def _rows(refs: Sequence[ObjectRef], counts: Mapping[int, int], folder: str) -> 
     found = (
         Row(refs[n].key.removeprefix(folder), refs[n].size_bytes, refs[n].etag, c)
         for n, c in counts.items()
-        if not is_pack(refs[n])  # a listing tells those
+        if not is_pack(refs[n])  # the listing tells the samples of packs
     )
     return {row.key: row for row in found}
 
 
 def _no_index(url: str, reason: str) -> BadRequest:
-    return BadRequest(reason, object=url, hint="name another file, or remove this one")
+    return BadRequest(reason, object=url, hint="name another file, or remove this file")

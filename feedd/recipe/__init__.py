@@ -1,1 +1,1 @@
-"""What users may ask for, and what comes of it: the fields language, encodings, parameters, filters, padding. Pure."""
+"""The part of recipes that is pure: fields language, encodings, parameters, filters and padding, and their results."""

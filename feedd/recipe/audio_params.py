@@ -1,4 +1,4 @@
-"""Parameters of the ``audio`` codec, and what comes out of it. Pure."""
+"""Parameters of the ``audio`` codec, and the resulting tensors. Pure."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from feedd.values import FieldKind, TensorSpec
 RATE_MAX: Final = 768_000
 CHANNELS_MAX: Final = 64
 BYTES_MAX: Final = 1 << 30
-"""No decoded sample may be larger, before or after resampling."""
+"""Limit for a decoded sample, before and after resampling."""
 
 
 class AudioParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """``audio``: WAV, FLAC, MP3 and Ogg as [channels, frames], or [frames] where ``mono``.
+    """``audio``: WAV, FLAC, MP3 and Ogg as [channels, frames], or [frames] with ``mono``.
 
     Attributes:
-        rate: frames per second to resample to; None keeps each file's own.
-        mono: the mean of all channels, and no dimension for them.
-        channels: how many each file must have; None: any number.
-        seconds: so much of each file, cut at its end or filled with silence; DENSE where channels are known, too.
-        random: cut at a place that the sample's seed says instead of at the end.
+        rate: frames per second to resample to; None keeps each file's rate.
+        mono: the mean of all channels, without a channel dimension.
+        channels: number of channels that each file must have; None: any number.
+        seconds: length of each sample: longer files are cut at the end, shorter ones filled with silence. DENSE if the
+            number of channels is also known.
+        random: cut at a position drawn from the sample's seed instead of at the end.
         dtype: float32 within -1 to 1, or int16.
     """
 
@@ -41,9 +42,9 @@ class AudioParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
                 f"expected mono, or 1 to {CHANNELS_MAX} channels, got {self.channels} and mono={self.mono}"
             )
         if self.seconds is not None and self.rate is None:
-            raise ValueError("expected rate beside seconds, got seconds alone")
+            raise ValueError("expected rate together with seconds, got seconds alone")
         if self.random and self.seconds is None:
-            raise ValueError("expected seconds beside random, got random alone")
+            raise ValueError("expected seconds together with random, got random alone")
         if self.seconds is not None and not 1 <= self.seconds * (self.rate or 1) <= BYTES_MAX // 4 // (
             self.channels or 1
         ):
@@ -53,20 +54,20 @@ class AudioParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
     @property
     def frames(self) -> int | None:
-        """Frames of every sample; None: each has its own."""
+        """Frames of every sample; None: the number varies."""
         return None if self.seconds is None or self.rate is None else round(self.seconds * self.rate)
 
     @property
     def measured(self) -> bool:
-        """Whether the shape is known only from the sample's header."""
+        """Whether the shape is known only from each sample's header."""
         return self.spec("").kind is not FieldKind.DENSE
 
     def shape(self, channels: int, frames: int) -> tuple[int, ...]:
-        """Return the shape of a sample of so many."""
+        """Return the shape of a sample with these channels and frames."""
         return (frames,) if self.mono else (channels, frames)
 
     def spec(self, name: str) -> TensorSpec:
-        """DENSE where frames and channels are known, else RAGGED."""
+        """DENSE if frames and channels are known, else RAGGED."""
         ndim = 1 if self.mono else 2
         frames, channels = self.frames, 1 if self.mono else self.channels
         if frames is None or channels is None:

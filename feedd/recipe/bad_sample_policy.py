@@ -1,10 +1,10 @@
-"""What becomes of samples that cannot be decoded. Pure.
+"""Policies for samples that cannot be decoded. Pure.
 
-``error``: the first one is an error. ``skip``: it is left out, and its batch is so much shorter. ``replace``: another
-sample of the batch takes its row, so that every batch is full. ``quarantine``: as skip, and a file names it. None of
-them moves the plan: a row has its place in a step whatever becomes of it. A shard whose framing is broken is an error
-under all of them: without an index nobody knows how many samples it stands for. Of plain objects, which are packed
-into shards, single ones that are gone are bad samples (see ``catalog.lost_objects``).
+``error``: the first bad sample raises an error. ``skip``: bad samples are left out, and their batch is shorter.
+``replace``: another sample of the batch takes the row, so that every batch is full. ``quarantine``: as skip, and a file
+lists the bad samples. No policy moves the plan: a row keeps its place in a step in any case. A shard with broken
+framing is an error under all policies, because without an index its number of samples is unknown. Plain objects are
+packed into shards; a missing one is a bad sample (see ``catalog.lost_objects``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from feedd.errors import BadRequest, BadSample
 
 
 class BadSamples(enum.Enum):
-    """The policies, by their names in a request."""
+    """The policies, by their name in a request."""
 
     ERROR = "error"
     SKIP = "skip"
@@ -25,10 +25,10 @@ class BadSamples(enum.Enum):
 
 
 def parse_policy(name: str) -> BadSamples:
-    """Return the policy of that name; empty: what clients mean that name none, skip.
+    """Return the policy with that name; an empty name, from clients that name none, means skip.
 
     Raises:
-        BadRequest: there is none.
+        BadRequest: no policy has that name.
     """
     try:
         return BadSamples(name or BadSamples.SKIP.value)
@@ -42,13 +42,13 @@ class Failure:
     """A sample that could not be decoded.
 
     Attributes:
-        url: its shard.
-        key: its key.
+        url: URL of its shard.
+        key: key of the sample.
         field: the first field that failed.
-        reason: why.
-        row: its place in the batch.
+        reason: why the field failed.
+        row: its row in the batch.
         ordinal: its number in the shard.
-        offset: first byte of that field in the shard, or of the sample where it lacks the field.
+        offset: offset of the field's first byte in the shard; of the sample's first byte if it lacks the field.
     """
 
     url: str
@@ -60,6 +60,6 @@ class Failure:
     offset: int = -1
 
     def error(self, hint: str) -> BadSample:
-        """Return it as an error."""
+        """Return the failure as an error."""
         said = f"sample {self.key!r}, field {self.field!r}: {self.reason}"
         return BadSample(said, object=self.url, hint=hint, stage="decode")

@@ -1,24 +1,24 @@
-"""How a format stores a field where that is not a file of its own: numbers as bytes instead of text. Pure.
+"""Names of encodings: how a format stores a field that is not a separate file, such as numbers in binary. Pure.
 
-A name, so that an index says it in a few bytes and a mismatch can be told::
+An encoding is a short name, so that an index stores it in a few bytes and messages can show it:
 
-    int64         one number, little-endian (as any of the dtypes)
-    float32[]     any number of them, back to back
-    uint8[3,224]  so many of them, in C order
-    bfloat16      one of the numbers of ``recipe.low_precision``, which become float32; so bfloat16[3,224]
-    varint        one number as protobuf packs it: int64 in two's complement
-    varint[]      any number of those
-    float32[][]   a FeatureList of TensorFlow's, whose steps hold any number of them; so varint[][], bytes[][], and
-    lengths[][]   how many values each of its steps has
-    mds           an array in front of which MosaicML says its dtype and shape; mds:float32: its shape
-    litdata:numpy an array in front of which LitData says its dtype and shape; so litdata:tensor
-    pil           pixels as PIL has them, in front of them their size and mode
-    pixels        rows made ready for a recipe, see ``recipe.predecoded``
-    images        several images, as MosaicML's jpeg_array and list[...] have them: what nothing here takes apart
-    pickle        what nothing here ever opens
+- ``int64``: one number, little-endian (or any other dtype).
+- ``float32[]``: any number of numbers, back to back.
+- ``uint8[3,224]``: numbers of this shape, in C order.
+- ``bfloat16``, ``bfloat16[3,224]``: numbers of a type of ``recipe.low_precision``, which become float32.
+- ``varint``: one number in protobuf's encoding, int64 in two's complement.
+- ``varint[]``: any number of varints.
+- ``float32[][]``, ``varint[][]``, ``bytes[][]``: a FeatureList of TensorFlow, whose steps hold any number of values.
+- ``lengths[][]``: the number of values in each step of a FeatureList.
+- ``mds``: an array behind MosaicML's header of dtype and shape; ``mds:float32``: behind a header of shape only.
+- ``litdata:numpy``, ``litdata:tensor``: an array behind LitData's header of dtype and shape.
+- ``pil``: raw pixels of PIL, behind their size and mode.
+- ``pixels``: predecoded rows, see ``recipe.predecoded``.
+- ``images``: several images, as in MosaicML's jpeg_array and list[...]; feedd does not split them.
+- ``pickle``: a Python pickle; feedd never opens it.
 
-and nothing at all for what a tar holds: text, an encoded image, a .npy file. Where the format says which of these it
-is, its name is ``text``, ``json`` or ``image``: that only chooses the codec where the user names none.
+An empty name stands for the content of a tar member: text, an encoded image, a .npy file. If the format says which of
+these the field is, the name is ``text``, ``json`` or ``image``. Such a name only selects the default codec.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _NAME: Final = re.compile(r"([a-z0-9_]+)(?:\[([0-9,]*)\])?")
 _STEPS: Final = {"float32[][]": "float32", "varint[][]": "int64", "bytes[][]": "uint8", "lengths[][]": "int64"}
 _VARINT: Final = "varint"
 _FILES: Final = frozenset({"audio", "image", "json", "npy", "str", "tokenize"})
-"""Codecs of bytes that say themselves what they are."""
+"""Codecs for bytes that describe themselves."""
 _FILE_NAMES: Final = {
     "text": "str",
     "json": "json",
@@ -54,13 +54,13 @@ _FILE_NAMES: Final = {
     "images": "bytes",
     "pickle": "bytes",
 } | {f"mds:{dtype}": "npy" for dtype in DTYPES}
-"""Codec by name, where a file of its own says more than a tar's member."""
+"""Default codec by name, for separate files whose format says more than a tar member."""
 _ONLY: Final = {
     name: codec
     for name, codec in _FILE_NAMES.items()
     if codec == "npy" or name in {"pil", "pixels", "images", "pickle"}
 }
-"""Those that no other codec than this one can read, but for ``bytes``."""
+"""Names that only this codec can read, apart from ``bytes``."""
 PICKLE: Final = "pickle"
 IMAGES: Final = "images"
 _YOURSELF: Final = {
@@ -71,14 +71,14 @@ _YOURSELF: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """One of the names above, taken apart.
+    """A parsed encoding name.
 
     Attributes:
-        dtype: of the numbers; of varints and of narrow numbers what they become.
-        shape: of a sample: empty for one number, None for any number of them.
-        varint: whether they are packed as protobuf does.
-        steps: of a feature list: ``float32``, ``varint``, ``bytes`` or ``lengths``.
-        narrow: what they are kept as, where that is one of ``recipe.low_precision``.
+        dtype: dtype of the decoded numbers; for varints and low-precision numbers, the dtype that they become.
+        shape: shape of a sample: empty for one number, None for any number of numbers.
+        varint: whether the numbers are protobuf varints.
+        steps: type of a feature list: ``float32``, ``varint``, ``bytes`` or ``lengths``; else empty.
+        narrow: the stored type, if it is one of ``recipe.low_precision``; else empty.
     """
 
     dtype: str
@@ -89,16 +89,16 @@ class Encoding:
 
     @property
     def scalar(self) -> bool:
-        """Whether a sample is one number."""
+        """Whether each sample is a single number."""
         return self.shape == ()
 
 
-@functools.lru_cache(maxsize=1024)  # a data set has few; asked for every field of every chunk
+@functools.lru_cache(maxsize=1024)  # a dataset has few names, and each field of each chunk asks for one
 def parse_stored(name: str) -> Encoding | None:
-    """Return what a name says; None: the field is a file of its own.
+    """Return the parsed name; None: the field is a separate file.
 
     Raises:
-        ValueError: it is no such name.
+        ValueError: the name is not an encoding.
     """
     if not name or name in _FILE_NAMES:
         return None
@@ -121,10 +121,10 @@ def parse_stored(name: str) -> Encoding | None:
 
 
 def check_stored(recipe: FieldRecipe) -> None:
-    """Make sure that a field's codec can read what the data stores.
+    """Check that a field's codec can read the stored encoding.
 
     Raises:
-        BadRecipe: it cannot; says what can.
+        BadRecipe: the codec cannot read it; the hint names a codec that can.
     """
     stored = parse_stored(recipe.stored)
     codec = recipe.codec
@@ -132,7 +132,7 @@ def check_stored(recipe: FieldRecipe) -> None:
     check_told(recipe.name, codec, key, is_json=recipe.stored == "json")
     if key is not None:
         if stored is not None or recipe.stored in _ONLY:
-            raise _unfit(recipe, 'documents of JSON for "key"', recipe.stored, default_codec(recipe.stored) or "bytes")
+            raise _unfit(recipe, 'JSON documents for "key"', recipe.stored, default_codec(recipe.stored) or "bytes")
         return
     if stored is None:
         only = _ONLY.get(recipe.stored, codec)
@@ -141,19 +141,17 @@ def check_stored(recipe: FieldRecipe) -> None:
             instead = _YOURSELF.get(recipe.stored, f"{only}, or bytes")
             raise _unfit(recipe, "an encoded file" if raw else "another kind of data", recipe.stored, instead)
         if codec == "array":
-            raise _unfit(recipe, "numbers", "a file of its own, as tar members are", "npy, tensor:DTYPE:SHAPE or bytes")
+            raise _unfit(recipe, "numbers", "a separate file, such as a tar member", "npy, tensor:DTYPE:SHAPE or bytes")
         return
     if codec in _FILES:
-        raise _unfit(recipe, "a file of its own", recipe.stored, suggest(stored))
-    if codec in {"int", "float"} and (
-        stored.shape or stored.steps
-    ):  # any number of them may well be one: each sample tells
+        raise _unfit(recipe, "a separate file", recipe.stored, suggest(stored))
+    if codec in {"int", "float"} and (stored.shape or stored.steps):  # "any number" may be one: each sample is checked
         raise _unfit(recipe, "one number per sample", recipe.stored, suggest(stored))
     if codec == "int" and stored.dtype.startswith("float"):
         raise _unfit(recipe, "integers", recipe.stored, suggest(stored))
     params = params_of(recipe)
     if getattr(params, "classes", ()):
-        raise _unfit(recipe, "names of classes", recipe.stored, suggest(stored))
+        raise _unfit(recipe, "class names", recipe.stored, suggest(stored))
     if (
         isinstance(params, (TensorParams, TokensParams))
         and not stored.varint
@@ -163,7 +161,7 @@ def check_stored(recipe: FieldRecipe) -> None:
 
 
 def _read_as(stored: Encoding, params: TensorParams | TokensParams) -> tuple[str, ...]:
-    """Return the dtypes that a recipe may say of numbers: of narrow ones the type of their bits, too."""
+    """Return the dtypes that a recipe may name; for low-precision numbers also the unsigned type of the bits."""
     if not stored.narrow:
         return (stored.dtype,)
     bits = NARROW[stored.narrow]
@@ -171,13 +169,13 @@ def _read_as(stored: Encoding, params: TensorParams | TokensParams) -> tuple[str
 
 
 def default_codec(name: str) -> str | None:
-    """Return the recipe for what is stored under that name where the user names none; None: the name does not say."""
+    """Return the default recipe for an encoding; None: the encoding does not determine one."""
     stored = parse_stored(name)
     return _FILE_NAMES.get(name) if stored is None else suggest(stored)
 
 
 def suggest(stored: Encoding) -> str:
-    """Return the recipe that takes what is stored as it is."""
+    """Return the recipe that reads the stored numbers unchanged."""
     if stored.scalar:
         return "float" if stored.dtype.startswith("float") else "int"
     if stored.shape is None:

@@ -1,4 +1,4 @@
-"""Libraries that only some kinds of data need."""
+"""Checks for optional libraries, which only some kinds of data need."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from feedd.errors import Unsupported
 
 
 def present(*modules: str) -> bool:
-    """Whether all of them are installed; imports nothing."""
+    """Return whether all modules are installed, without importing them."""
     return all(find_spec(module) is not None for module in modules)
 
 
 def require(codec: str, extra: str, *modules: str) -> None:
-    """Make sure that what a codec needs is installed; imports nothing.
+    """Check that the modules of a codec are installed, without importing them.
 
     Raises:
-        Unsupported: it is not; the hint says how to get it.
+        Unsupported: a module is missing; the hint says how to install it.
     """
     missing = [module for module in modules if not present(module)]
     if missing:
         raise Unsupported(
-            f"expected {' and '.join(missing)} for {codec!r}, got an installation without",
+            f"expected {' and '.join(missing)} to be installed for {codec!r}, got an installation without",
             object=codec,
             hint=f"install feedd[{extra}]",
             stage="decode",

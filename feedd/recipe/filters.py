@@ -1,15 +1,15 @@
-"""``filter``: conditions a sample must meet, on what is cheap to look at.
+"""``filter``: conditions that a sample must meet, on properties that are cheap to read.
 
-Each is a JSON object::
+Each condition is a JSON object::
 
-    {"field": "txt", "min_bytes": 1, "max_bytes": 4096}      as the shard stores it
+    {"field": "txt", "min_bytes": 1, "max_bytes": 4096}      stored size
     {"field": "jpg", "min_height": 64, "min_width": 64}      from the image's header
-    {"field": "score", "min": 0.5, "max": 1}                 a number, text or stored; compared as float64
-    {"field": "json", "key": "score", "min": 0.5}            one inside a JSON document (see ``recipe.key_params``)
-    {"field": "json", "key": "text", "min_bytes": 200}       UTF-8 bytes of a text inside one
+    {"field": "score", "min": 0.5, "max": 1}                 a number, in text or binary; compared as float64
+    {"field": "json", "key": "score", "min": 0.5}            a number in a JSON document (see ``recipe.key_params``)
+    {"field": "json", "key": "text", "min_bytes": 200}       UTF-8 bytes of a text in a JSON document
 
-A field that is decoded with a ``key`` is judged by the value there; of one that is no text, the bytes of its JSON.
-A sample must meet all of them. The field need not be one that is decoded.
+If a field is decoded with a ``key``, conditions apply to the value there. If that value is not text, its bytes are
+those of its JSON. A sample must meet all conditions. The field need not be decoded.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _HINT: Final = (
 
 
 class Filter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One condition; what is left out is not asked for.
+    """One condition; omitted bounds are not checked.
 
     Attributes:
-        field: batch key of a decoded field, or what the data calls it; ``a;b``: the first one a sample has.
-        key: of a value in the JSON document that the field holds.
+        field: batch key of a decoded field, or a field name in the data; ``a;b``: the first that a sample has.
+        key: path of a value in the JSON document that the field holds.
     """
 
     field: str
@@ -60,14 +60,14 @@ class Filter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     def __post_init__(self) -> None:
         asked = [pair for pair in (self.bytes, self.height, self.width, self.number) if pair != (None, None)]
         if not asked:
-            raise ValueError("expected a condition beside the field, got none")
+            raise ValueError("expected a condition for the field, got none")
         for low, high in asked:
             if low is not None and high is not None and low > high:
-                raise ValueError(f"expected a least value that is not above the most, got {low} and {high}")
+                raise ValueError(f"expected a minimum that is not above the maximum, got {low} and {high}")
         if self.key is not None:
             check_key(self.key)
             if self.height != (None, None) or self.width != (None, None):
-                raise ValueError("expected bounds of numbers or bytes beside key, got those of an image")
+                raise ValueError("expected bounds of numbers or bytes together with key, got bounds of an image")
 
     @property
     def bytes(self) -> tuple[int | None, int | None]:
@@ -90,9 +90,10 @@ class Filter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         return self.min, self.max
 
     def readers(self, recipes: Iterable[FieldRecipe]) -> tuple[FieldRecipe, ...]:
-        """Return what must be read of a sample beside its stored size.
+        """Return recipes for the properties that must be read in addition to the stored size.
 
-        An ``image`` header; a number (``float``); bytes of a value inside a document (``str`` or ``json``).
+        These are an image's header (``image``), a number (``float``), and the bytes of a value inside a document
+        (``str`` or ``json``).
         """
         recipes = tuple(recipes)
         sources, (key, is_text) = self.sources(recipes), self._way(recipes)
@@ -106,23 +107,23 @@ class Filter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         return tuple(FieldRecipe(self.field, sources, codec, canonical(params)) for codec, params in found)
 
     def _way(self, recipes: Iterable[FieldRecipe]) -> tuple[Key | None, bool]:
-        """Return the key of what is judged, its own or that of a decoded field; and whether text is expected there."""
+        """Return the key of the checked value, from the filter or the decoded field, and whether it must be text."""
         if self.key is not None:
             return self.key, True
         decoded = next((one for one in recipes if one.name == self.field), None)
         key = None if decoded is None else getattr(params_of(decoded), "key", None)
         if decoded is not None and decoded.codec == "tokenize":
-            key = key or None  # documents as they lie there have a stored size
+            key = key or None  # for whole documents the stored size is used
         return key, decoded is not None and decoded.codec in {"str", "tokenize"}
 
     def sources(self, recipes: Iterable[FieldRecipe]) -> tuple[str, ...]:
-        """Return what the data may call the field: of one that is decoded, what the recipes say."""
+        """Return the names that the field may have in the data; for a decoded field, those of its recipes."""
         decoded = [source for recipe in recipes if recipe.name == self.field for source in recipe.sources]
         return tuple(dict.fromkeys(decoded)) or tuple(part.strip().lower() for part in self.field.split(";"))
 
 
 def within(values: NDArray[Any], bounds: tuple[float | None, float | None]) -> NDArray[np.bool_]:
-    """Return which values lie within bounds, both included; NaN lies within none."""
+    """Return bool: which values lie within the bounds, both included; NaN never does."""
     low, high = bounds
     fits = np.ones(values.shape, np.bool_)
     if low is not None:
@@ -133,10 +134,10 @@ def within(values: NDArray[Any], bounds: tuple[float | None, float | None]) -> N
 
 
 def parse_filter(text: str) -> Filter:
-    """Return one condition.
+    """Return one parsed condition.
 
     Raises:
-        BadRecipe: not understood.
+        BadRecipe: the text is not a valid condition.
     """
     try:
         given = msgspec.json.decode(text.encode())
@@ -151,5 +152,5 @@ def parse_filter(text: str) -> Filter:
 
 
 def filter_text(one: Filter) -> str:
-    """Return canonical JSON text: equal conditions, equal text."""
+    """Return canonical JSON text: equal conditions give equal text."""
     return msgspec.json.encode(one, order="sorted").decode()

@@ -1,4 +1,4 @@
-"""What installed transforms say comes out of them, held to the same bounds as our own."""
+"""Results that installed transforms announce, checked against the same bounds as those of built-in transforms."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 def installed_outcome(one: Installed, picture: Picture) -> Picture:
-    """Return what comes out where ``picture`` goes in.
+    """Return the result of an installed transform for ``picture``.
 
     Raises:
-        BadRecipe: the plug-in does not load, does not take its options, or says nonsense.
-        ValueError: it takes no such image.
+        BadRecipe: the plug-in does not load, does not accept its options, or announces an invalid result.
+        ValueError: the plug-in does not accept such an image.
     """
     picture.require(channels_last=True)
     plugin = plugins.transform(one.name, one.options)

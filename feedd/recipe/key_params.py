@@ -1,7 +1,7 @@
-"""``key``: which value of a JSON document a field is, where it is not all of it. Pure.
+"""``key``: selects a value of a JSON document as the field, instead of the whole document. Pure.
 
-A member's name, or the way there from the outside in: names of members and places in arrays, counted from 0. The empty
-way is the document itself.
+A key is a member's name, or a path from the outside in: member names and array indices from 0. The empty path is the
+document itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NAMES: Final = ("json", "jsn")
 
 
 class KeyedParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """Of codecs that read a value of a JSON document; without ``key`` they read the field as it is."""
+    """Parameters of codecs that may read a value of a JSON document; without ``key`` they read the whole field."""
 
     key: Key | None = None
 
@@ -30,40 +30,40 @@ class KeyedParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
 
 def check_key(key: Key) -> None:
-    """Make sure that it is one.
+    """Check the length of the path and its steps.
 
     Raises:
-        ValueError: too long a way, or a place below 0.
+        ValueError: the path or a name is too long, or an index is negative.
     """
     if len(key) > _STEPS_MAX:
         raise ValueError(f"expected a key of at most {_STEPS_MAX} steps, got {len(key)}")
     for step in key:
         if isinstance(step, int) and step < 0:
-            raise ValueError(f"expected places in arrays from 0, got {step}")
+            raise ValueError(f"expected array indices from 0, got {step}")
         if isinstance(step, str) and len(step) > _NAME_CHARS_MAX:
             raise ValueError(f"expected names of at most {_NAME_CHARS_MAX} characters, got {len(step)}")
 
 
 def key_list(given: object) -> object:
-    """Return what a user wrote as a way: one name stands for the way of it alone."""
+    """Return the user's key as a path; a single name becomes a path of one step."""
     return [given] if isinstance(given, str) else given
 
 
 def key_text(key: Key) -> str:
-    """Return it for messages."""
+    """Return the key as text for messages."""
     return repr(key[0]) if len(key) == 1 and isinstance(key[0], str) else repr(list(key))
 
 
 def check_told(name: str, codec: str, key: Key | None, *, is_json: bool) -> None:
-    """Make sure that text to be tokenized is not a whole JSON document by oversight.
+    """Check that whole JSON documents are tokenized only if the recipe says so.
 
     Raises:
-        BadRecipe: it is, and nobody said so.
+        BadRecipe: the field holds JSON documents, and the recipe has no ``key``.
     """
     if codec == "tokenize" and key is None and is_json:
         raise BadRecipe(
             'expected "key", which names the text in each JSON document, got none',
             object=name,
-            hint='"key": "text" takes that member; "key": [] tokenizes documents as they are, braces and all',
+            hint='"key": "text" takes that member; "key": [] tokenizes whole documents, including the braces',
             stage="decode",
         )

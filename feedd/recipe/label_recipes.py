@@ -1,11 +1,11 @@
-"""Labels that no sample holds: the number of its folder, or what a table beside the data says of it. Pure.
+"""Labels that are not stored in samples: the number of a sample's folder, or a value from a table. Pure.
 
-In a recipe ``folder``, ``table:FILE`` and ``table:FILE:COLUMN``; or as JSON ``{"decode": "table", "file":
-"labels.csv", "column": "breed"}``, which takes ``transforms`` and ``as`` like any number. FILE is a URL, or lies in
-the folder that the dataset's first URL names. All are numbers (``int``): what is text counts by its place among all
-texts of the column, in order.
+Short forms are ``folder``, ``table:FILE`` and ``table:FILE:COLUMN``. The long form is ``{"decode": "table", "file":
+"labels.csv", "column": "breed"}``, which accepts ``transforms`` and ``as`` like any number. FILE is a URL, or a path in
+the folder that the dataset's first URL names. All labels are numbers (``int``). A text is numbered by its position
+among all texts of the column, in sorted order.
 
-Such a field comes from no file: what an index says of where it starts is the number itself.
+Such a field has no bytes in a shard: the index stores the number itself in place of the field's offset.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _TABLE: Final = "__table__"
 _NUMBER_AT: Final = 1 << 62
 _NUMBER_MAX: Final = 1 << 60
 NUMBER_BYTES: Final = 8
-"""Of each."""
+"""Bytes of one label."""
 
 NUMBER_STORED: Final = "int64"
-"""How they are stored."""
+"""Encoding of labels."""
 
 _NONE: Final = msgspec.Raw(b"null")
 _TABLES: Final = (".csv", ".tsv", ".jsonl", ".ndjson")
@@ -42,9 +42,9 @@ class TableLabel(NamedTuple):
 
     Attributes:
         file: URL, or path below the dataset's folder.
-        column: the labels'; where the table has none of that name, the only one beside that of paths.
-        version: etag of the file; empty: not asked yet.
-        classes: names of labels, in order, where the recipe says them; empty: all that the column has.
+        column: column of the labels; if the table lacks it, the only column apart from the paths.
+        version: etag of the file; empty: not requested yet.
+        classes: names of labels, in order, if the recipe lists them; empty: all values of the column.
     """
 
     file: str
@@ -74,14 +74,14 @@ class _Folder(msgspec.Struct, forbid_unknown_fields=True, tag_field="decode", ta
 
 
 def label_source(name: str, text: str) -> str:
-    """Return what a field's recipe takes its values from; empty: it is no label of this kind.
+    """Return the label source that a field's recipe names; empty: the field is not a folder or table label.
 
     Args:
-        name: key in the batch.
-        text: of the recipe.
+        name: batch key.
+        text: recipe text.
 
     Raises:
-        BadRecipe: a table that is not understood.
+        BadRecipe: the table is invalid.
     """
     text = text.strip()
     if text == "folder":
@@ -101,22 +101,22 @@ def label_source(name: str, text: str) -> str:
 
 
 def label_options(text: str) -> dict[str, Any]:
-    """Return what a label's long form says of the number, and not of where it comes from: ``transforms``, ``as``."""
+    """Return the options of a label's long form that concern the number: ``transforms`` and ``as``."""
     form = msgspec.json.decode(text.encode()) if text.strip().startswith("{") else {}
     return {name: value for name, value in form.items() if name in {"transforms", "as"}}
 
 
 def _decode_of(text: str) -> object:
-    """Return what a long form decodes by; None: it is none, or does not say."""
+    """Return a long form's ``decode`` entry; None: the text is not a JSON object, or has no such entry."""
     try:
         form = msgspec.json.decode(text.encode())
     except (msgspec.DecodeError, RecursionError):
-        return None  # said where recipes are read
+        return None  # the recipe parser reports it
     return form.get("decode") if isinstance(form, dict) else None
 
 
 def _split(text: str) -> tuple[str, str]:
-    """Take ``FILE:COLUMN`` apart: a URL has a colon of its own."""
+    """Split ``FILE:COLUMN``; the colon of a URL's scheme does not count."""
     file, colon, column = text.rpartition(":")
     return (file, column) if colon and not column.startswith("//") else (text, "")
 
@@ -133,14 +133,14 @@ def _source(table: TableLabel) -> str:
 
 
 def table_of(source: str) -> TableLabel | None:
-    """Return the table that a recipe's source names; None: it names none."""
+    """Return the table that a recipe's source names; None: the source is not a table."""
     if not source.startswith(_TABLE):
         return None
     return msgspec.json.decode(source.removeprefix(_TABLE), type=TableLabel)
 
 
 def classes_of(source: str) -> tuple[str, ...]:
-    """Return the classes that a recipe names for a label, in order; empty: all that the data has are classes."""
+    """Return the classes that a recipe lists for a label, in order; empty: all values of the data are classes."""
     table = table_of(source)
     if table is not None:
         return table.classes
@@ -149,17 +149,17 @@ def classes_of(source: str) -> tuple[str, ...]:
 
 
 def versioned(table: TableLabel, ref: ObjectRef) -> str:
-    """Return the source of a column of that version of a table."""
+    """Return the source of a column in the given version of a table."""
     return _source(table._replace(file=ref.url, version=ref.etag))
 
 
 def is_label(source: str) -> bool:
-    """Whether a field's source is a label of this kind."""
+    """Whether a field's source is a folder or table label."""
     return source.startswith((FOLDER, _TABLE))
 
 
 def unlabelled(source: str) -> str:
-    """Return why a sample is without a label of that source."""
+    """Return the reason why a sample has no label from this source."""
     table = table_of(source)
     known = " that is one of the classes" if classes_of(source) else ""
     if table is None:
@@ -168,25 +168,25 @@ def unlabelled(source: str) -> str:
 
 
 def number_at(values: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return where numbers "start", as an index says it."""
+    """Return int64[rows], the offsets that encode these numbers in an index."""
     return values + np.int64(_NUMBER_AT)
 
 
 def number_of(start: int) -> int | None:
-    """Return the number that starts there; None: that is a place in a file."""
+    """Return the number that an offset encodes; None: the offset is a position in a file."""
     return start - _NUMBER_AT if start >= _NUMBER_AT - _NUMBER_MAX else None
 
 
 def are_numbers(starts: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return which of them are numbers and no places in a file, bool[rows]: as ``number_of`` says of each."""
+    """Return bool[rows]: which offsets encode numbers rather than positions in a file."""
     return starts >= _NUMBER_AT - _NUMBER_MAX
 
 
 def numbers_of(starts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the numbers that start there, int64[rows]; all of them are some."""
+    """Return int64[rows], the numbers that these offsets encode; all offsets must encode numbers."""
     return starts - np.int64(_NUMBER_AT)
 
 
 def fits(value: int) -> bool:
-    """Whether a number can be a label."""
+    """Whether a number is small enough to be a label."""
     return -_NUMBER_MAX <= value < _NUMBER_MAX

@@ -1,4 +1,4 @@
-"""What of a shard's fields is in no batch, or changed, where a user names no fields."""
+"""Fields of shards that are left out of batches, or changed, if the user names no fields."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _NAMES_MAX: Final = 10_000
 
 
 class LeftOutFields:
-    """What default recipes leave out, or change, of the fields of several shards: each field counts once."""
+    """Fields of several shards that default recipes leave out or change; each field counts once."""
 
     def __init__(self) -> None:
         self._names: dict[NoticeKind, dict[str, None]] = {}
 
     def add(self, index: ShardIndex) -> None:
-        """Take a shard. Where fields must be named to be read at all, opening is an error, and nothing is added."""
+        """Add the fields of a shard. Nothing is added if default recipes fail, because then opening is an error."""
         try:
             recipes = as_stored(default_fields(index.fields, index.stored), index)
         except BadRecipe:
@@ -36,17 +36,17 @@ class LeftOutFields:
 
     @property
     def amounts(self) -> dict[NoticeKind, Amount]:
-        """How much there is of each kind."""
+        """The number of fields of each kind."""
         return _amounts({kind: list(names) for kind, names in self._names.items()})
 
 
 def left_out(index: ShardIndex, recipes: Sequence[FieldRecipe], *, named: bool = False) -> dict[NoticeKind, Amount]:
-    """Return what recipes leave out, or change, of a shard's fields.
+    """Return the fields of a shard that recipes leave out or change.
 
     Args:
-        index: of the shard that told the fields.
-        recipes: of all fields; they know how the shard stores them.
-        named: the user named the fields: what is in none of them is meant to be left out.
+        index: index of the shard that determined the fields.
+        recipes: recipes of all fields, with the shard's encodings.
+        named: whether the user named the fields; unnamed fields are then left out on purpose.
     """
     found = _names_left_out(index, recipes)
     return _amounts({NoticeKind.UNSCALED_DECIMALS: found[NoticeKind.UNSCALED_DECIMALS]} if named else found)

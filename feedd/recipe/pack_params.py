@@ -1,4 +1,4 @@
-"""Parameters of packing, and of what fills places that no number takes. Pure."""
+"""Parameters of packing, and of the numbers that fill unused places. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LENGTH_MAX: Final = 1 << 27
 
 
 class PackParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Samples of any length packed into rows of ``length`` numbers (``batching.packing``); ``fill`` where none is."""
+    """Packs samples of any length into rows of ``length`` numbers (``batching.packing``); ``fill`` fills the rest."""
 
     length: int
     how: Literal["concat", "bins"] = "concat"
@@ -24,13 +24,13 @@ class PackParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """How a field is packed.
+    """How the fields of a recipe are packed.
 
     Attributes:
-        length: tokens of a row.
+        length: tokens per row.
         how: see ``batching.packing``.
-        fill: token in places that no document takes.
-        beside: what fills those places of each further field that is packed alike, as long in every document.
+        fill: token in places that no document uses.
+        beside: fill of each further field; further fields are packed alike and equally long in every document.
     """
 
     length: int
@@ -40,10 +40,10 @@ class Packing:
 
 
 def check_fill(dtype: str, fill: int) -> None:
-    """Make sure that an integer type holds a number; 0 fits every type.
+    """Check that an integer type can hold ``fill``; 0 fits every type.
 
     Raises:
-        ValueError: it does not.
+        ValueError: the type cannot hold it.
     """
     if not fill:
         return

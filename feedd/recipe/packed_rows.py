@@ -1,4 +1,4 @@
-"""Which recipes have their samples packed into rows of several, and what cannot be asked for beside that."""
+"""Finds recipes that pack several samples into a row, and refuses options that packing excludes."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def packing_of(recipe: Sequence[FieldRecipe]) -> Packing | None:
-    """Return how a recipe packs; None: it does not.
+    """Return how a recipe packs; None: the recipe does not pack.
 
     Raises:
-        BadRecipe: some fields are not packed, or otherwise: rows are not samples any more.
+        BadRecipe: only some fields are packed, or the fields are packed differently.
     """
     packs = [getattr(params_of(field), "pack", None) for field in recipe]
     told = [pack for pack in packs if isinstance(pack, PackParams)]
@@ -31,7 +31,7 @@ def packing_of(recipe: Sequence[FieldRecipe]) -> Packing | None:
     if len(told) < len(packs):
         alone = next(field.name for field, pack in zip(recipe, packs, strict=True) if pack is None)
         raise BadRecipe(
-            f"expected all fields packed where one is, got {alone!r} as it is",
+            f"expected all fields to be packed or none, got {alone!r} without pack",
             object=alone,
             hint='give it the same "pack" (its samples are then as long as the others\'), or leave it out',
             stage="decode",
@@ -39,17 +39,17 @@ def packing_of(recipe: Sequence[FieldRecipe]) -> Packing | None:
     first, *others = told
     if any((other.length, other.how) != (first.length, first.how) for other in others):
         raise BadRecipe(
-            f"expected all fields packed to rows of {first.length} by {first.how!r}, got others too", stage="decode"
+            f"expected all fields packed to rows of {first.length} by {first.how!r}, got another pack", stage="decode"
         )
     return Packing(first.length, first.how, first.fill, tuple(other.fill for other in others))
 
 
 def as_long(names: Sequence[str], sizes: Sequence[NDArray[np.int64]]) -> dict[int, tuple[str, str]]:
-    """Return the samples whose fields are not all as long as the first: by row, which field, and what is wrong.
+    """Return the samples whose fields are not all as long as the first: row -> (field, reason).
 
     Args:
-        names: of the fields that are packed alike.
-        sizes: int64[rows], of each; negative ones are bad for another reason.
+        names: names of the fields that are packed alike.
+        sizes: int64[rows] per field; negative sizes mark samples that are bad for another reason.
     """
     bad: dict[int, tuple[str, str]] = {}
     for name, its in zip(names[1:], sizes[1:], strict=True):
@@ -60,10 +60,10 @@ def as_long(names: Sequence[str], sizes: Sequence[NDArray[np.int64]]) -> dict[in
 
 
 def check_packing(spec: OpenSpec, wanted: Sequence[Sequence[FieldRecipe]]) -> None:
-    """Make sure that nothing is asked for sample by sample where samples are packed.
+    """Check that no option that works per sample is combined with packing.
 
     Raises:
-        BadRequest: something is.
+        BadRequest: such an option is used.
     """
     if not any(packing_of(recipe) for recipe in wanted):
         return
@@ -73,4 +73,4 @@ def check_packing(spec: OpenSpec, wanted: Sequence[Sequence[FieldRecipe]]) -> No
     asked |= {"'pad'": padded, "bad_samples='replace'": replaced}
     for what, wrong in asked.items():
         if wrong:
-            raise BadRequest(f"expected samples as they are for {what}, got packed ones", stage="decode")
+            raise BadRequest(f"expected unpacked samples for {what}, got packed samples", stage="decode")

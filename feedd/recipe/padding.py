@@ -1,14 +1,14 @@
-"""``pad``: samples of different shapes as one block, filled up with a value.
+"""``pad``: samples of different shapes as one block, padded with a value.
 
 In a field's long form::
 
     {"decode": "array", "pad": {"to": "longest", "value": 0}}
     {"decode": "npy", "pad": {"to": [64, 128, 256], "truncate": true, "mask": false, "lengths": true}}
 
-``to`` is about the first dimension: as long as the batch's longest sample, always so long, or the smallest of several
-lengths that the longest fits into. Further dimensions are as large as the batch's largest. Beside field ``x`` comes
-``x_mask``, True where a value is a sample's own (over all dimensions but the last, or the only one), and where asked
-for ``x_length``: how much of each dimension is.
+``to`` sets the first dimension: the batch's longest sample, a fixed length, or the smallest of several lengths that
+holds the longest sample. Further dimensions are as large as the batch's largest. With field ``x`` comes ``x_mask``,
+which is True for a sample's real values. The mask covers all dimensions but the last, or the only dimension. On request
+``x_length`` is added: the sample's size in each dimension.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from feedd.protocols import SampleCodec
 
-_LENGTHS_MAX: Final = 256  # of buckets: a few suffice, and each is looked at for every batch
+_LENGTHS_MAX: Final = 256  # number of lengths: a few suffice, and every batch checks each of them
 MASK_SUFFIX: Final = "_mask"
 LENGTH_SUFFIX: Final = "_length"
 
@@ -41,10 +41,10 @@ class Pad(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
 
     Attributes:
         to: length of the first dimension; ``longest``: of the batch's longest; several: the smallest that suffices.
-        value: what fills the rest.
-        truncate: cut longer samples off at their end; else they are bad samples.
+        value: the padding.
+        truncate: cut longer samples off at their end; otherwise they are bad samples.
         mask: add ``<name>_mask``, bool.
-        lengths: add ``<name>_length``, int64: per sample, or per sample and dimension where there are several.
+        lengths: add ``<name>_length``, int64: per sample, or per sample and dimension if there are several dimensions.
     """
 
     to: int | Literal["longest"] | tuple[int, ...] = "longest"
@@ -56,7 +56,7 @@ class Pad(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
     def __post_init__(self) -> None:
         if self.to == "longest":
             if self.truncate:
-                raise ValueError("expected a length beside truncate, got longest")
+                raise ValueError("expected a length together with truncate, got longest")
             return
         if not 1 <= len(self.buckets) <= _LENGTHS_MAX:
             raise ValueError(f"expected 1 to {_LENGTHS_MAX} lengths, got {len(self.buckets)}")
@@ -67,7 +67,7 @@ class Pad(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
 
     @property
     def buckets(self) -> tuple[int, ...]:
-        """Lengths the first dimension may have, ascending; empty: any."""
+        """Lengths that the first dimension may have, ascending; empty: any length."""
         if isinstance(self.to, int):
             return (self.to,)
         return () if isinstance(self.to, str) else self.to
@@ -76,7 +76,8 @@ class Pad(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
         """Return the shape that all samples of a batch get.
 
         Args:
-            shapes: int64[rows, ndim], decoded; a negative row is bad and has no say, nor has one that is too long.
+            shapes: int64[rows, ndim], decoded shapes; negative rows are bad samples and are ignored, and so are rows
+                that are too long.
         """
         buckets = self.buckets
         known = shapes[(shapes >= 0).all(axis=1)]
@@ -90,15 +91,15 @@ class Pad(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
 
 @functools.lru_cache(maxsize=256)
 def parse_pad(text: str) -> Pad | None:
-    """Return what a recipe's ``pad`` says; None: it has none."""
+    """Return the parsed ``pad`` of a recipe; None: the recipe does not pad."""
     return msgspec.json.decode(text.encode(), type=Pad) if text else None
 
 
 def pad_text(name: str, given: object) -> str:
-    """Return what a user wrote as canonical JSON text.
+    """Return the user's ``pad`` as canonical JSON text.
 
     Raises:
-        BadRecipe: it is not understood.
+        BadRecipe: ``pad`` is invalid.
     """
     try:
         return msgspec.json.encode(msgspec.convert(given, Pad), order="sorted").decode()
@@ -113,26 +114,26 @@ def pad_text(name: str, given: object) -> str:
 
 
 def padded(spec: TensorSpec, pad: Pad) -> TensorSpec:
-    """Return what a RAGGED field looks like when it is padded.
+    """Return the spec of a RAGGED field after padding.
 
     Raises:
-        BadRecipe: it is of another kind, or its type does not have the value.
+        BadRecipe: the field is not RAGGED, or its dtype cannot hold the value.
     """
     if spec.kind is not FieldKind.RAGGED:
         raise BadRecipe(
-            f"expected a field whose samples differ in shape to pad, got one that is {spec.kind.value}",
+            f"expected a field whose samples differ in shape to pad, got a {spec.kind.value} field",
             object=spec.name,
             hint="leave pad out",
             stage="decode",
         )
     dtype = np.dtype(spec.dtype)
     if not _holds(dtype, pad.value):
-        raise BadRecipe(f"expected a value that {dtype.name} has to pad with, got {pad.value}", object=spec.name)
+        raise BadRecipe(f"expected a padding value that {dtype.name} can hold, got {pad.value}", object=spec.name)
     return replace(spec, kind=FieldKind.PADDED)
 
 
 def _holds(dtype: np.dtype[Any], value: float) -> bool:
-    """Tell whether a dtype has that value; floats may round it, integers may not."""
+    """Return whether a dtype can hold the value; floats may round it, integers may not."""
     if dtype.kind == "f":
         return abs(value) <= float(np.finfo(dtype.name).max)
     low, high = (0, 1) if dtype.kind == "b" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
@@ -140,10 +141,10 @@ def _holds(dtype: np.dtype[Any], value: float) -> bool:
 
 
 def batch_specs(kinds: Iterable[tuple[TensorSpec, Pad | None]]) -> tuple[TensorSpec, ...]:
-    """Return all fields of a batch: those of the recipes, and what padding adds.
+    """Return the specs of a batch: those of the recipes, and those that padding adds.
 
     Raises:
-        BadRecipe: a name comes twice.
+        BadRecipe: two specs have the same name.
     """
     specs: list[TensorSpec] = []
     for spec, pad in kinds:
@@ -158,10 +159,10 @@ def batch_specs(kinds: Iterable[tuple[TensorSpec, Pad | None]]) -> tuple[TensorS
 
 
 def unique(specs: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """Return all fields of a batch, each of another name.
+    """Return the specs after checking that their names are unique.
 
     Raises:
-        BadRecipe: a name comes twice.
+        BadRecipe: two specs have the same name.
     """
     specs = tuple(specs)
     names = [spec.name for spec in specs]
@@ -172,12 +173,12 @@ def unique(specs: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
 
 
 def mask_ndim(ndim: int) -> int:
-    """Return the dimensions of a sample's mask: channels or features, the last of several, are all there or none."""
+    """Return the dimensions of a sample's mask: one less than the sample's, because channels are masked together."""
     return max(1, ndim - 1)
 
 
 class Padding:
-    """What a worker knows of a padded field: how large its rows are in this batch."""
+    """A padded field as a worker sees it: the size of its rows in this batch."""
 
     def __init__(self, pad: Pad, dims: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self.dims = dims
@@ -188,10 +189,10 @@ class Padding:
     def decode(
         self, codec: SampleCodec, data: memoryview, shape: list[int], target: NDArray[np.generic], seed: int
     ) -> None:
-        """Decode a sample of ``shape`` into the head of its row, and fill up the rest.
+        """Decode a sample of ``shape`` into the start of its row, and pad the rest.
 
         Raises:
-            BadSample: it is longer than rows are, or cannot be decoded.
+            BadSample: the sample is longer than the row, or cannot be decoded.
         """
         if len(shape) > DIMS_MAX or np.prod(shape, dtype=np.float64) * self._dtype.itemsize > SAMPLE_BYTES_MAX:
             raise BadSample(f"expected at most {SAMPLE_BYTES_MAX} bytes, got shape {shape}")
@@ -201,7 +202,7 @@ class Padding:
             codec.decode(data, target[: shape[0]], seed)
             target[shape[0] :] = self._value
             return
-        whole: NDArray[np.generic] = np.empty(shape, self._dtype)  # a codec wants its rows to lie back to back
+        whole: NDArray[np.generic] = np.empty(shape, self._dtype)  # a codec needs a contiguous target
         codec.decode(data, whole, seed)
         head = tuple(slice(0, min(side, room)) for side, room in zip(shape, self.dims, strict=True))
         target[...] = self._value

@@ -1,6 +1,6 @@
-"""Parameters of each codec: parsed, checked and canonical; and what a field looks like in a batch.
+"""Parameters of each codec: parsed, checked and canonical; and the resulting field in a batch.
 
-Pure: nothing here decodes anything, so the daemon may import it without loading an image library.
+Pure: nothing here decodes data, so the daemon may import this module without loading an image library.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ DTYPES: Final = (
     "float64",
 )
 SAMPLE_BYTES_MAX: Final = 1 << 30
-"""No single decoded field may be larger; a recipe or header that asks for more is refused before allocation."""
+"""Limit for a single decoded field; a recipe or header that needs more is refused before memory is allocated."""
 
 DIMS_MAX: Final = 8
 
@@ -63,13 +63,13 @@ def _check_array(dtype: str, shape: tuple[int, ...]) -> None:
 
 
 class _NumberParams(KeyedParams, frozen=True):
-    """One number; ``transforms`` are done to it in order (``one_hot``, ``cast``)."""
+    """One number; ``transforms`` are applied in order (``one_hot``, ``cast``)."""
 
     transforms: tuple[NumberTransform, ...] = ()
 
     @property
     def measured(self) -> bool:
-        """The shape is always known."""
+        """False: the shape is always known."""
         return False
 
     def __post_init__(self) -> None:
@@ -79,40 +79,40 @@ class _NumberParams(KeyedParams, frozen=True):
 
     @property
     def own_dtype(self) -> str:
-        """What it is read as."""
+        """The dtype as which the number is read."""
         return "int64"
 
     def spec(self, name: str) -> TensorSpec:
-        """DENSE; a scalar unless a transform makes more of it."""
+        """DENSE; a scalar unless a transform adds a dimension."""
         return _dense(name, *of_number(self.own_dtype, self.transforms))
 
 
 class IntParams(_NumberParams, frozen=True):
-    """``int``: an ASCII integer, int64; with ``classes`` text, and its place among them."""
+    """``int``: an ASCII integer, int64; with ``classes``: a text, as its index among the classes."""
 
     classes: tuple[str, ...] = ()
 
 
 class FloatParams(_NumberParams, frozen=True):
-    """``float``: an ASCII number, kept as float32 because that is what a loss wants; as float64 where asked."""
+    """``float``: an ASCII number, as float32 because losses use float32; float64 on request."""
 
     dtype: Literal["float32", "float64"] = "float32"
 
     @property
     def own_dtype(self) -> str:
-        """What it is read as."""
+        """The dtype as which the number is read."""
         return self.dtype
 
 
 class TensorParams(KeyedParams, frozen=True):
-    """``tensor:float32:3,224,224``: raw little-endian values in C order, of exactly that many bytes."""
+    """``tensor:float32:3,224,224``: raw little-endian values in C order, of exactly this size."""
 
     dtype: str
     shape: tuple[int, ...]
 
     @property
     def measured(self) -> bool:
-        """The shape is always known."""
+        """False: the shape is always known."""
         return False
 
     def __post_init__(self) -> None:
@@ -120,21 +120,21 @@ class TensorParams(KeyedParams, frozen=True):
         _check_array(self.dtype, self.shape)
 
     def spec(self, name: str) -> TensorSpec:
-        """DENSE."""
+        """DENSE, with the recipe's shape."""
         return _dense(name, self.dtype, self.shape)
 
 
 class TokensParams(OwnParams, frozen=True):
-    """``tokens:uint16:2049``: a row of that many raw little-endian token ids.
+    """``tokens:uint16:2049``: a row of ``count`` raw little-endian token ids.
 
     Attributes:
-        dtype: of an id.
-        count: ids of a sample.
-        stride: ids from one sample's start to the next one's, where files of tokens are cut (``formats.tokens``); 0:
-            one less than ``count``, so that as inputs and as targets, one further on, samples cover every id once.
-        last: ``pad``: samples of fewer ids are filled up with ``fill``, the last one of a file among them; ``drop``:
-            that one is left out, and others are bad samples.
-        fill: see ``last``.
+        dtype: dtype of an id.
+        count: ids per sample.
+        stride: ids from one sample's start to the next, if files of tokens are split (``formats.tokens``). The default,
+            0, means ``count - 1``: inputs and targets, shifted by one, then cover every id once.
+        last: ``pad``: samples with fewer ids, such as the last of a file, are filled up with ``fill``. ``drop``: the
+            last sample of a file is left out if short, and other short samples are bad samples.
+        fill: id that fills short samples, see ``last``.
     """
 
     dtype: str
@@ -151,18 +151,18 @@ class TokensParams(OwnParams, frozen=True):
 
     @property
     def step(self) -> int:
-        """The stride, of 0 what it stands for."""
+        """The stride in ids, with 0 replaced by its meaning."""
         return self.stride or max(self.count - 1, 1)
 
     def spec(self, name: str) -> TensorSpec:
-        """DENSE, one dimension."""
+        """DENSE, one dimension of ``count`` ids."""
         return _dense(name, self.dtype, (self.count,))
 
 
 class ArrayParams(KeyedShape, frozen=True):
-    """``array``: as many numbers as the sample has, of the type the data stores them in, packed where asked.
+    """``array``: all numbers of a sample, in their stored dtype, packed on request.
 
-    Of JSON documents (``key``) the recipe says the type.
+    For values of JSON documents (``key``), the recipe must name the dtype.
     """
 
     dtype: str = ""
@@ -171,7 +171,7 @@ class ArrayParams(KeyedShape, frozen=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.key is not None and not self.dtype:
-            raise ValueError('expected "dtype" beside "key", got none: JSON does not say it')
+            raise ValueError('expected "dtype" together with "key", got none: JSON does not say it')
         if self.dtype:
             _check_array(self.dtype, ())
             if self.pack is not None:
@@ -186,7 +186,7 @@ class ArrayParams(KeyedShape, frozen=True):
         """RAGGED, one dimension.
 
         Raises:
-            Internal: not pinned yet.
+            Internal: the dtype is not known yet.
         """
         if not self.pinned:
             raise Internal("expected an array field to be resolved before its spec is asked for", object=name)
@@ -194,9 +194,10 @@ class ArrayParams(KeyedShape, frozen=True):
 
 
 class NpyParams(OwnParams, frozen=True):
-    """``npy``: dtype and number of dimensions are pinned by the first sample (``DecodePool.resolve``).
+    """``npy``: dtype and number of dimensions are taken from the first sample (``DecodePool.resolve``).
 
-    With ``shape`` (``npy:float32:3,4``) it is DENSE and needs no pinning. With ``pack`` it has one dimension.
+    With ``shape`` (``npy:float32:3,4``) the field is DENSE and needs no first sample. With ``pack`` it has one
+    dimension.
     """
 
     dtype: str = ""
@@ -217,7 +218,7 @@ class NpyParams(OwnParams, frozen=True):
 
     @property
     def pinned(self) -> bool:
-        """Whether dtype and dimensions are known."""
+        """Whether dtype and number of dimensions are known."""
         return bool(self.dtype) and (self.shape is not None or self.ndim > 0)
 
     @property
@@ -226,10 +227,10 @@ class NpyParams(OwnParams, frozen=True):
         return self.shape is None
 
     def spec(self, name: str) -> TensorSpec:
-        """DENSE with a shape, else RAGGED.
+        """DENSE if the shape is known, else RAGGED.
 
         Raises:
-            Internal: not pinned yet.
+            Internal: dtype or dimensions are not known yet.
         """
         if not self.pinned:
             raise Internal("expected an npy field to be resolved before its spec is asked for", object=name)
@@ -239,17 +240,17 @@ class NpyParams(OwnParams, frozen=True):
 
 
 class ImageParams(OwnParams, frozen=True):
-    """``image``: 8-bit RGB, rows x columns x 3, unless the options say otherwise.
+    """``image``: 8-bit RGB, rows x columns x 3, unless options change this.
 
     Attributes:
-        size: height and width of the result; None keeps each image's own size (RAGGED).
-        augment: ``random_resized_crop`` (scale 0.08..1, ratio 3/4..4/3) in place of the centre crop; ``flip``
-            mirrors half of the samples. Both are functions of the sample's seed only.
+        size: height and width of the result; None keeps each image's size (RAGGED).
+        augment: ``random_resized_crop`` (scale 0.08..1, ratio 3/4..4/3) replaces the centre crop; ``flip`` mirrors half
+            of the samples. Both depend only on the sample's seed.
         raw: leave the bytes encoded (RAGGED uint8), for decoding on the GPU.
-        orient: apply EXIF orientation. Off by default, as in torchvision's ImageFolder and timm.
-        mode: ``gray`` has one channel; ``unchanged`` has 1, 3 or 4 (alpha), as the file does.
-        dtype: ``uint16`` keeps 16 bits; what has 8 is spread over them.
-        transforms: what is done then, in order (see ``recipe.transform_params``).
+        orient: apply the EXIF orientation. Off by default, as in torchvision's ImageFolder and timm.
+        mode: ``gray`` has one channel; ``unchanged`` has 1, 3 or 4 (alpha) channels, like the file.
+        dtype: ``uint16`` keeps 16 bits; 8-bit images are scaled to 16 bits.
+        transforms: further steps, in order (see ``recipe.transform_params``).
     """
 
     size: tuple[int, int] | None = None
@@ -275,14 +276,14 @@ class ImageParams(OwnParams, frozen=True):
 
     @property
     def plain(self) -> bool:
-        """Whether nothing is wanted but size and augment."""
+        """Whether only ``size`` and ``augment`` are used."""
         return not (self.orient or self.transforms) and self.mode == "rgb" and self.dtype == "uint8"
 
     def outcome(self, picture: Picture) -> Picture:
-        """Return what the transforms make of an image.
+        """Return an image's properties after all transforms.
 
         Raises:
-            ValueError: one of them cannot take it.
+            ValueError: a transform does not accept its input.
         """
         for one in self.transforms:
             picture = installed_outcome(one, picture) if isinstance(one, Installed) else one.outcome(picture)
@@ -296,11 +297,11 @@ class ImageParams(OwnParams, frozen=True):
 
     @property
     def measured(self) -> bool:
-        """Images that keep a size of their own are measured from their headers."""
+        """Images of varying size are measured from their headers."""
         return not self.raw and self._result.shape is None
 
     def spec(self, name: str) -> TensorSpec:
-        """DENSE where all images come out alike, else RAGGED."""
+        """DENSE if all images have the same shape, else RAGGED."""
         result = self._result
         if self.raw:
             return TensorSpec(name=name, kind=FieldKind.RAGGED, dtype="uint8", ndim=1)
@@ -310,21 +311,21 @@ class ImageParams(OwnParams, frozen=True):
 
 
 class InstalledParams(OwnParams, frozen=True):
-    """A codec that the operator installed (see ``recipe.plugins``): its name, and its options as JSON."""
+    """A codec that the operator installed (see ``recipe.plugins``), with its options as JSON."""
 
     name: str
     options: str = "{}"
 
     @property
     def measured(self) -> bool:
-        """Whatever is not DENSE is measured."""
+        """Whether samples must be measured: all fields that are not DENSE are."""
         return self.spec("").kind is not FieldKind.DENSE
 
     def spec(self, name: str) -> TensorSpec:
-        """Return what the codec says.
+        """Return the spec that the codec announces.
 
         Raises:
-            BadRecipe: it does not load, does not take its options, or says nonsense.
+            BadRecipe: the codec does not load, does not accept its options, or announces an invalid spec.
         """
         spec = plugins.codec(self.name, self.options).spec(name)
         try:
@@ -364,16 +365,16 @@ CODECS: Final[Mapping[str, type[Params]]] = {
     "tokenize": TokenizeParams,
     "tokens": TokensParams,
 }
-"""Every codec of our own, by its name in a recipe."""
+"""Every built-in codec, by its name in a recipe."""
 
 
 def known_codecs() -> tuple[str, ...]:
-    """Return all names there are: ours, and those of installed plug-ins."""
+    """Return the names of all codecs: built-in and installed."""
     return (*CODECS, *(name for name in plugins.names(plugins.CODECS) if name not in CODECS))
 
 
 def canonical(params: Params) -> str:
-    """Return ``params`` as JSON text with sorted keys and no defaults: equal parameters, equal text."""
+    """Return ``params`` as JSON text with sorted keys and without defaults: equal parameters give equal text."""
     return msgspec.json.encode(params, order="sorted").decode()
 
 
@@ -381,7 +382,7 @@ def params_of(recipe: FieldRecipe) -> Params:
     """Return the parsed parameters of a recipe.
 
     Raises:
-        BadRecipe: unknown codec, or parameters it does not have.
+        BadRecipe: the codec is unknown, or does not have these parameters.
     """
     kind = CODECS.get(recipe.codec)
     if kind is None and recipe.codec in plugins.names(plugins.CODECS):

@@ -34,31 +34,32 @@ STORES: Final = "feedd.stores"
 
 
 class ImagePlugin(Protocol):
-    """A transform of images."""
+    """An installed transform of images."""
 
     def outcome(self, shape: tuple[int | None, ...], dtype: str) -> tuple[tuple[int | None, ...], str]:
-        """Return rows, columns and channels, and the dtype, of what comes out of such an image.
+        """Return the result's (rows, columns, channels) and dtype for an image of ``shape`` and ``dtype``.
 
-        ``None`` is what differs from sample to sample. May not depend on anything else: batches are laid out by it.
+        ``None`` stands for a size that differs between samples. The result may depend on nothing else, because the
+        layout of batches follows from it.
 
         Raises:
-            ValueError: it takes no such image.
+            ValueError: the plug-in does not accept such an image.
         """
 
     def __call__(self, image: NDArray[Any], seed: int) -> NDArray[Any]:
-        """Return the changed image; ``image`` stays as it is. All chance comes from ``seed``, 64 bits."""
+        """Return the changed image; ``image`` must stay unchanged. All randomness comes from the 64-bit ``seed``."""
 
 
 def _points(**which: str) -> metadata.EntryPoints:
-    from importlib import metadata  # noqa: PLC0415 - takes 20 ms, and most processes never ask
+    from importlib import metadata  # noqa: PLC0415 - takes 20 ms, and most processes never need it
 
-    found: metadata.EntryPoints = metadata.entry_points(**which)  # type: ignore[assignment]  # of older Pythons
+    found: metadata.EntryPoints = metadata.entry_points(**which)  # type: ignore[assignment]  # on older Pythons
     return found
 
 
 @functools.cache
 def names(group: str) -> tuple[str, ...]:
-    """Return what is installed in a group; looked up once per process, and nothing is loaded."""
+    """Return the installed names of a group; searched once per process, without loading anything."""
     return tuple(sorted({point.name for point in _points(group=group)}))
 
 
@@ -90,33 +91,33 @@ def _made(group: str, name: str, options: str) -> Any:  # noqa: ANN401 - what th
         raise BadRecipe(
             f"expected {name!r} of {group} to load, got {factory}",
             object=name,
-            hint="the operator's installation is broken; the daemon's log has the details",
+            hint="the operator's installation is broken; see the daemon's log",
             stage="decode",
         )
     try:
         return factory(**msgspec.json.decode(options.encode(), type=dict[str, Any]))
     except Exception as error:
         raise BadRecipe(
-            f"expected options that {name!r} takes, got {options}: {type(error).__name__}: {error}",
+            f"expected options that {name!r} accepts, got {options}: {type(error).__name__}: {error}",
             object=name,
             stage="decode",
         ) from error
 
 
 def codec(name: str, options: str) -> SampleCodec:
-    """Return an installed codec, made with options (a JSON object).
+    """Return an installed codec, created with options (a JSON object).
 
     Raises:
-        BadRecipe: it does not load, or does not take them.
+        BadRecipe: the codec does not load, or does not accept the options.
     """
     return cast("SampleCodec", _made(CODECS, name, options))
 
 
 def transform(name: str, options: str) -> ImagePlugin:
-    """Return an installed transform, made with options (a JSON object).
+    """Return an installed transform, created with options (a JSON object).
 
     Raises:
-        BadRecipe: it does not load, or does not take them.
+        BadRecipe: the transform does not load, or does not accept the options.
     """
     return cast("ImagePlugin", _made(TRANSFORMS, name, options))
 

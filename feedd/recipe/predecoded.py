@@ -1,12 +1,13 @@
 """Predecoded images: the part of a recipe that is the same in every epoch, done once (``convert.predecode``). Pure.
 
-That part ends before the first random step: decoding, orientation, size, and the first transforms. Later transforms
-draw the same numbers as without it (see ``codecs.transforms.sample_rng``), so batches are equal, bit by bit. A recipe
-that begins with a random cut has no such part: decoding and cutting are one. ``crop_friendly`` puts a size before it.
+This part, the prefix, ends before the first random step. It includes decoding, orientation, size, and the first
+transforms. Later transforms draw the same numbers as without it (see ``codecs.transforms.sample_rng``), so batches are
+bit-identical. A recipe that begins with a random crop has no prefix, because decoding and cropping are one step.
+``crop_friendly`` puts a resize in front of such a crop.
 
-How a row lies in a shard, stored as ``pixels``: where all rows are alike, its pixels alone. Otherwise u32 0 and the
-three sides, then pixels. A sample of which no row could be made, or for which there is no room, is kept as it came,
-behind one byte 1; or two bytes 2, where it would be as long as a row with one.
+Layout of a row in a shard with encoding ``pixels``: if all rows have the same shape, only pixels. Otherwise a u32 0,
+the three sides as u32, and the pixels. If a sample has no row, because of an error or lack of room, its original bytes
+follow one byte 1. If that would be as long as a row, they follow two bytes 2.
 """
 
 from __future__ import annotations
@@ -38,15 +39,15 @@ if TYPE_CHECKING:
     from feedd.recipe.transform_params import Transform
 
 PIXELS: Final = "pixels"
-"""How ready rows are stored, see ``recipe.encodings``."""
+"""Encoding of predecoded rows, see ``recipe.encodings``."""
 
 HEAD: Final = struct.Struct("<4I")
-"""In front of a row that has a shape of its own: 0, and its three sides."""
+"""Header of a row whose shape varies: 0, and the three sides."""
 
 _SIDE_LEAST: Final = 256
 _MARK_BYTES_MAX: Final = 2
-_MARGIN: Final = 8 / 7  # 224 is cut from 256
-_SURE: Final = (Resize, CenterCrop, Pad, ChannelsFirst)  # normalize and cast only make rows larger
+_MARGIN: Final = 8 / 7  # as in a crop of 224 from 256
+_SURE: Final = (Resize, CenterCrop, Pad, ChannelsFirst)  # normalize and cast would only make rows larger
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +55,11 @@ class Prefix:
     """The first part of a recipe.
 
     Attributes:
-        params: that do it.
-        done: how many of the recipe's transforms they include.
-        shape: of a row; None: each has its own, of three sides.
-        dtype: of a row.
-        whole: nothing is left to do.
+        params: parameters that do this part.
+        done: how many of the recipe's transforms it includes.
+        shape: shape of a row; None: each row has its own three sides.
+        dtype: dtype of a row.
+        whole: whether this part is the whole recipe.
     """
 
     params: ImageParams
@@ -69,16 +70,16 @@ class Prefix:
 
     @property
     def width_bytes(self) -> int | None:
-        """Bytes of a row; None: they vary."""
+        """Bytes of a row; None: the size varies."""
         return None if self.shape is None else math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
 class ReadyField(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """A field whose images are made ready.
+    """A field whose images are predecoded.
 
     Attributes:
-        sources: see ``FieldRecipe``. The made shard has one column for all, named as the first.
-        params: of its recipe.
+        sources: see ``FieldRecipe``. The converted shard has one column for all sources, named after the first.
+        params: parameters of its recipe.
     """
 
     sources: tuple[str, ...]
@@ -86,13 +87,13 @@ class ReadyField(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_
 
 
 class RowsParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a shard is made of.
+    """Parameters of a conversion to predecoded rows.
 
     Attributes:
-        format: of the object.
-        fields: whose images are made ready.
-        limit_bytes: of the made shard: samples for which there is no room then are kept as they came. 0: all are, and
-            nothing is decoded.
+        format: format of the object.
+        fields: fields whose images are predecoded.
+        limit_bytes: size limit of the converted shard; samples beyond it keep their original bytes. 0: all samples keep
+            them, and nothing is decoded.
     """
 
     format: str
@@ -101,7 +102,7 @@ class RowsParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def rows_params(format_name: str, fields: Sequence[FieldRecipe], limit_bytes: int) -> str:
-    """Return the parameters of the form; the same for the same fields in any order."""
+    """Return the parameters of the conversion; the same text for the same fields in any order."""
     ready = sorted({(field.sources, field.params) for field in fields})
     return rows_text(RowsParams(format_name, tuple(ReadyField(*one) for one in ready), limit_bytes))
 
@@ -113,7 +114,7 @@ def rows_text(params: RowsParams) -> str:
 
 @functools.lru_cache(maxsize=256)
 def prefix_of(params: ImageParams) -> Prefix | None:
-    """Return what can be done ahead; None: nothing."""
+    """Return the part of the parameters that can be done in advance; None: there is none."""
     first = params.transforms[0] if params.transforms else None
     cut = params.size is None and isinstance(first, RandomResizedCrop)
     if params.raw or cut or "random_resized_crop" in params.augment:
@@ -129,22 +130,22 @@ def prefix_of(params: ImageParams) -> Prefix | None:
 
 
 def ready_prefix(recipe: FieldRecipe) -> Prefix | None:
-    """Return what can be done ahead of a field's recipe; None: nothing.
+    """Return the part of a field's recipe that can be done in advance; None: there is none.
 
     Raises:
-        BadRecipe: unknown codec or parameters.
+        BadRecipe: the codec or its parameters are unknown.
     """
     params = params_of(recipe) if recipe.codec == "image" else None
     return prefix_of(params) if isinstance(params, ImageParams) else None
 
 
 def crop_friendly(recipe: FieldRecipe) -> FieldRecipe:
-    """Return a recipe that begins with a random cut as one that first brings the shorter side to 256 pixels.
+    """Return a recipe that begins with a random crop with a resize in front: the shorter side becomes 256 pixels.
 
-    Or to eight sevenths of the longer side of what is cut, if that is more. Others are returned as they are.
+    It becomes 8/7 of the crop's longer side if that is more. Other recipes are returned unchanged.
 
     Raises:
-        BadRecipe: unknown codec or parameters.
+        BadRecipe: the codec or its parameters are unknown.
     """
     params = params_of(recipe) if recipe.codec == "image" else None
     if not isinstance(params, ImageParams) or params.raw:
@@ -164,17 +165,17 @@ def crop_friendly(recipe: FieldRecipe) -> FieldRecipe:
 
 
 def original_mark(size_bytes: int, width_bytes: int | None) -> bytes:
-    """Return what is put in front of a sample that is kept as it came.
+    """Return the bytes to put in front of a sample that keeps its original bytes.
 
     Args:
-        size_bytes: of the sample.
-        width_bytes: of a row, see ``Prefix``.
+        size_bytes: size of the sample.
+        width_bytes: size of a row, see ``Prefix``.
     """
     return b"\2\2" if size_bytes + 1 == width_bytes else b"\1"
 
 
 def original_of(cell: memoryview, width_bytes: int | None) -> memoryview | None:
-    """Return the sample as it came; None: the cell is a row."""
+    """Return the original bytes of a sample; None: the cell is a predecoded row."""
     if not len(cell) or (cell[0] == 0 if width_bytes is None else len(cell) == width_bytes):
         return None
     return cell[min(cell[0], _MARK_BYTES_MAX) :]

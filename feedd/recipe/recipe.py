@@ -1,19 +1,19 @@
-"""The ``fields`` mini-language: recipe text in, frozen recipes and tensor specs out. Pure.
+"""The ``fields`` mini-language: turns recipe text into frozen recipes and tensor specs. Pure.
 
-Short form ``codec[:argument...]``, or the long form as JSON object text::
+Short form ``codec[:argument...]``, or the long form, a JSON object as text::
 
     bytes  str  int  float  float:float64  json  image:raw
     image  image:224x224  image:224x224:random
     npy  npy:float32:3,4  tensor:float32:3,224,224  tokens:uint16:2049  array
-    folder  table:labels.csv  (see decode.labels)
+    folder  table:labels.csv  (see ``recipe.label_recipes``)
     {"decode": "image", "size": [224, 224], "augment": ["random_resized_crop", "flip"], "from": ["jpg", "png"]}
-    {"decode": "int", "classes": ["cat", "dog"]}       (text, numbered by its place)
+    {"decode": "int", "classes": ["cat", "dog"]}       (a text, as its index among the classes)
     {"decode": "array", "pad": {"to": [64, 128]}}      (see ``recipe.padding``)
     {"decode": "array", "pack": {"length": 2048}}      (see ``batching.packing``)
     {"decode": "str", "from": "json", "key": "text"}   (see ``recipe.key_params``)
 
-A field's name may list alternatives, ``"jpg;jpeg;png"``: the first one a sample has is decoded, and the
-batch key is the first of them.
+A field's name may list alternatives, ``"jpg;jpeg;png"``. The first that a sample has is decoded, and the batch key is
+the first of the list.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ _DEFAULTS: Final = {
     "audio": ("wav", "flac", "mp3", "ogg", "oga"),
 }
 _EXTRAS: Final = {"audio": ("audio", "soundfile", "soxr"), "tokenize": ("text", "tokenizers")}
-"""Extra and modules that a codec needs: missed at open, and not by the first worker."""
+"""Extra and modules that a codec needs; a missing one is reported at open, not by the first worker."""
 _SUGGESTED_CHARACTERS: Final = 64
 _PADDED: Final = ("array", "audio", "bytes", "image", "npy", "tokenize")
-"""Codecs whose samples may differ in shape."""
+"""Codecs whose samples may differ in shape, so that ``pad`` is allowed."""
 _DEFAULT_CODEC: Final = {extension: codec for codec, extensions in _DEFAULTS.items() for extension in extensions}
 
 
@@ -76,11 +76,11 @@ def parse_field(name: str, text: str) -> FieldRecipe:
     """Return the recipe of one field.
 
     Args:
-        name: extension or ``;``-separated alternatives; the first is the key in the batch.
+        name: extension or ``;``-separated alternatives; the first is the batch key.
         text: short or long form.
 
     Raises:
-        BadRecipe: not understood; the message lists what is.
+        BadRecipe: the text is invalid; the message or hint lists what is valid.
     """
     sources = tuple(part.strip().lower() for part in name.split(";"))
     batch_key = name.split(";", 1)[0].strip()
@@ -113,12 +113,12 @@ def parse_field(name: str, text: str) -> FieldRecipe:
     check_told(batch_key, codec, getattr(params, "key", None), is_json=is_json)
     recipe = FieldRecipe(name=batch_key, sources=sources, codec=codec, params=canonical(params), pad=pad)
     if not needs_resolve(recipe):
-        spec_of(recipe)  # what cannot be padded is said before any data is looked at
+        spec_of(recipe)  # reports a field that cannot be padded before any data is read
     return recipe
 
 
 def _renamed(batch_key: str, form: dict[str, Any]) -> str:
-    """Return the key in the batch: the field's name, or what ``as`` says."""
+    """Return the batch key: the value of ``as``, else the field's name."""
     given = form.pop("as", batch_key)
     if not isinstance(given, str) or not given.strip() or given.startswith("__"):
         raise BadRecipe(f'expected a batch key like "image" in "as", got {given!r}', object=batch_key, stage="decode")
@@ -129,12 +129,12 @@ def _params(codec: str, form: dict[str, Any]) -> Params:
     """Return the checked parameters.
 
     Raises:
-        msgspec.ValidationError: they are not what the codec takes.
+        msgspec.ValidationError: the codec does not accept them.
     """
     kind = CODECS.get(codec)
     if kind is None:
         installed = InstalledParams(codec, msgspec.json.encode(form, order="sorted").decode())
-        installed.spec("")  # says whether it loads and takes the options
+        installed.spec("")  # raises if the codec does not load or accept the options
         return installed
     if codec in _EXTRAS:
         require(codec, *_EXTRAS[codec])
@@ -161,7 +161,7 @@ def _known(codec: str) -> str:
 def _check_codec(name: str, codec: object) -> None:
     if not isinstance(codec, str) or (codec not in CODECS and codec not in known_codecs()):
         known = ", ".join(known_codecs())
-        shown = codec[:_SUGGESTED_CHARACTERS] if isinstance(codec, str) else ""  # looked up in time by its square
+        shown = codec[:_SUGGESTED_CHARACTERS] if isinstance(codec, str) else ""  # the search takes quadratic time
         near = difflib.get_close_matches(shown, known_codecs(), 1, 0.5)
         raise BadRecipe(
             f"expected one of the codecs {known}, got {codec!r}",
@@ -226,21 +226,21 @@ def _not_understood(name: str, text: str) -> BadRecipe:
 
 
 def default_fields(extensions: Sequence[str], stored: Sequence[str] = ()) -> tuple[FieldRecipe, ...]:
-    """Return what to decode when the user named nothing: one field per extension, by its last part.
+    """Return the default recipes: one field per extension, by the extension's last part.
 
-    ``jpg`` and ``jpeg`` are two spellings of one thing and become alternatives of one field. Pickles are left out.
+    ``jpg`` and ``jpeg`` become alternatives of one field. Pickles are left out.
 
     Args:
-        extensions: all that the data has.
-        stored: how it stores each (see ``recipe.encodings``); empty: as files.
+        extensions: all extensions of the data.
+        stored: encoding of each (see ``recipe.encodings``); empty: all are files.
 
     Raises:
-        BadRecipe: there is nothing but pickles, or something that nobody takes apart.
+        BadRecipe: the data holds only pickles, or a field of several images.
     """
-    extensions = [extension for extension in extensions if not is_label(extension)]  # come last: others keep places
+    extensions = [extension for extension in extensions if not is_label(extension)]  # labels are last: indices hold
     if IMAGES in stored:
-        hint = "name the fields= you need; as bytes it comes as it lies there"
-        message = "expected one image a sample, got a field of several"
+        hint = "name the fields= you need; the codec bytes returns such a field unchanged"
+        message = "expected one image per sample, got a field of several images"
         raise BadRecipe(message, object=extensions[stored.index(IMAGES)], hint=hint, stage="decode")
     pickled = {name for name, text in zip(extensions, stored, strict=False) if text == PICKLE}
     if pickled and len(pickled) == len(extensions):
@@ -265,23 +265,23 @@ def _usual_codec(extension: str) -> str:
 
 
 def lacking_library(recipe: FieldRecipe) -> bool:
-    """Whether a default recipe reads files as bytes only because the library that decodes them is not installed."""
+    """Whether a default recipe is ``bytes`` only because the library of its usual codec is not installed."""
     codec = _usual_codec(recipe.sources[0])
     return recipe.codec == "bytes" and not recipe.stored and codec in _EXTRAS and not present(*_EXTRAS[codec][1:])
 
 
 def _nameable(extension: str) -> bool:
-    """Whether a field can be asked for by that name: ``__key__`` and the like are ours, ``;`` lists alternatives."""
+    """Whether a field name is allowed: names like ``__key__`` are reserved, and ``;`` separates alternatives."""
     return (
         bool(extension) and extension == extension.strip() and not extension.startswith("__") and ";" not in extension
     )
 
 
 def as_stored(recipes: Iterable[FieldRecipe], index: ShardIndex) -> tuple[FieldRecipe, ...]:
-    """Return recipes that know how a shard stores their fields; one that it lacks stays as it is.
+    """Return the recipes with the encodings of a shard; a field that the shard lacks stays unchanged.
 
     Raises:
-        BadRecipe: a codec that cannot read what is stored.
+        BadRecipe: a codec cannot read the stored encoding.
     """
     return tuple(_as_stored(recipe, index) for recipe in recipes)
 
@@ -299,10 +299,10 @@ def _as_stored(recipe: FieldRecipe, index: ShardIndex) -> FieldRecipe:
 
 
 def pinned_as(recipe: FieldRecipe, params: str) -> FieldRecipe:
-    """Return an ``npy`` field with what its first sample tells.
+    """Return an ``npy`` field with the dtype and dimensions of its first sample.
 
     Raises:
-        BadRecipe: that cannot be packed.
+        BadRecipe: such arrays cannot be packed.
     """
     given, told = params_of(recipe), params_of(replace(recipe, params=params))
     assert isinstance(given, NpyParams)
@@ -323,23 +323,23 @@ def _typed(params: ArrayParams, name: str, dtype: str) -> ArrayParams:
 
 
 def spec_of(recipe: FieldRecipe) -> TensorSpec:
-    """Return what the field looks like in a batch.
+    """Return the spec of the field in a batch.
 
     Raises:
-        BadRecipe: unknown codec or parameters.
-        Internal: an ``npy`` field that was not resolved yet.
+        BadRecipe: the codec or its parameters are unknown.
+        Internal: an ``npy`` field was not resolved yet.
     """
     spec, pad = params_of(recipe).spec(recipe.name), parse_pad(recipe.pad)
     return spec if pad is None else padded(spec, pad)
 
 
 def keeps(recipe: FieldRecipe) -> bool:
-    """Whether ``DecodePool.produce`` should measure it: what is decoded to be measured need not be decoded again."""
+    """Whether measuring decodes the field and keeps the values, so that ``DecodePool.produce`` should measure it."""
     return bool(getattr(params_of(recipe), "kept", False))
 
 
 def needs_measure(recipe: FieldRecipe) -> bool:
-    """Whether shapes must come from ``DecodePool.measure``; otherwise sizes in bytes tell them (or they are fixed)."""
+    """Whether shapes must come from ``DecodePool.measure``; else they are fixed or follow from sizes in bytes."""
     stored = parse_stored(recipe.stored)
     return params_of(recipe).measured or (
         stored is not None and bool(stored.varint or stored.steps or stored.narrow) and recipe.codec == "array"
@@ -347,16 +347,16 @@ def needs_measure(recipe: FieldRecipe) -> bool:
 
 
 def needs_resolve(recipe: FieldRecipe) -> bool:
-    """Whether a first shard must tell something before the spec is known: its index, or ``DecodePool.resolve``."""
+    """Whether the spec depends on a first shard: on its index, or on ``DecodePool.resolve``."""
     params = params_of(recipe)
     return not getattr(params, "pinned", True)
 
 
 def check_fields(recipes: Iterable[FieldRecipe], available_extensions: Sequence[str]) -> None:
-    """Make sure that the data has every wanted field, and that no two fields share a batch key.
+    """Check that the data has every wanted field, and that no two fields share a batch key.
 
     Raises:
-        BadRecipe: naming the field and listing what the data has.
+        BadRecipe: a field is missing or a key is used twice; the message lists the fields of the data.
     """
     seen: set[str] = set()
     for recipe in recipes:
@@ -376,9 +376,9 @@ def check_fields(recipes: Iterable[FieldRecipe], available_extensions: Sequence[
 def _hint(recipe: FieldRecipe, available_extensions: Sequence[str]) -> str:
     here = next((name for name in available_extensions if name.rsplit(".", 1)[-1] in JSON_NAMES), "")
     if not here or (recipe.codec not in CODECS) or "key" not in CODECS[recipe.codec].__struct_fields__:
-        return "name fields by what the shards hold"
+        return "use the field names that the shards hold"
     return (
-        "name fields by what the shards hold; a member of a JSON document is named so: "
+        "use the field names that the shards hold; a member of a JSON document is written as "
         f'{{"decode": "{recipe.codec}", "from": "{here}", "key": "{recipe.sources[0]}"}}'
     )
 

@@ -1,4 +1,4 @@
-"""Which codecs' libraries take long to import: told to workers before anything is there to decode. Pure."""
+"""Codecs whose libraries take long to import: workers import them before the first data arrives. Pure."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from feedd.recipe.params import Params
 
 SLOW_MODULES: Final = frozenset({"audio", "image", "picture", "tokenize"})
-"""Of ``codecs``; no worker imports another because it is told to."""
+"""Modules of ``codecs``; workers import no other module on request."""
 
 
 def slow_module(params: Params) -> str:
-    """Return the module that decodes what is so asked for; empty: it is a quick one, or not ours."""
+    """Return the module that decodes a field with these parameters; empty: a fast one, or an installed codec."""
     if isinstance(params, ImageParams) and not params.raw:
         return "image" if params.plain else "picture"
     if isinstance(params, AudioParams):

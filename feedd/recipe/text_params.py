@@ -1,4 +1,4 @@
-"""Parameters of the codecs of text and of bytes as they are, and what comes out of them. Pure."""
+"""Parameters of the codecs for text and for unchanged bytes, and the resulting tensors. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TOKENS_MAX: Final = 1 << 24
 
 
 class OwnParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What parameters of codecs have in common."""
+    """Base class of codec parameters."""
 
     @property
     def measured(self) -> bool:
@@ -23,7 +23,7 @@ class OwnParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
 
 class KeyedShape(KeyedParams, frozen=True):
-    """Of codecs whose values differ in size, and lie in JSON documents where there is a ``key``."""
+    """Base class for codecs whose values vary in size, and may be values of JSON documents (``key``)."""
 
     @property
     def measured(self) -> bool:
@@ -32,15 +32,15 @@ class KeyedShape(KeyedParams, frozen=True):
 
     @property
     def kept(self) -> bool:
-        """Whether what measures values keeps them: of documents that is all of the work."""
+        """Whether measuring keeps the decoded values, because parsing the document is all of the work."""
         return self.key is not None
 
 
 class BytesParams(OwnParams, frozen=True):
-    """``bytes``: the field as it is."""
+    """``bytes``: the field, unchanged."""
 
     def spec(self, name: str) -> TensorSpec:
-        """RAGGED uint8."""
+        """RAGGED uint8, one dimension."""
         return TensorSpec(name=name, kind=FieldKind.RAGGED, dtype="uint8", ndim=1)
 
 
@@ -48,15 +48,15 @@ class StrParams(KeyedShape, frozen=True):
     """``str``: UTF-8 text."""
 
     def spec(self, name: str) -> TensorSpec:
-        """TEXT."""
+        """TEXT, UTF-8 bytes."""
         return TensorSpec(name=name, kind=FieldKind.TEXT, dtype="uint8")
 
 
 class JsonParams(KeyedShape, frozen=True):
-    """``json``: JSON text, checked here and parsed by the client."""
+    """``json``: JSON text, validated by the daemon and parsed by the client."""
 
     def spec(self, name: str) -> TensorSpec:
-        """JSON."""
+        """JSON, UTF-8 bytes."""
         return TensorSpec(name=name, kind=FieldKind.JSON, dtype="uint8")
 
 
@@ -65,14 +65,14 @@ class TokenizeParams(KeyedParams, frozen=True, forbid_unknown_fields=True, omit_
 
     Attributes:
         tokenizer: name of a file that the operator offers (see ``recipe.tokenizers``).
-        key: see ``recipe.key_params``; the empty one says that documents are text as they lie there.
-        max_length: so many tokens at most; what is longer is cut, its special tokens kept.
-        fill: id that fills what is shorter than ``max_length``: DENSE then, else RAGGED.
+        key: see ``recipe.key_params``; the empty key tokenizes whole documents.
+        max_length: maximum number of tokens; longer texts are cut, but keep their special tokens.
+        fill: id that fills texts shorter than ``max_length``: the field is then DENSE, else RAGGED.
         special: whether the tokenizer adds its special tokens.
-        end: id that is put behind the tokens of each text, within ``max_length``.
-        pack: several texts to a row, see ``batching.packing``.
-        dtype: of the ids.
-        digest: of the tokenizer's file; filled in where the dataset is opened, so that another file is another recipe.
+        end: id to append to each text, within ``max_length``.
+        pack: puts several texts into a row, see ``batching.packing``.
+        dtype: dtype of the ids.
+        digest: digest of the tokenizer's file, set when the dataset is opened: another file makes another recipe.
     """
 
     tokenizer: str
@@ -89,22 +89,22 @@ class TokenizeParams(KeyedParams, frozen=True, forbid_unknown_fields=True, omit_
         if self.max_length is not None and not 1 <= self.max_length <= TOKENS_MAX:
             raise ValueError(f"expected a max_length of 1 to {TOKENS_MAX}, got {self.max_length}")
         if self.fill is not None and (self.max_length is None or not 0 <= self.fill < 1 << 31):
-            raise ValueError(f"expected a fill of 0 or more beside max_length, got {self.fill}")
+            raise ValueError(f"expected a fill of 0 or more together with max_length, got {self.fill}")
         if self.end is not None and not 0 <= self.end < 1 << 31:
             raise ValueError(f"expected an end of 0 or more, got {self.end}")
         if self.pack is not None:
             if self.fill is not None:
-                raise ValueError("expected fill within pack, got fill beside it")
+                raise ValueError("expected fill inside pack, got fill outside of it")
             check_fill(self.dtype, self.pack.fill)
 
     @property
     def kept(self) -> bool:
-        """Whether texts are tokenized once: whoever counts the tokens keeps them."""
+        """Whether measuring keeps the tokens: counting them produces them, so each text is tokenized once."""
         return self.measured
 
     @property
     def measured(self) -> bool:
-        """How many tokens there are is known only by making them."""
+        """The number of tokens is known only after tokenizing, except with ``fill``."""
         return self.fill is None
 
     def spec(self, name: str) -> TensorSpec:

@@ -1,6 +1,6 @@
-"""Tokenizer files that the operator offers: a folder of them. Clients name a file; no path of theirs is ever opened.
+"""Tokenizer files that the operator offers in a folder. Clients name a file; no path from a client is ever opened.
 
-The folder travels in the environment, from the daemon to its workers, as their other settings do.
+The folder's path is an environment variable, which the daemon's workers inherit like other settings.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _BYTES_MAX: Final = 256 << 20
 
 @contextmanager
 def offered(folder: Path | None) -> Iterator[None]:
-    """Offer the files of ``folder`` to this process and those it starts, within the context; None: no files."""
+    """Offer the files of ``folder`` to this process and its children while the context lasts; None: no files."""
     before = os.environ.pop(VARIABLE, None)
     if folder is not None:
         os.environ[VARIABLE] = str(folder)
@@ -38,10 +38,10 @@ def offered(folder: Path | None) -> Iterator[None]:
 
 
 def read(name: str) -> bytes:
-    """Return a tokenizer's file.
+    """Return the bytes of a tokenizer's file.
 
     Raises:
-        BadRecipe: the operator offers none of that name; says which there are.
+        BadRecipe: the operator offers no such file; the message lists the offered ones.
     """
     try:
         path = _path(name)
@@ -53,10 +53,10 @@ def read(name: str) -> bytes:
 
 
 def digest(name: str) -> str:
-    """Return the first 32 hex digits of the SHA-256 of a tokenizer's file: another file is another recipe.
+    """Return the first 32 hex digits of the SHA-256 of a tokenizer's file: another file makes another recipe.
 
     Raises:
-        BadRecipe: the operator offers none of that name; says which there are.
+        BadRecipe: the operator offers no such file; the message lists the offered ones.
     """
     try:
         found = _path(name).stat()
@@ -66,12 +66,12 @@ def digest(name: str) -> str:
 
 
 @functools.lru_cache(maxsize=64)
-def _digest(name: str, *version: int) -> str:  # noqa: ARG001 - a file that changed is read again
+def _digest(name: str, *version: int) -> str:  # noqa: ARG001 - a changed file has another version and is read again
     return digest_of(read(name))
 
 
 def digest_of(data: bytes) -> str:
-    """Return what ``digest`` returns, of a file that was read."""
+    """Return the ``digest`` of a tokenizer file's bytes."""
     return hashlib.sha256(data).hexdigest()[:32]
 
 
@@ -80,7 +80,7 @@ def _path(name: str) -> Path:
     if not folder:
         raise BadRecipe(
             f"expected tokenizers that the operator offers, got none for {name!r}",
-            hint="set decode.tokenizers of the daemon to a folder of tokenizer.json files",
+            hint="set the daemon's option decode.tokenizers to a folder of tokenizer.json files",
             stage="decode",
         )
     path = Path(folder, name)

@@ -1,31 +1,31 @@
-"""What is known of an image between two transforms. Pure: the daemon lays out batches by it."""
+"""What is known of an image between two transforms. Pure: the layout of batches follows from it."""
 
 from __future__ import annotations
 
 from typing import Final, NamedTuple, TypeAlias
 
 SIDE_MAX: Final = 16384
-"""No recipe may ask for more rows or columns."""
+"""Limit for the rows or columns that a recipe may ask for."""
 
 PIXELS_MAX: Final = 1 << 27
-"""Nor make more pixels of an oddly shaped image; nor may a file hold more: 400 MB are a bomb, or a mistake."""
+"""Limit for the pixels of a file or of a transform's result: 400 MB are a decompression bomb or a mistake."""
 
 CV_DTYPES: Final = frozenset({"uint8", "uint16", "float32"})
-"""What can be resized and padded."""
+"""Dtypes that can be resized and padded."""
 
 Size: TypeAlias = int | tuple[int, int]
-"""Both sides, or height and width."""
+"""One number for both sides, or (height, width)."""
 
 
 class Picture(NamedTuple):
-    """Rows x columns x channels.
+    """Properties of an image of rows x columns x channels.
 
     Attributes:
-        height: None: each sample has its own.
-        width: likewise.
-        channels: likewise.
-        dtype: NumPy's name.
-        first: whether channels come first; nothing but numbers can be changed then.
+        height: rows; None: varies between samples.
+        width: columns; None: varies between samples.
+        channels: channels; None: varies between samples.
+        dtype: NumPy's name of the dtype.
+        first: whether channels come first; only ``cast`` may follow then.
     """
 
     height: int | None
@@ -36,7 +36,7 @@ class Picture(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """Shape of the array; None where samples differ."""
+        """Shape of the array; None if samples differ."""
         if self.height is None or self.width is None or self.channels is None:
             return None
         if self.first:
@@ -44,7 +44,7 @@ class Picture(NamedTuple):
         return (self.height, self.width, self.channels)
 
     def sized(self, height: int | None, width: int | None) -> Picture:
-        """Return it with other sides.
+        """Return the picture with other sides.
 
         Raises:
             ValueError: too many pixels, or channels come first.
@@ -55,10 +55,10 @@ class Picture(NamedTuple):
         return self._replace(height=height, width=width)
 
     def require(self, *, dtypes: frozenset[str] | None = None, channels_last: bool = False) -> None:
-        """Make sure that a transform can take it.
+        """Check that a transform accepts this picture.
 
         Raises:
-            ValueError: it cannot.
+            ValueError: the dtype or the order of dimensions is wrong.
         """
         if dtypes is not None and self.dtype not in dtypes:
             raise ValueError(f"expected {' or '.join(sorted(dtypes))} before this transform, got {self.dtype}")
@@ -72,20 +72,20 @@ def sides(size: Size) -> tuple[int, int]:
 
 
 def check_size(size: Size) -> None:
-    """Refuse sides that nobody can mean.
+    """Check that sides are within 1 to SIDE_MAX.
 
     Raises:
-        ValueError: less than 1 or more than SIDE_MAX.
+        ValueError: a side is out of bounds.
     """
     if not all(1 <= side <= SIDE_MAX for side in sides(size)):
         raise ValueError(f"expected sides of 1 to {SIDE_MAX} pixels, got {list(sides(size))}")
 
 
 def check_span(name: str, low: float, high: float, least: float, most: float) -> None:
-    """Refuse a range that is none, or leaves its bounds.
+    """Check that a range is ascending and within its bounds.
 
     Raises:
-        ValueError: it does.
+        ValueError: the range is descending or out of bounds.
     """
     if not least <= low <= high <= most:
         raise ValueError(f"expected {name} to rise within {least:g} to {most:g}, got {low:g} to {high:g}")

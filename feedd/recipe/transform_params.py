@@ -1,4 +1,4 @@
-"""Parameters of each transform, checked, and what comes out of it. Pure."""
+"""Parameters of each transform, checked, and each transform's result. Pure."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ Span: TypeAlias = tuple[float, float]
 
 
 class Transform(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="op"):
-    """One entry of ``transforms``."""
+    """One entry of ``transforms``; the base class of all transforms."""
 
     def outcome(self, picture: Picture) -> Picture:
-        """Return what comes out where ``picture`` goes in; the same for every seed.
+        """Return the properties of the result for an input ``picture``; the same for every seed.
 
         Raises:
-            ValueError: it cannot go in.
+            ValueError: the transform does not accept such an input.
         """
         picture.require(channels_last=True)
         return picture
 
 
 class Resize(Transform, frozen=True, tag="resize"):
-    """``size`` 256: the shorter side; [h, w]: exactly that, or with ``fit`` "inside" the largest that fits into it."""
+    """``size`` 256: the shorter side; [h, w]: exactly that, or with ``fit`` "inside" the largest size within it."""
 
     size: Size
     fit: Literal["exact", "inside"] = "exact"
@@ -58,7 +58,7 @@ class Resize(Transform, frozen=True, tag="resize"):
             raise ValueError("expected a size of height and width to fit inside, got one number")
 
     def outcome(self, picture: Picture) -> Picture:
-        """Return it with other sides."""
+        """Return the picture with its new sides."""
         picture.require(dtypes=CV_DTYPES)
         height, width = picture.height, picture.width
         if self.fit == "exact" and not isinstance(self.size, int):
@@ -73,7 +73,7 @@ class Resize(Transform, frozen=True, tag="resize"):
 
 
 class CenterCrop(Transform, frozen=True, tag="center_crop"):
-    """The middle; what the image lacks is ``fill``."""
+    """Cut out the centre; missing pixels are ``fill``."""
 
     size: Size
     fill: float = 0
@@ -82,13 +82,13 @@ class CenterCrop(Transform, frozen=True, tag="center_crop"):
         check_size(self.size)
 
     def outcome(self, picture: Picture) -> Picture:
-        """Return it with these sides."""
+        """Return the picture with the sides of the crop."""
         picture.require(dtypes=CV_DTYPES)
         return picture.sized(*sides(self.size))
 
 
 class RandomCrop(Transform, frozen=True, tag="random_crop"):
-    """Any part of that size, of the image with ``padding`` around it; what is lacking still is ``fill``."""
+    """Cut out a random part of the image with ``padding`` around it; pixels still missing are ``fill``."""
 
     size: Size
     padding: int | tuple[int, ...] = 0
@@ -99,13 +99,13 @@ class RandomCrop(Transform, frozen=True, tag="random_crop"):
         edges(self.padding)
 
     def outcome(self, picture: Picture) -> Picture:
-        """Return it with these sides."""
+        """Return the picture with the sides of the crop."""
         picture.require(dtypes=CV_DTYPES)
         return picture.sized(*sides(self.size))
 
 
 class RandomResizedCrop(Transform, frozen=True, tag="random_resized_crop"):
-    """A random part, by its share of the area (``scale``) and its width over height (``ratio``), resized."""
+    """Cut out a random part, by share of the area (``scale``) and width over height (``ratio``), and resize it."""
 
     size: Size
     scale: Span = (0.08, 1.0)
@@ -118,13 +118,13 @@ class RandomResizedCrop(Transform, frozen=True, tag="random_resized_crop"):
         check_span("ratio", *self.ratio, 1e-3, 1e3)
 
     def outcome(self, picture: Picture) -> Picture:
-        """Return it with these sides."""
+        """Return the picture with the sides of ``size``."""
         picture.require(dtypes=CV_DTYPES)
         return picture.sized(*sides(self.size))
 
 
 class Pad(Transform, frozen=True, tag="pad"):
-    """Around the image: ``padding`` for all sides, [sides, ends] or [left, top, right, bottom]."""
+    """Add a border: ``padding`` is one number for all sides, [sides, ends] or [left, top, right, bottom]."""
 
     padding: int | tuple[int, ...]
     fill: float = 0
@@ -134,7 +134,7 @@ class Pad(Transform, frozen=True, tag="pad"):
         edges(self.padding)
 
     def outcome(self, picture: Picture) -> Picture:
-        """Return it grown."""
+        """Return the picture with the border added."""
         picture.require(dtypes=CV_DTYPES)
         left, top, right, bottom = edges(self.padding)
         height, width = picture.height, picture.width
@@ -151,15 +151,15 @@ class _Chance(Transform, frozen=True):
 
 
 class HorizontalFlip(_Chance, frozen=True, tag="horizontal_flip"):
-    """Mirrored, with probability ``p``."""
+    """Mirror the image horizontally with probability ``p``."""
 
 
 class VerticalFlip(_Chance, frozen=True, tag="vertical_flip"):
-    """Upside down, with probability ``p``."""
+    """Turn the image upside down with probability ``p``."""
 
 
 class Grayscale(Transform, frozen=True, tag="grayscale"):
-    """Luma in ``channels`` 1 or 3; with a probability ``p`` below 1 three."""
+    """Convert to luma with 1 or 3 ``channels``; a probability ``p`` below 1 needs 3 channels."""
 
     channels: Literal[1, 3] = 1
     p: float = 1.0
@@ -167,16 +167,16 @@ class Grayscale(Transform, frozen=True, tag="grayscale"):
     def __post_init__(self) -> None:
         check_span("p", self.p, self.p, 0.0, 1.0)
         if self.p < 1 and self.channels == 1:
-            raise ValueError("expected 3 channels where p is below 1, got 1")
+            raise ValueError("expected 3 channels if p is below 1, got 1")
 
     def outcome(self, picture: Picture) -> Picture:
-        """Return it with these channels."""
+        """Return the picture with the new number of channels."""
         coloured(picture, CV_DTYPES)
         return picture._replace(channels=self.channels)
 
 
 class ColorJitter(Transform, frozen=True, tag="color_jitter"):
-    """Each factor drawn from 1 - x to 1 + x, or from a range given; hue from -x to x, of 0.5; in random order."""
+    """Draw each factor from 1 - x to 1 + x, or from a given range; hue from -x to x (at most 0.5). In random order."""
 
     brightness: float | Span = 0.0
     contrast: float | Span = 0.0
@@ -189,19 +189,19 @@ class ColorJitter(Transform, frozen=True, tag="color_jitter"):
         check_span("hue", *self.span("hue"), -0.5, 0.5)
 
     def span(self, name: str) -> Span:
-        """Return the range of a factor."""
+        """Return the range from which a factor is drawn."""
         value: float | Span = getattr(self, name)
         if not isinstance(value, (int, float)):
             return value
         return (-value, value) if name == "hue" else (max(0.0, 1 - value), 1 + value)
 
     def outcome(self, picture: Picture) -> Picture:
-        """Return the same."""
+        """Return the picture unchanged."""
         return coloured(picture, _BYTES)
 
 
 class RandAugment(Transform, frozen=True, tag="rand_augment"):
-    """``count`` of fourteen changes, drawn with replacement, at ``magnitude`` of ``bins`` steps."""
+    """Apply ``count`` of fourteen changes, drawn with replacement, at step ``magnitude`` of ``bins``."""
 
     count: int = 2
     magnitude: int = 9
@@ -215,12 +215,12 @@ class RandAugment(Transform, frozen=True, tag="rand_augment"):
             )
 
     def outcome(self, picture: Picture) -> Picture:
-        """Return the same."""
+        """Return the picture unchanged."""
         return coloured(picture, _BYTES)
 
 
 class Normalize(Transform, frozen=True, tag="normalize"):
-    """(x / full scale - mean) / std: integers over 255 or 65535, floats as they are; per channel, or one for all."""
+    """(x / full scale - mean) / std: integers over 255 or 65535, floats unscaled; per channel, or one for all."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -234,7 +234,7 @@ class Normalize(Transform, frozen=True, tag="normalize"):
             )
 
     def outcome(self, picture: Picture) -> Picture:
-        """Return it in floats."""
+        """Return the picture with a floating-point dtype."""
         picture.require(dtypes=_COUNTED, channels_last=True)
         if len(self.mean) not in {1, picture.channels}:
             raise ValueError(f"expected a mean of 1 or {picture.channels or 'unknown'} channels, got {len(self.mean)}")
@@ -242,26 +242,26 @@ class Normalize(Transform, frozen=True, tag="normalize"):
 
 
 class Cast(Transform, frozen=True, tag="cast"):
-    """The same numbers in another dtype; to integers rounded, and a bad sample where they do not fit."""
+    """Convert to another dtype; integers are rounded, and a number that does not fit makes a bad sample."""
 
     dtype: Number
 
     def outcome(self, picture: Picture) -> Picture:
-        """Return it in this dtype."""
+        """Return the picture with this dtype."""
         return picture._replace(dtype=self.dtype)
 
 
 class ChannelsFirst(Transform, frozen=True, tag="channels_first"):
-    """Channels x rows x columns."""
+    """Reorder to channels x rows x columns."""
 
     def outcome(self, picture: Picture) -> Picture:
-        """Return it with channels first."""
+        """Return the picture with channels first."""
         picture.require(channels_last=True)
         return picture._replace(first=True)
 
 
 class OneHot(Transform, frozen=True, tag="one_hot"):
-    """A label as ``classes`` numbers, one of them 1."""
+    """Turn a label into ``classes`` numbers, all 0 except a 1 at the label."""
 
     classes: int
     dtype: Number = "float32"
@@ -272,7 +272,7 @@ class OneHot(Transform, frozen=True, tag="one_hot"):
 
 
 class Installed(Transform, frozen=True, tag="installed"):
-    """One that the operator installed: its name, and its options as JSON with sorted keys."""
+    """A transform that the operator installed: its name, and its options as JSON with sorted keys."""
 
     name: str
     options: str = "{}"
@@ -305,10 +305,10 @@ FOR_NUMBERS: Final[dict[str, type[Transform]]] = {
 
 
 def edges(padding: int | tuple[int, ...]) -> tuple[int, int, int, int]:
-    """Return left, top, right and bottom.
+    """Return left, top, right and bottom of a padding.
 
     Raises:
-        ValueError: not one, two or four of them, or out of bounds.
+        ValueError: the number of values is not one, two or four, or a value is out of bounds.
     """
     given = (padding,) if isinstance(padding, int) else padding
     if len(given) not in {1, 2, 4} or not all(0 <= edge <= SIDE_MAX for edge in given):
@@ -321,7 +321,7 @@ def coloured(picture: Picture, dtypes: frozenset[str]) -> Picture:
     """Return ``picture`` if its colours can be changed.
 
     Raises:
-        ValueError: they cannot.
+        ValueError: dtype, channels or their order do not allow it.
     """
     picture.require(dtypes=dtypes, channels_last=True)
     if picture.channels not in {1, 3}:
@@ -333,7 +333,7 @@ def of_number(dtype: str, transforms: Iterable[NumberTransform]) -> tuple[str, t
     """Return dtype and shape of a number after its transforms.
 
     Raises:
-        ValueError: one cannot follow the others.
+        ValueError: a transform does not accept the result of the ones before.
     """
     shape: tuple[int, ...] = ()
     for one in transforms:
@@ -348,10 +348,10 @@ def of_number(dtype: str, transforms: Iterable[NumberTransform]) -> tuple[str, t
 def spelled_out(
     given: object, known: dict[str, type[Transform]], installed: Iterable[str] = ()
 ) -> list[dict[str, Any]]:
-    """Return entries of ``transforms`` as objects: a name alone is one without options.
+    """Return entries of ``transforms`` as objects; a name alone becomes an object without options.
 
     Raises:
-        ValueError: something else, an unknown transform, or an option that it does not have; says what there is.
+        ValueError: an entry is neither, or its transform or option is unknown; the message lists the known ones.
     """
     if not isinstance(given, list):
         raise ValueError(f"expected a list of transforms, got {given!r}")  # noqa: TRY004 - one error for any nonsense
@@ -374,8 +374,8 @@ def _spelled_out(given: object, known: dict[str, type[Transform]], installed: tu
     unknown = form.keys() - {"op", *fields}
     if unknown:
         takes = ", ".join(fields) or "no options"
-        raise ValueError(f"expected {op} to be given some of {takes}, got {', '.join(sorted(unknown))}")
-    # A default that is said aloud is the same recipe, and must be the same text.
+        raise ValueError(f"expected options of {op} among {takes}, got {', '.join(sorted(unknown))}")
+    # An option that is set to its default is the same recipe, and must give the same text.
     usual = dict(zip(reversed(fields), reversed(kind.__struct_defaults__), strict=False))
     return {name: value for name, value in form.items() if name not in usual or _plain(value) != usual[name]}
 

@@ -1,1 +1,1 @@
-"""The decode workers of a node: processes, who does what next, and what daemon and worker say to each other."""
+"""The decode workers of a node: processes, the schedule of their work, and their messages with the daemon."""

@@ -1,4 +1,4 @@
-"""Looks after the crew once a second: are there as many workers as demand asks for, and has one grown too large?"""
+"""Checks the workers once a second: adapts their number to demand, and replaces a worker that has grown too large."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ _log = structlog.get_logger("feedd.workers")
 
 PERIOD_S: Final = 1.0
 _LOOKED_AT_MAX: Final = 16
-"""Workers looked at in one turn, at about 40 us each: the loop has other things to do."""
+"""Workers checked per turn, at about 40 us each, so that the event loop stays free."""
 
 
 class Autoscaler:
-    """Resizes and renews a crew.
+    """Adapts the number of workers, and replaces large ones.
 
     Args:
-        options: as the pool's.
-        dispatch: what measures the load.
-        crew: whom to resize; started before this, stopped after it.
-        recorder: told what is wanted, and of workers replaced.
+        options: the pool's options.
+        dispatch: measures the load.
+        supervisor: starts and stops workers; started before this object, stopped after it.
+        recorder: counts resizes and replaced workers, and shows the wanted number.
     """
 
     def __init__(
@@ -48,21 +48,21 @@ class Autoscaler:
         self._dispatch = dispatch
         self._supervisor = supervisor
         self._recorder = recorder
-        self._successor: WorkerSlot | None = None  # of a worker that has grown too large
+        self._successor: WorkerSlot | None = None  # replaces a worker that has grown too large
         self._back_off = BackOff(2 * PERIOD_S)  # after a successor that did not start
         self._renew_after_s = 0.0
         self._looked_at = 0
-        self._spent: dict[int, tuple[float, float]] = {}  # seconds each process ran, and waited for a core
+        self._spent: dict[int, tuple[float, float]] = {}  # pid -> seconds run, seconds waited for a core
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Look once a second from now on."""
+        """Check the workers once a second from now on."""
         self._dispatch.take_load()
         self._recorder.gauge(metrics.DECODE_WANTED, self._autotune.wanted)
         self._later()
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop checking."""
         if self._timer is not None:
             self._timer.cancel()
         self._recorder.gauge(metrics.DECODE_WANTED, 0)
@@ -78,7 +78,7 @@ class Autoscaler:
         self.renew(seen)
 
     def resize(self, load: Load) -> None:
-        """Have as many workers as ``load`` asks for."""
+        """Start or dismiss workers until there are as many as ``load`` needs."""
         before = self._autotune.wanted
         wanted = self._autotune.observe(load)
         self._recorder.gauge(metrics.DECODE_DEMAND, load.demand)
@@ -93,7 +93,7 @@ class Autoscaler:
             self._supervisor.hire().joined.add_done_callback(self._hired)
 
     def renew(self, seen: list[WorkerSlot]) -> None:
-        """Start a successor for the first of ``seen`` that has grown too large; the old one leaves when it is there."""
+        """Start a successor for the first of ``seen`` that has grown too large; once it has joined, dismiss the old."""
         if not self._growth_bytes or self._successor is not None or time.monotonic() < self._renew_after_s:
             return
         for place in seen:
@@ -120,7 +120,7 @@ class Autoscaler:
         return joined
 
     def _hired(self, future: asyncio.Future[None]) -> bool:
-        """Note whether a worker could be started. The daemon goes on with those it has."""
+        """Return whether a worker was started. If not, the daemon continues with the workers it has."""
         error = None if future.cancelled() else future.exception()
         if error is not None:
             self._autotune.refused(self._dispatch.worker_count)
@@ -129,7 +129,7 @@ class Autoscaler:
         return error is None and not future.cancelled()
 
     def _next_places(self) -> list[WorkerSlot]:
-        """Return the workers whose turn it is to be looked at."""
+        """Return the workers to check in this turn."""
         places = self._supervisor.places
         if len(places) <= _LOOKED_AT_MAX:
             return places
@@ -138,7 +138,7 @@ class Autoscaler:
         return (places + places)[at : at + _LOOKED_AT_MAX]
 
     def _contended(self, seen: list[WorkerSlot]) -> float:
-        """Return the share of their time that workers were ready to run and had no core, since they were last seen."""
+        """Return the share of time that workers were ready to run but had no core, since their last check."""
         pids = {place.child.pid for place in self._supervisor.places if place.child is not None}
         self._spent = {pid: spent for pid, spent in self._spent.items() if pid in pids}
         ran_s = waited_s = 0.0

@@ -1,21 +1,21 @@
-"""How long to wait before a worker that does not start is started again. Pure: no clock."""
+"""Waiting times before a worker that does not start is started again. Pure: no clock."""
 
 from __future__ import annotations
 
 from typing import Final
 
 LONGEST_S: Final = 30.0
-"""Between two attempts at most: what was in the way (no more processes, no memory) goes unannounced."""
+"""Maximum wait between two attempts, because nothing announces that processes or memory are available again."""
 
 
 class BackOff:
     """Waits that double with each failure, up to ``LONGEST_S``.
 
     Args:
-        first_s: the wait after the first failure.
+        first_s: the wait after the first failure, in seconds.
 
     Attributes:
-        news: whether the last wait was longer than the one before it: worth a line in the log.
+        news: whether the last wait was longer than the one before, and so is worth a log line.
     """
 
     def __init__(self, first_s: float) -> None:
@@ -24,12 +24,12 @@ class BackOff:
         self.news = False
 
     def failed(self) -> float:
-        """Take note of a failure; return how many seconds to wait."""
+        """Record a failure; return the seconds to wait."""
         wait_s = min(LONGEST_S, 2.0 * self._last_s or self._first_s)
         self.news = wait_s > self._last_s
         self._last_s = wait_s
         return wait_s
 
     def worked(self) -> None:
-        """Take note of a success: the next failure is a first one again."""
+        """Record a success: the next failure starts with the first wait again."""
         self._last_s = 0.0

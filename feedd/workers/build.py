@@ -1,4 +1,4 @@
-"""Which build of feedd and of the libraries that decode this process runs: workers of another one never join."""
+"""Identifies the build of feedd and of its decoding libraries; workers of another build must not join."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ _LIBRARIES: Final = (
 
 @functools.cache
 def build_digest() -> str:
-    """Return a digest of feedd's files and of the versions of what it decodes with, as this process found them.
+    """Return a digest of feedd's files and of the versions of its decoding libraries, as this process found them.
 
-    Files count by size and time, and installed libraries by the names of their folders. Both take a few milliseconds;
-    reading files, or asking ``importlib.metadata``, takes a hundred.
+    Files count by size and time, libraries by the names of their folders. Both take a few milliseconds; reading files,
+    or asking ``importlib.metadata``, takes a hundred.
     """
     libraries = {
         Path(path).parents[1] for path in (msgspec.__file__, np.__file__) if path
-    }  # the same for daemon and workers
+    }  # the same folders for daemon and workers
     facts = [*_files(Path(__file__).parents[1]), *_versions(libraries), sys.version]
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:32]
 
 
 def _files(folder: Path) -> list[str]:
-    """Return a line for each source file: its name, size and time. ``pathlib`` would take four times as long."""
+    """Return a line for each source file: name, size and time. ``pathlib`` would take four times as long."""
     facts = []
     folders = [(str(folder), "")]
     while folders:

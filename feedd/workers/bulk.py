@@ -1,4 +1,4 @@
-"""Plain copies for all rows of a request at once. What it leaves out is decoded row by row, and said there."""
+"""Plain copies for all rows of a request at once. Rows that it skips are decoded one by one, which reports errors."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from feedd.workers.messages import FieldMessage, FileMessage
 
 _ROWS_LEAST: Final = 2
-"""A single row may be one that killed a worker, as a mapping's I/O error does: read by a call, that is an error."""
+"""A single row may be a row that killed a worker, as a mapping's I/O error does; read by a call, it is an error."""
 
 _GATHERED_BYTES_MAX: Final = 16 << 10
-"""Rows up to so many bytes are gathered by numpy, which copies them twice; longer ones one by one, once."""
+"""Rows of up to this size are gathered by numpy, which copies them twice; larger rows are copied singly, once."""
 
 _TOUCHED_BYTES_LEAST: Final = 1 << 10
 _PIECE_BYTES: Final = 256 << 10
-"""Rows from so many bytes on are gathered in pieces of so many, which stay in a core's cache between both copies. Of a
-piece, both ends of each row are read first: the processor then looks for all their pages at once, and not for one after
-another. Of 4 KB rows drawn from 270 MB that takes 15 % off what their copies cost."""
+"""Rows of at least ``_TOUCHED_BYTES_LEAST`` are gathered in pieces of ``_PIECE_BYTES``, which stay in a core's cache
+between both copies. Both ends of each row of a piece are read first, so that the processor looks up all their pages at
+once instead of one after another. For 4 KB rows drawn from 270 MB, this saves 15 % of the cost of copying."""
 
 _RUN_ROWS_LEAST: Final = 16
-"""Rows that follow one another in the arena are written as one where they are so many, on average."""
+"""Rows that are adjacent in the arena are written as one run, if runs have at least this many rows on average."""
 
 
 def copy_rows(
@@ -45,20 +45,20 @@ def copy_rows(
     kept: MappedFiles,
     target: tuple[mmap.mmap, int],
 ) -> NDArray[np.bool_]:
-    """Copy what is there of one field.
+    """Copy the rows of one field that are plain copies.
 
     Args:
-        plain: what it is.
-        field: where its rows lie.
-        files: the request's.
-        kept: maps them.
-        target: an arena, and where in it the slot begins.
+        plain: type and number of the field's values.
+        field: positions of its rows.
+        files: the request's files.
+        kept: keeps them mapped.
+        target: an arena, and the start of the slot in it.
 
     Returns:
-        bool[rows], which rows are done. The others lack the field, or hold another number of bytes, or lie outside.
+        bool[rows], which rows are done. The others lack the field, have another size, or lie outside their file.
 
     Raises:
-        CacheUnavailable: a file is gone or too short.
+        CacheUnavailable: a file is missing or too short.
         Internal: a row lies outside the arena.
     """
     start, size = np.frombuffer(field.start, np.int64), np.frombuffer(field.size, np.int64)
@@ -79,7 +79,7 @@ def copy_rows(
     if len(start):
         needed = np.zeros(len(files), np.bool_)
         needed[file_no] = True
-        numbers = np.flatnonzero(needed).tolist()  # their arrays keep them mapped, however few are kept
+        numbers = np.flatnonzero(needed).tolist()  # the arrays keep their files mapped, even if ``kept`` drops them
         source = _Source({number: np.frombuffer(kept.get(files[number]), np.uint8) for number in numbers}, len(files))
         fitting = _copy(plain, source, source.starts[file_no] + start, target[0], out_at)
         if fitting is not None:
@@ -88,12 +88,12 @@ def copy_rows(
 
 
 class _Source:
-    """The memory from the lowest to the highest of some mappings, as one array: rows of all are copied in one go.
+    """The address range that spans several mappings, as one array, so that rows of all are copied at once.
 
-    What lies between them is never read: whoever says where a row begins has compared it with its file's size.
+    The gaps between mappings are never read, because callers check each row against its file's size.
 
     Attributes:
-        starts: int64[files], where each file begins; -1: it is not among them.
+        starts: int64[files], start of each file in the array; -1: not mapped.
     """
 
     def __init__(self, mappings: Mapping[int, NDArray[np.uint8]], count: int) -> None:
@@ -106,12 +106,12 @@ class _Source:
         self.starts[list(mappings)] = np.array(addresses, np.int64) - first
 
     def windows(self, width: int) -> NDArray[Any]:
-        """Return all windows of so many bytes, one at each byte, without copying any."""
+        """Return views of ``width`` bytes at every offset, without copying."""
         one = self._first[:width].view(f"V{width}")
         return as_strided(one, (self._size_bytes - width + 1,), (1,), writeable=False)
 
     def bytes(self) -> NDArray[np.uint8]:
-        """Return its bytes, without copying any."""
+        """Return all bytes, without copying."""
         return as_strided(self._first, (self._size_bytes,), writeable=False)
 
 
@@ -122,7 +122,7 @@ def _write_labels(
     arena: mmap.mmap,
     out_at: NDArray[np.int64],
 ) -> NDArray[np.bool_]:
-    """Write the rows of a label that lies in no file (see ``recipe.label_recipes``); return which those are."""
+    """Write labels that lie in no file (see ``recipe.label_recipes``); return bool[rows], which rows these are."""
     told: NDArray[np.bool_] = are_numbers(start) & (size == NUMBER_BYTES)
     if plain.stored != NUMBER_STORED or plain.count != 1 or not told.any():
         return np.zeros(len(start), np.bool_)
@@ -134,7 +134,7 @@ def _write_labels(
 def _copy(
     plain: Plain, source: _Source, start: NDArray[np.int64], arena: mmap.mmap, out_at: NDArray[np.int64]
 ) -> NDArray[np.bool_] | None:
-    """Copy rows; return which numbers fit the batch's type, or None where all do."""
+    """Copy rows; return bool[rows], which numbers fit the batch's dtype, or None if all do."""
     width = plain.width_bytes
     narrow = plain.stored in NARROW
     if (plain.stored == plain.out or narrow) and width > _GATHERED_BYTES_MAX:
@@ -154,7 +154,7 @@ def _copy(
         numbers = rows.view(plain.stored)
         if plain.out == "int64" and plain.stored == "uint64":
             fitting = numbers <= np.iinfo(np.int64).max
-        with np.errstate(over="ignore", invalid="ignore"):  # beyond float32 it is infinity, as IEEE rounds
+        with np.errstate(over="ignore", invalid="ignore"):  # numbers beyond float32 become infinity, as in IEEE
             rows = numbers.astype(plain.out).view(f"V{plain.out_bytes}")
     windows(arena, plain.out_bytes)[out_at] = rows
     return fitting
@@ -184,5 +184,5 @@ def _copy_touched(
 
 
 def windows(data: mmap.mmap, width: int) -> NDArray[Any]:
-    """Return all windows of so many bytes, one at each byte, without copying any."""
+    """Return views of ``width`` bytes at every offset of a mapping, without copying."""
     return np.ndarray((len(data) - width + 1,), f"V{width}", data, 0, (1,))

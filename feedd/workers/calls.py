@@ -1,4 +1,4 @@
-"""The calls a pool can have under way: how each asks for some of its rows and what it makes of the answers."""
+"""The calls of a pool: how each builds requests for some of its rows, and what it does with the answers."""
 
 from __future__ import annotations
 
@@ -36,49 +36,49 @@ _BY_KIND = _error_classes(errors.FeeddError)
 
 
 def error_of(answer: Failed) -> errors.FeeddError:
-    """Return the error a worker met, as it was raised there."""
+    """Return the error that a worker raised."""
     kind = _BY_KIND.get(answer.kind, errors.Internal)
     return kind(answer.message, object=answer.object, hint=answer.hint, stage="decode")
 
 
 class Work(Protocol):
-    """What a call does, some rows at a time."""
+    """The work of one call, done some rows at a time."""
 
     @property
     def stream(self) -> int:
-        """Whom it is for: the arena that is written to; 0: what comes before any batch."""
+        """The stream that the work belongs to: the arena to write to; 0 for work before any batch."""
 
     @property
     def rows(self) -> int:
-        """How many rows it has."""
+        """Number of rows."""
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """Descriptors that go along with its requests; they stay the call's."""
+        """Descriptors to send with each request; they stay the call's."""
 
     @property
     def long_s(self) -> float:
-        """How much longer than others a row of it may take; above 0 its worker is given nothing else meanwhile."""
+        """Extra seconds that a row may take. Above 0, the worker gets no other work meanwhile."""
 
     def packet(self, rows: range, request_id: int) -> bytes:
         """Return the request for ``rows``."""
 
     def accept(self, rows: range, answer: Answer, fds: list[int]) -> None:
-        """Take the answer for ``rows``; descriptors stay the caller's."""
+        """Process the answer for ``rows``; descriptors stay the caller's."""
 
     def give_up(self, rows: range, reason: str) -> None:
-        """Do without ``rows``: they killed two workers. Raises where that leaves nothing."""
+        """Do without ``rows``, which killed two workers. Raises if the call has no result without them."""
 
 
 def without(work: FieldWork, rows: Iterable[int]) -> FieldWork:
-    """Return a field that some of its rows lack."""
+    """Return the field with some rows marked as missing."""
     size = work.size.copy()
     size[list(rows)] = -1
     return replace(work, size=size)
 
 
 class _Short:
-    """What most calls are: of plain requests that take as long as any other."""
+    """Base of most calls: they send no descriptors, and their rows take no extra time."""
 
     fds: tuple[int, ...] = ()
     long_s = 0.0
@@ -98,7 +98,7 @@ class DecodeCall(_Short):
 
     @property
     def stream(self) -> int:
-        """The arena's."""
+        """Id of the arena."""
         return self._task.arena_id
 
     @property
@@ -108,15 +108,15 @@ class DecodeCall(_Short):
 
     @property
     def result(self) -> DecodeResult:
-        """What became of it."""
+        """Bad rows and busy time so far."""
         return DecodeResult(tuple(sorted(self._bad)), self._busy_s)
 
     def packet(self, rows: range, request_id: int) -> bytes:
         """Return the request for ``rows``."""
         return split.decode_packet(self._task, rows, request_id)
 
-    def accept(self, rows: range, answer: Answer, fds: list[int]) -> None:  # noqa: ARG002 - the protocol's name
-        """Note bad rows."""
+    def accept(self, rows: range, answer: Answer, fds: list[int]) -> None:  # noqa: ARG002 - the protocol's names
+        """Add bad rows and busy time."""
         assert isinstance(answer, Decoded)
         self._busy_s += answer.busy_s
         names = [work.recipe.name for work in self._task.fields]
@@ -156,20 +156,20 @@ class MeasureCall(_Short):
         """Return the request for ``rows``."""
         return split.measure_packet(self._files, self._work, rows, request_id, values=self._values)
 
-    def accept(self, rows: range, answer: Answer, fds: list[int]) -> None:  # noqa: ARG002 - the protocol's name
-        """Note shapes."""
+    def accept(self, rows: range, answer: Answer, fds: list[int]) -> None:  # noqa: ARG002 - the protocol's names
+        """Store the shapes."""
         assert isinstance(answer, Measured)
         shapes = np.frombuffer(answer.shapes, "<i8").reshape(len(rows), -1)
         self.shapes[rows.start : rows.stop] = shapes
 
     def give_up(self, rows: range, reason: str) -> None:
-        """Leave -1: decode knows the rows by then, and reports them."""
+        """Leave -1 and remember the rows, so that decode reports them."""
         for row in rows:
             self._poison.add(self._files, (self._work,), row, f"worker died: {reason}")
 
 
 class ProduceCall(MeasureCall):
-    """``DecodePool.produce``: what is measured is kept."""
+    """``DecodePool.produce``: measures and keeps the decoded values."""
 
     def __init__(self, files: Sequence[ShardFile], work: FieldWork, dtype: str, poison: Poison) -> None:
         super().__init__(files, work, 1, poison)
@@ -181,7 +181,7 @@ class ProduceCall(MeasureCall):
         return split.measure_packet(self._files, self._work, rows, request_id, keep=True)
 
     def accept(self, rows: range, answer: Answer, fds: list[int]) -> None:
-        """Note lengths, and hold the values; those that were lost on the way are decoded later."""
+        """Store lengths and values; values that were lost on the way are decoded again later."""
         super().accept(rows, answer, fds)
         assert isinstance(answer, Measured)
         if not fds or not answer.kept_rows:
@@ -202,36 +202,36 @@ class IndexCall(_Short):
         self._format_name = format_name
         self.index: ShardIndex | None = None
 
-    def packet(self, rows: range, request_id: int) -> bytes:  # noqa: ARG002 - the protocol's name
+    def packet(self, rows: range, request_id: int) -> bytes:  # noqa: ARG002 - the protocol's names
         """Return the request."""
         return encode(IndexRequest(request_id, split.file_message(self._file), self._format_name))
 
-    def accept(self, rows: range, answer: Answer, fds: list[int]) -> None:  # noqa: ARG002 - the protocol's name
-        """Read the columns.
+    def accept(self, rows: range, answer: Answer, fds: list[int]) -> None:  # noqa: ARG002 - the protocol's names
+        """Read the index's columns.
 
         Raises:
-            ResourceExhausted: they were lost: this process may open no more files.
+            ResourceExhausted: they were lost, because this process may open no more files.
         """
         assert isinstance(answer, Indexed)
         if not fds:
             raise no_room()
         self.index = columns.unpack(fds[0], answer)
 
-    def give_up(self, rows: range, reason: str) -> None:  # noqa: ARG002 - the protocol's name
-        """Call the shard unreadable.
+    def give_up(self, rows: range, reason: str) -> None:  # noqa: ARG002 - the protocol's names
+        """Report the shard as unreadable.
 
         Raises:
             BadShard: always.
         """
         raise errors.BadShard(
-            f"expected to read the shard's framing, got a worker killed twice by it ({reason})",
+            f"expected to read the shard's framing, got a shard that killed two workers ({reason})",
             object=self._file.ref.url,
             stage="decode",
         )
 
 
 class PinCall(_Short):
-    """One ``npy`` field of ``DecodePool.resolve``."""
+    """Resolves one ``npy`` field, for ``DecodePool.resolve``."""
 
     rows, stream = 1, 0
 
@@ -240,23 +240,23 @@ class PinCall(_Short):
         self._span = (start, size)
         self.recipe = recipe
 
-    def packet(self, rows: range, request_id: int) -> bytes:  # noqa: ARG002 - the protocol's name
+    def packet(self, rows: range, request_id: int) -> bytes:  # noqa: ARG002 - the protocol's names
         """Return the request."""
         return encode(PinRequest(request_id, split.file_message(self._file), *self._span, self.recipe.stored))
 
-    def accept(self, rows: range, answer: Answer, fds: list[int]) -> None:  # noqa: ARG002 - the protocol's name
-        """Pin."""
+    def accept(self, rows: range, answer: Answer, fds: list[int]) -> None:  # noqa: ARG002 - the protocol's names
+        """Take dtype and dimensions from the answer."""
         assert isinstance(answer, Pinned)
         self.recipe = pinned_as(self.recipe, answer.params)
 
-    def give_up(self, rows: range, reason: str) -> None:  # noqa: ARG002 - the protocol's name
-        """Call the sample undecodable.
+    def give_up(self, rows: range, reason: str) -> None:  # noqa: ARG002 - the protocol's names
+        """Report the sample as undecodable.
 
         Raises:
             BadSample: always.
         """
         raise errors.BadSample(
-            f"expected to read a first {self.recipe.name}, got a worker killed twice by it ({reason})",
+            f"expected to read a first {self.recipe.name}, got a sample that killed two workers ({reason})",
             object=self._file.ref.url,
             stage="decode",
         )

@@ -1,4 +1,4 @@
-"""The call of a pool that makes a shard."""
+"""The pool's call that converts an object into a shard."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from feedd.workers.messages import Answer
     from feedd.workers.work import MakeTask
 
-_SLOWEST_BYTES_PER_S: Final = 1 << 20  # of what is read: bzip2 at its slowest takes in four times as much
+_SLOWEST_BYTES_PER_S: Final = 1 << 20  # bytes read; bzip2 at its slowest reads four times as much
 _LEAST_LONG_S: Final = 1.0
 LONG_STREAM: Final = -1
-"""Of its own: calls that take long wait for a worker they may have, and nothing else waits behind them."""
+"""Queue of long conversions. It is separate, so that short calls never wait behind them."""
 
 
 class MakeCall:
@@ -32,33 +32,33 @@ class MakeCall:
 
     @property
     def long_s(self) -> float:
-        """Grows with the bytes to go through."""
+        """Extra seconds, in proportion to the bytes to read."""
         held_bytes = sum(span.size_bytes for span in self._task.spans)
         return _LEAST_LONG_S + held_bytes / _SLOWEST_BYTES_PER_S
 
-    def packet(self, rows: range, request_id: int) -> bytes:  # noqa: ARG002 - the protocol's name
+    def packet(self, rows: range, request_id: int) -> bytes:  # noqa: ARG002 - the protocol's names
         """Return the request."""
         task = self._task
         spans = tuple((span.start, span.end) for span in task.spans)
         sizes = (task.size_bytes, spans, task.out_at, task.limit_bytes, task.room_bytes, task.entry_bytes)
         return encode(MakeRequest(request_id, for_worker(task.form), task.url, *sizes))
 
-    def accept(self, rows: range, answer: Answer, fds: list[int]) -> None:  # noqa: ARG002 - the protocol's name
-        """Take note of the shard, or of what it still needs."""
+    def accept(self, rows: range, answer: Answer, fds: list[int]) -> None:  # noqa: ARG002 - the protocol's names
+        """Store the converted shard, or the ranges that are still needed."""
         if isinstance(answer, NeedRanges):
             self.outcome = tuple(ByteRange(*span) for span in answer.spans)
             return
         assert isinstance(answer, Made)
         self.outcome = MadeShard(answer.size_bytes, answer.format_name, answer.busy_s)
 
-    def give_up(self, rows: range, reason: str) -> None:  # noqa: ARG002 - the protocol's name
-        """Call the object unreadable.
+    def give_up(self, rows: range, reason: str) -> None:  # noqa: ARG002 - the protocol's names
+        """Report the object as unreadable.
 
         Raises:
             BadShard: always.
         """
         raise BadShard(
-            f"expected a shard to be made of it, got a worker killed twice by it ({reason})",
+            f"expected to convert the object to a shard, got an object that killed two workers ({reason})",
             object=self._task.url,
             stage="decode",
         )

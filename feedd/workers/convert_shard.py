@@ -1,4 +1,4 @@
-"""A worker's answer to a request to make a shard."""
+"""A worker's answer to a request to convert an object into a shard."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ _HEAD_BYTES: Final = 8
 
 
 def make_shard(request: MakeRequest, fds: Sequence[int]) -> Made | NeedRanges:
-    """Make a shard of what is held, or say what else is needed.
+    """Convert the available ranges of an object into a shard, or return which ranges are missing.
 
     Raises:
-        BadShard: broken bytes. Unsupported: no such form, or a library is missing.
-        ResourceExhausted: no room for what is made.
+        BadShard: the object's bytes are broken.
+        Unsupported: the conversion is unknown, or its library is missing.
+        ResourceExhausted: not enough memory for the shard.
     """
     began_s = time.perf_counter()
     source, target = fds
@@ -53,11 +54,11 @@ def make_shard(request: MakeRequest, fds: Sequence[int]) -> Made | NeedRanges:
 
 
 def _check(wanted: Sequence[ByteRange], request: MakeRequest) -> None:
-    """Refuse ranges outside of the object: a broken one may say so."""
+    """Refuse ranges outside of the object, which a broken object may ask for."""
     for span in wanted:
         if span.end > request.size_bytes:
             raise BadShard(
-                f"expected what is needed within {request.size_bytes} bytes, got bytes {span.start} to {span.end}",
+                f"expected ranges within {request.size_bytes} bytes, got bytes {span.start} to {span.end}",
                 object=request.url,
                 stage="decode",
             )

@@ -1,4 +1,4 @@
-"""Descriptors on their way between daemon and worker, and what there is to say where no more files may be open."""
+"""Descriptors sent between daemon and worker, and the error if a process may open no more files."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 SCARCE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM})
-"""What the kernel says where it has no room for a descriptor: nothing was sent, and the socket is as it was."""
+"""Error numbers of the kernel if there is no room for a descriptor: nothing was sent, and the socket is unchanged."""
 
 
 def no_room(reason: str = "none could be received") -> ResourceExhausted:
-    """Return the error of a process that may open no more files, and so can neither send nor be sent one."""
+    """Return the error of a process that may open no more files, and so can neither send nor receive a descriptor."""
     return ResourceExhausted(
         f"expected room for a descriptor between daemon and decode worker, got: {reason}",
         hint="raise the limit on open files (ulimit -n)",
@@ -25,7 +25,7 @@ def no_room(reason: str = "none could be received") -> ResourceExhausted:
 
 
 def copies(fds: Iterable[int]) -> list[int]:
-    """Return descriptors of our own for the same files: all of them, or none.
+    """Return duplicates of descriptors: all of them, or none.
 
     Raises:
         ResourceExhausted: no more files may be open.
@@ -42,6 +42,6 @@ def copies(fds: Iterable[int]) -> list[int]:
 
 
 def close_all(fds: Iterable[int]) -> None:
-    """Close descriptors that came with a message, or were to go with one."""
+    """Close descriptors that came with a message, or were to be sent with one."""
     for fd in fds:
         os.close(fd)

@@ -1,4 +1,4 @@
-"""Between the schedule and the workers' sockets: sends chunks, times them, hands answers to whoever awaits them."""
+"""Connects the schedule with the workers' sockets: sends chunks, times them, and delivers answers to their calls."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _log = structlog.get_logger("feedd.workers")
 
 _KILL_WAIT_S: Final = 10.0
 
-_SPREAD_ROWS_LEAST: Final = 8  # fewer are not worth a message
+_SPREAD_ROWS_LEAST: Final = 8  # a message with fewer rows is not worth its cost
 _DEPTH: Final = 4
-"""Chunks a worker holds: 45 to 125 ms each for photographs: a busy event loop (p99 of 100 ms) starves nobody."""
+"""Chunks that a worker holds, 45 to 125 ms each for photographs: a busy event loop (p99 of 100 ms) idles no worker."""
 
 
 class Pending(Call):
-    """A call with whoever awaits it.
+    """A call with the future of its caller.
 
     Attributes:
-        done: set when no worker holds anything of it and nothing waits.
-        error: what it failed with; from then on its answers do not matter.
+        done: set when no worker holds any of its chunks and none waits.
+        error: the error of the call; answers after it are ignored.
     """
 
     __slots__ = ("done", "error", "work")
@@ -49,14 +49,14 @@ class Pending(Call):
 
 
 class Packet(NamedTuple):
-    """A message that has no answer, with the descriptors that go along (they stay the caller's)."""
+    """A message without an answer, with the descriptors to send along; they stay the caller's."""
 
     payload: bytes
     fds: tuple[int, ...] = ()
 
 
 class Dispatch:
-    """Feeds workers that have joined with the chunks of pending calls, until they leave."""
+    """Sends chunks of pending calls to workers that have joined, until they leave."""
 
     def __init__(self, options: DecodeOptions, recorder: Recorder) -> None:
         self._options = options
@@ -71,21 +71,21 @@ class Dispatch:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Processes that take work now, by worker number."""
+        """Ids of the processes that take work now, by worker number."""
         return tuple(self._children[number].pid for number in sorted(self._children.keys() - self._retiring))
 
     @property
     def worker_count(self) -> int:
-        """How many take work now."""
+        """Number of workers that take work now."""
         return len(self._children) - len(self._retiring)
 
     def take_load(self, contended: float = 0.0) -> Load:
-        """Return what was measured since the last call; how contended the cores are, others measure."""
+        """Return the load since the last call; the caller measures how contended the cores are."""
         elapsed_s, busy_s, queued_s = self._meter.take(time.monotonic())
         return Load(max(elapsed_s, 1e-9), busy_s, queued_s, self.worker_count, contended)
 
     def spread(self, rows: int, chunk_rows: int) -> int:
-        """Return how many rows to send at once, fewer than ``chunk_rows`` where workers had nothing to do else."""
+        """Return how many rows to send per message, fewer than ``chunk_rows`` if workers would otherwise idle."""
         idle = 0 if self._schedule.queued else self.worker_count - self._schedule.busy_count
         return max(-(-rows // idle), min(_SPREAD_ROWS_LEAST, chunk_rows)) if idle * chunk_rows > rows else chunk_rows
 
@@ -94,10 +94,10 @@ class Dispatch:
 
         Raises:
             Draining: the pool is closing.
-            Whatever the workers answer.
+            FeeddError: any error that a worker answers.
         """
         if self._closing:
-            raise Draining("expected a running decode pool, got one that is closing", stage="decode")
+            raise Draining("expected a running decode pool, got a closing one", stage="decode")
         if not work.rows:
             return
         call = Pending(work)
@@ -122,24 +122,24 @@ class Dispatch:
             try:
                 child.send(*packet)
             except ResourceExhausted as error:
-                child.kill(error.message)  # who comes after it is told of every arena anew
+                child.kill(error.message)  # its successor is told of every arena
 
     def join(self, number: int, child: Child) -> None:
-        """Give a worker that said hello work from now on."""
+        """Send work from now on to a worker that said hello."""
         self._children[number] = child
         self._schedule.join(number)
         self._recorder.move(metrics.DECODE_WORKERS, 1)
         self._pump()
 
     def retire(self, number: int) -> None:
-        """Give a worker no more work, and send it home once it has done what it holds."""
+        """Send a worker no more work, and let it leave once it has done the work that it holds."""
         if number in self._children and number not in self._retiring:
             self._retiring.add(number)
             self._schedule.rest(number)
             self._send_home(number)
 
     def leave(self, number: int) -> None:
-        """Say what becomes of what a worker held that is gone. Called once it cannot write any more."""
+        """Reschedule or give up the chunks of a worker that is gone. Called when it can no longer write."""
         child = self._children.pop(number, None)
         if child is None:
             return
@@ -162,10 +162,10 @@ class Dispatch:
         self._pump()
 
     def close(self) -> None:
-        """Fail what is under way, send idle workers home, kill busy ones. They are gone within ``close_grace_s``."""
+        """Fail all calls, let idle workers leave, kill busy ones. They are gone within ``close_grace_s``."""
         self._closing = True
         for call in tuple(self._calls):
-            self._fail(call, Draining("expected a running decode pool, got one that is closing", stage="decode"))
+            self._fail(call, Draining("expected a running decode pool, got a closing one", stage="decode"))
         for number, child in self._children.items():
             if self._schedule.running(number) is None:
                 child.retire()
@@ -174,19 +174,19 @@ class Dispatch:
                 child.kill("closing")
 
     async def _quiesce(self, call: Pending) -> None:
-        """Wait until no worker holds anything of ``call``; other cancellations meanwhile change nothing.
+        """Wait until no worker holds a chunk of ``call``; further cancellations change nothing.
 
-        They come from every task group around us that ends at the same time: a worker killed for them would cost
-        whoever is left a start, and what it held for others its work.
+        Every surrounding task group that ends at the same time cancels again. If each killed the workers, other calls
+        would lose their work and wait for new workers.
         """
         deadline_s, killed = time.monotonic() + self._options.cancel_grace_s, False
         while not call.done.done():
             try:
                 _, waiting = await asyncio.wait((call.done,), timeout=max(0.0, deadline_s - time.monotonic()))
             except asyncio.CancelledError:
-                continue  # the caller re-raises the first one
+                continue  # the caller raises the first cancellation again
             if waiting and killed:
-                return  # stuck in the kernel with SIGKILL pending: it can write nothing any more
+                return  # the worker is stuck in the kernel with SIGKILL pending: it can write nothing any more
             if waiting:
                 for number in self._schedule.holders(call):
                     self._children[number].kill("cancelled")
@@ -198,14 +198,14 @@ class Dispatch:
         self._settle(call)
 
     def _settle(self, call: Pending) -> None:
-        """End a call that is over. Until then it is known, even if nobody awaits it: its rows must not be replayed."""
+        """Remove a call that is over. Until then it stays known even without a waiter, so its rows are not replayed."""
         if call.over:
             self._calls.discard(call)
             if not call.done.done():
                 call.done.set_result(None)
 
     def _send_home(self, number: int) -> None:
-        """Let a worker that retires leave, if it has nothing more to do."""
+        """Let a retiring worker leave if it has no more work."""
         if number in self._retiring and self._schedule.running(number) is None:
             self._children[number].retire()
             self._kill_later(number, self._options.close_grace_s, "retired")
@@ -213,7 +213,7 @@ class Dispatch:
     # ------------------------------------------------------------------ dispatch
 
     def _pump(self) -> None:
-        """Send chunks for as long as there are any and workers with room."""
+        """Send chunks while there are chunks and workers with room."""
         while (assigned := self._schedule.assign()) is not None:
             number, chunk = assigned
             packet = self._packet(number, chunk)
@@ -222,7 +222,7 @@ class Dispatch:
         self._meter.note(time.monotonic(), self._schedule.busy_count, queued=self._schedule.queued)
 
     def _sent(self, number: int, chunk: Chunk, packet: bytes) -> bool:
-        """Send a request; where its descriptors cannot go along, its call fails and others go on."""
+        """Send a request; if its descriptors cannot be sent, its call fails and others continue."""
         call = _pending(chunk.call)
         try:
             if chunk.suspect:
@@ -235,11 +235,11 @@ class Dispatch:
         return True
 
     def _packet(self, number: int, chunk: Chunk) -> bytes:
-        """Return the request, or nothing where the chunk had to be taken back."""
+        """Return the request, or nothing if the chunk had to be taken back."""
         call = _pending(chunk.call)
         try:
             packet = call.work.packet(chunk.rows, chunk.id)
-        except Exception as error:  # noqa: BLE001 - whoever called must hear of it, whatever it is
+        except Exception as error:  # noqa: BLE001 - the caller must see every error
             self._schedule.take_back(number)
             self._fail(call, Internal(f"{type(error).__name__}: {error}", stage="decode"))
             return b""
@@ -250,11 +250,11 @@ class Dispatch:
             self._schedule.divide(chunk)
         else:
             message = f"expected one row's request within {MESSAGE_BYTES_MAX} bytes, got {len(packet)}"
-            self._fail(call, BadRequest(message, hint="ask for fewer fields", stage="decode"))
+            self._fail(call, BadRequest(message, hint="request fewer fields", stage="decode"))
         return b""
 
     def _arm(self, number: int) -> None:
-        """Start the clock for what worker ``number`` is doing now, if anything."""
+        """Start the deadline of the chunk that worker ``number`` is running, if any."""
         self._disarm(number)
         running = self._schedule.running(number)
         if running is not None:
@@ -272,16 +272,16 @@ class Dispatch:
         self._deadlines[number] = loop.call_later(delay_s, self._children[number].kill, reason)
 
     def begun(self, number: int, chunk_id: int) -> None:
-        """Take note that a worker begins what it was to mind, unless that could not be sent."""
+        """Record that a worker begins a suspect chunk, unless the request could not be sent."""
         running = self._schedule.running(number)
         if running is not None and running.id == chunk_id:
             running.begun = True
 
     def answer(self, number: int, answer: Answer, fds: list[int]) -> None:
-        """Take an answer; descriptors stay the caller's.
+        """Process an answer; descriptors stay the caller's.
 
         Raises:
-            Internal: it is not the one due: the worker cannot be trusted any more.
+            Internal: the answer is not to the running chunk, so the worker can no longer be trusted.
         """
         running = self._schedule.running(number)
         if running is None or running.id != answer.id:

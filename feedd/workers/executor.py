@@ -1,4 +1,4 @@
-"""What a decode worker does with a request. No sockets here: requests in, replies out."""
+"""Executes the requests of a decode worker. No sockets here: requests in, replies out."""
 
 from __future__ import annotations
 
@@ -54,36 +54,36 @@ if TYPE_CHECKING:
     from feedd.workers.messages import FieldMessage
 
 _SHORT_REASON_CHARS: Final = 12
-_INDEX_SHARE: Final = 64  # bytes of memory for each byte of a shard that is indexed: 48 where a sample is one byte
+_INDEX_SHARE: Final = 64  # bytes of memory per byte of an indexed shard: 48 are needed if a sample is one byte
 _INDEX_LEAST_BYTES: Final = 512 << 20
 _INDEX_MOST_BYTES: Final = 4 << 30
-_REASONS_BYTES: Final = 64 << 10  # of the 96 KiB of an answer: the short ones of a thousand rows are 22
+_REASONS_BYTES: Final = 64 << 10  # of the 96 KiB of an answer; short reasons of a thousand rows take 22 KiB
 _MAPPED_AT_ONCE_BYTES: Final = 256 << 20
-_MADV_POPULATE_WRITE: Final = 23  # which the module has no name for
-_KEPT_BYTES_MAX: Final = 64 << 20  # of an answer: rows behind that are decoded anew
+_MADV_POPULATE_WRITE: Final = 23  # missing in the mmap module
+_KEPT_BYTES_MAX: Final = 64 << 20  # per answer: the values of further rows are decoded again
 _codec_for = functools.lru_cache(maxsize=256)(make)
 
 
 @runtime_checkable
 class Producer(Protocol):
-    """A codec whose values are of one dimension, and known at no less cost than by decoding them."""
+    """A codec of one-dimensional values whose length is known only after decoding."""
 
     def produce(self, data: memoryview) -> NDArray[Any]:
-        """Return all of a sample's value.
+        """Return the decoded value of a sample.
 
         Raises:
-            BadSample: not decodable.
+            BadSample: the sample is not decodable.
         """
 
 
 class _Reasons:
-    """Why rows of a request are bad: said in full for as long as an answer has room for it."""
+    """Reasons of a request's bad rows: in full while the answer has room, then shortened."""
 
     def __init__(self) -> None:
         self._left_bytes = _REASONS_BYTES
 
     def of(self, error: Exception) -> str:
-        """Return what one row's error says."""
+        """Return the reason for one row's error."""
         text = error.message if isinstance(error, BadSample) else f"{type(error).__name__}: {error}"
         text = text[:REASON_CHARS_MAX]
         self._left_bytes -= len(text.encode(errors="replace"))
@@ -93,40 +93,44 @@ class _Reasons:
 
 
 def _all_here(given: Sequence[int], count: int) -> Sequence[int]:
-    """Return the descriptors that came with a request, unless some were lost on the way."""
+    """Return the descriptors that came with a request.
+
+    Raises:
+        ResourceExhausted: some were lost on the way.
+    """
     if len(given) != count:
         raise no_room()
     return given
 
 
 class Executor:
-    """Holds the attached arenas; everything else lives for one request."""
+    """Keeps the attached arenas and mapped files; everything else lives for one request."""
 
     def __init__(self) -> None:
         self._arenas: dict[int, mmap.mmap] = {}
-        self._refused: dict[int, str] = {}  # why an arena could not be mapped
+        self._refused: dict[int, str] = {}  # arena id -> why it could not be mapped
         self._kept = MappedFiles()
 
     @property
     def keeps(self) -> bool:
-        """Whether shard files are mapped that ``rest`` would let go."""
+        """Whether shard files are mapped that ``rest`` would unmap."""
         return bool(self._kept)
 
     def rest(self) -> None:
-        """Let go of shard files: nobody asks for anything."""
+        """Unmap all shard files, because no request is expected."""
         self._kept.drop()
 
     def attach(self, arena_id: int, fd: int | None, size_bytes: int) -> None:
-        """Map an arena read-write; ``fd`` stays the caller's. None: it was lost, for want of room for open files.
+        """Map an arena read-write; ``fd`` stays the caller's. None: it was lost, because too many files are open.
 
-        All pages are mapped at once: one by one, on first touch, they cost four times as much, in the middle of
-        decoding (70 us per 224x224 image, until a worker has seen every page of every slot). By ``madvise``: where
-        ``mmap`` does it for two workers at a time they wait for each other, 60 ms for 154 MB instead of 35. Those of a
-        large arena are not: most of a group's slots are never touched, for the one used last is given first, and two
-        workers that clear and map the same 650 MB at a time took seconds (measured: four jobs that share, 5,900 against
-        8,300 images/s).
+        All pages are mapped at once. On first touch, in the middle of decoding, they would cost four times as much:
+        70 us per 224x224 image, until a worker has touched every page of every slot. ``madvise`` maps them. With
+        ``mmap``, two workers would wait for each other: 60 ms for 154 MB instead of 35. Large arenas are not mapped at
+        once, because most of a group's slots are never touched: the slot used last is given first. Two workers that
+        clear and map the same 650 MB take seconds (four jobs that share: 5,900 instead of 8,300 images/s).
 
-        Where that fails, decoding into it does: a worker that died of it would be replaced by one that dies of it.
+        If mapping fails, decoding into the arena fails, because a worker that died here would be replaced by one that
+        dies too.
         """
         self.detach(arena_id)
         if fd is None:
@@ -138,26 +142,26 @@ class Executor:
             self._refused[arena_id] = str(error)
 
     def detach(self, arena_id: int) -> None:
-        """Unmap it; unknown ids are ignored."""
+        """Unmap an arena; unknown ids are ignored."""
         self._refused.pop(arena_id, None)
         arena = self._arenas.pop(arena_id, None)
         if arena is not None:
-            # A cycle of a codec's making may still hold a row: the mapping then goes when that is collected.
+            # A reference cycle in a codec may still hold a row: the mapping then goes when that is collected.
             with suppress(BufferError):
                 arena.close()
 
     def prepare(self, request: Prepare) -> None:
-        """Import before a row waits for it: OpenCV takes 50 ms, and what is not in memory yet more."""
+        """Import modules before a row waits for them: OpenCV takes 50 ms, and more if it is not in memory yet."""
         for name in SLOW_MODULES.intersection(request.modules):
-            with suppress(Exception):  # whatever it is, decode meets it again and reports it
+            with suppress(Exception):  # decode meets any error again and reports it
                 importlib.import_module(f"feedd.codecs.{name}")
 
     def run(self, request: Asked, given: Sequence[int] = ()) -> tuple[Answer, list[int]]:
-        """Return the reply and the descriptors that go with it (the caller closes them).
+        """Return the reply and the descriptors to send with it; the caller closes them.
 
         Args:
-            request: what is asked.
-            given: descriptors that came along; they stay the caller's.
+            request: the request.
+            given: descriptors that came with it; they stay the caller's.
         """
         began_s = time.perf_counter()
         fds: list[int] = []
@@ -175,7 +179,7 @@ class Executor:
                     shapes, kept_rows = self._sizes(request, fds)
                     answer = Measured(request.id, busy_s(), shapes, kept_rows)
                 case IndexRequest():
-                    self._kept.drop()  # others take long: nothing is kept from the cache meanwhile
+                    self._kept.drop()  # indexing and converting take long: keep no mapping of the cache meanwhile
                     answer = self._index(request, fds)
                 case MakeRequest():
                     self._kept.drop()
@@ -188,7 +192,7 @@ class Executor:
             answer = Failed(
                 request.id, busy_s(), error.kind, error.message[:2000], error.object[:4000], error.hint[:2000]
             )
-        except Exception as error:  # noqa: BLE001 - a defect must reach the daemon as an answer, not as silence
+        except Exception as error:  # noqa: BLE001 - a defect must reach the daemon as an answer
             answer = Failed(request.id, busy_s(), Internal.kind, f"{type(error).__name__}: {error}"[:2000], "", "")
         return answer, fds
 
@@ -223,12 +227,12 @@ class Executor:
                     shapes[row] = codec.measure(field.data(row, shards))
                 except CacheUnavailable:
                     raise
-                except Exception:  # noqa: BLE001 - whatever it is, decode meets it again and reports it with the row
+                except Exception:  # noqa: BLE001 - decode meets any error again and reports it with the row
                     shapes[row] = -1
         return shapes.tobytes()
 
     def _numbers(self, request: MeasureRequest) -> bytes:
-        """Return 1 and the number's bits for each row that holds one, else -1."""
+        """Return int64[rows, 2] as bytes: 1 and the number's float64 bits for rows with a number, else -1."""
         codec = _codec(request.field)
         field = Field(request.field, codec)
         found = np.full((len(field), 2), -1, np.int64)
@@ -239,7 +243,7 @@ class Executor:
                     codec.decode(field.data(row, shards), number, 0)
                 except CacheUnavailable:
                     raise
-                except Exception:  # noqa: BLE001, S112 - whatever it is, the row holds no number
+                except Exception:  # noqa: BLE001, S112 - after any error the row holds no number
                     continue
                 found[row] = 1, number.view(np.int64)
         return found.tobytes()
@@ -247,7 +251,7 @@ class Executor:
     def _decode(self, request: DecodeRequest) -> tuple[tuple[int, int, str], ...]:
         arena = self._arenas.get(request.arena_id)
         if arena is None:
-            why = self._refused.get(request.arena_id, "one nobody attached")
+            why = self._refused.get(request.arena_id, "an unknown id")
             raise Internal(f"expected an attached arena {request.arena_id}, got {why}", stage="decode")
         done = self._copy(request, arena)
         if all(rows is not None and rows.all() for rows in done):
@@ -273,13 +277,13 @@ class Executor:
                         field.decode(row, shards, arena, request.slot_at, seed)
                     except (Internal, CacheUnavailable):
                         raise
-                    except Exception as error:  # noqa: BLE001 - one sample must not take the others with it
+                    except Exception as error:  # noqa: BLE001 - one sample must not fail the others
                         bad.append((row, number, reasons.of(error)))
                         break
         return tuple(bad)
 
     def _copy(self, request: DecodeRequest, arena: mmap.mmap) -> list[NDArray[np.bool_] | None]:
-        """Copy the fields that are plain copies; return, for each field, which rows that did, None for no field."""
+        """Copy the fields that are plain copies; return for each field bool[rows], which rows are done, or None."""
         self._kept.begin()
         target = (arena, request.slot_at)
         plains = [plain_numbers(_recipe(message)) for message in request.fields]
@@ -290,7 +294,7 @@ class Executor:
 
 
 def _mapped(fd: int, size_bytes: int) -> mmap.mmap:
-    """Return an arena, all pages of which are mapped unless it is large."""
+    """Return a mapped arena; all its pages are mapped now unless it is large."""
     access = mmap.PROT_READ | mmap.PROT_WRITE
     arena = mmap.mmap(fd, size_bytes, mmap.MAP_SHARED, access)
     if size_bytes > _MAPPED_AT_ONCE_BYTES:
@@ -304,7 +308,7 @@ def _mapped(fd: int, size_bytes: int) -> mmap.mmap:
 
 
 def _produce(request: MeasureRequest, fds: list[int]) -> tuple[bytes, int]:
-    """Return the lengths of a field's values, and of how many rows those go along, in a memfd, back to back."""
+    """Decode a field's values into a memfd, back to back; return their lengths, and how many rows the memfd covers."""
     codec = _codec(request.field)
     assert isinstance(codec, Producer)
     field = Field(request.field, codec)
@@ -317,7 +321,7 @@ def _produce(request: MeasureRequest, fds: list[int]) -> tuple[bytes, int]:
                 values = codec.produce(field.data(row, shards))
             except CacheUnavailable:
                 raise
-            except Exception:  # noqa: BLE001, S112 - whatever it is, decode meets it again and reports it with the row
+            except Exception:  # noqa: BLE001, S112 - decode meets any error again and reports it with the row
                 continue
             lengths[row] = len(values)
             room_bytes -= values.nbytes

@@ -1,4 +1,4 @@
-"""One field of a request: where its rows lie, and how each of them is decoded to where it belongs."""
+"""One field of a request: locates its rows, and decodes each row to its place."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from feedd.workers.messages import FieldMessage
     from feedd.workers.shard_bytes import Shards
 
-_SHORT_BYTES: Final = 32  # longer than any number that somebody counted or labelled
+_SHORT_BYTES: Final = 32  # longer than any number that is a count or a label
 
 
 class Field:
     """One field of a request, ready to be decoded row by row.
 
     Args:
-        message: the request's.
-        codec: decodes it.
+        message: the field in the request.
+        codec: decodes its rows.
     """
 
     def __init__(self, message: FieldMessage, codec: SampleCodec) -> None:
@@ -56,7 +56,7 @@ class Field:
         return len(self._size)
 
     def data(self, row: int, shards: Shards) -> memoryview:
-        """Return the bytes of a row, good until the next call.
+        """Return the bytes of a row, valid until the next call.
 
         Raises:
             BadSample: the sample lacks the field, or lies outside its shard.
@@ -75,7 +75,7 @@ class Field:
         return data
 
     def lay(self, out: mmap.mmap, slot_at: int) -> None:
-        """Say where the rows of the request go: where they follow one another that is one array, made once."""
+        """Prepare the rows' places in ``out``: if rows are adjacent, they become one array, created once."""
         shape = self._dense
         if not shape or self._padding is not None or len(self) < 2:
             return
@@ -85,11 +85,11 @@ class Field:
             self._targets = np.ndarray((len(self), *shape), self._dtype, out, at)
 
     def numbers(self, shards: Shards, out: mmap.mmap, slot_at: int) -> NDArray[np.bool_] | None:
-        """Decode numbers written as text, as labels mostly are: the way of one row costs several times as much.
+        """Decode numbers that are written as text, as most labels are; row by row this costs several times as much.
 
         Returns:
-            bool[rows], which rows are done. The others are bad, or long, or lie outside: each is to be decoded, which
-            tells. None: this is no field of numbers in text.
+            bool[rows], which rows are done. The others are bad, long, or outside the arena, and must be decoded one by
+            one, which reports errors. None: the field holds no numbers in text.
 
         Raises:
             CacheUnavailable: a shard cannot be read.
@@ -107,18 +107,18 @@ class Field:
                 with suppress(BadSample):
                     values.append(read(shards[self._file_no[row]].text(self._start[row], size)))
                     done[row] = True
-        with np.errstate(over="ignore"):  # beyond float32 it is infinity, as IEEE rounds
+        with np.errstate(over="ignore"):  # numbers beyond float32 become infinity, as in IEEE
             numbers = np.array(values, "int64" if read is read_int else "float64").astype(self._dtype)
         windows(out, item_bytes)[out_at[done]] = numbers.view(f"V{item_bytes}")
         return done
 
     def decode(self, row: int, shards: Shards, out: mmap.mmap, slot_at: int, seed: int) -> None:
-        """Decode one row.
+        """Decode one row into ``out``.
 
         Raises:
-            BadSample: it is not what the codec expects.
+            BadSample: the codec cannot decode the row.
             CacheUnavailable: its shard cannot be read.
-            Internal: it does not lie in the arena.
+            Internal: the row lies outside the arena.
         """
         data = self.data(row, shards)
         if self._targets is not None:

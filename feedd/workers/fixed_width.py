@@ -1,6 +1,6 @@
-"""Which fields are plain copies: as many bytes in every sample, copied as they are or cast to another type. Pure.
+"""Finds fields that are plain copies: equally many bytes in every sample, copied unchanged or cast. Pure.
 
-Those are decoded for all rows of a request at once, and a request may have many rows.
+Such fields are decoded for all rows of a request at once, so a request may have many rows.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 _LITTLE_ENDIAN: Final = sys.byteorder == "little"
 _REQUEST_BYTES: Final = 5 << 20
 _REQUEST_ROWS: Final = 1024  # a worker's answer names each bad row, and must fit one packet
-_COLUMNS_BYTES: Final = 72 << 10  # so must a request, with what else it says
-_ROW_BYTES, _FIELD_ROW_BYTES = 8, 28  # of a row in a request, and of each of its fields
+_COLUMNS_BYTES: Final = 72 << 10  # a request must fit one packet too, with its other parts
+_ROW_BYTES, _FIELD_ROW_BYTES = 8, 28  # bytes per row in a request, and per row of each field
 
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """Numbers of a field that every sample has as many of.
+    """A field with equally many numbers in every sample.
 
     Attributes:
-        stored: their type in the data, one of ``recipe.low_precision`` perhaps.
-        out: their type in a batch.
-        count: how many.
+        stored: dtype in the data, possibly of ``recipe.low_precision``.
+        out: dtype in a batch.
+        count: numbers per sample.
     """
 
     stored: str
@@ -58,10 +58,10 @@ class Plain:
 
 @functools.lru_cache(maxsize=1024)
 def plain_numbers(recipe: FieldRecipe) -> Plain | None:
-    """Return what is copied for a sample of a resolved field; None: it takes more than that.
+    """Return how to copy a sample of a resolved field; None: the field is not a plain copy.
 
     Raises:
-        BadRecipe: unknown codec or parameters.
+        BadRecipe: the codec or its parameters are unknown.
     """
     params, stored = params_of(recipe), parse_stored(recipe.stored)
     keyed = getattr(params, "key", None) is not None
@@ -77,7 +77,7 @@ def plain_numbers(recipe: FieldRecipe) -> Plain | None:
         return None
     if stored is not None and stored.dtype != "bool":
         own = stored.narrow or stored.dtype
-        return Plain(own, params.spec("").dtype, 1)  # a byte that is neither of a bool's two is no number
+        return Plain(own, params.spec("").dtype, 1)  # bool is excluded: a byte that is neither 0 nor 1 is an error
     return None
 
 
@@ -89,17 +89,17 @@ def _ready(params: ImageParams) -> Plain | None:
 
 
 def request_rows(field_count: int) -> int:
-    """Return how many rows of so many fields a request has room for."""
+    """Return how many rows fit into a request with this many fields."""
     return max(_COLUMNS_BYTES // (_ROW_BYTES + _FIELD_ROW_BYTES * field_count), 1)
 
 
 def chunk_rows(recipes: Iterable[FieldRecipe], rows: int, total: int) -> int:
-    """Return how many rows a worker should be sent at once; ``rows`` unless all fields are plain copies.
+    """Return how many rows to send to a worker per message; ``rows`` unless all fields are plain copies.
 
     Args:
-        recipes: of the fields.
-        rows: so many where a row is work.
-        total: how many there are: they are sent in equal parts.
+        recipes: recipes of the fields.
+        rows: rows per message if rows need decoding.
+        total: rows of the batch, which are sent in equal parts.
     """
     row_bytes = field_count = 0
     for recipe in recipes:

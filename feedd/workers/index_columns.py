@@ -1,4 +1,4 @@
-"""A shard index between worker and daemon: too large for a packet, so it travels as a memfd.
+"""Sends a shard index from worker to daemon: too large for a packet, it travels as a memfd.
 
 Layout: int64 starts[field, sample], int64 sizes[field, sample], int64 key_ends[sample], then the key blob.
 """
@@ -46,11 +46,11 @@ def pack_values(values: NDArray[Any]) -> int:
 
 
 def mapped(fd: int, size_bytes: int) -> memoryview:
-    """Return the bytes of a memfd, which need not stay open.
+    """Return the bytes of a memfd, mapped; the descriptor may be closed afterwards.
 
     Raises:
-        Internal: there are others than so many.
-        ResourceExhausted: no room for a mapping.
+        Internal: the memfd has another size.
+        ResourceExhausted: there is no room for a mapping.
     """
     if not size_bytes:
         return memoryview(b"")

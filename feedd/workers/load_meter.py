@@ -1,4 +1,4 @@
-"""How much of the time workers had something to do, and work waited. Pure: the time is told."""
+"""Measures how long workers had work, and how long work waited. Pure: callers pass the time."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Meter:
-    """Sums up states over the time they lasted.
+    """Sums up states over their duration.
 
     Attributes:
-        at_s: when it was told last.
+        at_s: time of the last note.
     """
 
     at_s: float
@@ -24,7 +24,7 @@ class Meter:
         self._began_s = self.at_s
 
     def note(self, now_s: float, busy_count: int, *, queued: bool) -> None:
-        """Say what holds from ``now_s`` on: workers that have something to do, and whether work waits behind it."""
+        """Record the state from ``now_s`` on: the number of busy workers, and whether work waits in queues."""
         elapsed_s = now_s - self.at_s
         self._busy_s += elapsed_s * self._busy_count
         if self._queued:
@@ -32,7 +32,7 @@ class Meter:
         self.at_s, self._busy_count, self._queued = now_s, busy_count, queued
 
     def take(self, now_s: float) -> tuple[float, float, float]:
-        """Return seconds since the last call, worker seconds busy and seconds queued in them, and begin anew."""
+        """Return seconds since the last call, busy worker-seconds and queued seconds in them; start again at zero."""
         self.note(now_s, self._busy_count, queued=self._queued)
         taken = now_s - self._began_s, self._busy_s, self._queued_s
         self._began_s, self._busy_s, self._queued_s = now_s, 0.0, 0.0

@@ -1,10 +1,10 @@
-"""Shard files a worker keeps mapped for a moment, because the next batches read them too.
+"""Shard files that a worker keeps mapped for a moment, because the next batches read them too.
 
-Measured on a virtual machine, 256 rows of 4 KB drawn from four shards: 300 us from mappings that are there already,
-650 us by pread, 1,900 us from fresh mappings, which take a fault for every 16 pages.
+On a virtual machine, 256 rows of 4 KB drawn from four shards take 300 us from existing mappings, and 650 us by pread.
+They take 1,900 us from fresh mappings, which fault once per 16 pages.
 
-A mapping keeps what it maps: an evicted file's bytes are never written over while it is there, but its space is not
-given back either. So what the last requests did not read goes, and all goes when a worker has nothing to do.
+A mapping keeps an evicted file's bytes intact, but also its disk space. So files that the last requests did not read
+are unmapped, and all files are when a worker is idle.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from feedd.workers.messages import FileMessage
 
 REST_S: Final = 0.5
-"""A worker that was asked for nothing this long unmaps everything."""
+"""A worker without requests for this many seconds unmaps everything."""
 
 _FILES_MAX: Final = 256
 _REQUESTS: Final = 128
@@ -33,9 +33,9 @@ class _Kept:
     """A mapped file.
 
     Attributes:
-        identity: device and inode: the same path may name another file by now.
-        used_at: number of the request that read it last.
-        used_s: when that began.
+        identity: device and inode, because the path may name another file by now.
+        used_at: number of the last request that read the file.
+        used_s: time when that request began.
     """
 
     data: mmap.mmap
@@ -56,7 +56,7 @@ class MappedFiles:
         return len(self._kept)
 
     def begin(self) -> None:
-        """Start a request: what too many of them did not read, or for too long, is let go."""
+        """Start a request: unmap files that were not read for too many requests, or for too long."""
         self._request += 1
         self._began_s = time.monotonic()
         at, since_s = self._request - _REQUESTS, self._began_s - REST_S
@@ -64,15 +64,15 @@ class MappedFiles:
             self._drop(key)
 
     def get(self, file: FileMessage) -> mmap.mmap:
-        """Return the object's bytes, which are not empty; good until the next request.
+        """Return the object's bytes, which must not be empty; valid until the next request.
 
         Raises:
-            CacheUnavailable: the file is gone, shorter than its object, or cannot be mapped.
+            CacheUnavailable: the file is missing, shorter than its object, or cannot be mapped.
         """
         key = (file.path, file.data_at, file.size_bytes)
         kept = self._kept.get(key)
         try:
-            if kept is None or _identity(os.stat(file.path)) != kept.identity:  # noqa: PTH116 - a Path costs more
+            if kept is None or _identity(os.stat(file.path)) != kept.identity:  # noqa: PTH116 - a Path is slower
                 self._drop(key)
                 kept = self._kept[key] = _mapped(file)
                 while len(self._kept) > _FILES_MAX:
@@ -83,14 +83,14 @@ class MappedFiles:
         return kept.data
 
     def drop(self) -> None:
-        """Let go of everything."""
+        """Unmap everything."""
         for key in tuple(self._kept):
             self._drop(key)
 
     def _drop(self, key: tuple[str, int, int]) -> None:
         kept = self._kept.pop(key, None)
         if kept is not None:
-            with suppress(BufferError):  # a traceback holds an array over it: it then goes with that
+            with suppress(BufferError):  # a traceback holds an array over the mapping, which then goes with it
                 kept.data.close()
 
 

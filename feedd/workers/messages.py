@@ -1,7 +1,7 @@
-"""What daemon and decode worker say to each other: msgpack on a SEQPACKET socket pair, one message per packet.
+"""Messages between daemon and decode worker: msgpack on a SEQPACKET socket pair, one message per packet.
 
-Columns travel as raw little-endian bytes. Requests are answered in order, one reply each. What is told (``Told``)
-has none, but that ``Started`` comes of ``ReportStart``.
+Columns travel as raw little-endian bytes. Requests are answered in order, one reply each. Messages of type ``Told``
+have no reply, except that ``ReportStart`` leads to ``Started``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 PROTOCOL: Final = 8
-"""Grows with every change here: a worker started after an upgrade on disk must not talk to an older daemon."""
+"""Bump it with every change here: a worker started after an upgrade on disk must not talk to an older daemon."""
 
 MESSAGE_BYTES_MAX: Final = 96 << 10
 """Kernels let an unprivileged socket buffer about 200 KiB: two requests fit, so that sending does not wait."""
@@ -29,7 +29,7 @@ class FileMessage(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FieldMessage(msgspec.Struct, frozen=True, array_like=True):
-    """``work.FieldWork`` of some rows; ``shape`` is empty for DENSE fields."""
+    """``work.FieldWork`` for some rows; ``shape`` is empty for DENSE fields."""
 
     name: str
     codec: str
@@ -41,39 +41,40 @@ class FieldMessage(msgspec.Struct, frozen=True, array_like=True):
     out_at: bytes  # int64[rows]
     shape: bytes  # int64[rows, ndim]
     pad: str = ""
-    dims: tuple[int, ...] = ()  # of each row, where it is padded
+    dims: tuple[int, ...] = ()  # shape of each row, if the field is padded
 
 
 class Attach(msgspec.Struct, frozen=True, array_like=True, tag="attach"):
-    """Map this arena; its descriptor comes along."""
+    """Map this arena; its descriptor comes with the message."""
 
     arena_id: int
     size_bytes: int
 
 
 class Detach(msgspec.Struct, frozen=True, array_like=True, tag="detach"):
-    """Unmap it."""
+    """Unmap this arena."""
 
     arena_id: int
 
 
 class Prepare(msgspec.Struct, frozen=True, array_like=True, tag="prepare"):
-    """Samples for these modules of ``codecs`` will come: import them (see ``recipe.slow_imports``)."""
+    """Samples for these modules of ``codecs`` will come: import the modules (see ``recipe.slow_imports``)."""
 
     modules: tuple[str, ...]
 
 
 class ReportStart(msgspec.Struct, frozen=True, array_like=True, tag="mind"):
-    """Say when the request of this id, the next one, is begun: if it ends a worker again, it is not tried a third time.
+    """Answer ``Started`` when the request with this id, which comes next, is begun.
 
-    Who was dead before he read this has not begun it.
+    If that request kills the worker after ``Started``, its row is given up. A worker that died before it read this
+    message has not begun the request.
     """
 
     id: int
 
 
 class IndexRequest(msgspec.Struct, frozen=True, array_like=True, tag="index"):
-    """Where do the samples of this shard lie?"""
+    """Return the index of this shard."""
 
     id: int
     file: FileMessage
@@ -81,7 +82,7 @@ class IndexRequest(msgspec.Struct, frozen=True, array_like=True, tag="index"):
 
 
 class MakeRequest(msgspec.Struct, frozen=True, array_like=True, tag="make"):
-    """Make the shard; descriptors of the object, as far as it is here, and of the file to write to come along."""
+    """Convert an object. Descriptors of its available ranges and of the file to write come with the message."""
 
     id: int
     form: str
@@ -95,7 +96,7 @@ class MakeRequest(msgspec.Struct, frozen=True, array_like=True, tag="make"):
 
 
 class PinRequest(msgspec.Struct, frozen=True, array_like=True, tag="pin"):
-    """Pin the parameters of an ``npy`` field by this first sample."""
+    """Return the parameters of an ``npy`` field according to this first sample."""
 
     id: int
     file: FileMessage
@@ -105,7 +106,7 @@ class PinRequest(msgspec.Struct, frozen=True, array_like=True, tag="pin"):
 
 
 class MeasureRequest(msgspec.Struct, frozen=True, array_like=True, tag="measure"):
-    """What are the decoded shapes? Of ``values``: which numbers are they? To ``keep``: and what was decoded?"""
+    """Return the decoded shapes; with ``values`` the numbers; with ``keep`` also the decoded values."""
 
     id: int
     files: tuple[FileMessage, ...]
@@ -126,20 +127,20 @@ class DecodeRequest(msgspec.Struct, frozen=True, array_like=True, tag="decode"):
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
-    """First message of a worker. ``build``: as ``build.build_digest``; workers that say none are of an older build."""
+    """First message of a worker. ``build``: see ``build.build_digest``; empty from workers of an older build."""
 
     protocol: int
     build: str = ""
 
 
 class Started(msgspec.Struct, frozen=True, array_like=True, tag="begun"):
-    """Said before a request that is to be minded; no answer to it."""
+    """Sent before the request that ``ReportStart`` named; there is no answer to it."""
 
     id: int
 
 
 class Indexed(msgspec.Struct, frozen=True, array_like=True, tag="indexed"):
-    """The columns come along as a memfd (see ``columns``)."""
+    """The index's columns come with the message as a memfd (see ``index_columns``)."""
 
     id: int
     busy_s: float
@@ -152,7 +153,7 @@ class Indexed(msgspec.Struct, frozen=True, array_like=True, tag="indexed"):
 
 
 class Made(msgspec.Struct, frozen=True, array_like=True, tag="made"):
-    """The shard is written, so many bytes of it; it is indexed by this format."""
+    """The shard is written, with this many bytes; ``format_name`` is the format that indexes it."""
 
     id: int
     busy_s: float
@@ -161,7 +162,7 @@ class Made(msgspec.Struct, frozen=True, array_like=True, tag="made"):
 
 
 class NeedRanges(msgspec.Struct, frozen=True, array_like=True, tag="need"):
-    """These bytes of the object must be here before the shard can be made."""
+    """These ranges of the object must be available before the conversion."""
 
     id: int
     busy_s: float
@@ -169,7 +170,7 @@ class NeedRanges(msgspec.Struct, frozen=True, array_like=True, tag="need"):
 
 
 class Pinned(msgspec.Struct, frozen=True, array_like=True, tag="pinned"):
-    """Canonical parameters."""
+    """Canonical parameters of an ``npy`` field."""
 
     id: int
     busy_s: float
@@ -177,9 +178,9 @@ class Pinned(msgspec.Struct, frozen=True, array_like=True, tag="pinned"):
 
 
 class Measured(msgspec.Struct, frozen=True, array_like=True, tag="measured"):
-    """Shapes, -1 in rows that cannot be measured; of values 1 and the bits of a float64.
+    """Shapes, -1 in rows that cannot be measured; for ``values``, 1 and the bits of a float64.
 
-    Where they were to be kept, the values of the first ``kept_rows`` come along as a memfd, back to back.
+    For ``keep``, the values of the first ``kept_rows`` rows come with the message as a memfd, back to back.
     """
 
     id: int
@@ -197,7 +198,7 @@ class Decoded(msgspec.Struct, frozen=True, array_like=True, tag="decoded"):
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
-    """The request as a whole failed; the fields of a ``FeeddError``."""
+    """The whole request failed; with the fields of a ``FeeddError``."""
 
     id: int
     busy_s: float

@@ -1,6 +1,6 @@
-"""Rows that killed two workers, remembered, so that they cost no more of them: a hang costs two deadlines each time.
+"""Remembers rows that killed two workers, so that they kill no more: a row that hangs costs two deadlines each time.
 
-For an hour: what looked like a row's doing may have been that of a machine short of memory.
+Rows are remembered for an hour, because the real cause may have been a temporary lack of memory.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 REMEMBERED_S: Final = 3600.0
 _ROWS_MAX: Final = 4096
 
-_Spot = tuple[str, str, str, tuple[int, ...]]  # the object's URL, version and form, where the fields begin in it
+_Spot = tuple[str, str, str, tuple[int, ...]]  # the object's URL, version, conversion, and the starts of the fields
 
 
 class Poison:
-    """What is known of rows, by the fields that were asked of them. ``clock`` is in seconds."""
+    """Rows that killed workers, by the fields that were requested. ``clock`` returns seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -29,7 +29,7 @@ class Poison:
         self._count = 0
 
     def add(self, files: Sequence[ShardFile], fields: Sequence[FieldWork], row: int, reason: str) -> None:
-        """Remember a row."""
+        """Remember a row and the reason."""
         if self._count >= _ROWS_MAX:
             self._known.clear()
             self._count = 0
@@ -38,7 +38,7 @@ class Poison:
         self._count += 1
 
     def rows(self, files: Sequence[ShardFile], fields: Sequence[FieldWork]) -> dict[int, str]:
-        """Return the rows that are known, with the reason: as a whole, or for one of their fields while measured."""
+        """Return known rows with their reasons; a row is known for all its fields, or for one that was measured."""
         found: dict[int, str] = {}
         if not self._known:
             return found
@@ -54,6 +54,6 @@ class Poison:
 
 
 def _spot(files: Sequence[ShardFile], fields: Sequence[FieldWork], row: int) -> _Spot:
-    """Return what tells a row from others: by all its fields, for samples of one label may begin alike."""
+    """Return a key for a row. It includes all fields, because samples with the same label may start at one place."""
     ref = files[int(fields[0].file_no[row])].ref
     return ref.url, ref.etag, ref.form, tuple(int(work.start[row]) for work in fields)

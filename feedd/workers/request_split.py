@@ -1,4 +1,4 @@
-"""From calls to packets: the rows of a chunk, with only the files those rows need."""
+"""Builds packets from calls: the rows of a chunk, with only the files that these rows need."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from feedd.values import ShardFile
     from feedd.workers.work import DecodeTask, FieldWork
 
-_FEW_FILES: Final = 8  # go along as they are: which of them some rows need costs as much as the rest of a request
+_FEW_FILES: Final = 8  # up to this many files are all sent: choosing among them costs as much as the request
 
 
 def file_message(file: ShardFile) -> FileMessage:
@@ -41,7 +41,7 @@ def measure_packet(
     values: bool = False,
     keep: bool = False,
 ) -> bytes:
-    """Return the request to measure ``rows`` of one field, to read them as numbers, or to keep what they are."""
+    """Return the request to measure ``rows`` of one field, to read them as numbers, or to keep their values."""
     needed, renumber = _files(files, (work,), rows)
     return encode(MeasureRequest(request_id, needed, _field(work, rows, renumber), values, keep))
 
@@ -49,8 +49,8 @@ def measure_packet(
 def _files(
     files: Sequence[ShardFile], fields: Sequence[FieldWork], rows: range
 ) -> tuple[tuple[FileMessage, ...], NDArray[np.int32] | None]:
-    """Return the files that ``rows`` need, and their new numbers by old number; None: all of them, as they are."""
-    if len(files) <= _FEW_FILES and len(rows) > 1:  # a row by itself is sent as small as it can be
+    """Return the files that ``rows`` need, and int32[files], their new numbers by old number; None: unchanged."""
+    if len(files) <= _FEW_FILES and len(rows) > 1:  # the request for a single row is kept as small as possible
         return tuple(map(file_message, files)), None
     needed = np.zeros(len(files), np.bool_)
     for work in fields:

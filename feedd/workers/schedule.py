@@ -1,4 +1,4 @@
-"""Which worker does which rows next, and what becomes of the rows of a worker that died. Pure: no I/O, no clock."""
+"""Decides which worker does which rows next, and reschedules the rows of a dead worker. Pure: no I/O, no clock."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 _EXCUSES: Final = 256
-"""More than a node has workers that could die at the same moment; something must end what never begins."""
+"""Maximum restarts before a suspect's start: more workers than could die at the same moment, so that retries end."""
 
 
 @dataclass(eq=False, slots=True)
@@ -15,8 +15,8 @@ class Call:
     """One call of the pool as the schedule sees it. It is over when no chunk waits or runs.
 
     Attributes:
-        stream: whom it is for; streams take turns.
-        alone: each of its chunks takes long: nothing is sent to a worker that holds one, not to wait behind it.
+        stream: the stream of the call; streams take turns.
+        alone: each chunk takes long, so a worker that holds one gets no further chunks.
     """
 
     stream: int = 0
@@ -26,7 +26,7 @@ class Call:
 
     @property
     def over(self) -> bool:
-        """Whether nothing of it is left to do."""
+        """Whether no chunk is left to do."""
         return not self.waiting_count and not self.running_count
 
 
@@ -35,11 +35,11 @@ class Chunk:
     """Some rows of a call.
 
     Attributes:
-        suspect: a single row that was running when its worker died: if that happens again, the row did it.
-        id: set when it is sent; answers repeat it.
-        begun: a worker said that it begins this suspect. Workers that die together, of a node without memory or of an
-            impatient hand, do so before they read what the others leave: that is not the row's doing.
-        excuses_left: how many more workers may die with it before they begin it.
+        suspect: a single row that was running when its worker died; if that happens again, the row is given up.
+        id: set when the chunk is sent; answers repeat it.
+        begun: a worker reported that it begins this suspect. Workers that are killed together, for lack of memory or by
+            a person, die before they begin the others' suspects. Such deaths do not count against the row.
+        excuses_left: number of further workers that may die before they begin the chunk.
     """
 
     call: Call
@@ -52,47 +52,47 @@ class Chunk:
 
 @dataclass(slots=True)
 class _Worker:
-    chunks: deque[Chunk] = field(default_factory=deque)  # sent, in order; the first is running
+    chunks: deque[Chunk] = field(default_factory=deque)  # in the order they were sent; the first is running
     resting: bool = False
 
     @property
     def engaged(self) -> bool:
-        """Whether it holds a chunk that takes long: always the last one sent."""
+        """Whether the worker holds a long chunk, which is always the last one sent."""
         return bool(self.chunks) and self.chunks[-1].call.alone
 
 
 class Schedule:
-    """Streams take turns, one call each, over workers that answer in order.
+    """Assigns chunks to workers that answer in order; streams take turns, one call each.
 
-    So a session that asks for all its batches at once does not make another wait for the last of them before its
-    first. Within a stream: first come, first served.
+    Because streams take turns, a session that requests all its batches at once does not delay the first batch of
+    another session. Within a stream, calls are served in the order they came.
 
-    A worker holds ``depth`` chunks at most: one it works on, the others wait in its socket, so that it never idles
-    for a round trip. Chunks that take long leave one worker to the others, if there are two. A worker's death is
-    blamed on the chunk it was running: that is replayed row by row, and a row that the next one had begun when it died
-    is given up. So every row can take at most two workers with it, where looking for it by halves would take six of 32
-    rows, or six deadlines of one that hangs.
+    A worker holds at most ``depth`` chunks. It works on one while the others wait in its socket, so that it never idles
+    for a round trip. Long chunks leave one worker free for other work, if there are two. A worker's death is blamed on
+    its running chunk. This chunk is replayed row by row, and a row that the next worker had begun when it died is given
+    up. So a row kills at most two workers. A binary search would kill six for a chunk of 32 rows, or wait for six
+    deadlines if the row hangs.
     """
 
     def __init__(self, depth: int = 2) -> None:
-        self._waiting: dict[int, deque[Chunk]] = {}  # of each stream, none empty; the first one's turn is next
+        self._waiting: dict[int, deque[Chunk]] = {}  # by stream, none empty; the first stream has the next turn
         self._workers: dict[int, _Worker] = {}
-        # Workers with room by how many chunks they hold: looking at each for every chunk costs more than sending it.
+        # Workers with room, by number of chunks held: checking every worker per chunk would cost more than sending it.
         self._with_room: list[dict[int, None]] = [{} for _ in range(depth)]
         self._held_count = 0
         self._busy_count = 0
-        self._engaged_count = 0  # chunks that take long; a worker holds at most one
-        self._resting_count = 0  # workers that get nothing more
+        self._engaged_count = 0  # long chunks; a worker holds at most one
+        self._resting_count = 0  # workers that get no more chunks
         self._last_id = 0
 
     @property
     def busy_count(self) -> int:
-        """Workers that have something to do."""
+        """Number of workers that have a chunk."""
         return self._busy_count
 
     @property
     def queued(self) -> bool:
-        """Whether work waits behind work."""
+        """Whether any chunk waits, in a queue or in a worker's socket."""
         return self._held_count > self._busy_count or bool(self._waiting)
 
     def submit(self, call: Call, rows: int, chunk_rows: int) -> None:
@@ -104,19 +104,19 @@ class Schedule:
             call.waiting_count += 1
 
     def join(self, worker: int) -> None:
-        """Give ``worker`` work from now on."""
+        """Assign chunks to ``worker`` from now on."""
         self._workers[worker] = _Worker()
         self._with_room[0][worker] = None
 
     def rest(self, worker: int) -> None:
-        """Give ``worker`` no more work; it finishes what it holds."""
+        """Assign no more chunks to ``worker``; it finishes the chunks that it holds."""
         held = self._workers[worker]
         self._without_room(worker, len(held.chunks))
         self._resting_count += not held.resting
         held.resting = True
 
     def assign(self) -> tuple[int, Chunk] | None:
-        """Hand the next chunk to the worker that holds the fewest; None where nothing waits or all are full."""
+        """Assign the next chunk to the worker with the fewest; None if no chunk waits or all workers are full."""
         free = next((workers for workers in self._with_room if workers), None)
         chunk = None if free is None else self._next()
         if free is None or chunk is None:
@@ -133,25 +133,25 @@ class Schedule:
         return worker, chunk
 
     def take_back(self, worker: int) -> None:
-        """Undo the last assignment to ``worker``; the chunk is forgotten."""
+        """Undo the last assignment to ``worker``, and drop the chunk."""
         chunk = self._workers[worker].chunks.pop()
         chunk.call.running_count -= 1
         self._engaged_count -= chunk.call.alone
         self._moved(worker, -1)
 
     def divide(self, chunk: Chunk) -> None:
-        """Queue the halves of a chunk taken back, first in line: its request was too large."""
+        """Queue the halves of a chunk that was taken back, first in line, because its request was too large."""
         middle = (chunk.rows.start + chunk.rows.stop) // 2
         halves = (range(chunk.rows.start, middle), range(middle, chunk.rows.stop))
         self._put_first([Chunk(chunk.call, rows, chunk.suspect) for rows in halves])
 
     def running(self, worker: int) -> Chunk | None:
-        """Return what ``worker`` is working on."""
+        """Return the chunk that ``worker`` is running, or None."""
         held = self._workers.get(worker)
         return held.chunks[0] if held and held.chunks else None
 
     def finish(self, worker: int) -> Chunk:
-        """Take note of the answer to the chunk that ``worker`` was running, and return it."""
+        """Record the answer to the chunk that ``worker`` was running; return the chunk."""
         chunk = self._workers[worker].chunks.popleft()
         chunk.call.running_count -= 1
         self._engaged_count -= chunk.call.alone
@@ -163,21 +163,21 @@ class Schedule:
         return [name for name, held in self._workers.items() if any(chunk.call is call for chunk in held.chunks)]
 
     def withdraw(self, call: Call) -> None:
-        """Forget the waiting chunks of ``call``; the running ones finish."""
+        """Drop the waiting chunks of ``call``; the running ones finish."""
         left = deque(chunk for chunk in self._waiting.pop(call.stream, ()) if chunk.call is not call)
         if left:
             self._waiting[call.stream] = left
         call.waiting_count = 0
 
     def leave(self, worker: int, *, withdrawn: set[Call]) -> tuple[list[Chunk], set[Call]]:
-        """Requeue what a dead ``worker`` held, first in line.
+        """Requeue the chunks of a dead ``worker``, first in line.
 
         Args:
-            worker: its name.
+            worker: number of the worker.
             withdrawn: calls whose chunks are dropped instead.
 
         Returns:
-            Chunks given up (suspects that killed a second worker), and all calls concerned.
+            Chunks given up (suspects that killed a second worker), and all calls of the worker's chunks.
         """
         gone = self._workers.pop(worker, _Worker())
         held = gone.chunks
@@ -193,7 +193,7 @@ class Schedule:
             if chunk.call in withdrawn:
                 continue
             if position:
-                again.append(chunk)  # it never started
+                again.append(chunk)  # the chunk had not started
             elif chunk.suspect and (chunk.begun or not chunk.excuses_left):
                 given_up.append(chunk)
             elif chunk.suspect:
@@ -205,7 +205,7 @@ class Schedule:
         return given_up, {chunk.call for chunk in held}
 
     def _moved(self, worker: int, by: int) -> None:
-        """Keep the books after ``worker`` got a chunk more, or has one less."""
+        """Update the counts after ``worker`` got one chunk more or less (``by``)."""
         held = self._workers[worker]
         now = len(held.chunks)
         self._held_count += by
@@ -221,7 +221,7 @@ class Schedule:
             self._with_room[chunk_count].pop(worker, None)
 
     def _next(self) -> Chunk | None:
-        """Take the next chunk; the turn passes on when all of its call is taken."""
+        """Take the next chunk. The turn passes to the next stream when all chunks of its call are taken."""
         spare = len(self._workers) - self._resting_count - self._engaged_count != 1 or not self._engaged_count
         turns = ((stream, queue) for stream, queue in self._waiting.items() if spare or not queue[0].call.alone)
         stream, queue = next(turns, (0, None))

@@ -1,8 +1,8 @@
-"""Reading sample bytes from shard files in a worker.
+"""Reads sample bytes from shard files in a worker.
 
-Small samples are read into memory that is used again and again: measured, that costs 16 us per 57 KB JPEG where
-touching fresh pages of a mapping costs 25, and a disk error is an OSError here, not the end of the process. Large
-ones, and whole shards, are mapped, for a copy would cost more than the faults.
+Small samples are read into reused memory: this takes 16 us per 57 KB JPEG, while touching fresh pages of a mapping
+takes 25 us. A disk error is then an OSError and does not kill the process. Large samples and whole shards are mapped,
+because a copy would cost more than the page faults.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _scratch: Final = memoryview(bytearray(_COPIED_BYTES_MAX))
 
 
 class Shard:
-    """One shard file, open for the time of a task; a context manager.
+    """One shard file, open during a task; a context manager.
 
     Raises:
-        CacheUnavailable: the file is gone, shorter than its object, or cannot be read.
+        CacheUnavailable: the file is missing, shorter than its object, or cannot be read.
     """
 
     def __init__(self, file: FileMessage) -> None:
@@ -44,9 +44,9 @@ class Shard:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """Close: an evicted file must not keep its disk space. What stays mapped between tasks is in ``kept``."""
+        """Close the file, because an open evicted file keeps its disk space. ``mapped_files`` keeps some longer."""
         os.close(self._fd)
-        # A traceback may still hold a slice: the mapping then goes when the traceback does.
+        # A traceback may still hold a slice: the mapping then goes with the traceback.
         with suppress(BufferError):
             if self._view is not None:
                 self._view.release()
@@ -56,7 +56,7 @@ class Shard:
     def read(self, start: int, size: int) -> memoryview:
         """Return bytes ``[start, start + size)`` of the object, or as many as it has.
 
-        The view is good until the next call: callers that need two samples at once must copy.
+        The view is valid until the next call: callers that need two samples at once must copy.
         """
         size = min(size, self._file.size_bytes - start)
         if size <= 0 or start < 0:
@@ -73,7 +73,7 @@ class Shard:
         return target
 
     def text(self, start: int, size: int) -> bytes:
-        """Return a few bytes of the object; none where it has not that many."""
+        """Return a few bytes of the object; empty if the range lies outside of it."""
         if start < 0 or start + size > self._file.size_bytes:
             return b""
         try:
@@ -105,7 +105,7 @@ class Shard:
 
 
 class Shards:
-    """The shard files of one task, opened when first read; a context manager, and indexed as the task counts them."""
+    """The shard files of one task, opened on first use; a context manager, indexed by the task's file numbers."""
 
     def __init__(self, files: Sequence[FileMessage]) -> None:
         self._files = files
@@ -119,7 +119,7 @@ class Shards:
             shard.__exit__()
 
     def __getitem__(self, number: int) -> Shard:
-        """Return one.
+        """Return the open shard file with this number.
 
         Raises:
             CacheUnavailable: see ``Shard``.

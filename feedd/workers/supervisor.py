@@ -1,4 +1,4 @@
-"""The workers behind the pool: starting, greeting, replacing and ending them."""
+"""Starts, greets, replaces and ends the worker processes behind the pool."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ if TYPE_CHECKING:
 _log = structlog.get_logger("feedd.workers")
 
 FIRST_WAIT_S: Final = 0.2
-"""After a worker could not be started; see ``BackOff`` for what comes after it."""
+"""Seconds to wait after the first worker that could not be started; ``BackOff`` gives the later waits."""
 
 
 @dataclass(eq=False, slots=True)
 class WorkerSlot:
-    """Where a worker stands, one after the other should they die.
+    """The place of a worker; if its worker dies, another is started in the same slot.
 
     Attributes:
-        number: its worker's.
-        joined: done when the first worker of the place takes work; fails with ``WorkerLost`` where none can be started.
+        number: number of its worker.
+        joined: done when the slot's first worker takes work; fails with ``WorkerLost`` if none can be started.
         child: its worker, once that takes work.
-        start_bytes: memory of its own that the worker had then.
-        dismissed: its worker is let go, and none comes after it.
-        over: done when nobody is to be started in it any more.
+        start_bytes: the worker's own memory when it joined.
+        dismissed: its worker is let go, and no other is started.
+        over: set when no worker is to be started in the slot any more.
     """
 
     number: int
@@ -54,16 +54,16 @@ class WorkerSlot:
 
 
 class WorkerSupervisor:
-    """Keeps as many processes in the service of ``dispatch`` as it is told, ``options.workers`` at first.
+    """Keeps as many processes working for ``dispatch`` as requested, ``options.workers`` at first.
 
-    A worker that dies and cannot be started again is tried again and again, ever more rarely: what is missing
-    (processes, memory, open files) may come back, and until then calls wait, or others do the work.
+    If a worker dies and cannot be started again, starting is retried at growing intervals. The missing processes,
+    memory or open files may become available again. Until then calls wait, or other workers do the work.
 
     Args:
-        options: as the pool's.
-        dispatch: whom workers join and leave.
-        recorder: told of workers that could not be started.
-        first_packets: what a worker must be told before its first chunk.
+        options: the pool's options.
+        dispatch: gets workers that join and leave.
+        recorder: counts workers that could not be started.
+        first_packets: returns the messages that a worker needs before its first chunk.
     """
 
     def __init__(
@@ -89,9 +89,9 @@ class WorkerSupervisor:
         """Start all workers and wait for their hellos.
 
         Raises:
-            WorkerLost: one does not start; the others are gone again.
+            WorkerLost: a worker did not start; the others are ended again.
         """
-        build_digest()  # now: an upgrade comes later
+        build_digest()  # computed now, before any upgrade on disk
         self._recorder.gauge(metrics.DECODE_OUTDATED, 0)
         await self._group.__aenter__()
         started = [self.hire().joined for _ in range(self._options.workers)]
@@ -103,28 +103,28 @@ class WorkerSupervisor:
         except BaseException:
             for future in started:
                 if not future.cancel() and not future.cancelled():
-                    future.exception()  # one report is enough
+                    future.exception()  # retrieved, because one report is enough
             await self.stop()
             raise
 
     async def stop(self) -> None:
-        """End and reap all workers; bounded by ``close_grace_s`` and the time a kill takes."""
+        """End and reap all workers; bounded by ``close_grace_s`` and the time of a kill."""
         self._closing = True
         self._dispatch.close()
         for place in self._places.values():
             place.over.set()
         for child in self._hellos:
             child.kill("closing")
-        # The keepers end by themselves; the group only has to cancel them where we are cancelled meanwhile.
+        # The keeper tasks end by themselves; the group cancels them only if this task is cancelled meanwhile.
         await self._group.__aexit__(None, None, None)
 
     @property
     def places(self) -> list[WorkerSlot]:
-        """Those whose workers take work, or soon will; the oldest first."""
+        """Slots whose workers take work or soon will, oldest first."""
         return [place for place in self._places.values() if not place.dismissed]
 
     def hire(self) -> WorkerSlot:
-        """Start one more worker; whoever asks looks at what becomes of ``joined``."""
+        """Start one more worker; the caller must check ``joined`` for an error."""
         self._last_number += 1
         place = WorkerSlot(self._last_number, asyncio.get_running_loop().create_future())
         self._places[place.number] = place
@@ -132,7 +132,7 @@ class WorkerSupervisor:
         return place
 
     def dismiss(self, place: WorkerSlot) -> None:
-        """Let a worker go once it has done what it holds; one that has not said hello, at once."""
+        """Let a worker leave once it has done the work that it holds; without a hello yet, end it at once."""
         place.dismissed = True
         place.over.set()
         self._dispatch.retire(place.number)
@@ -141,7 +141,7 @@ class WorkerSupervisor:
                 child.kill("not needed any more")
 
     async def _keep(self, place: WorkerSlot) -> None:
-        """Have a worker in ``place`` until that is dismissed or the crew ends."""
+        """Keep a worker running in ``place`` until the slot is dismissed or the supervisor stops."""
         back_off = BackOff(FIRST_WAIT_S)
         try:
             while not self._closing and not place.dismissed:
@@ -159,10 +159,10 @@ class WorkerSupervisor:
             del self._places[place.number]
 
     async def _wait(self, place: WorkerSlot, message: str, back_off: BackOff) -> None:
-        """Wait until it is time to try again, or no use any more.
+        """Wait until it is time to retry, or the slot is over.
 
         Raises:
-            Internal: the daemon was upgraded while it ran, and has no worker left: only a new one can go on.
+            Internal: the daemon was upgraded while it ran, and no worker is left: only a restarted daemon can continue.
         """
         left = self._dispatch.worker_count
         if self._outdated and not left:
@@ -175,7 +175,7 @@ class WorkerSupervisor:
                 await place.over.wait()
 
     async def _employ(self, place: WorkerSlot) -> str:
-        """Run one worker to its end; return how it ended if it never said hello, else nothing."""
+        """Run one worker to its end; return the reason if it never said hello, else an empty text."""
         try:
             child = Child(self._options, self._on_message)
         except OSError as error:
@@ -208,7 +208,7 @@ class WorkerSupervisor:
             del self._hellos[child]
 
     def _told(self, child: Child) -> bool:
-        """Tell a worker what it must know first; it is of no use where that cannot be sent."""
+        """Send a worker its first messages; kill it if they cannot be sent."""
         try:
             for packet in self._first_packets():
                 child.send(*packet)
@@ -218,7 +218,7 @@ class WorkerSupervisor:
         return True
 
     def _refuse(self, child: Child, hello: Hello) -> None:
-        """Let no worker join that decodes with other code: one epoch would hold two kinds of samples."""
+        """Refuse a worker that decodes with other code, because an epoch must not mix samples of two builds."""
         if hello.protocol != PROTOCOL:
             reason = f"protocol {hello.protocol} and not {PROTOCOL}"
         else:

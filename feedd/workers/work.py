@@ -1,4 +1,4 @@
-"""What the pool is asked to do, and what it answers."""
+"""Requests to the pool, and its results."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ CHUNK_ROWS_MAX: Final = 64
 
 
 RECYCLE_GROWTH_BYTES: Final = 512 << 20
-"""Eight times what a codec keeps for the largest image. Reached by what leaks, or by memory that samples far beyond
-the others have left torn: a new process costs 0.3 s of one core then, and no supply."""
+"""Eight times the memory that a codec keeps for the largest image. A leak reaches this limit, or memory fragmented by
+very large samples. A new process costs 0.3 s of one core then, and supply is not interrupted."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeOptions:
-    """How the pool runs.
+    """Options of the pool.
 
     Attributes:
-        workers: processes, >= 1; where ``workers_max`` is more, the fewest.
-        workers_max: most processes; between the two demand decides. 0: ``workers``, always.
-        cpus: cores the workers may run on; empty: those of this process.
-        recycle_growth_bytes: memory of its own by which a worker may grow before another takes its place; 0: any.
-        task_deadline_s: a worker that spends longer on one chunk is killed and the chunk replayed.
+        workers: number of processes, >= 1; if ``workers_max`` is larger, the minimum.
+        workers_max: maximum number of processes; demand decides in between. 0: always ``workers``.
+        cpus: cores that the workers may run on; empty: those of this process.
+        recycle_growth_bytes: a worker is replaced when its own memory has grown by this much; 0: never.
+        task_deadline_s: a worker that spends longer on one chunk is killed, and the chunk replayed.
         nice: niceness of the workers; 0 leaves it.
-        chunk_rows: rows a worker is sent at once; small enough to balance, large enough to amortise a message. Up to
-            eight times as many where rows are quick (see ``portions``).
-        start_deadline_s: from starting a worker to its hello.
+        chunk_rows: rows per message to a worker; small enough to balance, large enough to spread a message's cost. Up
+            to eight times as many if rows are quick (see ``chunk_sizer``).
+        start_deadline_s: maximum time from starting a worker to its hello.
         cancel_grace_s: how long a cancelled decode waits for its running chunks before it kills their workers.
-        close_grace_s: how long idle workers get to leave at close.
+        close_grace_s: how long idle workers may take to leave at close.
         command: the worker's command line; descriptor and parent's pid are appended.
     """
 
@@ -68,11 +68,11 @@ class FieldWork:
         recipe: resolved recipe.
         file_no: int32[rows], which of the task's files.
         start: int64[rows], first byte in the object.
-        size: int64[rows], bytes; -1 where the sample lacks the field: the row is then reported bad.
-        out_at: int64[rows], where to decode to, in bytes from the slot's start. Not used by ``measure``.
-        shape: int64[rows, ndim] of the decoded value where the field is not DENSE, else None. A row of -1 (what
-            ``measure`` gives for what it cannot measure) makes decode report the row with the reason.
-        dims: shape of each row, where the recipe says ``pad``.
+        size: int64[rows], bytes; -1 if the sample lacks the field: the row is then reported as bad.
+        out_at: int64[rows], target offset in bytes from the slot's start. Not used by ``measure``.
+        shape: int64[rows, ndim] of the decoded value if the field is not DENSE, else None. A row of -1, which
+            ``measure`` returns for rows that it cannot measure, makes decode report the row with the reason.
+        dims: shape of each row, if the recipe has ``pad``.
     """
 
     recipe: FieldRecipe
@@ -86,11 +86,11 @@ class FieldWork:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What was decoded of a span of rows so that they could be measured.
+    """Values of some rows that were decoded in order to measure them.
 
     Attributes:
-        rows: whose.
-        values: back to back, none of rows that cannot be measured.
+        rows: the rows.
+        values: their values back to back; rows that cannot be measured have none.
     """
 
     rows: range
@@ -99,11 +99,11 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class DecodeTask:
-    """One batch: all fields of all rows, into one slot of one attached arena.
+    """One batch: all fields of all rows, to decode into one slot of an attached arena.
 
     Attributes:
         slot_at: the slot's first byte in the arena.
-        seeds: uint64[rows], all that augmentation depends on.
+        seeds: uint64[rows], which alone determine augmentation.
     """
 
     files: tuple[ShardFile, ...]
@@ -115,19 +115,19 @@ class DecodeTask:
 
 @dataclass(frozen=True, slots=True)
 class MakeTask:
-    """One shard to be made of an object.
+    """One object to convert into a shard.
 
     Attributes:
-        form: name, or name and parameters.
-        url: of the object.
-        size_bytes: of the object.
-        spans: what is here of it, in order.
-        source_fd: file that holds the object, as long as that; only ``spans`` of it are true.
+        form: name of the conversion, or name and parameters.
+        url: URL of the object.
+        size_bytes: size of the object.
+        spans: available ranges of the object, in order.
+        source_fd: file as long as the object; only ``spans`` of it hold the object's bytes.
         out_fd: file to write to.
-        out_at: offset of the shard's first byte in it.
-        limit_bytes: most bytes it may have.
-        room_bytes: most bytes of memory there are for it, and for what making it takes.
-        entry_bytes: what is behind so many bytes of it is counted, and not written; below zero: all is written.
+        out_at: offset of the shard's first byte in that file.
+        limit_bytes: maximum size of the shard.
+        room_bytes: memory available for the shard and for its conversion.
+        entry_bytes: bytes of the shard beyond this size are counted but not written; negative: all are written.
     """
 
     form: str
@@ -144,12 +144,12 @@ class MakeTask:
 
 @dataclass(frozen=True, slots=True)
 class MadeShard:
-    """A shard that was made.
+    """A converted shard.
 
     Attributes:
-        size_bytes: its length.
-        format_name: of the format by which it is indexed.
-        busy_s: time a worker spent on it.
+        size_bytes: size of the shard.
+        format_name: format that indexes it.
+        busy_s: seconds that a worker spent on it.
     """
 
     size_bytes: int
@@ -168,11 +168,11 @@ class BadRow:
 
 @dataclass(frozen=True, slots=True)
 class DecodeResult:
-    """What became of a task.
+    """Result of a task.
 
     Attributes:
-        bad: in order of rows.
-        busy_s: time workers spent on it, summed over workers.
+        bad: bad rows, in order of rows.
+        busy_s: seconds that workers spent on the task, summed over workers.
     """
 
     bad: tuple[BadRow, ...]

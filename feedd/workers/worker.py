@@ -1,7 +1,7 @@
 """A decode worker: ``python -m feedd.workers.worker DESCRIPTOR PARENT_PID [NICE [CPU,...]]``.
 
-Started by the pool with one end of a SEQPACKET socket pair. It knows no network and no asyncio: it reads a request,
-does it, answers. It leaves when the other end closes, and the kernel kills it when its daemon dies, however it dies.
+The pool starts it with one end of a SEQPACKET socket pair. It uses no network and no asyncio: it reads a request,
+executes it and answers. It exits when the other end closes, and the kernel kills it when its daemon dies in any way.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from feedd.workers.messages import (
 
 _PR_SET_PDEATHSIG = 1
 _DESCRIPTORS_BYTES = socket.CMSG_SPACE(4 * array.array("i").itemsize)
-# Plain ints: the flags of the socket module are enums, slow to combine.
+# Plain ints, because the flags of the socket module are enums, which are slow to combine.
 _CLOEXEC = int(socket.MSG_CMSG_CLOEXEC)
 _CUT_OFF = int(socket.MSG_TRUNC)
 _FDS_LOST = int(socket.MSG_CTRUNC)
 
 
 def die_with(parent_pid: int) -> None:
-    """Make the kernel kill this process when its parent dies; leave at once if that has happened already."""
+    """Make the kernel kill this process when its parent dies; exit at once if the parent has already died."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent_pid:
         raise SystemExit(1)
@@ -54,10 +54,10 @@ def die_with(parent_pid: int) -> None:
 def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
     """Return the next packet and its descriptors; ``b""`` at the end.
 
-    Where this process may open no more files, the packet comes without them: whoever needs them has to look.
+    If this process may open no more files, the packet comes without descriptors, and their users must check.
 
     Raises:
-        OSError: also for a packet over the limit, of which the kernel kept only a part.
+        OSError: receiving failed, or the packet is over the limit, so that the kernel kept only a part.
     """
     data, control, flags, _ = sock.recvmsg(MESSAGE_BYTES_MAX, _DESCRIPTORS_BYTES, _CLOEXEC)
     fds = array.array("i")
@@ -73,7 +73,7 @@ def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
 
 
 def _too_much(reply: Answer) -> Failed:
-    """Return what is said instead of an answer that fits no packet: the names of very many fields."""
+    """Return the error for an answer that fits no packet because it names very many fields."""
     message = f"expected an answer of at most {MESSAGE_BYTES_MAX} bytes, got more: a shard with thousands of fields"
     return Failed(reply.id, reply.busy_s, BadShard.kind, message, "", "name the columns you need in fields=")
 
@@ -81,7 +81,7 @@ def _too_much(reply: Answer) -> Failed:
 def _answer(sock: socket.socket, reply: Answer, fds: list[int]) -> None:
     try:
         packet, fds_sent = encode(reply), fds
-        if len(packet) > MESSAGE_BYTES_MAX:  # whoever reads it would cut it off
+        if len(packet) > MESSAGE_BYTES_MAX:  # the receiver would cut it off
             packet, fds_sent = encode(_too_much(reply)), []
         socket.send_fds(sock, [packet], fds_sent)
     finally:
@@ -123,7 +123,7 @@ def serve(sock: socket.socket) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Run until the daemon hangs up."""
+    """Serve requests until the daemon closes the connection."""
     descriptor, parent_pid, nice = (int(argument) for argument in (*arguments, "0")[:3])
     die_with(parent_pid)
     if len(arguments) > 3:
@@ -133,7 +133,7 @@ def main(arguments: list[str]) -> int:
             raise SystemExit(f"feedd decode worker: expected to run on cores {arguments[3]}, got: {error}") from error
     if nice:
         os.nice(nice)
-    gc.freeze()  # what importing left behind is never garbage
+    gc.freeze()  # objects created by imports are never garbage
     with socket.socket(fileno=descriptor) as sock, contextlib.suppress(BrokenPipeError, ConnectionResetError):
         serve(sock)
     return 0

@@ -1,10 +1,10 @@
-"""How many decode workers there should be: as many as demand keeps busy, and some more. Pure: no I/O, no clock.
+"""Chooses the number of decode workers: those that demand keeps busy, and some more. Pure: no I/O, no clock.
 
-Demand is measured in workers: how many were at work on average. It is the whole demand while some idle; where all are
-at work and more waits, it is more than that, nobody can say how much, and the crew grows until some idle.
+Demand is measured in workers: the average number of busy workers. While some workers idle, this is the whole demand. If
+all are busy and work waits, the real demand is larger but unknown, and the number of workers grows until some idle.
 
-It cannot swing under a steady load: it grows where nine tenths of the crew are at work, and shrinks to no fewer than
-are at work for seven tenths of the time.
+The number does not oscillate under a steady load. It grows if nine tenths of the workers are busy, and shrinks only to
+a number that would be busy at most seven tenths of the time.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from dataclasses import dataclass
 from typing import Final
 
 SATURATED: Final = 0.9
-"""Share of the crew at work from which on it counts as all of it."""
+"""Share of busy workers that counts as all of them."""
 COMFORTABLE: Final = 0.7
-"""Share of the crew at work that a shrunk one is to have at most."""
+"""Maximum share of busy workers after shrinking."""
 GROW_AFTER_S: Final = 2.0
-"""Saturated for so long: filling the slots of a job that starts is no lasting demand."""
+"""Seconds of saturation before growing: filling the slots of a new job is no lasting demand."""
 SHRINK_AFTER_S: Final = 60.0
-"""The highest demand of so long is what a smaller crew must be enough for: an evaluation between epochs is shorter."""
+"""Seconds whose highest demand fewer workers must be able to meet; an evaluation between epochs is shorter."""
 SHRINK_EVERY_S: Final = 10.0
 REFUSED_S: Final = 60.0
-"""After a worker could not be started none is asked for, for so long."""
+"""Seconds without growth after a worker could not be started."""
 CONTENDED: Final = 0.25
-"""Share of their time that workers wait for a core, from which on more workers would only take it from each other."""
+"""Share of time that workers wait for a core above which more workers would only take it from each other."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What was measured since the time before.
+    """Measurements since the last time.
 
     Attributes:
-        elapsed_s: since then, > 0.
-        busy_s: time workers had something to do, summed over them.
-        queued_s: time in which work waited behind work.
-        workers: those that take work now.
-        contended: share of their time that workers were ready to run and had no core.
+        elapsed_s: seconds since then, > 0.
+        busy_s: seconds that workers had work, summed over workers.
+        queued_s: seconds in which work waited behind other work.
+        workers: number of workers that take work now.
+        contended: share of time that workers were ready to run but had no core.
     """
 
     elapsed_s: float
@@ -49,28 +49,28 @@ class Load:
 
     @property
     def demand(self) -> float:
-        """Workers at work, on average."""
+        """Average number of busy workers."""
         return self.busy_s / self.elapsed_s
 
     @property
     def saturated(self) -> bool:
-        """Whether more workers would have found something to do."""
+        """Whether more workers would have had work."""
         return self.demand >= SATURATED * self.workers and self.queued_s >= self.elapsed_s / 2
 
 
 class Autotune:
-    """Says how many workers are wanted, given one ``Load`` after the other.
+    """Computes the wanted number of workers from a series of ``Load`` values.
 
     Args:
-        least: never fewer; what it begins with.
-        most: never more.
+        least: minimum and first value.
+        most: maximum.
     """
 
     def __init__(self, least: int, most: int) -> None:
         self._least = least
         self._most = max(least, most)
         self._wanted = least
-        self._recent: deque[tuple[float, float]] = deque()  # elapsed_s, demand: of the last SHRINK_AFTER_S
+        self._recent: deque[tuple[float, float]] = deque()  # (elapsed_s, demand) of the last SHRINK_AFTER_S
         self._recent_s = 0.0
         self._saturated_s = 0.0
         self._unchanged_s = 0.0
@@ -78,15 +78,15 @@ class Autotune:
 
     @property
     def wanted(self) -> int:
-        """Workers wanted now."""
+        """Number of workers wanted now."""
         return self._wanted
 
     def observe(self, load: Load) -> int:
-        """Take note of what was measured, and return how many workers are wanted."""
+        """Add a measurement; return the wanted number of workers."""
         self._unchanged_s += load.elapsed_s
         self._refused_s = max(0.0, self._refused_s - load.elapsed_s)
         self._remember(load)
-        settled = load.workers >= self._wanted  # those asked for last have come
+        settled = load.workers >= self._wanted  # all requested workers have joined
         self._saturated_s = self._saturated_s + load.elapsed_s if settled and load.saturated else 0.0
         if self._saturated_s >= GROW_AFTER_S:
             if not self._refused_s and load.contended < CONTENDED:
@@ -98,7 +98,7 @@ class Autotune:
         return self._wanted
 
     def refused(self, workers: int) -> None:
-        """Take note that a worker could not be started: there are ``workers``, and asking for more waits."""
+        """Record that a worker could not be started: ``workers`` are running, and growth pauses."""
         self._refused_s = REFUSED_S
         self._wanted = max(self._least, min(self._wanted, workers))
 
@@ -109,7 +109,7 @@ class Autotune:
             self._recent_s -= self._recent.popleft()[0]
 
     def _change(self, wanted: int) -> None:
-        if wanted > self._wanted:  # what was measured of a crew too small says nothing of what would be enough
+        if wanted > self._wanted:  # demand measured with too few workers does not tell how many are enough
             self._recent.clear()
             self._recent_s = 0.0
         if wanted != self._wanted:

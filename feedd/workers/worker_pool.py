@@ -1,4 +1,4 @@
-"""The decode workers of a node, as the rest of the daemon sees them."""
+"""The decode workers of a node, as the rest of the daemon uses them."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ _MEASURE_ROWS: Final = 256
 class DecodePool:
     """Decode workers behind plain coroutines; an async context manager.
 
-    Entering starts the workers and waits for their hellos; leaving ends and reaps all of them. Between, there are as
-    many as demand asks for (see ``autotune``), and one that has grown too large is replaced (see ``autoscaler``). A
-    worker that dies or runs past ``task_deadline_s`` is replaced and what it held is replayed (see
-    ``schedule.Schedule``). Results do not depend on the number of workers, on the size of chunks or on who dies when.
+    Entering starts the workers and waits for their hellos; leaving ends and reaps all of them. In between, demand
+    decides their number (see ``worker_count``), and a worker that has grown too large is replaced (see ``autoscaler``).
+    A worker that dies or runs past ``task_deadline_s`` is replaced, and its chunks are replayed (see
+    ``schedule.Schedule``). Results do not depend on the number of workers, on chunk sizes or on workers' deaths.
 
-    Cancelling ``decode`` returns only when no worker can write into the task's slot any more: waiting chunks are
-    dropped, running ones get ``cancel_grace_s`` to finish, then their workers are killed. The slot may be reused the
-    moment the CancelledError arrives. The same holds when ``decode`` raises.
+    Cancelling ``decode`` returns only when no worker can write into the task's slot any more. Waiting chunks are
+    dropped, running ones get ``cancel_grace_s`` to finish, then their workers are killed. The slot may be reused as
+    soon as the CancelledError arrives. The same holds if ``decode`` raises.
     """
 
     def __init__(self, options: DecodeOptions, recorder: Recorder) -> None:
         self._options = options
         self._recorder = recorder
-        self._arenas: dict[int, tuple[int, int]] = {}  # id -> our own descriptor, size
+        self._arenas: dict[int, tuple[int, int]] = {}  # arena id -> (our own descriptor, size in bytes)
         self._portions = ChunkSizer(options.chunk_rows)
         self._poison = Poison()
         self._dispatch = Dispatch(options, recorder)
@@ -76,22 +76,22 @@ class DecodePool:
 
     @property
     def worker_pids(self) -> tuple[int, ...]:
-        """Processes that take work now, by worker number."""
+        """Ids of the processes that take work now, by worker number."""
         return self._dispatch.pids
 
     def prepare(self, recipes: Iterable[FieldRecipe]) -> None:
-        """Have workers load what such fields need, where that takes long, while nothing is there to decode yet."""
+        """Have workers import slow modules for these fields, while no samples wait."""
         modules = {slow_module(params_of(one)) for one in recipes} - {""}
         if modules:
             self._dispatch.tell(Packet(encode(Prepare(tuple(sorted(modules))))))
 
     async def index(self, file: ShardFile, format_name: str) -> ShardIndex:
-        """Return where each sample of ``file`` lies.
+        """Return the index of the samples of ``file``.
 
         Raises:
             BadShard: broken framing.
-            CacheUnavailable: the file is gone or too short.
-            Unsupported: no such format.
+            CacheUnavailable: the file is missing or too short.
+            Unsupported: the format is unknown.
             ResourceExhausted: no more files may be open.
         """
         call = IndexCall(file, format_name)
@@ -100,15 +100,15 @@ class DecodePool:
         return call.index
 
     async def make(self, task: MakeTask) -> MadeShard | tuple[ByteRange, ...]:
-        """Make a shard of an object, or return which of its bytes are needed first.
+        """Convert an object into a shard, or return the missing ranges of the object that are needed first.
 
-        A worker that makes one is given nothing else. When this returns, or raises, nobody writes to ``out_fd`` any
+        The converting worker gets no other work. When this method returns or raises, nothing writes to ``out_fd`` any
         more.
 
         Raises:
-            BadShard: broken bytes, more than the limit, or a worker died of them twice.
-            Unsupported: no such form, or a library is missing.
-            ResourceExhausted: no room for what is made, or no more files may be open.
+            BadShard: broken bytes, a shard above the limit, or an object that killed two workers.
+            Unsupported: the conversion is unknown, or a library is missing.
+            ResourceExhausted: not enough memory for the shard, or no more files may be open.
         """
         call = MakeCall(task)
         await self._dispatch.do(call, 1)
@@ -117,25 +117,25 @@ class DecodePool:
     async def resolve(
         self, file: ShardFile, index: ShardIndex, recipes: Sequence[FieldRecipe], tries: int = 1
     ) -> tuple[FieldRecipe, ...]:
-        """Return ``recipes`` with everything pinned that only data can tell: ``npy``'s dtype and dimensions.
+        """Return ``recipes`` with all facts that only data can tell: ``npy``'s dtype and dimensions.
 
         Args:
             file: the shard.
-            index: of it.
-            recipes: of its fields.
-            tries: samples that may be tried, the first that can be read tells.
+            index: index of the shard.
+            recipes: recipes of its fields.
+            tries: maximum number of samples to try; the first readable sample decides.
 
         Raises:
-            BadRecipe: a field this shard does not have; the message lists those it has.
-            BadSample: none of the first samples of such a field is what its codec expects; names the first one.
-            CacheUnavailable: the file is gone or too short.
+            BadRecipe: the shard lacks a field; the message lists its fields.
+            BadSample: no tried sample of a field can be read; the message names the first.
+            CacheUnavailable: the file is missing or too short.
         """
         check_fields(recipes, index.fields)
         return tuple([await self._pin(file, index, r, tries) if needs_resolve(r) else r for r in recipes])
 
     async def _pin(self, file: ShardFile, index: ShardIndex, recipe: FieldRecipe, tries: int) -> FieldRecipe:
         column = next(index.fields.index(source) for source in recipe.sources if source in index.fields)
-        first = BadSample(f"field {recipe.name!r}: expected a sample that has it, got none", object=file.ref.url)
+        first = BadSample(f"field {recipe.name!r}: expected a sample with this field, got none", object=file.ref.url)
         for number, sample in enumerate(np.flatnonzero(index.sizes[column] >= 0)[:tries].tolist()):
             call = PinCall(file, recipe, int(index.starts[column, sample]), int(index.sizes[column, sample]))
             try:
@@ -149,10 +149,10 @@ class DecodePool:
     async def measure(self, files: Sequence[ShardFile], work: FieldWork) -> NDArray[np.int64]:
         """Return the decoded shapes, int64[rows, ndim], of a field for which ``recipe.recipe.needs_measure``.
 
-        A row that cannot be measured is -1 in every column; decode it all the same to learn why.
+        Rows that cannot be measured are -1 in every column; decode them to get the reason.
 
         Raises:
-            CacheUnavailable: a file is gone or too short.
+            CacheUnavailable: a file is missing or too short.
         """
         call = MeasureCall(files, work, max(1, spec_of(work.recipe).ndim), self._poison)
         await self._dispatch.do(call, _MEASURE_ROWS)
@@ -161,26 +161,26 @@ class DecodePool:
     async def produce(self, files: Sequence[ShardFile], work: FieldWork) -> tuple[NDArray[np.int64], list[Piece]]:
         """Return lengths, int64[rows, 1], and values in order of rows, of a field for which ``recipe.recipe.keeps``.
 
-        A row that cannot be measured is -1, and one may lack its values: decode those.
+        Rows that cannot be measured are -1. Some rows may lack their values: decode those.
 
         Raises:
-            CacheUnavailable: a file is gone or too short.
+            CacheUnavailable: a file is missing or too short.
         """
         call = ProduceCall(files, work, spec_of(work.recipe).dtype, self._poison)
         await self._dispatch.do(call, self._dispatch.spread(call.rows, self._options.chunk_rows))
         return call.shapes, sorted(call.pieces, key=lambda piece: piece.rows.start)
 
     def produced(self, rows: int) -> None:
-        """Count samples of which nothing was left to decode."""
+        """Count samples that need no decoding after ``produce``."""
         self._recorder.count(metrics.DECODE_SAMPLES, rows)
 
     async def numbers(
         self, files: Sequence[ShardFile], work: FieldWork
     ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        """Return the numbers, float64[rows], of a field that holds one per sample, and which of them could be read.
+        """Return float64[rows], the numbers of a field with one per sample, and bool[rows], which could be read.
 
         Raises:
-            CacheUnavailable: a file is gone or too short.
+            CacheUnavailable: a file is missing or too short.
         """
         call = MeasureCall(files, work, 2, self._poison, values=True)
         await self._dispatch.do(call, _MEASURE_ROWS)
@@ -190,14 +190,14 @@ class DecodePool:
         """Decode all fields of all rows of ``task`` into its slot.
 
         Raises:
-            CacheUnavailable: a file is gone or too short.
-            BadRequest: one row alone does not fit a message (hundreds of fields).
+            CacheUnavailable: a file is missing or too short.
+            BadRequest: a single row does not fit a message (hundreds of fields).
             Draining: the pool is closing.
             Internal: the arena is not attached, or a row lies outside it.
         """
         call = DecodeCall(task, self._poison)
         rows = chunk_rows((work.recipe for work in task.fields), self._options.chunk_rows, call.rows)
-        if rows == self._options.chunk_rows:  # not worth it for plain copies
+        if rows == self._options.chunk_rows:  # plain copies are not spread further
             rows = self._portions.of(task.arena_id, call.rows, self._dispatch.worker_count)
             rows = self._dispatch.spread(call.rows, min(rows, request_rows(len(task.fields))))
         await self._dispatch.do(call, rows)
@@ -210,7 +210,7 @@ class DecodePool:
         return result
 
     def attach(self, arena_id: int, fd: int, size_bytes: int) -> None:
-        """Make an arena known to all workers, those started later too. ``fd`` stays the caller's.
+        """Make an arena known to all workers, including later ones. ``fd`` stays the caller's.
 
         Raises:
             ResourceExhausted: no more files may be open.
@@ -221,7 +221,7 @@ class DecodePool:
         self._dispatch.tell(self._arena_packet(arena_id))
 
     def detach(self, arena_id: int) -> None:
-        """Have all workers unmap an arena; no decode into it may be under way. Unknown ids are ignored."""
+        """Have all workers unmap an arena; no decode into it may be running. Unknown ids are ignored."""
         self._portions.forget(arena_id)
         held = self._arenas.pop(arena_id, None)
         if held is not None:
@@ -234,10 +234,10 @@ class DecodePool:
 
 
 def _unpinned(file: ShardFile, key: str, ordinal: int, recipe: FieldRecipe, error: BadSample) -> BadSample:
-    """Return what is said of the first sample that should have told what a field holds."""
+    """Return the error of the first sample that should have determined dtype and dimensions."""
     return BadSample(
         f"sample {key!r} (number {ordinal}), field {recipe.name!r}: {error.message}",
         object=file.ref.url,
-        hint="a first sample tells dtype and dimensions: repair it, or say them in fields, as npy:float32:3,4",
+        hint="a first sample decides dtype and dimensions: repair it, or give them in fields, as npy:float32:3,4",
         stage="decode",
     )

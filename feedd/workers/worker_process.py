@@ -27,7 +27,7 @@ _RETRY_S: Final = 0.05
 
 
 def _environment() -> dict[str, str]:
-    """Return what a worker inherits: no credentials, our own package, and one thread per process."""
+    """Return a worker's environment: no credentials, this feedd package, and one thread per process."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     home = str(Path(feedd.__file__).parent.parent)
     path = [home, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
@@ -49,12 +49,12 @@ class Child:
     """A started worker.
 
     Args:
-        options: how to start it.
+        options: how to start the worker.
         on_message: called on the loop with each packet and its descriptors, which it then owns.
 
     Attributes:
-        gone: done when the worker hung up, which it does by dying at the latest. The kernel drops a process's memory
-            before its sockets, so nothing writes to an arena any more once this is done.
+        gone: done when the worker has closed its connection, at the latest by dying. The kernel frees a process's
+            memory before its sockets, so nothing writes to an arena any more once this is done.
     """
 
     def __init__(self, options: DecodeOptions, on_message: Callable[[Child, bytes, list[int]], None]) -> None:
@@ -69,19 +69,19 @@ class Child:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SOCKET_BUFFER_BYTES)
             ours.settimeout(0.0)
-            self._process = subprocess.Popen(  # noqa: S603 - our own module, or what the operator configured
+            self._process = subprocess.Popen(  # noqa: S603 - our own module, or the operator's command
                 [*options.command, str(theirs.fileno()), str(os.getpid()), str(options.nice), *_cores(options)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 env=_environment(),
-                start_new_session=True,  # Ctrl-C in a terminal is the daemon's to handle
+                start_new_session=True,  # the daemon handles Ctrl-C in a terminal
             )
             try:
                 self._pidfd = os.pidfd_open(self._process.pid)
             except BaseException:
                 self._process.kill()
-                self._process.wait()  # it has hardly begun: there is nothing that could hold it up
+                self._process.wait()  # it has hardly begun, so nothing can hold it up
                 raise
         except BaseException:
             ours.close()
@@ -98,7 +98,7 @@ class Child:
 
     @property
     def ending(self) -> str:
-        """How it ended, for people: ``SIGSEGV``, ``exit status 1``, ``ran past 60 s``."""
+        """Reason of its end, for people: ``SIGSEGV``, ``exit status 1``, ``ran past 60 s``."""
         code = self._process.returncode
         if self.killed_for or code is None:
             return self.killed_for or "still running"
@@ -110,9 +110,9 @@ class Child:
             return f"signal {-code}"
 
     def send(self, payload: bytes, fds: tuple[int, ...] = ()) -> None:
-        """Send a packet, now or as soon as the socket takes it; until then it holds copies of the descriptors.
+        """Send a packet, now or when the socket has room; until then the child object holds copies of the descriptors.
 
-        What is sent to a worker that is gone is dropped: whoever awaits the answer learns it by ``gone``.
+        Packets to a worker that is gone are dropped: ``gone`` informs the callers that await answers.
 
         Raises:
             ResourceExhausted: there is no room for the descriptors; nothing is sent.
@@ -126,12 +126,12 @@ class Child:
         except OSError as error:
             if error.errno in SCARCE:
                 raise no_room(str(error.strerror)) from error
-            return  # it hung up; its last answers may still wait to be read
+            return  # the worker closed its connection; its last answers may still wait to be read
         if len(self._outbox) == 1:
             self._loop.add_writer(self._socket.fileno(), self._flush)
 
     def _sent(self, payload: bytes, fds: Sequence[int]) -> bool:
-        """Send a packet if the socket has room for it: a packet goes whole or not at all."""
+        """Send a packet if the socket has room; a packet is sent whole or not at all. Return whether it was sent."""
         try:
             if fds:
                 socket.send_fds(self._socket, [payload], fds)
@@ -149,11 +149,11 @@ class Child:
                     self._loop.add_writer(self._socket.fileno(), self._flush)
                     return
             except OSError as error:
-                if error.errno in SCARCE:  # whoever sent it is told nothing any more, so it is tried again
+                if error.errno in SCARCE:  # the sender has returned and can get no error, so retry
                     self._loop.remove_writer(self._socket.fileno())
                     self._loop.call_later(_RETRY_S, self._flush)
                     return
-                self._drop_outbox()  # it hung up; its last answers may still wait to be read
+                self._drop_outbox()  # the worker closed its connection; its last answers may still wait to be read
                 break
             close_all(fds)
             self._outbox.popleft()
@@ -161,14 +161,14 @@ class Child:
             self._loop.remove_writer(self._socket.fileno())
 
     def _on_readable(self) -> None:
-        # Reads until nothing is left: libuv, under uvloop, reports a socket with an error once and never again.
+        # Read until nothing is left, because uvloop's libuv reports a socket with an error only once.
         while self._socket.fileno() >= 0:
             try:
                 data, fds = receive(self._socket)
             except (BlockingIOError, InterruptedError):
                 return
             except ConnectionResetError:
-                continue  # reported once, before the answers that still wait to be read
+                continue  # reported once, before answers that still wait to be read
             except OSError:
                 data, fds = b"", []
             if data:
@@ -190,22 +190,22 @@ class Child:
             close_all(self._outbox.popleft()[1])
 
     def retire(self) -> None:
-        """Let it leave once it has answered what it holds."""
+        """Let the worker leave once it has answered its requests."""
         if self._socket.fileno() >= 0:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_WR)
 
     def kill(self, reason: str = "") -> None:
-        """End it now; ``gone`` follows."""
+        """End the worker now; ``gone`` follows."""
         if self._process.returncode is None:
             self.killed_for = self.killed_for or reason
             self._process.kill()
 
     async def reap(self) -> None:
-        """Wait until the process is gone, killing it where need be; afterwards nothing of it is left.
+        """Wait until the process is gone; kill it if necessary. Afterwards all its resources are freed.
 
-        A worker that hung up has nothing more to do, so it is killed first. One stuck in the kernel is given up after
-        5 s: it can execute no further instruction of its own.
+        A worker that closed its connection has nothing more to do, so it is killed first. A worker that is stuck in the
+        kernel is given up after 5 s, because it can execute no further instruction.
         """
         exited: asyncio.Future[None] = self._loop.create_future()
         self._loop.add_reader(self._pidfd, _set, exited)
@@ -217,6 +217,6 @@ class Child:
             self._loop.remove_reader(self._pidfd)
             os.close(self._pidfd)
             self._hang_up()
-            if self._process.poll() is None:  # cancelled meanwhile: the kill above needs a moment to be true
+            if self._process.poll() is None:  # cancelled meanwhile: the kill above may need a moment
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self._process.wait(timeout=1.0)

@@ -1,4 +1,4 @@
-"""What the kernel says of a worker: memory of its own, and how long it waited for a core."""
+"""Facts from the kernel about a worker: its own memory, and how long it waited for a core."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def anonymous_bytes(pid: int) -> int:
-    """Return the memory that is a process's own: no mapped file, no arena. 0 where it is gone."""
+    """Return a process's own memory in bytes, without mapped files and arenas; 0 if the process is gone."""
     try:
         text = Path(f"/proc/{pid}/status").read_bytes()
     except OSError:
@@ -16,7 +16,7 @@ def anonymous_bytes(pid: int) -> int:
 
 
 def run_and_wait_s(pid: int) -> tuple[float, float]:
-    """Return the seconds a process ran and the seconds it was ready to and had no core; (0, 0) where unknown."""
+    """Return the seconds a process ran, and the seconds it was ready but had no core; (0, 0) if unknown."""
     try:
         ran_ns, waited_ns, _ = Path(f"/proc/{pid}/schedstat").read_bytes().split()
     except (OSError, ValueError):

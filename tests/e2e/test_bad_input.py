@@ -57,7 +57,7 @@ def test_what_is_not_there(s3: S3Server, daemon: Daemon) -> None:
     _fails(daemon, "s3://data/nothing/", url="s3://data/nothing/")
     _fails(daemon, "ftp://", url="ftp://data/train/")
     _fails(daemon, "did you mean s3://data/train/?", url="data/train/")
-    _fails(daemon, "a shell command", "name the objects", url="pipe:aws s3 cp s3://data/train/0.tar -")
+    _fails(daemon, "a shell command", "specify the objects", url="pipe:aws s3 cp s3://data/train/0.tar -")
     assert len(_read(daemon)) == 12
     daemon.wait_idle()
 

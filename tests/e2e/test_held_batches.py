@@ -101,7 +101,7 @@ def test_held_batches_have_a_limit(s3: S3Server, daemons: Callable[..., Daemon])
     dataset = FeedDataset(
         "s3://data/d/", batch_size=8, prefetch=SLOTS, copy_bytes=100_000, address=daemon.address, **options
     )
-    with pytest.raises(BatchesHeldError, match="beside 3 in slots"):
+    with pytest.raises(BatchesHeldError, match="plus 3 in slots"):
         list(dataset)
 
 

@@ -187,7 +187,7 @@ def test_stopped_by_a_signal(filled: S3Server, tmp_path: Path, number: signal.Si
     assert (code, facts["stopped"], facts["failed"]) == (1, True, []), said
     assert 2 <= known <= 5
     assert f"stopped: {known} of 6 shards known, {facts['samples']} samples, in" in said
-    assert "run it again to go on" in said
+    assert "run the command again to continue" in said
     assert list(scratch.iterdir()) == []
     saved = json.loads(_stored(filled) if beside else (tmp_path / "counts.json").read_bytes())
     assert saved["sample_count"] == [COUNTS[int(key[:2])] for key in saved["key"]]
@@ -208,7 +208,7 @@ def test_stopped_before_it_began(filled: S3Server, tmp_path: Path) -> None:
     process.terminate()
     code, facts, said = _ended(process)
     assert (code, facts["stopped"], facts["shards"]) == (1, True, 0)
-    assert "stopped before the data was listed; nothing was counted" in said
+    assert "stopped before the data was listed; no shard was counted" in said
     assert list(tmp_path.iterdir()) == []
     assert filled._objects.find("data", INDEX) is None
 

@@ -163,7 +163,7 @@ def test_a_stopped_part_is_named_and_costs_no_sample(
         assert time.monotonic() - stopped_at_s - limits.stopped_s < limits.went_on_s
     run.trainer.finish()
     assert epochs(run.job.log)[0] == undisturbed
-    assert "goes on after" in run.trainer.complaints or "resumed at step" in run.trainer.complaints
+    assert "continues after" in run.trainer.complaints or "resumed at step" in run.trainer.complaints
     daemon.wait_idle()
     assert daemon.stop() == 0
 

@@ -146,7 +146,7 @@ def test_without_a_daemon(s3: S3Server, names: list[str], short_dir: Path) -> No
     assert (refused.returncode, "in use by process" in refused.stderr) == (1, True)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=WAIT_S)
-    assert (process.returncode, "stopped; what was brought stays" in err, "Traceback" in err) == (1, True, False), err
+    assert (process.returncode, "fetched objects stay in the cache" in err, "Traceback" in err) == (1, True, False), err
     assert command.urls() == names[:2]
     assert not list(command.cache.rglob(".tmp-*"))
     s3.calm()

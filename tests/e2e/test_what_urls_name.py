@@ -234,5 +234,5 @@ def test_text_between_other_signs(s3: S3Server, daemons: Callable[..., Daemon]) 
     (batch,) = FeedDataset("csv-pipe+s3://data/p/", batch_size=4, fields=None, address=address, copy=True)
     assert (batch["a"].tolist(), batch["b"].tolist()) == ([1], [2])
     assert json.loads(feedd(s3, "index", "s3://data/s/", "--json").stdout)["samples"] == 2
-    with pytest.raises(BadRequestError, match="names that a field can have"):
+    with pytest.raises(BadRequestError, match="names that can be read by default"):
         next(iter(FeedDataset("csv-pipe+s3://data/s/", batch_size=4, fields=None, address=address)))

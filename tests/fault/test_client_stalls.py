@@ -57,7 +57,7 @@ def test_an_older_daemon_that_answers_may_take_its_time(bench: Bench, caplog: py
     assert [number for batch in dataset for number in ids(batch)] == list(range(4 * BATCH_SIZE))
     assert dataset.stats()["reconnects"] == 0
     assert _said(caplog, " s: no message") == 1
-    assert _said(caplog, f"the daemon at {server.address} goes on after ") == 1
+    assert _said(caplog, f"the daemon at {server.address} continues after ") == 1
     assert len(caplog.messages) == 2
 
 
@@ -67,7 +67,7 @@ def test_a_daemon_at_work_is_waited_for(bench: Bench, caplog: pytest.LogCaptureF
     dataset = bench.dataset(server, stall_timeout_s=STALL_S)
     assert [number for batch in dataset for number in ids(batch)] == list(range(4 * BATCH_SIZE))
     assert dataset.stats()["reconnects"] == 0
-    assert _said(caplog, "it is fetching data") == _said(caplog, "goes on after") == 1
+    assert _said(caplog, "it is fetching data") == _said(caplog, "continues after") == 1
     # A heartbeat may be late on a busy machine, which is rightly said, once.
     assert _said(caplog, "no heartbeat") == len(caplog.messages) - 2 <= 1
 

@@ -87,7 +87,7 @@ async def test_what_asks_for_samples_is_refused(tmp_path: Path) -> None:
         for changes, message in (
             ({"keys": True}, "keys"),
             ({"uneven": "pad"}, "pad"),
-            ({"fields": (*packed, ("x", "bytes"))}, "all fields packed"),
+            ({"fields": (*packed, ("x", "bytes"))}, "all fields to be packed"),
             ({"fields": recipe(length=8, how="best")["fields"]}, "how"),
             ({"fields": recipe(length=0)["fields"]}, "length"),
             ({"fields": recipe(length=8, fill=1 << 63)["fields"]}, "fill"),

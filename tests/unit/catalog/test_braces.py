@@ -118,10 +118,10 @@ def test_the_urls_of_a_request_share_one_bound() -> None:
     """What all lists of a request stand for, together, is bounded; the error says what went before."""
     half = f"s3://b/{{1..{URLS_MAX // 2}}}"
     assert len(lists_of([half, half])) == 2
-    with pytest.raises(BadRequest, match=f"got one for {URLS_MAX // 2} beside those of this request for {URLS_MAX}"):
+    with pytest.raises(BadRequest, match=f"got one for {URLS_MAX // 2}, in addition to {URLS_MAX}"):
         lists_of([half, half, half])
     allowance = Allowance()
     lists_of([half], allowance)
     lists_of([half], allowance)
-    with pytest.raises(BadRequest, match="beside those"):
+    with pytest.raises(BadRequest, match="in addition to"):
         lists_of(["s3://b/{1,2}"], allowance)

@@ -178,7 +178,7 @@ def test_space_taken_by_the_cache_itself_is_not_missing(place: Path, monkeypatch
 def test_the_number_of_workers_is_shown(place: Path, workers: str) -> None:
     """Where a number is chosen for the machine, the answer says which."""
     most = config_machine.default_workers_max(())
-    told = {"auto": f"{config_machine.default_workers(most)} to begin with, at most {most}", "3": "always 3"}[workers]
+    told = {"auto": f"{config_machine.default_workers(most)} at the start, at most {most}", "3": "always 3"}[workers]
     assert told in _examine(place, decode__workers=workers)["decode workers"].detail
 
 

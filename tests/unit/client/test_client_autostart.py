@@ -110,7 +110,7 @@ def test_ranks_share_one_daemon_that_ends_with_them(trainers: _Trainers) -> None
             rank.kill()
         errors = [rank.communicate()[1] for rank in ranks]
     (line,) = [line for text in errors for line in text.splitlines() if "started a feedd daemon for this job" in line]
-    assert f"its cache too unless FEEDD_CACHE__DIR is set. Cache: /cache/of/{pid}. Log: {home}/feedd.log" in line
+    assert f"deleted (set FEEDD_CACHE__DIR to keep it). Cache: /cache/of/{pid}. Log: {home}/feedd.log" in line
     assert int(pid) > 0
 
 

@@ -215,7 +215,7 @@ def test_too_many_copies_are_an_error(bench: Bench) -> None:
     """Past ``copy_bytes`` an error says how many batches are held, where, and what to do; the position is right."""
     dataset = bench.dataset(bench.server(steps=20, slot_count=3), copy_bytes=5_000)
     kept: list[Any] = []
-    with pytest.raises(BatchesHeldError, match="beside 2 in slots") as caught:
+    with pytest.raises(BatchesHeldError, match="plus 2 in slots") as caught:
         _keep_all(dataset, kept)
     held = len(kept)
     assert 3 < held < 20

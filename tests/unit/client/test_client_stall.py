@@ -55,7 +55,7 @@ def test_silence_adds_up_and_any_message_ends_it(stream: _Stream, caplog: pytest
         assert (stream.lost is None) == (look < 69), look
     assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2
     assert "waiting for the daemon at 127.0.0.1:7070 for 29 s: no heartbeat" in caplog.messages[0]
-    assert "no message of the daemon at 127.0.0.1:7070 for 60 s: it answers no health check" in caplog.messages[1]
+    assert "no message from the daemon at 127.0.0.1:7070 for 60 s: it answers no health check" in caplog.messages[1]
 
 
 def test_time_in_which_this_process_did_not_run_is_not_silence(stream: _Stream) -> None:

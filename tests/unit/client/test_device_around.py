@@ -184,7 +184,7 @@ def test_refused_registration_is_no_loss(bench: Bench, cuda: Cuda, caplog: pytes
     with caplog.at_level(logging.WARNING):
         seen = [number for batch in DeviceLoader(bench.dataset(bench.server(steps=6)), "cuda") for number in ids(batch)]
     assert seen == list(range(24))
-    assert "does not call it pinned" in caplog.text
+    assert "does not report it pinned" in caplog.text
 
 
 @pytest.mark.parametrize("cuda", ["random-0"], indirect=True)

@@ -170,7 +170,7 @@ def test_any_bytes_are_a_value_or_a_bad_sample(data: bytes) -> None:
 @pytest.mark.parametrize(
     ("recipe", "message"),
     [
-        ({"decode": "array", "key": "ids"}, '"dtype" beside "key"'),
+        ({"decode": "array", "key": "ids"}, '"dtype" together with "key"'),
         ({"decode": "str", "key": [-1]}, "from 0"),
         ({"decode": "str", "key": ["a"] * 17}, "16 steps"),
         ({"decode": "str", "key": 5}, "key"),
@@ -196,7 +196,7 @@ def test_what_the_data_stores_must_be_documents() -> None:
     for stored in ("json", "text", ""):
         (told,) = as_stored([recipe], _index("json", stored))
         assert told.params == recipe.params
-    with pytest.raises(BadRecipe, match="documents of JSON for \"key\" for 'array', got int64"):
+    with pytest.raises(BadRecipe, match="JSON documents for \"key\" for 'array', got int64"):
         as_stored([recipe], _index("json", "int64"))
 
 

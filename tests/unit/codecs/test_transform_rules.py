@@ -145,7 +145,7 @@ def test_transforms_that_would_make_bombs_are_bad_samples() -> None:
     [
         ([{"op": "blur"}], r"resize, center_crop, .*channels_first"),
         (["resise"], "rand_augment"),
-        ([{"op": "resize", "sise": 3}], r"some of size, fit, interpolation, got sise"),
+        ([{"op": "resize", "sise": 3}], r"among size, fit, interpolation, got sise"),
         ([{"op": "resize"}], "size"),
         ([{"op": "resize", "size": 0}], "sides of 1"),
         ([{"op": "resize", "size": 8, "fit": "inside"}], "height and width"),

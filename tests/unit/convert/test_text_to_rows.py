@@ -250,9 +250,9 @@ async def test_what_cannot_be_packed_is_said_at_open(tmp_path: Path) -> None:
         for fields, message in (
             ({"npy": {"decode": "npy", "pack": pack}}, "one dimension.*got 2 dimensions"),
             ({"npy": {"decode": "npy", "shape": [3], "dtype": "int32", "pack": pack}}, "one dimension"),
-            ({"npy": {"decode": "npy", "pack": pack}, "cls": "int"}, "all fields packed where one is, got 'cls'"),
+            ({"npy": {"decode": "npy", "pack": pack}, "cls": "int"}, "all fields to be packed or none, got 'cls'"),
             ({"a": {**TOKENIZE, "pack": pack}, "b": {**TOKENIZE, "pack": {"length": 9}}}, "rows of 8 by 'concat'"),
-            ({"a": {**TOKENIZE, "max_length": 4, "fill": 0, "pack": pack}}, "fill within pack"),
+            ({"a": {**TOKENIZE, "max_length": 4, "fill": 0, "pack": pack}}, "fill inside pack"),
             ({"a": {**TOKENIZE, "pad": {}, "pack": pack}}, "pad or pack"),
             ({"a": {**TOKENIZE, "pack": {"length": 8, "fill": 1 << 40}}}, "a fill that int32 holds"),
         ):

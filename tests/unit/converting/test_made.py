@@ -257,7 +257,7 @@ async def test_a_making_has_a_deadline(rig: MadeRig) -> None:
     ref = rig.shard("a")
     rig.fetcher.hold(ref)
     converter = Converter(rig.fetcher, make, ConversionLog(), ConverterOptions(1 << 30, deadline_s=0.05), rig.recorder)
-    with pytest.raises(StoreUnavailable, match="made within"):
+    with pytest.raises(StoreUnavailable, match="conversion to end within"):
         await converter.bring(ref, lambda: 0.0)
     assert rig.recorder.total(PIPELINE_MAKING) == 0
     assert not rig.fetcher.running

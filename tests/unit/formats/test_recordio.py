@@ -51,7 +51,7 @@ def test_whole_records_are_their_bytes(payloads: list[bytes]) -> None:
 )
 def test_split_records_are_refused(split: bytes) -> None:
     """A record that does not lie in one piece is told, with its place, and what to do."""
-    with pytest.raises(BadShard, match="several at byte 12") as caught:
+    with pytest.raises(BadShard, match="several parts at byte 12") as caught:
         index(recordio(b"abcd") + split)
     assert "recordio-join" in caught.value.hint
 
@@ -115,7 +115,7 @@ def test_split_protobuf_records_are_joined_as_they_parse() -> None:
     assert joined(shard, url="s3://b/a.rec") == [payload[:8] + MAGIC + payload[8:12] + MAGIC + payload[12:]]
     with pytest.raises(Unsupported, match="dmlc or concat"):
         joined(shard, "other")
-    with pytest.raises(BadShard, match="a last part"):
+    with pytest.raises(BadShard, match="the last part"):
         joined(part(b"a", 1))
 
 
@@ -123,14 +123,14 @@ def test_split_protobuf_records_are_joined_as_they_parse() -> None:
     ("shard", "match"),
     [
         (b"\0" * 8, "magic"),
-        (recordio(b"abc") + MAGIC + b"\0\0\0", "8 bytes of a part's head at byte 12"),
+        (recordio(b"abc") + MAGIC + b"\0\0\0", "8 bytes of a part's header at byte 12"),
         (part(b"abcd")[:-1], "4 bytes of payload at byte 8"),
         (part(b"a", 2), "start of a record at byte 0"),
         (part(b"a", 3), "start of a record"),
         (part(b"a", 5), "start of a record"),
         (part(b"a", 1) + part(b"b", 0), "another part of the record at byte 12"),
         (part(b"a", 1) + part(b"b", 1), "another part"),
-        (part(b"a", 1) + part(b"b", 2), "a last part of the record at byte 0"),
+        (part(b"a", 1) + part(b"b", 2), "the last part of the record at byte 0"),
     ],
 )
 def test_broken_framing_is_told_with_its_place(shard: bytes, match: str) -> None:
@@ -164,7 +164,7 @@ def test_the_url_may_say_what_records_are() -> None:
     odd = recordio(image_record(b"what", [1], 1))
     assert index(odd).fields == ("data",)
     assert index(odd, "recordio-image").fields == ("label", "id", "image")
-    with pytest.raises(BadShard, match="head of 24 bytes"):
+    with pytest.raises(BadShard, match="header of 24 bytes"):
         index(recordio(b"short"), "recordio-image")
     with pytest.raises(BadShard, match="labels in a record"):
         index(recordio(struct.pack("<IfQQ", 9, 0, 0, 0)), "recordio-image")

@@ -94,7 +94,7 @@ def _without(name: str) -> bytes:
     [
         (saved({"a": torch.ones(3), "b": _Evil()}), "print"),
         (saved(torch.nn.Linear(2, 3)), "Linear"),
-        (saved({"a": torch.ones(3), "b": torch.ones(4)}), "a row for each sample"),
+        (saved({"a": torch.ones(3), "b": torch.ones(4)}), "a row per sample"),
         (saved({"a": torch.ones(3, 4).t()}), "contiguous"),
         (saved({"a": torch.ones(3, 4, 2).transpose(1, 2)}), "contiguous"),
         (saved({"a": torch.ones(3, dtype=torch.complex64)}), "ComplexFloatStorage"),

@@ -101,7 +101,7 @@ async def test_rows_of_what_is_gone_go(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [(b"my thesis", "expected an index"), (render([Row("else.tar", 1, "x", 1)]), "those of 1 other objects")],
+    [(b"my thesis", "expected an index"), (render([Row("else.tar", 1, "x", 1)]), "counts of 1 other objects")],
 )
 async def test_a_file_of_something_else_is_left_alone(tmp_path: Path, content: bytes, said: str) -> None:
     """What was named by hand and is no index of this data is not written over."""
