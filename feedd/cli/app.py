@@ -17,6 +17,7 @@ from feedd.observe.logs import configure_logging
 COMMANDS: Final = {
     "serve": "Run the daemon in the foreground until SIGTERM or SIGINT; a second signal ends it at once.",
     "check": "Show the effective configuration, where each value came from, and whether this machine can serve it.",
+    "peek": "Show what is in a dataset: format, shards, bytes, fields, and the first samples.",
     "plan": "Show which node gets which keys and bytes, and how well shuffling mixes.",
     "index": "Count the samples of every shard and write them beside the data, as _feedd_index.json.",
     "cache": "Look into the cache, clear it, and fill it ahead of its use.",
