@@ -42,6 +42,7 @@ class Verdict(enum.Enum):
     NOTE = "note"  # can serve, but worth knowing
     DEGRADED = "degraded"  # serves, but not as configured
     CANNOT = "cannot serve"
+    FAILED = "failed"  # of reading data
 
 
 @dataclass(frozen=True, slots=True)
