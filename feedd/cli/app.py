@@ -38,7 +38,7 @@ class _Commands(TyperGroup):
 @functools.cache
 def load(name: str) -> TyperCommand | TyperGroup:
     """Import one of ``COMMANDS``."""
-    alone = typer.Typer(rich_markup_mode="rich")
+    alone = typer.Typer(rich_markup_mode="rich", add_completion=False)
     importlib.import_module(f"feedd.cli.{name}").register(alone)
     command = typer.main.get_command(alone)
     if isinstance(command, TyperGroup):
@@ -53,7 +53,7 @@ app = typer.Typer(
     help="Per-node daemon that streams training shards from S3, decodes each sample once and feeds PyTorch.",
     epilog="Exit codes: 0 clean, 2 bad configuration or usage, 1 anything else.",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
