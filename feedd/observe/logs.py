@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import sys
 from itertools import islice
 from typing import TYPE_CHECKING, Literal, TextIO
 
 import structlog
+
+from feedd.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -101,14 +104,22 @@ def _plain_exception(_logger: WrappedLogger, _method: str, event: EventDict) -> 
     return structlog.processors.format_exc_info(_logger, _method, event)
 
 
-_LONG = ("config", "origins")  # of the first line: a page of text that `feedd check` shows as a table
+_LEFT_OUT = frozenset({"config", "origins", "daemon_id"})  # `feedd check` shows the first two as a table
 
 
-def _shortened(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Processor: leave out what a person at a terminal asks for when he wants it."""
-    for name in _LONG:
-        event.pop(name, None)
-    return event
+def _shortened(_logger: WrappedLogger, _method: str, event: EventDict) -> Mapping[str, object]:
+    """Processor: keep what a person at a terminal reads, and write sizes and lists as people do."""
+    kept = {name: value for name, value in event.items() if name not in _LEFT_OUT and value not in _NOTHING}
+    return {name: _readable(name, value) for name, value in kept.items()}
+
+
+_NOTHING: tuple[object, ...] = (None, "", [], (), {})
+
+
+def _readable(name: str, value: object) -> object:
+    if name.endswith("_bytes") and isinstance(value, int):
+        return format_size(value)
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
 
 
 def _without(events: Collection[str]) -> Processor:
@@ -136,7 +147,7 @@ def configure_logging(
         form: ``json`` for machines, ``text`` for people.
         level: lowest level shown: debug, info, warning or error.
         stream: where to write; the process's standard error when None.
-        brief: leave the effective configuration out of the first line.
+        brief: for a person at a terminal: local time of day, sizes in units, and no effective configuration.
         without: events that the process says in other ways.
     """
     out = stream or sys.stderr
@@ -145,7 +156,7 @@ def configure_logging(
         *((_without(without),) if without else ()),
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
+        structlog.processors.TimeStamper(fmt="%H:%M:%S" if brief else "iso", utc=not brief, key="time"),
         _plain_exception,
         *((_shortened,) if brief else ()),
         redact,
@@ -154,7 +165,9 @@ def configure_logging(
     renderer: Processor = (
         structlog.processors.JSONRenderer(default=str)
         if form == "json"
-        else structlog.dev.ConsoleRenderer(colors=out.isatty(), pad_event_to=28, timestamp_key="time")
+        else structlog.dev.ConsoleRenderer(
+            colors=out.isatty() and not os.environ.get("NO_COLOR"), pad_event_to=28, timestamp_key="time"
+        )
     )
     structlog.configure(
         processors=[*shared, renderer],
