@@ -14,7 +14,7 @@ from feedd.cli.app import COMMANDS, app, load
 from tests.tidy.tree import ROOT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 PAGE: Final = ROOT / "docs" / "reference" / "cli.md"
 _HEAD: Final = """\
@@ -80,7 +80,7 @@ def _options(command: Any) -> list[str]:
     return _table(("option", "default", "meaning"), [(_flags(one), _default(one), _cell(one.help)) for one in shown])
 
 
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
     if not rows:
         return []
     return ["", *(f"| {' | '.join(line)} |" for line in (head, tuple("---" for _ in head), *rows))]
