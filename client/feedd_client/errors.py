@@ -1,6 +1,7 @@
 """The client's error tree: each class is a decision the training script can take.
 
 ``FeedError``
+
     ├── ``BadOptionError``       an argument that cannot work (also a ``ValueError``)
     │   ├── ``TopologyError``        ranks, nodes and sizes that contradict each other
     │   └── ``StateError``           a ``state_dict`` that belongs to another run
