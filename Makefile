@@ -4,6 +4,7 @@
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+DOCS   := $(VENV)/.installed-docs
 PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3; do \
             if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
               echo $$python; break; fi; done)
@@ -12,7 +13,7 @@ UNIT   := $(BIN)/python -m pytest -q -m '$(FAST)' --hypothesis-profile=check
 SAMPLES := $(addprefix tests/unit/,recipe formats convert codecs workers sessions batching catalog converting)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test nightly check check-static check-samples check-rooms bench proto clean
+.PHONY: help venv demo test nightly check check-static check-samples check-rooms bench docs proto clean
 
 help:
 	@echo 'make demo [URL=s3://bucket/prefix/] [NODES=2]   the main job, on an embedded S3 server or on your data'
@@ -20,6 +21,7 @@ help:
 	@echo 'make nightly                                    the same and more: other seeds, all ways, hundred kills'
 	@echo 'make check                                      format, lint, types, floors, tidy, unit and model tests'
 	@echo 'make bench [ARGS=...]                           side by side with peers'
+	@echo 'make docs                                       the documentation site, in build/site'
 	@echo 'make proto                                      both sides stubs from proto/feedd.proto'
 	@echo 'make venv                                       $(VENV) with everything installed'
 	@echo 'make clean                                      remove what these targets made'
@@ -70,6 +72,15 @@ check-rooms: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m tests.bench $(ARGS)
+
+# mkdocs is installed when it is first needed: nothing else needs its twenty packages.
+$(DOCS): $(STAMP)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $@
+
+docs: $(DOCS)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file .mkdocs.yml
+	@echo 'the first page is build/site/index.html'
 
 proto: $(STAMP)
 	$(BIN)/python proto/generate.py

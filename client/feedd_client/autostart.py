@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import importlib.util
 import logging
 import os
 import shutil
@@ -17,7 +16,6 @@ import signal
 import socket
 import struct
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -25,11 +23,14 @@ from typing import TYPE_CHECKING, Final
 
 from feedd_client import shm
 from feedd_client.errors import DaemonStartError
+from feedd_client.executable import VARIABLE as EXECUTABLE_VARIABLE
+from feedd_client.executable import find_executable
 from feedd_client.transport import UDS_PATH_MAX, answers, parse_address, probe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from feedd_client.executable import Executable
     from feedd_client.transport import Address
 
 _log: Final = logging.getLogger("feedd_client")
@@ -37,6 +38,7 @@ DEFAULT_ADDRESS: Final = "unix:///run/feedd/feedd.sock"
 ADDRESS_VARIABLE: Final = "FEEDD_ADDRESS"
 _CACHE_VARIABLE: Final = "FEEDD_CACHE__DIR"
 EPHEMERAL_VARIABLE: Final = "FEEDD_EPHEMERAL_ADDRESS"  # equals FEEDD_ADDRESS if this process tree started the daemon
+_OURS: Final = {ADDRESS_VARIABLE, EPHEMERAL_VARIABLE, EXECUTABLE_VARIABLE}
 START_TIMEOUT_S: Final = 60.0
 STALE_AFTER_S: Final = 3600.0
 _CACHE_FILE: Final = "cache-dir"
@@ -116,14 +118,15 @@ def _ephemeral(named: str | None, reason: OSError | None = None) -> str:
         directory.mkdir(mode=0o700, exist_ok=True)
         with _locked(directory / "lock"):
             if not _try_hold(socket_path):
-                log_path = _start(address, socket_path)
+                program, log_path = _start(address, socket_path)
                 _log.log(
                     logging.INFO if _log.isEnabledFor(logging.INFO) else logging.WARNING,  # always visible, once
-                    "started a feedd daemon for this job%s; it stops when the job ends%s. Cache: %s. Log: %s",
+                    "started a feedd daemon for this job%s; it stops when the job ends%s. %sCache: %s. Log: %s",
                     "" if reason else ", because the former daemon ended",
                     ""
                     if _CACHE_VARIABLE in os.environ
                     else f", and its cache is deleted (set {_CACHE_VARIABLE} to keep it)",
+                    f"Started with {program.command[0]}. " if program.is_foreign else "",
                     _cache_of(socket_path),
                     log_path,
                 )
@@ -151,28 +154,31 @@ def _server_pid(uds_path: str) -> int:
     return int(pid) if uid == os.getuid() else 0
 
 
-def _start(address: str, socket_path: Path) -> Path:
-    """Start the daemon, wait until it is ready, and return its log."""
-    if importlib.util.find_spec("feedd") is None:
-        raise DaemonStartError(
-            "expected a running feedd daemon, or the feedd package to start one, got neither",
-            object=DEFAULT_ADDRESS,
-            hint="run pip install feedd here, or start a daemon on this node and set FEEDD_ADDRESS or address=",
-        )
-    command = [sys.executable, "-m", "feedd", "serve", "--ephemeral", "--listen", address]
+def _start(address: str, socket_path: Path) -> tuple[Executable, Path]:
+    """Start the daemon, wait until it is ready, and return its program and its log.
+
+    Raises:
+        DaemonStartError: there is no program to start, or the daemon did not become ready.
+    """
+    program = find_executable(os.environ, DEFAULT_ADDRESS)
+    command = [*program.command, "serve", "--ephemeral", "--listen", address]
     log_path = socket_path.with_name("feedd.log")
     with log_path.open("wb") as log:
-        child = subprocess.Popen(  # noqa: S603 - our own interpreter and arguments
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,  # Ctrl-C in the terminal must not end it before the trainer
-            env=_without_ours(os.environ),
-        )
+        try:
+            child = subprocess.Popen(  # noqa: S603 - our own interpreter, or the user's choice, and our arguments
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C in the terminal must not end it before the trainer
+                env=program.environment(_without_ours(os.environ)),
+            )
+        except OSError as error:
+            hint = f"run `{command[0]} --version` in a shell; {EXECUTABLE_VARIABLE} names another program"
+            raise DaemonStartError(f"expected to start a daemon, got {error}", object=command[0], hint=hint) from error
     _children.append(child)
     _await_ready(child, command, socket_path, log_path)
-    return log_path
+    return program, log_path
 
 
 def _cache_of(socket_path: Path) -> str:
@@ -237,8 +243,8 @@ def _serves(socket_path: Path) -> bool:
 
 
 def _without_ours(env: Mapping[str, str]) -> dict[str, str]:
-    # launcher variables do not concern the daemon, but it would read these two addresses as configuration
-    return {name: value for name, value in env.items() if name not in {ADDRESS_VARIABLE, EPHEMERAL_VARIABLE}}
+    # launcher variables do not concern the daemon, but it would read these variables as configuration
+    return {name: value for name, value in env.items() if name not in _OURS}
 
 
 def _tail(path: Path) -> str:

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import TYPE_CHECKING, Any, Final
 
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import get_worker_info
 
 from feedd_client import accelerated
 from feedd_client import state as states
-from feedd_client.asking import Asker
+from feedd_client.dataset_base import DatasetBase
 from feedd_client.epochs import Epochs
 from feedd_client.errors import BadOptionError
 from feedd_client.feeder import Feeder
 from feedd_client.iterator import BatchIterator, FeedIterator, PassHooks, PassPlan, SampleIterator, inherited
-from feedd_client.leases import COPY_BYTES, HeldCopies
+from feedd_client.leases import COPY_BYTES
 from feedd_client.opener import Consumer, Opener
 from feedd_client.options import FeedOptions, explain_keywords, parse_shuffle, parse_sources, parse_urls
-from feedd_client.passes import Ranks
 from feedd_client.policy import parse_policy
 from feedd_client.recipe import encode_fields
-from feedd_client.runtime import Runtime
 from feedd_client.session import Position
-from feedd_client.stats import LoaderStats
 from feedd_client.transport import checked_address
 
 if TYPE_CHECKING:
@@ -38,47 +34,7 @@ if TYPE_CHECKING:
 _NOTHING: Final[tuple[states.Resume | None, int | None, int | None, bool, bool]] = (None, None, None, False, False)
 
 
-class _OfProcess(IterableDataset[Any]):
-    """The parts of a dataset that belong to one process; a forked or unpickled copy creates them anew."""
-
-    _options: FeedOptions
-    _address: str | None
-    _topology: Topology | None
-
-    @property
-    def yields_batches(self) -> bool:
-        """Whether iterating yields batches rather than single samples."""
-        return self._options.batch_size is not None
-
-    @property
-    def replicas(self) -> int:
-        """Number of consecutive ranks that read the same batches."""
-        return self._options.replicas
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
-        for name in ("_runtime", "_ranks", "_stats", "_asker"):
-            del state[name]
-        state["_topology"] = self._ranks.local_topology()  # a spawned worker has no process group to ask
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._reset_process_state()
-
-    def __del__(self) -> None:
-        if "_runtime" in self.__dict__ and not sys.is_finalizing():
-            self._runtime.close()  # its lock guards assignments only, so a finalizer never waits for it
-
-    def _reset_process_state(self) -> None:
-        accelerated.adapt(_OfProcess)
-        self._runtime = Runtime(self._address, HeldCopies(self._options.copy_bytes))
-        self._ranks = Ranks(self._options, self._topology)
-        self._stats = LoaderStats()
-        self._asker = Asker(self._options, self._ranks, self._runtime)
-
-
-class FeedDataset(_OfProcess):
+class FeedDataset(DatasetBase):
     """Decoded batches of a dataset, leased from the feedd daemon of this node.
 
     Iterating yields ``dict[str, Tensor | Ragged | list]`` batches. A host batch is a view of shared memory. The view

@@ -85,7 +85,11 @@ class DeviceLoader:
 
     def __repr__(self) -> str:
         device = "the current accelerator" if self._device is None else str(self._device)
-        return f"DeviceLoader({self._source!r}, {device}, {self._pipeline!r}, device_prefetch={self._prefetch})"
+        source = repr(self._source) if isinstance(self._source, FeedDataset) else type(self._source).__name__
+        if isinstance(self.dataset, FeedDataset) and self.dataset is not self._source:
+            source = f"{source}({self.dataset!r})"
+        transforms = " ".join(repr(self._pipeline).split())  # modules show themselves on several lines
+        return f"DeviceLoader({source}, {device}, {transforms}, device_prefetch={self._prefetch})"
 
     def __enter__(self) -> Self:
         return self

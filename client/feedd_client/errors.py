@@ -1,26 +1,26 @@
 """The client's errors: each class stands for one decision that a training script can take.
 
-``FeedError`` is the root. Indented classes are subclasses of the class above them.
+``FeedError``
 
-- ``BadOptionError``: an argument is invalid (also a ``ValueError``).
-    - ``TopologyError``: ranks, nodes and sizes contradict each other.
-    - ``StateError``: a ``state_dict`` belongs to another run.
-- ``DaemonUnreachable``: no feedd daemon answers.
-    - ``DaemonStartError``: the client could not start a daemon for this process tree.
-- ``DaemonVersionError``: client and daemon speak different protocol versions.
-- ``ProtocolError``: the daemon broke the protocol (lost, repeated or stale messages).
-- ``BadRequestError``: the daemon cannot serve the request; a retry cannot help.
-    - ``BadRecipeError``: a field or codec does not exist.
-    - ``BadConfigError``: the daemon's configuration does not allow the request.
-    - ``UnsupportedError``: this daemon version does not serve the request.
-- ``DatasetNotFound``, ``AccessDenied``, ``StoreError``, ``DatasetChanged``, ``CacheError``.
-- ``DataError``: the fetched bytes do not fit the recipe.
-    - ``BadShardError``, ``BadSampleError``.
-- ``ResourceError``: the daemon has no free slots or memory now.
-- ``BatchesHeldError``: the trainer holds more batches than ``copy_bytes`` allows.
-- ``Draining``: the daemon is shutting down.
-- ``RanksDisagree``: ranks see different data, or are at different steps.
-- ``DaemonError``: the daemon has a defect.
+    ├── ``BadOptionError``       an argument is invalid (also a ``ValueError``)
+    │   ├── ``TopologyError``        ranks, nodes and sizes contradict each other
+    │   └── ``StateError``           the ``state_dict`` belongs to another run
+    ├── ``DaemonUnreachable``    no feedd answers
+    │   └── ``DaemonStartError``     the client could not start a daemon for this job
+    ├── ``DaemonVersionError``   client and daemon do not speak the same protocol
+    ├── ``ProtocolError``        the daemon broke the contract (lost, repeated or stale messages)
+    ├── ``BadRequestError``      the daemon cannot serve the request; a retry cannot help
+    │   ├── ``BadRecipeError``       a field or codec that does not exist
+    │   ├── ``BadConfigError``       the daemon's configuration cannot serve this
+    │   └── ``UnsupportedError``     this version of the daemon does not serve it
+    ├── ``DatasetNotFound``, ``AccessDenied``, ``StoreError``, ``DatasetChanged``
+    ├── ``CacheError``
+    ├── ``DataError`` ── ``BadShardError``, ``BadSampleError``
+    ├── ``ResourceError``        the daemon has no free slots or memory now
+    ├── ``BatchesHeldError``     the trainer holds more batches than ``copy_bytes`` allows
+    ├── ``Draining``             the daemon is shutting down
+    ├── ``RanksDisagree``        ranks see different data, or are at different steps
+    └── ``DaemonError``          the daemon has a defect
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import functools
 import inspect
 import logging
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,9 @@ MIXES: Final = ("stratified", "sample", "batch", "batch-sample")
 SHARDINGS: Final = ("key", "size", "replicated", "sample")
 UNEVENS: Final = ("drop", "pad", "repeat", "join", "allow")
 _NAME_MAX: Final = 256
+_URL_SHOWN: Final = 120
+# A secret key may have slashes: if there is a colon, all up to the last @ may be one.
+_CREDENTIALS: Final = re.compile(r"(?<=://)(?:[^/\s]*|[^\s]*:[^\s]*)@")
 _log: Final = logging.getLogger("feedd_client")
 SINGLES_BATCH: Final = 64  # batch_size=None: samples travel in batches of 64, to spread the cost of a lease
 
@@ -135,6 +139,14 @@ class FeedOptions:
         return self.urls or tuple(url for source in self.sources for url in source.urls)
 
     @property
+    def summary(self) -> str:
+        """URL, batch size and number of fields in one line. Credentials inside a URL are left out."""
+        urls = self.all_urls
+        more = f" and {len(urls) - 1} more" if len(urls) > 1 else ""
+        fields = len(self.fields) if self.fields else "by default"
+        return f"{_shown(urls[0])!r}{more}, batch_size={self.batch_size}, fields={fields}"
+
+    @property
     def by_batches(self) -> bool:
         """Whether each batch comes from a single source."""
         return bool(self.sources) and self.mix in {"batch", "batch-sample"}
@@ -170,6 +182,12 @@ class FeedOptions:
     def window_bytes(self) -> int:
         """Bytes per shuffle window, in wire form; 0: the window is counted in shards."""
         return 0 if self.shuffle is None or self.shuffle.window_bytes is None else self.shuffle.window_bytes
+
+
+def _shown(url: str) -> str:
+    """Return a URL for people: without user name, password and signed query, and not longer than a line takes."""
+    url = _CREDENTIALS.sub("…@", url.partition("?")[0])
+    return url if len(url) <= _URL_SHOWN else f"{url[: _URL_SHOWN - 20]}…{url[-19:]}"
 
 
 def parse_urls(url: str | Source | Sequence[str] | Sequence[Source]) -> tuple[str, ...]:

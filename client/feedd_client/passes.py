@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from torch import distributed as dist
 
 from feedd_client.agreement import LOOKAHEAD_MAX, Agreement, Join, digest, process_group_ready
-from feedd_client.errors import BadOptionError, TopologyError
+from feedd_client.errors import BadOptionError, FeedError, TopologyError
 from feedd_client.state import recipe_of
 from feedd_client.topology import Topology, detect, folded, from_ranks, local_env
 
@@ -50,6 +50,17 @@ class Ranks:
                 return detect(os.environ)
             self._explicit = self.local_topology() or self._ask(in_worker=in_worker)
         return self._explicit
+
+    @property
+    def summary(self) -> str:
+        """Rank and world size of this process in one line, as far as they are known. Asks no other rank."""
+        try:
+            found = self.local_topology() if process_group_ready() else self._explicit or detect(os.environ)
+        except FeedError:
+            return "rank unknown"
+        if found is None:  # only the nodes are unknown
+            return f"rank={dist.get_rank()}, world_size={dist.get_world_size()}"
+        return f"rank={found.rank}, world_size={found.world_size}"
 
     def local_topology(self) -> Topology | None:
         """Return the topology that is known without asking other ranks; None if there is none, or no process group."""

@@ -67,7 +67,7 @@ _PLAIN: Final = frozenset({"tar", "lmdb"})
 
 
 @dataclass(frozen=True, slots=True)
-class _Looked:
+class Looked:
     """A shard that was looked at.
 
     Attributes:
@@ -79,6 +79,11 @@ class _Looked:
     ref: ObjectRef
     index: ShardIndex
     whole: bool
+
+    @property
+    def has_values(self) -> bool:
+        """Whether samples can be read of it; a footer tells of columns, and has none."""
+        return self.whole or split(self.ref.form)[0] == HEAD
 
 
 @dataclass(slots=True)
@@ -109,6 +114,7 @@ class Schema:
     Attributes:
         left_out: data that ``settled`` leaves out or changes, if the user named no fields.
         fields: fields of the shard that decided in ``settled``; None: the user named the fields.
+        first: the first shard with samples that ``settled`` looked at; None: it looked at none.
     """
 
     def __init__(self, stages: Stages, catalog: DatasetCatalog, listing: Listing, source: int, *, strict: bool) -> None:
@@ -116,6 +122,7 @@ class Schema:
         self._shards = listing.shards_of(source)
         self.left_out: dict[NoticeKind, Amount] = {}
         self.fields: frozenset[str] | None = None
+        self.first: Looked | None = None
         self._tries = 1 if strict else _SAMPLES_MAX
 
     def told(self, fields: Sequence[FieldRecipe]) -> tuple[FieldRecipe, ...] | None:
@@ -151,7 +158,7 @@ class Schema:
             BadSample: the samples that should decide cannot be read; the message names the first.
             FeeddError: an error of a shard or its store, such as BadShard or NotFound.
         """
-        looked: list[_Looked] = []
+        looked: list[Looked] = []
         search, named = _Search({}), bool(wanted)
         async for one in self._with_samples():
             if not looked:
@@ -164,17 +171,18 @@ class Schema:
         if not wanted or (not looked and any(map(needs_resolve, wanted))):
             raise self._no_fields(looked)
         if search.left:
-            first = await self._whole(looked[0].shard)
+            first = await self.whole(looked[0].shard)
             await self._ask(first, search)
             await self._refuse(first, search)
         settled = tuple(search.found.get(place, one) for place, one in enumerate(wanted))
         if looked:
-            index = looked[0].index
+            self.first = looked[0]
+            index = self.first.index
             self.left_out = left_out(index, settled, named=named)
             self.fields = None if named else fields_told(index)
         return settled
 
-    async def _ask(self, one: _Looked, search: _Search) -> None:
+    async def _ask(self, one: Looked, search: _Search) -> None:
         """Settle the remaining fields that a shard has."""
         for place, wanted in list(search.left.items()):
             if not any(source in one.index.fields for source in wanted.sources):
@@ -191,10 +199,10 @@ class Schema:
             search.found[place] = found
             del search.left[place]
 
-    async def _pinned(self, one: _Looked, wanted: FieldRecipe) -> FieldRecipe:
+    async def _pinned(self, one: Looked, wanted: FieldRecipe) -> FieldRecipe:
         """Return a recipe completed by a shard's samples."""
-        if split(one.ref.form)[0] != HEAD and not one.whole:  # metadata names columns but holds no values
-            one = await self._whole(one.shard)
+        if not one.has_values:
+            one = await self.whole(one.shard)
 
         async def read(files: tuple[ShardFile, ...]) -> FieldRecipe:
             (index,), _ = await self._stages.lost.without([one.index], files)
@@ -203,7 +211,7 @@ class Schema:
 
         return await with_pinned(self._stages.cache, [one.ref], read)
 
-    async def _refuse(self, first: _Looked, search: _Search) -> None:
+    async def _refuse(self, first: Looked, search: _Search) -> None:
         """Raise the error for the fields that are left, if any.
 
         Raises:
@@ -217,7 +225,7 @@ class Schema:
         for one in search.left.values():
             check_fields((one,), first.index.fields)
 
-    async def _with_samples(self) -> AsyncIterator[_Looked]:
+    async def _with_samples(self) -> AsyncIterator[Looked]:
         """Yield shards that have samples, in order; if the first have none, look at further ones in parallel."""
         shards, count = self._filled(), 1
         while some := list(itertools.islice(shards, count)):
@@ -231,23 +239,24 @@ class Schema:
         listing = self._listing
         return (shard for shard in self._shards if listing.sizes[shard] and listing.counts.get(shard) != 0)
 
-    async def _look(self, shard: int) -> _Looked:
+    async def _look(self, shard: int) -> Looked:
         """Read just enough of a shard to know its fields."""
         ref = self._listing.refs[shard]
         plain, ready = self._plain(shard)
         if is_pack(ref) or ref.size_bytes <= HEAD_BYTES[0]:
-            return await self._whole(shard)
+            return await self.whole(shard)
         form = head_form(plain.form, self._format(shard))
         if form:
             ref = replace(plain, form=form)
             index = await self._catalog.readings.made(self._listing, ref)
             if index.sample_count or split(form)[0] != HEAD:
-                return _Looked(shard, ref, _with_ready(index, ready), whole=False)
-        return await self._whole(shard)
+                return Looked(shard, ref, _with_ready(index, ready), whole=False)
+        return await self.whole(shard)
 
-    async def _whole(self, shard: int) -> _Looked:
+    async def whole(self, shard: int) -> Looked:
+        """Return a shard of which all was read."""
         index = await self._catalog.index(self._listing, shard)
-        return _Looked(shard, self._listing.refs[shard], index, whole=True)
+        return Looked(shard, self._listing.refs[shard], index, whole=True)
 
     def _plain(self, shard: int) -> tuple[ObjectRef, Sequence[ReadyField]]:
         """Return a shard without predecoded images, and the fields that are predecoded."""
@@ -266,7 +275,7 @@ class Schema:
         named = format_of(self._listing, shard)
         return (params if form else "") or ("" if form_named(named) else named) or format_for(ref.url)
 
-    def _no_fields(self, looked: Sequence[_Looked]) -> BadRequest:
+    def _no_fields(self, looked: Sequence[Looked]) -> BadRequest:
         """Return the error for data that gives no default fields."""
         first = looked[0].shard if looked else next(iter(self._shards), None)
         url = "" if first is None else self._listing.refs[first].url

@@ -17,6 +17,7 @@ from feedd.observe.logs import configure_logging
 COMMANDS: Final = {
     "serve": "Run the daemon in the foreground until SIGTERM or SIGINT; a second signal ends it at once.",
     "check": "Show the effective configuration, where each value came from, and whether this machine can serve it.",
+    "peek": "Show what is in a dataset: format, shards, bytes, fields, and the first samples.",
     "plan": "Show which node gets which keys and bytes, and how well shuffling mixes.",
     "index": "Count the samples of every shard and write them beside the data, as _feedd_index.json.",
     "cache": "List and clear the cache, and fill it in advance.",
@@ -37,7 +38,7 @@ class _Commands(TyperGroup):
 @functools.cache
 def load(name: str) -> TyperCommand | TyperGroup:
     """Import one of ``COMMANDS``."""
-    alone = typer.Typer(rich_markup_mode="rich")
+    alone = typer.Typer(rich_markup_mode="rich", add_completion=False)
     importlib.import_module(f"feedd.cli.{name}").register(alone)
     command = typer.main.get_command(alone)
     if isinstance(command, TyperGroup):
@@ -52,7 +53,7 @@ app = typer.Typer(
     help="Per-node daemon that streams training shards from S3, decodes each sample once and feeds PyTorch.",
     epilog="Exit codes: 0 success, 2 wrong configuration or usage, 1 any other error.",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},

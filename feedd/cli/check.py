@@ -1,6 +1,8 @@
-"""``feedd check``: shows the effective configuration with its origins, and checks the machine."""
+"""``feedd check``: shows the effective configuration with its origins, checks the machine, and reads from a URL."""
 
 from __future__ import annotations
+
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -8,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from feedd.cli.bucket_check import examine_url
 from feedd.cli.credentials import credentials
 from feedd.cli.error_report import EXIT_FAILED
 from feedd.cli.flags import (
@@ -25,10 +28,20 @@ from feedd.cli.flags import (
 from feedd.cli.machine_check import Finding, Verdict, examine
 from feedd.config import Effective, render
 
-_STYLES = {Verdict.FINE: "green", Verdict.NOTE: "yellow", Verdict.DEGRADED: "bold yellow", Verdict.CANNOT: "red"}
+_STYLES = {
+    Verdict.FINE: "green",
+    Verdict.NOTE: "yellow",
+    Verdict.DEGRADED: "bold yellow",
+    Verdict.CANNOT: "red",
+    Verdict.FAILED: "red",
+}
+_FATAL = {Verdict.CANNOT, Verdict.FAILED}
 
 
 def check(
+    url: Annotated[
+        str | None, typer.Argument(metavar="URL", help="Read from this prefix or object, too.", show_default=False)
+    ] = None,
     config: ConfigFlag = None,
     listen: ListenFlag = None,
     cache_dir: CacheDirFlag = None,
@@ -41,16 +54,21 @@ def check(
 ) -> None:
     """Show the effective configuration, where each value came from, and whether this machine can serve it.
 
-    Exits with 2 if the configuration is wrong, and with 1 if the machine cannot serve it. With a degraded machine the
-    daemon still serves: the exit status is 0.
+    With a URL, check also whether this machine can read it: credentials, endpoint, region, a listing, a ranged GET and
+    checksums. Exits with 2 if the configuration is wrong, and with 1 if the machine cannot serve it or cannot read the
+    URL. With a degraded machine the daemon still serves: the exit status is 0.
     """
     flags = Flags(config, listen, cache_dir, cache_size, status, workers, log, log_level, set_)
     effective = flags.load()
     console = Console()
     _show_configuration(console, effective)
     findings = [*examine(effective.config), *credentials(effective.config)]
-    _show_findings(console, findings)
-    if any(finding.verdict is Verdict.CANNOT for finding in findings):
+    _show_findings(console, "This machine", findings)
+    if url is not None:
+        data = examine_url(effective.config, url)
+        _show_findings(console, url, data)
+        findings += data
+    if any(finding.verdict in _FATAL for finding in findings):
         raise typer.Exit(EXIT_FAILED)
 
 
@@ -65,8 +83,8 @@ def _show_configuration(console: Console, effective: Effective) -> None:
     console.print(table)
 
 
-def _show_findings(console: Console, findings: list[Finding]) -> None:
-    table = Table(title="This machine", title_justify="left")
+def _show_findings(console: Console, title: str, findings: list[Finding]) -> None:
+    table = Table(title=escape(title), title_justify="left")
     table.add_column("question", overflow="fold")
     table.add_column("answer", no_wrap=True)
     table.add_column("found", overflow="fold")
@@ -81,5 +99,5 @@ def _marked(verdict: Verdict) -> Text:
 
 
 def register(app: typer.Typer) -> None:
-    """Add the ``check`` command."""
-    app.command(epilog="Example: feedd check --config /etc/feedd/feedd.toml")(check)
+    """Add the command."""
+    app.command(epilog="Example: feedd check --config /etc/feedd/feedd.toml s3://bucket/train/")(check)

@@ -42,6 +42,7 @@ class Verdict(enum.Enum):
     NOTE = "note"  # the daemon can serve, but the user should know this
     DEGRADED = "degraded"  # the daemon serves, but not as configured
     CANNOT = "cannot serve"
+    FAILED = "failed"  # of reading data
 
 
 @dataclass(frozen=True, slots=True)

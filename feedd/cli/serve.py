@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from feedd.config import Effective
 
 
+_GREETED = ("serving", "status page", "ready")
+"""Events that the greeting tells in other words."""
+
+
 def serve(
     config: ConfigFlag = None,
     listen: ListenFlag = None,
@@ -62,7 +66,8 @@ def _run(effective: Effective, *, ephemeral: bool, standby: bool) -> int:
     form = effective.config.log.format
     if form == "auto":
         form = "text" if on_terminal else "json"
-    configure_logging(form, effective.config.log.level, brief=on_terminal and form == "text")
+    brief = on_terminal and form == "text"
+    configure_logging(form, effective.config.log.level, brief=brief, without=_GREETED if brief else ())
     # The stages take most of a second to import; a wrong configuration is reported before that.
     import uvloop  # noqa: PLC0415 - see above
 
@@ -78,11 +83,13 @@ def _greet(effective: Effective, addresses: Sequence[str], status: str | None) -
     cache = effective.config.cache
     lines = [
         f"feedd {__version__} is ready. Ctrl-C stops it.",
-        f"  trainers      FEEDD_ADDRESS={addresses[0]} python train.py",
+        f"  address       {addresses[0]}",
         *(f"                {other}" for other in addresses[1:]),
         f"  cache         {cache.dir}, up to {format_size(cache.size)}",
         f"  status page   {f'http://{status}/' if status else 'off; --status 127.0.0.1:7071 turns it on'}",
-        "  see also      feedd check, feedd cache stat",
+        f"  in a shell    FEEDD_ADDRESS={addresses[0]} python train.py",
+        f'  in Python     FeedDataset("s3://bucket/train/", batch_size=256, address="{addresses[0]}")',
+        "  see also      feedd peek URL, feedd check URL, feedd cache stat",
     ]
     sys.stderr.write("\n".join(lines) + "\n")
 

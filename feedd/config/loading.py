@@ -28,7 +28,14 @@ DEFAULT_FILE = Path("/etc/feedd/feedd.toml")
 DEFAULT_ORIGIN = "default"
 ENV_PREFIX = "FEEDD_"
 ENV_FILE = "FEEDD_CONFIG"
-_CLIENTS = {"FEEDD_ADDRESS", "FEEDD_EPHEMERAL_ADDRESS", "FEEDD_TLS_CA", "FEEDD_TLS_CERT", "FEEDD_TLS_KEY"}
+_CLIENTS = {
+    "FEEDD_ADDRESS",
+    "FEEDD_EPHEMERAL_ADDRESS",
+    "FEEDD_EXECUTABLE",
+    "FEEDD_TLS_CA",
+    "FEEDD_TLS_CERT",
+    "FEEDD_TLS_KEY",
+}
 _NOT_OPTIONS = _CLIENTS | {ENV_FILE, "FEEDD_DEBUG"}  # these two configure the command, not the daemon
 # Kubernetes sets these in every pod that can see a Service named feedd.
 _SERVICE_LINK = re.compile(r"FEEDD_(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_\d+_(TCP|UDP|SCTP)(_.*)?)?)")

@@ -334,7 +334,7 @@ def _gzip(url: str) -> Library:
     def new() -> Decompressor:
         return cast("Decompressor", igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP))
 
-    return new, (zlib.error, isal_zlib.error)
+    return new, (zlib.error, cast("type[Exception]", isal_zlib.error))
 
 
 def _brotli(url: str) -> Library:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import sys
 from itertools import islice
 from typing import TYPE_CHECKING, Literal, TextIO
 
 import structlog
+
+from feedd.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -102,14 +105,22 @@ def _plain_exception(_logger: WrappedLogger, _method: str, event: EventDict) -> 
     return structlog.processors.format_exc_info(_logger, _method, event)
 
 
-_LONG = ("config", "origins")  # of the first line: a page of text that `feedd check` shows as a table
+_LEFT_OUT = frozenset({"config", "origins", "daemon_id"})  # `feedd check` shows the first two as a table
 
 
-def _shortened(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Processor: leave out the long fields, which a person at a terminal can get from `feedd check`."""
-    for name in _LONG:
-        event.pop(name, None)
-    return event
+def _shortened(_logger: WrappedLogger, _method: str, event: EventDict) -> Mapping[str, object]:
+    """Processor: keep what a person at a terminal reads, and write sizes and lists as people do."""
+    kept = {name: value for name, value in event.items() if name not in _LEFT_OUT and value not in _NOTHING}
+    return {name: _readable(name, value) for name, value in kept.items()}
+
+
+_NOTHING: tuple[object, ...] = (None, "", [], (), {})
+
+
+def _readable(name: str, value: object) -> object:
+    if name.endswith("_bytes") and isinstance(value, int):
+        return format_size(value)
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
 
 
 def _without(events: Collection[str]) -> Processor:
@@ -137,7 +148,7 @@ def configure_logging(
         form: ``json`` for machines, ``text`` for people.
         level: lowest level shown: debug, info, warning or error.
         stream: output stream; None: the process's standard error.
-        brief: leave the effective configuration out of the first line.
+        brief: for a person at a terminal: local time of day, sizes in units, and no effective configuration.
         without: events that the process reports in other ways.
     """
     out = stream or sys.stderr
@@ -146,7 +157,7 @@ def configure_logging(
         *((_without(without),) if without else ()),
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
+        structlog.processors.TimeStamper(fmt="%H:%M:%S" if brief else "iso", utc=not brief, key="time"),
         _plain_exception,
         *((_shortened,) if brief else ()),
         redact,
@@ -155,7 +166,9 @@ def configure_logging(
     renderer: Processor = (
         structlog.processors.JSONRenderer(default=str)
         if form == "json"
-        else structlog.dev.ConsoleRenderer(colors=out.isatty(), pad_event_to=28, timestamp_key="time")
+        else structlog.dev.ConsoleRenderer(
+            colors=out.isatty() and not os.environ.get("NO_COLOR"), pad_event_to=28, timestamp_key="time"
+        )
     )
     structlog.configure(
         processors=[*shared, renderer],

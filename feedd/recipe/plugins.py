@@ -129,7 +129,7 @@ def store(root: str) -> ObjectStore:
         root: ``SCHEME://NAME``.
 
     Raises:
-        BadRequest: there is none of that scheme, it does not load, or it refuses the root.
+        BadRequest: no store has that scheme, the store does not load, or it refuses the root.
     """
     scheme = root.partition("://")[0]
     if scheme not in names(STORES):

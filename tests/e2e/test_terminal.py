@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -42,10 +43,13 @@ def test_serve_tells_a_person_what_to_do_next(short_dir: Path) -> None:
     try:
         shown = _read_until(terminal, b"see also")
         assert "is ready. Ctrl-C stops it." in shown
-        assert f"FEEDD_ADDRESS=unix://{short_dir}/feedd.sock" in shown
+        assert f"FEEDD_ADDRESS=unix://{short_dir}/feedd.sock python train.py" in shown
+        assert f'address="unix://{short_dir}/feedd.sock")' in shown
         assert f"{short_dir}/cache, up to 64MiB" in shown
         assert "--status 127.0.0.1:7071" in shown
         assert '"event"' not in shown
+        before, _, _ = shown.partition("feedd 0")
+        assert re.fullmatch(r"\d\d:\d\d:\d\d \[info +\] starting [^\n]*\n", before.replace("\r\n", "\n")), before
         assert "decode.workers" not in shown
         daemon.send_signal(signal.SIGTERM)
         _read_until(terminal, b"\0")

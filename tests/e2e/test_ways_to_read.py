@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+import venv
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,9 +119,7 @@ if "die" in sys.argv:
 """
 
 
-@pytest.mark.parametrize("end", ["live", "die"])
-def test_no_daemon_needed(s3: S3Server, daemon: Daemon, tmp_path: Path, end: str) -> None:
-    """With no address a daemon is started, said in one line, and gone with the process, even one that was killed."""
+def _without_daemon(s3: S3Server, daemon: Daemon, tmp_path: Path) -> dict[str, str]:
     env = os.environ | {
         "AWS_ENDPOINT_URL": s3.url,
         "AWS_ACCESS_KEY_ID": "test",
@@ -132,6 +131,13 @@ def test_no_daemon_needed(s3: S3Server, daemon: Daemon, tmp_path: Path, end: str
         "TMPDIR": str(daemon.home),
     }
     env.pop("XDG_RUNTIME_DIR", None)
+    return env
+
+
+@pytest.mark.parametrize("end", ["live", "die"])
+def test_no_daemon_needed(s3: S3Server, daemon: Daemon, tmp_path: Path, end: str) -> None:
+    """With no address a daemon is started, said in one line, and gone with the process, even one that was killed."""
+    env = _without_daemon(s3, daemon, tmp_path)
     done = subprocess.run([sys.executable, "-c", _AUTOSTART, end], env=env, capture_output=True, text=True, check=False)
     assert done.stdout.split()[:1] == [str(len(IDS))], done.stderr
     said = [line for line in done.stderr.splitlines() if "feedd" in line]
@@ -148,6 +154,25 @@ def _command(process: psutil.Process) -> list[str]:
         return list(process.cmdline())
     except psutil.Error:
         return []
+
+
+def test_daemon_of_another_environment(s3: S3Server, daemon: Daemon, tmp_path: Path) -> None:
+    """A trainer without the package feedd starts the daemon of another virtual environment, by its command's path."""
+    home = tmp_path / "other"
+    venv.EnvBuilder(symlinks=True).create(home)
+    (packages,) = home.glob("lib/python*/site-packages")
+    beside = [path for path in sys.path if path.endswith("site-packages")]
+    (packages / "feedd.pth").write_text("\n".join([str(Path(__file__).parents[2]), *beside]))
+    executable = home / "bin" / "feedd"
+    executable.write_text(f"#!{home}/bin/python\nfrom feedd.cli import main\nmain()\n")
+    executable.chmod(0o755)
+    env = _without_daemon(s3, daemon, tmp_path) | {"FEEDD_EXECUTABLE": str(executable), "PYTHONPATH": "/nonexistent"}
+    script = (
+        f"import sys; sys.modules['feedd'] = None\nsys.path[:0] = {[path for path in sys.path if path]!r}\n{_AUTOSTART}"
+    )
+    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=False)
+    assert done.stdout.split()[:1] == [str(len(IDS))], done.stderr
+    assert f"Started with {executable}." in done.stderr
 
 
 _RANK = """

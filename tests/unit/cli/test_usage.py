@@ -21,7 +21,18 @@ if TYPE_CHECKING:
 
 COMMANDS = tuple(
     tuple(text.split())
-    for text in ("serve", "check", "plan", "cache ls", "cache stat", "cache rm", "demo", "bench ingest", "version")
+    for text in (
+        "serve",
+        "check",
+        "peek",
+        "plan",
+        "cache ls",
+        "cache stat",
+        "cache rm",
+        "demo",
+        "bench ingest",
+        "version",
+    )
 )
 
 

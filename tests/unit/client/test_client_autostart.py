@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -15,6 +16,7 @@ import pytest
 
 from feedd_client import DaemonStartError, FeedDataset
 from feedd_client.autostart import base_dir, launch_key, resolve_address
+from feedd_client.executable import find_executable
 from tests.fakes.feed_process import environment
 
 if TYPE_CHECKING:
@@ -158,14 +160,78 @@ def test_a_daemon_that_does_not_start_is_told_with_its_last_words(
         iter(FeedDataset("s3://b/", batch_size=4))
 
 
-def test_without_the_package_the_way_out_is_named(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where feedd is not installed the error says: install it, or give an address."""
+def _executable(folder: Path) -> Path:
+    """Write a command feedd of another environment, which notes what module path it was given."""
+    path = folder / "bin" / "feedd"
+    path.parent.mkdir()
+    own = environment()["PYTHONPATH"]
+    path.write_text(
+        f'#!/bin/sh\necho "got:$PYTHONPATH:$FEEDD_EXECUTABLE" >> {folder}/via\n'
+        f'PYTHONPATH={own} exec {sys.executable} -m tests.unit.client.fakefeedd "$@"\n'
+    )
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["variable", "path"])
+def test_a_daemon_of_another_environment_is_started(trainers: _Trainers, short_dir: Path, way: str) -> None:
+    """FEEDD_EXECUTABLE outranks the package; without both, feedd on PATH serves. Neither gets this module path."""
+    executable = _executable(short_dir)
+    if way == "variable":
+        more = {"FEEDD_EXECUTABLE": str(executable)}
+    else:
+        more = {"PROBE_HIDES_FEEDD": "1", "PATH": f"{executable.parent}{os.pathsep}{os.environ['PATH']}"}
+    trainer = trainers.start(**more)
+    try:
+        assert trainer.stdout is not None
+        count, address = trainer.stdout.readline().split()
+    finally:
+        trainer.kill()
+        said = trainer.communicate()[1]
+    assert count == "3"
+    assert (short_dir / "via").read_text() == "got::\n"
+    assert f"Started with {executable}." in said
+    _until((Path(address.removeprefix("unix://")).parent / "ended").exists)
+
+
+def test_without_a_program_to_start_the_ways_out_are_named(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where feedd is neither installed nor on PATH the error says: install it, name a command, or give an address."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(short_dir))
+    monkeypatch.setenv("PATH", str(short_dir))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(DaemonStartError) as caught:
         iter(FeedDataset("s3://b/", batch_size=4))
-    assert "pip install feedd" in caught.value.hint
-    assert "FEEDD_ADDRESS" in caught.value.hint
+    for way in ("pip install feedd", "FEEDD_EXECUTABLE", "FEEDD_ADDRESS"):
+        assert way in caught.value.hint
+
+
+def test_which_program_starts_a_daemon(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variable, the package and the command on PATH are asked in this order; a folder called feedd is none."""
+    executable = _executable(short_dir)
+    env = {"PATH": str(executable.parent)}
+    installed = (sys.executable, "-m", "feedd")
+    assert find_executable({**env, "FEEDD_EXECUTABLE": "feedd"}, "").command == (str(executable),)
+    assert find_executable(env, "").command == installed
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: ModuleSpec(name, None))
+    assert find_executable(env, "").command == (str(executable),)
+    found = find_executable({**env, "FEEDD_EXECUTABLE": str(executable)}, "")
+    assert found.environment({"PYTHONPATH": "/x", "PYTHONHOME": "/x", "HOME": "/x"}) == {"HOME": "/x"}
+    executable.chmod(0o644)
+    with pytest.raises(DaemonStartError, match="expected FEEDD_EXECUTABLE to name an executable file"):
+        find_executable({"FEEDD_EXECUTABLE": str(executable)}, "")
+
+
+def test_a_program_that_cannot_run_is_named(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command whose interpreter is gone, as in a moved environment, is an error that names the command."""
+    executable = _executable(short_dir)
+    executable.write_text(f"#!{short_dir}/no-such-python\n")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(short_dir))
+    monkeypatch.setenv("FEEDD_EXECUTABLE", str(executable))
+    with pytest.raises(DaemonStartError, match="No such file") as caught:
+        iter(FeedDataset("s3://b/", batch_size=4))
+    assert caught.value.object == str(executable)
+    assert f"{executable} --version" in caught.value.hint
 
 
 def test_a_named_daemon_is_never_replaced(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,6 +103,7 @@ def test_variables_that_are_not_options_are_left_alone() -> None:
     env = {
         "FEEDD_ADDRESS": "unix:///x",
         "FEEDD_EPHEMERAL_ADDRESS": "unix:///x",
+        "FEEDD_EXECUTABLE": "/x",
         "FEEDD_TLS_CA": "/x",
         "FEEDD_TLS_CERT": "/x",
         "FEEDD_TLS_KEY": "/x",

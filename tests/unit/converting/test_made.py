@@ -359,7 +359,7 @@ async def test_making_again_has_a_deadline(rig: MadeRig) -> None:
     rig.facts.note(ref, MadeFact(ref.size_bytes, ref.size_bytes, "tar"))
     rig.fetcher.hold(ref)
     converter = Converter(rig.fetcher, make, rig.facts, ConverterOptions(1 << 30, deadline_s=0.05), rig.recorder)
-    with pytest.raises(StoreUnavailable, match="made within"):
+    with pytest.raises(StoreUnavailable, match="conversion to end within"):
         await asyncio.wait_for(converter.fetch(ref, into(bytearray(ref.size_bytes))), 5)
     assert rig.recorder.total(PIPELINE_MAKING) == 0
     assert not rig.fetcher.running

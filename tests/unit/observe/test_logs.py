@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -127,3 +128,17 @@ def test_a_long_traceback_keeps_its_ends() -> None:
     assert "characters left out" in told
     assert len(told) < 40_000
     assert SECRET[-6:] not in told
+
+
+def test_a_person_at_a_terminal_reads_short_lines() -> None:
+    """With ``brief`` a line has the time of day, sizes in units, lists without brackets, and nothing that is empty."""
+    stream = io.StringIO()
+    configure_logging("text", "info", stream, brief=True, without=("ready",))
+    log = structlog.get_logger("test")
+    log.info("ready")
+    log.info(
+        "stopped", fetched_bytes=3 << 20, hint="", steps=None, urls=["s3://b/1", "s3://b/2"], config={"a": 1}, batches=0
+    )
+    (line,) = stream.getvalue().splitlines()
+    assert re.match(r"\d\d:\d\d:\d\d \[info +\] stopped +", line)
+    assert line.split(maxsplit=4)[-1].endswith("batches=0 fetched_bytes=3MiB urls='s3://b/1, s3://b/2'")

@@ -1,0 +1,72 @@
+"""Which program starts a daemon: the one the user names, the package beside this client, or a command on PATH."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from feedd_client.errors import DaemonStartError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+VARIABLE: Final = "FEEDD_EXECUTABLE"
+_NAME: Final = "feedd"
+_OF_THIS_PYTHON: Final = {"PYTHONPATH", "PYTHONHOME"}
+
+
+@dataclass(frozen=True, slots=True)
+class Executable:
+    """How a daemon is started.
+
+    Attributes:
+        command: the program and its first arguments.
+        is_foreign: the program may belong to another Python environment than this process.
+    """
+
+    command: tuple[str, ...]
+    is_foreign: bool
+
+    def environment(self, env: Mapping[str, str]) -> dict[str, str]:
+        """Return what the daemon inherits. Module paths of this environment would break another one."""
+        return {name: value for name, value in env.items() if not (self.is_foreign and name in _OF_THIS_PYTHON)}
+
+
+def find_executable(env: Mapping[str, str], address: str) -> Executable:
+    """Return the program of ``$FEEDD_EXECUTABLE``, else the package ``feedd`` of this Python, else ``feedd`` on PATH.
+
+    Args:
+        env: the environment of this process.
+        address: where no daemon answered; named in the error.
+
+    Raises:
+        DaemonStartError: the variable names no program, or nothing of the three was found.
+    """
+    path = env.get("PATH", os.defpath)
+    named = env.get(VARIABLE)
+    if named:
+        found = shutil.which(named, path=path)
+        if found is None:
+            raise DaemonStartError(
+                f"expected {VARIABLE} to name an executable file or a command on PATH, got {named!r}",
+                object=named,
+                hint=f"set {VARIABLE} to the command feedd of the daemon's environment, such as /opt/feedd/bin/feedd",
+            )
+        return Executable((str(Path(found).absolute()),), is_foreign=True)
+    spec = importlib.util.find_spec(_NAME)
+    if spec is not None and spec.origin is not None:  # a folder that happens to be called feedd has no origin
+        return Executable((sys.executable, "-m", _NAME), is_foreign=False)
+    found = shutil.which(_NAME, path=path)
+    if found is not None:
+        return Executable((str(Path(found).absolute()),), is_foreign=True)
+    raise DaemonStartError(
+        "expected a feedd daemon, the package feedd or the command feedd on PATH, got none of them",
+        object=address,
+        hint=f"pip install feedd here, or set {VARIABLE} to the command feedd of another environment,"
+        " or start a daemon on this node and set FEEDD_ADDRESS or address=",
+    )

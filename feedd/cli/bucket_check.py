@@ -1,0 +1,220 @@
+"""Whether this machine can read a dataset: one finding per step, each with what to do about it. Nothing is changed."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
+
+from feedd.cli.machine_check import Finding, Verdict
+from feedd.errors import FeeddError, NotFound
+from feedd.observe.logs import redact_text
+from feedd.units import MIB, format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    from feedd.catalog.urls import Location
+    from feedd.config import Config
+    from feedd.fetch.fetch_options import SourceOptions
+    from feedd.fetch.s3.region import BucketFacts
+    from feedd.protocols import ObjectStore
+    from feedd.values import ObjectRef
+
+_T = TypeVar("_T")
+_LISTING_S = 20.0
+_PAGE = 1000
+_SPELLING = "compare the spelling with aws s3 ls; a prefix of a folder ends in a slash"
+_READ_BYTES_MAX = MIB
+
+
+@dataclass(slots=True)
+class _Steps:
+    """What was found so far. A step that fails adds its finding, and no later step is tried that needs its result."""
+
+    findings: list[Finding]
+
+    def ok(self, question: str, detail: str) -> None:
+        self.findings.append(Finding(question, Verdict.FINE, detail))
+
+    def note(self, question: str, detail: str, hint: str) -> None:
+        self.findings.append(Finding(question, Verdict.NOTE, detail, hint))
+
+    def failed(self, question: str, error: FeeddError) -> None:
+        self.findings.append(Finding(question, Verdict.FAILED, redact_text(error.message), error.hint))
+
+
+def examine_url(config: Config, url: str) -> list[Finding]:
+    """Return what came of credentials, address, listing, a ranged GET and checksums of a prefix or an object.
+
+    Each request is sent once: this is a question, and the daemon's retries would only delay the answer.
+
+    Raises:
+        BadRequest: the URL is malformed. Unsupported: it is understood and not served.
+    """
+    # The SDK takes most of a second to import, which other commands do not need.
+    import uvloop  # noqa: PLC0415 - see above
+
+    from feedd.catalog.braces import expand, split  # noqa: PLC0415 - see above
+    from feedd.catalog.urls import FILE_ROOT, parse_url  # noqa: PLC0415 - see above
+    from feedd.daemon.failures import single  # noqa: PLC0415 - see above
+    from feedd.daemon.wiring import source_options  # noqa: PLC0415 - see above
+
+    location = parse_url(expand(split(url)[0])[0])  # of a list, the first
+    options = replace(source_options(config), listing_deadline_s=_LISTING_S)
+    steps = _Steps([])
+    try:
+        uvloop.run(_local(location, steps) if location.root == FILE_ROOT else _bucket(location, options, steps))
+    except BaseExceptionGroup as group:
+        raise single(group) from group
+    return steps.findings
+
+
+async def _local(location: Location, steps: _Steps) -> None:
+    from feedd.fetch.local_store import LocalStore  # noqa: PLC0415 - see examine_url
+
+    store = LocalStore(1)
+    try:
+        await _read(store, location, steps)
+    finally:
+        await store.close()
+
+
+async def _bucket(location: Location, options: SourceOptions, steps: _Steps) -> None:
+    from feedd.fetch.s3.direct_store import DirectStore  # noqa: PLC0415 - see examine_url
+    from feedd.fetch.s3.region import BucketFacts  # noqa: PLC0415 - see examine_url
+    from feedd.fetch.s3.sdk_store import S3Store  # noqa: PLC0415 - see examine_url
+
+    facts = BucketFacts()
+    if not (await _credentials(location, options, steps) and await _address(location, options, facts, steps)):
+        return
+    kind = S3Store if options.transport == "aiobotocore" else DirectStore
+    store = kind(location.bucket, options, facts)
+    try:
+        await _read(store, location, steps)
+    finally:
+        await store.close()
+    if facts.region.name:
+        hint = f'set region = "{facts.region.name}" under [s3."{location.bucket}"]: it saves a redirect at each start'
+        steps.note("bucket region", f"the bucket is in {facts.region.name}, and not in the configured region", hint)
+
+
+async def _credentials(location: Location, options: SourceOptions, steps: _Steps) -> bool:
+    """Say who provided credentials, and never what they are."""
+    from feedd.fetch.s3.credential_chain import find_credentials  # noqa: PLC0415 - see examine_url
+    from feedd.flow.pools import LOCAL_FILES  # noqa: PLC0415 - see examine_url
+
+    s3 = options.for_bucket(location.bucket)
+    try:
+        found = await LOCAL_FILES.run(find_credentials, s3)
+    except FeeddError as error:
+        steps.failed("credentials", error)
+        return False
+    role = f", and with them the role {s3.role_arn}" if s3.role_arn else ""
+    steps.ok("credentials", f"found by {found}{role}")
+    return True
+
+
+async def _address(location: Location, options: SourceOptions, facts: BucketFacts, steps: _Steps) -> bool:
+    """Say which endpoint and region requests go to, as the SDK works it out of configuration and environment."""
+    from feedd.fetch.s3.sdk_store import S3Store  # noqa: PLC0415 - see examine_url
+
+    store = S3Store(location.bucket, options, facts)
+
+    async def ask(client: object) -> tuple[str, str]:
+        meta = client.meta  # type: ignore[attr-defined]  # botocore builds its clients at run time
+        return str(meta.endpoint_url), str(meta.region_name or "")
+
+    try:
+        deadline_s = options.connect_timeout_s + options.read_timeout_s
+        endpoint, region = await store.clients.call(ask, store.asked("list", location.key), deadline_s)
+    except FeeddError as error:
+        steps.failed("endpoint and region", error)
+        return False
+    finally:
+        await store.close()
+    steps.ok("endpoint", redact_text(endpoint))
+    steps.ok("region", region or "none: the endpoint needs none")
+    return True
+
+
+async def _read(store: ObjectStore, location: Location, steps: _Steps) -> None:
+    """List the first page, read the first object's first bytes, and say what it can be checked against."""
+    from feedd.catalog.urls import FILE_ROOT  # noqa: PLC0415 - see examine_url
+    from feedd.flow.range_sinks import MemorySink  # noqa: PLC0415 - see examine_url
+    from feedd.values import ByteRange  # noqa: PLC0415 - see examine_url
+
+    ref = await _first(store, location, steps)
+    if ref is None:
+        return
+    size_bytes = min(ref.size_bytes, _READ_BYTES_MAX)
+    sink = MemorySink(memoryview(bytearray(size_bytes)))
+    is_local = location.root == FILE_ROOT
+    question = "read" if is_local else "ranged GET"
+    try:
+        _, took_ms = await _timed(store.read_into(ref, ByteRange(0, size_bytes), sink))
+    except FeeddError as error:
+        steps.failed(question, error)
+        return
+    steps.ok(question, f"{format_size(size_bytes)} of {ref.url} in {took_ms:.0f} ms")
+    if not is_local:
+        await _kept(store, ref, steps)
+
+
+async def _kept(store: ObjectStore, ref: ObjectRef, steps: _Steps) -> None:
+    """Say what the store keeps to check the object against."""
+    parts = ref.etag.rpartition("-")[2]
+    kind = f"an upload in {parts} parts" if "-" in ref.etag and parts.isdigit() else "one upload"
+    steps.ok("ETag", f"{ref.etag}, of {kind}")
+    try:
+        kept = await store.checksum(ref)
+    except FeeddError as error:
+        steps.failed("checksum", error)
+        return
+    if kept is None:
+        hint = "upload with a checksum (aws s3 cp --checksum-algorithm CRC64NVME) to have the bytes checked, too"
+        steps.note("checksum", "none is kept: answers are checked by length and ETag only", hint)
+    else:
+        of = f"of {len(kept.part_sizes)} parts" if kept.part_sizes else "of the whole object"
+        steps.ok("checksum", f"{kept.algorithm}, {of}")
+
+
+async def _first(store: ObjectStore, location: Location, steps: _Steps) -> ObjectRef | None:
+    """Return the first object with bytes of a listing's first page, or the object itself."""
+    if location.manifest:
+        return await _itself(store, location, steps)
+    try:
+        page, took_ms = await _timed(_page(store, location.key))
+    except FeeddError as error:
+        steps.failed("listing", error)
+        return None if location.key.endswith("/") or not location.key else await _itself(store, location, steps)
+    if not page:
+        steps.failed("listing", NotFound(f"expected objects that begin with {location.url}, got none", hint=_SPELLING))
+        return None
+    more = " or more" if len(page) >= _PAGE else ""
+    steps.ok("listing", f"{len(page)}{more} objects on the first page, in {took_ms:.0f} ms")
+    return next((ref for ref in page if ref.size_bytes), page[0])
+
+
+async def _itself(store: ObjectStore, location: Location, steps: _Steps) -> ObjectRef | None:
+    """Return the object that the URL names: who may not list may be allowed to read it."""
+    try:
+        ref, took_ms = await _timed(store.head(location.key))
+    except FeeddError as error:
+        steps.failed("HEAD", error)
+        return None
+    steps.ok("HEAD", f"{format_size(ref.size_bytes)} in {took_ms:.0f} ms")
+    return ref
+
+
+async def _page(store: ObjectStore, prefix: str) -> list[ObjectRef]:
+    from feedd.fetch.pages import closing_pages  # noqa: PLC0415 - see examine_url
+
+    async with closing_pages(store.list(prefix)) as pages:
+        return await anext(aiter(pages), [])
+
+
+async def _timed(work: Awaitable[_T]) -> tuple[_T, float]:
+    begin_s = time.perf_counter()
+    found = await work
+    return found, (time.perf_counter() - begin_s) * 1e3

@@ -1,0 +1,380 @@
+"""``feedd peek URL``: what is in a dataset. Lists the objects and reads as little of one shard as tells its fields."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections import Counter
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from feedd.cli.ephemeral import prefix, sweep
+from feedd.cli.error_report import log_without_notices, notice_facts, report, say_notices
+from feedd.cli.flags import ConfigFlag, Flags, SetFlag
+from feedd.errors import FeeddError
+from feedd.notices import notices_of, summed
+from feedd.units import MIB, format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from feedd.catalog.schema import Looked, Schema
+    from feedd.config import Config
+    from feedd.dataset.listing import Listing
+    from feedd.notices import Notice
+    from feedd.sessions.opening import Pipeline
+    from feedd.values import FieldRecipe, ShardFile, ShardIndex
+
+_CACHE_SIZE = "16GiB"
+_WHOLE_BYTES_MAX = 256 * MIB  # a larger shard, of which only the whole has values, is not fetched for some samples
+_VALUE_BYTES_MAX = 64 * MIB
+_TEXT_SHOWN = 60
+_NUMBERS, _TEXTS = frozenset({"int", "float"}), frozenset({"str", "json"})
+
+
+@dataclass(frozen=True, slots=True)
+class FieldFacts:
+    """One field of the shard that was looked at.
+
+    Attributes:
+        name: what ``fields=`` calls it.
+        encoding: how the format stores it, see ``recipe.encodings``; empty: as a file of its own.
+        recipe: what decodes it if ``fields=`` is left out; empty: nothing does.
+        with_it: samples that have it, of those that were looked at.
+        bytes_min: of the smallest value.
+        bytes_max: of the largest value.
+    """
+
+    name: str
+    encoding: str
+    recipe: str
+    with_it: int
+    bytes_min: int
+    bytes_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One field of one sample.
+
+    Attributes:
+        bytes: as stored; None: the sample lacks the field.
+        shape: as decoded, such as height, width and channels; None for text, numbers and bytes.
+        text: a number, or the first characters of a text.
+        problem: why it cannot be decoded.
+    """
+
+    bytes: int | None
+    shape: tuple[int, ...] | None = None
+    text: str | None = None
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PeekReport:
+    """What is in a dataset.
+
+    Attributes:
+        formats: shards of each format.
+        objects: objects in the shards: of small files, a shard is many of them.
+        samples_known: samples of all shards; None: not counted yet.
+        first: URL of the shard that was looked at.
+        looked_at: samples of it that the figures of the fields are of.
+        note: why no samples are shown.
+    """
+
+    url: str
+    formats: dict[str, int]
+    shards: int
+    objects: int
+    bytes: int
+    samples_known: int | None
+    first: str = ""
+    looked_at: int = 0
+    fields: tuple[FieldFacts, ...] = ()
+    samples: tuple[tuple[str, dict[str, Value]], ...] = ()
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What came of it: of data whose fields nobody can tell, there is a report without them, and an error."""
+
+    report: PeekReport
+    notices: tuple[Notice, ...]
+    error: FeeddError | None = None
+
+
+def peek(
+    url: Annotated[str, typer.Argument(metavar="URL", help="s3://bucket/prefix/, an object, or a folder.")],
+    samples: Annotated[int, typer.Option("--samples", min=0, max=100, help="How many samples to show.")] = 3,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,  # noqa: FBT002 - a flag is a flag
+    config: ConfigFlag = None,
+    set_: SetFlag = None,
+) -> None:
+    """Show what is in a dataset: format, shards, bytes, fields, and the first samples.
+
+    Reads the listing and the first MiB of one shard; of Parquet and HDF5 a whole shard. Needs no running daemon.
+    """
+    flags = Flags(config=config, cache_size=_CACHE_SIZE, workers="1", set=set_)
+    flags.load()
+    log_without_notices()
+    found = _run(flags, url, samples)
+    if json_:
+        typer.echo(json.dumps(_facts(found), indent=2))
+    else:
+        _show(found.report)
+    say_notices(found.notices)
+    if found.error is not None:
+        raise typer.Exit(report(found.error))
+
+
+def _run(flags: Flags, url: str, count: int) -> _Found:
+    # The stages take most of a second to import, which a wrong flag should not have to wait for.
+    import uvloop  # noqa: PLC0415 - see above
+
+    from feedd.daemon.failures import single  # noqa: PLC0415 - see above
+
+    sweep(Path(tempfile.gettempdir()))
+    with tempfile.TemporaryDirectory(prefix=prefix(), ignore_cleanup_errors=True) as folder:
+        config = replace(flags, cache_dir=Path(folder)).load().config
+        try:
+            return uvloop.run(_look(config, url, count))
+        except BaseExceptionGroup as group:
+            raise single(group) from group
+
+
+async def _look(config: Config, url: str, count: int) -> _Found:
+    from feedd.catalog.open_request import Request  # noqa: PLC0415 - see _run
+    from feedd.catalog.schema import Schema  # noqa: PLC0415 - see _run
+    from feedd.clock import SystemClock  # noqa: PLC0415 - see _run
+    from feedd.daemon.wiring import open_pipeline  # noqa: PLC0415 - see _run
+    from feedd.observe.recorder import NullRecorder  # noqa: PLC0415 - see _run
+    from feedd.sessions.column_types import typed  # noqa: PLC0415 - see _run
+    from feedd.values import OpenSpec  # noqa: PLC0415 - see _run
+
+    request = Request.of(OpenSpec((url,), (), 1), 1)
+    async with open_pipeline(config, NullRecorder(), SystemClock()) as pipeline:
+        stages = pipeline.stages
+        listing = await pipeline.catalog.mixed(request.sources, lambda _: False)
+        summary = _summary(url, listing)
+        reasons = [listing.passed_over.reasons]
+        try:
+            await stages.lost.renew(listing.packs, stages.sources, stages.cache)
+            listing = await typed(stages.cache, listing, request.read)
+            schema = Schema(stages, pipeline.catalog, listing, 0, strict=False)
+            recipes = await schema.settled(())
+            reasons.append(schema.left_out)
+            summary = await _with_samples(pipeline, listing, schema, recipes, (summary, count))
+        except FeeddError as error:
+            return _Found(summary, notices_of(summed(reasons)), error)
+        return _Found(summary, notices_of(summed(reasons)))
+
+
+def _summary(url: str, listing: Listing) -> PeekReport:
+    """Return what the listing alone tells."""
+    shard_count = len(listing.refs)
+    counts = listing.counts
+    formats = Counter(_format(listing, shard) for shard in range(shard_count))
+    packed = sum(len(packs.members.sizes) for packs in listing.packs)
+    return PeekReport(
+        url=url,
+        formats=dict(formats.most_common()),
+        shards=shard_count,
+        objects=packed + shard_count - sum(map(len, listing.packs)),
+        bytes=int(listing.sizes.sum()),
+        samples_known=sum(counts.values()) if shard_count and len(counts) == shard_count else None,
+    )
+
+
+def _format(listing: Listing, shard: int) -> str:
+    from feedd.convert.conversion_registry import only_unpacks, split  # noqa: PLC0415 - see _run
+    from feedd.dataset.listing import format_of  # noqa: PLC0415 - see _run
+    from feedd.dataset.pack_layout import is_pack  # noqa: PLC0415 - see _run
+    from feedd.formats.format_registry import format_for  # noqa: PLC0415 - see _run
+
+    ref = listing.refs[shard]
+    if is_pack(ref):
+        return "files"
+    form, _ = split(ref.form)
+    if form and not only_unpacks(form):
+        return form
+    name = format_of(listing, shard).partition(":")[0] or format_for(ref.url)
+    return f"{name}, compressed" if form else name
+
+
+async def _with_samples(
+    pipeline: Pipeline, listing: Listing, schema: Schema, recipes: Sequence[FieldRecipe], wanted: tuple[PeekReport, int]
+) -> PeekReport:
+    """Return the report with the fields of a shard and its first samples."""
+    from feedd.cache.pinned_reads import with_pinned  # noqa: PLC0415 - see _run
+    from feedd.flow.pools import CPU  # noqa: PLC0415 - see _run
+
+    summary, count = wanted
+    first = schema.first
+    assert first is not None, "settled without a shard"
+    whole_bytes = listing.refs[first.shard].size_bytes
+    note = ""
+    if count and not first.has_values:
+        if whole_bytes <= _WHOLE_BYTES_MAX:
+            first = await schema.whole(first.shard)
+        else:
+            note = f"no samples: a shard of {format_size(whole_bytes)} would have to be fetched whole"
+    values_of: Sequence[tuple[str, dict[str, Value]]] = ()
+    if count and first.has_values:
+
+        async def read(files: tuple[ShardFile, ...]) -> Sequence[tuple[str, dict[str, Value]]]:
+            (index,), _ = await pipeline.stages.lost.without([first.index], files)
+            return await CPU.run(_samples, files[0], index, recipes, count)
+
+        values_of = await with_pinned(pipeline.stages.cache, [first.ref], read)
+    return replace(
+        summary,
+        first=listing.refs[first.shard].url,
+        looked_at=first.index.sample_count if first.has_values else 0,
+        fields=_fields(first, recipes),
+        samples=tuple(values_of),
+        note=note,
+    )
+
+
+def _fields(first: Looked, recipes: Sequence[FieldRecipe]) -> tuple[FieldFacts, ...]:
+    from feedd.recipe.encodings import default_codec  # noqa: PLC0415 - see _run
+
+    index = first.index
+    by_source = {source: one for one in recipes for source in one.sources}
+    found = []
+    for column, name in enumerate(index.fields):
+        encoding, recipe = index.stored_as(column), by_source.get(name)
+        sizes = index.sizes[column]
+        sizes = sizes[sizes >= 0] if first.has_values else sizes[:0]
+        figures = (len(sizes), int(sizes.min()), int(sizes.max())) if len(sizes) else (0, 0, 0)
+        how = "" if recipe is None else default_codec(encoding) or recipe.codec
+        found.append(FieldFacts(name, encoding, how, *figures))
+    return tuple(found)
+
+
+def _samples(
+    file: ShardFile, index: ShardIndex, recipes: Sequence[FieldRecipe], count: int
+) -> list[tuple[str, dict[str, Value]]]:
+    """Return the first samples of a shard."""
+    by_source = {source: one for one in recipes for source in one.sources}
+    with Path(file.path).open("rb") as data:
+
+        def value(column: int, ordinal: int) -> Value:
+            size = int(index.sizes[column, ordinal])
+            if size < 0:
+                return Value(None)
+            recipe = by_source.get(index.fields[column])
+            if recipe is None or size > _VALUE_BYTES_MAX:
+                return Value(size)
+            data.seek(file.data_at + int(index.starts[column, ordinal]))
+            return _value(data.read(size), recipe)
+
+        return [
+            (index.key(ordinal), {name: value(column, ordinal) for column, name in enumerate(index.fields)})
+            for ordinal in range(min(count, index.sample_count))
+        ]
+
+
+def _value(data: bytes, recipe: FieldRecipe) -> Value:
+    """Return what one value is like, as its recipe decodes it."""
+    import numpy as np  # noqa: PLC0415 - see _run
+
+    from feedd.codecs.codec_registry import make  # noqa: PLC0415 - see _run
+
+    size = len(data)
+    if recipe.codec in _TEXTS:
+        text = data[: 4 * _TEXT_SHOWN].decode("utf-8", "replace")
+        return Value(size, text=text if len(text) <= _TEXT_SHOWN else f"{text[:_TEXT_SHOWN]}…")
+    if recipe.codec == "bytes":
+        return Value(size)
+    try:
+        codec = make(recipe)
+        shape = tuple(codec.measure(memoryview(data)))
+        if recipe.codec not in _NUMBERS:
+            return Value(size, shape)
+        number = np.empty(shape, codec.spec(recipe.name).dtype)
+        codec.decode(memoryview(data), number, 0)
+        return Value(size, text=str(number[()]))
+    except FeeddError as error:
+        return Value(size, problem=error.message)
+
+
+def _facts(found: _Found) -> dict[str, object]:
+    """Return the report for ``--json``."""
+    facts = asdict(found.report)
+    facts["samples"] = [
+        {"key": key, "fields": {name: asdict(value) for name, value in values.items()}}
+        for key, values in found.report.samples
+    ]
+    facts["recipe"] = recipe_of(found.report)
+    facts["notices"] = notice_facts(found.notices)
+    facts["error"] = None if found.error is None else found.error.message
+    return facts
+
+
+def recipe_of(found: PeekReport) -> dict[str, str]:
+    """Return ``fields=`` that decodes what the dataset has, as if ``fields=`` were left out."""
+    recipes = {one.name: one.recipe for one in found.fields if one.recipe}
+    spellings = [name for name in recipes if name in {"jpg", "jpeg"}]
+    if len(spellings) > 1:
+        recipes = {name: how for name, how in recipes.items() if name not in spellings}
+        recipes = {";".join(spellings): "image", **recipes}
+    return recipes
+
+
+def _show(found: PeekReport) -> None:
+    console = Console()
+    several = len(found.formats) > 1
+    formats = ", ".join(f"{name} ({count})" if several else name for name, count in found.formats.items())
+    objects = "" if found.objects == found.shards else f" ({found.objects} objects)"
+    known = "samples not counted yet" if found.samples_known is None else f"{found.samples_known} samples"
+    console.print(
+        escape(f"{found.url}: {formats}, {found.shards} shards{objects}, {format_size(found.bytes)}, {known}")
+    )
+    if not found.fields:
+        return
+    looked = f", its first {found.looked_at} samples" if found.looked_at else ""
+    console.print(escape(f"first shard: {found.first}{looked}"), soft_wrap=True)
+    table = Table()
+    for heading in ("field", "encoding", "recipe", "samples", "bytes"):
+        table.add_column(heading, overflow="fold")
+    for one in found.fields:
+        span = format_size(one.bytes_min)
+        span = span if one.bytes_min == one.bytes_max else f"{span} to {format_size(one.bytes_max)}"
+        figures = (str(one.with_it), span) if found.looked_at else ("", "")
+        table.add_row(*map(escape, (one.name, one.encoding or "file", one.recipe or "left out", *figures)))
+    console.print(table)
+    for key, values in found.samples:
+        shown = "   ".join(f"{name} {_shown(value)}" for name, value in values.items())
+        console.print(escape(f"{key!r}:  {shown}"), soft_wrap=True)
+    if found.note:
+        console.print(escape(found.note))
+    recipe = recipe_of(found)
+    console.print(escape(f"fields={json.dumps(recipe)}"), soft_wrap=True)
+    if "image" in recipe.values():
+        console.print(escape('Give images one size with "image:224x224"; see docs/guides/recipes.md.'), soft_wrap=True)
+
+
+def _shown(value: Value) -> str:
+    """Return one value for people: text is quoted, so that no control character reaches the terminal."""
+    if value.bytes is None:
+        return "missing"
+    if value.problem is not None:
+        return f"cannot be decoded: {value.problem}"
+    if value.text is not None:
+        return repr(value.text) if not value.text.lstrip("-").replace(".", "").isdigit() else value.text
+    size = format_size(value.bytes)
+    return size if value.shape is None else f"{'x'.join(map(str, value.shape))}, {size}"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(epilog="Example: feedd peek s3://bucket/train/ --samples 1")(peek)
