@@ -6,6 +6,7 @@ Cancellation: every coroutine here may be cancelled at any await and then holds 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 
 if TYPE_CHECKING:
@@ -306,7 +307,7 @@ class SampleCodec(Protocol):
 
 
 class Slots(Protocol):
-    """One session's arena as the session sees it: numbered slots of equal size in one memfd."""
+    """Memory of a session's batches: numbered slots of equal size in one memfd."""
 
     @property
     def slot_count(self) -> int:
@@ -316,37 +317,35 @@ class Slots(Protocol):
     def slot_bytes(self) -> int:
         """Size of each."""
 
-    def take(self, at: Cursor | None = None) -> SlotRef | None:
-        """Return a free slot with a fresh generation, or None.
-
-        ``at`` tells for which batch: where that lies in a free slot already, it is that one.
-        """
-
-    def give_back(self, slot: SlotRef) -> bool:
-        """Free it; False where the generation is stale (nothing happens then)."""
-
     def view(self, slot: SlotRef) -> memoryview:
         """Return the slot's bytes (daemon's own mapping), writable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Produced:
+    """A batch, and the slot that is taken for it until it is released."""
+
+    batch: BatchReady
+    slot: SlotRef
 
 
 class BatchMaker(Protocol):
     """Makes batches of one consumer's opened dataset into its slots."""
 
-    async def produce(self, at: Cursor, slot: SlotRef) -> BatchReady | EpochEnd:
-        """Decode the batch at ``at`` into ``slot``.
+    async def produce(self, steps: Sequence[Cursor]) -> list[Produced | EpochEnd]:
+        """Make the batches of the leading steps, one at least. The others are to be asked for again.
+
+        If one of several fails, all fail: each is then to be asked for alone. What fails holds no slot.
+
+        Args:
+            steps: up to ``SessionInfo.at_once``. As many slots must be free, beyond those of calls under way.
 
         Raises:
             Whatever source, cache and decode raise for the shards and samples it needs.
         """
 
-    async def produce_together(self, jobs: Sequence[tuple[Cursor, SlotRef]]) -> list[BatchReady | EpochEnd]:
-        """Decode the first of several batches, one at least, as ``produce`` does each; the others are asked for again.
-
-        One that fails fails all: they are then asked for alone.
-
-        Raises:
-            As ``produce``.
-        """
+    def release(self, slot: SlotRef) -> None:
+        """Free the slot of a batch that was produced."""
 
     @property
     def stage(self) -> str:
@@ -362,7 +361,7 @@ class FeedSession(BatchMaker, Protocol):
 
     @property
     def slots(self) -> Slots:
-        """The session's arena."""
+        """The memory that its batches are made in."""
 
     def client_mapping(self) -> AbstractContextManager[int]:
         """Hand the arena's memfd to one client. The memory counts until the exit, even if the session closes first."""
@@ -371,10 +370,10 @@ class FeedSession(BatchMaker, Protocol):
         """Return the steps of an epoch of the session's rank; None: not known yet."""
 
     def keep_lent(self) -> None:
-        """Before the slots are given back: the client may go on reading what it holds, so nobody writes there."""
+        """Before the slots are released: the client may go on reading what it holds, so nobody writes there."""
 
     async def close(self) -> None:
-        """Give back arena and wishes. Called once, after the last produce has ended and all slots are back."""
+        """Give back arena and wishes. Called once, after the last produce has ended and all slots are released."""
 
 
 class FeedBackend(Protocol):

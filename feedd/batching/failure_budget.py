@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from feedd.errors import BadSample
-    from feedd.ordering.batch_plan import BatchRows
+    from feedd.ordering.batch_plan import BatchPlanGroup, BatchRows
     from feedd.values import Cursor, FieldRecipe, ShardFile, ShardIndex
     from feedd.workers.work import BadRow
 
@@ -89,7 +89,7 @@ class FailureBudget:
 
 
 def failure_of(
-    rows: BatchRows,
+    rows: BatchRows | BatchPlanGroup,
     indexes: Sequence[ShardIndex],
     files: Sequence[ShardFile],
     recipe: Sequence[FieldRecipe],

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedd.errors import BadSample
-from feedd.values import BatchReady, Cursor
+from feedd.protocols import Produced
+from feedd.values import Cursor
 from tests.fakes.feeding import ROOT, URL, Taken, batches, feeding, take
 
 if TYPE_CHECKING:
@@ -169,17 +170,13 @@ async def test_batches_that_are_made_together_lack_it_too(tmp_path: Path) -> Non
         at = Cursor()
         while isinstance(first := await take(session, at), Taken):
             at = Cursor(0, first.ready.cursor.step + 1, first.ready.cursor.anchors)
-            slots = [slot for _ in range(2) if (slot := session.slots.take()) is not None]
-            made = await session.produce_together(
-                [(Cursor(0, at.step + n, at.anchors), s) for n, s in enumerate(slots)]
-            )
+            made = await session.produce([Cursor(0, at.step + n, at.anchors) for n in range(2)])
             found += [row[0] for row in first.rows("jpg")]
-            for slot, batch in zip(slots, made, strict=False):
-                if isinstance(batch, BatchReady):
-                    data = bytes(session.slots.view(slot)[: batch.regions[0].values_bytes])
+            for one in made:
+                if isinstance(one, Produced):
+                    data = bytes(session.slots.view(one.slot)[: one.batch.regions[0].values_bytes])
                     found += data[::4]
-                    assert len(data) == 4 * batch.rows
-                    at = Cursor(0, batch.cursor.step + 1, batch.cursor.anchors)
-            for slot in slots:
-                session.slots.give_back(slot)
+                    assert len(data) == 4 * one.batch.rows
+                    at = Cursor(0, one.batch.cursor.step + 1, one.batch.cursor.anchors)
+                    session.release(one.slot)
         assert found == [n for n in range(COUNT) if n != LOST]

@@ -1,4 +1,4 @@
-"""Several batches at a time, where all of each are plain copies of numbers: each alone would cost mostly itself."""
+"""Batches that are plain copies of numbers: several are filled at a time, for each alone costs mostly overhead."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from feedd.batching.batch_recipes import Recipes
     from feedd.batching.slot_layout import Layout
     from feedd.catalog.lost_objects import Reasons
+    from feedd.catalog.stages import Stages
     from feedd.flow.arena import Arena
     from feedd.ordering.batch_plan import BatchPlan, BatchPlanGroup
     from feedd.recipe.bad_sample_policy import Failure
     from feedd.values import ShardFile, ShardIndex, SlotRef
     from feedd.workers.work import BadRow
-    from feedd.workers.worker_pool import DecodePool
 
 _BATCHES_MAX = 22  # a third of 64 slots
 _ALL_BYTES_MAX = 24 << 20  # of all of them: the first is handed out when the last is done
@@ -51,30 +51,31 @@ def slots_together(asked: int, slot_bytes: int) -> int:
     return max(asked, min(_SLOTS_ENOUGH, _SLOTS_BYTES // slot_bytes))
 
 
-class BatchGroup:
-    """Fills several slots of one session's arena at once.
-
-    Args:
-        pool: decodes.
-        recipes: of the session.
-        arena: its memory.
-        arena_id: as the pool knows it.
-        remedy: for bad samples.
-    """
+class PlainBatches:
+    """Fills slots of one session's arena with plain copies of numbers: one batch, or several in one decode task."""
 
     def __init__(
-        self, pool: DecodePool, recipes: Recipes, arena: Arena, arena_id: int, bad_sample_handler: BadSampleHandler
+        self, stages: Stages, recipes: Recipes, arena: Arena, arena_id: int, bad_sample_handler: BadSampleHandler
     ) -> None:
-        self._pool = pool
+        """Bind.
+
+        Args:
+            stages: decode, and know lost objects.
+            recipes: the session's.
+            arena: the session's memory.
+            arena_id: the number by which decode workers know the arena.
+            bad_sample_handler: the session's.
+        """
+        self._stages = stages
         self._recipes = recipes
         self._arena = arena
         self._arena_id = arena_id
         self._bad_sample_handler = bad_sample_handler
-        self._layouts: dict[int, Layout] = {}  # by rows: nothing else decides
+        self._layouts: dict[int, Layout] = {}  # by row count: nothing else decides
 
     @property
     def batches_max(self) -> int:
-        """How many it can make at once; 1: batches of this session are not of this kind."""
+        """How many batches one call fills. 1: the session's batches are not of this kind, or too large."""
         if self._arena.slot_bytes > _BYTES_MAX or not are_plain(self._recipes):
             return 1
         returned = -(-self._arena.slot_count // 3)  # so many at once, by the client: others would be made apart
@@ -82,81 +83,78 @@ class BatchGroup:
 
     async def fill(
         self,
-        several: BatchPlanGroup,
+        group: BatchPlanGroup,
         slots: Sequence[SlotRef],
         indexes: Sequence[ShardIndex],
         files: tuple[ShardFile, ...],
-        lost: Reasons,
         *,
         early: bool = False,
     ) -> list[BatchReady]:
-        """Decode up to ``batches_max`` batches, each into its slot, as ``Assembler.fill`` would one by one.
-
-        Args:
-            several: the batches.
-            slots: one for each.
-            indexes: of all their shards.
-            files: likewise, pinned.
-            lost: what did not come with them.
-            early: nobody asked for them yet.
+        """Decode up to ``batches_max`` batches, each into its slot; see ``Assembler.fill``.
 
         Raises:
             BadSample: see ``Assembler.fill``.
         """
+        indexes, lost = await self._stages.lost.without(indexes, files)
         recipe = self._recipes.distinct[0]
-        gathered = gather(indexes, several.shard_no, several.ordinal, recipe)
-        layouts = [self._layout(len(drawn.ordinal)) for drawn in several.batches]
+        gathered = gather(indexes, group.shard_no, group.ordinal, recipe)
+        layouts = [self._layout(len(plan.ordinal)) for plan in group.batches]
         slot_at = [slot.index * self._arena.slot_bytes for slot in slots]
         fields = tuple(
             FieldWork(
                 field,
-                several.shard_no,
+                group.shard_no,
                 span.start,
                 span.size,
-                np.concatenate([one.places[number].out_at + at for one, at in zip(layouts, slot_at, strict=True)]),
+                np.concatenate(
+                    [layout.places[number].out_at + at for layout, at in zip(layouts, slot_at, strict=True)]
+                ),
             )
             for number, (field, span) in enumerate(zip(recipe, gathered.spans, strict=True))
         )
-        seeds = np.zeros(len(several.ordinal), np.uint64)  # nothing is left to chance where numbers are copied
-        result = await self._pool.decode(DecodeTask(files, self._arena_id, 0, fields, seeds))
+        seeds = np.zeros(len(group.ordinal), np.uint64)  # nothing is left to chance where numbers are copied
+        result = await self._stages.pool.decode(DecodeTask(files, self._arena_id, 0, fields, seeds))
+        failures = self._failures(group, indexes, files, result.bad, lost) if result.bad else []
+        failures = await self._stages.lost.told(failures, files)
         ready: list[BatchReady] = []
         first = 0
-        for drawn, slot, layout in zip(several.batches, slots, layouts, strict=True):
-            again = b"" if drawn.again is None else drawn.again.tobytes()
-            batch = BatchReady(drawn.cursor, layout.rows, layout.regions, layout.size_bytes, again=again)
-            bad = [one for one in result.bad if 0 <= one.row - first < layout.rows]
-            failures = self._failures(several, drawn, indexes, files, bad, first, lost) if bad else []
-            if not early:
-                # An empty list is charged, too: a step may be made again without a failure.
-                await self._bad_sample_handler.charge(drawn.cursor, failures)
-            elif failures:
-                raise failures[0].error("it is met again when the batch is asked for")
-            if failures:
-                batch = await self._bad_sample_handler.applied(self._arena.view(slot), layout, batch, failures)
-            ready.append(batch)
-            first += layout.rows
+        for plan, slot, layout in zip(group.batches, slots, layouts, strict=True):
+            end = first + layout.rows
+            own = [replace(failure, row=failure.row - first) for failure in failures if first <= failure.row < end]
+            ready.append(await self._judged(plan, slot, layout, own, early=early))
+            first = end
         return ready
+
+    async def _judged(
+        self, plan: BatchPlan, slot: SlotRef, layout: Layout, failures: Sequence[Failure], *, early: bool
+    ) -> BatchReady:
+        """Return a decoded batch, once what is to be done about its bad samples is done."""
+        if not early:
+            # An empty list is charged, too: a step may be made again without a failure.
+            await self._bad_sample_handler.charge(plan.cursor, failures)
+        elif failures:
+            raise failures[0].error("it is met again when the batch is asked for")
+        again = b"" if plan.again is None else plan.again.tobytes()
+        batch = BatchReady(plan.cursor, layout.rows, layout.regions, layout.size_bytes, again=again)
+        if not failures:
+            return batch
+        return await self._bad_sample_handler.applied(self._arena.view(slot), layout, batch, failures)
 
     def _failures(
         self,
-        several: BatchPlanGroup,
-        drawn: BatchPlan,
+        group: BatchPlanGroup,
         indexes: Sequence[ShardIndex],
         files: Sequence[ShardFile],
         bad: Sequence[BadRow],
-        first: int,
         lost: Reasons,
-    ) -> list[Failure]:
-        """Return what is wrong with rows of one of the batches, whose first row is ``first``."""
-        rows = drawn.rows()
-        own = [several.shards.index(shard) for shard in rows.shards.tolist()]
-        where = rows, [indexes[at] for at in own], [files[at] for at in own]
-        recipe = self._recipes.distinct[0]
+    ) -> Sequence[Failure]:
+        """Return what is wrong with rows of the group; why an object is lost counts more than what decoding met."""
         found = []
-        for one in bad:
-            told = lost.get(int(several.shard_no[one.row]), {}).get(int(several.ordinal[one.row]))
-            row = replace(one, row=one.row - first, reason=one.reason if told is None else told[1])
-            found.append(failure_of(*where, recipe, row, told=told is not None))
+        for row in bad:
+            known = lost.get(int(group.shard_no[row.row]), {}).get(int(group.ordinal[row.row]))
+            row_of = row if known is None else replace(row, reason=known[1])
+            recipe = self._recipes.distinct[0]
+            found.append(failure_of(group, indexes, files, recipe, row_of, told=known is not None))
         return found
 
     def _layout(self, rows: int) -> Layout:
