@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import mmap
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -54,6 +55,7 @@ class _Decoder:
         self.writing: dict[int, asyncio.Future[bool]] = {}
         self.lying: dict[int, tuple[int, int]] = {}  # by slot, what was written last
         self.kept: set[int] = set()  # slots that a client reads
+        self.early: set[int] = set()  # slots being written that nobody asked for
         self.inflight = SimpleNamespace(turn=lambda: 0, read=self.read, withdraw=self.withdraw)
         self.stages: Any = SimpleNamespace(
             inflight=self.inflight, cache=self, recorder=NullRecorder(), clock=SystemClock()
@@ -84,7 +86,7 @@ class _Decoder:
     ) -> list[BatchReady]:
         assert len(slots) == len(group.batches) <= self.at_once
         writes = [
-            asyncio.ensure_future(self._write(plan.cursor, slot))
+            asyncio.ensure_future(self._write(plan.cursor, slot, early=early))
             for plan, slot in zip(group.batches, slots, strict=True)
         ]
         try:
@@ -96,17 +98,21 @@ class _Decoder:
                 with contextlib.suppress(asyncio.CancelledError):
                     await asyncio.wait(writes)
 
-    async def _write(self, at: Cursor, slot: SlotRef) -> BatchReady:
+    async def _write(self, at: Cursor, slot: SlotRef, *, early: bool) -> BatchReady:
         assert slot.index not in self.writing, "two write to a slot"
         assert slot.index not in self.kept, "a slot is written to that a client reads"
         done = self.writing[slot.index] = asyncio.get_running_loop().create_future()
+        if early:
+            self.early.add(slot.index)
         try:
             good = await done
         except asyncio.CancelledError:
-            await asyncio.sleep(0)  # as workers take a moment to stop
+            for _ in range(5):  # as workers take a moment to stop
+                await asyncio.sleep(0)
             raise
         finally:
             del self.writing[slot.index]
+            self.early.discard(slot.index)
             self.lying[slot.index] = at.epoch, at.step
         if not good:
             raise BadSample("expected a sample, got none", stage="decode")
@@ -254,30 +260,66 @@ async def _run(steps: list[tuple[str, int, int]], at_once: int) -> None:
         await rig.end()
 
 
-@settings(max_examples=budget(100), deadline=None)
-@given(st.integers(1, SLOTS), st.integers(1, SLOTS), st.lists(st.integers(1, 8), min_size=1, max_size=20))
-def test_epochs_are_streamed_whole(at_once: int, credits: int, turns: list[int]) -> None:
-    """One epoch after another comes whole, whatever was decoded in advance of it, and however fast the client is."""
-    asyncio.run(_whole(at_once, credits, turns))
+@dataclass(frozen=True)
+class _Visit:
+    """A stream of one epoch that a client may leave before the end.
+
+    Attributes:
+        onward: by so many epochs beyond the visit before.
+        step: where it begins.
+        rounds: after so many the client goes.
+        turns: of the event loop, between what the client and the decoder do.
+        early: batches that nobody asked for are decoded, too; else they stay half written.
+        held: leases that the client keeps.
+    """
+
+    onward: int
+    step: int
+    rounds: int
+    turns: int
+    early: bool
+    held: int
 
 
-async def _whole(at_once: int, credits: int, turns: list[int]) -> None:
+_visits = st.lists(
+    st.builds(
+        _Visit,
+        st.sampled_from([0, 1, 1]),
+        st.sampled_from([0, 0, 0, 1, STEPS - 1, STEPS]),
+        st.integers(0, 40),
+        st.integers(1, 6),
+        st.booleans(),
+        st.integers(0, SLOTS - 1),
+    ),
+    max_size=6,
+)
+
+
+@settings(max_examples=budget(200), deadline=None)
+@given(_visits, st.integers(1, SLOTS), st.integers(1, 6))
+def test_an_epoch_is_streamed_whole_whatever_was_before(visits: list[_Visit], at_once: int, turns: int) -> None:
+    """Streams that go in the middle, and batches half decoded in advance, keep nothing from those that come."""
+    asyncio.run(_visited([*visits, _Visit(1, 0, 1000, turns, early=True, held=0)], at_once))
+
+
+async def _visited(visits: list[_Visit], at_once: int) -> None:
     async with asyncio.TaskGroup() as tasks:
-        rig = _Rig(tasks, at_once)
-        for epoch in range(3):
-            await rig.start(Cursor(epoch))
+        rig, epoch = _Rig(tasks, at_once), 0
+        for visit in visits:
+            epoch += visit.onward
+            await rig.start(Cursor(epoch, visit.step))
             assert rig.client is not None
-            rig.say(credits=credits)
-            for count in range(1000):
-                for _ in range(turns[count % len(turns)]):
+            for count in range(visit.rounds):
+                rig.say(credits=1)
+                for _ in range(visit.turns):
                     await asyncio.sleep(0)
-                rig.check()
                 if rig.client.over:
                     break
-                rig.write(count % SLOTS, good=True)
-                if rig.leased:
+                if visit.early or count % SLOTS not in rig.decoder.early:
+                    rig.write(count % SLOTS, good=True)
+                if len(rig.leased) > visit.held:
                     rig.release(0)
-                rig.say(credits=1)
-            assert rig.client.over, "the epoch does not end"
-            assert rig.client.at == Cursor(epoch, STEPS)
+        assert rig.client is not None
+        assert rig.client.over, "the epoch does not end"
+        assert rig.client.at == Cursor(epoch, STEPS)
         await rig.end()
