@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from feedd.batching.bad_samples import OVERSIZE_MAX_BYTES, BadSampleHandler, BadSampleOptions
-from feedd.batching.failure_budget import failure_of
+from feedd.batching.bad_samples import OVERSIZE_MAX_BYTES, BadSampleHandler, BadSampleOptions, failure_of
 from feedd.batching.filtering import Filters
 from feedd.batching.gather import gather, keys, shard_urls
 from feedd.batching.packing import Packed
@@ -296,7 +295,8 @@ class Assembler:
         masks_bytes = sum(layout.place(name + MASK_SUFFIX).region.values_bytes for name in self._masked)
         await off_loop(lambda: self._write_beside(view, layout, work), masks_bytes)
         failures: Sequence[Failure] = [_failure(work, bad) for bad in _bad_rows(decoded, results)]
-        failures = await self._stages.lost.told(failures, work.files)
+        if failures:
+            failures = await self._stages.lost.told(failures, work.files)
         if not work.early:
             await self._bad_sample_handler.charge(rows.cursor, failures)
         elif failures:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from feedd.batching.failure_budget import failure_of
+from feedd.batching.bad_samples import failure_of
 from feedd.batching.gather import gather
 from feedd.batching.slot_layout import lay_out
 from feedd.values import BatchReady
@@ -114,8 +114,10 @@ class PlainBatches:
         )
         seeds = np.zeros(len(group.ordinal), np.uint64)  # nothing is left to chance where numbers are copied
         result = await self._stages.pool.decode(DecodeTask(files, self._arena_id, 0, fields, seeds))
-        failures = self._failures(group, indexes, files, result.bad, lost) if result.bad else []
-        failures = await self._stages.lost.told(failures, files)
+        failures: Sequence[Failure] = ()
+        if result.bad:
+            failures = self._failures(group, indexes, files, result.bad, lost)
+            failures = await self._stages.lost.told(failures, files)
         ready: list[BatchReady] = []
         first = 0
         for plan, slot, layout in zip(group.batches, slots, layouts, strict=True):

@@ -124,6 +124,8 @@ class NextEpochPrefetch:
             The leading ones, all of which are decoded in advance, or none; and what is decoded, to be collected.
         """
         self._turn_to(plans[0].cursor, plans[-1].cursor)
+        if not self._held:  # nearly always
+            return plans, []
         found = [self._found(plan.cursor) for plan in plans]
         in_advance = found[0] is not None
         leading = list(itertools.takewhile(lambda early: (early is not None) == in_advance, found))
