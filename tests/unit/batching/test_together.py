@@ -119,6 +119,37 @@ async def test_an_epoch_read_again_is_noticed(tmp_path: Path, at_once: int) -> N
             assert rig.recorder.total(PIPELINE_EPOCHS) - before == times
 
 
+async def test_what_is_asked_for_again_is_no_other_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of another window, and those that failed together, come again: nothing is read ahead anew for them."""
+    async with feeding(tmp_path) as rig:
+        store(rig.store, 34)
+        session = await rig.open(fields=FIELDS, prefetch_batches=16)
+        entered: list[Cursor] = []
+        monkeypatch.setattr(session._parts.prefetch_driver, "enter", entered.append)
+        asked_again = 0
+        step = 0
+        while step < 8:
+            steps = list(range(step, step + 4))
+            try:
+                made = len(await together(session, steps))
+            except BadSample:
+                made = 0
+                with pytest.raises(BadSample):
+                    await all_alone(session, steps)
+                break
+            asked_again += made < len(steps)
+            step += made
+        assert made == 0, "nothing failed"
+        assert asked_again, "all were of one window"
+        assert not entered
+
+
+async def all_alone(session: Session, steps: list[int]) -> None:
+    """Make each step by itself."""
+    for step in steps:
+        await together(session, [step])
+
+
 async def test_those_made_ahead_are_as_if_made_alone(tmp_path: Path) -> None:
     """Behind an epoch's end the first of the next are made at once, decoded once, and handed over together."""
     async with feeding(tmp_path, options=PipelineOptions(slots_max=12)) as rig:

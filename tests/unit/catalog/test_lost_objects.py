@@ -65,6 +65,20 @@ async def test_a_lost_object_is_a_bad_sample(tmp_path: Path) -> None:
     assert f"{ROOT}/{KEY}" in told["reason"]
 
 
+async def test_a_bad_object_of_batches_made_together_is_named_as_itself(tmp_path: Path) -> None:
+    """Plain numbers of several batches are copied at once; a pack is no better a name for one of its objects then."""
+    async with feeding(tmp_path) as rig:
+        for number in range(COUNT):
+            rig.store.put(f"train/{number:03d}.jpg", bytes(3 if number == LOST else 4))
+        fields = (("jpg", "tensor:uint8:4"),)
+        session = await rig.open(fields=fields, bad_samples="quarantine", bad_samples_max=1, batch_size=2)
+        assert session.info.at_once > 1
+        await batches(session)
+    (line,) = (tmp_path / "quarantine.jsonl").read_text().splitlines()
+    told = json.loads(line)
+    assert (told["url"], told["ordinal"], told["field"]) == (f"{ROOT}/{KEY}", 0, "jpg")
+
+
 async def test_a_bad_object_is_named_as_itself(tmp_path: Path) -> None:
     """Not as the pack it came with; of several that are one sample, the one that is bad."""
     async with feeding(tmp_path) as rig:
