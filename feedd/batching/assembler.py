@@ -295,8 +295,7 @@ class Assembler:
         masks_bytes = sum(layout.place(name + MASK_SUFFIX).region.values_bytes for name in self._masked)
         await off_loop(lambda: self._write_beside(view, layout, work), masks_bytes)
         failures: Sequence[Failure] = [_failure(work, bad) for bad in _bad_rows(decoded, results)]
-        if failures:
-            failures = await self._stages.lost.told(failures, work.files)
+        failures = await self._stages.lost.told(failures, work.files) if failures else failures
         if not work.early:
             await self._bad_sample_handler.charge(rows.cursor, failures)
         elif failures:
