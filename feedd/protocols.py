@@ -6,6 +6,7 @@ coroutine here may be cancelled at any await and then holds nothing.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 
 if TYPE_CHECKING:
@@ -307,7 +308,7 @@ class SampleCodec(Protocol):
 
 
 class Slots(Protocol):
-    """One session's arena: numbered slots of equal size in one memfd."""
+    """Memory of a session's batches: numbered slots of equal size in one memfd."""
 
     @property
     def slot_count(self) -> int:
@@ -317,37 +318,35 @@ class Slots(Protocol):
     def slot_bytes(self) -> int:
         """Size of each slot."""
 
-    def take(self, at: Cursor | None = None) -> SlotRef | None:
-        """Return a free slot with a new generation, or None.
-
-        ``at`` names the batch: if a free slot already holds that batch, that slot is returned.
-        """
-
-    def give_back(self, slot: SlotRef) -> bool:
-        """Free the slot. False: the generation is stale, and nothing happens."""
-
     def view(self, slot: SlotRef) -> memoryview:
         """Return the slot's bytes (daemon's own mapping), writable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Produced:
+    """A batch, and the slot that is taken for it until it is released."""
+
+    batch: BatchReady
+    slot: SlotRef
 
 
 class BatchMaker(Protocol):
     """Makes batches of one consumer's dataset into its slots."""
 
-    async def produce(self, at: Cursor, slot: SlotRef) -> BatchReady | EpochEnd:
-        """Decode the batch at ``at`` into ``slot``.
+    async def produce(self, steps: Sequence[Cursor]) -> list[Produced | EpochEnd]:
+        """Make the batches of the leading steps, one at least. The others are to be asked for again.
+
+        If one of several fails, all fail: each is then to be asked for alone. What fails holds no slot.
+
+        Args:
+            steps: up to ``SessionInfo.at_once``. As many slots must be free, beyond those of calls under way.
 
         Raises:
             Whatever source, cache and decode raise for the shards and samples it needs.
         """
 
-    async def produce_together(self, jobs: Sequence[tuple[Cursor, SlotRef]]) -> list[BatchReady | EpochEnd]:
-        """Decode the first of several batches, and the others if possible; missing ones are requested again.
-
-        One failure fails all of them; the caller then requests each batch alone.
-
-        Raises:
-            As ``produce``.
-        """
+    def release(self, slot: SlotRef) -> None:
+        """Free the slot of a batch that was produced."""
 
     @property
     def stage(self) -> str:
@@ -363,7 +362,7 @@ class FeedSession(BatchMaker, Protocol):
 
     @property
     def slots(self) -> Slots:
-        """The session's arena."""
+        """The memory that its batches are made in."""
 
     def client_mapping(self) -> AbstractContextManager[int]:
         """Yield the arena's memfd for one client. Its memory counts until the exit, even after the session's end."""
@@ -372,10 +371,10 @@ class FeedSession(BatchMaker, Protocol):
         """Return the steps of an epoch of the session's rank, or None if not known yet."""
 
     def keep_lent(self) -> None:
-        """Keep leased slots from being overwritten while the client reads them; called before slots return."""
+        """Before the slots are released: the client may go on reading what it holds, so nobody writes there."""
 
     async def close(self) -> None:
-        """Release arena and wishes. Called once, after the last produce has ended and all slots are back."""
+        """Give back arena and wishes. Called once, after the last produce has ended and all slots are released."""
 
 
 class FeedBackend(Protocol):

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from feedd.batching.bad_samples import OVERSIZE_MAX_BYTES, BadSampleHandler, BadSampleOptions
-from feedd.batching.batch_group import BatchGroup
-from feedd.batching.failure_budget import failure_of
+from feedd.batching.bad_samples import OVERSIZE_MAX_BYTES, BadSampleHandler, BadSampleOptions, failure_of
 from feedd.batching.filtering import Filters
 from feedd.batching.gather import gather, keys, shard_urls
 from feedd.batching.packing import Packed
 from feedd.batching.pad_masks import own_lengths, write_lengths, write_mask
+from feedd.batching.plain_batches import PlainBatches
 from feedd.batching.precomputed_values import PrecomputedValues
 from feedd.batching.recipe_rows import Part, lay_kept, shares
 from feedd.batching.slot_layout import lay_out, write_tables
@@ -95,7 +94,11 @@ class _Work:
 
 
 class Assembler:
-    """Fills slots of one session's arena. Any number of batches may be under way."""
+    """Fills slots of one session's arena. Any number of batches may be under way.
+
+    Attributes:
+        at_once: how many batches one ``fill`` takes. More than 1 if all fields are plain copies of numbers.
+    """
 
     def __init__(self, stages: Stages, recipes: Recipes, arena: Arena, options: AssemblerOptions) -> None:
         self._stages = stages
@@ -107,71 +110,39 @@ class Assembler:
         self._masked = [name for name, pad in self._pads.items() if pad.mask]
         self._arena = arena
         self._options = options
-        self._filters = Filters(options.filters, recipes.distinct, stages.pool)
+        self._filters = Filters(options.filters, recipes.distinct, stages.pool) if options.filters else None
         self._packing = recipes.packing
         self._bad_sample_handler = BadSampleHandler(options.bad_sample_handler)
-        self._together = BatchGroup(stages.pool, recipes, arena, options.arena_id, self._bad_sample_handler)
+        self._plain = PlainBatches(stages, recipes, arena, options.arena_id, self._bad_sample_handler)
+        self.at_once = 1 if options.keys or options.filters else self._plain.batches_max
 
-    @property
-    def at_once(self) -> int:
-        """How many batches ``fill_together`` can make: more than 1 where all of a batch are plain copies of numbers."""
-        return 1 if self._options.keys or self._options.filters else self._together.batches_max
-
-    async def fill_together(
+    async def fill(
         self,
-        several: BatchPlanGroup,
+        group: BatchPlanGroup,
         slots: Sequence[SlotRef],
         indexes: Sequence[ShardIndex],
         files: tuple[ShardFile, ...],
         *,
         early: bool = False,
     ) -> list[BatchReady]:
-        """Decode up to ``at_once`` batches; see ``BatchGroup.fill``, and ``fill`` for ``early``."""
-        indexes, lost = await self._stages.lost.without(indexes, files)
-        return await self._together.fill(several, slots, indexes, files, lost, early=early)
+        """Decode batches whose shards are pinned, each into its slot.
 
-    async def fill(
-        self,
-        rows: BatchRows,
-        indexes: Sequence[ShardIndex],
-        files: tuple[ShardFile, ...],
-        slot: SlotRef,
-        *,
-        early: bool = False,
-    ) -> BatchReady:
-        """Decode a batch whose shards are pinned; ``early``: nobody asked for it yet, and perhaps nobody will.
+        Args:
+            group: up to ``at_once`` batches.
+            slots: one for each batch.
+            indexes: one for each shard of the group.
+            files: likewise.
+            early: nobody asked for these batches yet, and perhaps nobody will.
 
         Raises:
             BadSample: a sample beyond the failure budget; names shard, key and reason. Any bad one in an early batch:
                 they are named and counted when somebody asks for it.
             ResourceExhausted: a batch too large for memory.
         """
-        indexes, lost = await self._stages.lost.without(indexes, files)
-        judged = await self._filters.judge(rows, indexes, files)
-        rows = judged.rows
-        bad = judged.bad | bad_rows(lost, rows.shard_no, rows.ordinal, self._sources)
-        if judged.filtered and not early:
-            self._stages.recorder.count(PIPELINE_FILTERED, judged.filtered)
-        parts = self._parts(rows, indexes)
-        for part in parts:
-            part.blank(bad)
-        texts = self._texts(rows, indexes, files)
-        shapes = await self._shapes(len(rows.ordinal), files, parts)
-        packed = await self._packed(shapes, bad)
-        if packed is not None:
-            for part in parts:
-                part.blank(bad)
-        dims = self._dims(shapes)
-        work = _Work(rows, indexes, files, parts, shapes, dims, texts, bad, judged.filtered, packed, early)
-        lengths = {**shapes, **{name: text.lengths for name, text in texts.items()}}
-        if packed is not None:
-            layout = packed.layout(self._specs)
-        else:
-            layout = lay_out(self._specs, len(rows.ordinal), lengths, dims)
-        if layout.size_bytes > self._arena.slot_bytes:
-            return await self._fill_oversize(work, layout)
-        at = slot.index * self._arena.slot_bytes
-        return await self._decode(work, layout, self._options.arena_id, at, self._arena.view(slot))
+        if self.at_once > 1:
+            return await self._plain.fill(group, slots, indexes, files, early=early)
+        (slot,) = slots
+        return [await self._fill_one(group.only(), indexes, files, slot, early=early)]
 
     def check_failures(self, at: Cursor) -> None:
         """Make sure that the epoch's steps up to ``at`` are within the failure budget.
@@ -184,6 +155,44 @@ class Assembler:
     def close(self) -> None:
         """Take the arena from the workers."""
         self._stages.pool.detach(self._options.arena_id)
+
+    async def _fill_one(
+        self,
+        rows: BatchRows,
+        indexes: Sequence[ShardIndex],
+        files: tuple[ShardFile, ...],
+        slot: SlotRef,
+        *,
+        early: bool,
+    ) -> BatchReady:
+        indexes, lost = await self._stages.lost.without(indexes, files)
+        filtered, bad = 0, {}
+        if self._filters is not None:
+            judged = await self._filters.judge(rows, indexes, files)
+            rows, bad, filtered = judged.rows, judged.bad, judged.filtered
+        bad |= bad_rows(lost, rows.shard_no, rows.ordinal, self._sources)
+        if filtered and not early:
+            self._stages.recorder.count(PIPELINE_FILTERED, filtered)
+        parts = self._parts(rows, indexes)
+        for part in parts:
+            part.blank(bad)
+        texts = self._texts(rows, indexes, files)
+        shapes = await self._shapes(len(rows.ordinal), files, parts)
+        packed = await self._packed(shapes, bad)
+        if packed is not None:
+            for part in parts:
+                part.blank(bad)
+        dims = self._dims(shapes)
+        work = _Work(rows, indexes, files, parts, shapes, dims, texts, bad, filtered, packed, early)
+        lengths = {**shapes, **{name: text.lengths for name, text in texts.items()}}
+        if packed is not None:
+            layout = packed.layout(self._specs)
+        else:
+            layout = lay_out(self._specs, len(rows.ordinal), lengths, dims)
+        if layout.size_bytes > self._arena.slot_bytes:
+            return await self._fill_oversize(work, layout)
+        at = slot.index * self._arena.slot_bytes
+        return await self._decode(work, layout, self._options.arena_id, at, self._arena.view(slot))
 
     def _texts(self, rows: BatchRows, indexes: Sequence[ShardIndex], files: Sequence[ShardFile]) -> dict[str, Text]:
         if not self._options.keys:
@@ -286,7 +295,7 @@ class Assembler:
         masks_bytes = sum(layout.place(name + MASK_SUFFIX).region.values_bytes for name in self._masked)
         await off_loop(lambda: self._write_beside(view, layout, work), masks_bytes)
         failures: Sequence[Failure] = [_failure(work, bad) for bad in _bad_rows(decoded, results)]
-        failures = await self._stages.lost.told(failures, work.files)
+        failures = await self._stages.lost.told(failures, work.files) if failures else failures
         if not work.early:
             await self._bad_sample_handler.charge(rows.cursor, failures)
         elif failures:

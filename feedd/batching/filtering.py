@@ -89,8 +89,6 @@ class Filters:
         Raises:
             CacheUnavailable: a file is gone or too short.
         """
-        if not self._filters:
-            return Judged(rows, {}, 0)
         verdict = _Verdict(np.ones(len(rows.ordinal), np.bool_), {})
         for one, sources, readers in self._filters:
             await self._apply(one, sources, readers, _Batch(rows, indexes, files), verdict)

@@ -32,7 +32,6 @@ from feedd.notices import Amount, NoticeKind, summed
 from feedd.ordering.buckets import NeedLengths
 from feedd.ordering.epoch import NeedCounts
 from feedd.ordering.sorted_windows import NeedOrder
-from feedd.values import EpochEnd
 
 if TYPE_CHECKING:
     import asyncio
@@ -42,9 +41,9 @@ if TYPE_CHECKING:
     from feedd.catalog.sidecar_counts import SidecarCounts
     from feedd.catalog.stages import Stages
     from feedd.catalog.token_windows import CutFiles
-    from feedd.ordering.batch_plan import BatchPlan, BatchRows
+    from feedd.ordering.batch_plan import BatchPlan
     from feedd.ordering.mixed_reader import AnyReader
-    from feedd.values import Cursor, ShardIndex
+    from feedd.values import Cursor, EpochEnd, ShardIndex
 
 _Urls = tuple[tuple[str, ...], ...]
 """URLs of each source of a dataset."""
@@ -155,13 +154,8 @@ class DatasetCatalog:
         listing.formats = told.formats
         return listing
 
-    async def rows(self, listing: Listing, reader: AnyReader, at: Cursor) -> BatchRows | EpochEnd:
-        """Return what ``reader`` plans for ``at``, after indexing the shards that it needs first."""
-        drawn = await self.draw(listing, reader, at)
-        return drawn if isinstance(drawn, EpochEnd) else drawn.rows()
-
     async def draw(self, listing: Listing, reader: AnyReader, at: Cursor) -> BatchPlan | EpochEnd:
-        """Like ``rows``, but return the plan before its rows are computed."""
+        """Return what ``reader`` plans for ``at``, having indexed the shards it must know first."""
         while isinstance(drawn := reader.draw(at), NeedCounts | NeedOrder):
             if isinstance(drawn, NeedOrder):
                 await self._sorting.sort(drawn)

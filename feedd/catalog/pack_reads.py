@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from feedd.catalog.sources import Sources
     from feedd.converting.converting_cache import ConvertingCache
     from feedd.fetch.inflight_packs import PartialWait
-    from feedd.ordering.batch_plan import BatchRows
+    from feedd.ordering.batch_plan import BatchPlanGroup
     from feedd.protocols import PinnedShards
     from feedd.values import ObjectRef, ShardFile
 
@@ -93,18 +93,18 @@ class PackReads:
     async def read(
         self,
         refs: Sequence[ObjectRef],
-        rows: BatchRows,
+        group: BatchPlanGroup,
         read: Callable[[tuple[ShardFile, ...]], Awaitable[_T]],
         owner: object,
         turn: int | None = None,
     ) -> _T:
-        """Return the result of ``read`` for the files of ``refs``, with at least the samples of ``rows`` available.
+        """Return what ``read`` makes of the files of ``refs``, in which at least the samples of ``group`` are.
 
         If a file cannot be read before it is complete, ``read`` is called again when it is.
 
         Args:
-            refs: the shards of ``rows``.
-            rows: a batch.
+            refs: the shards of ``group``.
+            group: batches.
             read: may be called twice.
             owner: the reader, which must call ``withdraw`` at its end.
             turn: a ticket from ``turn``, to keep an earlier place in the order; None: a new ticket.
@@ -117,7 +117,7 @@ class PackReads:
         ]
         if not missing:
             return await with_pinned(self._cache, refs, read)
-        wanted = {refs[number]: rows.ordinal[rows.shard_no == number] for number in missing}
+        wanted = {refs[number]: group.ordinal[group.shard_no == number] for number in missing}
         awaited = self._sources.packs.wait_for(wanted, self.turn() if turn is None else turn)
         whole = Acquiring(self._group, self._cache, refs)
         self._begun[whole] = owner, frozenset()

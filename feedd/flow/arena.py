@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from typing import Self
 
     from feedd.protocols import Recorder
-    from feedd.values import Cursor
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _HINT = "ask for fewer prefetched batches or a smaller batch size, or raise the arena limit"
@@ -220,8 +219,8 @@ class Arena:
         """Number of slots in use."""
         return len(self._generations) - len(self._free)
 
-    def take(self, at: Cursor | None = None) -> SlotRef | None:  # noqa: ARG002 - the seam's: here all slots are alike
-        """Return a free slot with a new generation; None if there is none or the arena is closed."""
+    def take(self) -> SlotRef | None:
+        """Return a free slot under a fresh generation, or None; None too once closed."""
         if not self._free or self._fd < 0:
             return None
         index = self._free.pop()

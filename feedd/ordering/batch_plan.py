@@ -101,7 +101,7 @@ class BatchPlanGroup:
     """The samples of several batches, concatenated.
 
     Attributes:
-        batches: the batches, in order; none is empty.
+        batches: at least one, in order. None is empty.
         shards: distinct shards (dataset indices) of all of them, ascending.
         shard_no: int32[rows], index into ``shards``.
         ordinal: int64[rows], sample within its shard.
@@ -126,3 +126,10 @@ class BatchPlanGroup:
         used[places] = True
         numbers = np.cumsum(used, dtype=np.int32) - np.int32(1)
         return cls(tuple(batches), (np.flatnonzero(used) + low).tolist(), numbers[places], ordinal)
+
+    def only(self) -> BatchRows:
+        """Return the rows of a group of one batch, its shards in the group's order."""
+        (plan,) = self.batches
+        windows = (plan.first_window, plan.last_window)
+        shards = np.array(self.shards, np.int64)
+        return BatchRows(plan.cursor, shards, self.shard_no, self.ordinal, plan.seeds(), *windows, plan.again)

@@ -6,17 +6,24 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from feedd.errors import FeeddError
-from feedd.values import BatchReady, EpochEnd
+from feedd.protocols import Produced
+from feedd.values import EpochEnd
 
 if TYPE_CHECKING:
-    from feedd.values import Cursor, SlotRef
+    from feedd.values import BatchReady, Cursor, SlotRef
 
 
 @dataclass(frozen=True, slots=True)
 class Produce:
-    """Decode the batch at ``at`` into ``slot``, then call ``produced``."""
+    """Make the batch at ``at``, in a slot of the driver's choice, then say ``produced``. A slot is free for it."""
 
     at: Cursor
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """Release the slot: nobody reads what lies in it. Comes before a ``Produce`` that needs it."""
+
     slot: SlotRef
 
 
@@ -47,7 +54,7 @@ class SendError:
 
 @dataclass(frozen=True, slots=True)
 class Reclaim:
-    """These slots were reclaimed from a client that cannot release them any more."""
+    """Release these slots: they are taken back from a client that cannot release them any more."""
 
     slots: tuple[SlotRef, ...]
 
@@ -57,5 +64,5 @@ class Finish:
     """End the stream once all earlier messages have been written."""
 
 
-Instruction = Produce | Send | SendEnd | SendError | Reclaim | Finish
-Outcome = BatchReady | EpochEnd | FeeddError | None  # None: the production was cancelled
+Instruction = Produce | Free | Send | SendEnd | SendError | Reclaim | Finish
+Outcome = Produced | EpochEnd | FeeddError | None  # None: it was cancelled

@@ -7,6 +7,7 @@ import secrets
 from typing import TYPE_CHECKING, Protocol
 
 from feedd import metrics
+from feedd.serve.instructions import Free
 from feedd.serve.session_machine import SessionMachine
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class HostedSession:
         self.notices = feed.info.notices
         self.recorder = recorder
         self.clock = clock
-        self.machine = SessionMachine(feed.slots, spec.consumer_count, spec.consumer_index)
+        self.machine = SessionMachine(feed.slots.slot_count, spec.consumer_count, spec.consumer_index)
         self.call: StreamCall | None = None
         self.lifelines: set[Lifeline] = set()
         self.had_lifeline = False
@@ -77,12 +78,17 @@ class HostedSession:
             self.call.apply(instructions)
             return
         for instruction in instructions:
-            self.count_reclaimed(instruction)  # type: ignore[arg-type]  # without a stream there is no other kind
+            self.free(instruction)  # type: ignore[arg-type]  # without a stream there is no other kind
         self.account()
 
-    def count_reclaimed(self, reclaim: Reclaim) -> None:
-        """Count slots reclaimed from a vanished client."""
-        self.recorder.count(metrics.SERVE_RECLAIMED, len(reclaim.slots))
+    def free(self, instruction: Free | Reclaim) -> None:
+        """Release slots; count those taken back from a vanished client."""
+        if isinstance(instruction, Free):
+            self.feed.release(instruction.slot)
+            return
+        for slot in instruction.slots:
+            self.feed.release(slot)
+        self.recorder.count(metrics.SERVE_RECLAIMED, len(instruction.slots))
 
     def account(self) -> None:
         """Update gauge and counter of the leases."""

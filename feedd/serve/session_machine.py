@@ -1,9 +1,10 @@
 """The session state machine: events in, instructions out. No I/O, no clock, no tasks.
 
-A session outlives its streams. A stream plans steps in order, each only if a credit and a free slot exist. Steps may
-finish in any order and are sent in step order. A slot is in exactly one state:
+A session outlives its streams. A stream plans steps in order, each only when a credit and a free slot exist; they may
+finish in any order and are sent in step order. The machine counts slots and the driver picks them: which slot a batch
+was made in is known once it is produced. A slot is in exactly one state:
 
-    free → making (a production writes into it) → ready (waits for earlier steps) → sending → leased → free
+    free → promised (to a production) → ready (waits for earlier steps) → sending → leased → free
 """
 
 from __future__ import annotations
@@ -13,25 +14,84 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from feedd.errors import BadRequest, Draining, FeeddError
-from feedd.serve.instructions import Finish, Produce, Reclaim, Send, SendEnd, SendError
-from feedd.serve.leases import Leases
-from feedd.values import BatchReady, Cursor, EpochEnd
+from feedd.protocols import Produced
+from feedd.serve.instructions import Finish, Free, Produce, Reclaim, Send, SendEnd, SendError
+from feedd.values import Cursor, EpochEnd
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from feedd.protocols import Slots
     from feedd.serve.instructions import Instruction, Outcome
     from feedd.values import SlotRef
 
 CREDITS_MAX = 1 << 20  # far above any slot count, because a client's sum must stay bounded
 
 
+class Leases:
+    """The session's ledger. A lease exists only while the client's lifeline does: without it nobody could end one.
+
+    Attributes:
+        attached: whether the client's lifeline is there.
+        stale_count: releases refused because no such lease was held.
+        taken_count: slots that are not free: promised to a production, holding a batch, or leased.
+    """
+
+    def __init__(self, slot_count: int) -> None:
+        self._slot_count = slot_count
+        self._held: dict[int, SlotRef] = {}
+        self.attached = False
+        self.stale_count = 0
+        self.taken_count = 0
+
+    @property
+    def held_count(self) -> int:
+        """Slots the client holds."""
+        return len(self._held)
+
+    def promise(self) -> bool:
+        """Set one slot aside for a production; False: all are taken."""
+        if self.taken_count >= self._slot_count:
+            return False
+        self.taken_count += 1
+        return True
+
+    def unused(self) -> None:
+        """Count a promised slot as free: nothing was made in it."""
+        self.taken_count -= 1
+
+    def free(self, slot: SlotRef) -> Free:
+        """Count a slot the client does not hold as free."""
+        self.taken_count -= 1
+        return Free(slot)
+
+    def lease(self, slot: SlotRef) -> bool:
+        """Let the client hold it; False, and nothing happens, where there is no lifeline."""
+        if self.attached:
+            self._held[slot.index] = slot
+        return self.attached
+
+    def release(self, slot: SlotRef) -> list[Instruction]:
+        """End a lease; one that is not held (any more) is counted and nothing else."""
+        if self._held.get(slot.index) != slot:
+            self.stale_count += 1
+            return []
+        del self._held[slot.index]
+        return [self.free(slot)]
+
+    def reclaim(self, keep: Iterable[SlotRef] = ()) -> list[Instruction]:
+        """End all leases but those in ``keep``."""
+        kept = set(keep)
+        ended = tuple(slot for slot in self._held.values() if slot not in kept)
+        for slot in ended:
+            del self._held[slot.index]
+        self.taken_count -= len(ended)
+        return [Reclaim(ended)] if ended else []
+
+
 @dataclass(slots=True)
 class _Step:
-    """One step of the stream: being made, or made and waiting for its turn."""
+    """One step of the stream: being made (without an outcome), or waiting for its turn."""
 
-    slot: SlotRef | None  # None: the slot is free again
     outcome: Outcome = None
 
 
@@ -59,7 +119,7 @@ class StreamMachine:
         self._next_seq = 0
         self._credits = 0
         self._line: deque[_Step] = deque()
-        self._making: dict[int, _Step] = {}
+        self._making: dict[int, _Step] = {}  # by step
         self._sending: dict[int, SlotRef] = {}  # by seq
         self._planned_all = False  # no further Produce
         self._ended = False  # SendEnd, SendError or Finish was returned
@@ -79,9 +139,9 @@ class StreamMachine:
         return len(self._making)
 
     @property
-    def taken_count(self) -> int:
-        """Number of slots making, ready or sending."""
-        return len(self._making) + len(self._sending) + len(self._made())
+    def ended(self) -> bool:
+        """Whether it is gone and no slot is promised to it, or holds a batch of its own."""
+        return self._gone and not self._making
 
     @property
     def awaits(self) -> str:
@@ -97,24 +157,23 @@ class StreamMachine:
 
     def releases(self, slots: Iterable[SlotRef]) -> list[Instruction]:
         """End leases, of this stream or an earlier one."""
-        for slot in slots:
-            self._leases.release(slot)
-        return self._advance()
+        freed = [item for slot in slots for item in self._leases.release(slot)]
+        return freed + self._advance()
 
-    def produced(self, slot: SlotRef, outcome: Outcome) -> list[Instruction]:
-        """Handle the result of a ``Produce``; None: it was cancelled."""
-        step = self._making.pop(slot.index)
-        assert step.slot == slot, "a production of another generation"
+    def produced(self, at: Cursor, outcome: Outcome) -> list[Instruction]:
+        """Take the result of a ``Produce``; None where it was cancelled."""
+        step = self._making.pop(at.step)
+        if not isinstance(outcome, Produced):
+            self._leases.unused()  # whoever waits for the steps before it may use it
         if self._ended or self._gone:
-            self._leases.free(slot)
-            return []
-        if not isinstance(outcome, BatchReady):
+            return [self._leases.free(outcome.slot)] if isinstance(outcome, Produced) else []
+        if not isinstance(outcome, Produced):
             self._planned_all = True
-            step.slot = None
-            self._leases.free(slot)  # earlier steps that wait for a slot may use it
-        elif outcome.cursor.anchors is self._anchor.anchors or outcome.cursor.window >= self._anchor.window:
-            self._anchor = outcome.cursor
-        step.outcome = outcome or FeeddError("the production was cancelled", stage="serve")
+        else:
+            cursor = outcome.batch.cursor
+            if cursor.anchors is self._anchor.anchors or cursor.window >= self._anchor.window:
+                self._anchor = cursor
+        step.outcome = outcome or FeeddError("expected a batch, got a cancelled production", stage="serve")
         return self._advance()
 
     def sent(self, seq: int, *, held: bool) -> list[Instruction]:
@@ -123,11 +182,11 @@ class StreamMachine:
         A lease counts as held before its write returns, because the client may release it earlier.
         """
         slot = self._sending.pop(seq)
-        if not held:
-            self._leases.free(slot)
-        elif self._leases.lease(slot) and not self._half_closed:
+        leased = held and self._leases.lease(slot)
+        if leased and not self._half_closed:
             return []  # the usual case: nothing became free
-        return self._advance()
+        freed: list[Instruction] = [] if leased else [self._leases.free(slot)]
+        return freed + self._advance()
 
     def half_closed(self) -> list[Instruction]:
         """Handle the client's half-close: serve its remaining credits as far as its slots go, then finish."""
@@ -140,32 +199,27 @@ class StreamMachine:
         """End the stream with an in-band error."""
         return self._end(SendError(error))
 
-    def gone(self) -> None:
-        """End the stream: finished batches that were not handed out are freed now, running ones when they end."""
+    def gone(self) -> list[Instruction]:
+        """Forget the stream: what it made and did not hand out is free, what is being made is freed when it ends."""
         self._gone = True
-        self._drop_line()
-        for slot in self._sending.values():
-            self._leases.free(slot)
+        freed = self._drop_line() + [self._leases.free(slot) for slot in self._sending.values()]
         self._sending.clear()
+        return freed
 
     # ------------------------------------------------------------------ inside
 
-    def _drop_line(self) -> None:
-        """Free finished batches; running productions are freed when they end."""
-        for slot in self._made():
-            self._leases.free(slot)
+    def _drop_line(self) -> list[Instruction]:
+        """Free what is made; what is being made is freed when it ends."""
+        made = [step.outcome for step in self._line]
         self._line.clear()
-
-    def _made(self) -> list[SlotRef]:
-        """Return the slots of batches that wait for their turn."""
-        return [step.slot for step in self._line if step.slot is not None and step.slot.index not in self._making]
+        return [self._leases.free(one.slot) for one in made if isinstance(one, Produced)]
 
     def _end(self, last: SendEnd | SendError) -> list[Instruction]:
         if self._ended or self._gone:
             return []
-        self._drop_line()
+        freed = self._drop_line()
         self._ended = True
-        return [last, Finish()] if self._half_closed else [last]
+        return [*freed, last, Finish()] if self._half_closed else [*freed, last]
 
     def _advance(self) -> list[Instruction]:
         """Send the next finished batches in order, then plan steps as credits and slots allow."""
@@ -178,9 +232,8 @@ class StreamMachine:
                 return out + self._end(SendEnd(outcome, self._samples, self._bad_samples))
             if isinstance(outcome, FeeddError):
                 return out + self._end(SendError(outcome))
-            slot = line.popleft().slot
-            assert slot is not None, "a batch without a slot"
-            out.append(self._send(slot, outcome))
+            line.popleft()
+            out.append(self._send(outcome))
         while self._credits and not self._planned_all and (planned := self._plan()) is not None:
             out.append(planned)
         if self._half_closed and not line and not self._sending:
@@ -188,49 +241,46 @@ class StreamMachine:
             out.append(Finish())
         return out
 
-    def _send(self, slot: SlotRef, batch: BatchReady) -> Send:
-        seq = self._next_seq
+    def _send(self, made: Produced) -> Send:
+        seq, batch = self._next_seq, made.batch
         self._next_seq += 1
-        self._sending[seq] = slot
+        self._sending[seq] = made.slot
         self._samples += batch.samples or batch.rows
         self._bad_samples += batch.bad_samples
-        return Send(seq, batch, slot)
+        return Send(seq, batch, made.slot)
 
     def _plan(self) -> Produce | None:
-        """Plan the next step; None if there is no slot for it."""
-        anchor = self._anchor
-        at = Cursor(anchor.epoch, self._next_step, anchor.anchors)
-        slot = self._leases.take(at)
-        if slot is None:
+        """Plan the next step; None: there is no slot for it."""
+        if not self._leases.promise():
             return None
+        at = Cursor(self._anchor.epoch, self._next_step, self._anchor.anchors)
         self._next_step += self._stride
         self._credits -= 1
-        step = _Step(slot)
+        self._making[at.step] = step = _Step()
         self._line.append(step)
-        self._making[slot.index] = step
-        return Produce(at, slot)
+        return Produce(at)
 
 
 class SessionMachine:
     """One session: its lifeline, its leases, and the current stream."""
 
-    def __init__(self, slots: Slots, consumer_count: int = 1, consumer_index: int = 0) -> None:
+    def __init__(self, slot_count: int, consumer_count: int = 1, consumer_index: int = 0) -> None:
         """Start without stream and without lifeline.
 
         Args:
-            slots: the session's arena; only the machine takes slots and gives them back.
+            slot_count: slots of the session. The driver releases a slot only as the machine says.
             consumer_count: DataLoader workers that split the rank's steps.
             consumer_index: the worker that this session feeds; it gets the steps ``s`` with ``s % count == index``.
         """
         self._consumer_count = consumer_count
         self._consumer_index = consumer_index
-        self.leases = Leases(slots)
+        self.leases = Leases(slot_count)
         self.stream: StreamMachine | None = None
 
     @property
     def taken_count(self) -> int:
-        """Number of slots in any state but free."""
-        return self.leases.held_count + (0 if self.stream is None else self.stream.taken_count)
+        """Slots in any state but free."""
+        return self.leases.taken_count
 
     def lifeline_came(self) -> None:
         """Handle a new lifeline: the client mapped the arena and can be given leases."""
@@ -239,7 +289,7 @@ class SessionMachine:
     def lifeline_gone(self) -> list[Instruction]:
         """Handle the end of the lifeline: the client process is gone, and its slots are free."""
         self.leases.attached = False
-        out = self._reclaim()
+        out = self.leases.reclaim()
         if self.stream is not None and self.stream.leasing:
             why = "the arena's connection ended while leases are streamed"
             out += self.stream.fail(BadRequest(why, stage="serve"))
@@ -256,7 +306,7 @@ class SessionMachine:
             held: leases that the client knows it holds; if given, all others are freed.
         """
         assert self.stream is None, "the former stream has not been ended"
-        out = [] if held is None else self._reclaim(held)
+        out = [] if held is None else self.leases.reclaim(held)
         step = cursor.step + (self._consumer_index - cursor.step) % self._consumer_count
         first = Cursor(cursor.epoch, step, cursor.anchors)
         leasing = self.leases.attached and not inline_only
@@ -271,14 +321,10 @@ class SessionMachine:
     def stream_ended(self) -> None:
         """Drop the stream after ``gone``, once all its productions have ended."""
         assert self.stream is not None, "no stream to end"
-        assert not self.stream.taken_count, "the stream's productions have not ended"
+        assert self.stream.ended, "the stream's productions have not ended"
         self.stream = None
 
     def close(self) -> list[Instruction]:
         """End the session and reclaim all leases; its stream has ended before."""
         assert self.stream is None, "closed with a stream"
-        return self._reclaim()
-
-    def _reclaim(self, keep: Iterable[SlotRef] = ()) -> list[Instruction]:
-        slots = self.leases.reclaim(keep)
-        return [Reclaim(slots)] if slots else []
+        return self.leases.reclaim()

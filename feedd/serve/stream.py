@@ -11,7 +11,7 @@ import grpc
 from feedd.errors import BadRequest, FeeddError
 from feedd.serve.grpc_status import as_feedd_error
 from feedd.serve.idle_stream import IdleStream
-from feedd.serve.instructions import Finish, Produce, Reclaim, Send, SendEnd, SendError
+from feedd.serve.instructions import Finish, Free, Produce, Reclaim, Send, SendEnd, SendError
 from feedd.serve.stream_meter import StreamMeter
 from feedd.serve.transport import InlineTransport, SlotTransport
 from feedd.wire import feedd_pb2 as pb
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from feedd.serve.served_session import HostedSession
     from feedd.serve.server_options import ServeOptions
     from feedd.serve.session_machine import StreamMachine
+    from feedd.values import Cursor
 
     Context = grpc.aio.ServicerContext[pb.StreamRequest, bytes]
 
@@ -53,7 +54,8 @@ class StreamCall:
         self._slot_transport = SlotTransport(context.write)
         self._inline_transport = InlineTransport(context.write, hosted.feed.slots.view, options.chunk_size_bytes)
         self._meter = StreamMeter(hosted.recorder, hosted.clock)
-        self._jobs: deque[Produce] = deque()
+        self._jobs: deque[Cursor] = deque()
+        self._alone: set[int] = set()  # steps to be made by themselves
         self._outbox: deque[Send | SendEnd | SendError | Finish] = deque()
         self._wake = asyncio.Event()
         self._silence = IdleStream(self._wake.set)
@@ -73,9 +75,9 @@ class StreamCall:
         """Carry out instructions, or pass them to the tasks that do."""
         for instruction in instructions:
             if isinstance(instruction, Produce):
-                self._jobs.append(instruction)
-            elif isinstance(instruction, Reclaim):
-                self._hosted.count_reclaimed(instruction)
+                self._jobs.append(instruction.at)
+            elif isinstance(instruction, Free | Reclaim):
+                self._hosted.free(instruction)
             else:
                 self._outbox.append(instruction)
         if self._outbox:
@@ -112,9 +114,9 @@ class StreamCall:
     def _leave(self) -> None:
         """Tell the machine before the tasks are cancelled, so that nothing new is planned meanwhile."""
         self._stopped = True
-        self._machine.gone()
+        self.apply(self._machine.gone())
         while self._jobs:
-            self._machine.produced(self._jobs.popleft().slot, None)
+            self.apply(self._machine.produced(self._jobs.popleft(), None))
 
     # ------------------------------------------------------------------ events in
 
@@ -164,49 +166,51 @@ class StreamCall:
             lane.close()  # another task failed and the group is ending; _leave frees the jobs
 
     async def _lane(self) -> None:
-        """Take jobs until there are none; each lane takes as many jobs together as the session suggests."""
-        at_once = self._hosted.feed.info.at_once
+        """Take jobs until there are none; each lane has as many productions under way as it pays to start at once."""
         while self._jobs:
-            jobs = [self._jobs.popleft() for _ in range(min(at_once, len(self._jobs)))]
+            steps = self._next_steps()
             self._ask_help()
-            outcomes: Sequence[Outcome] = [None] * len(jobs)
+            outcomes: Sequence[Outcome] = [None] * len(steps)
             try:
-                outcomes = await self._produce(jobs)
-                self._put_back(jobs[len(outcomes) :])
-                del jobs[len(outcomes) :]
+                outcomes = await self._produce(steps)
+                self._put_back(steps[len(outcomes) :])
             finally:
-                self.apply(
-                    [
-                        follows
-                        for job, outcome in zip(jobs, outcomes, strict=True)
-                        for follows in self._machine.produced(job.slot, outcome)
-                    ]
-                )
-            await asyncio.sleep(0)  # sends the finished batches before the next planning, which takes milliseconds
+                out: list[Instruction] = []
+                for at, outcome in zip(steps, outcomes, strict=False):  # what was put back has none
+                    out += self._machine.produced(at, outcome)
+                self.apply(out)
+            await asyncio.sleep(0)  # what is made goes out before the next is planned, which takes milliseconds
 
-    def _put_back(self, jobs: Sequence[Produce]) -> None:
-        """Return jobs to the queue, ordered by step, because another lane may have returned later steps."""
-        if jobs:
-            self._jobs = deque(sorted((*jobs, *self._jobs), key=lambda job: job.at.step))
+    def _next_steps(self) -> list[Cursor]:
+        """Take the jobs that are to be made together."""
+        steps = [self._jobs.popleft()]
+        if steps[0].step not in self._alone:
+            at_once = self._hosted.feed.info.at_once
+            while self._jobs and len(steps) < at_once and self._jobs[0].step not in self._alone:
+                steps.append(self._jobs.popleft())
+        return steps
 
-    async def _produce(self, jobs: Sequence[Produce]) -> Sequence[Outcome]:
-        if len(jobs) > 1:
-            try:
-                return await self._hosted.feed.produce_together([(job.at, job.slot) for job in jobs])
-            except FeeddError:
-                pass  # each job is then run alone, to see which one fails
-            except Exception as error:  # noqa: BLE001 -- as in _produce_one
-                as_feedd_error(error, f"producing {len(jobs)} steps from {jobs[0].at.step} of epoch {jobs[0].at.epoch}")
-            return [await self._produce_one(job) for job in jobs]
-        return [await self._produce_one(jobs[0])]
+    def _put_back(self, steps: Sequence[Cursor]) -> None:
+        """Have jobs taken again, before those of later steps: another lane may have put back such."""
+        if self._stopped:
+            for at in steps:
+                self.apply(self._machine.produced(at, None))
+        elif steps:
+            self._jobs = deque(sorted((*steps, *self._jobs), key=lambda at: at.step))
 
-    async def _produce_one(self, job: Produce) -> Outcome:
+    async def _produce(self, steps: Sequence[Cursor]) -> Sequence[Outcome]:
+        """Return what came of the leading steps. Where several failed together it is nothing: each is made alone."""
         try:
-            return await self._hosted.feed.produce(job.at, job.slot)
+            return await self._hosted.feed.produce(steps)
         except FeeddError as error:
-            return error
-        except Exception as error:  # noqa: BLE001 -- a defect must not end other sessions; it is logged
-            return as_feedd_error(error, f"producing step {job.at.step} of epoch {job.at.epoch}")
+            failure = error
+        except Exception as error:  # noqa: BLE001 -- a defect below must not take other sessions down; it is logged
+            more = f" and {len(steps) - 1} more" if len(steps) > 1 else ""
+            failure = as_feedd_error(error, f"producing step {steps[0].step}{more} of epoch {steps[0].epoch}")
+        if len(steps) == 1:
+            return [failure]
+        self._alone.update(at.step for at in steps)
+        return []
 
     # ------------------------------------------------------------------ messages out
 

@@ -4,8 +4,8 @@ Jobs of a group run side by side, each at its own pace. A batch is decoded when 
 of the group, and kept until all have taken it or its room is needed for a later one. Who comes after that has it
 decoded once more: nothing is lost by being slow but the sharing, and it is counted.
 
-A client that can read the group's memory without changing it is lent the batch where it lies (``SharedLeases``); others
-get a copy in a slot of their own.
+A client that can read the group's memory without changing it is lent the batch where it lies; others get a copy in a
+slot of their own (``sessions.group_members``).
 """
 
 from __future__ import annotations
@@ -18,24 +18,22 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from feedd.errors import Internal
 from feedd.flow.pools import CPU
 from feedd.flow.singleflight import SingleFlight
 from feedd.flow.tasks import off_loop, to_its_end
 from feedd.metrics import PIPELINE_SHARED
 from feedd.sessions.shared_batches import WINDOW_BATCHES, Keeping
-from feedd.values import SlotRef
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Hashable, Sequence
-    from contextlib import AbstractContextManager
+    from collections.abc import Awaitable, Callable, Hashable
 
     from feedd.batching.assembler import Assembler
     from feedd.catalog.stages import Stages
     from feedd.flow.arena import Arena
-    from feedd.ordering.batch_plan import BatchRows
+    from feedd.ordering.batch_plan import BatchPlan
+    from feedd.sessions.own_batches import BatchDecoder
     from feedd.sessions.shared_batches import Kept
-    from feedd.values import BatchReady, Cursor, ObjectRef, ShardIndex
+    from feedd.values import BatchReady, SlotRef
 
 LEASES_MOST = 8  # of one session where the daemon chooses: the group looks ahead for all of them
 _LENDERS = 4
@@ -77,6 +75,11 @@ class SharedBatches:
         """Where its batches lie; the group's."""
         return self._arena
 
+    @property
+    def assembler(self) -> Assembler:
+        """Decodes into that arena."""
+        return self._assembler
+
     def join(self, member: object) -> None:
         """Add a session; what was made before it came is not kept for it."""
         self._kept.join(member)
@@ -90,20 +93,19 @@ class SharedBatches:
         self._kept.leave(member)
         self._freed.set()
 
-    async def batch(
-        self,
-        member: object,
-        rows: BatchRows,
-        refs: Sequence[ObjectRef],
-        indexes: Sequence[ShardIndex],
-        into: memoryview,
-    ) -> BatchReady:
+    async def copy(self, member: object, plan: BatchPlan, decoder: BatchDecoder, into: memoryview) -> BatchReady:
         """Copy the decoded batch into ``into``, decoding it first where nobody has.
 
+        Args:
+            member: that joined.
+            plan: of the batch.
+            decoder: the member's, into the group's arena.
+            into: a slot of the member's.
+
         Raises:
-            As ``Assembler.fill`` and the cache do.
+            As ``BatchDecoder.decode``.
         """
-        kept = await self._found(None, rows, refs, indexes)
+        kept = await self._found(None, plan, decoder)
         kept.reader_count += 1
         try:
             return await self._copied(kept, into)
@@ -111,36 +113,26 @@ class SharedBatches:
             self._kept.copied(kept, member)
             self._freed.set()
 
-    async def lend(
-        self,
-        holder: SharedLeases,
-        ticket: SlotRef,
-        rows: BatchRows,
-        refs: Sequence[ObjectRef],
-        indexes: Sequence[ShardIndex],
-    ) -> BatchReady:
-        """Lend the decoded batch to a member, until it gives ``ticket`` back; decode it first where nobody has.
+    async def lease(self, holder: object, plan: BatchPlan, decoder: BatchDecoder) -> Kept:
+        """Lend the decoded batch to a member until it lets go; decode it first where nobody has.
+
+        A batch too large for a slot is not lent: it travels by itself.
 
         Raises:
-            As ``batch``.
+            As ``copy``.
         """
-        kept = await self._found(holder, rows, refs, indexes)
-        if kept.slot is None:  # too large for a slot: it travels by itself
+        kept = await self._found(holder, plan, decoder)
+        if kept.slot is None:
             kept.taken_by.add(holder)
             self._kept.sweep()
-            return kept.ready
-        self._kept.hold(kept, holder)
-        holder.lent(ticket, kept)
-        return replace(kept.ready, place=kept.slot.index)
+        else:
+            self._kept.hold(kept, holder)
+        return kept
 
-    def let_go(self, kept: Kept, holder: SharedLeases) -> None:
+    def let_go(self, kept: Kept, holder: object) -> None:
         """End the lease of a batch."""
         self._kept.let_go(kept, holder)
         self._freed.set()
-
-    def check_failures(self, at: Cursor) -> None:
-        """Make sure that the epoch's steps up to ``at`` are within the failure budget; see ``Assembler``."""
-        self._assembler.check_failures(at)
 
     async def close(self) -> None:
         """End what is under way and free the memory."""
@@ -150,27 +142,21 @@ class SharedBatches:
         self._assembler.close()
         self._arena.close()
 
-    async def _found(
-        self, holder: SharedLeases | None, rows: BatchRows, refs: Sequence[ObjectRef], indexes: Sequence[ShardIndex]
-    ) -> Kept:
+    async def _found(self, holder: object, plan: BatchPlan, decoder: BatchDecoder) -> Kept:
         """Return the batch, decoded if need be; nothing is awaited after it was found."""
-        key = (rows.cursor.epoch, rows.cursor.step)
+        key = (plan.cursor.epoch, plan.cursor.step)
         while (kept := self._kept.find(key, holder)) is None:
-            await self._flight.do(key, lambda: self._make(key, rows, refs, indexes))
+            await self._flight.do(key, lambda: self._make(key, plan, decoder))
         if kept.taken_by:
             self._stages.recorder.count(PIPELINE_SHARED, outcome="taken")
         return kept
 
-    async def _make(
-        self, key: tuple[int, int], rows: BatchRows, refs: Sequence[ObjectRef], indexes: Sequence[ShardIndex]
-    ) -> Kept:
+    async def _make(self, key: tuple[int, int], plan: BatchPlan, decoder: BatchDecoder) -> Kept:
         self._stages.recorder.count(PIPELINE_SHARED, outcome="again" if key <= self._furthest else "made")
         self._furthest = max(key, self._furthest)
         slot = await self._room()
         try:
-            ready = await self._stages.inflight.read(
-                list(refs), rows, lambda files: self._assembler.fill(rows, indexes, files, slot), self
-            )
+            (ready,) = await decoder.decode([plan], [slot], self)
         except BaseException:
             self._free(slot)
             raise
@@ -204,95 +190,6 @@ class SharedBatches:
     def _free(self, slot: SlotRef) -> None:
         self._arena.give_back(slot)
         self._freed.set()
-
-
-class SharedLeases:
-    """One session's leases on batches that lie in its group's arena (seam ``Slots``).
-
-    A ticket's number says nothing of where a batch lies: ``BatchReady.place`` does.
-    """
-
-    def __init__(self, count: int) -> None:
-        self._entered: SharedBatches | None = None
-        self._generations = [0] * count
-        self._free = list(range(count - 1, -1, -1))
-        self._taken: dict[SlotRef, Kept | None] = {}
-
-    def __repr__(self) -> str:
-        return f"SharedLeases({len(self._taken)}/{len(self._generations)})"
-
-    def enter(self, group: SharedBatches) -> bool:
-        """Lease from a group that was joined; False: it has not slots enough."""
-        self._entered = group
-        return group.admit(self, self.slot_count)
-
-    @property
-    def group(self) -> SharedBatches:
-        """Whose batches these are."""
-        assert self._entered is not None, "leases without a group"
-        return self._entered
-
-    @property
-    def slot_count(self) -> int:
-        """How many."""
-        return len(self._generations)
-
-    @property
-    def slot_bytes(self) -> int:
-        """Size of each of the group's slots."""
-        return self.group.arena.slot_bytes
-
-    def client_mapping(self) -> AbstractContextManager[int]:
-        """Hand the group's memfd to one client; the group's memory counts until the exit."""
-        return self.group.arena.client_mapping()
-
-    @property
-    def taken_count(self) -> int:
-        """Leases in use."""
-        return len(self._taken)
-
-    def take(self, at: Cursor | None = None) -> SlotRef | None:
-        """Return a ticket nobody holds, under a fresh generation, or None; ``at`` is for the group to find."""
-        del at
-        if not self._free:
-            return None
-        index = self._free.pop()
-        self._generations[index] += 1
-        ticket = SlotRef(index, self._generations[index])
-        self._taken[ticket] = None
-        return ticket
-
-    def lent(self, ticket: SlotRef, kept: Kept) -> None:
-        """Take note of what was lent on a ticket that was taken."""
-        self._taken[ticket] = kept
-
-    def give_back(self, slot: SlotRef) -> bool:
-        """Free the ticket, and let go of what was lent on it; False where this use of it is over already."""
-        if slot not in self._taken:
-            return False
-        kept = self._taken.pop(slot)
-        self._free.append(slot.index)
-        if kept is not None:
-            self.group.let_go(kept, self)
-        return True
-
-    def view(self, slot: SlotRef) -> memoryview:
-        """Return the bytes that were lent on a ticket.
-
-        Raises:
-            Internal: nothing was.
-        """
-        kept = self._taken.get(slot)
-        if kept is None or kept.slot is None:
-            raise Internal(f"expected a ticket with a batch, got {slot.index} of generation {slot.generation}")
-        return self.group.arena.view(kept.slot)
-
-    def keep_lent(self) -> None:
-        """Leave what is lent out of use for as long as the group lasts: a client may go on reading it."""
-        self._taken = dict.fromkeys(self._taken)
-
-    def close(self) -> None:
-        """Nothing of its own is to be freed."""
 
 
 class Sharing:

@@ -1,30 +1,31 @@
 """The first batches of the next epoch, decoded into slots that nobody needs while the trainer takes the last of this.
 
-They lie in the session's own slots, and a stream that asks for one of them is given the slot it lies in: no memory of
-their own, no copy. Whoever needs such a slot for something else gets it at once: the batch is then made when it is
-asked for.
+They lie in free slots of the session's arena, and whoever asks for such a batch gets the slot it lies in: no memory of
+its own, no copy. A production that finds no other slot takes one of these: that batch is decoded when it is asked for.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
 
-from feedd.cache.pinned_reads import with_pinned
 from feedd.errors import FeeddError
-from feedd.values import Cursor, EpochEnd
+from feedd.protocols import Produced
+from feedd.sessions.own_batches import plan_leading
+from feedd.values import Cursor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from feedd.flow.arena import Arena
     from feedd.ordering.batch_plan import BatchPlan
     from feedd.ordering.mixed_reader import AnyReader
-    from feedd.sessions.filling import Filling
+    from feedd.sessions.own_batches import BatchDecoder
     from feedd.values import BatchReady, SlotRef
 
 AHEAD_BATCHES = 2
@@ -39,23 +40,22 @@ class AheadParts:
 
     Attributes:
         arena: the session's.
-        filling: likewise.
+        decoder: likewise.
         reader: makes a reader of the session's plan; its own stands in another epoch.
         steps: of the session's consumer, the first ones of an epoch.
-        at_once: how many of them are made together.
+        tasks: where decoding runs.
     """
 
     arena: Arena
-    filling: Filling
+    decoder: BatchDecoder
     reader: Callable[[], AnyReader]
     steps: tuple[int, ...]
-    at_once: int
     tasks: asyncio.TaskGroup
 
 
 @dataclass(slots=True, eq=False)
 class _Early:
-    """A batch that is, or is being, made ahead.
+    """A batch that is, or is being, decoded in advance.
 
     Attributes:
         task: makes it and others; what could not be made is not in its list. Until it is done the slot is written to.
@@ -80,7 +80,7 @@ class _Early:
 
 
 class NextEpochPrefetch:
-    """One session's slots (seam ``Slots``), the free ones of them put to use between epochs.
+    """Puts one session's free slots to use between epochs.
 
     Nothing that fails here is an error: the batch is then made when it is asked for.
     """
@@ -91,80 +91,85 @@ class NextEpochPrefetch:
         self._epoch = -1
         self._reader: AnyReader | None = None
         self._left: list[int] = []  # steps not begun
-        self._held: list[_Early] = []  # in slots that count as free
-        self._handed: dict[SlotRef, _Early] = {}  # in slots that were taken, nobody has produced into them yet
-
-    @property
-    def slot_count(self) -> int:
-        """How many slots."""
-        return self._arena.slot_count
-
-    @property
-    def slot_bytes(self) -> int:
-        """Size of each."""
-        return self._arena.slot_bytes
-
-    def view(self, slot: SlotRef) -> memoryview:
-        """Return the slot's bytes.
-
-        Raises:
-            Internal: this use of the slot is over.
-        """
-        return self._arena.view(slot)
-
-    def take(self, at: Cursor | None = None) -> SlotRef | None:
-        """Return the slot in which the batch at ``at`` lies, or a free one; None only where all are taken."""
-        if at is not None:
-            self._turn_to(at)
-        early = self._found(at)
-        if early is None:
-            slot = self._arena.take()
-            if slot is not None or not self._held:
-                return slot
-            early = min(self._held, key=lambda one: (one.wanted, -one.step))
-            early.wanted = False
-            early.task.cancel()
-        self._held.remove(early)
-        self._handed[early.slot] = early
-        return early.slot
-
-    def give_back(self, slot: SlotRef) -> bool:
-        """Free the slot; a batch that was made ahead and that nobody came to produce waits on in it."""
-        if any(early.slot == slot for early in self._held):
-            return False
-        early = self._handed.pop(slot, None)
-        if early is None:
-            freed = self._arena.give_back(slot)
-            self._begin_next()
-            return freed
-        self._held.append(early)
-        if not early.wanted or early.epoch != self._epoch:
-            self._drop(early)
-        return True
+        self._held: list[_Early] = []  # their slots count as free for whoever makes batches
 
     def begin(self, epoch: int) -> None:
         """Start on an epoch, once: all batches of the one before are made, or being decoded."""
         if epoch != self._epoch:
             self._drop_all()
             self._epoch, self._left, self._reader = epoch, list(self._parts.steps), None
-            self._begin_next()
+            self.begin_next()
 
-    async def batch(self, slot: SlotRef) -> BatchReady | None:
-        """Return the batch made ahead in a slot that was taken for it; None: the slot is to be written to.
+    def begin_next(self) -> None:
+        """Make the next batches where there are any, slots are free for them, and none is being made."""
+        if not self._left or any(not early.task.done() for early in self._held):
+            return
+        count = min(self._parts.decoder.assembler.at_once, len(self._left))
+        if self._arena.slot_count - self._arena.taken_count < count:
+            return  # asked again when one is given back
+        slots = [slot for slot in (self._arena.take() for _ in range(count)) if slot is not None]
+        steps, self._left = self._left[: len(slots)], self._left[len(slots) :]
+        task = self._parts.tasks.create_task(self._make([Cursor(self._epoch, step) for step in steps], slots))
+        begun = [
+            _Early(self._epoch, step, slot, task, place)
+            for place, (step, slot) in enumerate(zip(steps, slots, strict=True))
+        ]
+        self._held += begun
+        task.add_done_callback(lambda _: self._ended(begun))
 
-        Cancelled, it leaves things as they are: the slot is not free before it is given back.
+    def claim(self, plans: Sequence[BatchPlan]) -> tuple[Sequence[BatchPlan], list[_Early]]:
+        """Divide batches that somebody asks for.
+
+        Returns:
+            The leading ones, all of which are decoded in advance, or none; and what is decoded, to be collected.
         """
-        early = self._handed.get(slot)
-        if early is None:
-            return None
-        if not early.task.done():
-            await asyncio.wait([early.task])
-        del self._handed[slot]
-        return early.made if early.wanted else None
+        self._turn_to(plans[0].cursor, plans[-1].cursor)
+        if not self._held:  # nearly always
+            return plans, []
+        found = [self._found(plan.cursor) for plan in plans]
+        in_advance = found[0] is not None
+        leading = list(itertools.takewhile(lambda early: (early is not None) == in_advance, found))
+        claimed = [early for early in leading if early is not None]
+        for early in claimed:
+            self._held.remove(early)
+        return plans[: len(leading)], claimed
 
-    def holds(self, slot: SlotRef) -> bool:
-        """Whether something was, or is being, made ahead in a slot that is taken."""
-        return slot in self._handed
+    async def collect(self, claimed: Sequence[_Early]) -> list[Produced]:
+        """Return the leading ones of claimed batches, whose slots are then the caller's. None: the first has failed.
+
+        Cancelled, it leaves all of them for whoever asks next.
+        """
+        try:
+            if pending := [early.task for early in claimed if not early.task.done()]:
+                await asyncio.wait(pending)
+        except asyncio.CancelledError:
+            self._unclaim(claimed)
+            raise
+        made: list[Produced] = []
+        for early in claimed:
+            if (batch := early.made) is None:
+                break
+            made.append(Produced(batch, early.slot))
+        self._unclaim(claimed[len(made) :])
+        return made
+
+    async def take(self) -> SlotRef:
+        """Take a free slot, or else one of a batch decoded in advance, once nothing is written to it any more."""
+        slot = self._arena.take()
+        if slot is not None:
+            return slot
+        assert self._held, "more batches are made than there are slots"
+        early = min(self._held, key=lambda one: (one.wanted, -one.step))
+        self._held.remove(early)
+        early.wanted = False
+        early.task.cancel()
+        try:
+            if not early.task.done():
+                await asyncio.wait([early.task])
+        except asyncio.CancelledError:
+            self._unclaim([early])
+            raise
+        return early.slot
 
     async def close(self) -> None:
         """End what is under way and give all slots back; idempotent."""
@@ -182,19 +187,27 @@ class NextEpochPrefetch:
 
     # ------------------------------------------------------------------ inside
 
-    def _found(self, at: Cursor | None) -> _Early | None:
-        if at is None or at.epoch != self._epoch:
+    def _found(self, at: Cursor) -> _Early | None:
+        if at.epoch != self._epoch:
             return None
         return next((early for early in self._held if early.wanted and early.step == at.step), None)
 
-    def _turn_to(self, at: Cursor) -> None:
-        """Let go of what a stream that stands at ``at`` will not ask for: its steps ascend."""
-        if at.epoch != self._epoch:
+    def _turn_to(self, first: Cursor, last: Cursor) -> None:
+        """Let go of what a stream that asks for these steps will not ask for: its steps ascend."""
+        if first.epoch != self._epoch:
             self._drop_all()
             return
-        self._left = [step for step in self._left if step > at.step]
-        for early in [early for early in self._held if early.step < at.step]:
+        self._left = [step for step in self._left if step > last.step]
+        for early in [early for early in self._held if early.step < first.step]:
             self._drop(early)
+
+    def _unclaim(self, claimed: Iterable[_Early]) -> None:
+        """Keep batches for whoever asks for them next; free the slots of those that nobody can get."""
+        for early in claimed:
+            self._held.append(early)
+            failed = early.task.done() and early.made is None
+            if failed or not early.wanted or early.epoch != self._epoch:
+                self._drop(early)
 
     def _drop_all(self) -> None:
         self._epoch = -1
@@ -213,23 +226,6 @@ class NextEpochPrefetch:
         self._held.remove(early)
         self._arena.give_back(early.slot)
 
-    def _begin_next(self) -> None:
-        """Make the next batches where there are any, slots are free for them, and none is being made."""
-        if not self._left or any(not early.task.done() for early in self._held):
-            return
-        count = min(self._parts.at_once, len(self._left))
-        if self._arena.slot_count - self._arena.taken_count < count:
-            return  # asked again when one is given back
-        slots = [slot for slot in (self._arena.take() for _ in range(count)) if slot is not None]
-        steps, self._left = self._left[: len(slots)], self._left[len(slots) :]
-        task = self._parts.tasks.create_task(self._make([Cursor(self._epoch, step) for step in steps], slots))
-        begun = [
-            _Early(self._epoch, step, slot, task, place)
-            for place, (step, slot) in enumerate(zip(steps, slots, strict=True))
-        ]
-        self._held += begun
-        task.add_done_callback(lambda _: self._ended(begun))
-
     def _ended(self, begun: Sequence[_Early]) -> None:
         for early in begun:
             failed = early.made is None
@@ -237,42 +233,16 @@ class NextEpochPrefetch:
                 self._free(early)
             if failed and early.wanted:
                 self._left.clear()
-        self._begin_next()
+        self.begin_next()
 
     async def _make(self, steps: Sequence[Cursor], slots: Sequence[SlotRef]) -> list[BatchReady]:
+        decoder = self._parts.decoder
+        self._reader = reader = self._reader or self._parts.reader()
         try:
-            if len(steps) > 1:
-                return await self._make_together(steps, slots)
-            return await self._make_one(steps[0], slots[0])
+            plans, _ = await plan_leading(steps, partial(decoder.draw, reader))
+            made = await decoder.decode(plans, slots[: len(plans)], self, early=True) if plans else []
         except FeeddError as error:
             at = steps[0]
             _log.debug("nothing was decoded ahead", epoch=at.epoch, step=at.step, reason=str(error))
             return []
-
-    async def _make_one(self, at: Cursor, slot: SlotRef) -> list[BatchReady]:
-        its, reader = self._parts.filling, self._its_reader()
-        rows = await its.catalog.rows(its.listing, reader, at)
-        if isinstance(rows, EpochEnd):
-            return []
-        shards = rows.shards.tolist()
-        refs = [its.listing.refs[shard] for shard in shards]
-        indexes = await its.catalog.indexes(its.listing, shards)
-        fill = partial(its.assembler.fill, early=True)
-        ready = await with_pinned(its.cache, refs, lambda files: fill(rows, indexes, files, slot))
-        return [ready] if ready.oversize is None else []  # it is not in the slot: memory of its own
-
-    async def _make_together(self, steps: Sequence[Cursor], slots: Sequence[SlotRef]) -> list[BatchReady]:
-        its, reader = self._parts.filling, self._its_reader()
-        batches: list[BatchPlan] = []
-        for at in steps:
-            drawn = await its.catalog.draw(its.listing, reader, at)
-            if isinstance(drawn, EpochEnd) or (batches and drawn.last_window != batches[0].last_window):
-                break  # the next window's shards may not be here yet
-            batches.append(drawn)
-        if not batches:
-            return []
-        return await its.together(batches, slots, early=True)
-
-    def _its_reader(self) -> AnyReader:
-        self._reader = self._reader or self._parts.reader()
-        return self._reader
+        return list(itertools.takewhile(lambda batch: batch.oversize is None, made))  # those lie in no slot

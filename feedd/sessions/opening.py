@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from feedd.batching.assembler import KEY_SPECS, Assembler, AssemblerOptions
 from feedd.batching.bad_samples import BadSampleOptions
-from feedd.batching.batch_group import are_plain, slots_together
 from feedd.batching.batch_recipes import estimated_bytes, resolve, resolved_by
+from feedd.batching.plain_batches import are_plain, slots_together
 from feedd.batching.slot_layout import lay_out
 from feedd.catalog.dataset_catalog import DatasetCatalog
 from feedd.catalog.index_prefetcher import IndexPrefetcher
@@ -32,10 +32,11 @@ from feedd.recipe.packed_rows import packing_of
 from feedd.sessions.column_types import typed
 from feedd.sessions.decoded_cache import Room, made_ready
 from feedd.sessions.feed_session import Session, SessionParts
-from feedd.sessions.filling import Filling
-from feedd.sessions.job_sharing import LEASES_MOST, SharedBatches, SharedLeases, Sharing, slots_to_lend
+from feedd.sessions.group_members import SharedCopies, SharedLeases
+from feedd.sessions.job_sharing import LEASES_MOST, SharedBatches, Sharing, slots_to_lend
 from feedd.sessions.next_epoch_prefetch import AHEAD_BATCHES, AheadParts, NextEpochPrefetch
 from feedd.sessions.notice_log import NoticeLog
+from feedd.sessions.own_batches import BatchDecoder, OwnBatches
 from feedd.sessions.prefetch_driver import PrefetchDriver, ReaderGroups
 from feedd.sessions.rank_plan import planned, windows_of
 from feedd.sessions.shared_batches import WINDOW_BATCHES
@@ -52,6 +53,8 @@ if TYPE_CHECKING:
     from feedd.converting.converting_cache import ConvertingCache
     from feedd.dataset.listing import Listing
     from feedd.ordering.mixed_reader import AnyReader
+    from feedd.sessions.feed_session import Batches
+    from feedd.sessions.group_members import GroupMember
     from feedd.sessions.rank_plan import Planned
     from feedd.values import OpenSpec, TensorSpec
 
@@ -162,9 +165,7 @@ class Pipeline:
             undo.push_async_callback(prefetch_driver.ended)
             undo.callback(prefetch_driver.close)
             prefetch_driver.enter(Cursor(request.spec.epoch))
-            memory, arena, classes = await self._slots(one)
-            within = arena.group.arena if isinstance(arena, SharedLeases) else arena
-            assembler = Assembler(self.stages, memory.recipes, within, self._assembling(one.number, request))
+            memory, batches, classes = await self._batches(one)
             tell_late = partial(self._notice_log.tell_more, request.spec.urls, NoticeKind.LATE_FIELDS)
             late = LateFields(listing, [source.fields for source in memory.found], tell_late)
             left_out = [source.left_out for source in memory.found]
@@ -174,27 +175,28 @@ class Pipeline:
             info = replace(
                 one.info(memory.recipes),
                 notices=notices,
-                at_once=1 if request.spec.share else assembler.at_once,  # jobs that share take one by one
-                places=within.slot_count if within is not arena else 0,
+                at_once=batches.at_once,
+                places=batches.shared_slot_count,
                 classes=classes,
             )
-            filling = Filling(listing, self.catalog, cache, assembler)
             parts = SessionParts(
-                info, filling, one.reader, prefetch_driver, arena, leave_windows=leave_windows, late=late
+                info,
+                self.catalog,
+                listing,
+                one.reader,
+                prefetch_driver,
+                batches,
+                leave_windows=leave_windows,
+                late=late,
             )
-            session = Session(parts, self.stages)
-            if request.spec.share:
-                await self._take_part(one, session, arena, memory)
-            elif isinstance(arena, Arena):
-                self._look_ahead(one, session, arena, filling)
             undo.pop_all()
-        return session
+        return Session(parts, self.stages)
 
-    async def _slots(self, one: _Opening) -> tuple[_Memory, Arena | SharedLeases, Classes]:
-        """Resolve the recipes; return memory for their batches, the session's slots, and what its labels stand for."""
+    async def _batches(self, one: _Opening) -> tuple[_Memory, Batches, Classes]:
+        """Resolve the recipes; return memory for their batches, what makes them, and what the labels stand for."""
         spec = one.request.spec
         size = _fixed_bytes(one.request) if one.reader.assigned.size else 1
-        arena: Arena | SharedLeases | None = None
+        arena: Arena | None = None
         more = size is not None and _may_need_more(spec, size)  # recipes then tell how many slots there are
         if size is not None and not spec.shared_arena and not more:  # memory takes as long as a shard: both at once
             (recipes, found, classes), arena = await both(self._resolved(one), self._arena(one, size))
@@ -202,12 +204,15 @@ class Pipeline:
             recipes, found, classes = await self._resolved(one)
             size = size or estimated_bytes(_specs(spec, recipes), spec.batch_size, found)
         memory = _Memory(self, size, one.request, recipes, found)
-        if spec.share and spec.shared_arena:
-            arena = await self._tickets(one, memory)
+        if spec.share and spec.shared_arena and (leases := await self._leases(one, memory)) is not None:
+            return memory, leases, classes
         if arena is None:
             plain = not (spec.keys or spec.share or one.request.filters) and are_plain(recipes)
             arena = await self._arena(one, size, together=plain)
-        return memory, arena, classes
+        if spec.share:
+            return memory, await self._copies(one, memory, arena), classes
+        assembler = Assembler(self.stages, recipes, arena, self._assembling(one.number, one.request))
+        return memory, self._own(one, arena, assembler), classes
 
     async def _resolved(self, one: _Opening) -> tuple[Recipes, list[Resolved], Classes]:
         """Label the samples, then resolve the recipes, which may name labels."""
@@ -215,34 +220,37 @@ class Pipeline:
         classes = await self._labelling.label(labelled, one.request, one.tables)
         return *await resolve(self.stages, self.catalog, one.listing, one.reader, one.request), classes
 
-    async def _tickets(self, one: _Opening, memory: _Memory) -> SharedLeases | None:
+    async def _leases(self, one: _Opening, memory: _Memory) -> SharedLeases | None:
         """Join the group of a session that reads batches where they lie; None: it has not slots for one more."""
         spec, key = one.request.spec, one.group_key
         count = spec.prefetch_batches or min(slots_for(memory.slot_bytes, spec.consumer_count), LEASES_MOST)
-        tickets = SharedLeases(self._within(count))
-        shared = await self._sharing.join(key, tickets, lambda: memory.lent(tickets.slot_count))
-        if tickets.enter(shared):
-            one.undo.push_async_callback(self._sharing.leave, key, tickets)
-            return tickets
-        await self._sharing.leave(key, tickets)
+        leases = SharedLeases(self._within(count))
+        group = await self._sharing.join(key, leases, lambda: memory.lent(leases.slot_count))
+        if leases.admitted(group):
+            self._enter(one, leases, group)
+            return leases
+        await self._sharing.leave(key, leases)
         return None
 
-    async def _take_part(self, one: _Opening, session: Session, arena: Arena | SharedLeases, memory: _Memory) -> None:
-        """Have a session's batches come from its group; who has tickets has joined already."""
-        key = one.group_key
-        if isinstance(arena, SharedLeases):
-            shared = arena.group
-        else:
-            shared = await self._sharing.join(key, session, memory.shared)
-        session.take_part(shared, lambda member: self._sharing.leave(key, member))
+    async def _copies(self, one: _Opening, memory: _Memory, arena: Arena) -> SharedCopies:
+        """Join the group of a session that copies batches into its own arena."""
+        copies = SharedCopies(arena, partial(self.stages.pool.detach, one.number))
+        self._enter(one, copies, await self._sharing.join(one.group_key, copies, memory.shared))
+        return copies
 
-    def _look_ahead(self, one: _Opening, session: Session, arena: Arena, filling: Filling) -> None:
-        """Have the next epoch's first batches decoded into a session's free slots."""
+    def _enter(self, one: _Opening, member: GroupMember, group: SharedBatches) -> None:
+        leave = partial(self._sharing.leave, one.group_key)
+        one.undo.push_async_callback(leave, member)
+        member.enter(group, BatchDecoder(self.stages, self.catalog, one.listing, group.assembler), leave)
+
+    def _own(self, one: _Opening, arena: Arena, assembler: Assembler) -> OwnBatches:
+        """Return the batches of a session that shares with none; the next epoch's first go into its free slots."""
         spec = one.request.spec
-        at_once = filling.assembler.at_once
-        count = max(AHEAD_BATCHES, at_once)
+        decoder = BatchDecoder(self.stages, self.catalog, one.listing, assembler)
+        count = max(AHEAD_BATCHES, assembler.at_once)
         first = tuple(spec.consumer_index + n * spec.consumer_count for n in range(count))
-        session.look_ahead(NextEpochPrefetch(AheadParts(arena, filling, one.plan.reader, first, at_once, self._group)))
+        prefetch = NextEpochPrefetch(AheadParts(arena, decoder, one.plan.reader, first, self._group))
+        return OwnBatches(arena, decoder, prefetch)
 
     async def decoded(self, slot_count: int, slot_bytes: int, request: Request, recipes: Recipes) -> SharedBatches:
         """Return memory for the batches of a group, decoded there once for all of its sessions.
@@ -265,10 +273,6 @@ class Pipeline:
         bad_sample_handler = BadSampleOptions(request.policy, request.spec.bad_samples_max, self._quarantine)
         return AssemblerOptions(number, request.spec.keys, bad_sample_handler, request.filters)
 
-    def _slot_count(self, spec: OpenSpec, size_bytes: int) -> int:
-        """Return the slots to grant."""
-        return self._within(spec.prefetch_batches or slots_for(size_bytes, spec.consumer_count))
-
     def _within(self, slots: int) -> int:
         return min(max(slots, _LEAST_SLOTS), self._options.slots_max)
 
@@ -280,7 +284,8 @@ class Pipeline:
             size_bytes: of a slot.
             together: several batches can be made at once.
         """
-        count = self._slot_count(one.request.spec, size_bytes)
+        spec = one.request.spec
+        count = self._within(spec.prefetch_batches or slots_for(size_bytes, spec.consumer_count))
         if together:
             count = min(slots_together(count, size_bytes), self._options.slots_max)
         arena = await Arena.create(count, size_bytes, self._budget)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from feedd.protocols import Slots
+    from feedd.flow.arena import Arena
     from feedd.values import BatchReady, SlotRef
 
     Key = tuple[int, int]  # epoch, step
@@ -50,8 +50,8 @@ class Kept:
 class Keeping:
     """The books of one group over the slots of its arena."""
 
-    def __init__(self, slots: Slots) -> None:
-        self._slots = slots
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
         self._kept: dict[Key, Kept] = {}  # the oldest first
         self._members: set[object] = set()
         self._promised: dict[object, int] = {}
@@ -72,7 +72,7 @@ class Keeping:
 
     def admit(self, member: object, lease_count: int) -> bool:
         """Promise a member that many leases at a time; False: there are not slots enough, let it take copies."""
-        if sum(self._promised.values()) + lease_count >= self._slots.slot_count:
+        if sum(self._promised.values()) + lease_count >= self._arena.slot_count:
             return False
         self._promised[member] = lease_count
         return True
@@ -96,12 +96,12 @@ class Keeping:
 
     def room(self) -> SlotRef | None:
         """Return a slot to decode into, dropping the oldest batch not in use where there is no other; None: wait."""
-        slot = self._slots.take()
+        slot = self._arena.take()
         if slot is None:
             oldest = next((key for key, kept in self._kept.items() if kept.slot is not None and not kept.in_use), None)
             if oldest is not None:
                 self._forget(oldest)
-                slot = self._slots.take()
+                slot = self._arena.take()
         return slot
 
     def add(self, key: Key, ready: BatchReady, slot: SlotRef | None) -> Kept:
@@ -150,4 +150,4 @@ class Keeping:
 
     def _free(self, kept: Kept) -> None:
         if kept.slot is not None and not kept.in_use:
-            self._slots.give_back(kept.slot)
+            self._arena.give_back(kept.slot)

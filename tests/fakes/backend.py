@@ -11,6 +11,7 @@ import numpy as np
 
 from feedd.errors import FeeddError
 from feedd.flow.arena import Arena, ArenaBudget
+from feedd.protocols import Produced
 from feedd.values import BatchReady, Cursor, EpochEnd, FieldKind, OpenSpec, Region, SessionInfo, SlotRef, TensorSpec
 
 if TYPE_CHECKING:
@@ -176,28 +177,50 @@ class FakeSession:
         """As scripted."""
         return self.script.steps + self.script.more_steps * epoch if self.script.steps_known else None
 
-    async def produce_together(self, jobs: Sequence[tuple[Cursor, SlotRef]]) -> list[BatchReady | EpochEnd]:
-        """One after another."""
-        count = next((n for n, (at, _) in enumerate(jobs) if n and at.step in self.script.alone), len(jobs))
-        self.together.append(count)
-        return [await self.produce(*job) for job in jobs[:count]]
+    async def produce(self, steps: Sequence[Cursor]) -> list[Produced | EpochEnd]:
+        """Make the leading ones, one after another; where one fails none is made."""
+        count = next((n for n, at in enumerate(steps) if n and at.step in self.script.alone), len(steps))
+        if self.script.at_once > 1:
+            self.together.append(len(steps))
+        made: list[Produced | EpochEnd] = []
+        try:
+            while len(made) < count:
+                made.append(await self._produce(steps[len(made)]))
+        except BaseException:
+            for one in made:
+                if isinstance(one, Produced):
+                    self.release(one.slot)
+            raise
+        return made
 
-    async def produce(self, at: Cursor, slot: SlotRef) -> BatchReady | EpochEnd:
-        """Write the batch at ``at`` into the slot."""
+    def release(self, slot: SlotRef) -> None:
+        """Free it."""
+        assert self.arena.give_back(slot), "a slot was released twice"
+
+    async def _produce(self, at: Cursor) -> Produced | EpochEnd:
+        """Write the batch at ``at`` into a slot."""
         self.produced.append(at)
         steps = self.script.steps + self.script.more_steps * at.epoch
         if at.step >= steps:
             return EpochEnd(at.epoch, steps)
+        slot = self.arena.take()
+        assert slot is not None, "more batches are asked for than there are slots"
         self.producing_count += 1
         self.producing_peak = max(self.producing_peak, self.producing_count)
         try:
-            if (gate := self.script.gates.get(at.step)) is not None:
-                await self._wait(gate)
-            if (fault := self.script.faults.get(at.step)) is not None:
-                raise fault
-            return self._fill(at, slot)
+            return Produced(await self._make(at, slot), slot)
+        except BaseException:
+            self.release(slot)
+            raise
         finally:
             self.producing_count -= 1
+
+    async def _make(self, at: Cursor, slot: SlotRef) -> BatchReady:
+        if (gate := self.script.gates.get(at.step)) is not None:
+            await self._wait(gate)
+        if (fault := self.script.faults.get(at.step)) is not None:
+            raise fault
+        return self._fill(at, slot)
 
     async def _wait(self, gate: asyncio.Event) -> None:
         cancelled: asyncio.CancelledError | None = None

@@ -31,7 +31,9 @@ from feedd.converting.converter import Converter, ConverterOptions
 from feedd.converting.converting_cache import ConvertingCache
 from feedd.fetch.fetch_options import SourceOptions
 from feedd.fetch.memory_store import MemoryStore
+from feedd.sessions.group_members import GroupMember
 from feedd.sessions.opening import Pipeline
+from feedd.sessions.own_batches import OwnBatches
 from feedd.values import BatchReady, Cursor, EpochEnd, FieldKind, OpenSpec, Topology
 from feedd.workers.work import DecodeOptions
 from feedd.workers.worker_pool import DecodePool
@@ -44,9 +46,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from feedd.cache.tiers import AnyCache
+    from feedd.protocols import Produced
     from feedd.range_sink import RangeSink
     from feedd.sessions.feed_session import Session
-    from feedd.values import ByteRange, ObjectChecksum, ObjectRef, ReadProgress, SlotRef, TensorSpec
+    from feedd.sessions.job_sharing import SharedBatches
+    from feedd.sessions.next_epoch_prefetch import NextEpochPrefetch
+    from feedd.values import ByteRange, ObjectChecksum, ObjectRef, ReadProgress, TensorSpec
 
 ROOT = "s3://memory"
 URL = f"{ROOT}/train/"
@@ -143,20 +148,34 @@ class Taken:
 
 
 async def take(session: Session, at: Cursor) -> Taken | EpochEnd:
-    """Produce one batch, copy it, give its slot back."""
-    slot = session.slots.take(at)
-    assert slot is not None
-    try:
-        return _taken(session, slot, await session.produce(at, slot))
-    finally:
-        assert session.slots.give_back(slot)
-
-
-def _taken(session: Session, slot: SlotRef, made: BatchReady | EpochEnd) -> Taken | EpochEnd:
+    """Produce one batch, copy it, free its slot."""
+    (made,) = await session.produce([at])
     if isinstance(made, EpochEnd):
         return made
-    data = session.slots.view(slot) if made.oversize is None else made.oversize
-    return Taken(made, bytes(data[: made.size_bytes]), session.info.specs)
+    taken = copied(session, made)
+    session.release(made.slot)
+    return taken
+
+
+def copied(session: Session, made: Produced) -> Taken:
+    """Copy a batch that was produced."""
+    batch = made.batch
+    data = session.slots.view(made.slot) if batch.oversize is None else batch.oversize
+    return Taken(batch, bytes(data[: batch.size_bytes]), session.info.specs)
+
+
+def prefetch_of(session: Session) -> NextEpochPrefetch:
+    """Return what decodes a session's next epoch in advance."""
+    own = session._parts.batches
+    assert isinstance(own, OwnBatches)
+    return own.prefetch
+
+
+def group_of(session: Session) -> SharedBatches:
+    """Return the group that a session takes its batches from."""
+    member = session._parts.batches
+    assert isinstance(member, GroupMember)
+    return member.group
 
 
 async def batches(session: Session, at: Cursor | None = None, stride: int = 1) -> list[Taken]:

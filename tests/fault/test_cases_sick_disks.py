@@ -106,7 +106,7 @@ async def test_case_32_the_epoch_goes_on(tmp_path: Path, bad_disk: BadDisk, code
         assert isinstance(first, Taken)
         bad_disk.write_errno = code
         await rig.close(session)  # and what was read ahead for it is not needed
-        for ref in session._parts.filling.listing.refs:
+        for ref in session._parts.listing.refs:
             await rig.cache.discard(ref)
         again = await rig.open()
         taken = await batches(again)

@@ -9,7 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from feedd.errors import BadShard
 from feedd.flow.arena import Arena
-from feedd.serve.instructions import Finish, Produce, Reclaim, Send, SendEnd, SendError
+from feedd.protocols import Produced
+from feedd.serve.instructions import Finish, Free, Produce, Reclaim, Send, SendEnd, SendError
 from feedd.serve.instructions import Instruction as _Instruction
 from feedd.serve.session_machine import SessionMachine, StreamMachine
 from feedd.values import BatchReady, Cursor, EpochEnd, SlotRef
@@ -26,7 +27,8 @@ class SessionModel(RuleBasedStateMachine):
         super().__init__()
         self.arena = Arena(SLOTS, mmap.PAGESIZE)
         self.live: StreamMachine | None = None
-        self.making: dict[SlotRef, tuple[Cursor, StreamMachine]] = {}
+        self.making: dict[Cursor, StreamMachine] = {}
+        self.holding: set[SlotRef] = set()  # slots with a batch that is not leased
         self.outbox: deque[_Instruction] = deque()
         self.leased: set[SlotRef] = set()
         self.released: list[SlotRef] = []
@@ -35,7 +37,7 @@ class SessionModel(RuleBasedStateMachine):
     @initialize(count=st.integers(1, 3), mapped=st.sampled_from([True, True, False]), data=st.data())
     def begin(self, count: int, mapped: bool, data: st.DataObject) -> None:
         self.count, self.index = count, data.draw(st.integers(0, count - 1))
-        self.machine = SessionMachine(self.arena, count, self.index)
+        self.machine = SessionMachine(SLOTS, count, self.index)
         if mapped:
             self.lifeline_comes()
 
@@ -43,8 +45,8 @@ class SessionModel(RuleBasedStateMachine):
         """Whatever happened, a session that ends has every slot back."""
         if hasattr(self, "machine"):
             self._end_stream()
-            self.machine.close()
-            assert self.arena.taken_count == 0
+            self._apply(self.machine.close())
+            assert self.arena.taken_count == self.machine.taken_count == 0
         self.arena.close()
 
     # ------------------------------------------------------------------ the driver's part
@@ -53,24 +55,29 @@ class SessionModel(RuleBasedStateMachine):
         for instruction in instructions:
             if isinstance(instruction, Produce):
                 assert self.live is not None
-                assert instruction.slot not in self.making
-                self.making[instruction.slot] = (instruction.at, self.live)
+                self.making[instruction.at] = self.live
                 assert instruction.at.step == self.next_step, "a step was left out or planned twice"
                 self.next_step += self.count
                 self.planned += 1
             elif isinstance(instruction, Reclaim):
                 assert set(instruction.slots) <= self.leased
                 self.leased -= set(instruction.slots)
+                for slot in instruction.slots:
+                    assert self.arena.give_back(slot), "freed twice"
+            elif isinstance(instruction, Free):
+                assert instruction.slot not in self.leased, "the client may be reading it"
+                assert self.arena.give_back(instruction.slot), "freed twice"
+                self.holding.discard(instruction.slot)
             else:
                 self.outbox.append(instruction)
 
     def _end_stream(self) -> None:
         if self.live is None:
             return
-        self.live.gone()
-        for slot, (_, stream) in list(self.making.items()):
-            assert not stream.produced(slot, None)
-            del self.making[slot]
+        self._apply(self.live.gone())
+        for at, stream in list(self.making.items()):
+            assert not stream.produced(at, None)
+            del self.making[at]
         self.machine.stream_ended()
         self.live = None
         self.outbox.clear()
@@ -111,17 +118,19 @@ class SessionModel(RuleBasedStateMachine):
     @precondition(lambda self: self.making)
     @rule(data=st.data(), fault=st.integers(0, 9))
     def end_a_production(self, data: st.DataObject, fault: int) -> None:
-        slot = data.draw(st.sampled_from(sorted(self.making, key=str)))
-        at, stream = self.making.pop(slot)
+        at = data.draw(st.sampled_from(sorted(self.making, key=str)))
+        stream = self.making.pop(at)
         if at.step >= STEPS:
-            self._apply(stream.produced(slot, EpochEnd(at.epoch, STEPS)))
+            self._apply(stream.produced(at, EpochEnd(at.epoch, STEPS)))
         elif fault == 0:
-            self._apply(stream.produced(slot, BadShard(f"step {at.step}")))
+            self._apply(stream.produced(at, BadShard(f"step {at.step}")))
         else:
+            slot = self.arena.take()
+            assert slot is not None, "more was planned than there are slots"
+            self.holding.add(slot)
             over = memoryview(bytes(1)) if fault == 1 else None
-            self._apply(
-                stream.produced(slot, BatchReady(Cursor(at.epoch, at.step, ((at.step, 0),)), 2, (), 1, oversize=over))
-            )
+            batch = BatchReady(Cursor(at.epoch, at.step, ((at.step, 0),)), 2, (), 1, oversize=over)
+            self._apply(stream.produced(at, Produced(batch, slot)))
 
     @precondition(lambda self: self.outbox)
     @rule()
@@ -139,6 +148,7 @@ class SessionModel(RuleBasedStateMachine):
             held = self.live.leasing and item.batch.oversize is None
             if held and self.attached:
                 self.leased.add(item.slot)
+                self.holding.remove(item.slot)
             self._apply(self.live.sent(item.seq, held=held))
         elif isinstance(item, SendEnd):
             assert self.next_sent >= STEPS, "the end before the last batch"
@@ -157,7 +167,7 @@ class SessionModel(RuleBasedStateMachine):
     def release(self, data: st.DataObject) -> None:
         assert self.live is not None
         slot = data.draw(st.sampled_from(sorted(self.leased, key=str)))
-        self.leased.discard(slot)
+        self.leased.remove(slot)
         self.released.append(slot)
         self._apply(self.live.releases([slot]))
 
@@ -214,11 +224,9 @@ class SessionModel(RuleBasedStateMachine):
     def every_slot_is_somewhere_once(self) -> None:
         if not hasattr(self, "machine"):
             return
-        assert self.machine.taken_count == self.arena.taken_count <= SLOTS
+        assert self.machine.taken_count == self.arena.taken_count + len(self.making) <= SLOTS
         assert self.machine.leases.held_count == len(self.leased)
-        assert not self.leased & set(self.making), "a leased slot is written into"
-        indices = [slot.index for slot in (*self.leased, *self.making)]
-        assert len(indices) == len(set(indices)), "a slot is used twice"
+        assert self.arena.taken_count == len(self.leased) + len(self.holding), "a slot is used twice, or by nobody"
 
     @invariant()
     def credits_are_never_exceeded(self) -> None:
@@ -232,7 +240,7 @@ class SessionModel(RuleBasedStateMachine):
             return
         if self.live._planned_all:
             return
-        free = SLOTS - self.arena.taken_count
+        free = SLOTS - self.machine.taken_count
         assert not (free and self.planned < self.credits), "a credit and a free slot, and nothing was planned"
 
 

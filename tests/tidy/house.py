@@ -20,7 +20,8 @@ from feedd.clock import SystemClock
 from feedd.config import load
 from feedd.daemon.wiring import open_pipeline
 from feedd.observe.recorder import NullRecorder
-from feedd.values import BatchReady, Cursor, OpenSpec, Topology
+from feedd.protocols import Produced
+from feedd.values import Cursor, OpenSpec, Topology
 from tests.fakes.tars import tar_bytes
 from tests.tidy.tree import ROOT, sources
 
@@ -105,12 +106,10 @@ async def _walk(folder: Path, tracer: Tracer) -> dict[str, Trace]:
         try:
             names = ["first batch", "batch", "batch", "warm batch"]
             for step, name in enumerate(names):
-                slot = session.slots.take()
-                assert slot is not None
                 with tracer.traced() as found[name]:
-                    ready = await session.produce(Cursor(0, step), slot)
-                    assert isinstance(ready, BatchReady)
-                    session.slots.give_back(slot)
+                    (made,) = await session.produce([Cursor(0, step)])
+                    assert isinstance(made, Produced)
+                    session.release(made.slot)
         finally:
             await session.close()
         with tracer.traced() as found["open again"]:

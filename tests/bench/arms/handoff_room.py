@@ -17,6 +17,7 @@ from feedd.clock import SystemClock
 from feedd.flow.arena import Arena
 from feedd.observe.logs import configure_logging
 from feedd.observe.recorder import PrometheusRecorder
+from feedd.protocols import Produced
 from feedd.serve.grpc_server import FeedServer
 from feedd.serve.server_options import ServeOptions
 from feedd.sessions.opening import slots_for
@@ -62,17 +63,22 @@ class ReadySession:
         """Nothing waits."""
         return "decoding"
 
-    async def produce_together(self, jobs: Sequence[tuple[Cursor, SlotRef]]) -> list[BatchReady | EpochEnd]:
-        """One after another."""
-        return [await self.produce(*job) for job in jobs]
-
-    async def produce(self, at: Cursor, slot: SlotRef) -> BatchReady | EpochEnd:
+    async def produce(self, steps: Sequence[Cursor]) -> list[Produced | EpochEnd]:
         """Answer at once."""
+        return [self._produce(at) for at in steps]
+
+    def release(self, slot: SlotRef) -> None:
+        """Free it."""
+        self.arena.give_back(slot)
+
+    def _produce(self, at: Cursor) -> Produced:
+        slot = self.arena.take()
+        assert slot is not None, "more batches are asked for than there are slots"
         size_bytes = self.rows * math.prod(self.spec.shape) * np.dtype(self.spec.dtype).itemsize
         if slot.index not in self._written:
             self._written.add(slot.index)
             np.frombuffer(self.arena.view(slot)[:size_bytes], self.spec.dtype)[:] = 7
-        return BatchReady(at, self.rows, (Region(0, size_bytes),), size_bytes)
+        return Produced(BatchReady(at, self.rows, (Region(0, size_bytes),), size_bytes), slot)
 
     async def close(self) -> None:
         """Give the arena back."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import pytest
 
-from feedd.batching.batch_group import slots_together
+from feedd.batching.plain_batches import slots_together
 from feedd.catalog.stages import PipelineOptions
 from feedd.errors import BadSample
 from feedd.metrics import DECODE_SAMPLES, PIPELINE_EPOCHS
@@ -16,7 +16,7 @@ from feedd.values import BatchReady, Cursor, EpochEnd
 from feedd_client._wire import feedd_pb2 as pb
 from feedd_client.leases import Lease
 from feedd_client.session import Position, Stream
-from tests.fakes.feeding import batches, feeding
+from tests.fakes.feeding import batches, feeding, prefetch_of
 from tests.fakes.fetchers import until
 
 if TYPE_CHECKING:
@@ -46,20 +46,16 @@ def values(batch: BatchReady, data: bytes) -> list[bytes]:
     return [data[region.values_at : region.values_at + region.values_bytes] for region in batch.regions]
 
 
-async def together(session: Session, steps: list[int]) -> list[tuple[BatchReady, bytes] | EpochEnd]:
+async def together(session: Session, steps: list[int], epoch: int = 0) -> list[tuple[BatchReady, bytes] | EpochEnd]:
     """Have the first of several steps made at once; return batches with their bytes."""
-    slots = [session.slots.take() for _ in steps]
-    jobs = [(Cursor(0, step), slot) for step, slot in zip(steps, slots, strict=True) if slot is not None]
-    assert len(jobs) == len(steps)
-    try:
-        made = await session.produce_together(jobs)
-        return [
-            one if isinstance(one, EpochEnd) else (one, bytes(session.slots.view(slot)[: one.size_bytes]))
-            for one, (_, slot) in zip(made, jobs, strict=False)
-        ]
-    finally:
-        for _, slot in jobs:
-            assert session.slots.give_back(slot)
+    found: list[tuple[BatchReady, bytes] | EpochEnd] = []
+    for made in await session.produce([Cursor(epoch, step) for step in steps]):
+        if isinstance(made, EpochEnd):
+            found.append(made)
+        else:
+            found.append((made.batch, bytes(session.slots.view(made.slot)[: made.batch.size_bytes])))
+            session.release(made.slot)
+    return found
 
 
 async def all_of(
@@ -123,6 +119,37 @@ async def test_an_epoch_read_again_is_noticed(tmp_path: Path, at_once: int) -> N
             assert rig.recorder.total(PIPELINE_EPOCHS) - before == times
 
 
+async def test_what_is_asked_for_again_is_no_other_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of another window, and those that failed together, come again: nothing is read ahead anew for them."""
+    async with feeding(tmp_path) as rig:
+        store(rig.store, 34)
+        session = await rig.open(fields=FIELDS, prefetch_batches=16)
+        entered: list[Cursor] = []
+        monkeypatch.setattr(session._parts.prefetch_driver, "enter", entered.append)
+        asked_again = 0
+        step = 0
+        while step < 8:
+            steps = list(range(step, step + 4))
+            try:
+                made = len(await together(session, steps))
+            except BadSample:
+                made = 0
+                with pytest.raises(BadSample):
+                    await all_alone(session, steps)
+                break
+            asked_again += made < len(steps)
+            step += made
+        assert made == 0, "nothing failed"
+        assert asked_again, "all were of one window"
+        assert not entered
+
+
+async def all_alone(session: Session, steps: list[int]) -> None:
+    """Make each step by itself."""
+    for step in steps:
+        await together(session, [step])
+
+
 async def test_those_made_ahead_are_as_if_made_alone(tmp_path: Path) -> None:
     """Behind an epoch's end the first of the next are made at once, decoded once, and handed over together."""
     async with feeding(tmp_path, options=PipelineOptions(slots_max=12)) as rig:
@@ -130,21 +157,16 @@ async def test_those_made_ahead_are_as_if_made_alone(tmp_path: Path) -> None:
         alone = await batches(await rig.open(fields=FIELDS, batch_size=2, shuffle=True, prefetch_batches=12), Cursor(1))
         session = await rig.open(fields=FIELDS, batch_size=2, shuffle=True, prefetch_batches=12)
         await batches(session)
-        ahead = session._parts.ahead
-        assert ahead is not None
+        ahead = prefetch_of(session)
         await until(lambda: len(ahead._held) == 4 and all(early.task.done() for early in ahead._held))
         before = rig.recorder.total(DECODE_SAMPLES)
-        slots = [session.slots.take(Cursor(1, step)) for step in range(6)]
-        jobs = [(Cursor(1, step), slot) for step, slot in enumerate(slots) if slot is not None]
-        made = await session.produce_together(jobs)
+        made = await together(session, list(range(6)), epoch=1)
         assert len(made) == 4  # the others are asked for again
         assert rig.recorder.total(DECODE_SAMPLES) == before
-        for one, (_, slot), other in zip(made, jobs, alone, strict=False):
-            assert isinstance(one, BatchReady)
-            assert one == other.ready
-            assert values(one, bytes(session.slots.view(slot))) == values(one, other.data)
-        for _, slot in jobs:
-            assert session.slots.give_back(slot)
+        for one, other in zip(made, alone, strict=False):
+            assert not isinstance(one, EpochEnd)
+            assert one[0] == other.ready
+            assert values(one[0], one[1]) == values(one[0], other.data)
 
 
 async def test_a_bad_sample_among_those_made_ahead_is_named_when_it_is_asked_for(tmp_path: Path) -> None:
@@ -152,8 +174,7 @@ async def test_a_bad_sample_among_those_made_ahead_is_named_when_it_is_asked_for
     async with feeding(tmp_path) as rig:
         store(rig.store, 1)
         session = await rig.open(fields=FIELDS, bad_samples_max=1, prefetch_batches=16)
-        ahead = session._parts.ahead
-        assert ahead is not None
+        ahead = prefetch_of(session)
         for epoch in range(2):
             made = await batches(session, Cursor(epoch))
             assert made[0].ready.bad_samples == 1

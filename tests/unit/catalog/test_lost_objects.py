@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedd.errors import BadSample
-from feedd.values import BatchReady, Cursor
+from feedd.protocols import Produced
+from feedd.values import Cursor
 from tests.fakes.feeding import ROOT, URL, Taken, batches, feeding, take
 
 if TYPE_CHECKING:
@@ -62,6 +63,20 @@ async def test_a_lost_object_is_a_bad_sample(tmp_path: Path) -> None:
     told = json.loads(line)
     assert (told["url"], told["ordinal"], told["field"]) == (f"{ROOT}/{KEY}", 0, "jpg")
     assert f"{ROOT}/{KEY}" in told["reason"]
+
+
+async def test_a_bad_object_of_batches_made_together_is_named_as_itself(tmp_path: Path) -> None:
+    """Plain numbers of several batches are copied at once; a pack is no better a name for one of its objects then."""
+    async with feeding(tmp_path) as rig:
+        for number in range(COUNT):
+            rig.store.put(f"train/{number:03d}.jpg", bytes(3 if number == LOST else 4))
+        fields = (("jpg", "tensor:uint8:4"),)
+        session = await rig.open(fields=fields, bad_samples="quarantine", bad_samples_max=1, batch_size=2)
+        assert session.info.at_once > 1
+        await batches(session)
+    (line,) = (tmp_path / "quarantine.jsonl").read_text().splitlines()
+    told = json.loads(line)
+    assert (told["url"], told["ordinal"], told["field"]) == (f"{ROOT}/{KEY}", 0, "jpg")
 
 
 async def test_a_bad_object_is_named_as_itself(tmp_path: Path) -> None:
@@ -169,17 +184,13 @@ async def test_batches_that_are_made_together_lack_it_too(tmp_path: Path) -> Non
         at = Cursor()
         while isinstance(first := await take(session, at), Taken):
             at = Cursor(0, first.ready.cursor.step + 1, first.ready.cursor.anchors)
-            slots = [slot for _ in range(2) if (slot := session.slots.take()) is not None]
-            made = await session.produce_together(
-                [(Cursor(0, at.step + n, at.anchors), s) for n, s in enumerate(slots)]
-            )
+            made = await session.produce([Cursor(0, at.step + n, at.anchors) for n in range(2)])
             found += [row[0] for row in first.rows("jpg")]
-            for slot, batch in zip(slots, made, strict=False):
-                if isinstance(batch, BatchReady):
-                    data = bytes(session.slots.view(slot)[: batch.regions[0].values_bytes])
+            for one in made:
+                if isinstance(one, Produced):
+                    data = bytes(session.slots.view(one.slot)[: one.batch.regions[0].values_bytes])
                     found += data[::4]
-                    assert len(data) == 4 * batch.rows
-                    at = Cursor(0, batch.cursor.step + 1, batch.cursor.anchors)
-            for slot in slots:
-                session.slots.give_back(slot)
+                    assert len(data) == 4 * one.batch.rows
+                    at = Cursor(0, one.batch.cursor.step + 1, one.batch.cursor.anchors)
+                    session.release(one.slot)
         assert found == [n for n in range(COUNT) if n != LOST]

@@ -10,35 +10,32 @@ import pytest
 
 from feedd.errors import BadSample
 from feedd.metrics import DECODE_SAMPLES
+from feedd.protocols import Produced
 from feedd.sessions.next_epoch_prefetch import AHEAD_BATCHES
+from feedd.sessions.own_batches import OwnBatches
 from feedd.values import Cursor, EpochEnd
-from tests.fakes.feeding import Taken, batches, feeding, take
+from tests.fakes.feeding import Taken, batches, feeding, prefetch_of, take
 from tests.fakes.fetchers import until
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from feedd.batching.assembler import Assembler
+    from feedd.ordering.batch_plan import BatchPlanGroup
     from feedd.sessions.feed_session import Session
-    from feedd.sessions.next_epoch_prefetch import NextEpochPrefetch
-    from feedd.values import BatchReady, SlotRef
+    from feedd.values import BatchReady
 
 SAMPLES = 48  # in batches of 4
 
 
-def _ahead(session: Session) -> NextEpochPrefetch:
-    found = session._parts.ahead
-    assert found is not None
-    return found
-
-
 def _waiting(session: Session) -> list[int]:
     """Return the steps that lie ready in slots nobody took."""
-    return sorted(early.step for early in _ahead(session)._held if early.task.done())
+    return sorted(early.step for early in prefetch_of(session)._held if early.task.done())
 
 
-async def _made_ahead(session: Session) -> None:
+async def _made_ahead(session: Session, count: int = AHEAD_BATCHES) -> None:
     """Wait until the next epoch's first batches lie ready."""
-    await until(lambda: len(_waiting(session)) == AHEAD_BATCHES)
+    await until(lambda: len(_waiting(session)) == count)
 
 
 async def _drained(session: Session) -> None:
@@ -47,15 +44,21 @@ async def _drained(session: Session) -> None:
     await _made_ahead(session)
 
 
+def _assembler(session: Session) -> Assembler:
+    own = session._parts.batches
+    assert isinstance(own, OwnBatches)
+    return own._decoder.assembler
+
+
 def _gated(session: Session, monkeypatch: pytest.MonkeyPatch, epoch: int) -> asyncio.Event:
     """Have batches of one epoch wait when they are written to their slots; return what lets them go on."""
-    assembler, gate = session._parts.filling.assembler, asyncio.Event()
+    assembler, gate = _assembler(session), asyncio.Event()
     fill = assembler.fill
 
-    async def gated(rows: Any, indexes: Any, files: Any, slot: SlotRef, **how: Any) -> BatchReady:
-        if rows.cursor.epoch == epoch:
+    async def gated(group: BatchPlanGroup, *where: Any, **how: Any) -> list[BatchReady]:
+        if group.batches[0].cursor.epoch == epoch:
             await gate.wait()
-        return await fill(rows, indexes, files, slot, **how)
+        return await fill(group, *where, **how)
 
     monkeypatch.setattr(assembler, "fill", gated)
     return gate
@@ -74,7 +77,7 @@ async def test_two_batches_wait_when_an_epoch_has_ended(tmp_path: Path) -> None:
         await until(lambda: rig.recorder.total(DECODE_SAMPLES) - before == SAMPLES + AHEAD_BATCHES * 4)
         assert [batch.data for batch in await batches(session, Cursor(1))] == wanted
         await until(lambda: rig.recorder.total(DECODE_SAMPLES) - before == 2 * SAMPLES + AHEAD_BATCHES * 4)
-        assert _ahead(session)._epoch == 2
+        assert prefetch_of(session)._epoch == 2
         assert _waiting(session) == [0, 1]
 
 
@@ -108,7 +111,7 @@ async def test_behind_the_last_of_the_epoch(tmp_path: Path, monkeypatch: pytest.
         await asyncio.sleep(0)
         assert isinstance(await take(session, Cursor(0, 12)), EpochEnd)
         await asyncio.sleep(0.05)
-        assert not _ahead(session)._held
+        assert not prefetch_of(session)._held
         gate.set()
         assert isinstance(await last, Taken)
         await _made_ahead(session)
@@ -128,7 +131,7 @@ async def test_taken_side_by_side(tmp_path: Path) -> None:
             [100, 101, 102, 103],
         ]
         assert rig.recorder.total(DECODE_SAMPLES) - before == 4
-        assert not _ahead(session)._held
+        assert not prefetch_of(session)._held
 
 
 async def test_a_trainer_that_is_faster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,13 +142,13 @@ async def test_a_trainer_that_is_faster(tmp_path: Path, monkeypatch: pytest.Monk
         before = rig.recorder.total(DECODE_SAMPLES)
         gate = _gated(session, monkeypatch, 1)
         await batches(session)
-        await until(lambda: bool(_ahead(session)._held))
+        await until(lambda: bool(prefetch_of(session)._held))
         asked = [asyncio.ensure_future(take(session, Cursor(1, step))) for step in range(3)]
         await asyncio.sleep(0.02)
         assert not any(one.done() for one in asked)
         gate.set()
         assert [isinstance(one, Taken) for one in await asyncio.gather(*asked)] == [True] * 3
-        assert not _ahead(session)._held
+        assert not prefetch_of(session)._held
         assert rig.recorder.total(DECODE_SAMPLES) - before == SAMPLES + 3 * 4
 
 
@@ -159,8 +162,8 @@ async def test_another_epoch_is_asked_for(tmp_path: Path) -> None:
         assert isinstance(again, Taken)
         later = await take(session, Cursor(7, 0))
         assert isinstance(later, Taken)
-        await until(lambda: not _ahead(session)._held)
-        assert session._parts.arena.taken_count == 0
+        await until(lambda: not prefetch_of(session)._held)
+        assert session._parts.batches.slots.taken_count == 0
 
 
 async def test_slots_are_wanted_for_something_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,16 +173,13 @@ async def test_slots_are_wanted_for_something_else(tmp_path: Path, monkeypatch: 
         session = await rig.open(prefetch_batches=2)
         gate = _gated(session, monkeypatch, 1)
         await batches(session)
-        await until(lambda: bool(_ahead(session)._held))  # being made, for as long as the gate is closed
-        slots = [session.slots.take(Cursor(0, step)) for step in (4, 5)]
-        assert None not in slots
-        assert session.slots.take(Cursor(0, 6)) is None
-        for step, slot in zip((4, 5), slots, strict=True):
-            assert slot is not None
-            made = await session.produce(Cursor(0, step), slot)
-            assert not isinstance(made, EpochEnd)
-            assert session.slots.give_back(slot)
-            assert not session.slots.give_back(slot)
+        await until(lambda: bool(prefetch_of(session)._held))  # being made, for as long as the gate is closed
+        made = [one for step in (4, 5) for one in await session.produce([Cursor(0, step)])]
+        assert [one.batch.cursor.step for one in made if isinstance(one, Produced)] == [4, 5]
+        assert not prefetch_of(session)._held
+        for one in made:
+            assert isinstance(one, Produced)
+            session.release(one.slot)
         gate.set()
         assert [batch.ints() for batch in await batches(session, Cursor(0, 10))] == [
             [500, 501, 502, 503],
@@ -188,21 +188,26 @@ async def test_slots_are_wanted_for_something_else(tmp_path: Path, monkeypatch: 
         await _made_ahead(session)
 
 
-async def test_a_stream_that_ends_before_it_asks(tmp_path: Path) -> None:
-    """A batch whose slot was taken for it, and given back unasked, is still there for the next stream."""
+async def test_a_stream_that_ends_while_it_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch that was asked for while it was made, by a stream that went, is still there for the next stream."""
     async with feeding(tmp_path) as rig:
         rig.store.numbers(*[8] * 6)
         session = await rig.open()
-        await _drained(session)
+        gate = _gated(session, monkeypatch, 1)
+        await batches(session)
+        await until(lambda: bool(prefetch_of(session)._held))
+        waiting = asyncio.ensure_future(take(session, Cursor(1, 0)))
+        await until(lambda: not prefetch_of(session)._held)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
         before = rig.recorder.total(DECODE_SAMPLES)
-        slot = session.slots.take(Cursor(1, 0))
-        assert slot is not None
-        assert session.slots.give_back(slot)
-        assert not session.slots.give_back(slot)
+        gate.set()
         first = await take(session, Cursor(1, 0))
         assert isinstance(first, Taken)
         assert first.ints() == [0, 1, 2, 3]
-        assert rig.recorder.total(DECODE_SAMPLES) == before
+        await _made_ahead(session, 1)
+        assert rig.recorder.total(DECODE_SAMPLES) - before == 2 * 4
 
 
 async def test_a_sample_that_is_bad_in_the_next_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,20 +215,20 @@ async def test_a_sample_that_is_bad_in_the_next_epoch(tmp_path: Path, monkeypatc
     async with feeding(tmp_path) as rig:
         rig.store.numbers(*[8] * 6)
         session = await rig.open()
-        assembler, failed = session._parts.filling.assembler, asyncio.Event()
+        assembler, failed = _assembler(session), asyncio.Event()
         fill = assembler.fill
 
-        async def failing(rows: Any, indexes: Any, files: Any, slot: SlotRef, **how: Any) -> BatchReady:
-            if rows.cursor.epoch == 1 and not failed.is_set():
+        async def failing(group: BatchPlanGroup, *where: Any, **how: Any) -> list[BatchReady]:
+            if group.batches[0].cursor.epoch == 1 and not failed.is_set():
                 failed.set()
                 raise BadSample("expected a number, got none", stage="decode")
-            return await fill(rows, indexes, files, slot, **how)
+            return await fill(group, *where, **how)
 
         monkeypatch.setattr(assembler, "fill", failing)
         await batches(session)
         await failed.wait()
-        await until(lambda: not _ahead(session)._held)
-        assert session._parts.arena.taken_count == 0
+        await until(lambda: not prefetch_of(session)._held)
+        assert session._parts.batches.slots.taken_count == 0
         first = await take(session, Cursor(1, 0))
         assert isinstance(first, Taken)
         assert first.ints() == [0, 1, 2, 3]
@@ -237,7 +242,7 @@ async def test_bad_samples_of_an_epoch_nobody_asked_for_are_not_named(tmp_path: 
         for epoch in range(3):
             made = await batches(session, Cursor(epoch))
             assert [batch.ints() for batch in made] == [[0, 2, 3], [4, 5, 6, 7]]
-            await until(lambda: not _ahead(session)._held)
+            await until(lambda: not prefetch_of(session)._held)
             lines = (tmp_path / "quarantine.jsonl").read_text().splitlines()
             assert [json.loads(line)["epoch"] for line in lines] == list(range(epoch + 1))
 
@@ -250,7 +255,7 @@ async def test_the_next_epoch_leaves_the_budget_of_this_one(tmp_path: Path) -> N
         session = await rig.open(bad_samples="skip", bad_samples_max=1)
         for step in range(2):
             assert isinstance(await take(session, Cursor(0, step)), Taken)
-        _ahead(session).begin(1)
+        prefetch_of(session).begin(1)
         await until(lambda: bool(_waiting(session)))
         with pytest.raises(BadSample, match="'01005'"):
             await take(session, Cursor(0, 2))

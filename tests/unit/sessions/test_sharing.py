@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from feedd.errors import BadSample, ResourceExhausted
+from feedd.errors import BadSample, Internal, ResourceExhausted
 from feedd.metrics import DECODE_SAMPLES, PIPELINE_SHARED, SERVE_ARENA_BYTES
+from feedd.protocols import Produced
 from feedd.sessions.job_sharing import Sharing
 from feedd.sessions.shared_batches import WINDOW_BATCHES
-from feedd.values import BatchReady, Cursor
-from tests.fakes.feeding import Taken, batches, feeding, rank, take
+from feedd.values import Cursor
+from tests.fakes.feeding import Taken, batches, feeding, group_of, rank, take
 from tests.fakes.fetchers import until
 
 if TYPE_CHECKING:
@@ -86,14 +87,13 @@ async def test_a_job_that_ends_keeps_nothing(tmp_path: Path, lent: bool) -> None
     async with feeding(tmp_path) as rig:
         rig.store.numbers(*[8] * 6)
         one, two = [await rig.open(share="a", shared_arena=lent) for _ in range(2)]
-        group = one._parts.shared
-        assert group is not None
+        group = group_of(one)
         await take(one, Cursor())
         assert len(group._kept) == group._arena.taken_count == 1
         await rig.close(two)
         assert len(group._kept) == group._arena.taken_count == 0
         late = await rig.open(share="a", shared_arena=lent)
-        assert late._parts.shared is group
+        assert group_of(late) is group
         assert isinstance(await take(late, Cursor(0, 3)), Taken)
         assert isinstance(await take(one, Cursor(0, 3)), Taken)
         assert group._arena.taken_count == 0
@@ -108,8 +108,7 @@ async def test_an_error_reaches_all_and_leaves_nothing(tmp_path: Path, lent: boo
         jobs = [await rig.open(share="a", shared_arena=lent) for _ in range(2)]
         results = await asyncio.gather(*[take(job, Cursor()) for job in jobs], return_exceptions=True)
         assert all(isinstance(result, BadSample) for result in results)
-        group = jobs[0]._parts.shared
-        assert group is not None
+        group = group_of(jobs[0])
         assert group._arena.taken_count == 0
 
 
@@ -137,16 +136,15 @@ async def test_a_lent_batch_stays_until_it_is_given_back(tmp_path: Path) -> None
         rig.store.numbers(*[8] * 6)
         slow, fast = [await rig.open(share="a", shared_arena=True) for _ in range(2)]
         assert slow.info.places == fast.info.places > slow.slots.slot_count
-        ticket = slow.slots.take()
-        assert ticket is not None
-        held = await slow.produce(Cursor(), ticket)
-        assert isinstance(held, BatchReady)
-        before = bytes(slow.slots.view(ticket)[: held.size_bytes])
+        (held,) = await slow.produce([Cursor()])
+        assert isinstance(held, Produced)
+        before = bytes(slow.slots.view(held.slot)[: held.batch.size_bytes])
         for _ in range(3):
             assert len(await batches(fast)) == BATCHES
-        assert bytes(slow.slots.view(ticket)[: held.size_bytes]) == before
-        assert slow.slots.give_back(ticket)
-        assert not slow.slots.give_back(ticket)
+        assert bytes(slow.slots.view(held.slot)[: held.batch.size_bytes]) == before
+        slow.release(held.slot)
+        with pytest.raises(Internal, match="expected a ticket"):
+            slow.slots.view(held.slot)
 
 
 async def test_one_too_many_takes_copies(tmp_path: Path) -> None:
@@ -171,7 +169,7 @@ async def test_jobs_that_open_at_once_make_one_memory(tmp_path: Path) -> None:
         await rig.close(alone)
         jobs = await asyncio.gather(*[rig.open(share="a", shared_arena=True) for _ in range(4)])
         assert rig.pipeline._sharing.group_count == 1
-        assert all(job._parts.shared is jobs[0]._parts.shared for job in jobs)
+        assert all(group_of(job) is group_of(jobs[0]) for job in jobs)
 
 
 @pytest.mark.parametrize("share", [{}, {"share": "a", "shared_arena": True}], ids=["alone", "lent"])
