@@ -181,7 +181,8 @@ def dictionary_value_bytes(data: memoryview, chunk: pq.ColumnChunkMetaData) -> f
     if start == chunk.data_page_offset:
         return 0.0
     head = iter(bytes(data[start : start + _PAGE_HEAD_BYTES_MAX]))
-    number, found = 0, {}
+    number = 0
+    found: dict[int, int] = {}
     try:
         while (byte := next(head)) >> 4:
             number += byte >> 4
