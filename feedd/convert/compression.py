@@ -330,11 +330,8 @@ def _gzip(url: str) -> Library:
         from isal import igzip_lib, isal_zlib  # noqa: PLC0415 - optional, and met in workers only
     except ImportError:
         return _Zlib, (zlib.error,)
-
-    def new() -> Decompressor:
-        return cast("Decompressor", igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP))
-
-    return new, (zlib.error, cast("type[Exception]", isal_zlib.error))
+    errors = (zlib.error, cast("type[Exception]", isal_zlib.error))
+    return lambda: igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP), errors
 
 
 def _brotli(url: str) -> Library:
