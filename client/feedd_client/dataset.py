@@ -39,7 +39,7 @@ _NOTHING: Final[tuple[states.Resume | None, int | None, int | None, bool, bool]]
 
 
 class _OfProcess(IterableDataset[Any]):
-    """The parts of a dataset that belong to one process; a forked or unpickled copy creates them anew."""
+    """The parts of a dataset that belong to one process; a forked or unpickled copy creates new ones."""
 
     _options: FeedOptions
     _address: str | None
