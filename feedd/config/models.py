@@ -77,7 +77,7 @@ class CacheConfig(Section):
     )
     verify: Literal["use", "boot", "off"] = Field(
         "use",
-        description="when cached shards are checked against checksums: use (when they go into use), boot (once a start), off",
+        description="when cached shards are checked against checksums: use (on each use), boot (once a start), off",
     )
     allow_network_fs: bool = Field(
         default=False,

@@ -59,7 +59,7 @@ class TokenWindows(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return np.dtype(self.dtype).itemsize
 
     def windows(self, token_count: int) -> int:
-        """Return the number of windows in ``token_count`` tokens; a short last window needs a token that no other has."""
+        """Return the number of windows in ``token_count`` tokens; a short last window needs a token of its own."""
         whole = max(token_count - self.count, -self.stride) // self.stride + 1
         left = token_count - whole * self.stride
         overlap = max(self.count - self.stride, 0) if whole else 0
