@@ -29,7 +29,7 @@ _LOOKED_AT = 64  # missing shards to check, because this runs for every batch
 
 
 class IndexPrefetcher:
-    """Prefetches the indexes of one session. Failures are ignored: whoever needs an index requests it again."""
+    """Prefetches the indexes of one session. Failures are ignored: a batch that needs an index requests it again."""
 
     def __init__(self, indexes: Indexes, listing: Listing, cache: ConvertingCache) -> None:
         """Start nothing yet; ``indexes`` reads the indexes of ``listing``, whose shards ``cache`` holds."""

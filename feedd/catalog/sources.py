@@ -156,9 +156,7 @@ class Sources:
         return self._book
 
     def store(self, root: str) -> ObjectStore:
-        """Return the store of ``s3://bucket``, ``file://``, or what an installed store has; see ``recipe.plugins``.
-
-        Connections are opened on first use.
+        """Return the store of ``s3://bucket``, ``file://``, or an installed one; connections open on first use.
 
         Raises:
             BadRequest: the kind of store is unknown.

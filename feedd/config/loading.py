@@ -230,7 +230,7 @@ def _judged(layers: _Layers, error: ErrorDetails) -> Problem:
 
 
 def _cross_checks(config: Config, origins: Mapping[str, str]) -> list[Problem]:
-    """Check what no single option can know."""
+    """Return the problems that concern several options together."""
     found: list[Problem] = []
 
     def problem(name: str, expected: str) -> None:
@@ -255,7 +255,7 @@ def _cross_checks(config: Config, origins: Mapping[str, str]) -> list[Problem]:
 
 
 def find_file(flag: Path | None, env: Mapping[str, str]) -> Path | None:
-    """Return the file to read: the flag's, else ``$FEEDD_CONFIG``, else ``/etc/feedd/feedd.toml`` where it exists."""
+    """Return the file to read: the flag's, else ``$FEEDD_CONFIG``, else ``/etc/feedd/feedd.toml`` if it exists."""
     if flag is not None:
         return flag
     if env.get(ENV_FILE):

@@ -77,7 +77,7 @@ class CacheConfig(Section):
     )
     verify: Literal["use", "boot", "off"] = Field(
         "use",
-        description="when cached shards are checked against checksums: use (before each use), boot (once a start), off",
+        description="when cached shards are checked against checksums: use (on each use), boot (once a start), off",
     )
     allow_network_fs: bool = Field(
         default=False,
@@ -184,7 +184,7 @@ class TlsConfig(Section):
 
 
 class SecurityConfig(Section):
-    """Who may connect."""
+    """Access to the daemon."""
 
     allow_insecure_tcp: bool = Field(default=False, description="listen beyond this machine without TLS")
     allow_uids: Annotated[list[Annotated[int, Field(ge=0)]], BeforeValidator(split_list)] = Field(

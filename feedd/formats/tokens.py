@@ -61,14 +61,14 @@ class TokenWindows(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return np.dtype(self.dtype).itemsize
 
     def windows(self, token_count: int) -> int:
-        """Return the number of windows in so many tokens; a short last window needs a token that no other has."""
+        """Return the number of windows in ``token_count`` tokens; a short last window needs a token of its own."""
         whole = max(token_count - self.count, -self.stride) // self.stride + 1
         left = token_count - whole * self.stride
         overlap = max(self.count - self.stride, 0) if whole else 0
         return whole + (self.last == "pad" and left > overlap)
 
     def left(self, token_count: int) -> int:
-        """Return how many of so many tokens are behind the last window, and so in no sample."""
+        """Return how many of ``token_count`` tokens are behind the last window, and so in no sample."""
         if self.last == "pad":
             return 0
         count = self.windows(token_count)

@@ -122,7 +122,7 @@ class Dispatch:
             try:
                 child.send(*packet)
             except ResourceExhausted as error:
-                child.kill(error.message)  # its successor is told of every arena
+                child.kill(error.message)  # its successor gets every arena's message
 
     def join(self, number: int, child: Child) -> None:
         """Send work from now on to a worker that said hello."""
