@@ -204,9 +204,8 @@ class StreamCall:
             return await self._hosted.feed.produce(steps)
         except FeeddError as error:
             failure = error
-        except Exception as error:  # noqa: BLE001 -- a defect below must not take other sessions down; it is logged
-            more = f" and {len(steps) - 1} more" if len(steps) > 1 else ""
-            failure = as_feedd_error(error, f"producing step {steps[0].step}{more} of epoch {steps[0].epoch}")
+        except Exception as error:  # noqa: BLE001 -- a defect must not end other sessions; it is logged
+            failure = as_feedd_error(error, f"producing {len(steps)} steps from {steps[0].step} of {steps[0].epoch}")
         if len(steps) == 1:
             return [failure]
         self._alone.update(at.step for at in steps)
