@@ -330,7 +330,7 @@ class Produced:
     slot: SlotRef
 
 
-class BatchMaker(Protocol):
+class BatchProducer(Protocol):
     """Makes batches of one consumer's dataset into its slots."""
 
     async def produce(self, steps: Sequence[Cursor]) -> list[Produced | EpochEnd]:
@@ -353,7 +353,7 @@ class BatchMaker(Protocol):
         """What the pending batches wait for: "fetching" or "decoding"."""
 
 
-class FeedSession(BatchMaker, Protocol):
+class FeedSession(BatchProducer, Protocol):
     """One consumer's open dataset: produces any of its batches, in any order, several at a time."""
 
     @property

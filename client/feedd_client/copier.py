@@ -13,8 +13,8 @@ import torch
 from feedd_client import capture
 from feedd_client.containers import check, map_leaves, tensors_of
 from feedd_client.errors import BadOptionError
-from feedd_client.events import Place
-from feedd_client.pinning import PinnedRing, aligned, register
+from feedd_client.events import DeviceSlot
+from feedd_client.pinning import PinnedBuffers, aligned, register
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -32,10 +32,10 @@ class BatchCopier(Protocol):
     def enter_thread(self) -> None:
         """Prepare the calling thread, which will make all copies."""
 
-    def place(self) -> Place:
+    def place(self) -> DeviceSlot:
         """Return a new place with its own events."""
 
-    def copy(self, batch: object, mapping: Mapping | None, place: Place, at: BatchNumber) -> object:
+    def copy(self, batch: object, mapping: Mapping | None, place: DeviceSlot, at: BatchNumber) -> object:
         """Start the copy and return the device batch.
 
         The caller keeps ``batch`` and its memory unchanged until ``place.copied``. The caller's stream waits for
@@ -90,7 +90,7 @@ class Copier:
         self._on_host = on_host
         self._registered = registered
         self._stream = copy_stream(device)
-        self._ring = PinnedRing()
+        self._buffers = PinnedBuffers()
         self._seen: weakref.ref[Mapping] | None = None
         self._pinned = range(0)  # addresses of the registered arena
 
@@ -101,12 +101,12 @@ class Copier:
         torch.set_num_threads(1)
         capture.relax()
 
-    def place(self) -> Place:
+    def place(self) -> DeviceSlot:
         """Return a new place. The host waits for its ``copied`` and ``taken`` events without spinning."""
         copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         ready = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         taken = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        return Place(copied, ready, taken)
+        return DeviceSlot(copied, ready, taken)
 
     def register(self, mapping: Mapping | None) -> None:
         """Make an arena readable by the device, once per arena; None: batches travel inline."""
@@ -119,7 +119,7 @@ class Copier:
             self._seen = weakref.ref(mapping)
             self._registered(time.perf_counter() - began_s)
 
-    def copy(self, batch: object, mapping: Mapping | None, place: Place, at: BatchNumber) -> object:
+    def copy(self, batch: object, mapping: Mapping | None, place: DeviceSlot, at: BatchNumber) -> object:
         """Start the copy and return the device batch (see ``BatchCopier``)."""
         self.register(mapping)
         check_fields(batch, self._on_host)
@@ -127,11 +127,11 @@ class Copier:
             try:
                 bounced_bytes = sum(aligned(_size_bytes(one)) for one in self._to_move(batch) if not self._direct(one))
                 if bounced_bytes:
-                    self._ring.begin(bounced_bytes)
+                    self._buffers.begin(bounced_bytes)
                 moved = map_leaves(batch, self._move_tensor, self._move_object, self._on_host)
                 place.copied.record(self._stream)
                 if bounced_bytes:
-                    self._ring.end(place.copied)
+                    self._buffers.end(place.copied)
                 if self._pipeline:
                     context = self._generators.context(at, channels_last=self._pipeline.channels_last)
                     moved = self._pipeline(moved, context)
@@ -151,7 +151,7 @@ class Copier:
     def _move_tensor(self, host: torch.Tensor) -> torch.Tensor:
         if host.is_cuda:
             return host
-        source = host if self._direct(host) else self._ring.stage(host)
+        source = host if self._direct(host) else self._buffers.stage(host)
         # same dtype, contiguous: otherwise torch copies through a temporary tensor; casts follow on the device
         target = torch.empty(source.shape, dtype=source.dtype, device=self._device)
         target.copy_(source.as_subclass(torch.Tensor), non_blocking=True)

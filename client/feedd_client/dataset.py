@@ -172,8 +172,13 @@ class FeedDataset(DatasetBase):
             decoded_cache=decoded_cache,
         )
         self.batch_size, self._address, self._topology = batch_size, checked_address(address), topology
-        self._epochs, self._position, self._fingerprint, self._standing = Epochs(), Position(), b"", dict[str, int]()
-        self._resume, self._known_steps, self._last_step, self._asked_steps, self._done = _NOTHING
+        self._epochs, self._position, self._fingerprint, self._topology_state = (
+            Epochs(),
+            Position(),
+            b"",
+            dict[str, int](),
+        )
+        self._resume, self._known_steps, self._last_step, self._requested_steps, self._done = _NOTHING
         self._reset_process_state()
 
     # ------------------------------------------------------------------ what users call
@@ -194,9 +199,9 @@ class FeedDataset(DatasetBase):
         """
         if self._options.batch_size is None:
             raise TypeError("the number of samples is not known in advance; set batch_size, and len() counts steps")
-        if self._known_steps is None and not self._asked_steps:
+        if self._known_steps is None and not self._requested_steps:
             self._known_steps = self._asker.steps(self._fingerprint, self._epochs.current())
-            self._asked_steps = True
+            self._requested_steps = True
         if self._known_steps is None:
             raise TypeError(
                 "the number of steps is not known: tar shards are counted as they arrive. Run feedd index on the data,"
@@ -234,7 +239,7 @@ class FeedDataset(DatasetBase):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the resume position as a small JSON-able dict. Only batches that the trainer took count."""
-        now = states.Resume(self._position, self._fingerprint, self._standing, self._done)
+        now = states.Resume(self._position, self._fingerprint, self._topology_state, self._done)
         return states.dump(now, self._options)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -247,7 +252,7 @@ class FeedDataset(DatasetBase):
         resume = states.load(state, self._options)
         self.set_epoch(resume.position.epoch)
         self._resume, self._position, self._done = resume, resume.position, resume.done
-        self._fingerprint, self._standing = resume.fingerprint, resume.standing
+        self._fingerprint, self._topology_state = resume.fingerprint, resume.topology_state
         info = get_worker_info()
         if info is not None:
             self._epochs.loaded(resume.position.epoch, info.id, info.seed - info.id)
@@ -281,7 +286,7 @@ class FeedDataset(DatasetBase):
         opener = Opener(self._options, consumer, runtime.connect, runtime.drop_channel, uneven, pinned=pinned)
         feeder = Feeder(opener, self._options, consumer, self._stats, self._runtime.copies)
         try:
-            feeder.start(start, runtime.borrow(pinned=pinned), self._fingerprint, first=not self._epochs.begun)
+            feeder.start(start, runtime.borrow(pinned=pinned), self._fingerprint, first=not self._epochs.started)
             self._epochs.begin()
             if uneven == "auto" and feeder.uneven == "join":
                 ranks.check_join(consumer.topology, in_worker=in_worker)
@@ -295,7 +300,10 @@ class FeedDataset(DatasetBase):
             runtime.give_back(feeder.close())
             raise
         assert feeder.session is not None
-        self._fingerprint, self._standing = feeder.session.granted.fingerprint, states.standing(consumer, self._options)
+        self._fingerprint, self._topology_state = (
+            feeder.session.granted.fingerprint,
+            states.topology_state(consumer, self._options),
+        )
         self._resume = None
         if feeder.known_steps is not None:
             limit = plan.step_limit
@@ -343,7 +351,7 @@ class FeedDataset(DatasetBase):
     def _forget_steps(self) -> None:
         """Forget the last epoch's number of steps if another epoch may have another number."""
         if self._options.lengths_vary:
-            self._known_steps, self._asked_steps = None, False
+            self._known_steps, self._requested_steps = None, False
 
 
 def _siblings_have_more(resume: states.Resume | None, epochs: Epochs, timeout_s: float) -> bool:

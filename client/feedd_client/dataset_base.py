@@ -9,7 +9,7 @@ from torch.utils.data import IterableDataset
 
 from feedd_client import accelerated
 from feedd_client.asking import Asker
-from feedd_client.leases import HeldCopies
+from feedd_client.leases import PrivateCopies
 from feedd_client.passes import Ranks
 from feedd_client.runtime import Runtime
 from feedd_client.stats import LoaderStats
@@ -56,7 +56,7 @@ class DatasetBase(IterableDataset[Any]):
 
     def _reset_process_state(self) -> None:
         accelerated.adapt(DatasetBase)
-        self._runtime = Runtime(self._address, HeldCopies(self._options.copy_bytes))
+        self._runtime = Runtime(self._address, PrivateCopies(self._options.copy_bytes))
         self._ranks = Ranks(self._options, self._topology)
         self._stats = LoaderStats()
         self._asker = Asker(self._options, self._ranks, self._runtime)

@@ -29,7 +29,7 @@ class Epochs:
         self._loaded.share_memory_()  # type: ignore[no-untyped-call]  # see above
 
     @property
-    def begun(self) -> bool:
+    def started(self) -> bool:
         """Whether any process has begun a pass."""
         return bool(self._cells[-1])
 

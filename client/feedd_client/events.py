@@ -23,7 +23,7 @@ class HostEvent(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Place:
+class DeviceSlot:
     """Room for one batch on the device. Its events are reused for each batch in the place.
 
     Attributes:

@@ -24,7 +24,7 @@ from feedd_client.stall import StallWatch, heartbeat_s
 
 if TYPE_CHECKING:
     from feedd_client._wire import feedd_pb2 as pb
-    from feedd_client.leases import HeldCopies, Lease, Payload
+    from feedd_client.leases import Lease, Payload, PrivateCopies
     from feedd_client.opener import Consumer, Opener
     from feedd_client.options import FeedOptions
     from feedd_client.stats import LoaderStats
@@ -61,7 +61,7 @@ class Feeder:
     """The leases of one pass, in order. One thread uses a feeder; any thread may call ``interrupt``."""
 
     def __init__(
-        self, opener: Opener, options: FeedOptions, consumer: Consumer, stats: LoaderStats, copies: HeldCopies
+        self, opener: Opener, options: FeedOptions, consumer: Consumer, stats: LoaderStats, copies: PrivateCopies
     ) -> None:
         self.session: Session | None = None
         self.ended: pb.EndOfEpoch | None = None
@@ -159,7 +159,7 @@ class Feeder:
         self._stats.wait_s += time.perf_counter() - began_s
         return len(ready)
 
-    def rows_ahead(self, index: int) -> int:
+    def next_rows(self, index: int) -> int:
         """Return the rows of the ``index``-th next batch, or ``AT_END`` if the epoch ends before it."""
         return self._ready[index].message.rows if self.fill(index + 1) > index else AT_END
 

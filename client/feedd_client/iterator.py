@@ -192,7 +192,7 @@ class FeedIterator(Iterator[Item], Generic[Item]):
         if join is None:
             return None
         for _ in range(join.to_post):
-            join.post(self._feeder.rows_ahead(join.lookahead + 1 - join.to_post))
+            join.post(self._feeder.next_rows(join.lookahead + 1 - join.to_post))
         return join.settle()
 
     def _leave(self) -> None:

@@ -23,7 +23,7 @@ from feedd_client.session import Position
 
 if TYPE_CHECKING:
     from feedd_client.copier import BatchCopier
-    from feedd_client.events import Place
+    from feedd_client.events import DeviceSlot
     from feedd_client.progress import Progress
 
 _JOIN_TIMEOUT_S: Final = 5.0
@@ -34,7 +34,7 @@ class Staged:
     """One batch on its way from the copy thread to the trainer; ``over``: the end, with or without an error."""
 
     batch: Any = None
-    place: Place | None = None
+    place: DeviceSlot | None = None
     position: Any = None
     error: BaseException | None = None
     over: bool = False
@@ -56,10 +56,10 @@ class CopyLane:
         self.staged: queue.SimpleQueue[Staged] = queue.SimpleQueue()
         self._copier = copier
         self._positions = progress.positions(batches)
-        self._fresh_places = prefetch
+        self._fresh_slots = prefetch
         # A finalizer may put into a SimpleQueue at any moment. None: stop.
-        self._free: queue.SimpleQueue[Place | None] = queue.SimpleQueue()
-        self._unread: deque[tuple[Any, Place]] = deque()  # host batches that the device may still be reading
+        self._free: queue.SimpleQueue[DeviceSlot | None] = queue.SimpleQueue()
+        self._unread: deque[tuple[Any, DeviceSlot]] = deque()  # host batches that the device may still be reading
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="feedd-device-copy", daemon=True)
         self._thread.start()
@@ -97,7 +97,7 @@ class CopyLane:
                 self.batches.close()
 
     def _copy_next(self) -> bool:
-        place = self._next_place()
+        place = self._next_slot()
         if place is None or self._stopped:
             return False
         try:
@@ -113,9 +113,9 @@ class CopyLane:
         self._return_read()
         return not self._stopped
 
-    def _next_place(self) -> Place | None:
-        if self._fresh_places:
-            self._fresh_places -= 1
+    def _next_slot(self) -> DeviceSlot | None:
+        if self._fresh_slots:
+            self._fresh_slots -= 1
             return self._copier.place()
         place = self._free.get()
         if place is not None:

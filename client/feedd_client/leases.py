@@ -49,7 +49,7 @@ class _Watch(weakref.ref["Payload"]):
     message: pb.Batch
 
 
-class LentSlots:
+class LeasedSlots:
     """The slots of one session whose batches the trainer holds. One thread uses it; batches may die in any thread.
 
     Attributes:
@@ -78,7 +78,7 @@ class LentSlots:
         return [payload for watch in self._watches.values() if (payload := watch()) is not None]
 
 
-class HeldCopies:
+class PrivateCopies:
     """Private copies of batches, made because the trainer holds every slot. One object per dataset and process.
 
     Passes in several threads may share the object: every change of ``_live`` is a single dict operation.

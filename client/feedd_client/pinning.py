@@ -71,7 +71,7 @@ def _cudart() -> Any:  # noqa: ANN401 - a C extension module without types
     return torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
-class PinnedRing:
+class PinnedBuffers:
     """Pinned buffers for host memory that CUDA cannot read asynchronously; reused after a buffer's copies ended."""
 
     def __init__(self) -> None:

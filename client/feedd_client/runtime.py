@@ -13,7 +13,7 @@ from feedd_client.transport import Endpoint, parse_address, probe, unreachable
 
 if TYPE_CHECKING:
     from feedd_client.feeder import Remains
-    from feedd_client.leases import HeldCopies
+    from feedd_client.leases import PrivateCopies
     from feedd_client.session import Session
 
 
@@ -27,7 +27,7 @@ class Runtime:
         left: remains of passes that were dropped before their end; the next call settles them.
     """
 
-    def __init__(self, address: str | None, copies: HeldCopies) -> None:
+    def __init__(self, address: str | None, copies: PrivateCopies) -> None:
         self.pid = os.getpid()
         self.left: deque[Remains] = deque()
         self._explicit = address
@@ -72,7 +72,7 @@ class Runtime:
             return None
         session.collect()
         if session.free_count < min(2, session.slot_count) or (pinned and session.places):
-            for payload in session.lent.payloads():
+            for payload in session.leased.payloads():
                 self.copies.count(payload)
             session.close()
             return None

@@ -20,12 +20,12 @@ from feedd_client._wire import feedd_pb2 as pb
 from feedd_client.batch import BatchDecoder
 from feedd_client.errors import DaemonVersionError, ProtocolError
 from feedd_client.inline import InlineAssembler
-from feedd_client.leases import Lease, LentSlots
+from feedd_client.leases import Lease, LeasedSlots
 from feedd_client.transport import Endpoint, from_message, translate, unreachable
 
 if TYPE_CHECKING:
     from feedd_client.errors import FeedError
-    from feedd_client.leases import HeldCopies, Payload
+    from feedd_client.leases import Payload, PrivateCopies
     from feedd_client.transport import Address
 
 _log: Final = logging.getLogger("feedd_client")
@@ -93,13 +93,13 @@ class Session:
         self.mapping = _attach(granted)
         self.generations: dict[int, int] = {}
         self.held: dict[int, int] = {}  # slot -> generation of received, unreturned batches
-        self.lent = LentSlots()  # the held slots whose batches the trainer has
+        self.leased = LeasedSlots()  # the held slots whose batches the trainer has
         self.fresh = True
 
     @property
     def free_count(self) -> int:
         """Number of slots that the trainer does not hold."""
-        return self.slot_count - len(self.lent)
+        return self.slot_count - len(self.leased)
 
     def refresh(self, place: int, size_bytes: int) -> None:
         """Drop the trainer's writes to a batch in a shared arena, and free their memory."""
@@ -113,11 +113,11 @@ class Session:
     def collect(self) -> list[pb.Release]:
         """Return releases for the slots whose batches have died; they are no longer held."""
         found = []
-        died = self.lent.died
+        died = self.leased.died
         while died:
             message = died.popleft().message
             slot = message.slot
-            self.lent.forget(slot)
+            self.leased.forget(slot)
             del self.held[slot]
             if self.places:
                 self.refresh(message.place, message.size_bytes)
@@ -185,7 +185,7 @@ class Stream:
             ),
             credits=session.slot_count - len(session.held),
         )
-        self._awaited_count = request.credits
+        self._expected_count = request.credits
         self._requests: queue.SimpleQueue[pb.StreamRequest | None] = queue.SimpleQueue()
         self._requests.put(request)
         # The iterator must not refer to this object: gRPC's sender thread holds it until the None arrives.
@@ -205,7 +205,7 @@ class Stream:
     @property
     def awaits_batch(self) -> bool:
         """Whether the daemon owes a requested batch."""
-        return self._awaited_count > 0
+        return self._expected_count > 0
 
     def receive(self) -> None:
         """Wait for one message and process it.
@@ -250,7 +250,7 @@ class Stream:
             self._session.refresh(lease.message.place, lease.message.size_bytes)
         self._return(1)
 
-    def hand_out(self, lease: Lease, copies: HeldCopies | None, reserved: int) -> Payload:
+    def hand_out(self, lease: Lease, copies: PrivateCopies | None, reserved: int) -> Payload:
         """Return the payload for the trainer to keep: the slot itself, or a copy.
 
         Args:
@@ -261,21 +261,21 @@ class Stream:
         Raises:
             BatchesHeldError: the trainer holds all slots, and copies up to the limit.
         """
-        session, payload, lent = self._session, lease.payload, self._session.lent
+        session, payload, leased = self._session, lease.payload, self._session.leased
         if lease.slot >= 0:
             if copies is None:
                 payload = payload.copy()
-            elif session.slot_count - len(lent) > reserved:
-                lent.watch(lease)
+            elif session.slot_count - len(leased) > reserved:
+                leased.watch(lease)
                 return payload
             else:
-                payload = copies.copy(payload, len(lent), session.slot_count)
+                payload = copies.copy(payload, len(leased), session.slot_count)
         self.give_back(lease)
         return payload
 
     def collect(self) -> None:
         """Return the slots of dead batches, also of earlier streams, with the next request."""
-        if self._session.lent.died:
+        if self._session.leased.died:
             found = self._session.collect()
             self._returns += found
             self._return(len(found))
@@ -283,7 +283,7 @@ class Stream:
     def flush(self) -> None:
         """Send the returned slots and credits now."""
         if self._credits:
-            self._awaited_count += self._credits
+            self._expected_count += self._credits
             self._requests.put(pb.StreamRequest(credits=self._credits, releases=self._returns))
             self._returns, self._credits = [], 0
 
@@ -336,7 +336,7 @@ class Stream:
                 f" got batch {batch.seq}: step {cursor.step} of epoch {cursor.epoch}"
             )
         self._seq += 1
-        self._awaited_count -= 1
+        self._expected_count -= 1
         self._step += self._stride
         self.received_bytes += batch.size_bytes
         if batch.inline:

@@ -41,13 +41,13 @@ class _Wait:
 
     Attributes:
         stream: a weak reference, because the watching thread must not keep a lost stream, which maps the arena.
-        told: reasons that were logged.
+        reported: reasons that were logged.
     """
 
     stream: weakref.ref[Stream]
     address: Address
     began_s: float
-    told: set[str] = field(default_factory=set)
+    reported: set[str] = field(default_factory=set)
 
 
 class StallWatch:
@@ -81,7 +81,7 @@ class StallWatch:
     def arrived(self) -> None:
         """Record that the batch has arrived."""
         wait, self._wait = self._wait, None
-        if wait is not None and wait.told:
+        if wait is not None and wait.reported:
             waited_s = time.monotonic() - wait.began_s
             _log.warning("the daemon at %s continues after %.0f s", wait.address.text, waited_s)
 
@@ -135,8 +135,8 @@ class StallWatch:
             reason = _REASONS.get(stream.waiting_for, "it is at work")
         else:
             return
-        if reason not in wait.told:
-            wait.told.add(reason)
+        if reason not in wait.reported:
+            wait.reported.add(reason)
             text = "waiting for the daemon at %s for %.0f s: %s"
             _log.warning(text, wait.address.text, now_s - wait.began_s, reason)
 

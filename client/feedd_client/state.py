@@ -25,14 +25,14 @@ class Resume:
     Attributes:
         position: where to continue.
         fingerprint: fingerprint of the dataset; empty if nothing had been opened yet.
-        standing: topology and consumer of the saving process; empty if nothing had been opened yet.
+        topology_state: topology and consumer of the saving process; empty if nothing had been opened yet.
         done: True if a DataLoader worker had finished its part of the epoch before. If other workers had not, this
             worker gets no batches in the pass that continues the epoch.
     """
 
     position: Position
     fingerprint: bytes
-    standing: dict[str, int]
+    topology_state: dict[str, int]
     done: bool = False
 
     def for_consumer(self, consumer: Consumer, options: FeedOptions) -> Position:
@@ -44,7 +44,7 @@ class Resume:
         Raises:
             StateError: they do not, or the state was taken in the middle of a batch, or by another number of workers.
         """
-        now, was = standing(consumer, options), self.standing
+        now, was = topology_state(consumer, options), self.topology_state
         if not was:
             return self.position
         _same(was, now, ("partitions", "step_samples"))
@@ -97,7 +97,7 @@ def _source(source: SourceOptions) -> dict[str, Any]:
     }
 
 
-def standing(consumer: Consumer, options: FeedOptions) -> dict[str, int]:
+def topology_state(consumer: Consumer, options: FeedOptions) -> dict[str, int]:
     """Return the consumer's place in the topology, and the number of samples per step over all ranks."""
     topology = consumer.topology
     return {
@@ -117,7 +117,7 @@ def dump(resume: Resume, options: FeedOptions) -> dict[str, Any]:
 
     All states have the same shape, because distributed checkpoints are loaded into a freshly made state.
     """
-    position, where = resume.position, resume.standing
+    position, where = resume.position, resume.topology_state
     return {
         "version": STATE_VERSION,
         **{name: getattr(position, name) for name in _NUMBERS},

@@ -30,7 +30,7 @@ def telling_why(stub: Any, request: pb.OpenRequest, address: str) -> Iterator[No
         address: address of the daemon, as the user wrote it.
     """
     over = threading.Event()
-    thread = threading.Thread(target=_tell, args=(stub, request, address, over), name="feedd-open", daemon=True)
+    thread = threading.Thread(target=_report, args=(stub, request, address, over), name="feedd-open", daemon=True)
     thread.start()
     try:
         yield
@@ -38,7 +38,7 @@ def telling_why(stub: Any, request: pb.OpenRequest, address: str) -> Iterator[No
         over.set()
 
 
-def _tell(stub: Any, request: pb.OpenRequest, address: str, over: threading.Event) -> None:  # noqa: ANN401 - see above
+def _report(stub: Any, request: pb.OpenRequest, address: str, over: threading.Event) -> None:  # noqa: ANN401 - see above
     began_s, pause_s = time.monotonic(), FIRST_S
     urls = list(request.urls) or [source.urls[0] for source in request.sources]
     while not over.wait(pause_s):

@@ -236,7 +236,7 @@ class Assembler:
         if not keeps(recipe):
             return await self._stages.pool.measure(files, work)
         shapes, pieces = await self._stages.pool.produce(files, work)
-        part.kept[number] = PrecomputedValues(shapes[:, 0], pieces)
+        part.keeps_values[number] = PrecomputedValues(shapes[:, 0], pieces)
         return shapes
 
     def _dims(self, shapes: Mapping[str, NDArray[np.int64]]) -> dict[str, tuple[int, ...]]:
@@ -281,7 +281,7 @@ class Assembler:
             shares(part, *self._fields(work, part, layout), packed=work.packed is not None) for part in work.parts
         ]
         kept_bytes = sum(
-            piece.values.nbytes for part in work.parts for one in part.kept.values() for piece in one.pieces
+            piece.values.nbytes for part in work.parts for one in part.keeps_values.values() for piece in one.pieces
         )
         if kept_bytes:
             await off_loop(partial(lay_kept, view, layout, work.parts, divided, self._pads), layout.size_bytes)
@@ -295,7 +295,7 @@ class Assembler:
         masks_bytes = sum(layout.place(name + MASK_SUFFIX).region.values_bytes for name in self._masked)
         await off_loop(lambda: self._write_beside(view, layout, work), masks_bytes)
         failures: Sequence[Failure] = [_failure(work, bad) for bad in _bad_rows(decoded, results)]
-        failures = await self._stages.lost.told(failures, work.files) if failures else failures
+        failures = await self._stages.lost.with_object_names(failures, work.files) if failures else failures
         if not work.early:
             await self._bad_sample_handler.charge(rows.cursor, failures)
         elif failures:

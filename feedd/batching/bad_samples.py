@@ -13,7 +13,7 @@ from feedd.batching.row_repeats import repeat_in_place, repeat_into, repeated, s
 from feedd.batching.slot_layout import drop_rows
 from feedd.errors import BadSample, ResourceExhausted
 from feedd.flow.tasks import off_loop
-from feedd.formats.missing_reasons import why_absent
+from feedd.formats.missing_reasons import missing_reason
 from feedd.recipe.bad_sample_policy import BadSamples, Failure
 from feedd.recipe.label_recipes import is_label, unlabelled
 from feedd.units import format_size
@@ -197,7 +197,7 @@ def failure_of(
     sources = (bad.field,) if field is None else field.sources
     known = [index.fields.index(source) for source in sources if source in index.fields]
     held = [column for column in known if index.sizes[column, ordinal] >= 0]
-    absent = None if held else why_absent(index, known, ordinal)
+    absent = None if held else missing_reason(index, known, ordinal)
     if absent is not None:
         return Failure(ref.url, index.key(ordinal), bad.field, absent.reason, bad.row, ordinal, absent.at)
     if held and field is not None and not reads_as(index.stored_as(held[0]), field.stored) and not told:

@@ -117,7 +117,7 @@ class PlainBatches:
         failures: Sequence[Failure] = ()
         if result.bad:
             failures = self._failures(group, indexes, files, result.bad, lost)
-            failures = await self._stages.lost.told(failures, files)
+            failures = await self._stages.lost.with_object_names(failures, files)
         ready: list[BatchReady] = []
         first = 0
         for plan, slot, layout in zip(group.batches, slots, layouts, strict=True):

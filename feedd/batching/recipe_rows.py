@@ -31,14 +31,14 @@ class Part:
 
     Attributes:
         at: int[n], their numbers in the batch; None: all of them, in order.
-        kept: by field, values that came along when they were measured.
+        keeps_values: by field, values that came along when they were measured.
     """
 
     recipe: Recipe
     at: NDArray[np.intp] | None
     shard_no: NDArray[np.int32]
     gathered: Gathered
-    kept: dict[int, PrecomputedValues] = field(default_factory=dict)
+    keeps_values: dict[int, PrecomputedValues] = field(default_factory=dict)
 
     def of(self, column: NDArray[_Scalar]) -> NDArray[_Scalar]:
         """Return a batch's column for these rows."""
@@ -101,15 +101,15 @@ def shares(part: Part, fields: Sequence[FieldWork], seeds: NDArray[np.uint64], *
             if len(broken):
                 found.append(_share(part, (one,), seeds, broken))
     ready = rows.copy()
-    for number, kept in part.kept.items():
-        ready &= kept.ready(_room(fields[number])) & (part.gathered.spans[number].size >= 0)
-    left = tuple(one for number, one in enumerate(fields) if number not in part.kept)
-    rest = rows & ~ready if part.kept else rows
+    for number, keeps_values in part.keeps_values.items():
+        ready &= keeps_values.ready(_room(fields[number])) & (part.gathered.spans[number].size >= 0)
+    left = tuple(one for number, one in enumerate(fields) if number not in part.keeps_values)
+    rest = rows & ~ready if part.keeps_values else rows
     if rest.any():
         found.append(_share(part, tuple(fields), seeds, np.flatnonzero(rest)))
-    if part.kept and left and ready.any():
+    if part.keeps_values and left and ready.any():
         found.append(_share(part, left, seeds, np.flatnonzero(ready)))
-    done = int(ready.sum()) if part.kept and not left else 0
+    done = int(ready.sum()) if part.keeps_values and not left else 0
     return Shares(tuple(found), ready, done)
 
 
@@ -137,9 +137,9 @@ def lay_kept(
         divided: of each part, what is left to decode and what is not.
         pads: of fields that are padded, by their names.
     """
-    for name in {part.recipe[number].name for part in parts for number in part.kept} & pads.keys():
+    for name in {part.recipe[number].name for part in parts for number in part.keeps_values} & pads.keys():
         fill_up(view, layout.place(name), pads[name])
     for part, one in zip(parts, divided, strict=True):
-        for number, kept in part.kept.items():
+        for number, keeps_values in part.keeps_values.items():
             place = layout.place(part.recipe[number].name)
-            kept.lay(view, place, part.of(place.out_at), one.ready)
+            keeps_values.lay(view, place, part.of(place.out_at), one.ready)

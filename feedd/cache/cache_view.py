@@ -21,13 +21,13 @@ class CacheView:
     """Queries over the index of an open cache. The subclass sets the attributes below."""
 
     _index: CacheIndex
-    _strays: Examination
+    _unindexed: Examination
     _cache_metrics: CacheMetrics
     _queue: Sized
 
     def fits(self, refs: Iterable[ObjectRef]) -> bool:
         """Whether this cache, if it were empty, could hold ``refs`` together."""
-        return self._strays.too_large(tuple(dict.fromkeys(refs))) is None
+        return self._unindexed.too_large(tuple(dict.fromkeys(refs))) is None
 
     def holds(self, ref: ObjectRef) -> bool:
         """Whether the cache holds the whole object."""
@@ -40,12 +40,12 @@ class CacheView:
 
     def price(self, refs: Iterable[ObjectRef]) -> float:
         """Return the earliest next use among the entries that new ``refs`` would evict; see ``Capacity.price``."""
-        return self._index.room.price(refs)
+        return self._index.space.price(refs)
 
     @property
     def limit_bytes(self) -> int:
         """Upper limit of the cache's disk bytes: the configured size, or less if the storage is smaller."""
-        return self._strays.limit_bytes
+        return self._unindexed.limit_bytes
 
     def entries(self) -> list[CacheEntry]:
         """Return the whole entries, in no particular order."""

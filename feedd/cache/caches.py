@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Self
 import structlog
 
 from feedd.cache.check_schedule import CheckRule
-from feedd.cache.memory_storage import MemoryPlace
-from feedd.cache.ondisk.directory import DirectoryPlace
+from feedd.cache.memory_storage import MemoryStorage
+from feedd.cache.ondisk.directory import DirectoryStorage
 from feedd.cache.shard_cache import CoreOptions, PlacedCache
 from feedd.flow.memory_limit import available_bytes
 from feedd.units import format_size
@@ -33,7 +33,7 @@ class DiskCache(PlacedCache):
         again_s = options.verified_for_s if options.verify == "use" else math.inf
         rule = CheckRule(blocks=options.verify != "off", again_s=again_s)
         core = CoreOptions(options.fill_deadline_s, options.prefetch_fills, rule)
-        super().__init__(DirectoryPlace(options), core, fetcher, recorder, clock)
+        super().__init__(DirectoryStorage(options), core, fetcher, recorder, clock)
         self._name = f"{options.directory}, {format_size(options.size_bytes)}"
         self._size_bytes = options.size_bytes
 
@@ -78,7 +78,7 @@ class MemoryCache(PlacedCache):
         """
         if size_bytes <= 0:
             raise ValueError(f"expected size_bytes above 0, got {size_bytes}")
-        super().__init__(MemoryPlace(size_bytes, available), CoreOptions(), fetcher, recorder, clock)
+        super().__init__(MemoryStorage(size_bytes, available), CoreOptions(), fetcher, recorder, clock)
         self._name = format_size(size_bytes)
 
     def __repr__(self) -> str:

@@ -46,11 +46,11 @@ class Checks:
     """
 
     def __init__(self, group: asyncio.TaskGroup, place: EntryStorage, clock: Clock, rule: CheckRule) -> None:
-        self._place = place
+        self._storage = place
         self._clock = clock
         self._rule = rule
         self._whole_s: dict[Entry, float] = {}  # when each entry was last found whole, by checksum if the rule says so
-        self._looking: dict[Entry, int] = {}
+        self._verifying: dict[Entry, int] = {}
         self._flights: SingleFlight[_Look, Finding] = SingleFlight(group)
         self._doubted_s = -math.inf
 
@@ -66,11 +66,11 @@ class Checks:
 
     def due(self, entry: Entry) -> Depth | None:
         """Return how closely a committed entry must be verified before its use, or None for not at all."""
-        if not self._place.shared:
+        if not self._storage.shared:
             return None
         now_s = self._clock.monotonic_s()
         whole_s = self._whole_s.get(entry)
-        idle = entry.pins <= 1 or entry in self._looking  # the caller's own pin
+        idle = entry.pins <= 1 or entry in self._verifying  # the caller's own pin
         if whole_s is None or (idle and now_s - whole_s >= self._rule.again_s):
             return Depth.BLOCKS if self._rule.blocks else Depth.HEADER
         return Depth.LENGTH if entry.seen_s <= max(now_s - _SEEN_FOR_S, self._doubted_s) else None
@@ -88,7 +88,7 @@ class Checks:
         flights = [self._flights.join(look, partial(self._look_deep, look)) for look in deep]
         try:
             if shallow:
-                answers = await self._place.look([entry.ref for entry in shallow], Depth.LENGTH)
+                answers = await self._storage.look([entry.ref for entry in shallow], Depth.LENGTH)
                 found.update(zip(shallow, answers, strict=True))
             if flights:
                 await asyncio.wait([flight.result for flight in flights])
@@ -109,13 +109,13 @@ class Checks:
     async def _look_deep(self, look: _Look) -> Finding:
         entry, depth = look
         generation = entry.generation
-        self._looking[entry] = self._looking.get(entry, 0) + 1
+        self._verifying[entry] = self._verifying.get(entry, 0) + 1
         try:
-            (finding,) = await self._place.look((entry.ref,), depth)
+            (finding,) = await self._storage.look((entry.ref,), depth)
         finally:
-            self._looking[entry] -= 1
-            if not self._looking[entry]:
-                del self._looking[entry]
+            self._verifying[entry] -= 1
+            if not self._verifying[entry]:
+                del self._verifying[entry]
         if finding is Finding.WHOLE and entry.generation == generation:
             entry.seen_s = now_s = self._clock.monotonic_s()
             self._note(entry, now_s)

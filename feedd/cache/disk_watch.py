@@ -46,7 +46,7 @@ class DiskWatch:
         self._clock = clock
         self._prober = Prober(probe)
         self._health = DiskHealth(options)
-        self._told = DiskState.NORMAL
+        self._reported = DiskState.NORMAL
         self._doubt_count = 0
         self._operations: set[_Operation] = set()
         self._wake = asyncio.Event()
@@ -119,10 +119,10 @@ class DiskWatch:
                 self._health.failed(now_s)
         self._changed(error)
 
-    def absent(self, error: CacheUnavailable, retry_s: float) -> None:
+    def missing(self, error: CacheUnavailable, retry_s: float) -> None:
         """Record that the cache could not be opened: the disk is down until ``opened`` is called."""
-        self._health.absent()
-        self._told = self._health.state
+        self._health.missing()
+        self._reported = self._health.state
         _log.warning(
             "cache directory cannot be used: shards are kept in memory (cache.bypass) until it can be opened",
             directory=error.object,
@@ -196,17 +196,17 @@ class DiskWatch:
 
     def _changed(self, error: BaseException | None) -> None:
         state = self._health.state
-        if state is self._told:
+        if state is self._reported:
             return
         log = _log.info if state is DiskState.NORMAL else _log.warning
-        log("cache disk", state=state.value, before=self._told.value, error=str(error) if error else None)
-        self._told = state
+        log("cache disk", state=state.value, before=self._reported.value, error=str(error) if error else None)
+        self._reported = state
         self._publish()
         self._wake.set()
 
     def _publish(self) -> None:
         for state in DiskState:
-            self._recorder.gauge(CACHE_DISK_STATE, float(state is self._told), state=state.value)
+            self._recorder.gauge(CACHE_DISK_STATE, float(state is self._reported), state=state.value)
 
 
 class _Listening:

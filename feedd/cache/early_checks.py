@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from feedd.values import ObjectRef
 
 
-class AheadChecks:
+class EarlyChecks:
     """Verifies idle wished-for entries, one at a time; broken ones are handed to ``refetch`` at once."""
 
     def __init__(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from feedd.cache import entry_layout, os_errors
 from feedd.cache.blocks import BlockSums
-from feedd.cache.os_errors import PlaceFull
+from feedd.cache.os_errors import StorageFull
 from feedd.errors import FeeddError, StoreUnavailable
 from feedd.flow.file_writing import left_alone
 from feedd.flow.range_sinks import FileSink
@@ -50,15 +50,17 @@ class Filler:
     """Fetches objects into an ``EntryStorage``; keeps no index.
 
     Attributes:
-        place: the storage to fill.
+        storage: the storage to fill.
     """
 
-    def __init__(self, place: EntryStorage, fetcher: ShardFetcher, deadline_s: float) -> None:
-        self.place = place
+    def __init__(self, storage: EntryStorage, fetcher: ShardFetcher, deadline_s: float) -> None:
+        self.storage = storage
         self._fetcher = fetcher
         self._deadline_s = deadline_s
 
-    async def fill(self, ref: ObjectRef, urgency: Callable[[], float], make_room: Callable[[PlaceFull], bool]) -> None:
+    async def fill(
+        self, ref: ObjectRef, urgency: Callable[[], float], make_room: Callable[[StorageFull], bool]
+    ) -> None:
         """Fetch ``ref`` into the storage; a cancelled or failed fill leaves nothing behind.
 
         Args:
@@ -86,33 +88,35 @@ class Filler:
             stage="cache",
         )
 
-    async def _fill(self, ref: ObjectRef, urgency: Callable[[], float], make_room: Callable[[PlaceFull], bool]) -> None:
+    async def _fill(
+        self, ref: ObjectRef, urgency: Callable[[], float], make_room: Callable[[StorageFull], bool]
+    ) -> None:
         draft = await self._create(ref, make_room)
         try:
             sums = BlockSums(ref.size_bytes, entry_layout.data_at(ref))
-            summed = sums if self.place.shared else None
+            summed = sums if self.storage.shared else None
             await self._fetch(draft, FillWatch(urgency, summed), None if summed is None else summed.written)
             await self._left_alone(draft)
-            await self.place.publish(draft, sums)
+            await self.storage.publish(draft, sums)
         except BaseException:
-            self.place.abandon(draft)
+            self.storage.abandon(draft)
             raise
 
     async def _left_alone(self, draft: Draft) -> None:
         """Wait until all writes have ended, so that readers get a file that does not change."""
         if not await left_alone(draft.file.writers, _WRITTEN_S):
-            raise os_errors.stalled(self.place.names.where, _WRITTEN_S)
+            raise os_errors.stalled(self.storage.names.where, _WRITTEN_S)
 
-    async def _create(self, ref: ObjectRef, make_room: Callable[[PlaceFull], bool]) -> Draft:
+    async def _create(self, ref: ObjectRef, make_room: Callable[[StorageFull], bool]) -> Draft:
         try:
-            return await self.place.create(ref)
-        except PlaceFull as full:
+            return await self.storage.create(ref)
+        except StorageFull as full:
             if not make_room(full):
-                raise os_errors.place_full(full, self.place.names) from full
+                raise os_errors.storage_full(full, self.storage.names) from full
         try:
-            return await self.place.create(ref)
-        except PlaceFull as full:
-            raise os_errors.place_full(full, self.place.names) from full
+            return await self.storage.create(ref)
+        except StorageFull as full:
+            raise os_errors.storage_full(full, self.storage.names) from full
 
     async def _fetch(self, draft: Draft, watch: FillWatch, written: Written | None) -> None:
         ref = draft.ref

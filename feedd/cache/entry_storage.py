@@ -51,7 +51,7 @@ class Names:
 
 
 @dataclass(frozen=True, slots=True)
-class Stray:
+class UnindexedFile:
     """A file that may be an entry; not examined yet.
 
     Attributes:
@@ -71,13 +71,13 @@ class Opened:
 
     Attributes:
         index: holds every known entry.
-        strays: files to examine while the cache already serves, oldest first. Their bytes fit into the index's limit.
+        unindexed: files to examine while the cache already serves, oldest first. Their bytes fit into the limit.
         broken_count: removed entries and unfinished fills.
         evicted_count: entries removed because the limit is smaller now.
     """
 
     index: CacheIndex
-    strays: tuple[Stray, ...] = ()
+    unindexed: tuple[UnindexedFile, ...] = ()
     broken_count: int = 0
     evicted_count: int = 0
 
@@ -128,7 +128,7 @@ class EntryStorage(Protocol):
         """Allocate a draft; if the call is cancelled, the draft is abandoned.
 
         Raises:
-            PlaceFull: there is no room.
+            StorageFull: there is no room.
             CacheUnavailable: the storage refused for another reason.
         """
 
@@ -155,7 +155,7 @@ class EntryStorage(Protocol):
             CacheUnavailable: the disk did not answer in time, or this process is out of descriptors.
         """
 
-    async def identify(self, strays: Sequence[Stray]) -> list[ObjectRef]:
+    async def identify(self, unindexed: Sequence[UnindexedFile]) -> list[ObjectRef]:
         """Return the objects that the examined files hold whole; broken files are removed."""
 
     async def close(self, entries: Sequence[ObjectRef], deadline_s: float) -> bool:

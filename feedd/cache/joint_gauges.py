@@ -18,13 +18,13 @@ class JointGauges:
         self._recorder = recorder
         self._shares: list[dict[_Slot, float]] = []
 
-    def share(self) -> Recorder:
+    def part(self) -> Recorder:
         """Return the recorder of one more cache."""
         self._shares.append({})
-        return _Share(self._recorder, self._shares[-1], self._shares)
+        return _Part(self._recorder, self._shares[-1], self._shares)
 
 
-class _Share:
+class _Part:
     """A ``Recorder`` that sums gauges over all caches."""
 
     def __init__(self, recorder: Recorder, mine: dict[_Slot, float], all_shares: list[dict[_Slot, float]]) -> None:
@@ -44,4 +44,4 @@ class _Share:
     def gauge(self, metric: Metric, value: float, **labels: str) -> None:
         slot = (metric.name, tuple(sorted(labels.items())))
         self._mine[slot] = value
-        self._recorder.gauge(metric, sum(share.get(slot, 0.0) for share in self._all), **labels)
+        self._recorder.gauge(metric, sum(part.get(slot, 0.0) for part in self._all), **labels)

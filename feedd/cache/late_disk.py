@@ -9,7 +9,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Final, Self
 
 from feedd.cache.cache_report import CacheStats
-from feedd.cache.os_errors import PlaceFull
+from feedd.cache.os_errors import StorageFull
 from feedd.errors import CacheUnavailable
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def may_pass(error: CacheUnavailable) -> bool:
     A wrong path or another owner needs the operator.
     """
     cause = error.__cause__
-    return isinstance(cause, PlaceFull) or (isinstance(cause, OSError) and cause.errno in _MAY_PASS)
+    return isinstance(cause, StorageFull) or (isinstance(cause, OSError) and cause.errno in _MAY_PASS)
 
 
 class LateDisk:
@@ -66,7 +66,7 @@ class LateDisk:
         except CacheUnavailable as error:
             if not may_pass(error):
                 raise
-            self._watch.absent(error, self._retry_s)
+            self._watch.missing(error, self._retry_s)
             await self._group.__aenter__()
             self._task = self._group.create_task(self._open_later())
         else:

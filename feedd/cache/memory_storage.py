@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from feedd.cache import entry_layout, os_errors
 from feedd.cache.entry_storage import Draft, Finding, Names, Opened
 from feedd.cache.ondisk.disk_thread import DiskThread
-from feedd.cache.os_errors import PlaceFull
+from feedd.cache.os_errors import StorageFull
 from feedd.cache.policy.cache_index import CacheIndex
 from feedd.errors import CacheUnavailable
 from feedd.flow.sink_file import SinkFile
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from feedd.cache.blocks import BlockSums
-    from feedd.cache.entry_storage import Depth, Stray
+    from feedd.cache.entry_storage import Depth, UnindexedFile
     from feedd.values import ObjectRef
 
 _RESERVE_BYTES: Final = 256 * MIB  # memory left for everything else
@@ -35,7 +35,7 @@ _NAMES: Final = Names(
 )
 
 
-class MemoryPlace:
+class MemoryStorage:
     """Anonymous files (memfd) of this process: an ``EntryStorage``. Workers open them as ``/proc/<pid>/fd/<n>``.
 
     The storage never allocates memory that could wake the kernel's OOM killer. Before each step, the machine and the
@@ -119,9 +119,9 @@ class MemoryPlace:
         del depth
         return [Finding.WHOLE if ref in self._fds else Finding.VANISHED for ref in refs]
 
-    async def identify(self, strays: Sequence[Stray]) -> list[ObjectRef]:
+    async def identify(self, unindexed: Sequence[UnindexedFile]) -> list[ObjectRef]:
         """Return nothing: memory starts without files to examine."""
-        assert not strays, "memory starts empty"
+        assert not unindexed, "memory starts empty"
         return []
 
     async def close(self, entries: Sequence[ObjectRef], deadline_s: float) -> bool:
@@ -148,14 +148,14 @@ class MemoryPlace:
                 raise
         except OSError as error:
             if os_errors.is_full(error):
-                raise PlaceFull(size_bytes, self._available() or 0, _RESERVE_BYTES) from error
+                raise StorageFull(size_bytes, self._available() or 0, _RESERVE_BYTES) from error
             raise os_errors.unusable(error, _NAMES) from error
         made.append(Draft(ref, file, fd=fd))
 
     def _check(self, step_bytes: int, size_bytes: int) -> None:
         left = self._available()
         if left is not None and left - step_bytes < _RESERVE_BYTES:
-            raise PlaceFull(size_bytes, left, _RESERVE_BYTES)
+            raise StorageFull(size_bytes, left, _RESERVE_BYTES)
 
 
 def _seal(draft: Draft) -> None:

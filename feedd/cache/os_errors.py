@@ -32,7 +32,7 @@ _HINTS = {
 }
 
 
-class PlaceFull(Exception):
+class StorageFull(Exception):
     """There is no room for a file; raised only inside the cache, which evicts and tries again.
 
     Attributes:
@@ -70,7 +70,7 @@ def unusable(error: OSError, names: Names) -> CacheUnavailable:
     return CacheUnavailable(f"{names.space} cannot be used: {reason}", object=names.where, hint=hint, stage="cache")
 
 
-def place_full(full: PlaceFull, names: Names) -> CacheUnavailable:
+def storage_full(full: StorageFull, names: Names) -> CacheUnavailable:
     """Return the error to raise if even eviction left no room on the disk."""
     return CacheUnavailable(
         f"an entry of {format_size(full.wanted_bytes)} and a reserve of {format_size(full.reserve_bytes)} need more "

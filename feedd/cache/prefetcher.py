@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from feedd.cache.policy.cache_index import Claim, TooLarge
+from feedd.cache.policy.cache_index import Reservation, TooLarge
 from feedd.cache.policy.eviction_order import EntryState
 from feedd.cache.policy.wishes import WishLists
 from feedd.errors import Draining
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True, eq=False)
-class _Ahead:
+class _EarlyFill:
     """A running fill for a wish. ``started``: the prefetcher started it, not an acquirer."""
 
     flight: Flight[Entry, None]
@@ -43,7 +43,7 @@ class Prefetcher:
         self._cache_metrics = cache_metrics
         self._fills_max = fills_max
         self._wishes = WishLists()
-        self._running: dict[Entry, _Ahead] = {}
+        self._running: dict[Entry, _EarlyFill] = {}
         self._started_count = 0
 
     def wish(self, owner: str, refs: Sequence[ObjectRef]) -> None:
@@ -51,9 +51,9 @@ class Prefetcher:
         self._wishes.replace(owner, refs)
         if refs:
             return
-        for entry, ahead in tuple(self._running.items()):
-            ahead.owners.discard(owner)
-            if not ahead.owners and not self._wishes.wanted(entry.ref):
+        for entry, early in tuple(self._running.items()):
+            early.owners.discard(owner)
+            if not early.owners and not self._wishes.wanted(entry.ref):
                 self._fills.leave(self._forget(entry).flight)
 
     def pump(self) -> None:
@@ -69,9 +69,9 @@ class Prefetcher:
         """Handle the end of any fill; a failure is only counted, because the acquirer will meet it too."""
         if entry not in self._running:
             return
-        ahead = self._forget(entry)
-        self._fills.leave(ahead.flight)
-        if ahead.started and error is not None and not isinstance(error, Draining):
+        early = self._forget(entry)
+        self._fills.leave(early.flight)
+        if early.started and error is not None and not isinstance(error, Draining):
             self._cache_metrics.error("prefetch")
 
     def close(self) -> None:
@@ -83,8 +83,8 @@ class Prefetcher:
         while (ref := self._wishes.head(owner)) is not None:
             entry = self._index.find(ref)
             if entry is None:
-                outcome = self._index.reserve_ahead(ref)
-                if isinstance(outcome, Claim):
+                outcome = self._index.reserve_early(ref)
+                if isinstance(outcome, Reservation):
                     self._wishes.drop_head(owner)
                     self._wishes.served(owner)
                     self._fills.evict(outcome.evicted)
@@ -99,14 +99,14 @@ class Prefetcher:
         return False
 
     def _adopt(self, entry: Entry, owner: str, *, started: bool) -> None:
-        ahead = self._running.get(entry)
-        if ahead is None:
-            self._running[entry] = _Ahead(self._fills.join(entry), {owner}, started)
+        early = self._running.get(entry)
+        if early is None:
+            self._running[entry] = _EarlyFill(self._fills.join(entry), {owner}, started)
             self._started_count += started
         else:
-            ahead.owners.add(owner)
+            early.owners.add(owner)
 
-    def _forget(self, entry: Entry) -> _Ahead:
-        ahead = self._running.pop(entry)
-        self._started_count -= ahead.started
-        return ahead
+    def _forget(self, entry: Entry) -> _EarlyFill:
+        early = self._running.pop(entry)
+        self._started_count -= early.started
+        return early

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from feedd.cache.cache_metrics import CacheMetrics
     from feedd.cache.entry_fill import Filler
-    from feedd.cache.os_errors import PlaceFull
+    from feedd.cache.os_errors import StorageFull
     from feedd.cache.policy.cache_index import CacheIndex
     from feedd.cache.policy.eviction_order import Entry
     from feedd.protocols import Clock
@@ -39,7 +39,7 @@ class Fills:
     ) -> None:
         self._index = index
         self._filler = filler
-        self._place = filler.place
+        self._storage = filler.storage
         self._cache_metrics = cache_metrics
         self._clock = clock
         self._ended = ended
@@ -69,7 +69,7 @@ class Fills:
     def evict(self, entries: Iterable[Entry]) -> None:
         """Remove from the storage the entries that the index has just evicted."""
         victims = tuple(entries)
-        self._place.evict(entry.ref for entry in victims)
+        self._storage.evict(entry.ref for entry in victims)
         self._cache_metrics.count(CACHE_EVICTIONS, len(victims))
 
     async def cancel_all(self) -> None:
@@ -78,14 +78,14 @@ class Fills:
 
     async def _fill(self, entry: Entry) -> None:
         started_s = self._clock.monotonic_s()
-        await self._filler.fill(entry.ref, partial(_urgency, entry), partial(self._make_room, entry))
+        await self._filler.fill(entry.ref, partial(_urgency, entry), partial(self._free_space, entry))
         self._cache_metrics.fill_s += self._clock.monotonic_s() - started_s
         self._cache_metrics.filled_bytes += entry.ref.size_bytes
 
-    def _make_room(self, entry: Entry, full: PlaceFull) -> bool:
+    def _free_space(self, entry: Entry, full: StorageFull) -> bool:
         self._cache_metrics.error("full")
         after = _urgency(entry)  # if no acquirer waits, the prefetcher's eviction rule applies here too
-        evicted = self._index.make_room(full.wanted_bytes, after)
+        evicted = self._index.free_space(full.wanted_bytes, after)
         self.evict(evicted)
         return bool(evicted)
 
@@ -100,7 +100,7 @@ class Fills:
                 self._cache_metrics.error("disk")
         replaced = entry.generation > 0  # then a broken file of that name may still exist
         if not whole and (error is None or replaced) and self._index.find(entry.ref) is None:
-            self._place.remove((entry.ref,))
+            self._storage.remove((entry.ref,))
         self._ended(entry, error)
 
 

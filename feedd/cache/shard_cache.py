@@ -12,12 +12,12 @@ from feedd.cache import os_errors
 from feedd.cache.cache_metrics import CacheMetrics
 from feedd.cache.cache_view import CacheView
 from feedd.cache.check_schedule import CheckRule, Checks
-from feedd.cache.early_checks import AheadChecks
+from feedd.cache.early_checks import EarlyChecks
 from feedd.cache.entry_fill import Filler
 from feedd.cache.entry_storage import Finding
 from feedd.cache.ondisk.unindexed_files import Examination
 from feedd.cache.pins import Pins
-from feedd.cache.policy.cache_index import Claim, FullNow, TooLarge
+from feedd.cache.policy.cache_index import FullNow, Reservation, TooLarge
 from feedd.cache.policy.eviction_order import EntryState
 from feedd.cache.prefetcher import Prefetcher
 from feedd.cache.running_fills import Fills
@@ -57,7 +57,7 @@ class CoreOptions:
 class _Grant:
     """A claim made for one acquirer, and its interest in the fills of missing entries."""
 
-    claim: Claim
+    reservation: Reservation
     flights: list[Flight[Entry, None]] = field(default_factory=list)
 
 
@@ -68,9 +68,9 @@ class PlacedCache(CacheView):
     """
 
     def __init__(
-        self, place: EntryStorage, options: CoreOptions, fetcher: ShardFetcher, recorder: Recorder, clock: Clock
+        self, storage: EntryStorage, options: CoreOptions, fetcher: ShardFetcher, recorder: Recorder, clock: Clock
     ) -> None:
-        self._place = place
+        self._storage = storage
         self._options = options
         self._fetcher = fetcher
         self._clock = clock
@@ -84,21 +84,21 @@ class PlacedCache(CacheView):
         Raises:
             CacheUnavailable: the storage cannot be used.
         """
-        opened = await self._place.open(self._job_failed)
+        opened = await self._storage.open(self._job_failed)
         options = self._options
         self._index = opened.index
-        self._queue: SpaceQueue[_Grant] = SpaceQueue(opened.index.room.group)
-        filler = Filler(self._place, self._fetcher, options.fill_deadline_s)
+        self._queue: SpaceQueue[_Grant] = SpaceQueue(opened.index.space.group)
+        filler = Filler(self._storage, self._fetcher, options.fill_deadline_s)
         self._fills = Fills(self._group, self._index, filler, self._cache_metrics, self._clock, self._fill_ended)
         self._prefetcher = Prefetcher(self._index, self._fills, self._cache_metrics, options.prefetch_fills)
-        self._checks = Checks(self._group, self._place, self._clock, options.rule)
-        self._ahead = AheadChecks(self._group, self._index, self._checks, self._refetch)
-        self._strays = Examination(self._place, self._index, self._cache_metrics, opened.strays)
+        self._checks = Checks(self._group, self._storage, self._clock, options.rule)
+        self._early_checks = EarlyChecks(self._group, self._index, self._checks, self._refetch)
+        self._unindexed = Examination(self._storage, self._index, self._cache_metrics, opened.unindexed)
         self._cache_metrics.error("broken", opened.broken_count)
         self._cache_metrics.count(CACHE_EVICTIONS, opened.evicted_count)
         await self._group.__aenter__()
         self._open = True
-        self._strays.start(self._group, self._changed)
+        self._unindexed.start(self._group, self._changed)
         self._changed()
         return self
 
@@ -123,7 +123,7 @@ class PlacedCache(CacheView):
         """
         unique = tuple(dict.fromkeys(refs))
         while True:
-            grant = await self._claim(unique)
+            grant = await self._reserve(unique)
             try:
                 complete = await self._bring(grant)
             except BaseException:
@@ -132,7 +132,7 @@ class PlacedCache(CacheView):
             if complete:
                 break
             self._undo(grant)
-        files = {ref: self._place.file(ref) for ref in unique}
+        files = {ref: self._storage.file(ref) for ref in unique}
         return Pins(tuple(files[ref] for ref in refs), lambda: self._undo(grant))
 
     def prefetch(self, refs: Sequence[ObjectRef], owner: str) -> None:
@@ -142,7 +142,7 @@ class PlacedCache(CacheView):
         """
         if self._open:
             self._prefetcher.wish(owner, refs)
-            self._ahead.wish(owner, refs)
+            self._early_checks.wish(owner, refs)
             self._changed()
 
     def note_next_use(self, uses: Iterable[tuple[ObjectRef, float]]) -> None:
@@ -168,7 +168,7 @@ class PlacedCache(CacheView):
         """Drop an entry, now or with its last pin, without suspecting this or any other entry."""
         entry = self._index.discard(ref)
         if entry is not None and self._open:
-            self._place.remove((ref,))
+            self._storage.remove((ref,))
         self._changed()
 
     async def close(self) -> None:
@@ -181,31 +181,31 @@ class PlacedCache(CacheView):
         self._open = False
         self._queue.fail(os_errors.closed())
         self._prefetcher.close()
-        self._ahead.close()
-        self._strays.close()
+        self._early_checks.close()
+        self._unindexed.close()
         try:
             await self._checks.close()
             await self._fills.cancel_all()
         finally:
             # a damaged entry that is still pinned must not look whole to the next start
-            self._place.remove([entry.ref for entry in self._index if entry.damaged])
+            self._storage.remove([entry.ref for entry in self._index if entry.damaged])
             whole = [one for one in self._index if one.state is EntryState.COMMITTED and not one.damaged]
             whole.sort(key=lambda entry: entry.used_at)
             try:
-                if not await self._place.close([entry.ref for entry in whole], _CLOSE_DEADLINE_S):
+                if not await self._storage.close([entry.ref for entry in whole], _CLOSE_DEADLINE_S):
                     self._cache_metrics.error("unflushed")
             finally:
                 self._cache_metrics.retire()
 
-    async def _claim(self, refs: tuple[ObjectRef, ...]) -> _Grant:
+    async def _reserve(self, refs: tuple[ObjectRef, ...]) -> _Grant:
         if not self._open:
             raise os_errors.closed()
-        too_large = self._strays.too_large(refs)
+        too_large = self._unindexed.too_large(refs)
         if too_large is not None:
-            raise os_errors.too_small(refs, too_large, self._place.names)
+            raise os_errors.too_small(refs, too_large, self._storage.names)
         needs_space = any(self._index.find(ref) is None for ref in refs)
         # A request that needs no space does not wait behind requests that do.
-        full = self._queue.ahead(refs) if needs_space else None
+        full = self._queue.blocking(refs) if needs_space else None
         if full is None:
             grant = self._grant(refs)
             if not isinstance(grant, FullNow):
@@ -222,9 +222,9 @@ class PlacedCache(CacheView):
     def _grant(self, refs: Sequence[ObjectRef]) -> _Grant | FullNow:
         """Claim now, or return what is full. Synchronous, so that pins, evictions and fills are one decision."""
         outcome = self._index.reserve_all(refs)
-        if not isinstance(outcome, Claim):
+        if not isinstance(outcome, Reservation):
             # Only unexamined files can make it too large here: a claim that can never fit was refused earlier.
-            assert self._strays.left_bytes or not isinstance(outcome, TooLarge), (
+            assert self._unindexed.left_bytes or not isinstance(outcome, TooLarge), (
                 "a claim that can never fit was refused before"
             )
             return outcome if isinstance(outcome, FullNow) else FullNow(0)
@@ -234,18 +234,18 @@ class PlacedCache(CacheView):
     async def _bring(self, grant: _Grant) -> bool:
         """Wait until all claimed entries are here. False: an entry was lost because another caller's refetch failed."""
         try:
-            claim = grant.claim
+            reservation = grant.reservation
             lost_count = await self._refill(grant)
-            self._cache_metrics.count(CACHE_HITS, len(claim.present) - lost_count)
-            self._cache_metrics.count(CACHE_MISSES, len(claim.running) + len(claim.missing) + lost_count)
+            self._cache_metrics.count(CACHE_HITS, len(reservation.present) - lost_count)
+            self._cache_metrics.count(CACHE_MISSES, len(reservation.running) + len(reservation.missing) + lost_count)
             await self._fills.arrive(grant.flights)
-            return all(entry.state is EntryState.COMMITTED for entry in claim.entries)
+            return all(entry.state is EntryState.COMMITTED for entry in reservation.entries)
         finally:
             self._leave(grant)
 
     async def _refill(self, grant: _Grant) -> int:
         """Start or join fetches of corrupt entries, and return their number."""
-        due = [entry for entry in grant.claim.present if self._checks.due(entry) is not None]
+        due = [entry for entry in grant.reservation.present if self._checks.due(entry) is not None]
         if not due:
             return 0
         before = [entry.generation for entry in due]
@@ -287,9 +287,9 @@ class PlacedCache(CacheView):
     def _undo(self, grant: _Grant) -> None:
         """Withdraw a grant: its interest in fills and its pins."""
         self._leave(grant)
-        removed = [entry.ref for entry in grant.claim.entries if self._index.unpin(entry)]
+        removed = [entry.ref for entry in grant.reservation.entries if self._index.unpin(entry)]
         if self._open:
-            self._place.remove(removed)
+            self._storage.remove(removed)
         self._changed()
 
     def _fill_ended(self, entry: Entry, error: BaseException | None) -> None:
@@ -303,9 +303,9 @@ class PlacedCache(CacheView):
         if not self._open:
             return
         self._queue.serve(self._grant)
-        if not self._queue.holds_all_up and not self._strays.left_bytes:
+        if not self._queue.holds_all_up and not self._unindexed.left_bytes:
             self._prefetcher.pump()
-        self._ahead.pump()
+        self._early_checks.pump()
         self._cache_metrics.publish(self._index)
 
     def _job_failed(self, error: BaseException) -> None:

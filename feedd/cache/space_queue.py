@@ -44,11 +44,11 @@ class SpaceQueue(Generic[G]):
         """Whether a waiter needs space of the cache itself, not of a quota."""
         return any(waiter.lacks == NO_GROUP for waiter in self._waiters.values())
 
-    def ahead(self, refs: Sequence[ObjectRef]) -> FullNow | None:
+    def blocking(self, refs: Sequence[ObjectRef]) -> FullNow | None:
         """Return the shortage that blocks ``refs`` because an earlier waiter needs the same space, or None."""
         if not self._waiters:
             return None
-        return self._ahead(self._quotas(refs), (waiter.lacks for waiter in self._waiters.values()))
+        return self._blocking(self._quotas(refs), (waiter.lacks for waiter in self._waiters.values()))
 
     async def wait(self, refs: Sequence[ObjectRef], full: FullNow, undo: Callable[[G], None]) -> G:
         """Wait until the request can be granted.
@@ -77,7 +77,7 @@ class SpaceQueue(Generic[G]):
         lacking: list[str] = []
         for granted, waiter in tuple(self._waiters.items()):
             if not granted.done():
-                got = self._ahead(waiter.quotas, lacking) or grant(waiter.refs)
+                got = self._blocking(waiter.quotas, lacking) or grant(waiter.refs)
                 if isinstance(got, FullNow):
                     waiter.lacks = got.quota
                     lacking.append(got.quota)
@@ -96,5 +96,5 @@ class SpaceQueue(Generic[G]):
         return frozenset(map(self._quota_of, refs))
 
     @staticmethod
-    def _ahead(quotas: frozenset[str], lacking: Iterable[str]) -> FullNow | None:
+    def _blocking(quotas: frozenset[str], lacking: Iterable[str]) -> FullNow | None:
         return next((FullNow(0, lacks) for lacks in lacking if lacks == NO_GROUP or lacks in quotas), None)

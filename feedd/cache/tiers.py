@@ -50,8 +50,8 @@ class TieredCache:
         self._standby = standby
         self._placement = Placement(memory, disk, standby=standby)
         self._stack = AsyncExitStack()
-        self._held: Counter[ObjectRef] = Counter()  # pins in memory, on standby only
-        self._strays: set[ObjectRef] = set()  # objects in memory that belong on disk
+        self._pinned_in_memory: Counter[ObjectRef] = Counter()  # pins in memory, on standby only
+        self._spilled: set[ObjectRef] = set()  # objects in memory that belong on disk
         self._refused = False  # whether the disk refused the last fill
 
     def __repr__(self) -> str:
@@ -119,7 +119,7 @@ class TieredCache:
         self._disk.prefetch(routes.disk or _running(self._disk, before.disk), owner)
         self._memory.prefetch(routes.memory or _running(self._memory, before.memory), owner)
         if self._standby:
-            self._strays.update(routes.memory)
+            self._spilled.update(routes.memory)
 
     def note_next_use(self, uses: Iterable[tuple[ObjectRef, float]]) -> None:
         """Set in both tiers at which position each object is needed next; ``inf``: never again."""
@@ -213,22 +213,22 @@ class TieredCache:
         if routes.bypassed_count:
             self._recorder.count(CACHE_BYPASSED, routes.bypassed_count)
         if self._standby:
-            self._held.update(routes.memory)
+            self._pinned_in_memory.update(routes.memory)
         return pins
 
     def _release(self, parts: Iterable[PinnedShards], routes: Routes) -> None:
         for part in parts:
             part.release()
         if self._standby:
-            self._held.subtract(routes.memory)
-            self._held = +self._held
-            self._strays.update(routes.memory)
+            self._pinned_in_memory.subtract(routes.memory)
+            self._pinned_in_memory = +self._pinned_in_memory
+            self._spilled.update(routes.memory)
 
     async def _give_memory_back(self) -> None:
         """Drop objects from memory that the disk can take again, once they are no longer pinned."""
-        if self._strays and not self._refused and self._watch.may_fill():
-            done = {ref for ref in self._strays if not self._held[ref]}
-            self._strays -= done
+        if self._spilled and not self._refused and self._watch.may_fill():
+            done = {ref for ref in self._spilled if not self._pinned_in_memory[ref]}
+            self._spilled -= done
             for ref in done:
                 await self._memory.discard(ref)
 

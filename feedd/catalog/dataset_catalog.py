@@ -15,9 +15,9 @@ from feedd.catalog.label_fields import LabelledIndexes
 from feedd.catalog.megatron_index import check_types, read_documents
 from feedd.catalog.object_heads import with_heads
 from feedd.catalog.record_idx import idx_sizes
-from feedd.catalog.sidecar_counts import read_told
+from feedd.catalog.sidecar_counts import read_sidecars
 from feedd.catalog.sources import Resolved
-from feedd.catalog.token_windows import Cuts, cut_files
+from feedd.catalog.token_windows import Cuts, token_files
 from feedd.catalog.wanted_columns import counting
 from feedd.catalog.window_sorting import Sorting
 from feedd.convert.conversion_registry import check_named
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from feedd.catalog.learned_counts import Learned
     from feedd.catalog.sidecar_counts import SidecarCounts
     from feedd.catalog.stages import Stages
-    from feedd.catalog.token_windows import CutFiles
+    from feedd.catalog.token_windows import TokenFiles
     from feedd.ordering.batch_plan import BatchPlan
     from feedd.ordering.mixed_reader import AnyReader
     from feedd.values import Cursor, EpochEnd, ShardIndex
@@ -83,15 +83,15 @@ class DatasetCatalog:
             cuts: how each source's files of tokens are split; empty: there are no such files.
         """
         wanted = sources, cuts
-        held = {name: listing for name, listing in self._listings.items() if name[0] == wanted}
-        if held:  # checking ``known`` may take as long as the listing is
-            found = await CPU.run(lambda: next((one for one in held.items() if known(one[1])), None))
+        cached = {name: listing for name, listing in self._listings.items() if name[0] == wanted}
+        if cached:  # checking ``known`` may take as long as the listing is
+            found = await CPU.run(lambda: next((one for one in cached.items() if known(one[1])), None))
             if found is not None:
                 name, listing = found
                 self._listings.pop(name, None)
                 self._listings[name] = listing  # moves it to the end, so that it is dropped last
                 return listing
-        newest = max(held.values(), key=lambda listing: listing.listed_s, default=None)
+        newest = max(cached.values(), key=lambda listing: listing.listed_s, default=None)
         if newest is not None and self._stages.clock.monotonic_s() - newest.listed_s < _FRESH_S:
             return newest
         return await self._listing_flight.do(wanted, lambda: self._list(sources, cuts))
@@ -111,7 +111,7 @@ class DatasetCatalog:
 
     def forget(self, listing: Listing) -> None:
         """Drop a stale listing; sessions that hold it keep it."""
-        for name in [name for name, held in self._listings.items() if held is listing or held is listing.base]:
+        for name in [name for name, cached in self._listings.items() if cached is listing or cached is listing.base]:
             del self._listings[name]
 
     async def index(self, listing: Listing, shard: int) -> ShardIndex:
@@ -131,12 +131,12 @@ class DatasetCatalog:
             ObjectChanged: see ``index``.
         """
         wanted = tuple(shards)
-        known = {shard: self.readings.held(listing, shard) for shard in wanted}
-        held = {shard: index for shard, index in known.items() if index is not None}
-        for shard, index in held.items():
+        known = {shard: self.readings.cached(listing, shard) for shard in wanted}
+        cached = {shard: index for shard, index in known.items() if index is not None}
+        for shard, index in cached.items():
             self._learn(listing, shard, index)
-        if len(held) == len(wanted):
-            return [self._labelled.of(listing, shard, held[shard]) for shard in wanted]
+        if len(cached) == len(wanted):
+            return [self._labelled.of(listing, shard, cached[shard]) for shard in wanted]
         return await run_all(self.index(listing, shard) for shard in wanted)
 
     async def fresh(self, urls: tuple[str, ...]) -> Listing:
@@ -146,7 +146,7 @@ class DatasetCatalog:
         resolved = replace(found, refs=await CPU.run(counting, refs, found.named))
         listing = await CPU.run(Listing.of, resolved.refs, self._stages.clock.monotonic_s())
         listing.packs, listing.named = resolved.packs, await CPU.run(_known_formats, resolved)
-        listing.idx_bytes = await CPU.run(idx_sizes, resolved.refs, resolved.beside)
+        listing.idx_bytes = await CPU.run(idx_sizes, resolved.refs, resolved.sidecar_refs)
         told = await self._told(resolved, listing, claims=False)
         files = told.left_out.get(NoticeKind.UNUSED_SIDECARS, Amount())  # unused counts do not matter: counting follows
         listing.passed_over = resolved.passed_over.with_reasons({NoticeKind.UNUSED_SIDECARS: files})
@@ -185,7 +185,7 @@ class DatasetCatalog:
         whole = replace(whole, refs=refs)
         listing = await CPU.run(Listing.of, whole.refs, self._stages.clock.monotonic_s(), firsts)
         listing.packs, listing.named = whole.packs, await CPU.run(_known_formats, whole)
-        listing.idx_bytes = await CPU.run(idx_sizes, whole.refs, whole.beside)
+        listing.idx_bytes = await CPU.run(idx_sizes, whole.refs, whole.sidecar_refs)
         told = await self._told(whole, listing)
         if any(cuts):
             told = await self._cut(whole, firsts, cuts, told)
@@ -193,11 +193,11 @@ class DatasetCatalog:
         reader_of = partial(format_of, listing)
         listing.counts = await CPU.run(self._learned.known, listing.refs, reader_of)
         await CPU.run(listing.tell, told.exact, told.claimed, told.by)
-        held = self._listings.pop(((sources, cuts), listing.digest), None)
+        cached = self._listings.pop(((sources, cuts), listing.digest), None)
         # Nothing changed, so keep what was learned. Unless a sidecar was corrected after runs had planned with it.
-        if held is not None and await CPU.run(_unchanged, held, listing):
-            await CPU.run(held.renew, listing)
-            listing = held
+        if cached is not None and await CPU.run(_unchanged, cached, listing):
+            await CPU.run(cached.renew, listing)
+            listing = cached
         self._listings[(sources, cuts), listing.digest] = listing
         while len(self._listings) > _LISTINGS_KEPT:
             del self._listings[next(iter(self._listings))]
@@ -206,7 +206,7 @@ class DatasetCatalog:
     async def _told(self, resolved: Resolved, listing: Listing, *, claims: bool = True) -> SidecarCounts:
         """Return the counts of sidecars; for documents, tell the listing their formats."""
         documents = await read_documents(self._stages.sources, resolved)
-        told = await read_told(self._stages.sources, resolved, claims=claims)
+        told = await read_sidecars(self._stages.sources, resolved, claims=claims)
         if not documents.counts:
             return told
         listing.named = {**listing.named, **documents.readers}
@@ -232,10 +232,10 @@ class DatasetCatalog:
             raise
 
 
-def _unchanged(held: Listing, newer: Listing) -> bool:
+def _unchanged(cached: Listing, newer: Listing) -> bool:
     """Whether a newer listing of the same objects reads and counts them like the earlier one."""
-    same = held.firsts == newer.firsts and held.named == newer.named
-    return same and held.contradicts(newer.counts) is None
+    same = cached.firsts == newer.firsts and cached.named == newer.named
+    return same and cached.contradicts(newer.counts) is None
 
 
 def _joined(resolved: Sequence[Resolved], firsts: Sequence[int]) -> Resolved:
@@ -248,7 +248,7 @@ def _joined(resolved: Sequence[Resolved], firsts: Sequence[int]) -> Resolved:
         }
     return Resolved(
         formed(refs, named),
-        tuple(dict.fromkeys(ref for one in resolved for ref in one.beside)),
+        tuple(dict.fromkeys(ref for one in resolved for ref in one.sidecar_refs)),
         tuple(pack for one in resolved for pack in one.packs),
         named,
         functools.reduce(PassedOver.plus, (one.passed_over for one in resolved)),
@@ -257,8 +257,8 @@ def _joined(resolved: Sequence[Resolved], firsts: Sequence[int]) -> Resolved:
 
 def _with_cuts(
     whole: Resolved, firsts: tuple[int, ...], cuts: Cuts, told: SidecarCounts
-) -> tuple[CutFiles, SidecarCounts]:
-    files = cut_files(whole.refs, firsts, cuts, {**told.formats, **whole.named})
+) -> tuple[TokenFiles, SidecarCounts]:
+    files = token_files(whole.refs, firsts, cuts, {**told.formats, **whole.named})
     claimed = {shard: count for shard, count in told.claimed.items() if shard not in files.counts}
     exact, formats = {**told.exact, **files.counts}, {**told.formats, **files.readers}
     left_out = summed([told.left_out, files.left_out])

@@ -52,7 +52,7 @@ _SHARDS: Final = frozenset(_USUAL.split())
 _BEGINS: Final = frozenset("._")
 
 
-class Strays:
+class IgnoredKeys:
     """Recognises the ignored objects of one listing.
 
     Args:
@@ -68,7 +68,7 @@ class Strays:
         self.judges_first = prefix[-1:] in {"", "/"}
         self._named = named
 
-    def is_stray(self, key: str, size_bytes: int) -> bool:
+    def is_ignored(self, key: str, size_bytes: int) -> bool:
         """Whether an object among shards is ignored."""
         return self.reason(key, size_bytes) is not None
 
@@ -104,7 +104,7 @@ class Strays:
 
     def without(self, refs: Sequence[ObjectRef]) -> list[ObjectRef]:
         """Return the shards among objects, or all objects if none seems to be a shard, because the user named them."""
-        found = [ref for ref in refs if not self.is_stray(ref.key, ref.size_bytes)]
+        found = [ref for ref in refs if not self.is_ignored(ref.key, ref.size_bytes)]
         if not self._named:
             found = _without_lists(_without_tables(found))
         return found or list(refs)

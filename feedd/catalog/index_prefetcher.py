@@ -36,9 +36,9 @@ class IndexPrefetcher:
         self._indexes = indexes
         self._listing = listing
         self._cache = cache
-        self._coming: list[int] = []  # shards whose indexes are missing
+        self._missing: list[int] = []  # shards whose indexes are missing
         self._patience = _PATIENCE_DRAWS
-        self._begun: set[IndexRun] = set()
+        self._started: set[IndexRun] = set()
         self._ending: set[IndexRun] = set()  # cancelled runs, which may hold pins until they end
 
     def enter(self, shards: Iterable[int]) -> None:
@@ -48,7 +48,7 @@ class IndexPrefetcher:
 
     def expect(self, shards: Iterable[int]) -> None:
         """Replace the dataset indices of shards whose indexes to read once ``look`` finds the shards in the cache."""
-        self._coming = [shard for shard in dict.fromkeys(shards) if self._indexes.held(self._listing, shard) is None]
+        self._missing = [shard for shard in dict.fromkeys(shards) if self._indexes.cached(self._listing, shard) is None]
 
     def look(self) -> None:
         """Start indexing shards that have arrived; called once for each batch."""
@@ -59,8 +59,8 @@ class IndexPrefetcher:
 
     def close(self) -> None:
         """Cancel all prefetching; another stream may begin."""
-        self._coming = []
-        for run in tuple(self._begun):
+        self._missing = []
+        for run in tuple(self._started):
             self._end(run)
 
     async def ended(self) -> None:
@@ -70,12 +70,12 @@ class IndexPrefetcher:
 
     def _go_on(self) -> None:
         holds, refs = self._cache.holds, self._listing.refs
-        while len(self._begun) < _AT_ONCE:
-            first = itertools.islice(self._coming, _LOOKED_AT)
+        while len(self._started) < _AT_ONCE:
+            first = itertools.islice(self._missing, _LOOKED_AT)
             shard = next((one for one in first if holds(refs[one])), None)
             if shard is None:
                 return
-            self._coming.remove(shard)
+            self._missing.remove(shard)
             self._begin(shard)
 
     def _begin(self, shard: int) -> None:
@@ -83,10 +83,10 @@ class IndexPrefetcher:
             run = self._indexes.begin(self._listing, shard)
             if run is None:
                 return
-            if run in self._begun:  # it was begun by another stream, or for an overlapping window
+            if run in self._started:  # it was begun by another stream, or for an overlapping window
                 self._indexes.leave(run)
                 return
-            self._begun.add(run)
+            self._started.add(run)
 
             def ended(result: asyncio.Future[ShardIndex]) -> None:
                 self._ending.discard(run)
@@ -97,7 +97,7 @@ class IndexPrefetcher:
             run.result.add_done_callback(ended)
 
     def _end(self, run: IndexRun) -> None:
-        if run in self._begun:
-            self._begun.discard(run)
+        if run in self._started:
+            self._started.discard(run)
             if self._indexes.leave(run):
                 self._ending.add(run)

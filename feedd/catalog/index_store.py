@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from feedd.cache.pinned_reads import with_pinned
-from feedd.catalog.megatron_index import told_by
+from feedd.catalog.megatron_index import counted_by
 from feedd.catalog.record_idx import say_fewer
 from feedd.convert.conversion_registry import form_named, is_ready
 from feedd.dataset.listing import format_of
@@ -45,12 +45,12 @@ class Indexes:
     def __init__(self, stages: Stages, group: asyncio.TaskGroup) -> None:
         """Start empty; ``group`` owns shared reads."""
         self._stages = stages
-        self._kept: WeightedLru[_Key, ShardIndex] = WeightedLru(_KEPT_BYTES)
+        self._cached: WeightedLru[_Key, ShardIndex] = WeightedLru(_KEPT_BYTES)
         self._runs: SingleFlight[_Key, ShardIndex] = SingleFlight(group)
 
-    def held(self, listing: Listing, shard: int) -> ShardIndex | None:
+    def cached(self, listing: Listing, shard: int) -> ShardIndex | None:
         """Return a shard's index if it is in memory."""
-        return self._kept.get(_key(listing, shard))
+        return self._cached.get(_key(listing, shard))
 
     async def of(self, listing: Listing, shard: int) -> ShardIndex:
         """Return a shard's index, fetching the shard if needed.
@@ -59,7 +59,7 @@ class Indexes:
             FeeddError: an error of the shard or of its store, such as BadShard or NotFound.
         """
         key = _key(listing, shard)
-        index = self._kept.get(key)
+        index = self._cached.get(key)
         return index or await self._runs.do(key, lambda: self._read(listing, key, shard))
 
     async def made(self, listing: Listing, ref: ObjectRef) -> ShardIndex:
@@ -69,7 +69,7 @@ class Indexes:
             FeeddError: an error of the object or of its store, such as BadShard or NotFound.
         """
         key = _Key(ref, "")
-        index = self._kept.get(key)
+        index = self._cached.get(key)
         return index or await self._runs.do(key, lambda: self._read(listing, key))
 
     def begin(self, listing: Listing, shard: int) -> IndexRun | None:
@@ -81,7 +81,7 @@ class Indexes:
             Draining: the daemon is shutting down.
         """
         key = _key(listing, shard)
-        if self._kept.get(key) is not None:
+        if self._cached.get(key) is not None:
             return None
         return self._runs.join(key, lambda: self._read(listing, key, shard))
 
@@ -100,13 +100,13 @@ class Indexes:
             name = key.format or ("" if key.ref.form else format_for(key.ref.url))  # before it is fetched
             index = await with_pinned(
                 self._stages.cache,
-                [told_by(key.ref, key.format)],
+                [counted_by(key.ref, key.format)],
                 lambda files: self._stages.pool.index(files[0], key.format or files[0].format or name),
             )
         if shard in listing.idx_bytes:
             await CPU.run(say_fewer, key.ref, listing.idx_bytes[shard], index)
         weight = index.starts.nbytes + index.sizes.nbytes + index.key_ends.nbytes + len(index.key_blob)
-        self._kept.put(key, index, weight)
+        self._cached.put(key, index, weight)
         return index
 
 

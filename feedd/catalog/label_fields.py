@@ -249,7 +249,7 @@ class LabelledIndexes:
     """Indexes with label columns added, each built once."""
 
     def __init__(self) -> None:
-        self._made: WeightedLru[tuple[object, ...], ShardIndex] = WeightedLru(_LABELLED_BYTES)
+        self._with_labels: WeightedLru[tuple[object, ...], ShardIndex] = WeightedLru(_LABELLED_BYTES)
 
     def of(self, listing: Listing, shard: int, index: ShardIndex) -> ShardIndex:
         """Return the index of a shard with all labels that the listing knows."""
@@ -257,10 +257,10 @@ class LabelledIndexes:
         if not columns:
             return index
         key = (listing.digest, listing.firsts, shard, *columns)
-        made = self._made.get(key)
+        made = self._with_labels.get(key)
         if made is None:
             made = _labelled(index, columns)
-            self._made.put(key, made, made.starts.nbytes + made.sizes.nbytes)
+            self._with_labels.put(key, made, made.starts.nbytes + made.sizes.nbytes)
         return made
 
 

@@ -29,7 +29,7 @@ class LateFields:
         self, listing: Listing, known: Sequence[frozenset[str] | None], tell: Callable[[Amount, int], None]
     ) -> None:
         self.amount = Amount()
-        self._listing, self._known, self._tell = listing, known, tell
+        self._listing, self._known, self._report = listing, known, tell
         self._name_count = 0
         self._look()
 
@@ -39,7 +39,7 @@ class LateFields:
         self._look()
         if self.amount.count == before:
             return False
-        self._tell(self.amount, self.amount.count - before)
+        self._report(self.amount, self.amount.count - before)
         return True
 
     def _look(self) -> None:
@@ -49,7 +49,7 @@ class LateFields:
             self.amount = late_fields(self._listing, self._known)
 
 
-def fields_told(index: ShardIndex) -> frozenset[str]:
+def known_fields(index: ShardIndex) -> frozenset[str]:
     """Return all fields of a shard, including unreadable ones."""
     return frozenset((*index.fields, *(name.lower() for name, _ in index.unread)))
 

@@ -58,7 +58,7 @@ class _Lost(NamedTuple):
 
 class _Lacking(NamedTuple):
     numbers: tuple[int, ...]
-    asked_s: float  # when an open last looked them up
+    requested_s: float  # when an open last looked them up
 
 
 class LostObjects:
@@ -105,7 +105,7 @@ class LostObjects:
         before_s, asked_count = _now_s() - self.renew_s, 0
         found: list[tuple[ObjectRef, Members, int]] = []
         for ref, lacking in self._lacking.items():
-            if lacking.asked_s > before_s:
+            if lacking.requested_s > before_s:
                 continue
             for packs in listed:
                 number = packs.find(ref)
@@ -137,7 +137,7 @@ class LostObjects:
                 reasons[number] = {one.sample: (one.extension, one.reason) for one in lost}
         return found, reasons
 
-    async def told(self, failures: Sequence[Failure], files: Sequence[ShardFile]) -> Sequence[Failure]:
+    async def with_object_names(self, failures: Sequence[Failure], files: Sequence[ShardFile]) -> Sequence[Failure]:
         """Return bad samples with those in packs renamed to their objects, which have names of their own.
 
         Raises:
@@ -147,7 +147,7 @@ class LostObjects:
         if not any(one.url in packs for one in failures):
             return failures
         try:
-            return await CPU.run(_told, failures, packs)
+            return await CPU.run(_named, failures, packs)
         except (OSError, ValueError) as error:
             raise CacheUnavailable(f"expected packs, got {error}", object=failures[0].url, stage="decode") from error
 
@@ -194,7 +194,7 @@ def bad_rows(
         row: reasons.get(number, {}).get(sample)
         for row, (number, sample) in enumerate(zip(shard_no.tolist(), ordinal.tolist(), strict=True))
     }
-    return {row: told for row, told in found.items() if told is not None and told[0] in wanted}
+    return {row: reason for row, reason in found.items() if reason is not None and reason[0] in wanted}
 
 
 def _without(index: ShardIndex, lost: Sequence[_Lost]) -> ShardIndex:
@@ -223,7 +223,7 @@ def _read(file: ShardFile) -> tuple[_Lost, ...]:
     )
 
 
-def _told(failures: Sequence[Failure], packs: Mapping[str, ShardFile]) -> list[Failure]:
+def _named(failures: Sequence[Failure], packs: Mapping[str, ShardFile]) -> list[Failure]:
     tables = {url: _table(packs[url]) for url in {one.url for one in failures} & packs.keys()}
     names = {url: table.names() for url, table in tables.items()}
     found = []

@@ -17,7 +17,15 @@ from feedd.catalog.object_heads import first_bytes
 from feedd.errors import BadRecipe, BadRequest, FeeddError, NotFound
 from feedd.flow.pools import CPU
 from feedd.flow.tasks import run_all
-from feedd.formats.megatron import HEAD_BYTES, MEGATRON, MegatronIndex, dtype_of, parse_head, told_of, with_told
+from feedd.formats.megatron import (
+    HEAD_BYTES,
+    MEGATRON,
+    MegatronIndex,
+    dtype_of,
+    index_file_of,
+    parse_head,
+    with_index_file,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,23 +65,23 @@ async def read_documents(sources: Sources, resolved: Resolved) -> Documents:
     numbers = await CPU.run(_named, resolved) if resolved.named else []
     if not numbers:
         return found
-    beside = {(ref.root, ref.key): ref for ref in resolved.beside if ref.key.endswith(_INDEX)}
+    beside = {(ref.root, ref.key): ref for ref in resolved.sidecar_refs if ref.key.endswith(_INDEX)}
 
     async def one(number: int) -> None:
         ref = resolved.refs[number]
-        index = await _index_beside(sources, ref, beside)
+        index = await _index_file(sources, ref, beside)
         data = await first_bytes(sources, index, HEAD_BYTES)
         found.counts[number] = parse_head(data, index.size_bytes, index.url).documents
-        found.readers[number] = with_told(MegatronIndex(index.etag, index.size_bytes, ref.size_bytes))
+        found.readers[number] = with_index_file(MegatronIndex(index.etag, index.size_bytes, ref.size_bytes))
 
     for at in range(0, len(numbers), _AT_ONCE):
         await run_all(map(one, numbers[at : at + _AT_ONCE]))
     return found
 
 
-def told_by(ref: ObjectRef, format_name: str) -> ObjectRef:
+def counted_by(ref: ObjectRef, format_name: str) -> ObjectRef:
     """Return the object that holds a shard's index: the shard itself, or the file that its format names."""
-    told = told_of(format_name)
+    told = index_file_of(format_name)
     if told is None:
         return ref
     return replace(ref, key=_index_key(ref.key), size_bytes=told.size_bytes, etag=told.etag)
@@ -83,7 +91,7 @@ def _named(resolved: Resolved) -> list[int]:
     return [number for number, name in resolved.named.items() if name == MEGATRON]
 
 
-async def _index_beside(sources: Sources, ref: ObjectRef, beside: Mapping[tuple[str, str], ObjectRef]) -> ObjectRef:
+async def _index_file(sources: Sources, ref: ObjectRef, beside: Mapping[tuple[str, str], ObjectRef]) -> ObjectRef:
     if not ref.key.endswith(_TOKENS) or ref.form:
         raise BadRequest(
             f"expected files of tokens, {_TOKENS} with an {_INDEX} beside each, got another object",
@@ -118,7 +126,7 @@ async def check_types(sources: Sources, resolved: Resolved, dtypes: Mapping[int,
     Raises:
         BadRecipe: the types differ.
     """
-    stems = {(ref.root, ref.key.removesuffix(_INDEX)): ref for ref in resolved.beside if ref.key.endswith(_INDEX)}
+    stems = {(ref.root, ref.key.removesuffix(_INDEX)): ref for ref in resolved.sidecar_refs if ref.key.endswith(_INDEX)}
     left = _READ_MAX
     for number, dtype in dtypes.items() if stems else ():
         ref = resolved.refs[number]

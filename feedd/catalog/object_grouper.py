@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from feedd.catalog.ignored_objects import Strays
+    from feedd.catalog.ignored_objects import IgnoredKeys
     from feedd.values import ObjectRef
 
 _MEMBERS = frozenset({PRIMARY, COMPANION, LINES})
@@ -57,15 +57,15 @@ class ObjectGrouper:
     Args:
         base: common prefix of all keys, to which keys are relative.
         shards: every object is a shard, whatever its name, because the user named the format.
-        strays: recognises ignored objects; None: the user named each object.
+        ignored: recognises ignored objects; None: the user named each object.
     """
 
-    def __init__(self, base: str, *, shards: bool = False, strays: Strays | None = None) -> None:
+    def __init__(self, base: str, *, shards: bool = False, ignored: IgnoredKeys | None = None) -> None:
         self._base = base
         self._shards = shards
-        self._strays = strays
+        self._ignored = ignored
         self._others: list[ObjectRef] = []
-        self._places = array("q")  # for each of the others, the number of sample objects before it
+        self._samples_before = array("q")  # for each of the others, the number of sample objects before it
         self._keys, self._key_ends = bytearray(), array("q")
         self._tags, self._tag_ends = bytearray(), array("q")
         self._sizes, self._firsts = array("q"), array("q")
@@ -80,7 +80,7 @@ class ObjectGrouper:
             kind = kind_of(stem, extension)
             if self._shards or kind not in _MEMBERS:
                 self._others.append(ref)
-                self._places.append(len(self._sizes))
+                self._samples_before.append(len(self._sizes))
                 continue
             self._member(ref, stem, extension, kind)
 
@@ -136,7 +136,7 @@ class ObjectGrouper:
 
     def _of_shards(self, refs: Sequence[ObjectRef]) -> Grouped:
         """Return objects as shards, without the ignored ones."""
-        kept = refs if self._strays is None else self._strays.without(refs)
+        kept = refs if self._ignored is None else self._ignored.without(refs)
         if len(kept) == len(refs):
             return Grouped(tuple(refs))
         left = iter(kept)
@@ -152,14 +152,14 @@ class ObjectGrouper:
 
     def _has_shards(self) -> bool:
         """Whether there is an object that can be no part of a sample and is not ignored."""
-        strays = self._strays
-        return any(strays is None or not strays.is_stray(ref.key, ref.size_bytes) for ref in self._others)
+        ignored = self._ignored
+        return any(ignored is None or not ignored.is_ignored(ref.key, ref.size_bytes) for ref in self._others)
 
     def _hidden(self) -> NDArray[np.bool_]:
         """Return which objects of samples are in folders whose names begin with a dot."""
         ends = np.frombuffer(self._key_ends, np.int64)
         found = np.zeros(len(ends), np.bool_)
-        if self._strays is None:
+        if self._ignored is None:
             return found
         keys = np.frombuffer(self._keys, np.uint8)
         dots = np.flatnonzero(keys == ord("."))
@@ -167,7 +167,7 @@ class ObjectGrouper:
         owners = np.searchsorted(ends, dots, "right")
         # the start of a key also starts the name of a file or folder, unless the URL itself has that dot
         inside = keys[np.maximum(dots - 1, 0)] == ord("/")
-        found[owners[((dots == begins[owners]) & self._strays.judges_first) | ((dots > begins[owners]) & inside)]] = (
+        found[owners[((dots == begins[owners]) & self._ignored.judges_first) | ((dots > begins[owners]) & inside)]] = (
             True
         )
         return found
@@ -175,7 +175,7 @@ class ObjectGrouper:
     def _as_shards(self) -> tuple[ObjectRef, ...]:
         """Return all objects in their original order."""
         members = self._members(np.arange(len(self._sizes)))
-        places = np.array(self._places, np.int64)
+        places = np.array(self._samples_before, np.int64)
         found: list[ObjectRef] = []
         at = 0
         for ref, place in zip(self._others, places.tolist(), strict=True):
@@ -194,7 +194,9 @@ class ObjectGrouper:
         first = np.frombuffer(self._firsts, np.int64)[order[kept]]
         members = self._members(order[kept])
         begins = np.flatnonzero(np.diff(first, prepend=-1))
-        shards = [(ref, place) for ref, place in zip(self._others, self._places, strict=True) if self._is_shard(ref)]
+        shards = [
+            (ref, place) for ref, place in zip(self._others, self._samples_before, strict=True) if self._is_shard(ref)
+        ]
         places = np.searchsorted(first[begins], [place for _, place in shards])  # counted in samples
         edges = np.unique(np.concatenate(([0], places, [len(begins)])))
         cuts = [self._borders(members, begins, order[kept], low, high) for low, high in itertools.pairwise(edges)]
@@ -240,7 +242,7 @@ class ObjectGrouper:
         """Whether an object among samples is a shard."""
         if kind_of(*split_name(ref.key)) != SHARD:
             return False
-        return self._strays is None or not self._strays.is_stray(ref.key, ref.size_bytes)
+        return self._ignored is None or not self._ignored.is_ignored(ref.key, ref.size_bytes)
 
     def _members_lost(self, numbers: NDArray[np.int64]) -> dict[NoticeKind, Amount]:
         """Return why some objects of samples are left out."""
@@ -265,7 +267,7 @@ class ObjectGrouper:
         """
         found: dict[NoticeKind, list[ObjectRef]] = {}
         for ref in lost:
-            kind = self._strays.reason(ref.key, ref.size_bytes) if self._strays is not None else None
+            kind = self._ignored.reason(ref.key, ref.size_bytes) if self._ignored is not None else None
             found.setdefault(kind or otherwise(ref.key), []).append(ref)
         return {
             kind: Amount(len(refs), sum(ref.size_bytes for ref in refs), tuple(ref.key for ref in refs[:EXAMPLES_MAX]))

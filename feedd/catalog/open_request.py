@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from feedd.catalog.token_windows import Cuts, cut_of
+from feedd.catalog.token_windows import Cuts, windows_of
 from feedd.dataset.sharding import check_mode
 from feedd.dataset.step_counts import parse_uneven
 from feedd.errors import Unsupported
@@ -65,7 +65,7 @@ class Request:
             wanted = tuple(tuple(map(crop_friendly, one)) for one in wanted)
         check_packing(spec, wanted)
         mix = mix_facts(spec, wanted) if spec.sources else None
-        cuts = tuple(cut_of(one) for one in wanted)
+        cuts = tuple(windows_of(one) for one in wanted)
         if spec.bucket_by and (spec.sources or not spec.shuffle):
             raise Unsupported(
                 "expected a single, shuffled dataset for bucket_by, got another request",

@@ -84,7 +84,7 @@ class PackReads:
         self._sources = sources
         self._cache = cache
         self._group = group
-        self._begun: dict[Acquiring, tuple[object, frozenset[ObjectRef]]] = {}
+        self._started: dict[Acquiring, tuple[object, frozenset[ObjectRef]]] = {}
 
     def turn(self) -> int:
         """Return a ticket that has priority over all later requests."""
@@ -120,8 +120,8 @@ class PackReads:
         wanted = {refs[number]: group.ordinal[group.shard_no == number] for number in missing}
         awaited = self._sources.packs.wait_for(wanted, self.turn() if turn is None else turn)
         whole = Acquiring(self._group, self._cache, refs)
-        self._begun[whole] = owner, frozenset()
-        whole.task.add_done_callback(lambda _: self._begun.pop(whole))
+        self._started[whole] = owner, frozenset()
+        whole.task.add_done_callback(lambda _: self._started.pop(whole))
         try:
             found = await self._read_early(refs, awaited, whole, read)
         except BaseException:
@@ -134,7 +134,7 @@ class PackReads:
 
     async def withdraw(self, owner: object) -> None:
         """Cancel the acquisitions of an owner that reads no more."""
-        begun = [acquiring for acquiring, (whose, _) in self._begun.items() if whose is owner]
+        begun = [acquiring for acquiring, (whose, _) in self._started.items() if whose is owner]
         for acquiring in begun:
             acquiring.cancel()
         if begun:
@@ -163,11 +163,11 @@ class PackReads:
 
     def _leave(self, whole: Acquiring, owner: object, packs: frozenset[ObjectRef]) -> None:
         """Let the packs be completed; an owner keeps at most one acquisition for each pack."""
-        if any(whose is owner and packs <= others for whose, others in self._begun.values()):
+        if any(whose is owner and packs <= others for whose, others in self._started.values()):
             whole.cancel()
             return
         if not whole.task.done():
-            self._begun[whole] = owner, packs
+            self._started[whole] = owner, packs
         whole.leave()
 
 

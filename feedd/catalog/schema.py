@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from feedd.cache.pinned_reads import with_pinned
-from feedd.catalog.late_fields import fields_told
+from feedd.catalog.late_fields import known_fields
 from feedd.convert.columnar import stored_of, strict_params, typed_by
 from feedd.convert.conversion_registry import (
     COLUMNAR,
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from feedd.recipe.predecoded import ReadyField
     from feedd.values import FieldRecipe, ObjectRef, ShardFile
 
-    Beside: TypeAlias = Callable[[Sequence[FieldRecipe]], Sequence[FieldRecipe]]
+    SideTask: TypeAlias = Callable[[Sequence[FieldRecipe]], Sequence[FieldRecipe]]
 
 _SHARDS_MAX: Final = 8
 """Shards with samples to search for a field before the data counts as lacking it."""
@@ -136,7 +136,7 @@ class Schema:
             return None
         plain, ready = self._plain(first)
         sources = [source for one in fields for source in one.sources]
-        names = _stored_by(self._format(first), plain, sources)
+        names = _encodings_by(self._format(first), plain, sources)
         if not all(names.keys() & set(one.sources) for one in fields):
             return None
         names |= {one.sources[0]: PIXELS for one in ready}
@@ -145,7 +145,9 @@ class Schema:
         told = as_stored(fields, ShardIndex(tuple(names), nothing, nothing, b"", none, tuple(names.values())))
         return None if any(map(needs_resolve, told)) else told
 
-    async def settled(self, wanted: tuple[FieldRecipe, ...], beside: Beside = lambda _: ()) -> tuple[FieldRecipe, ...]:
+    async def settled(
+        self, wanted: tuple[FieldRecipe, ...], beside: SideTask = lambda _: ()
+    ) -> tuple[FieldRecipe, ...]:
         """Return recipes with all facts that only data can tell.
 
         Args:
@@ -179,7 +181,7 @@ class Schema:
             self.first = looked[0]
             index = self.first.index
             self.left_out = left_out(index, settled, named=named)
-            self.fields = None if named else fields_told(index)
+            self.fields = None if named else known_fields(index)
         return settled
 
     async def _ask(self, one: Looked, search: _Search) -> None:
@@ -287,7 +289,7 @@ class Schema:
         return BadRequest(message, object=url, hint="name fields= if the dataset may be empty", stage="decode")
 
 
-def _stored_by(format_name: str, ref: ObjectRef, sources: Sequence[str]) -> dict[str, str]:
+def _encodings_by(format_name: str, ref: ObjectRef, sources: Sequence[str]) -> dict[str, str]:
     """Return encodings of fields that the format or conversion determines; other encodings must be read from shards."""
     form, params = split(ref.form)
     if form in DELIMITED:  # the types are parameters of the conversion, the same for all shards

@@ -10,7 +10,14 @@ import structlog
 
 from feedd.dataset.index_file import INDEX_BYTES_MAX, is_index, rows_of
 from feedd.dataset.packs import pack_counts
-from feedd.dataset.sidecars import CLAIMS_BYTES_MAX, Claims, Surroundings, Unused, is_claim, tells_bytes
+from feedd.dataset.sidecars import (
+    CLAIMS_BYTES_MAX,
+    ForeignCounts,
+    Surroundings,
+    Unused,
+    is_foreign_sidecar,
+    tells_bytes,
+)
 from feedd.errors import FeeddError
 from feedd.flow.pools import CPU
 from feedd.flow.tasks import run_all
@@ -46,7 +53,7 @@ class SidecarCounts:
     left_out: Mapping[NoticeKind, Amount] = field(default_factory=dict)
 
 
-async def read_told(sources: Sources, resolved: Resolved, *, claims: bool = True) -> SidecarCounts:
+async def read_sidecars(sources: Sources, resolved: Resolved, *, claims: bool = True) -> SidecarCounts:
     """Read the sidecars; a file that cannot be used is skipped and logged.
 
     Args:
@@ -54,8 +61,8 @@ async def read_told(sources: Sources, resolved: Resolved, *, claims: bool = True
         resolved: the data, and the files beside it.
         claims: whether to use the counts of other tools.
     """
-    indexes = [ref for ref in resolved.beside if is_index(ref.key)]
-    others = [ref for ref in resolved.beside if is_claim(ref.key)]
+    indexes = [ref for ref in resolved.sidecar_refs if is_index(ref.key)]
+    others = [ref for ref in resolved.sidecar_refs if is_foreign_sidecar(ref.key)]
     if not indexes and not others and not resolved.packs:
         return SidecarCounts({}, {}, ())
     around = await CPU.run(Surroundings, resolved.refs if indexes or others else ())
@@ -109,7 +116,7 @@ def _weigh(resolved: Resolved, counted: dict[ObjectRef, _Counted], others: dict[
     unused = Unused()
     exact: dict[int, int] = {}
     for ref, own in counted.items():
-        _tell_others(resolved.refs, exact, own.counts, ref, unused)
+        _report_others(resolved.refs, exact, own.counts, ref, unused)
         exact |= own.counts
     exact |= pack_counts(resolved.refs, resolved.packs)
     by = [ref.url for ref in counted]
@@ -121,7 +128,7 @@ def _weigh(resolved: Resolved, counted: dict[ObjectRef, _Counted], others: dict[
         formats = one.formats | formats
         if one.counts:
             by.append(ref.url)
-        _tell_others(resolved.refs, {**claimed, **exact}, one.counts, ref, unused)
+        _report_others(resolved.refs, {**claimed, **exact}, one.counts, ref, unused)
         claimed = one.counts | claimed
     claimed = {shard: count for shard, count in claimed.items() if shard not in exact}
     amounts = [*(own.unused for own in counted.values()), *(one.unused for one in others.values()), unused.amount]
@@ -129,7 +136,7 @@ def _weigh(resolved: Resolved, counted: dict[ObjectRef, _Counted], others: dict[
     return SidecarCounts(exact, claimed, tuple(by), formats, found)
 
 
-def _tell_others(
+def _report_others(
     refs: Sequence[ObjectRef], known: Mapping[int, int], counts: Mapping[int, int], file: ObjectRef, unused: Unused
 ) -> None:
     """Report counts of a file that differ from known counts of the same shards."""
@@ -180,7 +187,7 @@ def _counted(around: Surroundings, ref: ObjectRef, data: memoryview) -> _Counted
 
 
 def _believed(around: Surroundings, ref: ObjectRef, data: memoryview) -> _Believed:
-    claims, unused = Claims(ref.key, data), Unused()
+    claims, unused = ForeignCounts(ref.key, data), Unused()
     counts: dict[int, int] = {}
     problem = ""
     try:

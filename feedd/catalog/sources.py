@@ -58,7 +58,7 @@ class Resolved:
 
     Attributes:
         refs: the data.
-        beside: sidecars among the objects: they tell of samples and hold none (``dataset.index_file``,
+        sidecar_refs: sidecars among the objects: they tell of samples and hold none (``dataset.index_file``,
             ``dataset.sidecars``).
         packs: contents of the packs among the refs; packs can be fetched only while these objects are held.
         named: formats named in URLs, by index into ``refs``.
@@ -66,26 +66,26 @@ class Resolved:
     """
 
     refs: tuple[ObjectRef, ...]
-    beside: tuple[ObjectRef, ...]
+    sidecar_refs: tuple[ObjectRef, ...]
     packs: tuple[Packs, ...] = ()
     named: Mapping[int, str] = field(default_factory=dict)
     passed_over: PassedOver = field(default_factory=PassedOver)
 
 
-class _Teller:
+class _SkippedLog:
     """Logs skipped objects, once while they stay the same."""
 
     def __init__(self) -> None:
-        self._told: dict[str, PassedOver] = {}
+        self._reported: dict[str, PassedOver] = {}
 
-    def tell(self, url: str, passed: PassedOver) -> None:
+    def report(self, url: str, passed: PassedOver) -> None:
         """Log the skipped objects of a URL, if there are any that were not logged before."""
-        if not passed.count or self._told.get(url) == passed:
+        if not passed.count or self._reported.get(url) == passed:
             return
-        self._told.pop(url, None)
-        self._told[url] = passed
-        if len(self._told) > _TOLD_MOST:
-            del self._told[next(iter(self._told))]
+        self._reported.pop(url, None)
+        self._reported[url] = passed
+        if len(self._reported) > _TOLD_MOST:
+            del self._reported[next(iter(self._reported))]
         notices = notices_of(passed.reasons)
         log = _log.warning if any(notice.warns for notice in notices) else _log.info
         why = [notice.text for notice in notices]
@@ -113,7 +113,7 @@ class Sources:
         self._facts: defaultdict[str, BucketFacts] = defaultdict(BucketFacts)
         self._heads = TurnGate(options.heads_in_flight)
         self._closed = False
-        self._progress_stream = _Teller()
+        self._progress_stream = _SkippedLog()
         plain = RangeFetcher(
             self.store,
             ByteBudget(options.bytes_in_flight),
@@ -124,7 +124,7 @@ class Sources:
                 verified=options.verify == "checksum",
                 lanes=options.transfer_threads,
             ),
-            pace_of=lambda root: self.bucket_state(root).pace,
+            concurrency_of=lambda root: self.bucket_state(root).concurrency,
             sizes_of=lambda root: self.bucket_state(root).sizes,
         )
         self._book = PackBook(plain.turns)
@@ -202,7 +202,7 @@ class Sources:
             PermissionDenied, StoreUnavailable: the store's answer.
         """
         found: list[ObjectRef] = []
-        beside: dict[ObjectRef, None] = {}
+        sidecar_refs: dict[ObjectRef, None] = {}
         packs: list[Packs] = []
         named: dict[int, str] = {}
         passed_over = PassedOver()
@@ -218,12 +218,12 @@ class Sources:
                 if grouped.packs is not None:
                     packs.append(grouped.packs)
                     self._book.note(grouped.packs)
-            beside.update(taking.beside)
-            self._progress_stream.tell(location.url, passed)
+            sidecar_refs.update(taking.sidecar_refs)
+            self._progress_stream.report(location.url, passed)
             passed_over = passed_over.plus(passed)
-        if not found and beside:
+        if not found and sidecar_refs:
             raise _nothing(" ".join(urls))
-        return Resolved(tuple(found), tuple(beside), tuple(packs), named, passed_over)
+        return Resolved(tuple(found), tuple(sidecar_refs), tuple(packs), named, passed_over)
 
     async def _named(self, one: UrlList, *, shards: bool) -> list[UrlListing]:
         """Return the listing of a URL as it is written, or, if no such object exists, of the URLs in its braces."""
@@ -322,7 +322,9 @@ class Sources:
     def _retried(self, bare: ObjectStore, inner: ObjectStore) -> RetryStore:
         bucket_state = self.bucket_state(bare.root)
         policy = RetryPolicy(attempts_max=self._options.attempts_max)
-        limits = RetryLimits(policy, self._options.whole_deadline_s, bucket_state.quota, bucket_state.pace.throttled)
+        limits = RetryLimits(
+            policy, self._options.whole_deadline_s, bucket_state.quota, bucket_state.concurrency.throttled
+        )
         return RetryStore(inner, limits, self._clock, self._recorder)
 
     async def _plain(self, location: Location, taking: UrlListing) -> None:

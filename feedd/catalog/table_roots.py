@@ -16,7 +16,7 @@ from feedd.errors import Unsupported
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from feedd.catalog.ignored_objects import Strays
+    from feedd.catalog.ignored_objects import IgnoredKeys
     from feedd.values import ObjectRef
 
 _DELETED: Final = "the folder also holds files that the table has deleted or replaced"
@@ -78,13 +78,13 @@ _KINDS: Final = (
 )
 
 
-def refuse_root(page: Iterable[ObjectRef], prefix: str, strays: Strays) -> None:
+def refuse_root(page: Iterable[ObjectRef], prefix: str, ignored: IgnoredKeys) -> None:
     """Refuse listed objects that show a table, or splits, at or below a prefix.
 
     Args:
         page: objects below the prefix.
         prefix: prefix of the listing.
-        strays: recognises ignored folders; a table in one of them does not matter.
+        ignored: recognises ignored folders; a table in one of them does not matter.
 
     Raises:
         Unsupported: names the format, why it is no plain dataset, and what to do.
@@ -92,16 +92,16 @@ def refuse_root(page: Iterable[ObjectRef], prefix: str, strays: Strays) -> None:
     for ref in page:
         for kind in _KINDS:
             if kind.within in ref.key:
-                _refuse(kind, ref, prefix, strays)
+                _refuse(kind, ref, prefix, ignored)
 
 
-def _refuse(kind: _Kind, ref: ObjectRef, prefix: str, strays: Strays) -> None:
+def _refuse(kind: _Kind, ref: ObjectRef, prefix: str, ignored: IgnoredKeys) -> None:
     start = len(prefix) - prefix.endswith("/")  # a prefix inside the metadata names a plain folder of files
     found = kind.marker.search(ref.key, start)
     if found is None:
         return
     folder = ref.key[: found.start()]
-    if strays.is_hidden(f"{folder}/data"):
+    if ignored.is_hidden(f"{folder}/data"):
         return
     raise Unsupported(
         f"expected plain files of samples, got {kind.name}: {kind.why}",

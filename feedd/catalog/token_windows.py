@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from feedd.errors import BadRecipe, Unsupported
-from feedd.formats.tokens import RAW, TokenWindows, kind_of, token_count, window_count, with_cut
+from feedd.formats.tokens import RAW, TokenWindows, kind_of, token_count, window_count, with_windows
 from feedd.notices import Amount, NoticeKind
 from feedd.recipe.params import TokensParams, params_of
 
@@ -19,7 +19,7 @@ Cuts = tuple[TokenWindows | None, ...]
 """For each source of a dataset: the windows of its recipe; None: the recipe splits no tokens."""
 
 
-def cut_of(recipe: Sequence[FieldRecipe]) -> TokenWindows | None:
+def windows_of(recipe: Sequence[FieldRecipe]) -> TokenWindows | None:
     """Return the windows into which a recipe splits files of tokens; None: it does not.
 
     Raises:
@@ -37,7 +37,7 @@ def cut_of(recipe: Sequence[FieldRecipe]) -> TokenWindows | None:
 
 
 @dataclass(frozen=True, slots=True)
-class CutFiles:
+class TokenFiles:
     """The files of tokens of a dataset, by dataset index.
 
     Attributes:
@@ -65,7 +65,7 @@ class CutFiles:
             self.left_out[notice] = amount.plus(Amount(1, left * cut.item_bytes, (text,)))
 
 
-def cut_files(refs: Sequence[ObjectRef], firsts: Sequence[int], cuts: Cuts, named: Mapping[int, str]) -> CutFiles:
+def token_files(refs: Sequence[ObjectRef], firsts: Sequence[int], cuts: Cuts, named: Mapping[int, str]) -> TokenFiles:
     """Return the files of tokens of a dataset.
 
     Args:
@@ -74,7 +74,7 @@ def cut_files(refs: Sequence[ObjectRef], firsts: Sequence[int], cuts: Cuts, name
         cuts: windows of each source.
         named: formats named by URLs or sidecars, by dataset index.
     """
-    files = CutFiles({}, {}, {}, {})
+    files = TokenFiles({}, {}, {}, {})
     for cut, first, end in zip(cuts, firsts, [*firsts[1:], len(refs)], strict=True):
         if cut is None:
             continue
@@ -89,6 +89,6 @@ def cut_files(refs: Sequence[ObjectRef], firsts: Sequence[int], cuts: Cuts, name
                 raise Unsupported(
                     "expected an uncompressed file of tokens, got a compressed one", object=ref.url, hint=hint
                 )
-            files.readers[number] = names.setdefault(kind, with_cut(kind, cut))
+            files.readers[number] = names.setdefault(kind, with_windows(kind, cut))
             files.add(number, kind, ref, cut)
     return files

@@ -7,11 +7,11 @@ import os.path
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from feedd.catalog.ignored_objects import Strays
+from feedd.catalog.ignored_objects import IgnoredKeys
 from feedd.catalog.object_grouper import Grouped, ObjectGrouper
 from feedd.catalog.table_roots import refuse_root
-from feedd.dataset.sidecars import is_beside
-from feedd.dataset.splits import splits_together
+from feedd.dataset.sidecars import is_sidecar
+from feedd.dataset.splits import with_one_split
 
 if TYPE_CHECKING:
     from feedd.catalog.urls import Location
@@ -29,7 +29,7 @@ class UrlListing:
 
     Attributes:
         location: the URL.
-        beside: sidecars, which tell of samples and hold none.
+        sidecar_refs: sidecars, which tell of samples and hold none.
         count: number of collected objects.
     """
 
@@ -38,7 +38,7 @@ class UrlListing:
         self._exact = location.key
         self._format = location.format not in {"", _FILES}
         self._named = shards or self._format
-        self.beside: dict[ObjectRef, None] = {}
+        self.sidecar_refs: dict[ObjectRef, None] = {}
         self.count = 0
         self._gatherings: list[ObjectGrouper] = []
         self._listed: list[ObjectRef] = []
@@ -49,7 +49,7 @@ class UrlListing:
     def within(self, prefix: str) -> None:
         """Make keys relative to the folder of this prefix."""
         self._base, self._prefix = prefix[: prefix.rfind("/") + 1], prefix
-        self._strays = Strays(prefix, named=self._format)
+        self._ignored = IgnoredKeys(prefix, named=self._format)
 
     def take(self, page: list[ObjectRef]) -> None:
         """Add objects of the URL's own store, all under its prefix.
@@ -58,9 +58,9 @@ class UrlListing:
             Unsupported: the folder is a table, or a dataset of several splits (see ``refuse_root``).
         """
         self._is_listed = True
-        refuse_root(page, self._prefix, self._strays)
+        refuse_root(page, self._prefix, self._ignored)
         if not self._gatherings:
-            self._gatherings.append(ObjectGrouper(self._base, shards=self._named, strays=self._strays))
+            self._gatherings.append(ObjectGrouper(self._base, shards=self._named, ignored=self._ignored))
         self._take(page)
 
     def take_named(self, page: list[ObjectRef]) -> None:
@@ -92,10 +92,10 @@ class UrlListing:
         found = [gathering.grouped() for gathering in self._gatherings]
         if not self._is_listed:
             return found
-        return [replace(one, reasons={**one.reasons, **splits_together(one.refs, self._base)}) for one in found]
+        return [replace(one, reasons={**one.reasons, **with_one_split(one.refs, self._base)}) for one in found]
 
     def _take(self, page: list[ObjectRef]) -> None:
         self.count += len(page)
-        beside = [ref for ref in page if is_beside(ref.key) and ref.key != self._exact]
-        self.beside.update(dict.fromkeys(beside))
-        self._gatherings[-1].add([ref for ref in page if ref not in self.beside] if beside else page)
+        sidecar_refs = [ref for ref in page if is_sidecar(ref.key) and ref.key != self._exact]
+        self.sidecar_refs.update(dict.fromkeys(sidecar_refs))
+        self._gatherings[-1].add([ref for ref in page if ref not in self.sidecar_refs] if sidecar_refs else page)

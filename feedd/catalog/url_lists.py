@@ -25,13 +25,13 @@ class UrlList:
     Attributes:
         itself: the URL as it is written; None: it is no valid URL without expanding its braces.
         locations: the URLs it stands for; only itself if it has no braces.
-        asked: indices of locations whose names may be objects rather than prefixes.
+        requested: indices of locations whose names may be objects rather than prefixes.
         names: store and key of these locations.
     """
 
     itself: Location | None
     locations: tuple[Location, ...]
-    asked: tuple[int, ...] = ()
+    requested: tuple[int, ...] = ()
     names: Names = field(default_factory=Names)
 
 
@@ -57,9 +57,9 @@ def lists_of(urls: Sequence[str], allowance: Allowance | None = None) -> list[Ur
         with contextlib.suppress(BadRequest):  # a bucket's name with braces is not valid
             itself = parse_url(url)
         locations = tuple(map(parse_url, expanded))
-        asked = [at for at, one in enumerate(locations) if one.key[-1:] not in {"", "/"} and not one.manifest]
-        names = Names((locations[at].root, locations[at].key) for at in asked)
-        found.append(UrlList(itself, locations, tuple(asked), names))
+        requested = [at for at, one in enumerate(locations) if one.key[-1:] not in {"", "/"} and not one.manifest]
+        names = Names((locations[at].root, locations[at].key) for at in requested)
+        found.append(UrlList(itself, locations, tuple(requested), names))
     return found
 
 
@@ -68,12 +68,12 @@ def runs_of(urls: UrlList, heads: Sequence[ObjectRef | None]) -> list[tuple[Loca
 
     Args:
         urls: the list.
-        heads: the object for each of ``asked``; None: there is none, so the name may be a prefix.
+        heads: the object for each of ``requested``; None: there is none, so the name may be a prefix.
 
     Returns:
         Pairs of a location and the objects that start there; an empty list: the location must be listed.
     """
-    known = dict(zip(urls.asked, heads, strict=True))
+    known = dict(zip(urls.requested, heads, strict=True))
     found: list[tuple[Location, list[ObjectRef]]] = []
     for at, location in enumerate(urls.locations):
         ref = known.get(at)

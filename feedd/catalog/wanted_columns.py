@@ -34,14 +34,14 @@ def narrowed(listing: Listing, wanted: Sequence[Sequence[FieldRecipe]]) -> Listi
     refs: list[ObjectRef] = []
     view: list[str] = []
     for source, recipe in enumerate(wanted):
-        asked = asked_for(recipe)
+        asked = possible_columns(recipe)
         params = params_of(asked) if asked else ""
         view.append(params)
         refs.extend(_of_columns(listing.refs[shard], params) for shard in listing.shards_of(source))
     return view_of(listing, tuple(refs), tuple(view), apart=any(counts_apart(ref.form) for ref in refs))
 
 
-def asked_for(recipe: Sequence[FieldRecipe]) -> list[tuple[str, ...]]:
+def possible_columns(recipe: Sequence[FieldRecipe]) -> list[tuple[str, ...]]:
     """Return the possible column names of each field; empty: convert all columns (too many names)."""
     asked = [field.sources for field in recipe]
     return asked if len(params_of(asked).encode()) <= PARAMS_BYTES_MAX else []

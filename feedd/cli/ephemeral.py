@@ -32,7 +32,7 @@ _YOUNG_S = 60.0  # a directory younger than this may not have been locked by its
 
 
 @contextmanager
-def of_its_own(flags: Flags) -> Iterator[Effective]:
+def ephemeral_config(flags: Flags) -> Iterator[Effective]:
     """Yield the configuration of a daemon for one process tree; delete its cache directory afterwards.
 
     Raises:
@@ -51,7 +51,7 @@ def of_its_own(flags: Flags) -> Iterator[Effective]:
         yield flags.load(unsaid)
 
 
-def tell_cache(config: Config) -> None:
+def note_cache_dir(config: Config) -> None:
     """Write the path of the cache's directory to a file beside the socket."""
     for address in config.listen:
         scheme, _, path = address.partition("://")

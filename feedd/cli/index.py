@@ -17,7 +17,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from feedd.cli.ephemeral import prefix, sweep
 from feedd.cli.error_report import EXIT_FAILED, log_without_notices, notice_facts, say, say_notices
 from feedd.cli.flags import CacheSizeFlag, ConfigFlag, Flags, SetFlag
-from feedd.prepare.index_writer import KeptIndex
+from feedd.prepare.index_writer import IndexTarget
 from feedd.prepare.sample_counter import Counter, Counting, index_url
 
 if TYPE_CHECKING:
@@ -80,8 +80,8 @@ def index(
     flags.load()
     log_without_notices()
     job = _Job(url, index_url(url) if out is None else str(out.absolute()), check)
-    with _display(quiet=json_ or check) as tell:
-        outcome = _run(flags, job, tell)
+    with _display(quiet=json_ or check) as report:
+        outcome = _run(flags, job, report)
     _conclude(outcome, job, json_=json_)
 
 
@@ -100,7 +100,7 @@ def _conclude(outcome: _Outcome, job: _Job, *, json_: bool) -> None:
             "stopped": stopped,
         }
         typer.echo(json.dumps(facts, indent=2))
-    for line in _told_once(progress.failures):
+    for line in _reported_once(progress.failures):
         say(f"error: {line}")
     say_notices(progress.notices)
     known = f"{progress.done_count} of {progress.shard_count} shards known, {progress.sample_count} samples"
@@ -116,7 +116,7 @@ def _conclude(outcome: _Outcome, job: _Job, *, json_: bool) -> None:
         raise typer.Exit(EXIT_FAILED)
 
 
-def _told_once(failures: Sequence[FeeddError]) -> list[str]:
+def _reported_once(failures: Sequence[FeeddError]) -> list[str]:
     """Return a line for each kind of failure, with its first object and the number of other objects."""
     by_reason: dict[tuple[str, str], list[FeeddError]] = {}
     for failure in failures:
@@ -127,7 +127,7 @@ def _told_once(failures: Sequence[FeeddError]) -> list[str]:
     return [*lines[:_TOLD_MAX], *([f"{more} more objects failed for other reasons"] if more else [])]
 
 
-def _run(flags: Flags, job: _Job, tell: Callable[[Counting], object]) -> _Outcome:
+def _run(flags: Flags, job: _Job, report: Callable[[Counting], object]) -> _Outcome:
     # The SDK takes most of a second to import; a wrong flag is reported before that.
     import uvloop  # noqa: PLC0415 - see above
 
@@ -140,7 +140,7 @@ def _run(flags: Flags, job: _Job, tell: Callable[[Counting], object]) -> _Outcom
         requests = StopRequests()
         # Signals are handled before the directory exists, so that it is always removed.
         with handled(requests), tempfile.TemporaryDirectory(prefix=prefix(), ignore_cleanup_errors=True) as folder:
-            return await _count(replace(flags, cache_dir=Path(folder)).load().config, job, tell, requests)
+            return await _count(replace(flags, cache_dir=Path(folder)).load().config, job, report, requests)
 
     try:
         return uvloop.run(run())
@@ -148,18 +148,18 @@ def _run(flags: Flags, job: _Job, tell: Callable[[Counting], object]) -> _Outcom
         raise single(group) from group
 
 
-async def _count(config: Config, job: _Job, tell: Callable[[Counting], object], requests: StopRequests) -> _Outcome:
+async def _count(config: Config, job: _Job, report: Callable[[Counting], object], requests: StopRequests) -> _Outcome:
     """Count until all shards are done or a first signal comes, then save; a second signal also ends the saving."""
     from feedd.clock import SystemClock  # noqa: PLC0415 - see _run
-    from feedd.daemon.cut_short import cut_short_by  # noqa: PLC0415 - see _run
+    from feedd.daemon.cut_short import ended_by  # noqa: PLC0415 - see _run
     from feedd.daemon.wiring import open_pipeline, workers_max  # noqa: PLC0415 - see _run
     from feedd.observe.recorder import NullRecorder  # noqa: PLC0415 - see _run
 
     counter: Counter | None = None
     saved = False
-    async with cut_short_by(requests.now), open_pipeline(config, NullRecorder(), SystemClock()) as pipeline:
-        counter = _counter(pipeline, job, tell)
-        async with cut_short_by(requests.drain):
+    async with ended_by(requests.now), open_pipeline(config, NullRecorder(), SystemClock()) as pipeline:
+        counter = _counter(pipeline, job, report)
+        async with ended_by(requests.drain):
             await counter.open()
             if not job.check:
                 await counter.count(_PER_WORKER * workers_max(config))
@@ -171,8 +171,8 @@ async def _count(config: Config, job: _Job, tell: Callable[[Counting], object], 
     return _Outcome(progress, requests.drain.is_set() and not whole, saved)
 
 
-def _counter(pipeline: Pipeline, job: _Job, tell: Callable[[Counting], object]) -> Counter:
-    return Counter(pipeline, job.url, KeptIndex(pipeline.stages.sources, job.target), tell)
+def _counter(pipeline: Pipeline, job: _Job, report: Callable[[Counting], object]) -> Counter:
+    return Counter(pipeline, job.url, IndexTarget(pipeline.stages.sources, job.target), report)
 
 
 @contextmanager
@@ -186,11 +186,11 @@ def _display(*, quiet: bool) -> Iterator[Callable[[Counting], object]]:
     with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
         task = bar.add_task("listing", total=None)
 
-        def tell(progress: Counting) -> None:
+        def report(progress: Counting) -> None:
             what = f"{progress.done_count} of {progress.shard_count} shards, {progress.sample_count} samples"
             bar.update(task, description=what, total=progress.size_bytes, completed=progress.done_bytes)
 
-        yield tell
+        yield report
 
 
 def register(app: typer.Typer) -> None:

@@ -36,7 +36,7 @@ SKEW_WARNED = 0.2  # warn about a node that reads this much more than the mean
 
 
 @dataclass(frozen=True, slots=True)
-class NodeShare:
+class NodePortion:
     """What one node reads per epoch.
 
     Attributes:
@@ -66,7 +66,7 @@ class PlanReport:
     objects: int
     bytes: int
     skew: float
-    nodes: tuple[NodeShare, ...]
+    nodes: tuple[NodePortion, ...]
     shuffle: ShuffleReport | None = None
 
 
@@ -150,7 +150,7 @@ def summarise(
     read = sum(loads)
     mean = read / len(loads)
     nodes = tuple(
-        NodeShare(
+        NodePortion(
             node=node,
             objects=len(indices),
             bytes=load,
@@ -206,7 +206,7 @@ def _show(report: PlanReport) -> None:
 def _resolve(urls: list[str], config: Config) -> tuple[Resolved, SidecarCounts]:
     """Return the objects, and what is known of the shards without reading them."""
     # The SDK takes most of a second to import, and --help and most other commands do not need it.
-    from feedd.catalog.sidecar_counts import read_told  # noqa: PLC0415 - see above
+    from feedd.catalog.sidecar_counts import read_sidecars  # noqa: PLC0415 - see above
     from feedd.catalog.sources import Sources  # noqa: PLC0415 - see above
     from feedd.clock import SystemClock  # noqa: PLC0415 - see above
     from feedd.daemon.failures import single  # noqa: PLC0415 - see above
@@ -216,7 +216,7 @@ def _resolve(urls: list[str], config: Config) -> tuple[Resolved, SidecarCounts]:
     async def resolve() -> tuple[Resolved, SidecarCounts]:
         async with Sources(source_options(config), NullRecorder(), SystemClock()) as sources:
             found = await sources.resolve_all(urls)
-            return found, await read_told(sources, found, claims=False)
+            return found, await read_sidecars(sources, found, claims=False)
 
     try:
         return asyncio.run(resolve())

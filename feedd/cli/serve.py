@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from feedd import __version__
-from feedd.cli.ephemeral import of_its_own, tell_cache
+from feedd.cli.ephemeral import ephemeral_config, note_cache_dir
 from feedd.cli.flags import (
     CacheDirFlag,
     CacheSizeFlag,
@@ -54,9 +54,9 @@ def serve(
 ) -> None:
     """Run the daemon in the foreground until SIGTERM or SIGINT; a second signal ends it at once."""
     flags = Flags(config, listen, cache_dir, cache_size, status, workers, log, log_level, set_)
-    with of_its_own(flags) if ephemeral else nullcontext(flags.load()) as effective:
+    with ephemeral_config(flags) if ephemeral else nullcontext(flags.load()) as effective:
         if ephemeral:
-            tell_cache(effective.config)
+            note_cache_dir(effective.config)
         code = _run(effective, ephemeral=ephemeral, standby=standby)
     raise typer.Exit(code)
 

@@ -85,14 +85,14 @@ def _run(config: Config, address: str | None, spec: WarmSpec, shown: Display) ->
     async def run() -> None:
         async with owner_of(config, address) as owner:
             if owner is not None:
-                await owner[0].warm(spec, shown.tell)
+                await owner[0].warm(spec, shown.report)
                 return
         from feedd.clock import SystemClock  # noqa: PLC0415 - see above
         from feedd.daemon.warm_up import open_warmer  # noqa: PLC0415 - see above
         from feedd.observe.recorder import NullRecorder  # noqa: PLC0415 - see above
 
         async with open_warmer(config, NullRecorder(), SystemClock()) as warmer:
-            await warmer.warm(spec, shown.tell)
+            await warmer.warm(spec, shown.report)
 
     uvloop.run(run())
 

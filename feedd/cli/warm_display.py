@@ -39,7 +39,7 @@ class Display:
         self.progress: WarmProgress | None = None
         self.failures: list[FeeddError] = []
 
-    def tell(self, progress: WarmProgress, failure: FeeddError | None) -> None:
+    def report(self, progress: WarmProgress, failure: FeeddError | None) -> None:
         """Keep the progress and the failure, and show them."""
         self.progress = progress
         if failure is not None:
@@ -69,8 +69,8 @@ class _Lines(Display):
         self._console = console
         self._step = -1
 
-    def tell(self, progress: WarmProgress, failure: FeeddError | None) -> None:
-        super().tell(progress, failure)
+    def report(self, progress: WarmProgress, failure: FeeddError | None) -> None:
+        super().report(progress, failure)
         if failure is not None:
             self._console.print(_error_line(failure))
         done, total = _done(progress), progress.total
@@ -89,9 +89,9 @@ class _Bars(Display):
         self._bars = bars
         self._task = bars.add_task("listing", total=None, objects="")
 
-    def tell(self, progress: WarmProgress, failure: FeeddError | None) -> None:
+    def report(self, progress: WarmProgress, failure: FeeddError | None) -> None:
         first = self.progress is None
-        super().tell(progress, failure)
+        super().report(progress, failure)
         if failure is not None:
             self._bars.console.print(escape(_error_line(failure)))
         count, size_bytes = _done(progress)

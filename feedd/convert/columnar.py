@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
     from types import ModuleType
 
-Asked = tuple[tuple[str, ...], ...]
+RequestContext = tuple[tuple[str, ...], ...]
 """For each field the names it may have, as recipes spell them. None at all: every column."""
 
 ROWS_ONLY: Final = "rows"
@@ -39,7 +39,7 @@ class Typed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
         head: whether the object's beginning, or what it says of its columns, is all that is made: see ``head_params``.
     """
 
-    columns: Asked = ()
+    columns: RequestContext = ()
     types: dict[str, str] = {}
     other: str = ""
     delimiter: str = ""
@@ -99,7 +99,7 @@ def typed_by(params: str) -> Typed:
     try:
         if params.startswith("{"):
             return msgspec.json.decode(params.encode(), type=Typed)
-        return Typed(msgspec.json.decode(params.encode(), type=Asked)) if params else Typed()
+        return Typed(msgspec.json.decode(params.encode(), type=RequestContext)) if params else Typed()
     except msgspec.DecodeError as error:
         raise Internal(f"expected names of columns, got {params[:80]!r}", stage="decode") from error
 
@@ -108,7 +108,7 @@ def _text(typed: Typed) -> str:
     return named(msgspec.json.encode(typed).decode())
 
 
-def asked_by(params: str) -> Asked:
+def asked_by(params: str) -> RequestContext:
     """Return which columns are asked for; see ``typed_by``."""
     return typed_by(params).columns
 

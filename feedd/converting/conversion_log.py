@@ -25,7 +25,7 @@ _FILE_BYTES_MAX: Final = 256 << 20
 _ROWS_MAX: Final = 1 << 18
 
 
-class MadeFact(NamedTuple):
+class ConversionFact(NamedTuple):
     """One object and the shard converted from it.
 
     Attributes:
@@ -57,26 +57,26 @@ class ConversionLog:
         self._rows_max = rows_max
         self._line_count = 0  # lines in the file
         self._writing = threading.Lock()
-        self._facts: dict[_Key, MadeFact] = {}  # by object
-        self._by_shard: dict[_Key, MadeFact] = {}
+        self._facts: dict[_Key, ConversionFact] = {}  # by object
+        self._by_shard: dict[_Key, ConversionFact] = {}
 
     def __repr__(self) -> str:
         return f"ConversionLog({len(self._facts)} shards)"
 
-    def known(self, ref: ObjectRef) -> MadeFact | None:
+    def known(self, ref: ObjectRef) -> ConversionFact | None:
         """Return the result for an object, given as listed with its conversion."""
         return self._use(_key(ref))
 
-    def origin(self, shard: ObjectRef) -> MadeFact | None:
+    def origin(self, shard: ObjectRef) -> ConversionFact | None:
         """Return the result that a converted shard came from."""
         return self._by_shard.get(_key(shard))
 
-    def made(self, ref: ObjectRef) -> ObjectRef | None:
+    def converted(self, ref: ObjectRef) -> ObjectRef | None:
         """Return the ref of the shard converted from an object; None: its size is not known yet."""
         fact = self._use(_key(ref))
         return None if fact is None else ObjectRef(ref.root, ref.key, fact.size_bytes, ref.etag, ref.form)
 
-    def note(self, ref: ObjectRef, fact: MadeFact) -> bool:
+    def note(self, ref: ObjectRef, fact: ConversionFact) -> bool:
         """Record a result; return True if it is new and should be kept in the file."""
         key = _key(ref)
         if self._facts.get(key) == fact:
@@ -90,13 +90,13 @@ class ConversionLog:
         if _key(ref) in self._facts:
             self._drop(_key(ref))
 
-    def _use(self, key: _Key) -> MadeFact | None:
+    def _use(self, key: _Key) -> ConversionFact | None:
         fact = self._facts.get(key)
         if fact is not None:
             self._facts[key] = self._facts.pop(key)  # moves it to the end, so that it is dropped last
         return fact
 
-    def _put(self, key: _Key, fact: MadeFact) -> None:
+    def _put(self, key: _Key, fact: ConversionFact) -> None:
         if key in self._facts:
             self._drop(key)
         self._facts[key] = fact
@@ -108,7 +108,7 @@ class ConversionLog:
         fact = self._facts.pop(key)
         self._by_shard.pop((*key[:3], fact.size_bytes), None)
 
-    def keep(self, ref: ObjectRef, fact: MadeFact) -> None:
+    def keep(self, ref: ObjectRef, fact: ConversionFact) -> None:
         """Append a result to the file; errors of the directory are ignored."""
         if self._path is None:
             return
@@ -136,7 +136,7 @@ class ConversionLog:
         for line in lines[-2 * self._rows_max :]:
             with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):  # the last line may be cut short
                 url, etag, form, *fact = _rows.decode(line)
-                self._put((url, etag, sys.intern(form), fact[0]), MadeFact(*fact))  # many rows share a conversion
+                self._put((url, etag, sys.intern(form), fact[0]), ConversionFact(*fact))  # many rows share a conversion
         self._line_count = len(lines)
         if len(lines) > 2 * len(self._facts):
             self._write(self._path)
@@ -155,7 +155,7 @@ class ConversionLog:
             self._line_count = len(rows)
 
 
-def _line(key: _Key, fact: MadeFact) -> bytes:
+def _line(key: _Key, fact: ConversionFact) -> bytes:
     return msgspec.json.encode((*key[:3], *fact)) + b"\n"
 
 

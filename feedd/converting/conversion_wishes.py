@@ -39,7 +39,7 @@ class ConversionWishes:
         self._flights = flights
         self._bring = bring
         self._lists: dict[str, tuple[ObjectRef, ...]] = {}
-        self._told: dict[str, list[ObjectRef]] = {}
+        self._passed_on: dict[str, list[ObjectRef]] = {}
         self._running: dict[ObjectRef, Flight[ObjectRef, ObjectRef]] = {}
         self._failed: set[ObjectRef] = set()
         self._closed = False
@@ -51,7 +51,7 @@ class ConversionWishes:
             self._failed.difference_update(refs)
         else:
             self._lists.pop(owner, None)
-        self._tell(owner)
+        self._pass_on(owner)
         wanted = {ref for wishes in self._lists.values() for ref in wishes}
         for ref in [ref for ref in self._running if ref not in wanted]:
             self._flights.leave(self._running.pop(ref))
@@ -59,7 +59,7 @@ class ConversionWishes:
 
     def shards(self) -> set[ObjectRef | None]:
         """Return the shards in all lists, as far as they are known."""
-        return {self._converter.facts.made(ref) for wishes in self._lists.values() for ref in wishes if ref.form}
+        return {self._converter.facts.converted(ref) for wishes in self._lists.values() for ref in wishes if ref.form}
 
     def ended(self, ref: ObjectRef, error: BaseException | None) -> None:
         """Record the end of a conversion. A failure is dropped here; ``acquire`` of the shard will raise it."""
@@ -73,7 +73,7 @@ class ConversionWishes:
                 self._failed.add(ref)
         else:
             for owner in [owner for owner, wishes in self._lists.items() if ref in wishes]:
-                self._tell(owner)
+                self._pass_on(owner)
         self.pump()
 
     def pump(self) -> None:
@@ -108,14 +108,16 @@ class ConversionWishes:
             return False
         return self._converter.facts.known(ref) is None
 
-    def _tell(self, owner: str) -> None:
+    def _pass_on(self, owner: str) -> None:
         """Pass the known shards to the inner cache, in order; if none is known yet, keep one earlier wish alive."""
         wishes = self._lists.get(owner, ())
-        known = [shard for ref in wishes if (shard := self._converter.facts.made(ref) if ref.form else ref) is not None]
+        known = [
+            shard for ref in wishes if (shard := self._converter.facts.converted(ref) if ref.form else ref) is not None
+        ]
         if wishes and not known:
-            known = [shard for shard in self._told.get(owner, []) if self._inner.knows(shard)][:1]
+            known = [shard for shard in self._passed_on.get(owner, []) if self._inner.knows(shard)][:1]
         if wishes:
-            self._told[owner] = known
+            self._passed_on[owner] = known
         else:
-            self._told.pop(owner, None)
+            self._passed_on.pop(owner, None)
         self._inner.prefetch(known, owner)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from feedd.convert import conversion_registry as registry
 from feedd.convert.conversion_io import HeldObject
 from feedd.convert.table_converters import TYPES
-from feedd.converting.conversion_log import MadeFact
+from feedd.converting.conversion_log import ConversionFact
 from feedd.converting.memory_file import MemoryFile, copy_into, copy_spans, note_all_written
 from feedd.errors import BadShard, CacheUnavailable, FeeddError, ResourceExhausted, StoreUnavailable
 from feedd.flow.memory_limit import available_bytes
@@ -21,7 +21,7 @@ from feedd.flow.tasks import within
 from feedd.metrics import PIPELINE_MADE, PIPELINE_MADE_BYTES, PIPELINE_MADE_SECONDS, PIPELINE_MAKING
 from feedd.units import MIB, format_duration, format_size
 from feedd.values import ByteRange
-from feedd.workers.work import MadeShard, MakeTask
+from feedd.workers.work import ConvertedShard, MakeTask
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from feedd.range_sink import RangeSink
     from feedd.values import ObjectRef
 
-    Make = Callable[[MakeTask], Awaitable[MadeShard | tuple[ByteRange, ...]]]
+    Make = Callable[[MakeTask], Awaitable[ConvertedShard | tuple[ByteRange, ...]]]
     Held = Callable[[ObjectRef, bool], Awaitable[PinnedShards | None]]
 
 _ROUNDS_MAX: Final = 16  # rounds of fetching further ranges of an object
@@ -99,7 +99,7 @@ class Converter:
     Attributes:
         facts: known results of earlier conversions.
         taken: called when a shard has left memory.
-        held: returns a pin on an object that the cache holds unconverted. The cache also fetches an object if several
+        pinned: returns a pin on an object that the cache holds unconverted. The cache also fetches an object if several
             shards are made of it. None: the cache does not hold the object.
     """
 
@@ -108,7 +108,7 @@ class Converter:
     ) -> None:
         self.facts = facts
         self.taken: Callable[[], None] = lambda: None
-        self.held: Held = _nothing
+        self.pinned: Held = _nothing
         self._fetcher = fetcher
         self._make = make
         self._options = options
@@ -167,18 +167,18 @@ class Converter:
         return within(deadline_s, lambda: StoreUnavailable(message, object=ref.url, stage="cache"))
 
     async def _bring(self, ref: ObjectRef, urgency: Callable[[], float]) -> ObjectRef:
-        async with self._place():
+        async with self._turn():
             file = MemoryFile("feedd-made")
             try:
                 while len(self._fresh) >= _FRESH_MAX:
                     self._drop(next(iter(self._fresh)))
-                room_bytes = self._room(ref.size_bytes, ref)
+                room_bytes = self._memory_left(ref.size_bytes, ref)
                 task = self._task(ref, file.fd, 0, room_bytes)
-                made = await self._made(ref, task, urgency)
+                made = await self._converted(ref, task, urgency)
             except BaseException:
                 file.close()
                 raise
-            fact = MadeFact(ref.size_bytes, made.size_bytes, made.format_name)
+            fact = ConversionFact(ref.size_bytes, made.size_bytes, made.format_name)
             shard = replace(ref, size_bytes=made.size_bytes)
             self.drop(shard)
             self._fresh[shard] = _Fresh(file, made.size_bytes)
@@ -188,7 +188,7 @@ class Converter:
             return shard
 
     @asynccontextmanager
-    async def _place(self) -> AsyncIterator[None]:
+    async def _turn(self) -> AsyncIterator[None]:
         """Wait until another conversion may run, and count it while it runs."""
         async with self._semaphore:
             self._running_count += 1
@@ -224,8 +224,8 @@ class Converter:
         if fact is None:
             raise _unknown(shard, "an object that was never converted")
         ref = replace(shard, size_bytes=fact.object_bytes)
-        async with self._place():
-            room_bytes = self._room(ref.size_bytes, ref)
+        async with self._turn():
+            room_bytes = self._memory_left(ref.size_bytes, ref)
             if isinstance(sink, FileSink):
                 task = self._task(ref, sink.file.fd, sink.offset, room_bytes, shard.size_bytes)
                 made = await self._again(ref, task, urgency)
@@ -240,14 +240,14 @@ class Converter:
             self.facts.forget(ref)
             raise _unknown(shard, f"{made.size_bytes}")
 
-    async def _again(self, ref: ObjectRef, task: MakeTask, urgency: Callable[[], float]) -> MadeShard:
+    async def _again(self, ref: ObjectRef, task: MakeTask, urgency: Callable[[], float]) -> ConvertedShard:
         try:
-            return await self._made(ref, task, urgency)
+            return await self._converted(ref, task, urgency)
         except BadShard:
             self.facts.forget(ref)  # the shard may only have grown: a new conversion learns its size
             raise
 
-    async def _made(self, ref: ObjectRef, task: MakeTask, urgency: Callable[[], float]) -> MadeShard:
+    async def _converted(self, ref: ObjectRef, task: MakeTask, urgency: Callable[[], float]) -> ConvertedShard:
         """Fetch the ranges that the conversion needs, until a worker has made the shard."""
         plain = replace(ref, form="")
         name, params = registry.split(ref.form)
@@ -259,8 +259,8 @@ class Converter:
                 for _ in range(_ROUNDS_MAX):
                     await self._fetch(plain, wanted, source, _Watch(urgency), again=params == TYPES)
                     spans = joined((*spans, *wanted))
-                    outcome = await self._asked(replace(task, spans=spans, source_fd=source.fd))
-                    if isinstance(outcome, MadeShard):
+                    outcome = await self._ask_worker(replace(task, spans=spans, source_fd=source.fd))
+                    if isinstance(outcome, ConvertedShard):
                         self._count(name, outcome)
                         return outcome
                     wanted = outcome
@@ -272,7 +272,7 @@ class Converter:
         message = f"expected to convert the object, got {_ROUNDS_MAX} requests for more of its ranges"
         raise BadShard(message, object=ref.url, stage="decode")
 
-    async def _asked(self, task: MakeTask) -> MadeShard | tuple[ByteRange, ...]:
+    async def _ask_worker(self, task: MakeTask) -> ConvertedShard | tuple[ByteRange, ...]:
         """Let a worker convert an object. If images kill it, retry without decoding them: they are then bad samples."""
         try:
             return await self._make(task)
@@ -298,7 +298,7 @@ class Converter:
 
     async def _copied(self, plain: ObjectRef, wanted: Sequence[ByteRange], source: MemoryFile, *, bring: bool) -> bool:
         """Copy the wanted ranges of an object from the cache; return False if they must be fetched."""
-        pins = await self.held(plain, bring)
+        pins = await self.pinned(plain, bring)
         if pins is None:
             return False
         with pins:
@@ -313,12 +313,12 @@ class Converter:
         sizes = limit_bytes, room_bytes, entry_bytes
         return MakeTask(ref.form, ref.url, ref.size_bytes, (), -1, out_fd, out_at, *sizes)
 
-    def _count(self, form: str, made: MadeShard) -> None:
+    def _count(self, form: str, made: ConvertedShard) -> None:
         self._recorder.count(PIPELINE_MADE, form=form)
         self._recorder.count(PIPELINE_MADE_BYTES, made.size_bytes, form=form)
         self._recorder.count(PIPELINE_MADE_SECONDS, made.busy_s, form=form)
 
-    def _room(self, object_bytes: int, ref: ObjectRef) -> int:
+    def _memory_left(self, object_bytes: int, ref: ObjectRef) -> int:
         """Return the memory available for a shard in addition to its object, per running conversion."""
         while True:
             left = self._options.available()

@@ -42,7 +42,7 @@ class ConvertingCache:
         self._converter = converter
         self._group = asyncio.TaskGroup()
         self._landing = asyncio.Semaphore(_LANDINGS_MAX)
-        self._awaited: Counter[ObjectRef] = Counter()  # refs that callers of ``acquire`` wait for
+        self._acquired: Counter[ObjectRef] = Counter()  # refs that callers of ``acquire`` wait for
         self._next_uses: dict[ObjectRef, float] = {}  # ref of a shard that is not converted yet -> next use
         self._closed = False
 
@@ -56,7 +56,7 @@ class ConvertingCache:
         self._flights: SingleFlight[ObjectRef, ObjectRef] = SingleFlight(self._group, self._brought)
         self._wishes = ConversionWishes(self._inner, self._converter, self._flights, self._bring)
         self._converter.taken = self._wishes.pump
-        self._converter.held = self._held
+        self._converter.pinned = self._pinned
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -95,7 +95,7 @@ class ConvertingCache:
         """Record when each shard is needed next; kept here for shards that are not converted yet."""
         told: list[tuple[ObjectRef, float]] = []
         for ref, position in uses:
-            shard = self._converter.facts.made(ref) if ref.form else ref
+            shard = self._converter.facts.converted(ref) if ref.form else ref
             if shard is not None:
                 told.append((shard, position))
             elif position == math.inf:
@@ -106,7 +106,7 @@ class ConvertingCache:
 
     async def discard(self, ref: ObjectRef) -> None:
         """Drop a damaged entry, named as listed or as in the cache; it is converted again on the next use."""
-        shard = self._converter.facts.made(ref) or ref if ref.form else ref
+        shard = self._converter.facts.converted(ref) or ref if ref.form else ref
         self._converter.drop(shard)
         await self._inner.discard(shard)
 
@@ -135,12 +135,12 @@ class ConvertingCache:
 
     def holds(self, ref: ObjectRef) -> bool:
         """Whether a shard is complete in the cache."""
-        shard = self._converter.facts.made(ref) if ref.form else ref
+        shard = self._converter.facts.converted(ref) if ref.form else ref
         return shard is not None and self._inner.holds(shard)
 
     def knows(self, ref: ObjectRef) -> bool:
         """Whether a shard is in the cache, or being filled."""
-        shard = self._converter.facts.made(ref) if ref.form else ref
+        shard = self._converter.facts.converted(ref) if ref.form else ref
         return shard is not None and self._inner.knows(shard)
 
     @asynccontextmanager
@@ -156,7 +156,7 @@ class ConvertingCache:
         with self._awaiting((ref,)):
             yield await self._known(ref)
 
-    async def _held(self, plain: ObjectRef, bring: bool) -> PinnedShards | None:  # noqa: FBT001 - the seam's signature
+    async def _pinned(self, plain: ObjectRef, bring: bool) -> PinnedShards | None:  # noqa: FBT001 - the seam's signature
         """Pin an unconverted object that is in the cache or being fetched; with ``bring``, fetch it into the cache.
 
         Only ``bring`` may wait for space, as for any shard: the object is as large as the shard converted from it next,
@@ -172,7 +172,7 @@ class ConvertingCache:
     def _shard(self, ref: ObjectRef) -> ObjectRef:
         if not ref.form:
             return ref
-        shard = self._converter.facts.made(ref)
+        shard = self._converter.facts.converted(ref)
         assert shard is not None, "made before it is asked for"
         return shard
 
@@ -189,7 +189,7 @@ class ConvertingCache:
 
     async def _known(self, ref: ObjectRef) -> ObjectRef:
         """Return the ref of a shard; convert it if its size is unknown."""
-        shard = self._converter.facts.made(ref)
+        shard = self._converter.facts.converted(ref)
         if shard is not None:
             return shard
         if self._closed:
@@ -200,7 +200,7 @@ class ConvertingCache:
         return await self._converter.bring(ref, lambda: self._urgency(ref))
 
     def _urgency(self, ref: ObjectRef) -> float:
-        return -math.inf if self._awaited[ref] else self._next_uses.get(ref, math.inf)
+        return -math.inf if self._acquired[ref] else self._next_uses.get(ref, math.inf)
 
     def _brought(self, ref: ObjectRef, error: BaseException | None) -> None:
         """Tell the inner cache about a converted shard, and update wishes."""
@@ -214,19 +214,19 @@ class ConvertingCache:
     @contextmanager
     def _awaiting(self, refs: Sequence[ObjectRef]) -> Iterator[None]:
         """Keep shards converted from ``refs`` in memory while a caller waits for them."""
-        self._awaited.update(refs)
+        self._acquired.update(refs)
         try:
             yield
         finally:
-            self._awaited.subtract(refs)
-            self._awaited = +self._awaited
+            self._acquired.subtract(refs)
+            self._acquired = +self._acquired
             self._tidy()
 
     def _tidy(self) -> None:
         """Free converted shards that no caller and no wish needs."""
         if not self._converter.fresh_count:
             return
-        wanted = {self._converter.facts.made(ref) for ref in self._awaited} | self._wishes.shards()
+        wanted = {self._converter.facts.converted(ref) for ref in self._acquired} | self._wishes.shards()
         self._converter.keep_only(wanted.__contains__)
 
     async def _end(self) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 from feedd.flow.pools import CACHE_DISK
 from feedd.flow.range_sinks import FileSink, MemorySink
 from feedd.flow.sink_file import SinkFile, file_pieces, write_at
-from feedd.flow.tasks import to_its_end
+from feedd.flow.tasks import run_to_end
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -89,7 +89,7 @@ async def note_all_written(sink: FileSink) -> None:
 async def _in_thread(work: _Work) -> None:
     stop = threading.Event()
     job = CACHE_DISK.begin(work, stop)
-    await to_its_end(job, stop)
+    await run_to_end(job, stop)
 
 
 def _copy(fd: int, sink: RangeSink, stop: threading.Event) -> None:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 @asynccontextmanager
-async def cut_short_by(event: asyncio.Event) -> AsyncIterator[None]:
+async def ended_by(event: asyncio.Event) -> AsyncIterator[None]:
     """Cancel the body when ``event`` is set, and continue after it as if it had ended.
 
     The body runs in the caller's own task, so the caller may later close what the body opened.

@@ -19,7 +19,7 @@ from feedd import __version__, metrics
 from feedd.clock import SystemClock
 from feedd.config import render
 from feedd.daemon.cache_admin import cache_remove, cache_state
-from feedd.daemon.cut_short import cut_short_by
+from feedd.daemon.cut_short import ended_by
 from feedd.daemon.failures import single
 from feedd.daemon.heartbeat import beat
 from feedd.daemon.notify import Notifier
@@ -84,7 +84,7 @@ async def run(
     faulthandler.enable()
     recorder, notifier = PrometheusRecorder(), Notifier(os.environ)
     life = _Life(effective.config, recorder, SystemClock(), State(recorder, notifier), notifier, on_ready, standby)
-    _tell_start(effective, life)
+    _log_start(effective, life)
     try:
         with handled(life.requests):
             await _live(life, ephemeral=ephemeral)
@@ -112,7 +112,7 @@ async def _live(life: _Life, *, ephemeral: bool) -> None:
         for task in background:
             stack.callback(task.cancel)
         server: FeedServer | None = None
-        async with cut_short_by(requests.drain):  # a signal ends a long start early
+        async with ended_by(requests.drain):  # a signal ends a long start early
             server = await _open(life, stack, holders if ephemeral else None)
         if server is not None and not requests.drain.is_set():
             _spare_the_collector()
@@ -123,7 +123,7 @@ async def _live(life: _Life, *, ephemeral: bool) -> None:
         grace_s = life.config.drain.grace if requests.grace_s is None else requests.grace_s
         life.state.move(Lifecycle.DRAINING, reason=requests.reason, grace_s=grace_s)
         if server is not None:
-            async with cut_short_by(requests.now):
+            async with ended_by(requests.now):
                 await server.drain(grace_s)
         unwind_s = HURRIED_UNWIND_S if requests.now.is_set() else UNWIND_S
         faulthandler.dump_traceback_later(unwind_s, exit=True)
@@ -204,7 +204,7 @@ def _cache_rows(pipeline: Pipeline) -> Iterator[CacheRow]:
         yield CacheRow(entry.url, entry.etag, entry.size_bytes, entry.pins, entry.form)
 
 
-def _tell_start(effective: Effective, life: _Life) -> None:
+def _log_start(effective: Effective, life: _Life) -> None:
     """Log the first line: the whole effective configuration, and the origin of each value that is not a default."""
     life_facts = {"version": __version__, "daemon_id": life.daemon_id, "pid": os.getpid()}
     origins = {name: origin for name, origin in effective.origins.items() if origin != "default"}

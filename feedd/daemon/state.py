@@ -29,7 +29,7 @@ class State:
         self._notifier = notifier
         self._now = Lifecycle.STARTING
         self.started_s = time.monotonic()
-        self._tell()
+        self._log_now()
 
     @property
     def now(self) -> Lifecycle:
@@ -45,9 +45,9 @@ class State:
         assert _ORDER.index(to) > _ORDER.index(self._now), f"expected a state after {self._now}, got {to}"
         self._now = to
         structlog.get_logger().info(to.value, **facts)
-        self._tell()
+        self._log_now()
 
-    def _tell(self) -> None:
+    def _log_now(self) -> None:
         for state in Lifecycle:
             self._recorder.gauge(metrics.DAEMON_STATE, float(state is self._now), state=state.value)
         fields = {

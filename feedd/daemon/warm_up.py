@@ -16,7 +16,7 @@ from feedd.catalog.wanted_columns import narrowed
 from feedd.convert.conversion_registry import COLUMNAR, split
 from feedd.converting.converter import formed
 from feedd.converting.converting_cache import ConvertingCache
-from feedd.daemon.wiring import cache_options, decode_options, node_maker, source_options
+from feedd.daemon.wiring import cache_options, decode_options, node_converter, source_options
 from feedd.dataset.listing import Listing
 from feedd.dataset.sharding import assign, check_mode
 from feedd.errors import CacheTooSmall, CacheUnavailable, Draining, FeeddError, NotFound, ObjectChanged
@@ -93,7 +93,7 @@ class Warmer:
         held = self._cache.entries()
         missing = await CPU.run(_missing, refs, {(entry.url, entry.etag, entry.form) for entry in held})
         if not spec.fit:
-            _check_room(missing, self._cache.stats)
+            _check_space(missing, self._cache.stats)
         total, absent = _amount(refs), _amount(missing)
         present = Amount(total.object_count - absent.object_count, total.size_bytes - absent.size_bytes)
         run = _Run(self._cache, self._bounds.size_bytes, tell, WarmProgress(total, present))
@@ -127,7 +127,7 @@ async def open_warmer(config: Config, recorder: Recorder, clock: Clock) -> Async
         Sources(source_options(config), recorder, clock) as sources,
         PoolOnDemand(decode_options(config), recorder) as pool,
     ):
-        converter = node_maker(config, sources, pool.make, recorder)
+        converter = node_converter(config, sources, pool.make, recorder)
         async with (
             DiskCache(cache_options(config), converter, recorder, clock) as disk,
             ConvertingCache(disk, converter) as cache,
@@ -141,14 +141,14 @@ class _Run:
     def __init__(self, cache: ConvertingCache, size_bytes: int, tell: Tell, progress: WarmProgress) -> None:
         self.progress = progress
         self._cache = cache
-        self._tell = tell
+        self._report = tell
         self._budget = ByteBudget(size_bytes)
-        self._share_bytes = max(1, size_bytes // 2)
+        self._limit_bytes = max(1, size_bytes // 2)
 
     async def bring(self, todo: Iterator[ObjectRef]) -> None:
         """Fetch objects from ``todo``, shared with other tasks, until none is left."""
         for ref in todo:
-            async with self._budget.reserve(min(ref.size_bytes, self._share_bytes)):
+            async with self._budget.reserve(min(ref.size_bytes, self._limit_bytes)):
                 await self._bring(ref)
 
     async def _bring(self, ref: ObjectRef) -> None:
@@ -157,7 +157,7 @@ class _Run:
             # Acquiring evicts if it must. It reserves space before its first wait, so an object that fits now evicts
             # nothing.
             async with self._cache.sized(ref) as shard:
-                fits = _room_bytes(self._cache.stats) >= disk_bytes(shard)
+                fits = _free_bytes(self._cache.stats) >= disk_bytes(shard)
                 if fits:
                     (await self._cache.acquire([ref])).release()
         except (CacheUnavailable, Draining):
@@ -174,7 +174,7 @@ class _Run:
             self.progress = replace(done, warmed=done.warmed.plus(ref.size_bytes))
         else:
             self.progress = replace(done, left_out=done.left_out.plus(ref.size_bytes))
-        self._tell(self.progress, failure)
+        self._report(self.progress, failure)
 
 
 def _assigned(listed: Sequence[ObjectRef], spec: WarmSpec) -> list[ObjectRef]:
@@ -191,14 +191,14 @@ def _amount(refs: Sequence[ObjectRef]) -> Amount:
     return Amount(len(refs), sum(ref.size_bytes for ref in refs))
 
 
-def _room_bytes(stats: CacheStats) -> int:
+def _free_bytes(stats: CacheStats) -> int:
     """Return the free disk bytes that no acquirer waits for."""
     if stats.waiting_count:
         return 0
     return stats.limit_bytes - stats.committed_bytes - stats.reserved_bytes
 
 
-def _check_room(missing: Sequence[ObjectRef], stats: CacheStats) -> None:
+def _check_space(missing: Sequence[ObjectRef], stats: CacheStats) -> None:
     room_bytes = stats.limit_bytes - stats.committed_bytes
     left_bytes = room_bytes - stats.reserved_bytes
     needed_bytes = sum(map(disk_bytes, missing))

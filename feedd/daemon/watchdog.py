@@ -93,17 +93,17 @@ class Watchdog:
         self._silent_count = 0 if alive else self._silent_count + 1
         silent_s = self._silent_count * self.tick_s
         if self._reached(self._options.exit_after_s, before_s, silent_s):
-            self._tell("the event loop is stuck: the process ends", silent_s)
+            self._log_now("the event loop is stuck: the process ends", silent_s)
             os._exit(EXIT_CODE)
         if self._reached(self._options.dump_after_s, before_s, silent_s):
-            self._tell("the event loop is stuck", silent_s)
+            self._log_now("the event loop is stuck", silent_s)
 
     @staticmethod
     def _reached(limit_s: float, before_s: float, silent_s: float) -> bool:
         return bool(limit_s) and before_s < limit_s <= silent_s
 
     @staticmethod
-    def _tell(event: str, silent_s: float) -> None:
+    def _log_now(event: str, silent_s: float) -> None:
         """Write to the log without its locks, which the loop's thread may hold."""
         line = {"event": event, "level": "error", "silent_s": round(silent_s, 1), "pid": os.getpid()}
         os.write(sys.stderr.fileno(), json.dumps(line).encode() + b"\n")

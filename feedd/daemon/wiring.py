@@ -84,14 +84,14 @@ def node_cache(config: Config, fetcher: ShardFetcher, recorder: Recorder, clock:
         return DiskCache(options, fetcher, recorder, clock)
     gauges = JointGauges(recorder)
     watch = DiskWatch(partial(try_directory, options.directory), HealthOptions(), recorder, clock)
-    memory = MemoryCache(in_memory_bytes, fetcher, gauges.share(), clock)
-    listening = watch.listen(gauges.share())
+    memory = MemoryCache(in_memory_bytes, fetcher, gauges.part(), clock)
+    listening = watch.listen(gauges.part())
     make = partial(DiskCache, options, fetcher, listening, clock)
     disk = LateDisk(make, watch) if config.cache.bypass else make()
     return TieredCache(memory, disk, watch, recorder, standby=not config.cache.memory)
 
 
-def node_maker(config: Config, sources: Sources, make: Make, recorder: Recorder) -> Converter:
+def node_converter(config: Config, sources: Sources, make: Make, recorder: Recorder) -> Converter:
     """Return the converter: it uses all workers but one, and makes no shard larger than half of the cache."""
     limit_bytes = max(config.cache.size, config.cache.memory) // 2
     options = ConverterOptions(limit_bytes=limit_bytes, makings=_makings(config))
@@ -171,7 +171,7 @@ async def open_pipeline(
         if takeover is not None:
             await sources.warm()
             await takeover()
-        converter = node_maker(config, sources, pool.make, recorder)
+        converter = node_converter(config, sources, pool.make, recorder)
         inner = node_cache(config, converter, recorder, clock)
         await stack.enter_async_context(_hinted(inner))
         cache = await stack.enter_async_context(ConvertingCache(inner, converter))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from feedd.dataset.sharding import REPLICATED, SAMPLE, SIZE, assign, balance, check_even
+from feedd.dataset.sharding import REPLICATED, SAMPLE, SIZE, assign, balance, check_equal_ranks
 from feedd.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class Partitioning:
         if count != nodes:
             if how == REPLICATED:
                 raise BadRequest(f"expected as many partitions as nodes for replicated data, got {count}")
-            check_even(topology, f"{count} partitions", "leave partitions out")
+            check_equal_ranks(topology, f"{count} partitions", "leave partitions out")
             if batch_size * ranks % (count // nodes):
                 raise BadRequest(
                     f"expected the {batch_size * ranks} samples of a node's step to be a multiple of its"
@@ -106,10 +106,10 @@ class Partitioning:
             BadRequest: the mode is ``sample``, and the counts of some shards are not known.
         """
         return tuple(
-            replace(share, sizes=sizes[share.shards]) for share in self._cut(sizes, counts, node_count, node_rank)
+            replace(share, sizes=sizes[share.shards]) for share in self._split(sizes, counts, node_count, node_rank)
         )
 
-    def _cut(
+    def _split(
         self, sizes: NDArray[np.int64], counts: Mapping[int, int], node_count: int, node_rank: int
     ) -> Iterable[Assignment]:
         parts = range(node_rank, self.partition_count, node_count)

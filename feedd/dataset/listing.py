@@ -41,7 +41,7 @@ class Listing:
         listed_s: monotonic time of the listing.
         counts: known sample counts by dataset index. Plans rest on them, so no count ever changes.
         indexed: sidecars tell all counts, so every daemon that lists the data knows the same counts.
-        told_by: URLs of the sidecars behind the counts.
+        counted_by: URLs of the sidecars behind the counts.
         firsts: the first dataset index of each source; the sources are concatenated.
         named: the format of shards whose URL names one, by dataset index.
         formats: the format of shards whose sidecar names one, by dataset index.
@@ -66,7 +66,7 @@ class Listing:
     listed_s: float
     counts: dict[int, int] = field(default_factory=dict)
     indexed: bool = False
-    told_by: tuple[str, ...] = ()
+    counted_by: tuple[str, ...] = ()
     firsts: tuple[int, ...] = (0,)
     twins: NDArray[np.int64] | None = None
     named: Mapping[int, str] = field(default_factory=dict)
@@ -101,13 +101,13 @@ class Listing:
         ends = (*self.firsts[1:], len(self.refs))
         return range(self.firsts[source], ends[source])
 
-    def tell(self, exact: Mapping[int, int], claimed: Mapping[int, int], told_by: tuple[str, ...]) -> None:
+    def tell(self, exact: Mapping[int, int], claimed: Mapping[int, int], counted_by: tuple[str, ...]) -> None:
         """Add counts from sidecars; later opens may then get another policy.
 
         Args:
             exact: counts of exactly these object versions.
             claimed: counts of other shards, claimed by any tool.
-            told_by: URLs of the sidecars.
+            counted_by: URLs of the sidecars.
 
         Raises:
             ObjectChanged: see ``learn``.
@@ -115,15 +115,15 @@ class Listing:
         _add(self.counts, exact)
         wrong = self.contradicts(claimed)
         if wrong is not None:
-            raise self._contradiction(wrong, claimed[wrong], told_by, self.counts[wrong])
+            raise self._contradiction(wrong, claimed[wrong], counted_by, self.counts[wrong])
         _add(self.counts, claimed)
-        self.indexed, self.told_by = len(exact) + len(claimed) == len(self.refs), told_by
+        self.indexed, self.counted_by = len(exact) + len(claimed) == len(self.refs), counted_by
 
     def renew(self, newer: Listing) -> None:
         """Take the facts of a later listing of the same objects, which contradicts nothing here."""
         for shard, count in newer.counts.items():  # one by one, see ``_add``
             self.counts.setdefault(shard, count)  # counts learned meanwhile, on the loop, came from the shard itself
-        self.listed_s, self.indexed, self.told_by = newer.listed_s, newer.indexed, newer.told_by
+        self.listed_s, self.indexed, self.counted_by = newer.listed_s, newer.indexed, newer.counted_by
         self.formats, self.passed_over = newer.formats, newer.passed_over
         self.read_as.clear()
 
@@ -139,12 +139,12 @@ class Listing:
         """
         told = self.counts.setdefault(shard, sample_count)
         if told != sample_count:
-            raise self._contradiction(shard, told, self.told_by, sample_count)
+            raise self._contradiction(shard, told, self.counted_by, sample_count)
         self.learned.add(shard)
 
-    def _contradiction(self, shard: int, told: int, told_by: tuple[str, ...], found: int) -> ObjectChanged:
+    def _contradiction(self, shard: int, told: int, counted_by: tuple[str, ...], found: int) -> ObjectChanged:
         url = self.refs[shard].url
-        files = " or ".join(file for file in told_by if url.startswith(folder_of(file)))
+        files = " or ".join(file for file in counted_by if url.startswith(folder_of(file)))
         return ObjectChanged(
             f"expected {told} samples, as {files or 'an earlier reading'} says, got {found}",
             object=url,

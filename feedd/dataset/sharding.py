@@ -31,7 +31,7 @@ def check_mode(how: str) -> None:
         raise BadRequest(f"expected sharding to be one of {', '.join(MODES)}, got {how!r}")
 
 
-def check_even(topology: Topology, what: str, hint: str) -> None:
+def check_equal_ranks(topology: Topology, what: str, hint: str) -> None:
     """Refuse nodes with different numbers of ranks.
 
     Args:

@@ -154,7 +154,7 @@ _ONLY_SUMS: Final = "__len__"
 _ABOUT_RECORDS: Final = (".idx", ".lst")  # positions of MXNet's records, and the input list of im2rec
 
 
-def is_claim(key: str) -> bool:
+def is_foreign_sidecar(key: str) -> bool:
     """Whether an object's name is that of a file this module reads."""
     return key.rpartition("/")[2] in _READERS
 
@@ -164,13 +164,15 @@ def tells_bytes(key: str) -> bool:
     return key.rpartition("/")[2] in _WITH_BYTES
 
 
-def is_beside(key: str) -> bool:
+def is_sidecar(key: str) -> bool:
     """Whether an object is a sidecar, feedd's own index or another tool's, and so no shard."""
-    return is_index(key) or is_claim(key) or key.rpartition("/")[2] == _ONLY_SUMS or key.endswith(_ABOUT_RECORDS)
+    return (
+        is_index(key) or is_foreign_sidecar(key) or key.rpartition("/")[2] == _ONLY_SUMS or key.endswith(_ABOUT_RECORDS)
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class Claims:
+class ForeignCounts:
     """A file's claims about shards. Each iteration parses the text again, piece by piece, and keeps nothing of it.
 
     Attributes:

@@ -16,7 +16,7 @@ _TRAIN: Final = frozenset({"train", "training"})
 _NAMES: Final = re.compile(r"(?:^|/)(train|training|val|valid|validation|dev|test|testing|eval)(?=[-_./]|$)")
 
 
-def splits_together(refs: Sequence[ObjectRef], base: str) -> dict[NoticeKind, Amount]:
+def with_one_split(refs: Sequence[ObjectRef], base: str) -> dict[NoticeKind, Amount]:
     """Return shards named after other splits than training, if there are training shards too.
 
     Args:

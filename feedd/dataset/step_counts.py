@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from feedd.dataset.sharding import KEY, REPLICATED, SAMPLE, SIZE, check_even
+from feedd.dataset.sharding import KEY, REPLICATED, SAMPLE, SIZE, check_equal_ranks
 from feedd.errors import BadRequest, Unsupported
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def common_steps(uneven: Uneven, samples: NDArray[np.int64], batch_size: int, to
     Raises:
         BadRequest: a partition has no samples to fill its steps with, or nodes differ.
     """
-    check_even(topology, f"uneven={uneven.value!r}", "use uneven='join' or 'allow'")
+    check_equal_ranks(topology, f"uneven={uneven.value!r}", "use uneven='join' or 'allow'")
     per_step = batch_size * topology.world_size // samples.shape[0]
     if uneven is Uneven.DROP:
         return int((samples // per_step).min())

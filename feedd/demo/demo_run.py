@@ -23,7 +23,7 @@ from feedd.demo.nodes import Counters, Node, free_port, start_node, start_server
 from feedd.demo.result_table import EpochFacts, show
 from feedd.demo.trainers import Trainer, start_trainer
 from feedd.flow.pools import CPU
-from feedd.flow.tasks import to_its_end
+from feedd.flow.tasks import run_to_end
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -132,7 +132,7 @@ async def _write_data(options: data.DataOptions, target: data.Target, console: C
         stop = threading.Event()
         advance = partial(progress.advance, task)
         # A thread inside OpenCV at process exit would abort the process, so wait for the thread.
-        return await to_its_end(CPU.begin(data.upload, target, options, advance, stop), stop)
+        return await run_to_end(CPU.begin(data.upload, target, options, advance, stop), stop)
 
 
 async def _start_trainers(

@@ -18,17 +18,17 @@ class BucketState:
 
     Attributes:
         quota: how many requests may be retried.
-        pace: how many parts may be in flight.
+        concurrency: how many parts may be in flight.
         hedger: which parts are requested twice.
         sizes: how large parts are.
     """
 
     def __init__(self, options: SourceOptions) -> None:
         self.quota = RetryQuota()
-        self.pace = ConcurrencyLimit(options.parts_in_flight)
+        self.concurrency = ConcurrencyLimit(options.parts_in_flight)
         self.sizes = PartSize(options.part_size_bytes, options.parts_in_flight, options.bytes_in_flight)
         policy = HedgePolicy(share=options.hedge_share, initial_bytes=8 * self.sizes.aim_bytes)
         self.hedger = Hedger(policy) if options.hedge_share else None
 
     def __repr__(self) -> str:
-        return f"BucketState({self.quota!r}, {self.pace!r})"
+        return f"BucketState({self.quota!r}, {self.concurrency!r})"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 from feedd.errors import BadResponse, FeeddError, Throttled
 from feedd.fetch.hedge_policy import Hedge, LookAgain, Sight
 from feedd.fetch.pages import closing_pages
-from feedd.flow.side_task import Beside, Interruptible
+from feedd.flow.side_task import Interruptible, SideTask
 from feedd.metrics import SOURCE_HEDGED_BYTES, SOURCE_HEDGES
 from feedd.values import ByteRange, ReadProgress
 
@@ -106,7 +106,7 @@ class _Race:
         self._before: Sight | None = None
         self._loop = asyncio.get_running_loop()
         self._first = Interruptible()
-        self._second = Beside()
+        self._second = SideTask()
         self._first_won = self._spoiled = False
         self._failures: list[FeeddError | None] = [None, None]
         self.second_won = False
@@ -127,7 +127,7 @@ class _Race:
                 raise
             finally:
                 self._timer.cancel()
-                if self._second.begun:
+                if self._second.started:
                     await self._end_second()
             self._settle()
         finally:
@@ -208,7 +208,7 @@ class _Race:
             progress.filled_bytes, progress.answered_by = self._span.size_bytes, rest.answered_by
             self._note(self.hedged_bytes, self._asked_again_s, rest, now_s)
         else:
-            if self._second.begun:
+            if self._second.started:
                 progress.filled_bytes = max(progress.filled_bytes, self._rest_at + rest.filled_bytes)
             self._raise(first=True)
 

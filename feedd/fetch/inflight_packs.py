@@ -46,7 +46,7 @@ class InflightPack(Protocol):
     def whole(self, objects: set[int]) -> bool:
         """Whether all of ``objects`` have arrived and none is lost."""
 
-    def hurry(self, turn: int, objects: set[int]) -> None:
+    def expedite(self, turn: int, objects: set[int]) -> None:
         """Fetch these objects before others."""
 
 
@@ -82,14 +82,14 @@ class PartialWait:
         while self._fds:
             os.close(self._fds.pop())
 
-    def began(self, coming: InflightPack) -> None:
+    def began(self, running: InflightPack) -> None:
         """Handle the start of a fetch of a pack; arrivals of an earlier fetch no longer count."""
-        left = coming.missing(self._wanted[coming.ref])
-        self._left[coming.ref] = set(left)
+        left = running.missing(self._wanted[running.ref])
+        self._left[running.ref] = set(left)
         if left:
-            coming.hurry(self.turn, left)
+            running.expedite(self.turn, left)
         else:
-            self._look(coming.ref)
+            self._look(running.ref)
 
     def arrived(self, ref: ObjectRef, number: int) -> None:
         """Handle the arrival or loss of an object."""
@@ -98,7 +98,7 @@ class PartialWait:
             left.discard(number)
             self._look(ref)
 
-    def landed(self, ref: ObjectRef) -> None:
+    def finished(self, ref: ObjectRef) -> None:
         """Handle the end of a pack's fetch: the cache has the entry, or will have it in a moment."""
         self._left[ref] = set()
         self._look(ref)
@@ -111,8 +111,8 @@ class PartialWait:
         """
         found: dict[ObjectRef, ShardFile] = {}
         for ref, objects in self._wanted.items():
-            coming = self._book.coming(ref)
-            sink = coming.file_sink if coming is not None and coming.whole(objects) else None
+            running = self._book.running(ref)
+            sink = running.file_sink if running is not None and running.whole(objects) else None
             if sink is not None:
                 self._fds.append(os.dup(sink.file.fd))  # the fetch may close its own descriptor meanwhile
                 path = f"/proc/{os.getpid()}/fd/{self._fds[-1]}"
@@ -130,47 +130,47 @@ class InflightPacks:
     """The packs being fetched, and the waits for objects in them."""
 
     def __init__(self) -> None:
-        self._coming: dict[ObjectRef, InflightPack] = {}
+        self._running: dict[ObjectRef, InflightPack] = {}
         self._waiting: dict[ObjectRef, list[PartialWait]] = {}
-        self._landed: dict[ObjectRef, float] = {}  # end times of finished fetches that the cache may not know yet
+        self._finished: dict[ObjectRef, float] = {}  # end times of finished fetches that the cache may not know yet
 
-    def coming(self, ref: ObjectRef) -> InflightPack | None:
+    def running(self, ref: ObjectRef) -> InflightPack | None:
         """Return the pack if it is being fetched, else None."""
-        return self._coming.get(ref)
+        return self._running.get(ref)
 
-    def began(self, coming: InflightPack) -> None:
+    def began(self, running: InflightPack) -> None:
         """Record a fetch that has joined the scheduler."""
-        self._coming[coming.ref] = coming
-        self._landed.pop(coming.ref, None)
-        for awaited in self._waiting.get(coming.ref, ()):
-            awaited.began(coming)
+        self._running[running.ref] = running
+        self._finished.pop(running.ref, None)
+        for awaited in self._waiting.get(running.ref, ()):
+            awaited.began(running)
 
-    def arrived(self, coming: InflightPack, number: int) -> None:
+    def arrived(self, running: InflightPack, number: int) -> None:
         """Record an object that has arrived, or is lost."""
-        for awaited in self._waiting.get(coming.ref, ()):
-            awaited.arrived(coming.ref, number)
+        for awaited in self._waiting.get(running.ref, ()):
+            awaited.arrived(running.ref, number)
 
-    def ended(self, coming: InflightPack, *, whole: bool) -> None:
+    def ended(self, running: InflightPack, *, whole: bool) -> None:
         """Record the end of a fetch."""
-        if self._coming.get(coming.ref) is coming:
-            del self._coming[coming.ref]
+        if self._running.get(running.ref) is running:
+            del self._running[running.ref]
         if whole:
             now_s = asyncio.get_running_loop().time()
-            self._landed = {ref: at_s for ref, at_s in self._landed.items() if now_s - at_s < _LANDED_S}
-            self._landed[coming.ref] = now_s
-            for awaited in self._waiting.get(coming.ref, ()):
-                awaited.landed(coming.ref)
+            self._finished = {ref: at_s for ref, at_s in self._finished.items() if now_s - at_s < _LANDED_S}
+            self._finished[running.ref] = now_s
+            for awaited in self._waiting.get(running.ref, ()):
+                awaited.finished(running.ref)
 
     def enter(self, awaited: PartialWait, refs: Mapping[ObjectRef, set[int]]) -> None:
         """Register a wait and tell it about running fetches."""
         since_s = asyncio.get_running_loop().time() - _LANDED_S
         for ref in refs:
             bisect.insort(self._waiting.setdefault(ref, []), awaited, key=_turn_of)
-            coming = self._coming.get(ref)
-            if coming is not None:
-                awaited.began(coming)
-            elif self._landed.get(ref, since_s) > since_s:
-                awaited.landed(ref)
+            running = self._running.get(ref)
+            if running is not None:
+                awaited.began(running)
+            elif self._finished.get(ref, since_s) > since_s:
+                awaited.finished(ref)
 
     def leave(self, awaited: PartialWait, refs: Mapping[ObjectRef, set[int]]) -> None:
         """Unregister a wait."""

@@ -26,7 +26,7 @@ from feedd.fetch.hints import CHANGED_HINT
 from feedd.flow.file_writing import write_in
 from feedd.flow.pools import Pool
 from feedd.flow.range_sinks import FileSink, MemorySink
-from feedd.flow.tasks import to_its_end
+from feedd.flow.tasks import run_to_end
 from feedd.units import MIB
 from feedd.values import ObjectChecksum, ObjectRef, ReadProgress
 
@@ -116,7 +116,7 @@ class LocalStore:
         """Run ``work`` and wait for its end even if cancelled, since it writes into the caller's memory until then."""
         stop = threading.Event()
         try:
-            return await to_its_end(self._pool.begin(work, stop), stop)
+            return await run_to_end(self._pool.begin(work, stop), stop)
         except OSError as error:
             raise _translate(error, path) from error
 

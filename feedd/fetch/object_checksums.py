@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from awscrt import checksums as crt
 
 from feedd.flow.pools import CACHE_DISK, CPU
-from feedd.flow.tasks import to_its_end
+from feedd.flow.tasks import run_to_end
 from feedd.units import MIB
 from feedd.values import ByteRange
 
@@ -120,7 +120,7 @@ class Verification:
             return
         self._forget(span)
         if self._algorithm.on_arrival and not part.waits_for_disk:  # else a thread digests the bytes at the end
-            for cut in self._cut(span):
+            for cut in self._split(span):
                 self._note(cut, self._algorithm.of(part.part(cut.start - span.start, cut.end - span.start).read()))
 
     async def finish(self, sink: RangeSink) -> tuple[ByteRange, ...]:
@@ -170,7 +170,7 @@ class Verification:
         bisect.insort(self._starts, span.start)
         self._digested[span.start] = (span, digest)
 
-    def _cut(self, span: ByteRange) -> list[ByteRange]:
+    def _split(self, span: ByteRange) -> list[ByteRange]:
         """Split a span at the borders of the store's parts."""
         low = bisect.bisect_right(self._edges, span.start)
         high = bisect.bisect_left(self._edges, span.end)
@@ -182,9 +182,9 @@ class Verification:
         found, at = [], 0
         for start in self._starts:
             if start > at:
-                found += self._cut(ByteRange(at, start))
+                found += self._split(ByteRange(at, start))
             at = self._digested[start][0].end
-        return found + (self._cut(ByteRange(at, self._whole.end)) if at < self._whole.end else [])
+        return found + (self._split(ByteRange(at, self._whole.end)) if at < self._whole.end else [])
 
     def _within(self, start: int, end: int) -> list[tuple[ByteRange, bytes]]:
         low, high = bisect.bisect_left(self._starts, start), bisect.bisect_left(self._starts, end)
@@ -196,7 +196,7 @@ async def _digests(algorithm: _Crc | _Hash, sink: RangeSink, spans: Sequence[Byt
     stop = threading.Event()
     pool = CACHE_DISK if sink.waits_for_disk else CPU
     job = pool.begin(_digest_all, algorithm, sink, spans, stop)
-    return await to_its_end(job, stop)
+    return await run_to_end(job, stop)
 
 
 def _digest_all(

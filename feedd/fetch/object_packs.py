@@ -144,7 +144,7 @@ class _PackArrivals(Arrivals):
         # Objects to request again, and whether they are missing; None: the second round has begun.
         self._again: dict[int, bool] | None = {}
         self._left_bytes = [high - low for low, high in itertools.pairwise(self._edges)]  # missing bytes of each object
-        self._standing: FetchEntry | None = None
+        self._entry: FetchEntry | None = None
 
     @property
     def file_sink(self) -> FileSink | None:
@@ -153,7 +153,7 @@ class _PackArrivals(Arrivals):
 
     def joined(self, standing: FetchEntry) -> None:
         """Register the pack's entry in the scheduler, where its objects can be prioritized from now on."""
-        self._standing = standing
+        self._entry = standing
         self.inflight.began(self)
 
     def missing(self, objects: set[int]) -> set[int]:
@@ -164,11 +164,11 @@ class _PackArrivals(Arrivals):
         """Whether all of ``objects`` have arrived and none is lost."""
         return self._lost.isdisjoint(objects) and not self.missing(objects)
 
-    def hurry(self, turn: int, objects: set[int]) -> None:
+    def expedite(self, turn: int, objects: set[int]) -> None:
         """Fetch these objects before others."""
-        assert self._standing is not None, "the pack has joined the scheduler"
+        assert self._entry is not None, "the pack has joined the scheduler"
         edges = self._edges
-        self._standing.hurry(turn, (ByteRange(edges[one], edges[one + 1]) for one in sorted(objects)))
+        self._entry.expedite(turn, (ByteRange(edges[one], edges[one + 1]) for one in sorted(objects)))
 
     async def begin(self) -> list[ByteRange]:
         """Write the table and return the span of each non-empty object."""

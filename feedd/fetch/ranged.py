@@ -56,7 +56,7 @@ class RangeFetcher:
         budget: bytes of parts in flight; used by this fetcher only.
         recorder: takes the measurements.
         limits: bounds of the requests.
-        pace_of: finds the concurrency limit of a root; None: each root gets a new one.
+        concurrency_of: finds the concurrency limit of a root; None: each root gets a new one.
         sizes_of: finds the part size of a root; None: one size for all roots.
     """
 
@@ -66,7 +66,7 @@ class RangeFetcher:
         budget: ByteBudget,
         recorder: Recorder,
         limits: FetchLimits,
-        pace_of: Callable[[str], ConcurrencyLimit] | None = None,
+        concurrency_of: Callable[[str], ConcurrencyLimit] | None = None,
         sizes_of: Callable[[str], PartSize] | None = None,
     ) -> None:
         self._store_of = store_of
@@ -74,16 +74,18 @@ class RangeFetcher:
         self._recorder = recorder
         self._limits = limits
         self._unverified: set[str] = set()
-        self._paces: dict[str, ConcurrencyLimit] = {}
-        self._pace_of = pace_of or (lambda root: self._paces.setdefault(root, ConcurrencyLimit(limits.parts_in_flight)))
+        self._concurrencies: dict[str, ConcurrencyLimit] = {}
+        self._concurrency_of = concurrency_of or (
+            lambda root: self._concurrencies.setdefault(root, ConcurrencyLimit(limits.parts_in_flight))
+        )
         fixed = PartSize(limits.part_size_bytes, limits.parts_in_flight, budget.limit_bytes)
         self._sizes_of = sizes_of or (lambda _: fixed)
         self._turns = TurnLimit(limits.parts_in_flight * PARTS_PER_PLACE)
-        self._watch = TurnWatch(self._turns, lambda: self._line.small_count, self._advance)
-        self._line: FetchScheduler[_Parts] = FetchScheduler(
+        self._watch = TurnWatch(self._turns, lambda: self._scheduler.small_count, self._advance)
+        self._scheduler: FetchScheduler[_Parts] = FetchScheduler(
             limits.parts_in_flight,
             budget,
-            lambda root: self._pace_of(root).limit,
+            lambda root: self._concurrency_of(root).limit,
             limits.lanes,
             lambda: self._turns.limit,
         )
@@ -94,7 +96,7 @@ class RangeFetcher:
     @property
     def turns(self) -> Iterator[int]:
         """See ``FetchScheduler.turns``."""
-        return self._line.turns
+        return self._scheduler.turns
 
     async def fetch(self, ref: ObjectRef, sink: RangeSink, watch: FetchWatch | None = None) -> None:
         """Fill ``sink``; see ``ShardFetcher.fetch``. The first part that fails stops the others."""
@@ -137,14 +139,14 @@ class RangeFetcher:
             async with asyncio.TaskGroup() as tasks:
                 parts = _Parts(store, arrivals, spans, part_bytes, tasks, self._sizes_of(arrivals.ref.root))
                 arrivals.joined(parts)
-                self._line.join(parts)
+                self._scheduler.join(parts)
                 try:
                     self._advance()
                     if ask:
                         tasks.create_task(arrivals.ask(store, parts.ended, self._unverified))
                     await parts.ended.wait()
                 finally:
-                    self._line.leave(parts)
+                    self._scheduler.leave(parts)
         except* FeeddError as group:
             failures = _flat(group)
         if failures:
@@ -157,12 +159,12 @@ class RangeFetcher:
         """Begin as many parts as there are places; ``freed``: a part that ended and released its place."""
         loop = asyncio.get_running_loop()
         size_bytes, count = (0, 0) if freed is None else (-freed.size_bytes, -1)
-        while (taken := self._line.take()) is not None:
+        while (taken := self._scheduler.take()) is not None:
             parts, span = taken
             task = parts.begin(span)
             if task is None:
-                self._line.leave(parts)
-                self._line.give_back(parts, span)
+                self._scheduler.leave(parts)
+                self._scheduler.give_back(parts, span)
                 continue
             size_bytes, count = size_bytes + span.size_bytes, count + 1
             # a callback releases the place, because a task cancelled before its first step never runs
@@ -171,17 +173,19 @@ class RangeFetcher:
             self._recorder.move(FETCH_BYTES, size_bytes)
         if count:  # in most calls one part replaces another
             self._recorder.move(FETCH_PARTS, count)
-        if self._line.small_count:
+        if self._scheduler.small_count:
             self._watch.begin()
 
     def _ended(self, parts: _Parts, span: ByteRange, began_s: float, task: asyncio.Task[None]) -> None:
         """Release the place of a part; a failed fetch begins no further part."""
         if not task.cancelled() and task.exception() is None:
             elapsed_s = asyncio.get_running_loop().time() - began_s
-            self._pace_of(parts.group).ended(span.size_bytes, elapsed_s, self._line.in_flight_of(parts.group))
+            self._concurrency_of(parts.group).ended(
+                span.size_bytes, elapsed_s, self._scheduler.in_flight_of(parts.group)
+            )
         else:
-            self._line.leave(parts)
-        self._line.give_back(parts, span)
+            self._scheduler.leave(parts)
+        self._scheduler.give_back(parts, span)
         if parts.over:
             parts.ended.set()
         self._advance(span)

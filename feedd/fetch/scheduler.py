@@ -23,7 +23,7 @@ class FetchEntry:
         group: the bucket, whose parts share a limit.
         urgency: called at each choice; lower goes first, and minus infinity means that a caller waits now.
         in_flight_count: its parts that hold a place.
-        hurried: a caller waits, or waited, for some spans before the rest; the rest goes behind other fetches' parts.
+        expedited: a caller waits, or waited, for some spans before the rest; the rest goes behind other fetches' parts.
         many: its parts are separate objects; several small ones share a place, because they mostly wait.
     """
 
@@ -37,16 +37,16 @@ class FetchEntry:
         self.group = group
         self.urgency = urgency
         self.in_flight_count = 0
-        self.hurried = False
+        self.expedited = False
         self._part_size_bytes = part_size_bytes
         self._spans = deque(span for span in spans if span.size_bytes)
-        self._ahead: deque[tuple[int, ByteRange]] = deque()  # with the turn of the caller that waits for it
+        self._expedited: deque[tuple[int, ByteRange]] = deque()  # with the turn of the caller that waits for it
         self._gone: set[int] = set()  # starts of spans that must not be taken from ``_spans`` again
 
     @property
     def waiting(self) -> bool:
         """Whether some of its parts have no place yet."""
-        return bool(self._spans or self._ahead)
+        return bool(self._spans or self._expedited)
 
     @property
     def over(self) -> bool:
@@ -56,15 +56,15 @@ class FetchEntry:
     @property
     def turn(self) -> int | None:
         """Turn of the caller that waits for its next part; None: no caller waits for that part before the rest."""
-        return self._ahead[0][0] if self._ahead else None
+        return self._expedited[0][0] if self._expedited else None
 
     @property
     def next_bytes(self) -> int:
         """Size of its next part."""
-        span = self._ahead[0][1] if self._ahead else self._spans[0]
+        span = self._expedited[0][1] if self._expedited else self._spans[0]
         return min(span.size_bytes, self._part_size_bytes)
 
-    def hurry(self, turn: int, spans: Iterable[ByteRange]) -> None:
+    def expedite(self, turn: int, spans: Iterable[ByteRange]) -> None:
         """Take these spans before the rest, but after those of an earlier turn.
 
         Args:
@@ -73,21 +73,21 @@ class FetchEntry:
         """
         if not self.waiting:
             return  # all parts have begun, or the fetch was given up
-        self.hurried = True
+        self.expedited = True
         wanted = {span.start: span for span in spans}
         fresh = [(turn, span) for start, span in wanted.items() if start not in self._gone]
         self._gone.update(wanted)
-        if self._ahead and turn < self._ahead[-1][0]:  # this caller took an earlier turn number but calls later
-            moved = [(min(turn, its) if span.start in wanted else its, span) for its, span in self._ahead]
-            self._ahead = deque(sorted((*moved, *fresh), key=itemgetter(0)))
+        if self._expedited and turn < self._expedited[-1][0]:  # this caller took an earlier turn number but calls later
+            moved = [(min(turn, its) if span.start in wanted else its, span) for its, span in self._expedited]
+            self._expedited = deque(sorted((*moved, *fresh), key=itemgetter(0)))
         else:
-            self._ahead.extend(fresh)
+            self._expedited.extend(fresh)
         self._settle()
 
-    def cut(self) -> ByteRange:
+    def next_part(self) -> ByteRange:
         """Remove and return its next part."""
         turn = self.turn
-        span = self._spans.popleft() if turn is None else self._ahead.popleft()[1]
+        span = self._spans.popleft() if turn is None else self._expedited.popleft()[1]
         rest = None
         if span.size_bytes > self._part_size_bytes:
             end = span.start + self._part_size_bytes
@@ -97,18 +97,18 @@ class FetchEntry:
         if rest is not None and turn is None:
             self._spans.appendleft(rest)
         elif rest is not None and turn is not None:
-            self._ahead.appendleft((turn, rest))
+            self._expedited.appendleft((turn, rest))
         self._settle()
         return span
 
-    def portions_of(self, size_bytes: int) -> int:
+    def weight_of(self, size_bytes: int) -> int:
         """Return the share of a place that a part of this size takes, in units of 1 / ``PARTS_PER_PLACE``."""
         return 1 if self.many and size_bytes < _SMALL_BYTES else PARTS_PER_PLACE
 
     def drop(self) -> None:
         """Forget all waiting spans."""
         self._spans.clear()
-        self._ahead.clear()
+        self._expedited.clear()
 
     def _settle(self) -> None:
         """Skip spans at the front that were taken before their turn."""
@@ -132,7 +132,7 @@ class FetchScheduler(Generic[_S]):
     While a caller waits for a fetch, the more urgent fetch always goes first. A first batch needs the shards of a whole
     window, so after the first shard it waits for the next.
 
-    Spans requested apart from the rest of their object (``FetchEntry.hurry``) keep the order of those requests, and the
+    Spans requested apart from the rest of their object (``FetchEntry.expedite``) keep the order of those requests. The
     rest goes behind. If a part does not fit into the budget, no other part overtakes it, so that large parts do not
     starve.
 
@@ -155,7 +155,7 @@ class FetchScheduler(Generic[_S]):
         if places_max < 1:
             raise ValueError(f"expected 1 or more places, got {places_max}")
         self._lanes = lanes
-        self._places_max = places_max
+        self._slots_max = places_max
         self._budget = budget
         self._limit_of = limit_of
         self._small_limit = small_limit or (lambda: places_max * PARTS_PER_PLACE)
@@ -164,15 +164,15 @@ class FetchScheduler(Generic[_S]):
         self._moving: set[_S] = set()  # fetches that hold a place
         self._numbers = itertools.count()
         self._in_flight_count = 0
-        self._portions: Counter[str] = Counter()  # by group
-        self._portions_sum = 0
+        self._weights: Counter[str] = Counter()  # by group
+        self._weights_sum = 0
 
     def __repr__(self) -> str:
-        return f"FetchScheduler({len(self._waiting)} waiting, {self._in_flight_count}/{self._places_max} in flight)"
+        return f"FetchScheduler({len(self._waiting)} waiting, {self._in_flight_count}/{self._slots_max} in flight)"
 
     @property
     def turns(self) -> Iterator[int]:
-        """Turn counter shared with ``FetchEntry.hurry``; the next number is always the last in order."""
+        """Turn counter shared with ``FetchEntry.expedite``; the next number is always the last in order."""
         return self._numbers
 
     @property
@@ -192,7 +192,7 @@ class FetchScheduler(Generic[_S]):
 
     def in_flight_of(self, group: str) -> int:
         """Places taken by one group."""
-        return -(-self._portions[group] // PARTS_PER_PLACE)
+        return -(-self._weights[group] // PARTS_PER_PLACE)
 
     def join(self, standing: _S) -> None:
         """Add a fetch behind all others."""
@@ -207,7 +207,7 @@ class FetchScheduler(Generic[_S]):
 
     def take(self) -> tuple[_S, ByteRange] | None:
         """Assign the next place; None if no place is free or no fetch can take it."""
-        if self._portions_sum >= self._places_max * PARTS_PER_PLACE:
+        if self._weights_sum >= self._slots_max * PARTS_PER_PLACE:
             return None
         number = self._next()
         if number is None:
@@ -215,14 +215,14 @@ class FetchScheduler(Generic[_S]):
         standing = self._waiting[number]
         if not self._budget.take(standing.next_bytes):
             return None
-        span = standing.cut()
+        span = standing.next_part()
         standing.in_flight_count += 1
         self._moving.add(standing)
         self._in_flight_count += 1
-        portions = standing.portions_of(span.size_bytes)
+        portions = standing.weight_of(span.size_bytes)
         self._small_count += portions < PARTS_PER_PLACE
-        self._portions[standing.group] += portions
-        self._portions_sum += portions
+        self._weights[standing.group] += portions
+        self._weights_sum += portions
         if not standing.waiting:
             del self._waiting[number]
         return standing, span
@@ -234,13 +234,13 @@ class FetchScheduler(Generic[_S]):
         if not standing.in_flight_count:
             self._moving.discard(standing)
         self._in_flight_count -= 1
-        portions = standing.portions_of(span.size_bytes)
+        portions = standing.weight_of(span.size_bytes)
         self._small_count -= portions < PARTS_PER_PLACE
-        self._portions_sum -= portions
-        self._portions[standing.group] -= portions
+        self._weights_sum -= portions
+        self._weights[standing.group] -= portions
         assert standing.in_flight_count >= 0, "gave back more places than were taken"
-        if not self._portions[standing.group]:
-            del self._portions[standing.group]
+        if not self._weights[standing.group]:
+            del self._weights[standing.group]
 
     def _next(self) -> int | None:
         """Return the number of the fetch that gets the next place, or None."""
@@ -248,15 +248,15 @@ class FetchScheduler(Generic[_S]):
         able: list[tuple[float, bool, int, int]] = []
         small_full = self._small_count >= self._small_limit()
         for number, standing in self._waiting.items():
-            if small_full and standing.portions_of(standing.next_bytes) < PARTS_PER_PLACE:
+            if small_full and standing.weight_of(standing.next_bytes) < PARTS_PER_PLACE:
                 continue
             group = standing.group
             if group not in room:  # a limit below 1 would stop the group for good
-                room[group] = self._portions[group] < max(1, self._limit_of(group)) * PARTS_PER_PLACE
+                room[group] = self._weights[group] < max(1, self._limit_of(group)) * PARTS_PER_PLACE
             if room[group]:
                 urgency = standing.urgency() if len(self._waiting) > 1 else 0.0
                 turn = standing.turn
-                able.append((urgency, turn is None and standing.hurried, number if turn is None else turn, number))
+                able.append((urgency, turn is None and standing.expedited, number if turn is None else turn, number))
         if not able:
             return None
         first, *rest = sorted(able)[: self._lanes]  # for a few dozen fetches, sorting is faster than a heap

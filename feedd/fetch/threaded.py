@@ -62,7 +62,7 @@ class _Pump(Generic[T]):
 
     def __init__(self, make: Callable[[], AsyncGenerator[T, None]], ahead_count: int) -> None:
         self._make = make
-        self._ahead_count = ahead_count
+        self._queued_max = ahead_count
         self._consumer = asyncio.get_running_loop()
         self.items: asyncio.Queue[T | _End] = asyncio.Queue()  # bounded by the credit
         self.ended: asyncio.Future[None] = self._consumer.create_future()
@@ -97,7 +97,7 @@ class _Pump(Generic[T]):
                 self._loop.call_soon_threadsafe(self._task.cancel)
 
     async def _pump(self) -> None:
-        self._credit = asyncio.Semaphore(self._ahead_count)
+        self._credit = asyncio.Semaphore(self._queued_max)
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
         if self._stopping:

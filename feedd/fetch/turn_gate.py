@@ -31,12 +31,12 @@ class TurnWatch:
         self._limit = limit
         self._in_flight = in_flight
         self._looked = looked
-        self._looking = False
+        self._watching = False
 
     def begin(self) -> None:
         """Start measuring. Idempotent; call it on the loop's thread."""
-        if not self._looking:
-            self._looking = True
+        if not self._watching:
+            self._watching = True
             self._look_later(asyncio.get_running_loop())
 
     def _look_later(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -49,7 +49,7 @@ class TurnWatch:
             self._look_later(loop)
             self._looked()
         else:
-            self._looking = False
+            self._watching = False
 
 
 class TurnGate:

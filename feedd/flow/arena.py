@@ -19,7 +19,7 @@ from feedd import metrics
 from feedd.errors import BadConfig, Internal, ResourceExhausted
 from feedd.flow.memory_limit import available_bytes
 from feedd.flow.pools import CPU
-from feedd.flow.tasks import to_its_end
+from feedd.flow.tasks import run_to_end
 from feedd.units import format_size
 from feedd.values import SlotRef
 
@@ -188,7 +188,7 @@ class Arena:
         """
         job = CPU.begin(cls, slot_count, slot_bytes, budget)
         try:
-            return await to_its_end(job)
+            return await run_to_end(job)
         except asyncio.CancelledError:
             if not job.cancelled() and job.exception() is None:
                 job.result().close()

@@ -31,11 +31,11 @@ class ByteBudget:
         if limit_bytes <= 0:
             raise ValueError(f"expected a limit of 1 or more bytes, got {limit_bytes}")
         self._limit_bytes = limit_bytes
-        self._held_bytes = 0
+        self._reserved_bytes = 0
         self._waiters: deque[_Waiter] = deque()
 
     def __repr__(self) -> str:
-        return f"ByteBudget({self._held_bytes}/{self._limit_bytes} bytes, {len(self._waiters)} waiting)"
+        return f"ByteBudget({self._reserved_bytes}/{self._limit_bytes} bytes, {len(self._waiters)} waiting)"
 
     @property
     def limit_bytes(self) -> int:
@@ -43,9 +43,9 @@ class ByteBudget:
         return self._limit_bytes
 
     @property
-    def held_bytes(self) -> int:
+    def reserved_bytes(self) -> int:
         """Bytes held now."""
-        return self._held_bytes
+        return self._reserved_bytes
 
     @property
     def waiting_count(self) -> int:
@@ -73,7 +73,7 @@ class ByteBudget:
         """Hold ``size_bytes`` until ``give_back`` and return True; return False if they are not free now."""
         if self._waiters or not self._fits(size_bytes):
             return False
-        self._held_bytes += size_bytes
+        self._reserved_bytes += size_bytes
         return True
 
     def give_back(self, size_bytes: int) -> None:
@@ -82,7 +82,7 @@ class ByteBudget:
 
     async def _acquire(self, size_bytes: int) -> None:
         if not self._waiters and self._fits(size_bytes):
-            self._held_bytes += size_bytes
+            self._reserved_bytes += size_bytes
             return
         waiter = _Waiter(size_bytes, asyncio.get_running_loop().create_future())
         self._waiters.append(waiter)
@@ -98,17 +98,17 @@ class ByteBudget:
             raise
 
     def _release(self, size_bytes: int) -> None:
-        self._held_bytes -= size_bytes
-        assert self._held_bytes >= 0, "released more bytes than were held"
+        self._reserved_bytes -= size_bytes
+        assert self._reserved_bytes >= 0, "released more bytes than were held"
         self._grant()
 
     def _fits(self, size_bytes: int) -> bool:
-        return self._held_bytes == 0 or self._held_bytes + size_bytes <= self._limit_bytes
+        return self._reserved_bytes == 0 or self._reserved_bytes + size_bytes <= self._limit_bytes
 
     def _grant(self) -> None:
         while self._waiters and self._fits(self._waiters[0].size_bytes):
             waiter = self._waiters.popleft()
             if waiter.granted.cancelled():
                 continue  # its task has not run yet, and would never return the bytes
-            self._held_bytes += waiter.size_bytes
+            self._reserved_bytes += waiter.size_bytes
             waiter.granted.set_result(None)

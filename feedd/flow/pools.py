@@ -56,7 +56,7 @@ class Pool:
         return await self.begin(work, *args, **kwargs)
 
     def begin(self, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> asyncio.Future[_T]:
-        """Start work like ``run`` and return its future, for callers that wait though cancelled; see ``to_its_end``."""
+        """Start work like ``run`` and return its future, for callers that wait though cancelled; see ``run_to_end``."""
         job = functools.partial(contextvars.copy_context().run, functools.partial(work, *args, **kwargs))
         return asyncio.wrap_future(self._submit(job), loop=asyncio.get_running_loop())
 

@@ -44,14 +44,14 @@ class Interruptible:
         return task.uncancel() <= self._cancels_before and kind is asyncio.CancelledError
 
 
-class Beside:
+class SideTask:
     """At most one task in addition to the caller's, started later or never; the owner waits for its end."""
 
     def __init__(self) -> None:
         self._task: asyncio.Task[None] | None = None
 
     @property
-    def begun(self) -> bool:
+    def started(self) -> bool:
         """Whether the task was started."""
         return self._task is not None
 

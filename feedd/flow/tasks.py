@@ -95,7 +95,7 @@ async def within(deadline_s: float | None, late: Callable[[], FeeddError]) -> As
         raise late() from error
 
 
-async def to_its_end(job: asyncio.Future[_T], stop: threading.Event | None = None) -> _T:
+async def run_to_end(job: asyncio.Future[_T], stop: threading.Event | None = None) -> _T:
     """Wait for work in a thread even if cancelled, because it uses the caller's memory; ``stop`` is set then.
 
     Raises:
@@ -119,8 +119,8 @@ async def off_loop(work: Callable[[], _T], size_bytes: int) -> _T:
     """Run work on ``size_bytes`` of memory: inline if few, else in a thread; waits for its end even if cancelled.
 
     Raises:
-        Whatever the work raised. CancelledError: see ``to_its_end``.
+        Whatever the work raised. CancelledError: see ``run_to_end``.
     """
     if size_bytes <= INLINE_BYTES:
         return work()
-    return await to_its_end(CPU.begin(work))
+    return await run_to_end(CPU.begin(work))

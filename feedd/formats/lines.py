@@ -36,7 +36,7 @@ class LinesFormat:
     """
 
     def __init__(self, name: str, field: str, stored: str) -> None:
-        self._name, self._field, self._stored = name, field, stored
+        self._name, self._field, self._encoding = name, field, stored
 
     @property
     def name(self) -> str:
@@ -57,7 +57,7 @@ class LinesFormat:
         starts, sizes = _lines(data)
         if len(starts) > _LINES_MAX:
             raise BadShard(f"expected at most {_LINES_MAX} lines, got {len(starts)}", object=url, stage="decode")
-        return ShardIndex((self._field,), starts[None], sizes[None], *numbered(len(starts)), stored=(self._stored,))
+        return ShardIndex((self._field,), starts[None], sizes[None], *numbered(len(starts)), stored=(self._encoding,))
 
 
 def _lines(data: memoryview) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -120,7 +120,7 @@ class _Reader(RowsReader):
             starts, sizes = offsets[None, :-1], np.diff(offsets)[None]
         else:
             starts, sizes = self.columns([None] * len(params.names), offsets)
-        stored = list(map(_stored, params.formats))
+        stored = list(map(_encoding, params.formats))
         for column, name in enumerate(stored):
             if name == _NESTED:
                 stored[column] = self._nested(starts[column], sizes[column])
@@ -161,7 +161,7 @@ class _Reader(RowsReader):
             self.fail(int(starts[wrong]), f"{width} bytes of {stored} in leaf {column}", f"{sizes[wrong]} bytes")
 
 
-def _stored(text: str) -> str:
+def _encoding(text: str) -> str:
     """Return the encoding of a leaf, see ``recipe.encodings``."""
     kind, _, argument = text.partition(":")
     if kind in _NO_HEADER:

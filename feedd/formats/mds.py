@@ -61,7 +61,7 @@ class MdsFormat:
     """
 
     def __init__(self, params: str = "") -> None:
-        self._told = msgspec.json.decode(params.encode(), type=_Header) if params else None
+        self._expected = msgspec.json.decode(params.encode(), type=_Header) if params else None
 
     @property
     def name(self) -> str:
@@ -78,7 +78,7 @@ class MdsFormat:
         Raises:
             BadShard: not MDS, or its offsets and sizes contradict each other.
         """
-        return _Reader(data, url, self._told).read()
+        return _Reader(data, url, self._expected).read()
 
 
 class _Reader(RowsReader):
@@ -86,7 +86,7 @@ class _Reader(RowsReader):
 
     def __init__(self, data: memoryview, url: str, told: _Header | None) -> None:
         super().__init__(data, url)
-        self._told = told
+        self._expected = told
 
     def read(self) -> ShardIndex:
         """Read header and sizes; return the index."""
@@ -100,7 +100,7 @@ class _Reader(RowsReader):
             starts,
             sizes,
             *numbered(len(offsets) - 1),
-            stored=tuple(map(_stored, header.column_encodings)),
+            stored=tuple(map(_encoding, header.column_encodings)),
         )
 
     def _header(self, start: int, end: int) -> _Header:
@@ -119,7 +119,7 @@ class _Reader(RowsReader):
 
     def _check(self, header: _Header, start: int) -> None:
         """Compare the shard's columns with those of its ``index.json``."""
-        told = self._told
+        told = self._expected
         if told is not None and header != told:
             pairs = [
                 f"{name} ({encoding}{f' of {size} bytes' if size else ''})"
@@ -134,7 +134,7 @@ class _Reader(RowsReader):
             self.fail(start, f"the columns that index.json names, {', '.join(pairs)}", got)
 
 
-def _stored(encoding: str) -> str:
+def _encoding(encoding: str) -> str:
     """Return the encoding of a column, see ``recipe.encodings``."""
     array = _ARRAY.fullmatch(encoding)
     if array is not None and array[1] in DTYPES:

@@ -68,12 +68,12 @@ def dtype_of(data: bytes | bytearray) -> str:
     return _DTYPES[data[_TYPE_AT]]
 
 
-def with_told(told: MegatronIndex) -> str:
+def with_index_file(told: MegatronIndex) -> str:
     """Return the name of the format with these parameters."""
     return f"{MEGATRON}:{msgspec.json.encode(told, order='sorted').decode()}"
 
 
-def told_of(format_name: str) -> MegatronIndex | None:
+def index_file_of(format_name: str) -> MegatronIndex | None:
     """Return the parameters in a format's name; None: the name is of another format, or has none."""
     kind, _, params = format_name.partition(":")
     return msgspec.json.decode(params, type=MegatronIndex) if kind == MEGATRON and params else None
@@ -117,7 +117,7 @@ class MegatronFormat:
     """
 
     def __init__(self, params: str = "") -> None:
-        self._told = msgspec.json.decode(params, type=MegatronIndex) if params else None
+        self._expected = msgspec.json.decode(params, type=MegatronIndex) if params else None
 
     @property
     def name(self) -> str:
@@ -134,9 +134,9 @@ class MegatronFormat:
         Raises:
             BadShard: not an index, or the index of another file of tokens.
         """
-        if self._told is None:
+        if self._expected is None:
             raise BadShard("expected an index beside the tokens, got none", object=url, hint=_HOW, stage="decode")
-        return _Reader(data, url, self._told.tokens_bytes).read()
+        return _Reader(data, url, self._expected.tokens_bytes).read()
 
 
 class _Reader(ShardReader):

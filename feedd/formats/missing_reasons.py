@@ -48,7 +48,7 @@ _TEXTS: Final = {
 }
 
 
-class Absent(NamedTuple):
+class MissingField(NamedTuple):
     """What is known of a field that a sample lacks.
 
     Attributes:
@@ -60,7 +60,7 @@ class Absent(NamedTuple):
     at: int
 
 
-def place_of(why: Why, at: int | NDArray[np.int64] = 0) -> int | NDArray[np.int64]:
+def start_of_missing(why: Why, at: int | NDArray[np.int64] = 0) -> int | NDArray[np.int64]:
     """Return the start offset that encodes a missing field; ``at`` is the start of the record, 0: unknown."""
     return -((at << _REASON_BITS) | int(why))
 
@@ -75,12 +75,12 @@ def mark_of(start: int) -> int:
     return HAS + (-start & _REASONS_MASK) if start < 0 else 0
 
 
-def places_of(marks: NDArray[np.uint8]) -> NDArray[np.int64]:
+def starts_of_missing(marks: NDArray[np.uint8]) -> NDArray[np.int64]:
     """Return int64[rows], the start offsets for marks that are all reasons."""
     return -(marks.astype(np.int64) - HAS)
 
 
-def why_absent(index: ShardIndex, columns: Sequence[int], ordinal: int) -> Absent | None:
+def missing_reason(index: ShardIndex, columns: Sequence[int], ordinal: int) -> MissingField | None:
     """Return why a sample lacks a field; None: no reason is recorded.
 
     Args:
@@ -96,5 +96,5 @@ def why_absent(index: ShardIndex, columns: Sequence[int], ordinal: int) -> Absen
         if columns or why is not Why.CELL:  # a bad value in one column does not concern others
             stored, place = index.stored_as(column) or "text", -start >> _REASON_BITS
             got = next((text for of, at, text in index.notes if of in {column, ALL} and at == ordinal), "another")
-            return Absent(_TEXTS[why].format(stored=stored, name=index.fields[column], got=got), place or -1)
+            return MissingField(_TEXTS[why].format(stored=stored, name=index.fields[column], got=got), place or -1)
     return None

@@ -20,7 +20,7 @@ import numpy as np
 
 from feedd.formats.format_spec import FormatSpec
 from feedd.formats.framing import ShardReader, field_names, numbered, unread_of
-from feedd.formats.missing_reasons import HAS, places_of
+from feedd.formats.missing_reasons import HAS, starts_of_missing
 from feedd.recipe.encodings import parse_stored
 from feedd.values import ShardIndex
 
@@ -169,7 +169,7 @@ class _Reader(ShardReader):
             marks = np.frombuffer(self._data, np.uint8, rows, column.valid_at)
             sizes[marks != HAS] = -1
             why = marks > HAS
-            starts[why] = places_of(marks[why])
+            starts[why] = starts_of_missing(marks[why])
 
     def _ends(self, name: str, ends_at: int, at: int, rows: int, end: int) -> tuple[NDArray[np.int64], int]:
         """Return the ends of the values at ``at``, int64[rows], borrowed, and the total size of the values."""

@@ -23,7 +23,7 @@ import numpy as np
 from feedd.errors import BadShard
 from feedd.formats.format_spec import FormatSpec, cut_at
 from feedd.formats.framing import NamedCells, field_names, numbered
-from feedd.formats.missing_reasons import Why, place_of
+from feedd.formats.missing_reasons import Why, start_of_missing
 from feedd.formats.protobuf import MessageReader, NotAMessage
 from feedd.values import ShardIndex
 
@@ -128,7 +128,7 @@ class _Reader(MessageReader):
             self._example(sample, start, end)
         except (NotAMessage, BadShard) as error:
             columns.forget(entries, names)
-            self._bad[sample] = int(place_of(Why.RECORD, start))
+            self._bad[sample] = int(start_of_missing(Why.RECORD, start))
             return error
         return None
 
@@ -148,7 +148,7 @@ class _Reader(MessageReader):
             if end + _FOOT_BYTES > total:
                 self.fail(start, f"{length} bytes of record and their checksum", f"end of data after {total} bytes")
             if int.from_bytes(data[end : end + _FOOT_BYTES], "little") != masked_crc(data[start:end]):
-                self._bad[sample] = int(place_of(Why.CHECKSUM, start))
+                self._bad[sample] = int(start_of_missing(Why.CHECKSUM, start))
             yield start, end
             at = end + _FOOT_BYTES
             sample += 1

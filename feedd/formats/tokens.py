@@ -89,7 +89,7 @@ def kind_of(named: str, url: str) -> str:
     return "" if _OTHERS.fullmatch(file_name) else kind
 
 
-def with_cut(kind: str, cut: TokenWindows) -> str:
+def with_windows(kind: str, cut: TokenWindows) -> str:
     """Return the name of a format with its parameters."""
     return f"{kind}:{msgspec.json.encode(cut, order='sorted').decode()}"
 
@@ -114,7 +114,7 @@ class TokensFormat:
 
     def __init__(self, kind: str, params: str = "") -> None:
         self._kind = kind
-        self._cut = msgspec.json.decode(params, type=TokenWindows) if params else None
+        self._windows = msgspec.json.decode(params, type=TokenWindows) if params else None
 
     @property
     def name(self) -> str:
@@ -131,19 +131,19 @@ class TokensFormat:
         Raises:
             BadShard: the file contradicts its name or the recipe, or has too many windows.
         """
-        if self._cut is None:
+        if self._windows is None:
             raise BadShard("expected a recipe that splits tokens, got none", object=url, hint=SAY_HOW, stage="decode")
-        return _Reader(data, url, self._kind, self._cut).read()
+        return _Reader(data, url, self._kind, self._windows).read()
 
 
 class _Reader(ShardReader):
     def __init__(self, data: memoryview, url: str, kind: str, cut: TokenWindows) -> None:
         super().__init__(data, url)
-        self._kind, self._cut = kind, cut
+        self._kind, self._windows = kind, cut
 
     def read(self) -> ShardIndex:
         """Check the file and return the index of its windows."""
-        cut, total = self._cut, len(self._data)
+        cut, total = self._windows, len(self._data)
         if self._kind == RAW:
             at = 0
             self._refuse_header()
@@ -178,9 +178,9 @@ class _Reader(ShardReader):
         if said is None or said[0] not in _LLMC_DTYPES:
             self.fail(0, "llm.c's header", f"{said[0] if said else len(self._data)}")
         dtype, tokens = _LLMC_DTYPES[said[0]], said[1]
-        if dtype != self._cut.dtype:
-            self.fail(0, f"{self._cut.dtype}, as the recipe says", dtype)
-        if head + tokens * self._cut.item_bytes != len(self._data):
+        if dtype != self._windows.dtype:
+            self.fail(0, f"{self._windows.dtype}, as the recipe says", dtype)
+        if head + tokens * self._windows.item_bytes != len(self._data):
             self.fail(8, f"the number of tokens in {len(self._data)} bytes", str(tokens))
         return head
 
@@ -189,11 +189,11 @@ class _Reader(ShardReader):
             header = read_npy_head(self._data, DTYPES)
         except BadSample as error:
             self.fail(0, "a .npy file", error.message)
-        if len(header.shape) != 1 or header.dtype != np.dtype(self._cut.dtype).newbyteorder("<"):
+        if len(header.shape) != 1 or header.dtype != np.dtype(self._windows.dtype).newbyteorder("<"):
             self.fail(
-                0, f"one dimension of {self._cut.dtype}, as the recipe says", f"{header.dtype}{list(header.shape)}"
+                0, f"one dimension of {self._windows.dtype}, as the recipe says", f"{header.dtype}{list(header.shape)}"
             )
-        if header.data_at + header.shape[0] * self._cut.item_bytes != len(self._data):
+        if header.data_at + header.shape[0] * self._windows.item_bytes != len(self._data):
             self.fail(0, f"{header.shape[0]} tokens in {len(self._data)} bytes", "a file of another size")
         if header.data_at != _HEAD_BYTES[NPY]:  # the number of windows was computed with this size
             self.fail(0, f"a header of {_HEAD_BYTES[NPY]} bytes, as numpy writes it", f"{header.data_at}")

@@ -89,10 +89,10 @@ class _Reader(StridedReader):
     def _member(self, info: zipfile.ZipInfo, size_max: int) -> bytes:
         if info.file_size > size_max:
             self.fail(info.header_offset, f"{info.filename} of at most {size_max} bytes", str(info.file_size))
-        at = self._place(info)
+        at = self._data_start(info)
         return bytes(self._data[at : at + info.file_size])
 
-    def _place(self, info: zipfile.ZipInfo) -> int:
+    def _data_start(self, info: zipfile.ZipInfo) -> int:
         """Return the start of a member's bytes, which must be complete and uncompressed."""
         at = info.header_offset
         head = bytes(self._data[at : at + _LOCAL_HEAD_BYTES]) if at >= 0 else b""
@@ -136,7 +136,7 @@ class _Reader(StridedReader):
         end = tensor.offset + tensor.strides[0] * (shape[0] - 1) + count if count and shape[0] else 0
         if end > tensor.storage.numel or tensor.storage.numel * item > info.file_size:
             self.fail(info.header_offset, f"the numbers of {name!r} of {shape}", f"{info.file_size} bytes")
-        at, step = (self._place(info) + tensor.offset * item, tensor.strides[0] * item) if end else (0, 0)
+        at, step = (self._data_start(info) + tensor.offset * item, tensor.strides[0] * item) if end else (0, 0)
         return StridedArray(name, tensor.storage.dtype, shape[1:], at, step)
 
 

@@ -46,14 +46,14 @@ def by_length(lengths: NDArray[np.int64], start: int, step_samples: int, key: in
         step_samples: samples of the partition in a step of all ranks.
         key: key of the random words that order the steps.
     """
-    sizes = _cut(int(lengths.shape[0]), start, step_samples)
+    sizes = _step_sizes(int(lengths.shape[0]), start, step_samples)
     places = rng.permutation(sizes.shape[0], key)  # the steps, by ascending length
     step = np.empty(lengths.shape[0], np.int64)
     step[np.argsort(lengths, kind="stable")] = np.repeat(places, sizes[places])
     return np.argsort(step, kind="stable")  # random inside a step, so that no rank always gets the longest samples
 
 
-def _cut(count: int, start: int, step_samples: int) -> NDArray[np.int64]:
+def _step_sizes(count: int, start: int, step_samples: int) -> NDArray[np.int64]:
     """Return the number of samples of each step: whole steps, except for the first and the last."""
     edges = np.arange(start - start % step_samples, start + count + step_samples, step_samples)
     return np.diff(np.clip(edges, start, start + count)).astype(np.int64)

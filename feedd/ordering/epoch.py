@@ -69,7 +69,7 @@ class NeedCounts:
     shards: tuple[int, ...]
 
 
-def epoch_places(assigned: NDArray[np.int64], options: EpochOptions) -> NDArray[np.int64]:
+def reading_order(assigned: NDArray[np.int64], options: EpochOptions) -> NDArray[np.int64]:
     """Return the reading order of this epoch, as indices into ``assigned`` (dataset indices).
 
     A shard's place follows from the stream word of its own dataset index. So the relative order of two shards is the
@@ -94,7 +94,7 @@ class EpochMap:
         """
         self._options = options
         self._counts = counts
-        self._places = places = epoch_places(share.shards, options)
+        self._positions = places = reading_order(share.shards, options)
         self._order = share.shards[places]
         self._lows = None if share.lows is None else share.lows[places]
         self._highs = None if share.highs is None else share.highs[places]
@@ -106,7 +106,7 @@ class EpochMap:
     def know(self, share_counts: NDArray[np.int64]) -> None:
         """Set the counts of all shards, int64 in the share's order; nothing needs counting any more."""
         sums = (
-            np.add.reduceat(share_counts[self._places], self._edges[:-1])
+            np.add.reduceat(share_counts[self._positions], self._edges[:-1])
             if self.window_count
             else np.zeros(0, dtype=np.int64)
         )

@@ -86,7 +86,7 @@ class NodeAccess:
         self.epoch = epoch
         self._listing = listing
         self._plan = plan
-        self._places = places
+        self._positions = places
 
     @cached_property
     def _starts(self) -> NDArray[np.float64]:
@@ -94,7 +94,7 @@ class NodeAccess:
 
     @cached_property
     def _next_starts(self) -> dict[int, float]:
-        shards = list(self._places(self.epoch + 1))  # in the order of that epoch
+        shards = list(self._positions(self.epoch + 1))  # in the order of that epoch
         starts = _starts(self._listing.sizes[shards]) + self._starts[-1]
         return dict(zip(shards, starts.tolist(), strict=False))
 
@@ -128,7 +128,7 @@ class NodeAccess:
         count = width + max(_AHEAD_WINDOWS * width, _AHEAD_SHARDS)
         shards: list[int] = plan.order[start : start + count].tolist()
         if len(shards) < count:  # the next epoch starts with its shards in the cache
-            shards += itertools.islice(self._places(self.epoch + 1), count - len(shards))
+            shards += itertools.islice(self._positions(self.epoch + 1), count - len(shards))
         return list(dict.fromkeys(shards))
 
     def needed(self, window: int) -> list[int]:

@@ -25,7 +25,7 @@ from feedd.errors import BadRequest
 from feedd.ordering import rng
 from feedd.ordering.batch_plan import BatchPlan
 from feedd.ordering.epoch import EpochOptions
-from feedd.ordering.mixed_schedule import MixedAccess, ShardSchedule, course
+from feedd.ordering.mixed_schedule import MixedAccess, ShardSchedule, schedule
 from feedd.ordering.mixing import BATCH, BATCH_SAMPLE, MODES, MixOptions, Mixture
 from feedd.ordering.rank_reader import Reader
 from feedd.ordering.repeating_source import RepeatingSource
@@ -88,13 +88,13 @@ class MixedPlan:
     Attributes:
         spec: the request.
         partitions: for each partition of the node, its mixture and its streams of the sources.
-        share_samples: samples that each partition gives to a step.
+        rank_samples: samples that each partition gives to a step.
         twins: see ``Listing``.
     """
 
     spec: OpenSpec
     partitions: tuple[tuple[Mixture, tuple[RepeatingSource, ...]], ...]
-    share_samples: int
+    rank_samples: int
     twins: NDArray[np.int64] | None = None
 
     @classmethod
@@ -147,13 +147,13 @@ class MixedPlan:
         """
         samples = self.partitions[0][0].epoch_samples(epoch)
         assert samples is not None, "sizes of sources are known"
-        return samples // self.share_samples
+        return samples // self.rank_samples
 
-    def course(self, epoch: int) -> ShardSchedule:
+    def schedule(self, epoch: int) -> ShardSchedule:
         """Return when each shard is needed in a mixed epoch; shards that are the same object count as one."""
         known = self._courses.get(epoch)
         if known is None:
-            known = course(self.partitions, epoch, self.share_samples)
+            known = schedule(self.partitions, epoch, self.rank_samples)
             if self.twins is not None:
                 known = replace(known, shards=self.twins[known.shards])
             self._courses[epoch] = known
@@ -214,12 +214,14 @@ class MixedReader:
 
     def window(self, at: Cursor) -> int:
         """Return the window of the epoch's schedule at a cursor."""
-        return self._plan.course(at.epoch).window(at.step)
+        return self._plan.schedule(at.epoch).window(at.step)
 
-    def walk(self, listing: Listing, at: Cursor) -> MixedAccess:
+    def access_at(self, listing: Listing, at: Cursor) -> MixedAccess:
         """Return the cursor's epoch as the cache sees it."""
         plan = self._plan
-        return MixedAccess(listing, at.epoch, plan.course(at.epoch), lambda: plan.course(at.epoch + 1), plan.objects)
+        return MixedAccess(
+            listing, at.epoch, plan.schedule(at.epoch), lambda: plan.schedule(at.epoch + 1), plan.objects
+        )
 
     def rows(self, at: Cursor) -> BatchRows | EpochEnd:
         """Return the batch at ``at``, or the end of the epoch. Any step is found directly; anchors do not matter.
@@ -240,7 +242,7 @@ class MixedReader:
         steps = plan.steps(at.epoch)
         if at.step >= steps:
             return EpochEnd(at.epoch, steps)
-        per_step, batch_size = plan.share_samples, plan.spec.batch_size
+        per_step, batch_size = plan.rank_samples, plan.spec.batch_size
         low = plan.spec.topology.local_rank * batch_size
         parts = []
         for number in range(low // per_step, -(-(low + batch_size) // per_step)):

@@ -102,24 +102,24 @@ class ShardSchedule:
         return self.ends[self._by_end]
 
 
-def course(
-    partitions: Sequence[tuple[Mixture, Sequence[RepeatingSource]]], epoch: int, share_samples: int
+def schedule(
+    partitions: Sequence[tuple[Mixture, Sequence[RepeatingSource]]], epoch: int, rank_samples: int
 ) -> ShardSchedule:
     """Return the schedule of a node's mixed epoch.
 
     Args:
         partitions: for each partition of the node, its mixture and its streams of the sources.
         epoch: the mixed epoch.
-        share_samples: samples that each partition gives to a step.
+        rank_samples: samples that each partition gives to a step.
     """
     found = [_needed(mixture, streams, epoch) for mixture, streams in partitions]
     shards, begins, ends = (np.concatenate(columns) for columns in zip(*found, strict=True))
     samples = partitions[0][0].epoch_samples(epoch)
     assert samples is not None
-    last = samples // share_samples - 1
+    last = samples // rank_samples - 1
     order = np.argsort(begins, kind="stable")
-    first_step = np.clip(begins[order] // share_samples, 0, last).astype(np.int64)
-    last_step = np.clip(ends[order] // share_samples, first_step, last).astype(np.int64)
+    first_step = np.clip(begins[order] // rank_samples, 0, last).astype(np.int64)
+    last_step = np.clip(ends[order] // rank_samples, first_step, last).astype(np.int64)
     edges = np.union1d([0], first_step)
     return ShardSchedule(
         shards[order],
@@ -142,7 +142,7 @@ def _needed(
             continue
         needed, share = stream.needed(low, high), part / sum(parts)
         first, last = (((at - low) // unit + 0.5) * unit / share for at in (needed.first, needed.last))
-        found.append((needed.shards, first - slack, last + slack + mixture.stray_samples(share)))
+        found.append((needed.shards, first - slack, last + slack + mixture.spread_samples(share)))
     shards, first, last = (np.concatenate(columns) for columns in zip(*found, strict=True))
     return shards, first, last
 
@@ -160,7 +160,7 @@ class MixedAccess:
     ) -> None:
         self.key: tuple[object, ...] = ("mixed", listing.digest, listing.view, epoch, its.digest)
         self.epoch = epoch
-        self._course = its
+        self._schedule = its
         self._following = following
         self._assigned = assigned
         self._refs = listing.refs
@@ -174,31 +174,31 @@ class MixedAccess:
 
     def position(self, window: int) -> float:
         """Return the stream position where a window starts."""
-        return float(self._starts[self._course.position(window)])
+        return float(self._starts[self._schedule.position(window)])
 
     def start(self, window: int) -> Iterator[Use]:
         """Yield the next use of every shard of the node, for a stream that stands at ``window``."""
         # In reverse, so that the first of several uses is written last and stays.
-        left = np.flatnonzero(self._course.ends >= window)[::-1]
+        left = np.flatnonzero(self._schedule.ends >= window)[::-1]
         positions = self._next.copy()
-        positions[self._course.shards[left]] = self._starts[left]
+        positions[self._schedule.shards[left]] = self._starts[left]
         return self._uses(self._assigned, positions[self._assigned])
 
     def again(self, window: int) -> Iterator[Use]:
         """Yield the uses in this epoch of the shards that end with a window."""
-        places = self._course.ending(window)
-        return self._uses(self._course.shards[places], self._starts[self._course.soonest[places]])
+        places = self._schedule.ending(window)
+        return self._uses(self._schedule.shards[places], self._starts[self._schedule.soonest[places]])
 
     def left(self, window: int) -> Iterator[Use]:
         """Yield the uses after a window of the shards that end with it."""
-        its = self._course
+        its = self._schedule
         places = its.ending(window)
         shards, after = its.shards[places], its.after[places]
         return self._uses(shards, np.where(after < 0, self._next[shards], self._starts[after]))
 
     def wishes(self, window: int) -> list[int]:
         """Return the shards (dataset indices) that should be in the cache from a window on, the first needed first."""
-        its = self._course
+        its = self._schedule
         here, end = its.needed(window), its.position(window + 1)
         more = max(_AHEAD_WINDOWS * here.shape[0], _AHEAD_SHARDS)
         wishes = its.shards[here].tolist() + its.shards[end : end + more].tolist()
@@ -209,7 +209,7 @@ class MixedAccess:
 
     def needed(self, window: int) -> list[int]:
         """Return the shards of one window (dataset indices); none past the last window."""
-        found: list[int] = self._course.shards[self._course.needed(window)].tolist()
+        found: list[int] = self._schedule.shards[self._schedule.needed(window)].tolist()
         return found
 
     def _starts_of(self, its: ShardSchedule) -> NDArray[np.float64]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from feedd.errors import BadRequest
 from feedd.ordering import rng
-from feedd.ordering.weighted_interleave import even_counts, even_place, even_rows, to_parts
+from feedd.ordering.weighted_interleave import interleaved_counts, interleaved_position, interleaved_rows, to_parts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -114,7 +114,7 @@ class Mixture:
         """
         self._options = options
         self._unit = options.unit
-        self._drawn = options.mode in {SAMPLE, BATCH_SAMPLE}
+        self._random = options.mode in {SAMPLE, BATCH_SAMPLE}
         self._blocks: dict[tuple[int, int], Rows] = {}
         self._check()
         by_epoch = dict(weights) if isinstance(weights, Mapping) else {0: weights}
@@ -185,10 +185,10 @@ class Mixture:
         if last <= first_sample:
             return np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int64)
         low, high = first_sample // self._unit, -(-last // self._unit)
-        if self._drawn:
-            source, unit = self._drawn_rows(epoch, low, high)
+        if self._random:
+            source, unit = self._random_rows(epoch, low, high)
         else:
-            source, unit = even_rows(self._span(epoch).parts, low, high - low)
+            source, unit = interleaved_rows(self._span(epoch).parts, low, high - low)
         position = (unit + before[source]) * self._unit
         if self._unit > 1:
             within = np.arange(low * self._unit, high * self._unit, dtype=np.int64) % self._unit
@@ -208,12 +208,12 @@ class Mixture:
         epoch, sample = np.divmod(rows[1], held[rows[0]])
         return epoch, sample
 
-    def stray_samples(self, share: float) -> float:
+    def spread_samples(self, share: float) -> float:
         """Return how many samples later than in the even order a sample of a source with that share may come.
 
         Four standard deviations if sources are drawn, else none.
         """
-        return min(4 * 64 / share, _BLOCK) * self._unit if self._drawn else 0.0
+        return min(4 * 64 / share, _BLOCK) * self._unit if self._random else 0.0
 
     def _check(self) -> None:
         options = self._options
@@ -246,7 +246,7 @@ class Mixture:
                     old + new * (since - last.since) for old, new in zip(last.before, last.given, strict=True)
                 )
             units = self._units(parts)
-            given = () if units is None else tuple(even_counts(parts, units).tolist())
+            given = () if units is None else tuple(interleaved_counts(parts, units).tolist())
             spans.append(_Span(since, parts, units, given, before))
         return spans
 
@@ -278,7 +278,7 @@ class Mixture:
             if part
         ]
         first = min(lacking)[1]
-        units = even_place(parts, first, options.source_samples[first] // self._unit)
+        units = interleaved_position(parts, first, options.source_samples[first] // self._unit)
         step = max(options.step_samples // self._unit, 1)
         if units < step:
             raise _bad(
@@ -299,7 +299,7 @@ class Mixture:
             raise _bad(f"an epoch that begins within {_MAX_POSITION} samples", epoch)
         return np.array(before, dtype=np.int64)
 
-    def _drawn_rows(self, epoch: int, low: int, high: int) -> Rows:
+    def _random_rows(self, epoch: int, low: int, high: int) -> Rows:
         found = []
         for block in range(low // _BLOCK, -(-high // _BLOCK)):
             source, unit = self._block(epoch, block)
@@ -312,7 +312,7 @@ class Mixture:
         if known is None:
             span = self._span(epoch)
             size = _BLOCK if span.units is None else min(_BLOCK, span.units - block * _BLOCK)
-            source, unit = even_rows(span.parts, block * _BLOCK, size)
+            source, unit = interleaved_rows(span.parts, block * _BLOCK, size)
             key = rng.derive(MIX, self._options.seed, epoch, block)
             drawn = source[rng.permutation(size, key)]
             in_turn = np.empty_like(unit)

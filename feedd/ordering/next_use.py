@@ -74,13 +74,13 @@ class NextUseTimeline:
         for other in self._streams.values():
             if self._now - other.time > other.slack_bytes:
                 other.shift = self._now - other.at
-                yield from self._told(other)
+                yield from self._all_uses(other)
 
     def close(self, name: Hashable) -> Iterator[Use]:
         """Remove a stream; objects that no other stream needs lose their next use."""
-        yield from self._told(self._streams.pop(name))
+        yield from self._all_uses(self._streams.pop(name))
 
-    def _told(self, stream: _Stream) -> Iterator[Use]:
+    def _all_uses(self, stream: _Stream) -> Iterator[Use]:
         """Yield all uses of a stream again; the stream may be closed."""
         streams = tuple(self._streams.values())
         return ((ref, _nearest(ref, streams)) for ref in stream.positions)

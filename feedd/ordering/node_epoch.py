@@ -46,7 +46,7 @@ class Step:
     anchors: tuple[Anchor, ...]
 
 
-class _Standing:
+class _CurrentWindows:
     """The current window of each of many partitions; most stay in theirs from step to step."""
 
     def __init__(self, count: int) -> None:
@@ -84,7 +84,7 @@ class NodeEpoch:
         self._maps = tuple(EpochMap(share, options, counts) for share in shares)
         self._deal = deal
         self._step_samples = deal.batch_size * deal.local_world_size // len(shares)
-        self._standing = _Standing(len(shares))
+        self._current = _CurrentWindows(len(shares))
         self._noted: tuple[Anchor, ...] = ()
         self.window_count = max(one.window_count for one in self._maps)
         if len(self._maps) == 1:
@@ -104,7 +104,7 @@ class NodeEpoch:
         Raises:
             ValueError: there are no such windows, or they contradict earlier facts.
         """
-        if anchors is self._noted or anchors is self._standing.anchors:
+        if anchors is self._noted or anchors is self._current.anchors:
             return  # they came from this object
         if anchors and len(anchors) != len(self._maps):
             raise ValueError(f"expected anchors of {len(self._maps)} partitions, got {len(anchors)}")
@@ -182,7 +182,7 @@ class NodeEpoch:
         if isinstance(parts, NeedCounts):
             return parts
         low = deal.local_rank * deal.batch_size
-        return Step(tuple(self._dealt(parts, index * per_step, low, low + deal.batch_size)), self._standing.anchors)
+        return Step(tuple(self._dealt(parts, index * per_step, low, low + deal.batch_size)), self._current.anchors)
 
     def steps_before(self, index: int) -> int:
         """Return the number of the rank's steps, after step ``index`` was found to be past its end."""
@@ -212,14 +212,14 @@ class NodeEpoch:
         For all other partitions, the samples are in the current window.
         """
         parts: dict[int, list[Piece]] = {}
-        for number in self._standing.leaving(low, high):
+        for number in self._current.leaving(low, high):
             part = self._part(number, low, high)
             if isinstance(part, NeedCounts):
                 return part
             parts[number], (window, start) = part
             count = self._maps[number].counted(window) if window < self._maps[number].window_count else 0
             assert isinstance(count, int), "samples were found in a window that is not counted"
-            self._standing.enter(number, (window, start), start + count)
+            self._current.enter(number, (window, start), start + count)
         return parts
 
     def _dealt(self, parts: Mapping[int, list[Piece]], at: int, low: int, high: int) -> list[Piece]:
@@ -234,7 +234,7 @@ class NodeEpoch:
         for number in range(first, min(last + 1, len(self._maps))):
             own = parts.get(number)
             if own is None:
-                window, start = self._standing.anchors[number]
+                window, start = self._current.anchors[number]
                 own = [Piece(number, Segment(window, at - start, at - start + per_step), again=False)]
             found += own
         before = int(ends[first - 1]) if first else 0

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from feedd.ordering import rng
-from feedd.ordering.epoch import EpochMap, epoch_places
+from feedd.ordering.epoch import EpochMap, reading_order
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -65,7 +65,7 @@ def mix(share: Assignment, counts: NDArray[np.int64], options: EpochOptions, bat
         taken += shards.shape[0]
         largest = max(largest, int(shards.shape[0]))
     windows = np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.int64)
-    places = epoch_places(share.shards, options)
+    places = reading_order(share.shards, options)
     order = share.shards[places], counts[places]
     key = rng.derive(_FULL, options.seed, options.epoch)
     return Mix(

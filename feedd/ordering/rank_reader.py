@@ -92,15 +92,15 @@ class Reader:
         # np.unique's first call imports numpy.ma, which takes 9 ms.
         self._assigned = shards[np.diff(shards, prepend=-1) > 0]
         self._steps = options.steps
-        self._share_counts: tuple[NDArray[np.int64], ...] | None = None
+        self._rank_counts: tuple[NDArray[np.int64], ...] | None = None
         self._epoch = -1
         self._map: NodeEpoch | None = None
         self._lengths: dict[int, NDArray[np.int64]] = {}  # of the shards of a window that is being sorted by length
         self._orders = orders or own_orders(len(shares))
         self._latest: frozenset[WindowName] = frozenset()  # windows of the batch drawn last
         self._foreseen: Collection[WindowName] = ()  # windows for which the next ones were returned by ``ahead``
-        self._places: dict[int, int] = {}
-        self._places_epoch = -1
+        self._positions: dict[int, int] = {}
+        self._positions_epoch = -1
 
     def epoch_map(self, at: Cursor) -> NodeEpoch:
         """Return the map of the cursor's epoch, with the cursor's anchors added.
@@ -133,13 +133,13 @@ class Reader:
 
     def places(self, epoch: int) -> dict[int, int]:
         """Return each assigned shard's first place in the order of ``epoch``; computed once per epoch."""
-        if self._places_epoch != epoch:
+        if self._positions_epoch != epoch:
             order = NodeEpoch(self._shares, self.epoch_options(epoch), self._counts, self._deal).order.tolist()
-            self._places = {}
+            self._positions = {}
             for place, shard in enumerate(order):
-                self._places.setdefault(shard, place)
-            self._places_epoch = epoch
-        return self._places
+                self._positions.setdefault(shard, place)
+            self._positions_epoch = epoch
+        return self._positions
 
     def steps(self, epoch: int) -> int | None:
         """Return the rank's steps, the same in every epoch, or None if not known yet."""
@@ -157,7 +157,7 @@ class Reader:
         """Return the window at a cursor, as far as the cursor tells."""
         return at.window
 
-    def walk(self, listing: Listing, at: Cursor) -> NodeAccess:
+    def access_at(self, listing: Listing, at: Cursor) -> NodeAccess:
         """Return the cursor's epoch as the cache sees it.
 
         Raises:
@@ -296,11 +296,11 @@ class Reader:
 
     def _known_counts(self) -> tuple[NDArray[np.int64], ...] | None:
         """Return the samples of each share's shards, or None if a count is not known yet."""
-        if self._share_counts is None:
+        if self._rank_counts is None:
             counted = [counts for share in self._shares if (counts := share.counts(self._counts)) is not None]
             if len(counted) == len(self._shares):
-                self._share_counts = tuple(counted)
-        return self._share_counts
+                self._rank_counts = tuple(counted)
+        return self._rank_counts
 
     def _gather(self, plan: NodeEpoch, rows: Mapping[WindowName, WindowRows], found: Step, at: Cursor) -> BatchPlan:
         names = (WindowName(at.epoch, piece.partition, piece.segment.window) for piece in found.pieces)

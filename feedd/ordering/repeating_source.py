@@ -57,7 +57,7 @@ class RepeatingSource:
             share = replace(share, lows=np.zeros_like(held), highs=held)
         assert share.lows is not None
         assert share.highs is not None
-        self._share = share
+        self._assignment = share
         self._counts = share.highs - share.lows
         self._first = first
         self._options = options
@@ -68,7 +68,7 @@ class RepeatingSource:
     @property
     def shards(self) -> NDArray[np.int64]:
         """The stream's shards, as dataset indices, ascending."""
-        return self._share.shards + self._first
+        return self._assignment.shards + self._first
 
     def take(self, low: int, high: int) -> Columns:
         """Return (shard, ordinal, augmentation seed) of positions ``[low, high)``; the source must have samples."""
@@ -140,7 +140,7 @@ class RepeatingSource:
     def _map(self, epoch: int) -> EpochMap:
         known = self._maps.get(epoch)
         if known is None:
-            known = self._maps[epoch] = EpochMap(self._share, replace(self._options, epoch=epoch), {})
+            known = self._maps[epoch] = EpochMap(self._assignment, replace(self._options, epoch=epoch), {})
             known.know(self._counts)
             while len(self._maps) > _EPOCHS_KEPT:
                 del self._maps[next(iter(self._maps))]

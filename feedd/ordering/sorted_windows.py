@@ -57,9 +57,9 @@ class SortedWindows:
         self._plans: dict[Hashable, Orders] = {}  # the plan that learned last comes last
 
     @property
-    def kept_bytes(self) -> int:
+    def cached_bytes(self) -> int:
         """Bytes of all kept windows."""
-        return sum(plan.kept_bytes for plan in self._plans.values())
+        return sum(plan.cached_bytes for plan in self._plans.values())
 
     @property
     def plan_count(self) -> int:
@@ -88,11 +88,11 @@ class SortedWindows:
             del self._plans[orders.key]
             orders.clear()
 
-    def make_room(self, learned: Orders) -> None:
+    def drop_over_limit(self, learned: Orders) -> None:
         """Drop windows over the limit, of other plans first, the least recently read first."""
         self._plans.pop(learned.key, None)
         self._plans[learned.key] = learned
-        over_bytes = self.kept_bytes - self._limit_bytes
+        over_bytes = self.cached_bytes - self._limit_bytes
         for plan in list(self._plans.values()):
             if over_bytes <= 0:
                 return
@@ -105,55 +105,55 @@ class Orders:
     Attributes:
         key: key of the plan.
         readers: number of readers.
-        kept_bytes: bytes of its windows.
+        cached_bytes: bytes of its windows.
     """
 
     def __init__(self, windows: SortedWindows, key: Hashable, least: int, owner: object) -> None:
         """Start without windows; called by ``SortedWindows.enter``."""
         self.key = key
         self.readers = 0
-        self.kept_bytes = 0
+        self.cached_bytes = 0
         self._windows = windows
         self._least = least
         self._owner = owner
-        self._held: dict[WindowName, WindowRows] = {}
+        self._cached: dict[WindowName, WindowRows] = {}
         self._at_least = least  # a step may read more windows
 
     def get(self, name: WindowName) -> WindowRows | None:
         """Return a window's rows and mark them as the most recently used, or return None."""
-        found = self._held.pop(name, None)
+        found = self._cached.pop(name, None)
         if found is not None:
-            self._held[name] = found
+            self._cached[name] = found
         return found
 
     def learn(self, found: Mapping[WindowName, WindowRows]) -> None:
         """Add windows that were sorted together; none of them is dropped for another."""
         for name, rows in found.items():
             self._forget(name)
-            self._held[name] = rows
-            self.kept_bytes += _bytes_of(rows)
+            self._cached[name] = rows
+            self.cached_bytes += _bytes_of(rows)
         self._at_least = max(self._least, len(found))
         if self.readers:
-            self._windows.make_room(self)
+            self._windows.drop_over_limit(self)
         else:
-            self.drop(self.kept_bytes)  # a reader that left may be finishing
+            self.drop(self.cached_bytes)  # a reader that left may be finishing
 
     def drop(self, over_bytes: int) -> int:
         """Drop the least recently read windows, but keep those that the plan needs; return the dropped bytes."""
-        before = self.kept_bytes
-        while len(self._held) > self._at_least and before - self.kept_bytes < over_bytes:
-            self._forget(next(iter(self._held)))
-        return before - self.kept_bytes
+        before = self.cached_bytes
+        while len(self._cached) > self._at_least and before - self.cached_bytes < over_bytes:
+            self._forget(next(iter(self._cached)))
+        return before - self.cached_bytes
 
     def clear(self) -> None:
         """Drop all windows."""
-        self._held.clear()
-        self.kept_bytes = 0
+        self._cached.clear()
+        self.cached_bytes = 0
 
     def _forget(self, name: WindowName) -> None:
-        rows = self._held.pop(name, None)
+        rows = self._cached.pop(name, None)
         if rows is not None:
-            self.kept_bytes -= _bytes_of(rows)
+            self.cached_bytes -= _bytes_of(rows)
 
 
 def _bytes_of(rows: WindowRows) -> int:

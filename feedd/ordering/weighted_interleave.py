@@ -69,7 +69,7 @@ def to_parts(weights: Sequence[float]) -> NDArray[np.int64]:
     return np.array(whole, dtype=np.int64)
 
 
-def even_rows(parts: NDArray[np.int64], first: int, count: int) -> Rows:
+def interleaved_rows(parts: NDArray[np.int64], first: int, count: int) -> Rows:
     """Return (source int32, position in the source int64) of places ``[first, first + count)`` of the even order."""
     total = int(parts.sum())
     periods, first = divmod(first, total)
@@ -84,17 +84,17 @@ def even_rows(parts: NDArray[np.int64], first: int, count: int) -> Rows:
     return source, position[order] + periods * parts[source]
 
 
-def even_counts(parts: NDArray[np.int64], first: int) -> NDArray[np.int64]:
+def interleaved_counts(parts: NDArray[np.int64], first: int) -> NDArray[np.int64]:
     """Return how many of the first ``first`` places of the even order each source has, int64[sources]."""
     total = int(parts.sum())
     periods, first = divmod(first, total)
     lows = _due(parts, 2 * first)
     given = int(lows.sum())
-    source, _ = even_rows(parts, given, first - given)
+    source, _ = interleaved_rows(parts, given, first - given)
     return lows + np.bincount(source, minlength=parts.shape[0]) + periods * parts
 
 
-def even_place(parts: NDArray[np.int64], source: int, position: int) -> int:
+def interleaved_position(parts: NDArray[np.int64], source: int, position: int) -> int:
     """Return the place in the even order of one source's sample."""
     own, due = int(parts[source]), 2 * position + 1
     place = 0

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _TRIES = 100  # each refusal means that another run has saved meanwhile: this many runs would have to save at once
 
 
-class KeptIndex:
+class IndexTarget:
     """One index, in a bucket or a file. A version replaces only the version that it was made from; else it is remade.
 
     Args:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from feedd.catalog.braces import expand, split
-from feedd.catalog.late_fields import fields_told, late_fields
+from feedd.catalog.late_fields import known_fields, late_fields
 from feedd.catalog.urls import parse_url
 from feedd.dataset.index_file import INDEX_NAME, Row, folder_of, known
 from feedd.dataset.pack_layout import is_pack
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from feedd.dataset.listing import Listing
     from feedd.notices import Notice
-    from feedd.prepare.index_writer import KeptIndex
+    from feedd.prepare.index_writer import IndexTarget
     from feedd.sessions.opening import Pipeline
     from feedd.values import ObjectRef
 
@@ -99,12 +99,12 @@ class Counter:
         tell: called after each shard.
     """
 
-    def __init__(self, pipeline: Pipeline, url: str, kept: KeptIndex, tell: Callable[[Counting], object]) -> None:
+    def __init__(self, pipeline: Pipeline, url: str, kept: IndexTarget, tell: Callable[[Counting], object]) -> None:
         self.progress = Counting()
         self._pipeline = pipeline
         self._url = url
-        self._kept = kept
-        self._tell = tell
+        self._target = kept
+        self._report = tell
         self._folder = folder_of(parse_url(index_url(url)).key)
         self._root = parse_url(url).root
         self._listing: Listing | None = None
@@ -125,22 +125,24 @@ class Counter:
         """
         listing = await self._pipeline.catalog.fresh((self._url,))
         try:
-            rows = await self._kept.read()
+            rows = await self._target.read()
         except ValueError as error:
-            if not self._is_beside:  # a file with the index's own name may be replaced, but not any named file
-                raise _no_index(self._kept.url, str(error)) from error
+            if not self._is_sidecar:  # a file with the index's own name may be replaced, but not any named file
+                raise _no_index(self._target.url, str(error)) from error
             rows = []
         exact = await CPU.run(self._known, listing, rows)
         ours = await CPU.run(_rows, listing.refs, exact, self._folder)
-        if rows and not exact and not self._is_beside:
-            raise _no_index(self._kept.url, f"expected counts of {self._url}, got counts of {len(rows)} other objects")
-        self._kept.drop(frozenset(row for row in rows if ours.get(row.key) != row))
+        if rows and not exact and not self._is_sidecar:
+            raise _no_index(
+                self._target.url, f"expected counts of {self._url}, got counts of {len(rows)} other objects"
+            )
+        self._target.drop(frozenset(row for row in rows if ours.get(row.key) != row))
         self._listing = listing
         self.progress.passed_over = listing.passed_over
         self.progress.shard_count, self.progress.size_bytes = len(listing.refs), int(listing.sizes.sum())
         listing.counts.update(exact)
         self._knew(listing.counts)
-        self._tell(self.progress)
+        self._report(self.progress)
 
     async def count(self, at_once: int) -> None:
         """Count every unknown shard and save from time to time. Failures are kept in the progress.
@@ -165,17 +167,17 @@ class Counter:
         """
         listing = self._opened()
         ours = await CPU.run(_rows, listing.refs, dict(listing.counts), self._folder)
-        news = await self._kept.save(ours)
+        news = await self._target.save(ours)
         if news:
             found = await CPU.run(self._known, listing, news)
             fresh = {shard: count for shard, count in found.items() if shard not in listing.counts}
             listing.counts.update(fresh)
             self._knew(fresh)
-            self._tell(self.progress)
+            self._report(self.progress)
 
     @property
-    def _is_beside(self) -> bool:
-        return self._kept.url == index_url(self._url)
+    def _is_sidecar(self) -> bool:
+        return self._target.url == index_url(self._url)
 
     async def _work(self, listing: Listing, todo: Iterator[int], saving: _Saving) -> None:
         for shard in todo:  # the iterator is shared: each task takes the next shard
@@ -189,9 +191,9 @@ class Counter:
             else:
                 self.progress.fields.add(found)
                 if found.sample_count and (self._first is None or shard < self._first[0]):
-                    self._first = shard, fields_told(found)
+                    self._first = shard, known_fields(found)
                 self._count_done(shard)
-            self._tell(self.progress)
+            self._report(self.progress)
             if saving.due():
                 try:
                     await self.save()

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from feedd.errors import BadRecipe
-from feedd.recipe.key_params import check_told
+from feedd.recipe.key_params import check_whole_documents
 from feedd.recipe.low_precision import NARROW, WIDENED
 from feedd.recipe.params import DIMS_MAX, DTYPES, SAMPLE_BYTES_MAX, TensorParams, TokensParams, params_of
 
@@ -129,7 +129,7 @@ def check_stored(recipe: FieldRecipe) -> None:
     stored = parse_stored(recipe.stored)
     codec = recipe.codec
     key = getattr(params_of(recipe), "key", None)
-    check_told(recipe.name, codec, key, is_json=recipe.stored == "json")
+    check_whole_documents(recipe.name, codec, key, is_json=recipe.stored == "json")
     if key is not None:
         if stored is not None or recipe.stored in _ONLY:
             raise _unfit(recipe, 'JSON documents for "key"', recipe.stored, default_codec(recipe.stored) or "bytes")

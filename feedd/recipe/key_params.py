@@ -54,7 +54,7 @@ def key_text(key: Key) -> str:
     return repr(key[0]) if len(key) == 1 and isinstance(key[0], str) else repr(list(key))
 
 
-def check_told(name: str, codec: str, key: Key | None, *, is_json: bool) -> None:
+def check_whole_documents(name: str, codec: str, key: Key | None, *, is_json: bool) -> None:
     """Check that whole JSON documents are tokenized only if the recipe says so.
 
     Raises:

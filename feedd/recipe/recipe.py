@@ -29,7 +29,7 @@ from feedd.recipe import plugins, tokenizers
 from feedd.recipe.encodings import IMAGES, PICKLE, check_stored, default_codec, parse_stored
 from feedd.recipe.extras import present, require
 from feedd.recipe.key_params import NAMES as JSON_NAMES
-from feedd.recipe.key_params import check_told, key_list
+from feedd.recipe.key_params import check_whole_documents, key_list
 from feedd.recipe.label_recipes import is_label, label_options, label_source
 from feedd.recipe.padding import pad_text, padded, parse_pad
 from feedd.recipe.params import (
@@ -110,7 +110,7 @@ def parse_field(name: str, text: str) -> FieldRecipe:
     if pad and getattr(params, "pack", None) is not None:
         raise BadRecipe("expected pad or pack, got both", object=batch_key, stage="decode")
     is_json = any(source.rsplit(".", 1)[-1] in JSON_NAMES for source in sources)
-    check_told(batch_key, codec, getattr(params, "key", None), is_json=is_json)
+    check_whole_documents(batch_key, codec, getattr(params, "key", None), is_json=is_json)
     recipe = FieldRecipe(name=batch_key, sources=sources, codec=codec, params=canonical(params), pad=pad)
     if not needs_resolve(recipe):
         spec_of(recipe)  # reports a field that cannot be padded before any data is read

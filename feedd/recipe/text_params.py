@@ -28,10 +28,10 @@ class KeyedShape(KeyedParams, frozen=True):
     @property
     def measured(self) -> bool:
         """Whether the decoded shape is known only after reading the document."""
-        return self.kept
+        return self.keeps_values
 
     @property
-    def kept(self) -> bool:
+    def keeps_values(self) -> bool:
         """Whether measuring keeps the decoded values, because parsing the document is all of the work."""
         return self.key is not None
 
@@ -98,7 +98,7 @@ class TokenizeParams(KeyedParams, frozen=True, forbid_unknown_fields=True, omit_
             check_fill(self.dtype, self.pack.fill)
 
     @property
-    def kept(self) -> bool:
+    def keeps_values(self) -> bool:
         """Whether measuring keeps the tokens: counting them produces them, so each text is tokenized once."""
         return self.measured
 

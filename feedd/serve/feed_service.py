@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from feedd.protocols import FeedBackend, FeedSession
-    from feedd.serve.served_session import HostedSession
+    from feedd.serve.served_session import ServedSession
     from feedd.serve.server_options import ServeOptions
     from feedd.serve.session_registry import Sessions
     from feedd.serve.stream import Context
@@ -145,7 +145,7 @@ class FeedService:
         progress = self._opens.get(request.open_id)
         return pb.OpenStatusResponse(waits_for="" if progress is None else said(str(progress)))
 
-    def _response(self, hosted: HostedSession) -> pb.OpenResponse:
+    def _response(self, hosted: ServedSession) -> pb.OpenResponse:
         slots = hosted.feed.slots
         response = open_response(hosted.feed.info, hosted.id, slots.slot_count, self._daemon_id)
         if self.arena_path is not None:
@@ -175,12 +175,12 @@ class FeedService:
         except Exception as error:  # noqa: BLE001 -- the border: every error becomes a status
             await abort(context, as_feedd_error(error, "streaming"))
 
-    async def _begin(self, first: pb.StreamRequest, context: Context) -> tuple[HostedSession, StreamCall]:
+    async def _begin(self, first: pb.StreamRequest, context: Context) -> tuple[ServedSession, StreamCall]:
         if first is grpc.aio.EOF or not first.HasField("start"):  # type: ignore[attr-defined]  # the stubs lack it
             raise BadRequest("expected a start in the first message, got none", stage="serve")
         self._sessions.check_draining()
         next_step = cursor_from(first.start.next)
-        hosted = await self._sessions.claim_stream(first.start.session_id)
+        hosted = await self._sessions.take_stream(first.start.session_id)
         # Nothing awaits from here until the call runs, so the claim cannot be lost in between.
         held = slots_from(first.start.held.leases) if first.start.HasField("held") else None
         out = hosted.machine.start(next_step, inline_only=first.start.inline_only, held=held)
@@ -241,7 +241,7 @@ def _log_failed_open(error: FeeddError, request: pb.OpenRequest, peer: str, prog
     )
 
 
-def _classes(hosted: HostedSession, field: str) -> tuple[str, ...]:
+def _classes(hosted: ServedSession, field: str) -> tuple[str, ...]:
     """Return the names of a field's classes.
 
     Raises:

@@ -24,7 +24,7 @@ class Lifeline(Protocol):
         """Tell the client that the session has ended; idempotent. Only the client ends the connection."""
 
 
-class HostedSession:
+class ServedSession:
     """State of one session between Open and its end.
 
     Attributes:

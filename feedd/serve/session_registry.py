@@ -11,7 +11,7 @@ import structlog
 from feedd import metrics
 from feedd.errors import Draining, NotFound, ResourceExhausted
 from feedd.flow.tasks import within
-from feedd.serve.served_session import HostedSession
+from feedd.serve.served_session import ServedSession
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
@@ -46,8 +46,8 @@ class Sessions:
         self._recorder = recorder
         self._clock = clock
         self._spawn = spawn
-        self._by_id: dict[str, HostedSession] = {}
-        self._by_token: dict[bytes, HostedSession] = {}
+        self._by_id: dict[str, ServedSession] = {}
+        self._by_token: dict[bytes, ServedSession] = {}
         self._opening_count = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -59,7 +59,7 @@ class Sessions:
         """Number of open sessions."""
         return len(self._by_id)
 
-    def all(self) -> list[HostedSession]:
+    def all(self) -> list[ServedSession]:
         """Return the open sessions."""
         return list(self._by_id.values())
 
@@ -91,16 +91,16 @@ class Sessions:
         if self.draining:
             raise Draining("the daemon is draining", hint="reconnect", stage="serve")
 
-    def add(self, feed: FeedSession, spec: OpenSpec) -> HostedSession:
+    def add(self, feed: FeedSession, spec: OpenSpec) -> ServedSession:
         """Add a session that the backend opened."""
-        hosted = HostedSession(feed, spec, self._recorder, self._clock)
+        hosted = ServedSession(feed, spec, self._recorder, self._clock)
         self._by_id[hosted.id] = hosted
         self._by_token[hosted.token] = hosted
         self._recorder.move(metrics.SERVE_SESSIONS, 1)
         self._settle(hosted)
         return hosted
 
-    def find(self, session_id: str) -> HostedSession:
+    def find(self, session_id: str) -> ServedSession:
         """Return an open session.
 
         Raises:
@@ -113,7 +113,7 @@ class Sessions:
 
     # ------------------------------------------------------------------ streams
 
-    async def claim_stream(self, session_id: str) -> HostedSession:
+    async def take_stream(self, session_id: str) -> ServedSession:
         """Return the session without a stream; a running stream is ended, because its client has reconnected.
 
         Raises:
@@ -128,13 +128,13 @@ class Sessions:
                 await hosted.call.ended.wait()
         return self.find(session_id)
 
-    def stream_came(self, hosted: HostedSession) -> None:
+    def stream_came(self, hosted: ServedSession) -> None:
         """Record the start of a stream."""
         hosted.cancel_grace()
         self._streaming_count += 1
         self._idle.clear()
 
-    def stream_gone(self, hosted: HostedSession) -> None:
+    def stream_gone(self, hosted: ServedSession) -> None:
         """Record the end of a stream, productions included."""
         hosted.call = None
         self._streaming_count -= 1
@@ -180,7 +180,7 @@ class Sessions:
 
     # ------------------------------------------------------------------ the end
 
-    def _settle(self, hosted: HostedSession) -> None:
+    def _settle(self, hosted: ServedSession) -> None:
         """Close a session that may have lost its last user, at once or after the grace time."""
         if hosted.closing or hosted.call is not None or hosted.lifelines:
             return
@@ -191,7 +191,7 @@ class Sessions:
         loop = asyncio.get_running_loop()
         hosted.grace = loop.call_later(self._options.session_grace_s, lambda: self._spawn(self.close(hosted)))
 
-    async def close(self, hosted: HostedSession) -> None:
+    async def close(self, hosted: ServedSession) -> None:
         """End a session: stream and productions, then leases, then the backend's session.
 
         The first caller does this in a task that is never cancelled; other callers wait for it.
@@ -215,7 +215,7 @@ class Sessions:
                 return
         await self._finish(hosted)
 
-    async def _finish(self, hosted: HostedSession) -> None:
+    async def _finish(self, hosted: ServedSession) -> None:
         if hosted.lifelines:
             hosted.feed.keep_lent()
         hosted.carry_out(hosted.machine.close())

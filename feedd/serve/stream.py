@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from feedd.serve.instructions import Instruction, Outcome
-    from feedd.serve.served_session import HostedSession
+    from feedd.serve.served_session import ServedSession
     from feedd.serve.server_options import ServeOptions
     from feedd.serve.session_machine import StreamMachine
     from feedd.values import Cursor
@@ -38,7 +38,7 @@ class _Over(Exception):
 class StreamCall:
     """One Stream call from its start message to the return of its handler."""
 
-    def __init__(self, hosted: HostedSession, machine: StreamMachine, context: Context, options: ServeOptions) -> None:
+    def __init__(self, hosted: ServedSession, machine: StreamMachine, context: Context, options: ServeOptions) -> None:
         """Store the dependencies; nothing runs before ``run``.
 
         Args:

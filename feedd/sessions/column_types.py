@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from feedd.cache.pinned_reads import with_pinned
-from feedd.catalog.wanted_columns import asked_for
+from feedd.catalog.wanted_columns import possible_columns
 from feedd.convert.columnar import typed_params
 from feedd.convert.conversion_registry import DELIMITED, split
 from feedd.convert.long_params import PARAMS_BYTES_MAX, is_long
@@ -129,7 +129,7 @@ async def _params(cache: ShardCache, refs: Sequence[ObjectRef], recipe: Sequence
             stage="decode",
         )
     types |= dict.fromkeys(unknown, "string")  # of which nobody asked anything: text is what every value can be
-    return _short(asked_for(recipe), types, "".join(signs[:1]))
+    return _short(possible_columns(recipe), types, "".join(signs[:1]))
 
 
 def _short(asked: Sequence[Sequence[str]], types: Mapping[str, str], sign: str) -> str:

@@ -20,7 +20,7 @@ import numpy as np
 
 from feedd.flow.pools import CPU
 from feedd.flow.singleflight import SingleFlight
-from feedd.flow.tasks import off_loop, to_its_end
+from feedd.flow.tasks import off_loop, run_to_end
 from feedd.metrics import PIPELINE_SHARED
 from feedd.sessions.shared_batches import WINDOW_BATCHES, Keeping
 
@@ -184,7 +184,7 @@ class SharedBatches:
             return ready
         stop = threading.Event()
         job = CPU.begin(_copy, source, into, stop)
-        await to_its_end(job, stop)  # even if cancelled: until then both memories are in use
+        await run_to_end(job, stop)  # even if cancelled: until then both memories are in use
         return ready
 
     def _free(self, slot: SlotRef) -> None:

@@ -10,7 +10,7 @@ from feedd.workers.worker_pool import DecodePool
 if TYPE_CHECKING:
     from feedd.protocols import Recorder
     from feedd.values import ByteRange
-    from feedd.workers.work import DecodeOptions, MadeShard, MakeTask
+    from feedd.workers.work import ConvertedShard, DecodeOptions, MakeTask
 
 
 class PoolOnDemand:
@@ -32,7 +32,7 @@ class PoolOnDemand:
         self._closing.set()
         await self._group.__aexit__(None, None, None)
 
-    async def make(self, task: MakeTask) -> MadeShard | tuple[ByteRange, ...]:
+    async def make(self, task: MakeTask) -> ConvertedShard | tuple[ByteRange, ...]:
         """Make a shard; see ``DecodePool.make``.
 
         Raises besides:

@@ -69,29 +69,29 @@ class PrefetchDriver:
         self._cache = cache
         self._reader_groups = reader_groups
         self._index_prefetcher = index_prefetcher
-        self._walk: EpochAccess | None = None
+        self._access: EpochAccess | None = None
         self._progress = Progress()
         self._window = -1
 
     def enter(self, at: Cursor) -> None:
         """Start (or resume) an epoch at a cursor: say when everything is needed, and wish for what comes first."""
-        before, window = self._walk, self._reader.window(at)
-        walk: EpochAccess = self._reader.walk(self._listing, at)
-        if before is not None and before.key == walk.key:
-            walk = before
-        self._walk, self._window = walk, window
-        group = self._reader_groups.group(walk.key)
+        before, window = self._access, self._reader.window(at)
+        access: EpochAccess = self._reader.access_at(self._listing, at)
+        if before is not None and before.key == access.key:
+            access = before
+        self._access, self._window = access, window
+        group = self._reader_groups.group(access.key)
         if group is None:
-            group = self._found(walk, window)
+            group = self._found(access, window)
         self._progress = group
         # The founder has told of all shards: that takes a microsecond each, so only once. The first use is said last.
         for again in reversed(group.join(self._name, window)):
-            self._tell(walk, walk.again(again))
-        if before is not None and before is not walk:
+            self._tell(access, access.again(again))
+        if before is not None and before is not access:
             self._leave(before)
-        self._wish(walk, window)
+        self._wish(access, window)
         if self._index_prefetcher is not None:
-            self._index_prefetcher.enter(_soon(walk, window))
+            self._index_prefetcher.enter(_soon(access, window))
 
     def skip_to(self, at: Cursor) -> None:
         """Resume further on than was expected: what is being read ahead is dropped, so that it delays nothing."""
@@ -102,18 +102,18 @@ class PrefetchDriver:
 
     def advance(self, at: Cursor, first_window: int, last_window: int) -> None:
         """Take note that a batch of these windows is being made."""
-        if self._walk is None or at.epoch != self._walk.epoch:
+        if self._access is None or at.epoch != self._access.epoch:
             self.enter(at)
-        walk = self._walk
-        assert walk is not None
+        access = self._access
+        assert access is not None
         for window in self._progress.advance(self._name, first_window):
-            self._tell(walk, walk.left(window))
+            self._tell(access, access.left(window))
         if last_window > self._window:
             self._window = last_window
-            self._cache.note_next_use(self._reader_groups.timeline.advance(walk.key, walk.position(first_window)))
+            self._cache.note_next_use(self._reader_groups.timeline.advance(access.key, access.position(first_window)))
             if self._index_prefetcher is not None:
-                self._index_prefetcher.expect(_soon(walk, last_window))
-            self._wish(walk, last_window)  # never empty, which would cancel what this very batch is about to wait for
+                self._index_prefetcher.expect(_soon(access, last_window))
+            self._wish(access, last_window)  # never empty, which would cancel what this very batch is about to wait for
         if self._index_prefetcher is not None:
             self._index_prefetcher.look()
 
@@ -122,36 +122,36 @@ class PrefetchDriver:
         self._cache.prefetch([], self._name)
         if self._index_prefetcher is not None:
             self._index_prefetcher.close()
-        if self._walk is not None:
-            self._leave(self._walk)
-            self._walk = None
+        if self._access is not None:
+            self._leave(self._access)
+            self._access = None
 
     async def ended(self) -> None:
         """Return when nothing that was under way before ``close`` is so any more."""
         if self._index_prefetcher is not None:
             await self._index_prefetcher.ended()
 
-    def _found(self, walk: EpochAccess, window: int) -> Progress:
+    def _found(self, access: EpochAccess, window: int) -> Progress:
         """Begin a group, with a stream that stands at ``window``."""
-        self._reader_groups.timeline.open(walk.key, walk.position(window), walk.epoch_bytes * _SLACK)
-        self._tell(walk, walk.start(window))
-        return self._reader_groups.found(walk.key)
+        self._reader_groups.timeline.open(access.key, access.position(window), access.epoch_bytes * _SLACK)
+        self._tell(access, access.start(window))
+        return self._reader_groups.found(access.key)
 
-    def _leave(self, walk: EpochAccess) -> None:
-        left = self._reader_groups.leave(walk.key, self._name)
+    def _leave(self, access: EpochAccess) -> None:
+        left = self._reader_groups.leave(access.key, self._name)
         if left is None:
-            self._cache.note_next_use(self._reader_groups.timeline.close(walk.key))
+            self._cache.note_next_use(self._reader_groups.timeline.close(access.key))
             return
         for window in left:
-            self._tell(walk, walk.left(window))
+            self._tell(access, access.left(window))
 
-    def _tell(self, walk: EpochAccess, uses: Iterable[Use]) -> None:
-        self._cache.note_next_use(self._reader_groups.timeline.tell(walk.key, uses))
+    def _tell(self, access: EpochAccess, uses: Iterable[Use]) -> None:
+        self._cache.note_next_use(self._reader_groups.timeline.tell(access.key, uses))
 
-    def _wish(self, walk: EpochAccess, window: int) -> None:
-        self._cache.prefetch([self._listing.refs[shard] for shard in walk.wishes(window)], self._name)
+    def _wish(self, access: EpochAccess, window: int) -> None:
+        self._cache.prefetch([self._listing.refs[shard] for shard in access.wishes(window)], self._name)
 
 
-def _soon(walk: EpochAccess, window: int) -> list[int]:
+def _soon(access: EpochAccess, window: int) -> list[int]:
     """Return the shards of a window and of the one behind it."""
-    return walk.needed(window) + walk.needed(window + 1)
+    return access.needed(window) + access.needed(window + 1)

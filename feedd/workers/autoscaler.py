@@ -73,7 +73,7 @@ class Autoscaler:
 
     def _turn(self) -> None:
         self._later()
-        seen = self._next_places()
+        seen = self._next_slots()
         self.resize(self._dispatch.take_load(self._contended(seen)))
         self.renew(seen)
 
@@ -86,11 +86,11 @@ class Autoscaler:
         if wanted != before:
             self._recorder.count(metrics.DECODE_RESIZES, direction="up" if wanted > before else "down")
             _log.info("decode workers wanted", workers=wanted, before=before, busy=round(load.demand, 1))
-        places = [place for place in self._supervisor.places if place is not self._successor]
-        for place in places[wanted:]:
+        worker_slots = [place for place in self._supervisor.worker_slots if place is not self._successor]
+        for place in worker_slots[wanted:]:
             self._supervisor.dismiss(place)
-        for _ in range(wanted - len(places)):
-            self._supervisor.hire().joined.add_done_callback(self._hired)
+        for _ in range(wanted - len(worker_slots)):
+            self._supervisor.start_worker().joined.add_done_callback(self._hired)
 
     def renew(self, seen: list[WorkerSlot]) -> None:
         """Start a successor for the first of ``seen`` that has grown too large; once it has joined, dismiss the old."""
@@ -102,7 +102,7 @@ class Autoscaler:
             grown_bytes = anonymous_bytes(place.child.pid) - place.start_bytes
             if grown_bytes > self._growth_bytes:
                 _log.info("decode worker is replaced", pid=place.child.pid, grown=format_size(grown_bytes))
-                self._successor = self._supervisor.hire()
+                self._successor = self._supervisor.start_worker()
                 self._successor.joined.add_done_callback(self._succeed(place))
                 return
 
@@ -128,18 +128,18 @@ class Autoscaler:
             _log.warning("decode worker cannot be started", error=str(error))
         return error is None and not future.cancelled()
 
-    def _next_places(self) -> list[WorkerSlot]:
+    def _next_slots(self) -> list[WorkerSlot]:
         """Return the workers to check in this turn."""
-        places = self._supervisor.places
-        if len(places) <= _LOOKED_AT_MAX:
-            return places
-        at = self._looked_at % len(places)
+        worker_slots = self._supervisor.worker_slots
+        if len(worker_slots) <= _LOOKED_AT_MAX:
+            return worker_slots
+        at = self._looked_at % len(worker_slots)
         self._looked_at = at + _LOOKED_AT_MAX
-        return (places + places)[at : at + _LOOKED_AT_MAX]
+        return (worker_slots + worker_slots)[at : at + _LOOKED_AT_MAX]
 
     def _contended(self, seen: list[WorkerSlot]) -> float:
         """Return the share of time that workers were ready to run but had no core, since their last check."""
-        pids = {place.child.pid for place in self._supervisor.places if place.child is not None}
+        pids = {place.child.pid for place in self._supervisor.worker_slots if place.child is not None}
         self._spent = {pid: spent for pid, spent in self._spent.items() if pid in pids}
         ran_s = waited_s = 0.0
         for place in seen:

@@ -97,11 +97,11 @@ class _Source:
     """
 
     def __init__(self, mappings: Mapping[int, NDArray[np.uint8]], count: int) -> None:
-        self._held = list(mappings.values())
-        addresses = [one.__array_interface__["data"][0] for one in self._held]
+        self._mappings = list(mappings.values())
+        addresses = [one.__array_interface__["data"][0] for one in self._mappings]
         first = min(addresses)
-        self._first = self._held[addresses.index(first)]
-        self._size_bytes = max(at + len(one) for at, one in zip(addresses, self._held, strict=True)) - first
+        self._first = self._mappings[addresses.index(first)]
+        self._size_bytes = max(at + len(one) for at, one in zip(addresses, self._mappings, strict=True)) - first
         self.starts = np.full(count, -1, np.int64)
         self.starts[list(mappings)] = np.array(addresses, np.int64) - first
 

@@ -11,7 +11,7 @@ from feedd import errors
 from feedd.recipe.recipe import pinned_as
 from feedd.workers import index_columns as columns
 from feedd.workers import request_split as split
-from feedd.workers.descriptors import no_room
+from feedd.workers.descriptors import out_of_descriptors
 from feedd.workers.messages import Answer, Decoded, Failed, Indexed, IndexRequest, Measured, Pinned, PinRequest, encode
 from feedd.workers.work import BadRow, DecodeResult, Piece
 
@@ -214,7 +214,7 @@ class IndexCall(_Short):
         """
         assert isinstance(answer, Indexed)
         if not fds:
-            raise no_room()
+            raise out_of_descriptors()
         self.index = columns.unpack(fds[0], answer)
 
     def give_up(self, rows: range, reason: str) -> None:  # noqa: ARG002 - the protocol's names

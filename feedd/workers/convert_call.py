@@ -8,7 +8,7 @@ from feedd.convert.long_params import for_worker
 from feedd.errors import BadShard
 from feedd.values import ByteRange
 from feedd.workers.messages import Made, MakeRequest, NeedRanges, encode
-from feedd.workers.work import MadeShard
+from feedd.workers.work import ConvertedShard
 
 if TYPE_CHECKING:
     from feedd.workers.messages import Answer
@@ -28,7 +28,7 @@ class MakeCall:
     def __init__(self, task: MakeTask) -> None:
         self._task = task
         self.fds = (task.source_fd, task.out_fd)
-        self.outcome: MadeShard | tuple[ByteRange, ...] = ()
+        self.outcome: ConvertedShard | tuple[ByteRange, ...] = ()
 
     @property
     def long_s(self) -> float:
@@ -49,7 +49,7 @@ class MakeCall:
             self.outcome = tuple(ByteRange(*span) for span in answer.spans)
             return
         assert isinstance(answer, Made)
-        self.outcome = MadeShard(answer.size_bytes, answer.format_name, answer.busy_s)
+        self.outcome = ConvertedShard(answer.size_bytes, answer.format_name, answer.busy_s)
 
     def give_up(self, rows: range, reason: str) -> None:  # noqa: ARG002 - the protocol's names
         """Report the object as unreadable.

@@ -15,7 +15,7 @@ SCARCE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ETOOMANYREFS, errno
 """Error numbers of the kernel if there is no room for a descriptor: nothing was sent, and the socket is unchanged."""
 
 
-def no_room(reason: str = "none could be received") -> ResourceExhausted:
+def out_of_descriptors(reason: str = "none could be received") -> ResourceExhausted:
     """Return the error of a process that may open no more files, and so can neither send nor receive a descriptor."""
     return ResourceExhausted(
         f"expected room for a descriptor between daemon and decode worker, got: {reason}",
@@ -36,7 +36,7 @@ def copies(fds: Iterable[int]) -> list[int]:
     except OSError as error:
         close_all(made)
         if error.errno in SCARCE:
-            raise no_room(str(error.strerror)) from error
+            raise out_of_descriptors(str(error.strerror)) from error
         raise
     return made
 

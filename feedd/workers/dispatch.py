@@ -271,11 +271,11 @@ class Dispatch:
         loop = asyncio.get_running_loop()
         self._deadlines[number] = loop.call_later(delay_s, self._children[number].kill, reason)
 
-    def begun(self, number: int, chunk_id: int) -> None:
+    def started(self, number: int, chunk_id: int) -> None:
         """Record that a worker begins a suspect chunk, unless the request could not be sent."""
         running = self._schedule.running(number)
         if running is not None and running.id == chunk_id:
-            running.begun = True
+            running.started = True
 
     def answer(self, number: int, answer: Answer, fds: list[int]) -> None:
         """Process an answer; descriptors stay the caller's.

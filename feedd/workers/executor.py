@@ -23,14 +23,13 @@ from feedd.values import FieldRecipe
 from feedd.workers import index_columns as columns
 from feedd.workers.bulk import copy_rows
 from feedd.workers.convert_shard import make_shard
-from feedd.workers.descriptors import no_room
+from feedd.workers.descriptors import out_of_descriptors
 from feedd.workers.field_reader import Field
 from feedd.workers.fixed_width import plain_numbers
 from feedd.workers.mapped_files import MappedFiles
 from feedd.workers.messages import (
     REASON_CHARS_MAX,
     Answer,
-    Asked,
     Decoded,
     DecodeRequest,
     Failed,
@@ -42,6 +41,7 @@ from feedd.workers.messages import (
     Pinned,
     PinRequest,
     Prepare,
+    RequestContext,
 )
 from feedd.workers.shard_bytes import Shard, Shards
 
@@ -92,14 +92,14 @@ class _Reasons:
         return text[:_SHORT_REASON_CHARS].encode("ascii", "replace").decode()
 
 
-def _all_here(given: Sequence[int], count: int) -> Sequence[int]:
+def _descriptors_of(given: Sequence[int], count: int) -> Sequence[int]:
     """Return the descriptors that came with a request.
 
     Raises:
         ResourceExhausted: some were lost on the way.
     """
     if len(given) != count:
-        raise no_room()
+        raise out_of_descriptors()
     return given
 
 
@@ -109,16 +109,16 @@ class Executor:
     def __init__(self) -> None:
         self._arenas: dict[int, mmap.mmap] = {}
         self._refused: dict[int, str] = {}  # arena id -> why it could not be mapped
-        self._kept = MappedFiles()
+        self._cached_files = MappedFiles()
 
     @property
     def keeps(self) -> bool:
         """Whether shard files are mapped that ``rest`` would unmap."""
-        return bool(self._kept)
+        return bool(self._cached_files)
 
     def rest(self) -> None:
         """Unmap all shard files, because no request is expected."""
-        self._kept.drop()
+        self._cached_files.drop()
 
     def attach(self, arena_id: int, fd: int | None, size_bytes: int) -> None:
         """Map an arena read-write; ``fd`` stays the caller's. None: it was lost, because too many files are open.
@@ -134,7 +134,7 @@ class Executor:
         """
         self.detach(arena_id)
         if fd is None:
-            self._refused[arena_id] = no_room().message
+            self._refused[arena_id] = out_of_descriptors().message
             return
         try:
             self._arenas[arena_id] = _mapped(fd, size_bytes)
@@ -156,7 +156,7 @@ class Executor:
             with suppress(Exception):  # decode meets any error again and reports it
                 importlib.import_module(f"feedd.codecs.{name}")
 
-    def run(self, request: Asked, given: Sequence[int] = ()) -> tuple[Answer, list[int]]:
+    def run(self, request: RequestContext, given: Sequence[int] = ()) -> tuple[Answer, list[int]]:
         """Return the reply and the descriptors to send with it; the caller closes them.
 
         Args:
@@ -179,11 +179,11 @@ class Executor:
                     shapes, kept_rows = self._sizes(request, fds)
                     answer = Measured(request.id, busy_s(), shapes, kept_rows)
                 case IndexRequest():
-                    self._kept.drop()  # indexing and converting take long: keep no mapping of the cache meanwhile
+                    self._cached_files.drop()  # indexing and converting take long: keep no mapping meanwhile
                     answer = self._index(request, fds)
                 case MakeRequest():
-                    self._kept.drop()
-                    answer = make_shard(request, _all_here(given, 2))
+                    self._cached_files.drop()
+                    answer = make_shard(request, _descriptors_of(given, 2))
                 case PinRequest():
                     with Shard(request.file) as shard:
                         params = pin_npy(shard.read(request.start, request.size), header_reader(request.stored))
@@ -284,11 +284,11 @@ class Executor:
 
     def _copy(self, request: DecodeRequest, arena: mmap.mmap) -> list[NDArray[np.bool_] | None]:
         """Copy the fields that are plain copies; return for each field bool[rows], which rows are done, or None."""
-        self._kept.begin()
+        self._cached_files.begin()
         target = (arena, request.slot_at)
         plains = [plain_numbers(_recipe(message)) for message in request.fields]
         return [
-            None if plain is None else copy_rows(plain, message, request.files, self._kept, target)
+            None if plain is None else copy_rows(plain, message, request.files, self._cached_files, target)
             for plain, message in zip(plains, request.fields, strict=True)
         ]
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from feedd.errors import Internal
 from feedd.values import ShardIndex
-from feedd.workers.descriptors import no_room
+from feedd.workers.descriptors import out_of_descriptors
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -59,7 +59,7 @@ def mapped(fd: int, size_bytes: int) -> memoryview:
     try:
         return memoryview(mmap.mmap(fd, size_bytes, mmap.MAP_SHARED, mmap.PROT_READ))
     except OSError as error:
-        raise no_room(str(error.strerror)) from error
+        raise out_of_descriptors(str(error.strerror)) from error
 
 
 def _write(fd: int, data: memoryview) -> None:

@@ -29,7 +29,7 @@ _REQUESTS: Final = 128
 
 
 @dataclass(slots=True)
-class _Kept:
+class _MappedFile:
     """A mapped file.
 
     Attributes:
@@ -48,19 +48,19 @@ class MappedFiles:
     """The files one worker has mapped."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[str, int, int], _Kept] = {}
+        self._cached_files: dict[tuple[str, int, int], _MappedFile] = {}
         self._request = 0
         self._began_s = 0.0
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._cached_files)
 
     def begin(self) -> None:
         """Start a request: unmap files that were not read for too many requests, or for too long."""
         self._request += 1
         self._began_s = time.monotonic()
         at, since_s = self._request - _REQUESTS, self._began_s - REST_S
-        for key in [key for key, kept in self._kept.items() if kept.used_at < at or kept.used_s < since_s]:
+        for key in [key for key, kept in self._cached_files.items() if kept.used_at < at or kept.used_s < since_s]:
             self._drop(key)
 
     def get(self, file: FileMessage) -> mmap.mmap:
@@ -70,13 +70,13 @@ class MappedFiles:
             CacheUnavailable: the file is missing, shorter than its object, or cannot be mapped.
         """
         key = (file.path, file.data_at, file.size_bytes)
-        kept = self._kept.get(key)
+        kept = self._cached_files.get(key)
         try:
             if kept is None or _identity(os.stat(file.path)) != kept.identity:  # noqa: PTH116 - a Path is slower
                 self._drop(key)
-                kept = self._kept[key] = _mapped(file)
-                while len(self._kept) > _FILES_MAX:
-                    self._drop(next(iter(self._kept)))
+                kept = self._cached_files[key] = _mapped(file)
+                while len(self._cached_files) > _FILES_MAX:
+                    self._drop(next(iter(self._cached_files)))
         except (OSError, ValueError) as error:
             raise unavailable(file, str(error)) from error
         kept.used_at, kept.used_s = self._request, self._began_s
@@ -84,11 +84,11 @@ class MappedFiles:
 
     def drop(self) -> None:
         """Unmap everything."""
-        for key in tuple(self._kept):
+        for key in tuple(self._cached_files):
             self._drop(key)
 
     def _drop(self, key: tuple[str, int, int]) -> None:
-        kept = self._kept.pop(key, None)
+        kept = self._cached_files.pop(key, None)
         if kept is not None:
             with suppress(BufferError):  # a traceback holds an array over the mapping, which then goes with it
                 kept.data.close()
@@ -98,7 +98,7 @@ def _identity(found: os.stat_result) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
-def _mapped(file: FileMessage) -> _Kept:
+def _mapped(file: FileMessage) -> _MappedFile:
     fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         found = os.fstat(fd)
@@ -107,4 +107,4 @@ def _mapped(file: FileMessage) -> _Kept:
         data = mmap.mmap(fd, file.size_bytes, mmap.MAP_SHARED, mmap.PROT_READ, offset=file.data_at)
     finally:
         os.close(fd)
-    return _Kept(data, _identity(found), 0, 0.0)
+    return _MappedFile(data, _identity(found), 0, 0.0)

@@ -208,9 +208,9 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
     hint: str
 
 
-Asked: TypeAlias = IndexRequest | MakeRequest | PinRequest | MeasureRequest | DecodeRequest
+RequestContext: TypeAlias = IndexRequest | MakeRequest | PinRequest | MeasureRequest | DecodeRequest
 Told: TypeAlias = Attach | Detach | Prepare | ReportStart
-Request: TypeAlias = Told | Asked
+Request: TypeAlias = Told | RequestContext
 Answer: TypeAlias = Indexed | Made | NeedRanges | Pinned | Measured | Decoded | Failed
 Reply: TypeAlias = Hello | Started | Answer
 

@@ -37,8 +37,8 @@ class Chunk:
     Attributes:
         suspect: a single row that was running when its worker died; if that happens again, the row is given up.
         id: set when the chunk is sent; answers repeat it.
-        begun: a worker reported that it begins this suspect. Workers that are killed together, for lack of memory or by
-            a person, die before they begin the others' suspects. Such deaths do not count against the row.
+        started: a worker reported that it begins this suspect. Workers that are killed together, for lack of memory or
+            by a person, die before they begin the others' suspects. Such deaths do not count against the row.
         excuses_left: number of further workers that may die before they begin the chunk.
     """
 
@@ -46,7 +46,7 @@ class Chunk:
     rows: range
     suspect: bool = False
     id: int = 0
-    begun: bool = False
+    started: bool = False
     excuses_left: int = _EXCUSES
 
 
@@ -78,8 +78,8 @@ class Schedule:
         self._waiting: dict[int, deque[Chunk]] = {}  # by stream, none empty; the first stream has the next turn
         self._workers: dict[int, _Worker] = {}
         # Workers with room, by number of chunks held: checking every worker per chunk would cost more than sending it.
-        self._with_room: list[dict[int, None]] = [{} for _ in range(depth)]
-        self._held_count = 0
+        self._free_workers: list[dict[int, None]] = [{} for _ in range(depth)]
+        self._waiting_count = 0
         self._busy_count = 0
         self._engaged_count = 0  # long chunks; a worker holds at most one
         self._resting_count = 0  # workers that get no more chunks
@@ -93,7 +93,7 @@ class Schedule:
     @property
     def queued(self) -> bool:
         """Whether any chunk waits, in a queue or in a worker's socket."""
-        return self._held_count > self._busy_count or bool(self._waiting)
+        return self._waiting_count > self._busy_count or bool(self._waiting)
 
     def submit(self, call: Call, rows: int, chunk_rows: int) -> None:
         """Append ``rows`` rows of ``call`` in chunks of ``chunk_rows``."""
@@ -106,25 +106,25 @@ class Schedule:
     def join(self, worker: int) -> None:
         """Assign chunks to ``worker`` from now on."""
         self._workers[worker] = _Worker()
-        self._with_room[0][worker] = None
+        self._free_workers[0][worker] = None
 
     def rest(self, worker: int) -> None:
         """Assign no more chunks to ``worker``; it finishes the chunks that it holds."""
         held = self._workers[worker]
-        self._without_room(worker, len(held.chunks))
+        self._full_workers(worker, len(held.chunks))
         self._resting_count += not held.resting
         held.resting = True
 
     def assign(self) -> tuple[int, Chunk] | None:
         """Assign the next chunk to the worker with the fewest; None if no chunk waits or all workers are full."""
-        free = next((workers for workers in self._with_room if workers), None)
+        free = next((workers for workers in self._free_workers if workers), None)
         chunk = None if free is None else self._next()
         if free is None or chunk is None:
             return None
         worker = next(iter(free))
         self._last_id += 1
         chunk.id = self._last_id
-        chunk.begun = False
+        chunk.started = False
         chunk.call.waiting_count -= 1
         chunk.call.running_count += 1
         self._workers[worker].chunks.append(chunk)
@@ -182,8 +182,8 @@ class Schedule:
         gone = self._workers.pop(worker, _Worker())
         held = gone.chunks
         self._resting_count -= gone.resting
-        self._without_room(worker, len(held))
-        self._held_count -= len(held)
+        self._full_workers(worker, len(held))
+        self._waiting_count -= len(held)
         self._busy_count -= bool(held)
         self._engaged_count -= sum(chunk.call.alone for chunk in held)
         given_up: list[Chunk] = []
@@ -194,7 +194,7 @@ class Schedule:
                 continue
             if position:
                 again.append(chunk)  # the chunk had not started
-            elif chunk.suspect and (chunk.begun or not chunk.excuses_left):
+            elif chunk.suspect and (chunk.started or not chunk.excuses_left):
                 given_up.append(chunk)
             elif chunk.suspect:
                 chunk.excuses_left -= 1
@@ -208,17 +208,17 @@ class Schedule:
         """Update the counts after ``worker`` got one chunk more or less (``by``)."""
         held = self._workers[worker]
         now = len(held.chunks)
-        self._held_count += by
+        self._waiting_count += by
         self._busy_count += (now > 0) - (now - by > 0)
         if held.resting:
             return
-        self._without_room(worker, now - by)
-        if now < len(self._with_room) and not held.engaged:
-            self._with_room[now][worker] = None
+        self._full_workers(worker, now - by)
+        if now < len(self._free_workers) and not held.engaged:
+            self._free_workers[now][worker] = None
 
-    def _without_room(self, worker: int, chunk_count: int) -> None:
-        if chunk_count < len(self._with_room):
-            self._with_room[chunk_count].pop(worker, None)
+    def _full_workers(self, worker: int, chunk_count: int) -> None:
+        if chunk_count < len(self._free_workers):
+            self._free_workers[chunk_count].pop(worker, None)
 
     def _next(self) -> Chunk | None:
         """Take the next chunk. The turn passes to the next stream when all chunks of its call are taken."""

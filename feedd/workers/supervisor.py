@@ -77,7 +77,7 @@ class WorkerSupervisor:
         self._recorder = recorder
         self._dispatch = dispatch
         self._first_packets = first_packets
-        self._places: dict[int, WorkerSlot] = {}
+        self._worker_slots: dict[int, WorkerSlot] = {}
         self._numbers: dict[Child, int] = {}
         self._hellos: dict[Child, asyncio.Future[None]] = {}
         self._last_number = -1
@@ -94,7 +94,7 @@ class WorkerSupervisor:
         build_digest()  # computed now, before any upgrade on disk
         self._recorder.gauge(metrics.DECODE_OUTDATED, 0)
         await self._group.__aenter__()
-        started = [self.hire().joined for _ in range(self._options.workers)]
+        started = [self.start_worker().joined for _ in range(self._options.workers)]
         try:
             await asyncio.wait(started, return_when=asyncio.FIRST_EXCEPTION)
             for future in started:
@@ -111,7 +111,7 @@ class WorkerSupervisor:
         """End and reap all workers; bounded by ``close_grace_s`` and the time of a kill."""
         self._closing = True
         self._dispatch.close()
-        for place in self._places.values():
+        for place in self._worker_slots.values():
             place.over.set()
         for child in self._hellos:
             child.kill("closing")
@@ -119,15 +119,15 @@ class WorkerSupervisor:
         await self._group.__aexit__(None, None, None)
 
     @property
-    def places(self) -> list[WorkerSlot]:
+    def worker_slots(self) -> list[WorkerSlot]:
         """Slots whose workers take work or soon will, oldest first."""
-        return [place for place in self._places.values() if not place.dismissed]
+        return [place for place in self._worker_slots.values() if not place.dismissed]
 
-    def hire(self) -> WorkerSlot:
+    def start_worker(self) -> WorkerSlot:
         """Start one more worker; the caller must check ``joined`` for an error."""
         self._last_number += 1
         place = WorkerSlot(self._last_number, asyncio.get_running_loop().create_future())
-        self._places[place.number] = place
+        self._worker_slots[place.number] = place
         self._group.create_task(self._keep(place), name=f"decode-worker-{place.number}")
         return place
 
@@ -156,7 +156,7 @@ class WorkerSupervisor:
                     return
                 await self._wait(place, message, back_off)
         finally:
-            del self._places[place.number]
+            del self._worker_slots[place.number]
 
     async def _wait(self, place: WorkerSlot, message: str, back_off: BackOff) -> None:
         """Wait until it is time to retry, or the slot is over.
@@ -182,7 +182,7 @@ class WorkerSupervisor:
             return str(error)
         self._numbers[child] = place.number
         try:
-            greeted = await self._greet(child) and not place.dismissed and self._told(child)
+            greeted = await self._greet(child) and not place.dismissed and self._greeted(child)
             if greeted:
                 place.child, place.start_bytes = child, anonymous_bytes(child.pid)
                 self._dispatch.join(place.number, child)
@@ -207,7 +207,7 @@ class WorkerSupervisor:
         finally:
             del self._hellos[child]
 
-    def _told(self, child: Child) -> bool:
+    def _greeted(self, child: Child) -> bool:
         """Send a worker its first messages; kill it if they cannot be sent."""
         try:
             for packet in self._first_packets():
@@ -232,7 +232,7 @@ class WorkerSupervisor:
         try:
             reply = reply_decoder.decode(data)
             if isinstance(reply, Started):
-                self._dispatch.begun(self._numbers[child], reply.id)
+                self._dispatch.started(self._numbers[child], reply.id)
             elif not isinstance(reply, Hello):
                 self._dispatch.answer(self._numbers[child], reply, fds)
             elif (reply.protocol, reply.build) != (PROTOCOL, build_digest()):

@@ -143,7 +143,7 @@ class MakeTask:
 
 
 @dataclass(frozen=True, slots=True)
-class MadeShard:
+class ConvertedShard:
     """A converted shard.
 
     Attributes:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from feedd.protocols import Recorder
     from feedd.values import ByteRange, FieldRecipe, ShardFile, ShardIndex
-    from feedd.workers.work import DecodeOptions, DecodeResult, DecodeTask, FieldWork, MadeShard, MakeTask, Piece
+    from feedd.workers.work import ConvertedShard, DecodeOptions, DecodeResult, DecodeTask, FieldWork, MakeTask, Piece
 
 _MEASURE_ROWS: Final = 256
 
@@ -52,7 +52,7 @@ class DecodePool:
         self._options = options
         self._recorder = recorder
         self._arenas: dict[int, tuple[int, int]] = {}  # arena id -> (our own descriptor, size in bytes)
-        self._portions = ChunkSizer(options.chunk_rows)
+        self._chunk_sizer = ChunkSizer(options.chunk_rows)
         self._poison = Poison()
         self._dispatch = Dispatch(options, recorder)
         arenas = self._arenas
@@ -99,7 +99,7 @@ class DecodePool:
         assert call.index is not None
         return call.index
 
-    async def make(self, task: MakeTask) -> MadeShard | tuple[ByteRange, ...]:
+    async def make(self, task: MakeTask) -> ConvertedShard | tuple[ByteRange, ...]:
         """Convert an object into a shard, or return the missing ranges of the object that are needed first.
 
         The converting worker gets no other work. When this method returns or raises, nothing writes to ``out_fd`` any
@@ -198,12 +198,12 @@ class DecodePool:
         call = DecodeCall(task, self._poison)
         rows = chunk_rows((work.recipe for work in task.fields), self._options.chunk_rows, call.rows)
         if rows == self._options.chunk_rows:  # plain copies are not spread further
-            rows = self._portions.of(task.arena_id, call.rows, self._dispatch.worker_count)
+            rows = self._chunk_sizer.of(task.arena_id, call.rows, self._dispatch.worker_count)
             rows = self._dispatch.spread(call.rows, min(rows, request_rows(len(task.fields))))
         await self._dispatch.do(call, rows)
         result = call.result
         if call.rows:
-            self._portions.took(task.arena_id, call.rows, result.busy_s)
+            self._chunk_sizer.took(task.arena_id, call.rows, result.busy_s)
         self._recorder.count(metrics.DECODE_SAMPLES, call.rows - len(result.bad))
         if result.bad:
             self._recorder.count(metrics.DECODE_BAD_SAMPLES, len(result.bad))
@@ -222,7 +222,7 @@ class DecodePool:
 
     def detach(self, arena_id: int) -> None:
         """Have all workers unmap an arena; no decode into it may be running. Unknown ids are ignored."""
-        self._portions.forget(arena_id)
+        self._chunk_sizer.forget(arena_id)
         held = self._arenas.pop(arena_id, None)
         if held is not None:
             os.close(held[0])

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import feedd
-from feedd.workers.descriptors import SCARCE, close_all, copies, no_room
+from feedd.workers.descriptors import SCARCE, close_all, copies, out_of_descriptors
 from feedd.workers.worker import receive
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class Child:
             self._outbox.append((payload, copies(fds)))
         except OSError as error:
             if error.errno in SCARCE:
-                raise no_room(str(error.strerror)) from error
+                raise out_of_descriptors(str(error.strerror)) from error
             return  # the worker closed its connection; its last answers may still wait to be read
         if len(self._outbox) == 1:
             self._loop.add_writer(self._socket.fileno(), self._flush)

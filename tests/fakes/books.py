@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from feedd.cache.cache_metrics import CacheMetrics
-from feedd.cache.policy.cache_index import CacheIndex, Claim
+from feedd.cache.policy.cache_index import CacheIndex, Reservation
 from feedd.cache.prefetcher import Prefetcher
 from tests.fakes.tally import TallyRecorder
 
@@ -58,7 +58,7 @@ class BooksCache:
     def use(self, refs: Sequence[ObjectRef]) -> None:
         """Acquire and release."""
         outcome = self.index.reserve_all(refs)
-        assert isinstance(outcome, Claim), outcome
+        assert isinstance(outcome, Reservation), outcome
         for entry in outcome.missing:
             self._arrive(entry)
         self._pump()  # what comes while the batch is being made

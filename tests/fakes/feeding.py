@@ -242,4 +242,4 @@ async def feeding(
         assert not pipeline._reader_groups._groups
         assert not pipeline._reader_groups.timeline.stream_count
         assert pipeline._budget.reserved_bytes == 0
-        assert (pipeline.windows.plan_count, pipeline.windows.kept_bytes) == (0, 0)
+        assert (pipeline.windows.plan_count, pipeline.windows.cached_bytes) == (0, 0)

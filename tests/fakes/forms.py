@@ -11,14 +11,14 @@ import pytest
 from feedd.cache.caches import DiskCache
 from feedd.convert import conversion_registry as registry
 from feedd.convert.wanted_ranges import everything
-from feedd.converting.conversion_log import ConversionLog, MadeFact
+from feedd.converting.conversion_log import ConversionFact, ConversionLog
 from feedd.converting.converter import Converter, ConverterOptions
 from feedd.converting.converting_cache import ConvertingCache
 from feedd.metrics import CACHE_BYTES, CACHE_ENTRIES, CACHE_PINS, CACHE_RESERVED, PIPELINE_MAKING
 from feedd.values import ByteRange
 from feedd.workers.convert_shard import make_shard
 from feedd.workers.messages import MakeRequest, NeedRanges
-from feedd.workers.work import MadeShard
+from feedd.workers.work import ConvertedShard
 from tests.fakes.caches import SHARD_BYTES, SLOT_BYTES, CacheRig
 from tests.fakes.fetchers import MemoryFetcher
 from tests.fakes.sinks import write_to
@@ -83,14 +83,14 @@ class MakingFetcher(MemoryFetcher):
             write_to(sink, span.start, self.data(ref)[span.start : span.end])
 
 
-async def make(task: MakeTask) -> MadeShard | tuple[ByteRange, ...]:
+async def make(task: MakeTask) -> ConvertedShard | tuple[ByteRange, ...]:
     """Do in this process what a worker does."""
     spans = tuple((span.start, span.end) for span in task.spans)
     sizes = (task.size_bytes, spans, task.out_at, task.limit_bytes, task.room_bytes, task.entry_bytes)
     answer = make_shard(MakeRequest(1, task.form, task.url, *sizes), (task.source_fd, task.out_fd))
     if isinstance(answer, NeedRanges):
         return tuple(ByteRange(*span) for span in answer.spans)
-    return MadeShard(answer.size_bytes, answer.format_name, answer.busy_s)
+    return ConvertedShard(answer.size_bytes, answer.format_name, answer.busy_s)
 
 
 @dataclass
@@ -112,7 +112,7 @@ class MadeRig(CacheRig):
         """Store an object; return it in its form, which is as long."""
         ref = replace(super().shard(name, size_bytes, etag), form=self.form)
         if self.form and self.made_before:
-            self.facts.note(ref, MadeFact(size_bytes, size_bytes, "tar"))
+            self.facts.note(ref, ConversionFact(size_bytes, size_bytes, "tar"))
         return ref
 
     @contextlib.asynccontextmanager
@@ -132,7 +132,7 @@ class MadeRig(CacheRig):
         assert not self.temp_files()
         assert self.disk_bytes() <= int(capacity * SLOT_BYTES)
         assert not converter.fresh_count
-        assert not cache._awaited
+        assert not cache._acquired
 
     @contextlib.asynccontextmanager
     async def open(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from feedd_client.containers import map_tensors, tensors_of
-from feedd_client.events import Place
+from feedd_client.events import DeviceSlot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,11 +60,11 @@ class LateCopier:
         """Take note of the thread."""
         self.threads.add(threading.current_thread().name)
 
-    def place(self) -> Place:
+    def place(self) -> DeviceSlot:
         """Return a place."""
-        return Place(LateEvent(), None, LateEvent())
+        return DeviceSlot(LateEvent(), None, LateEvent())
 
-    def copy(self, batch: object, mapping: Mapping | None, place: Place, at: BatchNumber) -> object:
+    def copy(self, batch: object, mapping: Mapping | None, place: DeviceSlot, at: BatchNumber) -> object:
         """Begin copying; fail where told to."""
         if self.begun == self._fails_at:
             raise RuntimeError("out of device memory")

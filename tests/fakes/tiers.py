@@ -50,8 +50,8 @@ class TieredRig(CacheRig):
         """Make a cache; not open yet."""
         gauges = JointGauges(self.recorder)
         watch = DiskWatch(self.probe, self.health, self.recorder, self.clock)
-        memory = MemoryCache(self.memory_bytes, self.fetcher, gauges.share(), self.clock)
-        disk = DiskCache(options, self.fetcher, watch.listen(gauges.share()), self.clock)
+        memory = MemoryCache(self.memory_bytes, self.fetcher, gauges.part(), self.clock)
+        disk = DiskCache(options, self.fetcher, watch.listen(gauges.part()), self.clock)
         return TieredCache(memory, disk, watch, self.recorder, standby=self.standby)
 
     @contextlib.asynccontextmanager
@@ -64,7 +64,7 @@ class TieredRig(CacheRig):
         assert (cache.stats.pin_count, cache.stats.waiting_count, cache.stats.reserved_bytes) == (0, 0, 0)
         assert not self.temp_files()
         assert not cache._placement._sent
-        assert not cache._held
+        assert not cache._pinned_in_memory
 
     @contextlib.asynccontextmanager
     async def open(

@@ -48,7 +48,7 @@ async def test_case_01_slow_down_twice(server: S3Server, rig: Rig) -> None:
     assert await rig.fetch() == DATA
     assert asked(server) == PART_COUNT + 2
     assert rig.recorder.total(SOURCE_RETRIES, reason="throttled") == 2
-    assert rig.sources.bucket_state("s3://bucket").pace.limit < rig.options.parts_in_flight
+    assert rig.sources.bucket_state("s3://bucket").concurrency.limit < rig.options.parts_in_flight
 
 
 async def test_case_01_retry_after_is_honoured(server: S3Server, rig: Rig) -> None:

@@ -61,7 +61,7 @@ async def test_case_10_stall_in_mid_body(server: S3Server, hedging: Rig) -> None
     """A body that stalls is asked for again from where it stands, and the first request is cancelled."""
     extra_bytes = await won_by_the_second(server, hedging, None, fault.hang_in_body(STALL_BYTES))
     ranges = [request.headers["range"] for request in server.requests if request.op == "GET"]
-    starts = {int(asked_for.removeprefix("bytes=").split("-")[0]) % PART_BYTES for asked_for in ranges}
+    starts = {int(possible_columns.removeprefix("bytes=").split("-")[0]) % PART_BYTES for possible_columns in ranges}
     assert STALL_BYTES in starts, "what had come was not asked for again"
     assert extra_bytes >= 123 - 1
 

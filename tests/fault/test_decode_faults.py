@@ -113,7 +113,7 @@ async def test_a_worker_that_died_before_it_read_a_sample_says_nothing_against_i
     once = f"once:{tmp_path / 'mark'}".encode()
     async with decoding([texts(tmp_path, once)], weak(workers=2)) as rig:
         task, layout = await rig.task({"x": "bytes"})
-        _, second = rig.pool._dispatch._schedule._with_room[0]  # who is asked next stands first
+        _, second = rig.pool._dispatch._schedule._free_workers[0]  # who is asked next stands first
         deaf = rig.pool._dispatch._children[second].pid
         os.kill(deaf, signal.SIGSTOP)  # it reads nothing any more, and nobody knows
         async with asyncio.TaskGroup() as group:

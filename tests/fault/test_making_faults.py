@@ -12,7 +12,7 @@ import pytest
 
 from feedd import metrics
 from feedd.errors import BadShard, Draining, ResourceExhausted, Unsupported
-from feedd.workers.work import DecodeOptions, MadeShard
+from feedd.workers.work import ConvertedShard, DecodeOptions
 from feedd.workers.worker_pool import DecodePool
 from tests.fakes import poison_worker
 from tests.fakes.decoding import decoding
@@ -39,7 +39,7 @@ async def test_a_making_survives_its_worker(tmp_path: Path) -> None:
     async with DecodePool(weak(), recorder) as pool:
         with making(said) as it:
             made = await pool.make(it.task("poison", "a"))
-            assert isinstance(made, MadeShard)
+            assert isinstance(made, ConvertedShard)
             assert (it.written(), made.size_bytes) == (said, len(said))
     assert recorder.total(metrics.DECODE_RESTARTS) == 1
 
@@ -51,7 +51,7 @@ async def test_an_object_that_kills_two_workers_is_bad() -> None:
             with pytest.raises(BadShard, match="killed two workers") as caught:
                 await pool.make(it.task("poison", "a"))
             assert caught.value.object.endswith("/a")
-            assert isinstance(await pool.make(other.task("gunzip", "b.txt.gz")), MadeShard)
+            assert isinstance(await pool.make(other.task("gunzip", "b.txt.gz")), ConvertedShard)
 
 
 async def test_a_making_that_hangs_is_ended_at_its_deadline() -> None:
@@ -73,7 +73,7 @@ async def test_a_cancelled_making_writes_no_more() -> None:
             assert task.cancelled()
             assert pid not in pool.worker_pids
         with making(b"fine") as it:
-            assert isinstance(await pool.make(it.task("poison", "a")), MadeShard)
+            assert isinstance(await pool.make(it.task("poison", "a")), ConvertedShard)
 
 
 async def test_closing_ends_makings() -> None:
@@ -115,7 +115,7 @@ async def test_what_cannot_be_made_says_why() -> None:
             with pytest.raises(Unsupported):
                 await pool.make(it.task("gunzip", "a.beton.gz"))
             made = await pool.make(it.task("gunzip", "a.txt.gz"))
-            assert isinstance(made, MadeShard)
+            assert isinstance(made, ConvertedShard)
             assert it.written() == bytes(1 << 20)
 
 
@@ -128,5 +128,5 @@ async def test_a_worker_killed_from_outside_is_no_loss() -> None:
             await until(it.written)
             os.kill(pool.worker_pids[0], signal.SIGKILL)
             made = await task
-            assert isinstance(made, MadeShard)
+            assert isinstance(made, ConvertedShard)
             assert it.written() == gzip.decompress(packed)

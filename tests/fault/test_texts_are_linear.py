@@ -17,7 +17,7 @@ from feedd.catalog.manifest import MANIFEST_NAMES_MAX, names_in, parse_manifest
 from feedd.catalog.urls import parse_url
 from feedd.dataset.index_file import parse
 from feedd.dataset.object_labels import parse_table
-from feedd.dataset.sidecars import Claims
+from feedd.dataset.sidecars import ForeignCounts
 from feedd.errors import FeeddError
 from feedd.observe.logs import redact, redact_text
 from feedd.recipe.filters import parse_filter
@@ -59,7 +59,7 @@ def _field(text: str, before: str = "") -> None:
 
 
 def _claims(text: str, name: str = "index.json") -> None:
-    for _ in Claims(name, text.encode()):
+    for _ in ForeignCounts(name, text.encode()):
         pass
 
 

@@ -22,8 +22,8 @@ import pyarrow as pa
 import zstandard
 
 from feedd.convert.conversion_registry import get as form_of
-from feedd.formats.megatron import MegatronIndex, with_told
-from feedd.formats.tokens import LLMC, NPY, RAW, TokenWindows, with_cut
+from feedd.formats.megatron import MegatronIndex, with_index_file
+from feedd.formats.tokens import LLMC, NPY, RAW, TokenWindows, with_windows
 from feedd.recipe.predecoded import rows_params
 from feedd.recipe.recipe import parse_field
 from tests.fakes import making
@@ -175,10 +175,12 @@ TARGETS: Final[dict[str, Target]] = {
     "recordio-protobuf": _read("recordio-protobuf", _records),
     "text": _format("text", b"one\ntwo\r\n\nthree"),
     "jsonl": _format("jsonl", b'{"a": 1}\n[2]\n\n{"b": "\xc3\xbc"}\n'),
-    "tokens": _format(with_cut(RAW, _CUT), tokens.raw(_TOKENS)),
-    "tokens-llmc": _format(with_cut(LLMC, _CUT), tokens.llmc(_TOKENS)),
-    "tokens-npy": _format(with_cut(NPY, _CUT), tokens.npy(_TOKENS)),
-    "megatron": _format(with_told(MegatronIndex("x", 0, 30)), megatron([range(5), range(3), range(7)], "int16")[0]),
+    "tokens": _format(with_windows(RAW, _CUT), tokens.raw(_TOKENS)),
+    "tokens-llmc": _format(with_windows(LLMC, _CUT), tokens.llmc(_TOKENS)),
+    "tokens-npy": _format(with_windows(NPY, _CUT), tokens.npy(_TOKENS)),
+    "megatron": _format(
+        with_index_file(MegatronIndex("x", 0, 30)), megatron([range(5), range(3), range(7)], "int16")[0]
+    ),
     "table": _read("table", _table),
     "files": _format("files", pack([{f"a/{n}.jpg": b"x" * n, f"a/{n}.json": b"{}"} for n in range(5)])),
     "lmdb": _read("lmdb", _lmdb),

@@ -18,7 +18,7 @@ from feedd.errors import BadSample
 from feedd.flow.arena import Arena
 from feedd.observe.recorder import NullRecorder
 from feedd.ordering.batch_plan import BatchPlan
-from feedd.serve.served_session import HostedSession
+from feedd.serve.served_session import ServedSession
 from feedd.serve.server_options import ServeOptions
 from feedd.serve.stream import StreamCall
 from feedd.sessions.feed_session import Session, SessionParts
@@ -172,7 +172,7 @@ class _Rig:
         info = SessionInfo((), bytes(16), 1, 1, 0, at_once=at_once)
         parts = SessionParts(info, below, listing, below, below, own)
         self.session = Session(parts, self.decoder.stages)
-        self.hosted = HostedSession(self.session, _SPEC, NullRecorder(), SystemClock())
+        self.hosted = ServedSession(self.session, _SPEC, NullRecorder(), SystemClock())
         self.hosted.machine.lifeline_came()
         self.client: _Client | None = None
 

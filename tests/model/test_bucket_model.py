@@ -54,7 +54,7 @@ class Bucketed(Run):
         )
         return Reader(listing.shares(spec), options, listing.counts)
 
-    def walk(self, topology: Topology, at: Cursor) -> list[BatchRows]:
+    def access_at(self, topology: Topology, at: Cursor) -> list[BatchRows]:
         """Read from ``at`` to the end, step by step, learning counts and lengths only when asked to."""
         listing = self.listing()
         reader = self.reader(topology, listing)
@@ -79,7 +79,9 @@ class Bucketed(Run):
 def test_exactly_once(made: tuple[Run, list[Topology]], epoch: int) -> None:
     """Over all ranks each sample comes once, whatever its length."""
     run, topologies = Bucketed.of(made[0]), made[1]
-    seen = [sample for topology in topologies for rows in run.walk(topology, Cursor(epoch)) for sample in ids(rows)]
+    seen = [
+        sample for topology in topologies for rows in run.access_at(topology, Cursor(epoch)) for sample in ids(rows)
+    ]
     assert sorted(seen) == [(shard, i) for shard, count in enumerate(run.truth) for i in range(count)]
 
 
@@ -89,10 +91,10 @@ def test_restored_at_every_step(made: tuple[Run, list[Topology]], data: st.DataO
     """From the state after any step a new reader gives exactly the tail, knowing nothing of what was before."""
     run, topologies = Bucketed.of(made[0]), made[1]
     topology = data.draw(st.sampled_from(topologies))
-    whole = run.walk(topology, Cursor(1))
+    whole = run.access_at(topology, Cursor(1))
     for step, rows in enumerate(whole):
         for anchors in (rows.cursor.anchors, ()):
-            tail = run.walk(topology, Cursor(1, step, anchors))
+            tail = run.access_at(topology, Cursor(1, step, anchors))
             assert [ids(one) for one in tail] == [ids(one) for one in whole[step:]]
 
 
@@ -102,10 +104,10 @@ def test_steps_in_any_order(made: tuple[Run, list[Topology]], data: st.DataObjec
     """One reader asked for its steps in any order, other epochs in between, says what it says in order."""
     run, topologies = Bucketed.of(made[0]), made[1]
     topology = data.draw(st.sampled_from(topologies))
-    whole = {epoch: run.walk(topology, Cursor(epoch)) for epoch in (0, 1)}
+    whole = {epoch: run.access_at(topology, Cursor(epoch)) for epoch in (0, 1)}
     listing = run.listing()
     reader = run.reader(topology, listing)
-    asked = [(epoch, step) for epoch, walk in whole.items() for step in range(len(walk))]
+    asked = [(epoch, step) for epoch, access in whole.items() for step in range(len(access))]
     for epoch, step in data.draw(st.permutations(asked)):
         told = whole[epoch][step].cursor.anchors if data.draw(st.booleans()) else ()
         rows = run.ask(reader, listing, Cursor(epoch, step, told))
@@ -121,7 +123,7 @@ def test_elastic(sharding: str) -> None:
     for nodes, ranks in itertools.product((1, 2, 4, 8), (1, 2, 4)):
         spec = OpenSpec(("s3://b/",), (), 32 // (nodes * ranks), shuffle=True, seed=3, sharding=sharding, partitions=8)
         run = Bucketed.of(Run(truth, spec, 3, Uneven.ALLOW, counted=sharding == "sample"))
-        walks = [run.walk(topology, Cursor(2)) for topology in ranks_of(nodes, ranks)]
+        walks = [run.access_at(topology, Cursor(2)) for topology in ranks_of(nodes, ranks)]
         steps = itertools.zip_longest(*walks)
         seen[nodes, ranks] = [sorted(itertools.chain(*(ids(rows) for rows in step if rows))) for step in steps]
     assert len(seen[1, 1]) > 10
@@ -131,15 +133,15 @@ def test_elastic(sharding: str) -> None:
 def test_batches_hold_similar_lengths() -> None:
     """Steps that lie in one window are runs of the sorted lengths, and come in no order of length; seeds matter."""
     run = Bucketed.of(Run((50,) * 8, OpenSpec(("s3://b/",), (), 10, seed=1), 4, Uneven.ALLOW, counted=False))
-    walk = run.walk(Topology(), Cursor(0))
-    steps = [[run.lengths(shard)[ordinal] for shard, ordinal in ids(rows)] for rows in walk]
+    access = run.access_at(Topology(), Cursor(0))
+    steps = [[run.lengths(shard)[ordinal] for shard, ordinal in ids(rows)] for rows in access]
     for window in (steps[:20], steps[20:]):
         spans = sorted((min(step), max(step)) for step in window)
         assert all(before[1] <= after[0] for before, after in itertools.pairwise(spans))
         means = [sum(step) for step in window]
         assert means not in (sorted(means), sorted(means, reverse=True))
-    other = replace(run, spec=replace(run.spec, seed=2)).walk(Topology(), Cursor(0))
-    assert [ids(rows) for rows in walk] != [ids(rows) for rows in other]
+    other = replace(run, spec=replace(run.spec, seed=2)).access_at(Topology(), Cursor(0))
+    assert [ids(rows) for rows in access] != [ids(rows) for rows in other]
 
 
 @given(

@@ -97,15 +97,15 @@ class BudgetModel(RuleBasedStateMachine):
         assert all(holder.holds for holder in self.holding)
         assert not any(holder.holds for holder in self.queue)
         assert all(holder.task.cancelled() for holder in self.gone)
-        assert self.budget.held_bytes == sum(holder.size_bytes for holder in self.holding)
+        assert self.budget.reserved_bytes == sum(holder.size_bytes for holder in self.holding)
         assert self.budget.waiting_count == len(self.queue)
-        assert self.budget.held_bytes <= LIMIT_BYTES or len([h for h in self.holding if h.size_bytes]) == 1
+        assert self.budget.reserved_bytes <= LIMIT_BYTES or len([h for h in self.holding if h.size_bytes]) == 1
 
     def teardown(self) -> None:
         while self.holding or self.queue:
             self.holding.pop(0).release.set()  # something is always held while anything waits
             self.settle()
-        assert (self.budget.held_bytes, self.budget.waiting_count) == (0, 0)
+        assert (self.budget.reserved_bytes, self.budget.waiting_count) == (0, 0)
         self.loop.close()
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from feedd.cache import entry_layout
-from feedd.cache.policy.cache_index import CacheIndex, Claim, FullNow, TooLarge
+from feedd.cache.policy.cache_index import CacheIndex, FullNow, Reservation, TooLarge
 from feedd.cache.policy.capacity import NOT_NEEDED
 from feedd.cache.policy.eviction_order import Entry, EntryState
 from feedd.cache.policy.quota import Quotas
@@ -133,7 +133,7 @@ class IndexMachine(RuleBasedStateMachine):
         if expected is None:
             assert isinstance(outcome, FullNow)
             return
-        assert isinstance(outcome, Claim)
+        assert isinstance(outcome, Reservation)
         self.evicted(outcome.evicted, expected)
         refill = [ref for ref in wanted if ref in self.rows and self.rows[ref].damaged]
         assert {entry.ref for entry in outcome.missing} == {*missing, *refill}
@@ -150,11 +150,11 @@ class IndexMachine(RuleBasedStateMachine):
         self.held += outcome.entries
 
     @rule(ref=refs)
-    def reserve_ahead(self, ref: ObjectRef) -> None:
+    def reserve_early(self, ref: ObjectRef) -> None:
         if ref in self.rows:
             return
         expected = self.room_for([ref], self.uses.get(ref, math.inf))
-        outcome = self.index.reserve_ahead(ref)
+        outcome = self.index.reserve_early(ref)
         too_large = self.too_large([ref])
         if too_large is not None:
             assert outcome == too_large
@@ -162,7 +162,7 @@ class IndexMachine(RuleBasedStateMachine):
         if expected is None:
             assert isinstance(outcome, FullNow)
             return
-        assert isinstance(outcome, Claim)
+        assert isinstance(outcome, Reservation)
         self.evicted(outcome.evicted, expected)
         self.rows[ref] = Row("filling")
         assert not outcome.entries[0].pins
@@ -173,9 +173,9 @@ class IndexMachine(RuleBasedStateMachine):
         victims = self.room_for(missing, -math.inf)
         uses = [self.uses.get(ref, math.inf) for ref in victims or ()]
         if victims is None:
-            assert self.index.room.price(missing) == -math.inf
+            assert self.index.space.price(missing) == -math.inf
         else:
-            assert self.index.room.price(missing) == (min(*uses, NOT_NEEDED) if uses else math.inf)
+            assert self.index.space.price(missing) == (min(*uses, NOT_NEEDED) if uses else math.inf)
 
     @rule(found=st.lists(refs, max_size=8))
     def adopt_all(self, found: list[ObjectRef]) -> None:
@@ -258,9 +258,9 @@ class IndexMachine(RuleBasedStateMachine):
             row.state, row.damaged = "filling", False
 
     @rule(wanted=st.integers(1, 6), after=st.sampled_from([-math.inf, 2.0, math.inf]))
-    def make_room(self, wanted: int, after: float) -> None:
+    def free_space(self, wanted: int, after: float) -> None:
         expected = self.victims(wanted * PAGE, after)
-        self.evicted(self.index.make_room(wanted * PAGE, after), expected or [])
+        self.evicted(self.index.free_space(wanted * PAGE, after), expected or [])
 
     @rule(uses=st.lists(st.tuples(refs, positions), max_size=5))
     def note_next_use(self, uses: list[tuple[ObjectRef, float]]) -> None:
@@ -284,7 +284,7 @@ class IndexMachine(RuleBasedStateMachine):
         assert self.index.committed_count == len(whole)
         assert self.index.committed_bytes == sum(map(self.size, whole))
         assert self.index.committed_bytes + self.index.reserved_bytes == self.used_bytes() <= LIMIT
-        assert self.index.room.taken_bytes == self.used_bytes()
+        assert self.index.space.taken_bytes == self.used_bytes()
         assert all(self.group_bytes(group) <= limit for group, limit in QUOTAS.items())
         assert self.index.pin_count == len(self.held) == sum(entry.pins for entry in set(self.held))
 
@@ -296,17 +296,17 @@ def books(index: CacheIndex) -> dict[str, object]:
         for entry in index
     ]
     sums = (index.committed_bytes, index.reserved_bytes, index.committed_count, index.pin_count)
-    room = (index.room.taken_bytes, index.room.order.idle_bytes, dict(index.room._group_bytes))
-    gone = [entry.ref for entry in index.make_room(index.room.order.idle_bytes)]
-    return {"order": order, "sums": sums, "room": room, "gone": gone, "after": index.room.order.idle_bytes}
+    space = (index.space.taken_bytes, index.space.order.idle_bytes, dict(index.space._group_bytes))
+    gone = [entry.ref for entry in index.free_space(index.space.order.idle_bytes)]
+    return {"order": order, "sums": sums, "room": space, "gone": gone, "after": index.space.order.idle_bytes}
 
 
 def adopt(index: CacheIndex, ref: ObjectRef) -> bool:
     """Enter one object as a fill does; False where that is not free of evictions, or it is here."""
-    if index.find(ref) is not None or index.room.lacking_bytes({ref: entry_layout.disk_bytes(ref)}) > 0:
+    if index.find(ref) is not None or index.space.lacking_bytes({ref: entry_layout.disk_bytes(ref)}) > 0:
         return False
-    outcome = index.reserve_ahead(ref)
-    assert isinstance(outcome, Claim)
+    outcome = index.reserve_early(ref)
+    assert isinstance(outcome, Reservation)
     return index.commit(outcome.entries[0])
 
 

@@ -95,7 +95,7 @@ class LineModel(RuleBasedStateMachine):
     @invariant()
     def books_agree(self) -> None:
         assert self.line.in_flight_count == len(self.flying) <= PLACES
-        assert self.budget.held_bytes == sum(span.size_bytes for _, span in self.flying) <= BUDGET_BYTES
+        assert self.budget.reserved_bytes == sum(span.size_bytes for _, span in self.flying) <= BUDGET_BYTES
         assert self.line.waiting_count == sum(bool(left) for left in self.left.values())
         for standing, left in self.left.items():
             assert standing.waiting == bool(left)
@@ -110,7 +110,7 @@ class LineModel(RuleBasedStateMachine):
             if self.flying:
                 self.line.give_back(*self.flying.pop())
             assert (sum(map(len, self.left.values())), len(self.flying)) != before
-        assert self.budget.held_bytes == self.line.in_flight_count == self.line.waiting_count == 0
+        assert self.budget.reserved_bytes == self.line.in_flight_count == self.line.waiting_count == 0
 
 
 TestLineModel = LineModel.TestCase

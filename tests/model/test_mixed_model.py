@@ -74,7 +74,7 @@ def samples(rows: BatchRows) -> list[Sample]:
     return list(zip(shards, rows.ordinal.tolist(), rows.seeds.tolist(), strict=True))
 
 
-def walk(reader: MixedReader, epoch: int, step: int = 0) -> list[list[Sample]]:
+def access_at(reader: MixedReader, epoch: int, step: int = 0) -> list[list[Sample]]:
     """Read from a step to the end of its epoch."""
     found = []
     while isinstance(rows := reader.rows(Cursor(epoch, step)), BatchRows):
@@ -207,7 +207,7 @@ def test_as_simulated(made: tuple[Mix, list[Topology]], block: int) -> None:
             for topology, reader in zip(topologies, readers, strict=True):
                 low = topology.local_rank * mix.spec.batch_size
                 node_steps = [list(itertools.chain(*step[topology.node_rank :: nodes])) for step in expected]
-                assert walk(reader, epoch) == [step[low : low + mix.spec.batch_size] for step in node_steps]
+                assert access_at(reader, epoch) == [step[low : low + mix.spec.batch_size] for step in node_steps]
                 assert reader.steps(epoch) == len(expected)
 
 
@@ -217,11 +217,11 @@ def test_restored_at_every_step(made: tuple[Mix, list[Topology]], epoch: int) ->
     """A new reader at any step of any epoch gives exactly the tail, knowing nothing but epoch and step."""
     mix, topologies = made
     try:
-        whole = walk(mix.reader(topologies[-1]), epoch)
+        whole = access_at(mix.reader(topologies[-1]), epoch)
     except BadRequest:
         reject()  # too few samples for a step
     for step in range(len(whole) + 1):
-        assert walk(mix.reader(topologies[-1]), epoch, step) == whole[step:]
+        assert access_at(mix.reader(topologies[-1]), epoch, step) == whole[step:]
 
 
 @settings(max_examples=budget(100), deadline=None)
@@ -239,7 +239,7 @@ def test_sources_in_their_own_order(made: tuple[Mix, list[Topology]], epoch: int
         reject()
     times: dict[tuple[int, int], int] = {}
     for reader, number in itertools.product(readers, range(epoch + 1)):
-        for shard, ordinal, _ in itertools.chain(*walk(reader, number)):
+        for shard, ordinal, _ in itertools.chain(*access_at(reader, number)):
             times[shard, ordinal] = times.get((shard, ordinal), 0) + 1
     listing, parts = mix.listing(), mix.spec.partitions or topologies[0].node_count
     for source, counts in enumerate(mix.truth):
@@ -263,7 +263,7 @@ def test_elastic(sharding: str, mode: str) -> None:
     for nodes, ranks in itertools.product((1, 2, 4), (1, 2)):
         spec = OpenSpec(("s3://b/",), (), 16 // (nodes * ranks), shuffle=True, seed=3, sharding=sharding, mix=mode)
         mix = Mix(truth, {0: (7, 3)}, replace(spec, partitions=4))
-        walks = [walk(mix.reader(topology), 2) for topology in ranks_of(nodes, ranks)]
+        walks = [access_at(mix.reader(topology), 2) for topology in ranks_of(nodes, ranks)]
         seen[nodes, ranks] = [sorted(itertools.chain(*step)) for step in zip(*walks, strict=True)]
     first = seen[1, 1]
     assert len(first) > 4

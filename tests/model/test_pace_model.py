@@ -16,21 +16,21 @@ from tests.budget import budget
 PART_BYTES = 8_000_000
 
 
-def run(pace: ConcurrencyLimit, knee: int, part_count: int) -> None:
+def run(concurrency: ConcurrencyLimit, knee: int, part_count: int) -> None:
     """End parts at a store whose rate grows with the requests up to ``knee`` of them, all places always taken."""
     for _ in range(part_count):
-        limit = pace.limit
-        pace.ended(PART_BYTES, 0.1 * max(1.0, limit / knee), limit)
+        limit = concurrency.limit
+        concurrency.ended(PART_BYTES, 0.1 * max(1.0, limit / knee), limit)
 
 
 @settings(max_examples=budget(50), deadline=None)
 @given(knee=st.integers(17, 200), limit_max=st.integers(16, 128))
 def test_finds_the_knee(knee: int, limit_max: int) -> None:
     """It rises to where more requests bring no more, or to its bound, and stays within a step of it."""
-    pace = ConcurrencyLimit(limit_max)
-    run(pace, knee, 20_000)
+    concurrency = ConcurrencyLimit(limit_max)
+    run(concurrency, knee, 20_000)
     top = min(knee, limit_max)
-    assert top * 0.75 <= pace.limit <= min(limit_max, max(16, top * 1.6))
+    assert top * 0.75 <= concurrency.limit <= min(limit_max, max(16, top * 1.6))
 
 
 @settings(max_examples=budget(50), deadline=None)
@@ -40,22 +40,22 @@ def test_finds_the_knee(knee: int, limit_max: int) -> None:
 )
 def test_never_leaves_its_bounds(limit_max: int, events: list[tuple[bool, float, int]]) -> None:
     """Whatever it is told, the limit lies between the least and the most."""
-    pace = ConcurrencyLimit(limit_max)
+    concurrency = ConcurrencyLimit(limit_max)
     for throttled, elapsed_s, in_flight in events:
-        pace.throttled() if throttled else pace.ended(PART_BYTES, elapsed_s, in_flight)
-        assert min(2, limit_max) <= pace.limit <= limit_max
+        concurrency.throttled() if throttled else concurrency.ended(PART_BYTES, elapsed_s, in_flight)
+        assert min(2, limit_max) <= concurrency.limit <= limit_max
 
 
 @settings(max_examples=budget(50), deadline=None)
 @given(limit_max=st.integers(2, 100))
 def test_a_volley_slows_it_down_once(limit_max: int) -> None:
     """All requests in flight are told to slow down: one step back for all of them; the next volley is another."""
-    pace = ConcurrencyLimit(limit_max)
-    seen = [pace.limit]
+    concurrency = ConcurrencyLimit(limit_max)
+    seen = [concurrency.limit]
     for _ in range(20):
-        for _ in range(pace.limit):
-            pace.throttled()
-        seen.append(pace.limit)
+        for _ in range(concurrency.limit):
+            concurrency.throttled()
+        seen.append(concurrency.limit)
     assert seen[1] == max(2, int(seen[0] * 0.7))
     assert all(after >= int(before * 0.7) for before, after in itertools.pairwise(seen))
     assert seen[-1] == 2  # a store that always says so gets the least
@@ -67,11 +67,11 @@ def test_a_store_that_refuses_rarely_is_not_slowed_down_to(seed: int, limit_max:
     """One refusal in twenty leaves nearly all places, on average over its answers; one in three takes most of them."""
     for share, least, most in ((0.05, 0.85, math.inf), (1 / 3, 0.0, 0.6)):
         draw = random.Random(seed)
-        pace = ConcurrencyLimit(limit_max)
+        concurrency = ConcurrencyLimit(limit_max)
         places = []
         for _ in range(500):
-            pace.throttled() if draw.random() < share else pace.ended(PART_BYTES, 0.1, pace.limit)
-            places.append(pace.limit / 16)
+            concurrency.throttled() if draw.random() < share else concurrency.ended(PART_BYTES, 0.1, concurrency.limit)
+            places.append(concurrency.limit / 16)
         assert least <= statistics.fmean(places) <= most
 
 
@@ -79,11 +79,11 @@ def test_a_store_that_refuses_rarely_is_not_slowed_down_to(seed: int, limit_max:
 @given(knee=st.integers(20, 100))
 def test_comes_back_after_throttling(knee: int) -> None:
     """When the store is well again, the pace is, too."""
-    pace = ConcurrencyLimit(128)
-    run(pace, knee, 20_000)
-    before = pace.limit
+    concurrency = ConcurrencyLimit(128)
+    run(concurrency, knee, 20_000)
+    before = concurrency.limit
     for _ in range(500):
-        pace.throttled()
-    assert pace.limit == 2
-    run(pace, knee, 40_000)
-    assert pace.limit >= 0.7 * min(before, knee)
+        concurrency.throttled()
+    assert concurrency.limit == 2
+    run(concurrency, knee, 40_000)
+    assert concurrency.limit >= 0.7 * min(before, knee)

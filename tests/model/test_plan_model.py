@@ -57,7 +57,7 @@ class Run:
         options = ReaderOptions(spec.seed, spec.shuffle, self.window, spec.batch_size, topology, steps, wrap)
         return Reader(listing.shares(spec), options, listing.counts)
 
-    def walk(self, topology: Topology, at: Cursor) -> list[BatchRows]:
+    def access_at(self, topology: Topology, at: Cursor) -> list[BatchRows]:
         """Read from ``at`` to the end of its epoch with a reader of its own, that learns counts when asked to."""
         listing = self.listing()
         reader = self.reader(topology, listing)
@@ -125,7 +125,9 @@ def runs(draw: st.DrawFn, uneven: tuple[Uneven, ...]) -> tuple[Run, list[Topolog
 def test_exactly_once(made: tuple[Run, list[Topology]], epoch: int) -> None:
     """Over all ranks each sample comes once, whatever the split, counted or not."""
     run, topologies = made
-    seen = [sample for topology in topologies for rows in run.walk(topology, Cursor(epoch)) for sample in ids(rows)]
+    seen = [
+        sample for topology in topologies for rows in run.access_at(topology, Cursor(epoch)) for sample in ids(rows)
+    ]
     assert sorted(seen) == [(shard, i) for shard, count in enumerate(run.truth) for i in range(count)]
 
 
@@ -140,7 +142,7 @@ def test_what_is_left_out_is_told(made: tuple[Run, list[Topology]], epoch: int, 
     if steps > fewer:  # with fewer than there could be, as a user may ask for
         run = replace(run, spec=replace(run.spec, steps=steps - fewer))
     for topology in topologies:
-        got, could = (sum(len(rows.ordinal) for rows in one.walk(topology, Cursor(epoch))) for one in (run, free))
+        got, could = (sum(len(rows.ordinal) for rows in one.access_at(topology, Cursor(epoch))) for one in (run, free))
         assert run.reader(topology, run.listing()).left_out() == could - got
         assert free.reader(topology, free.listing()).left_out() == 0
 
@@ -152,12 +154,12 @@ def test_restored_at_every_step(made: tuple[Run, list[Topology]], data: st.DataO
     run, topologies = made
     topology = data.draw(st.sampled_from(topologies))
     try:
-        whole = run.walk(topology, Cursor(1))
+        whole = run.access_at(topology, Cursor(1))
     except BadRequest:
         reject()
     for step, rows in enumerate(whole):
         for anchors in (rows.cursor.anchors, ()):
-            tail = run.walk(topology, Cursor(1, step, anchors))
+            tail = run.access_at(topology, Cursor(1, step, anchors))
             assert [ids(one) for one in tail] == [ids(one) for one in whole[step:]]
             assert [one.seeds.tolist() for one in tail] == [one.seeds.tolist() for one in whole[step:]]
 
@@ -169,16 +171,16 @@ def test_equal_steps(made: tuple[Run, list[Topology]]) -> None:
     run, topologies = made
     if run.uneven is not Uneven.DROP and 0 in samples_of(run, topologies[0]) and any(run.truth):
         with pytest.raises(BadRequest, match="partitions"):
-            run.walk(topologies[0], Cursor(0))
+            run.access_at(topologies[0], Cursor(0))
         return
-    walks = [run.walk(topology, Cursor(0)) for topology in topologies]
-    assert len({len(walk) for walk in walks}) == 1
-    assert all(len(rows.ordinal) == run.spec.batch_size for walk in walks for rows in walk)
-    came = [sample for walk in walks for rows in walk for sample in ids(rows)]
+    walks = [run.access_at(topology, Cursor(0)) for topology in topologies]
+    assert len({len(access) for access in walks}) == 1
+    assert all(len(rows.ordinal) == run.spec.batch_size for access in walks for rows in access)
+    came = [sample for access in walks for rows in access for sample in ids(rows)]
     again = [
         bool(flag)
-        for walk in walks
-        for rows in walk
+        for access in walks
+        for rows in access
         for flag in (rows.again if rows.again is not None else np.zeros(len(rows.ordinal), bool))
     ]
     every = {(shard, i) for shard, count in enumerate(run.truth) for i in range(count)}
@@ -204,7 +206,7 @@ def test_elastic(sharding: str, uneven: Uneven) -> None:
     for nodes, ranks in itertools.product((1, 2, 4, 8), (1, 2, 4)):
         spec = OpenSpec(("s3://b/",), (), 32 // (nodes * ranks), shuffle=True, seed=3, sharding=sharding, partitions=8)
         run = Run(truth, spec, 3, uneven, counted=sharding == "sample" or uneven is not Uneven.ALLOW)
-        walks = [run.walk(topology, Cursor(2)) for topology in ranks_of(nodes, ranks)]
+        walks = [run.access_at(topology, Cursor(2)) for topology in ranks_of(nodes, ranks)]
         steps = itertools.zip_longest(*walks)
         seen[nodes, ranks] = [sorted(itertools.chain(*(ids(rows) for rows in step if rows))) for step in steps]
     first = seen[1, 1]
@@ -217,8 +219,8 @@ def test_resumed_elsewhere() -> None:
     truth = tuple(range(5, 45))
     spec = OpenSpec(("s3://b/",), (), 4, shuffle=True, partitions=4)
     run = Run(truth, spec, 2, Uneven.ALLOW, counted=False)
-    seen = [s for topology in ranks_of(2, 2) for rows in run.walk(topology, Cursor(0))[:9] for s in ids(rows)]
-    seen += [s for topology in ranks_of(4, 1) for rows in run.walk(topology, Cursor(0, 9)) for s in ids(rows)]
+    seen = [s for topology in ranks_of(2, 2) for rows in run.access_at(topology, Cursor(0))[:9] for s in ids(rows)]
+    seen += [s for topology in ranks_of(4, 1) for rows in run.access_at(topology, Cursor(0, 9)) for s in ids(rows)]
     assert sorted(seen) == [(shard, i) for shard, count in enumerate(truth) for i in range(count)]
 
 
@@ -257,8 +259,8 @@ def test_what_cannot_be_planned_is_refused() -> None:
 def test_steps_given_repeat_what_is_there() -> None:
     """With steps= a rank without known counts has that many, and begins again where its samples end."""
     run = Run((3, 4), OpenSpec(("s3://b/",), (), 2, steps=9), 2, Uneven.REPEAT, counted=False)
-    walk = run.walk(Topology(), Cursor(0))
-    came = [sample for rows in walk for sample in ids(rows)]
-    assert len(walk) == 9
+    access = run.access_at(Topology(), Cursor(0))
+    came = [sample for rows in access for sample in ids(rows)]
+    assert len(access) == 9
     assert came[:7] == came[7:14]
     assert came[14:] == came[:4]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from feedd.cache.blocks import BlockSums
     from feedd.cache.cache_options import CacheOptions
-    from feedd.cache.entry_storage import Depth, Finding, Opened, Stray
+    from feedd.cache.entry_storage import Depth, Finding, Opened, UnindexedFile
     from feedd.flow.sink_file import SinkFile
     from feedd.values import ObjectRef
 
@@ -38,7 +38,7 @@ _SPARE_FOR_S = 1.0  # an eviction that makes room is followed by its fill at onc
 _log = structlog.get_logger(__name__)
 
 
-class DirectoryPlace:
+class DirectoryStorage:
     """Files of a directory: an ``EntryStorage``. One thread changes the directory, a few threads read it."""
 
     def __init__(self, options: CacheOptions) -> None:
@@ -144,12 +144,12 @@ class DirectoryPlace:
         except TimeoutError as error:
             raise os_errors.stalled(self._options.directory, deadline_s) from error
 
-    async def identify(self, strays: Sequence[Stray]) -> list[ObjectRef]:
+    async def identify(self, unindexed: Sequence[UnindexedFile]) -> list[ObjectRef]:
         """Read the headers of files that the journal did not list.
 
         This runs in the thread for changes, so that a broken file cannot be replaced by a good one before its removal.
         """
-        headers = await self._disk.change(boot.identify, self._options.directory, self._ledger, strays)
+        headers = await self._disk.change(boot.identify, self._options.directory, self._ledger, unindexed)
         for header in headers:
             self._runs[header.ref] = header.boot, header.run
         return [header.ref for header in headers]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from feedd.cache import entry_layout, os_errors
-from feedd.cache.os_errors import PlaceFull
+from feedd.cache.os_errors import StorageFull
 from feedd.flow.sink_file import SinkFile, write_at
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def create(path: Path, size_bytes: int, reserve_bytes: int) -> SinkFile:
     The file is allocated first: workers map it, and a hole of a mapped file on a full disk ends them with SIGBUS.
 
     Raises:
-        PlaceFull: there is no room for the file and the reserve.
+        StorageFull: there is no room for the file and the reserve.
         CacheUnavailable: the directory cannot be written.
     """
     try:
@@ -58,7 +58,7 @@ def create(path: Path, size_bytes: int, reserve_bytes: int) -> SinkFile:
             folder.mkdir(mode=0o700, exist_ok=True)
         available = free_bytes(path.parent)
         if available - size_bytes < reserve_bytes:
-            raise PlaceFull(size_bytes, available, reserve_bytes)
+            raise StorageFull(size_bytes, available, reserve_bytes)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             os.posix_fallocate(fd, 0, size_bytes)
@@ -70,7 +70,7 @@ def create(path: Path, size_bytes: int, reserve_bytes: int) -> SinkFile:
             os.close(fd)
     except OSError as error:
         if os_errors.is_full(error):
-            raise PlaceFull(size_bytes, _free_or_zero(path.parent), reserve_bytes) from error
+            raise StorageFull(size_bytes, _free_or_zero(path.parent), reserve_bytes) from error
         raise os_errors.unavailable(error, path.parent) from error
 
 
@@ -126,7 +126,7 @@ def is_ours(name: str) -> bool:
     return entry_layout.is_entry_name(name) or entry_layout.is_temp_name(name)
 
 
-def walk(directory: Path) -> Iterator[Found]:
+def examine_all(directory: Path) -> Iterator[Found]:
     """Yield every file of the cache in ``directory``, examined; foreign files are skipped.
 
     Raises:

@@ -26,7 +26,7 @@ def scan(directory: Path) -> Iterator[CacheEntry]:
     """
     if directory.exists() and not directory.is_dir():
         raise os_errors.unavailable(NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)), directory)
-    for _, entry in _walk(directory):
+    for _, entry in _examine_all(directory):
         yield entry
 
 
@@ -54,16 +54,16 @@ def remove(directory: Path, predicate: Callable[[CacheEntry], bool]) -> list[Cac
         return []
     with DirectoryLock(directory):
         removed = []
-        for path, entry in _walk(directory):
+        for path, entry in _examine_all(directory):
             if predicate(entry):
                 files.remove(path)
                 removed.append(entry)
         return removed
 
 
-def _walk(directory: Path) -> Iterator[tuple[Path, CacheEntry]]:
+def _examine_all(directory: Path) -> Iterator[tuple[Path, CacheEntry]]:
     ledger = RunLedger(directory)
-    for found in files.walk(directory):
+    for found in files.examine_all(directory):
         if found.header is not None and ledger.believes(found.header):
             ref = found.header.ref
             yield found.path, CacheEntry(ref.url, ref.etag, ref.size_bytes, form=ref.form)

@@ -10,7 +10,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from feedd.cache import entry_layout, os_errors
-from feedd.cache.entry_storage import Opened, Stray
+from feedd.cache.entry_storage import Opened, UnindexedFile
 from feedd.cache.ondisk import entry_files as files
 from feedd.cache.ondisk import mounts
 from feedd.cache.ondisk.durability import RunLedger
@@ -54,7 +54,7 @@ class _Found:
     """Files of the directory: listed ones in the order of their last use, others by age, oldest first."""
 
     listed: list[Record]
-    strays: list[Stray]
+    unindexed: list[UnindexedFile]
     broken_count: int
 
 
@@ -91,14 +91,14 @@ def _take(options: CacheOptions) -> Taken:
     listing = Journal(options.directory)
     found = _find(options.directory, ledger, listing.read())
     sizes = [entry_layout.disk_bytes(record.ref) for record in found.listed] + [
-        stray.disk_bytes for stray in found.strays
+        stray.disk_bytes for stray in found.unindexed
     ]
     max_bytes = limit_bytes(options, sum(sizes))
     surplus_count = _surplus_count(sizes, max_bytes)
-    kept, strays = found.listed[surplus_count:], found.strays[max(0, surplus_count - len(found.listed)) :]
+    kept, unindexed = found.listed[surplus_count:], found.unindexed[max(0, surplus_count - len(found.listed)) :]
     for record in found.listed[:surplus_count]:
         files.remove(entry_layout.file_path(options.directory, record.ref))
-    for stray in found.strays[: len(found.strays) - len(strays)]:
+    for stray in found.unindexed[: len(found.unindexed) - len(unindexed)]:
         files.remove(stray.path)
     index = CacheIndex(max_bytes, Quotas(options.quotas))
     kept_sizes = sizes[surplus_count : len(found.listed)]
@@ -107,17 +107,19 @@ def _take(options: CacheOptions) -> Taken:
         files.remove(entry_layout.file_path(options.directory, ref))
     listing.resume(kept)
     runs = {record.ref: (record.boot, record.run) for record in kept}
-    return Taken(Opened(index, tuple(strays), found.broken_count, surplus_count + len(refused)), ledger, listing, runs)
+    return Taken(
+        Opened(index, tuple(unindexed), found.broken_count, surplus_count + len(refused)), ledger, listing, runs
+    )
 
 
-def identify(directory: Path, ledger: RunLedger, strays: Sequence[Stray]) -> list[entry_layout.Header]:
+def identify(directory: Path, ledger: RunLedger, unindexed: Sequence[UnindexedFile]) -> list[entry_layout.Header]:
     """Return the headers of the good files; broken files are removed.
 
     Raises:
         CacheUnavailable: a broken file cannot be removed.
     """
     headers = []
-    for stray in strays:
+    for stray in unindexed:
         found = files.examine(directory, stray.path)
         if found is None:
             continue
@@ -133,7 +135,7 @@ def _find(directory: Path, ledger: RunLedger, records: dict[str, Record]) -> _Fo
     lost = {run for run in set(map(_run_of, records.values())) if not ledger.holds(*run)}
     believed = {name: record for name, record in records.items() if _run_of(record) not in lost} if lost else records
     present: set[str] = set()
-    strays: list[Stray] = []
+    unindexed: list[UnindexedFile] = []
     broken_count = 0
     for folder, names in files.folders(directory / entry_layout.FORMAT_FOLDER):
         here = believed.keys() & map(entry_layout.entry_name, names)  # sets, because there may be a million names
@@ -146,14 +148,14 @@ def _find(directory: Path, ledger: RunLedger, records: dict[str, Record]) -> _Fo
             if entry_layout.is_temp_name(name) or entry_layout.entry_name(name) in records:
                 broken_count += _removed(folder / name)
             else:
-                strays += _stray(folder / name)
+                unindexed += _unindexed_file(folder / name)
     for old in entry_layout.OLD_FOLDERS:
         for folder, names in files.folders(directory / old):
             broken_count += sum(_removed(folder / name) for name in filter(files.is_ours, names))
-    strays.sort(key=lambda stray: stray.written_s)
+    unindexed.sort(key=lambda stray: stray.written_s)
     if len(present) == len(believed):
-        return _Found(list(believed.values()), strays, broken_count)
-    return _Found([record for name, record in believed.items() if name in present], strays, broken_count)
+        return _Found(list(believed.values()), unindexed, broken_count)
+    return _Found([record for name, record in believed.items() if name in present], unindexed, broken_count)
 
 
 def _removed(path: Path) -> int:
@@ -164,14 +166,14 @@ def _removed(path: Path) -> int:
     return 1
 
 
-def _stray(path: Path) -> list[Stray]:
+def _unindexed_file(path: Path) -> list[UnindexedFile]:
     try:
         status = path.lstat()
     except OSError:
         return []  # removed since the listing
     if not stat.S_ISREG(status.st_mode):
         return []
-    return [Stray(path, entry_layout.whole_pages(status.st_size), status.st_mtime)]
+    return [UnindexedFile(path, entry_layout.whole_pages(status.st_size), status.st_mtime)]
 
 
 def _surplus_count(sizes: list[int], limit_bytes: int) -> int:
@@ -202,5 +204,5 @@ def limit_bytes(options: CacheOptions, cached_bytes: int) -> int:
             object=str(options.directory),
             hint="free disk space, lower the free-space reserve, or pass another --cache-dir",
             stage="cache",
-        ) from os_errors.PlaceFull(2 * entry_layout.PAGE_BYTES, free_bytes, options.free_reserve_bytes)
+        ) from os_errors.StorageFull(2 * entry_layout.PAGE_BYTES, free_bytes, options.free_reserve_bytes)
     return limit_bytes

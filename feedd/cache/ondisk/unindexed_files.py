@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from feedd.cache.cache_metrics import CacheMetrics
-    from feedd.cache.entry_storage import EntryStorage, Stray
+    from feedd.cache.entry_storage import EntryStorage, UnindexedFile
     from feedd.cache.policy.cache_index import CacheIndex, TooLarge
     from feedd.values import ObjectRef
 
@@ -31,19 +31,21 @@ class Examination:
         limit_bytes: the index's limit once all files are examined.
     """
 
-    def __init__(self, place: EntryStorage, index: CacheIndex, metrics: CacheMetrics, strays: Sequence[Stray]) -> None:
-        self._place = place
+    def __init__(
+        self, place: EntryStorage, index: CacheIndex, metrics: CacheMetrics, unindexed: Sequence[UnindexedFile]
+    ) -> None:
+        self._storage = place
         self._index = index
         self._cache_metrics = metrics
-        self._strays = strays
+        self._unindexed = unindexed
         self._task: asyncio.Task[None] | None = None
         self.limit_bytes = index.limit_bytes
-        self.left_bytes = sum(stray.disk_bytes for stray in strays)
-        index.room.limit_bytes -= self.left_bytes
+        self.left_bytes = sum(stray.disk_bytes for stray in unindexed)
+        index.space.limit_bytes -= self.left_bytes
 
     def start(self, group: asyncio.TaskGroup, changed: Callable[[], None]) -> None:
         """Start examining; ``changed`` is called whenever there may be more room."""
-        if self._strays:
+        if self._unindexed:
             self._task = group.create_task(self._run(changed))
 
     def close(self) -> None:
@@ -53,7 +55,7 @@ class Examination:
 
     def too_large(self, refs: Sequence[ObjectRef]) -> TooLarge | None:
         """Return why even an empty cache cannot hold ``refs`` together once all files are examined, or None."""
-        room = self._index.room
+        room = self._index.space
         room.limit_bytes, held_bytes = self.limit_bytes, room.limit_bytes
         try:
             return room.too_large(refs)
@@ -61,10 +63,10 @@ class Examination:
             room.limit_bytes = held_bytes
 
     async def _run(self, changed: Callable[[], None]) -> None:
-        for start in range(0, len(self._strays), _BATCH):
-            batch = self._strays[start : start + _BATCH]
+        for start in range(0, len(self._unindexed), _BATCH):
+            batch = self._unindexed[start : start + _BATCH]
             try:
-                refs = await self._place.identify(batch)
+                refs = await self._storage.identify(batch)
             except CacheUnavailable as error:
                 self._cache_metrics.error("disk")
                 _log.warning("cache files not examined", count=len(batch), error=str(error))
@@ -72,12 +74,12 @@ class Examination:
             self._enter(batch, refs)
             changed()
 
-    def _enter(self, batch: Sequence[Stray], refs: Sequence[ObjectRef]) -> None:
+    def _enter(self, batch: Sequence[UnindexedFile], refs: Sequence[ObjectRef]) -> None:
         batch_bytes = sum(stray.disk_bytes for stray in batch)
         self.left_bytes -= batch_bytes
-        self._index.room.limit_bytes += batch_bytes
+        self._index.space.limit_bytes += batch_bytes
         self._cache_metrics.error("broken", len(batch) - len(refs))
         unknown = [(ref, entry_layout.disk_bytes(ref)) for ref in refs if self._index.find(ref) is None]
         unwanted = self._index.adopt_all(unknown)
-        self._place.remove(unwanted)
+        self._storage.remove(unwanted)
         self._cache_metrics.count(CACHE_EVICTIONS, len(unwanted))

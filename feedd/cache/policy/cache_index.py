@@ -15,7 +15,7 @@ from feedd.cache.policy.capacity import Capacity, TooLarge
 from feedd.cache.policy.eviction_order import Entry, EntryState
 from feedd.cache.policy.quota import NO_GROUP
 
-__all__ = ["CacheIndex", "Claim", "FullNow", "TooLarge"]
+__all__ = ["CacheIndex", "FullNow", "Reservation", "TooLarge"]
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class Reservation:
     """Entries that are now pinned, and what the caller must do for them.
 
     Attributes:
@@ -60,7 +60,7 @@ class CacheIndex:
     """Entries by object version; every method decides at once and returns what has to be done on disk.
 
     Attributes:
-        room: the space, and which entry is evicted when it runs out.
+        space: the space, and which entry is evicted when it runs out.
         committed_bytes: disk bytes of whole entries.
         reserved_bytes: disk bytes reserved by running fills.
         committed_count: whole entries.
@@ -68,7 +68,7 @@ class CacheIndex:
     """
 
     def __init__(self, limit_bytes: int, quotas: Quotas | None = None) -> None:
-        self.room = Capacity(limit_bytes, quotas)
+        self.space = Capacity(limit_bytes, quotas)
         self.committed_bytes = 0
         self.reserved_bytes = 0
         self.committed_count = 0
@@ -81,7 +81,7 @@ class CacheIndex:
     @property
     def limit_bytes(self) -> int:
         """Upper limit of committed plus reserved bytes."""
-        return self.room.limit_bytes
+        return self.space.limit_bytes
 
     def __iter__(self) -> Iterator[Entry]:
         """Iterate over all entries, reserved ones included."""
@@ -103,25 +103,25 @@ class CacheIndex:
         """
         adopted: list[Entry] = []
         refused: list[ObjectRef] = []
-        entries, uses, room = self._entries, self._next_uses, self.room
+        entries, uses, space = self._entries, self._next_uses, self.space
         for ref, disk_bytes in sizes:
             next_use = uses.get(ref, math.inf) if uses else math.inf  # skip the hash if there are none
-            entry = Entry(ref, disk_bytes, EntryState.COMMITTED, next_use=next_use, group=room.group(ref))
-            if not room.fits(entry) or entries.setdefault(ref, entry) is not entry:
+            entry = Entry(ref, disk_bytes, EntryState.COMMITTED, next_use=next_use, group=space.group(ref))
+            if not space.fits(entry) or entries.setdefault(ref, entry) is not entry:
                 refused.append(ref)
                 continue
-            room.take(entry)
+            space.take(entry)
             self._now += 1
             entry.used_at = self._now
             adopted.append(entry)
         self.committed_bytes += sum(entry.disk_bytes for entry in adopted)
         self.committed_count += len(adopted)
-        room.order.add_all(adopted)
+        space.order.add_all(adopted)
         return refused
 
-    def reserve_all(self, refs: Sequence[ObjectRef]) -> Claim | FullNow | TooLarge:
+    def reserve_all(self, refs: Sequence[ObjectRef]) -> Reservation | FullNow | TooLarge:
         """Pin all of ``refs`` (no duplicates) and reserve the missing ones: all or nothing."""
-        too_large = self.room.too_large(refs)
+        too_large = self.space.too_large(refs)
         if too_large is not None:
             return too_large
         here = {ref: self._entries[ref] for ref in refs if ref in self._entries}
@@ -129,7 +129,7 @@ class CacheIndex:
         keep = set(here.values())
         evicted = self._evict(sizes, after=-math.inf, keep=keep)
         if evicted is None:
-            return FullNow(self.room.lacking_bytes(sizes), self.room.lacking_quota(sizes, keep))
+            return FullNow(self.space.lacking_bytes(sizes), self.space.lacking_quota(sizes, keep))
         damaged = {ref for ref, entry in here.items() if entry.damaged}
         for ref in damaged:
             self.reopen(here[ref])
@@ -141,23 +141,23 @@ class CacheIndex:
         reserved = [entry for entry in entries if entry.state is EntryState.RESERVED]
         running = tuple(entry for entry in reserved if entry.ref not in missing)
         fresh = tuple(entry for entry in reserved if entry.ref in missing)
-        return Claim(entries, present, running, fresh, evicted)
+        return Reservation(entries, present, running, fresh, evicted)
 
-    def reserve_ahead(self, ref: ObjectRef) -> Claim | FullNow | TooLarge:
+    def reserve_early(self, ref: ObjectRef) -> Reservation | FullNow | TooLarge:
         """Reserve one object in advance, unpinned; evicts only entries that are needed strictly later.
 
         The object must not be in the index yet. An object whose next use is unknown evicts nothing.
         """
         assert ref not in self._entries, "already here"
-        too_large = self.room.too_large((ref,))
+        too_large = self.space.too_large((ref,))
         if too_large is not None:
             return too_large
         sizes = {ref: entry_layout.disk_bytes(ref)}
         evicted = self._evict(sizes, after=self._next_uses.get(ref, math.inf))
         if evicted is None:
-            return FullNow(self.room.lacking_bytes(sizes))
+            return FullNow(self.space.lacking_bytes(sizes))
         entry = self._reserve(ref)
-        return Claim((entry,), (), (), (entry,), evicted)
+        return Reservation((entry,), (), (), (entry,), evicted)
 
     def commit(self, entry: Entry) -> bool:
         """Make a filled entry whole. False: it was orphaned, so its space is free and its file must be removed."""
@@ -171,14 +171,14 @@ class CacheIndex:
         entry.state = EntryState.COMMITTED
         self._touch(entry)
         if not entry.pins:
-            self.room.order.add(entry)
+            self.space.order.add(entry)
         return True
 
     def abort(self, entry: Entry) -> None:
         """Give up a reservation; pins still held on it end without effect."""
         assert entry.state is EntryState.RESERVED, "abort follows reserve"
         self.reserved_bytes -= entry.disk_bytes
-        self.room.give_back(entry)
+        self.space.give_back(entry)
         entry.state = EntryState.GONE
         self.orphan(entry)
 
@@ -198,14 +198,14 @@ class CacheIndex:
             self._drop(entry)
             return True
         self._touch(entry)
-        self.room.order.add(entry)
+        self.space.order.add(entry)
         return False
 
     def reopen(self, entry: Entry) -> None:
         """Turn a committed entry whose file is gone or broken into a reservation; its pins stay."""
         assert entry.state is EntryState.COMMITTED, "only whole entries can break"
         if entry.stamp:
-            self.room.order.remove(entry)
+            self.space.order.remove(entry)
         self.committed_bytes -= entry.disk_bytes
         self.committed_count -= 1
         self.reserved_bytes += entry.disk_bytes
@@ -225,13 +225,13 @@ class CacheIndex:
         if entry.pins:
             entry.damaged = True
             return None
-        self.room.order.remove(entry)
+        self.space.order.remove(entry)
         self._drop(entry)
         return entry
 
-    def make_room(self, wanted_bytes: int, after: float = -math.inf) -> tuple[Entry, ...]:
+    def free_space(self, wanted_bytes: int, after: float = -math.inf) -> tuple[Entry, ...]:
         """Evict idle entries of ``wanted_bytes`` in total, because the disk has less space than the limit assumed."""
-        victims = self.room.order.take(wanted_bytes, after=after) if wanted_bytes > 0 else []
+        victims = self.space.order.take(wanted_bytes, after=after) if wanted_bytes > 0 else []
         return self._drop_all(victims or [])
 
     def note_next_use(self, uses: Iterable[tuple[ObjectRef, float]]) -> None:
@@ -250,26 +250,26 @@ class CacheIndex:
             entry = self._entries.get(ref)
             if entry is not None and entry.next_use != position:
                 entry.next_use = position
-                self.room.order.move(entry)
+                self.space.order.move(entry)
 
     def _reserve(self, ref: ObjectRef) -> Entry:
         next_use = self._next_uses.get(ref, math.inf)
-        entry = Entry(ref, entry_layout.disk_bytes(ref), next_use=next_use, group=self.room.group(ref))
+        entry = Entry(ref, entry_layout.disk_bytes(ref), next_use=next_use, group=self.space.group(ref))
         self._entries[ref] = entry
         self.reserved_bytes += entry.disk_bytes
-        self.room.take(entry)
+        self.space.take(entry)
         return entry
 
     def _pin(self, entry: Entry) -> None:
         if entry.stamp:
-            self.room.order.remove(entry)
+            self.space.order.remove(entry)
         entry.pins += 1
         self.pin_count += 1
 
     def _evict(
         self, sizes: Mapping[ObjectRef, int], *, after: float, keep: Collection[Entry] = ()
     ) -> tuple[Entry, ...] | None:
-        victims = self.room.victims(sizes, after, keep)
+        victims = self.space.victims(sizes, after, keep)
         return None if victims is None else self._drop_all(victims)
 
     def _drop_all(self, victims: Iterable[Entry]) -> tuple[Entry, ...]:
@@ -281,7 +281,7 @@ class CacheIndex:
     def _drop(self, entry: Entry) -> None:
         self.committed_bytes -= entry.disk_bytes
         self.committed_count -= 1
-        self.room.give_back(entry)
+        self.space.give_back(entry)
         entry.state = EntryState.GONE
         del self._entries[entry.ref]
 

@@ -18,7 +18,7 @@ import errno
 from collections import deque
 from dataclasses import dataclass
 
-from feedd.cache.os_errors import PlaceFull, is_full
+from feedd.cache.os_errors import StorageFull, is_full
 
 # This process's own errors; they say nothing about the disk.
 _NOT_THE_DISK = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENAMETOOLONG})
@@ -82,15 +82,15 @@ class DiskHealth:
         self._clean_count = 0
         self._pause_s = 0.0
         self._full_until_s = 0.0
-        self._absent = False
+        self._missing = False
 
-    def absent(self) -> None:
+    def missing(self) -> None:
         """Record that no cache is open on the disk; only ``opened`` ends this, probes do not."""
-        self.state, self._absent = DiskState.DOWN, True
+        self.state, self._missing = DiskState.DOWN, True
 
     def opened(self) -> None:
         """Record that the cache on the disk is open at last."""
-        self.state, self._absent = DiskState.NORMAL, False
+        self.state, self._missing = DiskState.NORMAL, False
 
     def may_read(self) -> bool:
         """Whether entries on the disk may be read."""
@@ -104,7 +104,7 @@ class DiskHealth:
 
     def probe_interval_s(self) -> float | None:
         """Return the time between probes in this state, or None if none are needed."""
-        if self._absent:
+        if self._missing:
             return None
         if self.state is DiskState.UNSTABLE:
             return self._options.probe_interval_s
@@ -158,7 +158,7 @@ def symptom(error: BaseException) -> Symptom:
     """Return what an error of the cache says about its disk, judged by the error's causes."""
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, PlaceFull):
+        if isinstance(cause, StorageFull):
             return Symptom.FULL
         if isinstance(cause, OSError) and cause.errno is not None:
             if is_full(cause):

@@ -6,7 +6,7 @@ import contextlib
 import time
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from feedd.fetch.s3.body_transfer import DecryptedMove, SplicedMove
+from feedd.fetch.s3.body_transfer import DecryptedTransfer, SplicedTransfer
 from feedd.fetch.s3.small_bodies import BUFFER_BYTES, HandedBody, Via, unwritten
 from feedd.fetch.s3.tls_transport import TlsTransport
 from feedd.flow.range_sinks import FileSink, MemorySink
@@ -142,7 +142,7 @@ class MovedBody:
         self._transport = transport
         self._loop = loop
         self._ended = ended
-        self._move: BodyTransfer | None = None
+        self._transfer: BodyTransfer | None = None
 
     def begin(self, sink: FileSink, progress: ReadProgress, first: memoryview) -> None:
         """Hand the body to the thread, with ``first``, the bytes received already.
@@ -152,9 +152,9 @@ class MovedBody:
         """
         sock_fd = self._transport.get_extra_info("socket").fileno()
         if isinstance(self._transport, TlsTransport):
-            move: BodyTransfer = DecryptedMove(self._transport.cipher, sock_fd, sink, progress, self._over)
+            move: BodyTransfer = DecryptedTransfer(self._transport.cipher, sock_fd, sink, progress, self._over)
         else:
-            move = SplicedMove(sock_fd, sink, progress, self._over)
+            move = SplicedTransfer(sock_fd, sink, progress, self._over)
         move.first = bytes(first)
         self._transport.pause_reading()
         try:
@@ -162,7 +162,7 @@ class MovedBody:
         except OSError:
             self._transport.resume_reading()
             raise
-        self._move = move
+        self._transfer = move
 
     def buffer(self) -> memoryview:
         """Raise, because a paused transport does not read."""
@@ -174,24 +174,24 @@ class MovedBody:
 
     def stop(self) -> None:
         """Stop the transfer."""
-        if self._move is not None:
-            self._move.stop()
+        if self._transfer is not None:
+            self._transfer.stop()
             self._transfer_thread.look()
 
     @property
     def waits_for_file(self) -> bool:
         """Whether a write is running."""
-        return self._move is not None and self._move.writing
+        return self._transfer is not None and self._transfer.writing
 
     whole = False
 
     def _over(self, move: BodyTransfer) -> None:
         """Report the end of the transfer to the loop; called in the transfer thread."""
         with contextlib.suppress(RuntimeError):  # the loop is closed, so nothing waits for the body
-            self._loop.call_soon_threadsafe(self._tell, move)
+            self._loop.call_soon_threadsafe(self._report_end, move)
 
-    def _tell(self, move: BodyTransfer) -> None:
-        if move.stopped or move is not self._move:
+    def _report_end(self, move: BodyTransfer) -> None:
+        if move.stopped or move is not self._transfer:
             return
         if move.file_error is not None:
             self._ended(unwritten(move.file_error))

@@ -188,7 +188,7 @@ class BodyTransfer(ABC):
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size_bytes)
 
 
-class SplicedMove(BodyTransfer):
+class SplicedTransfer(BodyTransfer):
     """The transfer of a body without TLS."""
 
     def _begin(self, buffers: TransferBuffers) -> None:
@@ -243,7 +243,7 @@ class SplicedMove(BodyTransfer):
         return count
 
 
-class DecryptedMove(BodyTransfer):
+class DecryptedTransfer(BodyTransfer):
     """The transfer of a body under TLS. No other thread uses ``cipher`` until it is over."""
 
     def __init__(

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
     from feedd.fetch.fetch_options import SourceOptions
     from feedd.fetch.s3.region import BucketFacts
-    from feedd.fetch.s3.sdk_errors import Asked
+    from feedd.fetch.s3.sdk_errors import RequestContext
 
 _PAGES_AHEAD_COUNT = 8
 
 
 async def list_pages(
-    bucket: str, asked: Asked, limits: SourceOptions, start_after: str, facts: BucketFacts
+    bucket: str, asked: RequestContext, limits: SourceOptions, start_after: str, facts: BucketFacts
 ) -> AsyncGenerator[list[ObjectRef], None]:
     """Yield non-empty pages of the keys under ``asked.url`` that come after ``start_after``.
 
@@ -52,7 +52,7 @@ async def list_pages(
 
 
 async def _answers(
-    bucket: str, asked: Asked, limits: SourceOptions, start_after: str, facts: BucketFacts
+    bucket: str, asked: RequestContext, limits: SourceOptions, start_after: str, facts: BucketFacts
 ) -> AsyncGenerator[Mapping[str, Any], None]:
     """Request page after page, with a client of the thread's own loop; runs in the thread."""
     s3 = limits.for_bucket(bucket)
@@ -89,8 +89,8 @@ def _page(answer: Mapping[str, Any], root: str, order: _Order) -> list[ObjectRef
 class _Order:
     """Checks that keys rise in UTF-8 byte order across pages; drops folder markers and keys up to ``start_after``."""
 
-    def __init__(self, asked: Asked, start_after: str) -> None:
-        self._asked = asked
+    def __init__(self, asked: RequestContext, start_after: str) -> None:
+        self._request = asked
         self._start_after = start_after
         self._last = ""
 
@@ -101,7 +101,7 @@ class _Order:
             if ref.key <= self._last:
                 raise Unsupported(
                     f"expected keys in byte order, got {ref.key!r} after {self._last!r}",
-                    object=self._asked.url,
+                    object=self._request.url,
                     hint="this store lists out of order (S3 directory buckets do): name the objects in a manifest",
                     stage="source",
                 )

@@ -63,7 +63,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: Any = None  # of whichever loop: uvloop's are no asyncio.Transport
         self._served_count = 0
         self._idle = LazyTimer(self.drop)
-        self._silence = IdleTimeout(read_timeout_s, self._come, self._silent)
+        self._idle_timeout = IdleTimeout(read_timeout_s, self._come, self._silent)
         self._waiter: asyncio.Future[None] | None = None
         self._outcome: Answer | Exception | None = None
         self._surplus = False
@@ -100,7 +100,7 @@ class Connection(asyncio.BufferedProtocol):
         self._waiter = self._loop.create_future()
         self._sink, self._judge, self._progress = sink, judge, progress
         self._shared = self._files.at_once(sink)
-        self._silence.begin()
+        self._idle_timeout.begin()
         try:
             self._transport.write(request)
             await self._waiter
@@ -110,7 +110,7 @@ class Connection(asyncio.BufferedProtocol):
             raise
         finally:
             self._waiter = None
-            self._silence.end()
+            self._idle_timeout.end()
         self._served_count += 1
         return answer
 
@@ -118,7 +118,7 @@ class Connection(asyncio.BufferedProtocol):
         """Abort the connection; the memory of an exchange is released at once."""
         self._let_go()
         self._idle.stop()
-        self._silence.stop()
+        self._idle_timeout.stop()
         if self._transport is not None:
             self._transport.abort()
 
@@ -173,7 +173,7 @@ class Connection(asyncio.BufferedProtocol):
                 kind = StaleConnection if silent and self._served_count else ConnectionResetError
                 self._fail(kind(got))
         self._idle.stop()
-        self._silence.stop()
+        self._idle_timeout.stop()
         if not self.lost.done():
             self.lost.set_result(None)
         self._on_lost(self)

@@ -49,7 +49,7 @@ class _Patient:
         held = self._credentials
         good = held._frozen_credentials is not None and not held._is_expired()  # noqa: SLF001 - see above
         if good and time.monotonic() < self._ask_at_s:
-            return self._held()
+            return self._valid()
         try:
             found = self._ask()
             return await found if inspect.isawaitable(found) else found
@@ -59,9 +59,9 @@ class _Patient:
             self._ask_at_s = time.monotonic() + _ASK_AGAIN_S
             left_s = held._seconds_remaining()  # noqa: SLF001 - see above
             _log.warning("credentials cannot be refreshed", error=str(error), usable_for_s=round(left_s))
-            return self._held()
+            return self._valid()
 
-    def _held(self) -> dict[str, str]:
+    def _valid(self) -> dict[str, str]:
         held = self._credentials
         frozen, ends = held._frozen_credentials, held._expiry_time  # noqa: SLF001 - see above
         return {

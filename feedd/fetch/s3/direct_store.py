@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from feedd.fetch.fetch_options import SourceOptions
     from feedd.fetch.s3.http_answer import Answer
     from feedd.fetch.s3.region import BucketFacts
-    from feedd.fetch.s3.sdk_errors import Asked
+    from feedd.fetch.s3.sdk_errors import RequestContext
     from feedd.range_sink import RangeSink
     from feedd.values import ByteRange, ObjectChecksum, ObjectRef
 
@@ -50,7 +50,7 @@ class _Part:
     span: ByteRange
     sink: RangeSink
     progress: ReadProgress
-    asked: Asked
+    asked: RequestContext
 
 
 class DirectStore:

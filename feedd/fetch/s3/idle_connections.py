@@ -15,41 +15,41 @@ class Idle:
     """Idle connections by address: there are many connections and few addresses. The last used of each goes first."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, list[Connection]] = {}  # the address that got the last connection comes last
+        self._idle: dict[str, list[Connection]] = {}  # the address that got the last connection comes last
 
     def __len__(self) -> int:
-        return sum(map(len, self._kept.values()))
+        return sum(map(len, self._idle.values()))
 
     def __iter__(self) -> Iterator[Connection]:
-        return chain.from_iterable(list(self._kept.values()))
+        return chain.from_iterable(list(self._idle.values()))
 
     @property
     def addresses(self) -> list[str]:
         """The addresses, starting with the one that got the last connection."""
-        return list(reversed(self._kept))
+        return list(reversed(self._idle))
 
     def add(self, connection: Connection) -> None:
         """Keep an idle connection."""
-        kept = self._kept.pop(connection.address, [])
+        kept = self._idle.pop(connection.address, [])
         kept.append(connection)
-        self._kept[connection.address] = kept
+        self._idle[connection.address] = kept
 
     def take(self, address: str) -> Connection:
         """Remove and return a connection to an address."""
-        kept = self._kept[address]
+        kept = self._idle[address]
         taken = kept.pop()
         if not kept:
-            del self._kept[address]
+            del self._idle[address]
         return taken
 
     def take_all(self, address: str) -> list[Connection]:
         """Remove and return all connections to an address."""
-        return self._kept.pop(address)
+        return self._idle.pop(address)
 
     def discard(self, connection: Connection) -> None:
         """Forget a lost connection; it may have been taken already."""
-        kept = self._kept.get(connection.address, [])
+        kept = self._idle.get(connection.address, [])
         if connection in kept:
             kept.remove(connection)
             if not kept:
-                del self._kept[connection.address]
+                del self._idle[connection.address]

@@ -26,22 +26,22 @@ class IdleTimeout:
         self._longest_s = longest_s
         self._came = came
         self._fell = fell
-        self._alarm = LazyTimer(self._look)
+        self._timer = LazyTimer(self._look)
         self._seen: object = None
         self._since_s = 0.0
 
     def begin(self) -> None:
         """Start watching."""
         self._seen, self._since_s = self._came(), self._loop.time()
-        self._alarm.set(self._since_s + self._longest_s / 2)
+        self._timer.set(self._since_s + self._longest_s / 2)
 
     def end(self) -> None:
         """Pause watching."""
-        self._alarm.set(math.inf)
+        self._timer.set(math.inf)
 
     def stop(self) -> None:
         """Stop watching and leave no timer behind."""
-        self._alarm.stop()
+        self._timer.stop()
 
     def _look(self) -> None:
         now_s, seen = self._loop.time(), self._came()
@@ -51,4 +51,4 @@ class IdleTimeout:
         if now_s >= ends_s:
             self._fell()
         else:
-            self._alarm.set(min(now_s + self._longest_s / 2, ends_s))
+            self._timer.set(min(now_s + self._longest_s / 2, ends_s))

@@ -11,18 +11,18 @@ if TYPE_CHECKING:
 
 
 class LazyTimer:
-    """Calls ``ring`` at a set time; moving the time costs only an assignment.
+    """Calls ``callback`` at a set time; moving the time costs only an assignment.
 
     The loop's timer behind it may fire in vain. That is cheaper than setting and cancelling a timer for each small
     request.
 
     Args:
-        ring: called on the loop; the timer is off then.
+        callback: called on the loop; the timer is off then.
     """
 
-    def __init__(self, ring: Callable[[], object]) -> None:
+    def __init__(self, callback: Callable[[], object]) -> None:
         self._loop = asyncio.get_running_loop()
-        self._ring = ring
+        self._callback = callback
         self._at_s = math.inf
         self._timer: asyncio.TimerHandle | None = None
 
@@ -48,4 +48,4 @@ class LazyTimer:
             self.set(self._at_s)
             return
         self._at_s = math.inf
-        self._ring()
+        self._callback()

@@ -11,7 +11,7 @@ from feedd.fetch.hints import CHANGED_HINT
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from feedd.fetch.s3.sdk_errors import Asked
+    from feedd.fetch.s3.sdk_errors import RequestContext
     from feedd.values import ByteRange, ObjectRef
 
 
@@ -32,7 +32,7 @@ class RangeHead:
     size_bytes: int | None
 
 
-def plain_etag(header: str, asked: Asked) -> str:
+def plain_etag(header: str, asked: RequestContext) -> str:
     """Return an ETag without quotes.
 
     Raises:
@@ -49,7 +49,7 @@ def answered_by(headers: Mapping[str, str], address: str) -> str:
     return f"request id {headers.get('x-amz-request-id', 'unknown')}, address {address or 'unknown'}"
 
 
-def check_head(head: RangeHead, ref: ObjectRef, span: ByteRange, asked: Asked) -> None:
+def check_head(head: RangeHead, ref: ObjectRef, span: ByteRange, asked: RequestContext) -> None:
     """Refuse an answer that is not the requested range.
 
     Raises:

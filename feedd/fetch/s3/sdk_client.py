@@ -32,7 +32,7 @@ from feedd.fetch.s3.sdk_errors import (
     MOVED,
     RENEWABLE,
     SKEWED,
-    Asked,
+    RequestContext,
     code_of,
     date_of,
     translate,
@@ -179,7 +179,7 @@ class S3Clients:
         self.facts = facts or BucketFacts()
         self._current: Once[_Generation] = Once(self._open)
 
-    async def call(self, ask: Callable[[Any], Awaitable[T]], asked: Asked, deadline_s: float) -> T:
+    async def call(self, ask: Callable[[Any], Awaitable[T]], asked: RequestContext, deadline_s: float) -> T:
         """Run ``ask`` with a client, and once more for each cause that a second try can fix.
 
         A new client is used after credentials expired. It is also used after an object was refused that is known to
@@ -232,7 +232,7 @@ class S3Clients:
         generation.user_count += 1
         return generation
 
-    def _skewed(self, error: BaseException, asked: Asked, used_s: float) -> str:
+    def _skewed(self, error: BaseException, asked: RequestContext, used_s: float) -> str:
         """Return ``clock`` if another signing time may help. For a refusal without a body, only the date tells."""
         code = code_of(error)
         if self._s3.anonymous or code not in SKEWED | BARE:
@@ -240,7 +240,7 @@ class S3Clients:
         least_s = _SKEW_S if code in BARE else 0.0
         return "clock" if self.facts.clock.learn(date_of(error), asked.url, used_s, least_s) else ""
 
-    def _outdated(self, error: BaseException, asked: Asked, used: _Generation) -> str:
+    def _outdated(self, error: BaseException, asked: RequestContext, used: _Generation) -> str:
         """Return ``renew`` if other credentials may help.
 
         Of the other refusals, only the refusal of a read of a known version counts. A store also refuses missing

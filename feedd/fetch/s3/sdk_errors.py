@@ -78,7 +78,7 @@ _SSE_C = "objects encrypted with a customer's key (SSE-C) cannot be read: copy t
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestContext:
     """The operation during which a foreign exception came.
 
     Attributes:
@@ -122,7 +122,7 @@ def region_of(response: Mapping[str, Any]) -> str:
     return str(headers.get("x-amz-bucket-region") or response.get("Error", {}).get("Region", ""))
 
 
-def translate(error: BaseException, asked: Asked) -> FeeddError:
+def translate(error: BaseException, asked: RequestContext) -> FeeddError:
     """Return the translated error; raise it ``from`` the original."""
     if isinstance(error, boto.ClientError):
         return _answered(error, asked)
@@ -142,14 +142,14 @@ def translate(error: BaseException, asked: Asked) -> FeeddError:
     return _transport(error, asked)
 
 
-def _credentials_hint(asked: Asked) -> str:
+def _credentials_hint(asked: RequestContext) -> str:
     return (
         "give credentials by AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile or a role, "
         f"or, for a public bucket, set anonymous = true under {asked.table} in feedd.toml"
     )
 
 
-def _transport(error: BaseException, asked: Asked) -> FeeddError:
+def _transport(error: BaseException, asked: RequestContext) -> FeeddError:
     if _errno(error) in {errno.EMFILE, errno.ENFILE}:
         hint = "raise the limit of open files (ulimit -n)"
         message = f"no descriptor is free for a connection: {_cause(error)}"
@@ -168,7 +168,7 @@ def _transport(error: BaseException, asked: Asked) -> FeeddError:
     return StoreUnavailable(f"the answer broke off: {_cause(error)}", object=asked.url, stage="source")
 
 
-def _answered(error: boto.ClientError, asked: Asked) -> FeeddError:  # noqa: PLR0911 - one return per row of a table
+def _answered(error: boto.ClientError, asked: RequestContext) -> FeeddError:  # noqa: PLR0911 - one return per row of a table
     code = code_of(error)
     meta: Mapping[str, Any] = error.response.get("ResponseMetadata", {})
     headers: Mapping[str, str] = meta.get("HTTPHeaders", {})
@@ -206,7 +206,7 @@ def _answered(error: boto.ClientError, asked: Asked) -> FeeddError:  # noqa: PLR
     return BadRequest(f"the store refused the request: {said}: {_line(error)}", hint=hint, **where)
 
 
-def _grant(error: boto.ClientError, code: str, asked: Asked) -> str:
+def _grant(error: boto.ClientError, code: str, asked: RequestContext) -> str:
     if code.startswith("KMS.") or "kms:" in str(error):
         return f"grant these credentials kms:Decrypt on the object's key ({_line(error)})"
     hint = f"grant these credentials {_PERMISSIONS[asked.op]} (and kms:Decrypt if the bucket has its own key)"
@@ -217,7 +217,7 @@ def _grant(error: boto.ClientError, code: str, asked: Asked) -> str:
     )
 
 
-def _missing(code: str, asked: Asked) -> NotFound:
+def _missing(code: str, asked: RequestContext) -> NotFound:
     if code == "NoSuchBucket" or asked.op == "list":
         hint = "check the bucket's name and region"
         return NotFound(f"there is no such bucket at {asked.endpoint}", object=asked.url, hint=hint, stage="source")

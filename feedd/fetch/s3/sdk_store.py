@@ -13,7 +13,7 @@ from feedd.fetch.hints import CHANGED_HINT
 from feedd.fetch.s3.bucket_listing import list_pages
 from feedd.fetch.s3.range_answer import RangeHead, answered_by, check_head, plain_etag
 from feedd.fetch.s3.sdk_client import S3Clients
-from feedd.fetch.s3.sdk_errors import Asked, code_of
+from feedd.fetch.s3.sdk_errors import RequestContext, code_of
 from feedd.fetch.s3.stored_checksums import S3Checksums
 from feedd.values import ObjectRef, ReadProgress
 
@@ -144,7 +144,7 @@ class S3Store:
             )
             return await self._put(key, data, asked, {})
 
-    async def _put(self, key: str, data: bytes, asked: Asked, condition: Mapping[str, str]) -> ObjectRef:
+    async def _put(self, key: str, data: bytes, asked: RequestContext, condition: Mapping[str, str]) -> ObjectRef:
         async def ask(client: Any) -> Mapping[str, Any]:  # noqa: ANN401 - see open_client
             answer: Mapping[str, Any] = await client.put_object(
                 Bucket=self._bucket, Key=key, Body=data, **condition, **self._payer
@@ -158,9 +158,9 @@ class S3Store:
         """Close all connections; idempotent."""
         await self.clients.aclose()
 
-    def asked(self, op: str, key: str, etag: str = "") -> Asked:
+    def asked(self, op: str, key: str, etag: str = "") -> RequestContext:
         """Return the description of a request for its errors."""
-        return Asked(op, f"{self.root}/{key}", self._endpoint, etag, pays=self._s3.requester_pays)
+        return RequestContext(op, f"{self.root}/{key}", self._endpoint, etag, pays=self._s3.requester_pays)
 
     async def explained(self, changed: ObjectChanged, ref: ObjectRef) -> FeeddError:
         """Return the error for a version that is gone, with the current version, which a refused GET does not name."""
@@ -185,7 +185,7 @@ def _condition(over: str | None) -> dict[str, str]:
     return {"IfMatch": f'"{over}"'} if over else {"IfNoneMatch": "*"}
 
 
-async def _receive(body: Any, sink: RangeSink, asked: Asked, noted: ReadProgress) -> None:  # noqa: ANN401 - aiohttp's StreamReader, which only this function touches
+async def _receive(body: Any, sink: RangeSink, asked: RequestContext, noted: ReadProgress) -> None:  # noqa: ANN401 - aiohttp's StreamReader, which only this function touches
     at, size_bytes = 0, sink.size_bytes
     async for chunk, _ in body.iter_chunks():  # chunk by chunk, because joining them would copy once more
         if not at:

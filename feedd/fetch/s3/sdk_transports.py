@@ -48,7 +48,7 @@ class Transports:
     def __repr__(self) -> str:
         return f"Transports({len(self._open)} open)"
 
-    def made(self, owner: object, transport: object) -> None:
+    def opened(self, owner: object, transport: object) -> None:
         """Record a connection."""
         self._open[owner] = transport
 
@@ -76,7 +76,7 @@ class _Handler(ResponseHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Transport: connected."""
-        self._transports.made(self, transport)
+        self._transports.opened(self, transport)
         super().connection_made(transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -105,8 +105,8 @@ class ClosingSession(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has n
     def _build_verify_context(self) -> ssl.SSLContext:
         """aiobotocore: build the TLS context, in a thread. It is shared, except with own certificates or a proxy."""
         own = self._cert_file or self._proxy_config.settings
-        made: ssl.SSLContext = super()._build_verify_context() if own or not self._verify else trusting(self._verify)
-        return made
+        opened: ssl.SSLContext = super()._build_verify_context() if own or not self._verify else trusting(self._verify)
+        return opened
 
     async def _create_connector(self, proxy_url: str | None) -> Any:  # noqa: ANN401 - aiohttp's connector, handed through
         connector = await super()._create_connector(proxy_url)

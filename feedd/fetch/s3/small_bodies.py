@@ -62,14 +62,14 @@ class HandedBody:
         self._via = via
         self._ended = ended
         self._memory = via.spares.pop() if via.spares else memoryview(bytearray(BUFFER_BYTES))
-        self._held_bytes = 0
+        self._buffered_bytes = 0
         self._write: Write | None = None
 
     def buffer(self) -> memoryview:
         """Return the buffer for the rest of the body; after its end, a small buffer that reveals surplus bytes."""
         if self._write is not None:
             return self._via.surplus
-        return self._memory[self._held_bytes :][: self._left_bytes]
+        return self._memory[self._buffered_bytes :][: self._left_bytes]
 
     def received(self, size_bytes: int) -> None:
         """Hand the buffer to the thread once the body is complete or the buffer full.
@@ -82,12 +82,12 @@ class HandedBody:
             raise BadResponse("expected one http answer, got more than that", stage="source")
         if self._progress.first_byte_s is None:
             self._progress.first_byte_s = time.monotonic()
-        self._held_bytes += size_bytes
+        self._buffered_bytes += size_bytes
         self._left_bytes -= size_bytes
-        if self._left_bytes and self._held_bytes < self._memory.nbytes:
+        if self._left_bytes and self._buffered_bytes < self._memory.nbytes:
             return
         start = self._progress.filled_bytes
-        part, data = self._sink.part(start, start + self._held_bytes), self._memory[: self._held_bytes]
+        part, data = self._sink.part(start, start + self._buffered_bytes), self._memory[: self._buffered_bytes]
         try:
             write = Write(part, data, self._via.loop, self._over)
             self._via.transfer_thread.write(write)
@@ -127,8 +127,8 @@ class HandedBody:
         if write.error is not None:
             self._ended(unwritten(write.error))
             return
-        self._progress.filled_bytes += self._held_bytes
-        self._held_bytes = 0
+        self._progress.filled_bytes += self._buffered_bytes
+        self._buffered_bytes = 0
         if self._left_bytes:
             self._via.transport.resume_reading()
         else:

@@ -61,7 +61,7 @@ def end_all(writes: Iterable[Write]) -> None:
         by_loop.setdefault(write.loop, []).append(write)
     for loop, ended in by_loop.items():
         with contextlib.suppress(RuntimeError):  # the loop is closed, so nothing waits
-            loop.call_soon_threadsafe(_tell, ended)
+            loop.call_soon_threadsafe(_report_end, ended)
 
 
 def _runs(writes: Iterable[Write]) -> Iterator[list[Write]]:
@@ -97,6 +97,6 @@ def _write(run: Sequence[Write]) -> None:
             write.sink.note_written(0, write.data, begins=True)
 
 
-def _tell(writes: Iterable[Write]) -> None:
+def _report_end(writes: Iterable[Write]) -> None:
     for write in writes:
         write.ended(write)

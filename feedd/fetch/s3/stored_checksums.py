@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from feedd.fetch.s3.sdk_client import S3Clients
-    from feedd.fetch.s3.sdk_errors import Asked
+    from feedd.fetch.s3.sdk_errors import RequestContext
     from feedd.values import ObjectRef
 
 _log = structlog.get_logger(__name__)
@@ -45,7 +45,7 @@ class S3Checksums:
         self._deadline_s = deadline_s
         self._logged = False
 
-    async def of(self, ref: ObjectRef, asked: Asked) -> ObjectChecksum | None:
+    async def of(self, ref: ObjectRef, asked: RequestContext) -> ObjectChecksum | None:
         """Return the object's checksum, or None if there is none or its parts are unknown.
 
         Raises:
@@ -62,7 +62,9 @@ class S3Checksums:
                 return await self._read(algorithm, str(answer[name]), str(answer.get("ChecksumType", "")), ref, asked)
         return None
 
-    async def _read(self, algorithm: str, text: str, kind: str, ref: ObjectRef, asked: Asked) -> ObjectChecksum | None:
+    async def _read(
+        self, algorithm: str, text: str, kind: str, ref: ObjectRef, asked: RequestContext
+    ) -> ObjectChecksum | None:
         encoded, _, count = text.partition("-")
         digest = _decode(algorithm, encoded, asked)
         # A store that names no type predates other types of multipart uploads, whose ETags look like "...-3".
@@ -76,7 +78,7 @@ class S3Checksums:
             return None
         return ObjectChecksum(algorithm, digest, sizes, digests if len(digests) == len(sizes) else ())
 
-    async def _parts(self, algorithm: str, ref: ObjectRef, asked: Asked) -> list[tuple[int, bytes | None]]:
+    async def _parts(self, algorithm: str, ref: ObjectRef, asked: RequestContext) -> list[tuple[int, bytes | None]]:
         """Return size and digest of each part; empty if the store does not list them."""
         found: list[tuple[int, bytes | None]] = []
         marker = 0
@@ -108,7 +110,7 @@ class S3Checksums:
                 return found
             marker = int(listed.get("NextPartNumberMarker", marker + len(parts)))
 
-    async def _call(self, name: str, asked: Asked, ref: ObjectRef, **arguments: object) -> Mapping[str, Any]:
+    async def _call(self, name: str, asked: RequestContext, ref: ObjectRef, **arguments: object) -> Mapping[str, Any]:
         async def ask(client: Any) -> Mapping[str, Any]:  # noqa: ANN401 - see open_client
             method = getattr(client, name)
             answer: Mapping[str, Any] = await method(Bucket=self._bucket, Key=ref.key, **arguments, **self._payer)
@@ -123,14 +125,14 @@ class S3Checksums:
             _log.warning("parts of a composite checksum are unknown", object=ref.url, reason=reason, hint=hint)
 
 
-def _check_version(header: str, ref: ObjectRef, asked: Asked) -> None:
+def _check_version(header: str, ref: ObjectRef, asked: RequestContext) -> None:
     etag = plain_etag(header, asked)
     if etag != ref.etag:
         message = f"expected etag {ref.etag}, got {etag}"
         raise ObjectChanged(message, object=asked.url, hint=CHANGED_HINT, stage="source")
 
 
-def _decode(algorithm: str, text: str, asked: Asked) -> bytes:
+def _decode(algorithm: str, text: str, asked: RequestContext) -> bytes:
     try:
         digest = base64.b64decode(text, validate=True)
     except binascii.Error:

@@ -18,7 +18,7 @@ from feedd.catalog.url_lists import lists_of
 from feedd.daemon.life import _YOUNG_OBJECTS
 from feedd.dataset.index_file import rows_of
 from feedd.dataset.object_labels import parse_table
-from feedd.dataset.sidecars import Claims, Surroundings
+from feedd.dataset.sidecars import ForeignCounts, Surroundings
 from feedd.errors import FeeddError
 from feedd.observe.logs import configure_logging
 from feedd.values import ObjectRef
@@ -82,7 +82,7 @@ def _believed(name: str) -> Callable[[bytes], None]:
     file = ObjectRef("s3://b", name, 1, "tag")
 
     def read(data: bytes) -> None:
-        claims = Claims(name, data)
+        claims = ForeignCounts(name, data)
         with contextlib.suppress(ValueError):
             around.believed(file, claims)
         around.formats(file, claims, ())

@@ -215,13 +215,13 @@ async def test_file_seen_a_moment_ago_is_not_looked_at_again(rig: CacheRig, monk
     (ref,) = rig.shards(1)
     looks: list[Depth] = []
     async with rig.open() as cache:
-        real = cache._place.look
+        real = cache._storage.look
 
         async def counted(refs: list[ObjectRef], depth: Depth) -> list[Finding]:
             looks.append(depth)
             return await real(refs, depth)
 
-        monkeypatch.setattr(cache._place, "look", counted)
+        monkeypatch.setattr(cache._storage, "look", counted)
         for step_s in (0.0, 0.5, 0.25, 2.0, 0.5, 2.0):
             rig.clock.now_s += step_s
             with await cache.acquire([ref]) as pins:
@@ -236,13 +236,13 @@ async def test_a_damaged_file_has_the_others_looked_at(rig: CacheRig, monkeypatc
         with await cache.acquire([damaged, other]):
             pass
         looks: list[ObjectRef] = []
-        real = cache._place.look
+        real = cache._storage.look
 
         async def noted(refs: list[ObjectRef], depth: Depth) -> list[Finding]:
             looks.extend(refs)
             return await real(refs, depth)
 
-        monkeypatch.setattr(cache._place, "look", noted)
+        monkeypatch.setattr(cache._storage, "look", noted)
         for drop, expected in ((cache.renew, []), (cache.discard, [other])):
             await drop(damaged)
             with await cache.acquire([other]) as pins:

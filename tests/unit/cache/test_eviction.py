@@ -8,7 +8,7 @@ import random
 import pytest
 
 from feedd.cache import entry_layout
-from feedd.cache.policy.cache_index import CacheIndex, Claim, FullNow, TooLarge
+from feedd.cache.policy.cache_index import CacheIndex, FullNow, Reservation, TooLarge
 from feedd.cache.policy.eviction_order import Entry, EvictionOrder
 from feedd.cache.policy.quota import Quotas, too_small
 from feedd.values import ObjectRef
@@ -21,20 +21,20 @@ def ref(name: str, pages: int = 1) -> ObjectRef:
     return ObjectRef("s3://b", name, pages * PAGE, "e")
 
 
-def take(index: CacheIndex, *refs: ObjectRef) -> Claim:
+def take(index: CacheIndex, *refs: ObjectRef) -> Reservation:
     """Bring objects in and leave them unpinned."""
-    claim = index.reserve_all(refs)
-    assert isinstance(claim, Claim)
-    for entry in claim.missing:
+    reservation = index.reserve_all(refs)
+    assert isinstance(reservation, Reservation)
+    for entry in reservation.missing:
         index.commit(entry)
-    for entry in claim.entries:
+    for entry in reservation.entries:
         index.unpin(entry)
-    return claim
+    return reservation
 
 
-def names(claim: Claim) -> list[str]:
+def names(reservation: Reservation) -> list[str]:
     """Return the keys of what a claim evicted."""
-    return [entry.ref.key for entry in claim.evicted]
+    return [entry.ref.key for entry in reservation.evicted]
 
 
 def test_furthest_use_goes_first_then_least_recently_used() -> None:
@@ -53,10 +53,10 @@ def test_full_now_and_too_large_are_told_apart() -> None:
     """What pins stand in the way of may come later; what exceeds the limit never fits."""
     index = CacheIndex(4 * PAGE)
     held = index.reserve_all([ref("a"), ref("b")])
-    assert isinstance(held, Claim)
+    assert isinstance(held, Reservation)
     assert index.reserve_all([ref("c")]) == FullNow(2 * PAGE)
     assert index.reserve_all([ref("a"), ref("b"), ref("c")]) == TooLarge(6 * PAGE, 4 * PAGE)
-    assert index.reserve_ahead(ref("huge", 4)) == TooLarge(5 * PAGE, 4 * PAGE)
+    assert index.reserve_early(ref("huge", 4)) == TooLarge(5 * PAGE, 4 * PAGE)
     assert index.pin_count == 2
 
 
@@ -64,7 +64,7 @@ def test_full_now_changes_nothing() -> None:
     """A refused claim evicts nobody, even where some could have gone."""
     index = CacheIndex(6 * PAGE)
     take(index, ref("idle"))
-    assert isinstance(index.reserve_all([ref("held")]), Claim)
+    assert isinstance(index.reserve_all([ref("held")]), Reservation)
     assert isinstance(index.reserve_all([ref("new", 4)]), FullNow)
     assert {entry.ref.key for entry in index} == {"idle", "held"}
 
@@ -83,7 +83,7 @@ def test_next_use_told_before_the_object_is_here() -> None:
     index = CacheIndex(4 * PAGE)
     index.note_next_use([(ref("soon"), 1.0), (ref("late"), 9.0)])
     take(index, ref("late"), ref("soon"))
-    assert index.reserve_ahead(ref("unknown")) == FullNow(2 * PAGE)
+    assert index.reserve_early(ref("unknown")) == FullNow(2 * PAGE)
     index.note_next_use([(ref("soon"), math.inf)])
     assert names(take(index, ref("x"))) == ["soon"]
 
@@ -143,9 +143,9 @@ def test_larger_than_the_quota_is_not_full_now() -> None:
     """What a quota can never hold names the quota; what its pins stand in the way of may come later."""
     index = CacheIndex(20 * PAGE, Quotas({"s3://b/q/": 4 * PAGE}))
     assert index.reserve_all([ref("q/a", 4)]) == TooLarge(5 * PAGE, 4 * PAGE, "s3://b/q/")
-    assert isinstance(index.reserve_all([ref("q/a"), ref("q/b")]), Claim)
+    assert isinstance(index.reserve_all([ref("q/a"), ref("q/b")]), Reservation)
     assert index.reserve_all([ref("q/c")]) == FullNow(2 * PAGE, "s3://b/q/")
-    assert index.reserve_ahead(ref("q/c")) == FullNow(2 * PAGE)
+    assert index.reserve_early(ref("q/c")) == FullNow(2 * PAGE)
     error = too_small([ref("q/a", 4)], "s3://b/q/", 5 * PAGE, 4 * PAGE)
     assert 'raise cache.quotas."s3://b/q/"' in str(error)
     assert error.object == "s3://b/q/a"

@@ -142,7 +142,7 @@ def test_gauges_of_several_caches_add_up() -> None:
     """A gauge shows the sum of what each cache last said, per set of labels."""
     recorder = TallyRecorder()
     gauges = JointGauges(recorder)
-    one, other = gauges.share(), gauges.share()
+    one, other = gauges.part(), gauges.part()
     one.gauge(CACHE_BYTES, 5)
     other.gauge(CACHE_BYTES, 7)
     one.gauge(CACHE_BYTES, 2)

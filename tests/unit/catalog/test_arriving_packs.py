@@ -89,9 +89,9 @@ async def test_what_comes_first_is_asked_for_first(tmp_path: Path) -> None:
     """Of what nothing was asked for yet, objects of earlier steps go before those of later ones, and of none."""
     order = await _order(tmp_path / "before")
     async with feeding(tmp_path) as rig:
-        line = rig.pipeline.stages.sources._fetcher._plain._line
+        line = rig.pipeline.stages.sources._fetcher._plain._scheduler
         book = rig.pipeline.stages.sources.packs.inflight
-        line._places_max = 1  # eight objects: these are up to chance
+        line._slots_max = 1  # eight objects: these are up to chance
         gate = _gate(rig, set())
         session = await _opened(rig)
         made = [asyncio.create_task(take(session, Cursor(0, step))) for step in (0, 1, 2)]

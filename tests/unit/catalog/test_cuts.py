@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedd.catalog.token_windows import cut_files
+from feedd.catalog.token_windows import token_files
 from feedd.formats.tokens import LLMC, TokenWindows
 from feedd.notices import Amount, NoticeKind
 from feedd.values import ObjectRef
@@ -16,7 +16,7 @@ def _left_out(cut: TokenWindows, *token_counts: int, named: str = "", head_bytes
     sizes = (head_bytes + count * cut.item_bytes for count in token_counts)
     refs = [ObjectRef("s3://b", f"t/{number}.bin", size, "tag") for number, size in enumerate(sizes)]
     names = dict.fromkeys(range(len(refs)), named) if named else {}
-    return cut_files(refs, (0,), (cut,), names).left_out
+    return token_files(refs, (0,), (cut,), names).left_out
 
 
 def test_tails_are_counted_by_file() -> None:

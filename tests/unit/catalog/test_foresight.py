@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 def _known(rig: Feeding, session: Session) -> list[int]:
     listing = session._parts.listing
-    return [shard for shard in range(len(listing.refs)) if rig.pipeline.catalog.readings.held(listing, shard)]
+    return [shard for shard in range(len(listing.refs)) if rig.pipeline.catalog.readings.cached(listing, shard)]
 
 
 class _Readings:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from feedd.catalog.ignored_objects import Strays
+from feedd.catalog.ignored_objects import IgnoredKeys
 from feedd.catalog.object_grouper import Grouped, ObjectGrouper
 from feedd.dataset.passed_over import PassedOver
 from feedd.values import ObjectRef
@@ -10,7 +10,7 @@ from feedd.values import ObjectRef
 
 def grouped(names: dict[str, int], prefix: str = "t/") -> Grouped:
     """Group a listing of objects of those sizes as the daemon does."""
-    gathering = ObjectGrouper(prefix, strays=Strays(prefix))
+    gathering = ObjectGrouper(prefix, ignored=IgnoredKeys(prefix))
     gathering.add([ObjectRef("s3://b", prefix + name, size, "e") for name, size in sorted(names.items())])
     found = gathering.grouped()
     amounts = found.reasons.values()

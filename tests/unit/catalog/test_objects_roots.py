@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from feedd.catalog.ignored_objects import Strays
+from feedd.catalog.ignored_objects import IgnoredKeys
 from feedd.catalog.table_roots import refuse_root
 from feedd.errors import Unsupported
 from feedd.values import ObjectRef
@@ -26,7 +26,7 @@ def refused(key: str, prefix: str, root: str = "s3://bucket") -> Unsupported | N
     """Return the error for a listing of data and one more object."""
     try:
         refs = [ObjectRef(root, one, 1, "e") for one in (f"{prefix}x/0.parquet", key)]
-        refuse_root(refs, prefix, Strays(prefix))
+        refuse_root(refs, prefix, IgnoredKeys(prefix))
     except Unsupported as error:
         return error
     return None

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedd.catalog.ignored_objects import Strays
+from feedd.catalog.ignored_objects import IgnoredKeys
 from feedd.catalog.object_grouper import Grouped, ObjectGrouper
 from feedd.convert import conversion_registry as forms
 from feedd.dataset.fingerprint import listing_digest
@@ -56,7 +56,7 @@ SETS = {
 
 def grouped(refs: list[ObjectRef], prefix: str, *, named: bool = False) -> Grouped:
     """Group a listing as the daemon does."""
-    gathering = ObjectGrouper(prefix[: prefix.rfind("/") + 1], shards=named, strays=Strays(prefix, named=named))
+    gathering = ObjectGrouper(prefix[: prefix.rfind("/") + 1], shards=named, ignored=IgnoredKeys(prefix, named=named))
     gathering.add(refs)
     return gathering.grouped()
 
@@ -76,22 +76,22 @@ def test_data_without_strays_is_listed_as_ever(name: str) -> None:
 
 
 @given(st.sets(st.sampled_from(STRAYS)), st.sets(st.sampled_from(DATA), min_size=1))
-def test_strays_change_nothing(strays: set[str], data: set[str]) -> None:
+def test_strays_change_nothing(ignored: set[str], data: set[str]) -> None:
     """A data set of shards with strays in it is the one without them, and says how many there are."""
     data = data | {"l.txt"}  # JSON alone would be samples
     plain = grouped(refs_of([f"t/{key}" for key in data]), "t/")
-    mixed = grouped(refs_of([f"t/{key}" for key in data | strays]), "t/")
+    mixed = grouped(refs_of([f"t/{key}" for key in data | ignored]), "t/")
     assert mixed.refs == plain.refs
     assert plain.left_out == 0
-    assert mixed.left_out == len(strays)
-    assert set(mixed.examples) <= {f"t/{key}" for key in strays}
-    assert len(mixed.examples) == min(len(strays), 3)
+    assert mixed.left_out == len(ignored)
+    assert set(mixed.examples) <= {f"t/{key}" for key in ignored}
+    assert len(mixed.examples) == min(len(ignored), 3)
 
 
 @given(st.sets(st.sampled_from([key for key in STRAYS if not key.endswith((".json", ".index"))]), min_size=1))
-def test_where_all_are_strays_none_is(strays: set[str]) -> None:
+def test_where_all_are_strays_none_is(ignored: set[str]) -> None:
     """Who names a prefix that holds nothing else wants just that."""
-    refs = refs_of([f"t/{key}" for key in strays])
+    refs = refs_of([f"t/{key}" for key in ignored])
     assert len(grouped(refs, "t/").refs) == len(refs)
 
 
@@ -108,7 +108,7 @@ def test_what_the_url_spells_is_wanted() -> None:
         ("x/", "x/_b=1/c.tar", False),
         ("x/", "x/.b=1/c.tar", True),
     ]:
-        assert Strays(prefix).is_hidden(key) is hidden, (prefix, key)
+        assert IgnoredKeys(prefix).is_hidden(key) is hidden, (prefix, key)
 
 
 def test_a_named_format_holds_for_what_has_no_name() -> None:
@@ -121,22 +121,22 @@ def test_a_named_format_holds_for_what_has_no_name() -> None:
 def test_nothing_that_is_read_is_a_stray_when_it_is_empty() -> None:
     """An empty object of a known format is its reader's matter: an empty shard, or a broken one."""
     known = [ending for found in (formats.extensions(), forms.names()) for names in found.values() for ending in names]
-    strays = Strays("t/")
+    ignored = IgnoredKeys("t/")
     for ending in known:
         if ending.startswith("."):
             for name in (f"t/a{ending}", f"t/a{ending}.gz", f"t/a{ending}-00000-of-00002"):
-                assert not strays.is_stray(name, 0), name
-    assert strays.is_stray("t/a.xyz", 0)
-    assert not strays.is_stray("t/a.xyz", 1)
+                assert not ignored.is_ignored(name, 0), name
+    assert ignored.is_ignored("t/a.xyz", 0)
+    assert not ignored.is_ignored("t/a.xyz", 1)
 
 
 def test_an_empty_marker_in_the_name_of_a_language_is_a_stray() -> None:
     """What ends so is compressed; elsewhere in a name the two letters are Breton, or Brazil."""
-    strays = Strays("t/")
+    ignored = IgnoredKeys("t/")
     for name in ("corpus.br.done", "audio-br", "corpus.br-00000", "part-00000.snappy.orc"):
-        assert strays.is_stray(f"t/{name}", 0), name
+        assert ignored.is_ignored(f"t/{name}", 0), name
     for name in ("corpus.br", "x.snappy", "a.mds.br-00000-of-00002"):
-        assert not strays.is_stray(f"t/{name}", 0), name
+        assert not ignored.is_ignored(f"t/{name}", 0), name
 
 
 def test_among_samples_only_hidden_folders_are_strays() -> None:
@@ -177,12 +177,12 @@ def test_lists_of_classes_are_data_among_text() -> None:
 def test_any_names_are_judged_one_by_one(names: list[str], prefix: str, named: bool) -> None:
     """No name is an error, the order stays, and whether an object is a stray depends on nothing but itself."""
     refs = refs_of([f"{prefix}{name}" for name in set(names)])
-    strays = Strays(prefix, named=named)
-    kept = strays.without(refs)
-    alone = [ref for ref in refs if not strays.is_stray(ref.key, ref.size_bytes)]
+    ignored = IgnoredKeys(prefix, named=named)
+    kept = ignored.without(refs)
+    alone = [ref for ref in refs if not ignored.is_ignored(ref.key, ref.size_bytes)]
     assert kept == (alone or refs)
     shuffled = random.Random(0).sample(refs, len(refs))
-    assert set(strays.without(shuffled)) == set(kept)
+    assert set(ignored.without(shuffled)) == set(kept)
 
 
 def test_what_is_passed_over_adds_up() -> None:

@@ -52,8 +52,10 @@ def _before(index: object) -> np.ndarray:
 def test_the_idx_of_a_shard_lies_beside_it() -> None:
     """By its name, in its folder and store; files of tokens have another."""
     refs = [ObjectRef("s3://b", key, 1, "e") for key in ("t/a.rec", "t/b.rec", "u/a.recordio", "t/c.bin")]
-    beside = [ObjectRef("s3://b", key, size, "e") for key, size in (("t/a.idx", 7), ("u/a.idx", 8), ("t/c.idx", 9))]
-    assert idx_sizes(refs, beside) == {0: 7, 2: 8}
+    sidecar_refs = [
+        ObjectRef("s3://b", key, size, "e") for key, size in (("t/a.idx", 7), ("u/a.idx", 8), ("t/c.idx", 9))
+    ]
+    assert idx_sizes(refs, sidecar_refs) == {0: 7, 2: 8}
     assert idx_sizes(refs, []) == {}
 
 

@@ -71,7 +71,7 @@ def _capture(folder: Path) -> None:
 
 def _ring(folder: Path) -> None:
     """The ring by itself: the copy thread waits for each copy before it begins the next, and so hides its wait."""
-    ring, stream, moved = pinning.PinnedRing(), torch.cuda.Stream(), []  # type: ignore[no-untyped-call]  # see above
+    ring, stream, moved = pinning.PinnedBuffers(), torch.cuda.Stream(), []  # type: ignore[no-untyped-call]  # see above
     with torch.cuda.stream(stream):
         for step in range(6):
             ring.begin(512)

@@ -24,7 +24,7 @@ from feedd.convert.table_converters import (
     DelimitedConverter,
 )
 from feedd.errors import BadRecipe, BadShard
-from feedd.formats.missing_reasons import why_absent
+from feedd.formats.missing_reasons import missing_reason
 from feedd.values import ByteRange
 from tests.budget import budget
 from tests.fakes.making import HeldBytes, Made, OutBytes, make
@@ -134,7 +134,7 @@ def test_nothing_is_no_rows() -> None:
 def why(made: Made, name: str) -> list[str]:
     """Return the reason, as far as it is told, why each row lacks a column."""
     column = made.index.fields.index(name)
-    found = [why_absent(made.index, [column], row) for row in range(made.index.sample_count)]
+    found = [missing_reason(made.index, [column], row) for row in range(made.index.sample_count)]
     return ["" if one is None else one.reason for one in found]
 
 

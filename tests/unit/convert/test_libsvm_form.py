@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from feedd.convert import libsvm
 from feedd.convert.libsvm import LIBSVM_CONVERTER
 from feedd.errors import BadShard
-from feedd.formats.missing_reasons import why_absent
+from feedd.formats.missing_reasons import missing_reason
 from tests.budget import budget
 from tests.fakes.making import make
 
@@ -79,7 +79,7 @@ def test_bad_lines_change_no_others(lines: list[str], piece_bytes: int) -> None:
         assert repr(made.values(name)) == repr([next(alone) if line in GOOD else None for line in rows])
     bad = [row for row, line in enumerate(rows) if line in BAD]
     for row, line in enumerate(rows):
-        told = why_absent(made.index, [0], row)
+        told = missing_reason(made.index, [0], row)
         assert (told is None) == (line in GOOD)
         assert told is None or "label index:value" in told.reason
         assert told is None or bad.index(row) >= 16 or repr(line) in told.reason

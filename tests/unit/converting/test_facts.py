@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from feedd.converting.conversion_log import ConversionLog, MadeFact
+from feedd.converting.conversion_log import ConversionFact, ConversionLog
 from feedd.values import ObjectRef
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def test_as_many_facts_are_kept_as_were_used_last(tmp_path: Path) -> None:
     first = ObjectRef(ROOT, "first", 5, "e", FORM)
     for number in range(1_000):
         ref = first if not number else ObjectRef(ROOT, str(number), 5, "e", FORM)
-        fact = MadeFact(5, number, "tar")
+        fact = ConversionFact(5, number, "tar")
         assert facts.note(ref, fact)
         facts.keep(ref, fact)
         assert facts.known(first) is not None
@@ -28,8 +28,8 @@ def test_as_many_facts_are_kept_as_were_used_last(tmp_path: Path) -> None:
     assert len(path.read_bytes().splitlines()) <= 20
     again = ConversionLog(path, rows_max=10)
     again.load()
-    assert again.made(ObjectRef(ROOT, "999", 5, "e", FORM)) == ObjectRef(ROOT, "999", 999, "e", FORM)
-    assert again.known(first) == MadeFact(5, 0, "tar")
+    assert again.converted(ObjectRef(ROOT, "999", 5, "e", FORM)) == ObjectRef(ROOT, "999", 999, "e", FORM)
+    assert again.known(first) == ConversionFact(5, 0, "tar")
     assert again.origin(ObjectRef(ROOT, "5", 5, "e", FORM)) is None
 
 
@@ -38,10 +38,10 @@ def test_a_line_that_was_cut_short_costs_no_other(tmp_path: Path) -> None:
     path = tmp_path / "facts"
     facts = ConversionLog(path)
     first, second = (ObjectRef(ROOT, name, 5, "e", FORM) for name in ("first", "second"))
-    facts.keep(first, MadeFact(5, 1, "tar"))
+    facts.keep(first, ConversionFact(5, 1, "tar"))
     path.write_bytes(path.read_bytes() + b'["s3://memory/torn","e"')
-    facts.keep(second, MadeFact(5, 2, "tar"))
+    facts.keep(second, ConversionFact(5, 2, "tar"))
     again = ConversionLog(path)
     again.load()
-    assert again.known(first) == MadeFact(5, 1, "tar")
-    assert again.known(second) == MadeFact(5, 2, "tar")
+    assert again.known(first) == ConversionFact(5, 1, "tar")
+    assert again.known(second) == ConversionFact(5, 2, "tar")

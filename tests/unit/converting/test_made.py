@@ -13,7 +13,7 @@ import pytest
 from feedd.cache.caches import DiskCache
 from feedd.cache.entry_layout import disk_bytes
 from feedd.cache.pinned_reads import with_pinned
-from feedd.converting.conversion_log import ConversionLog, MadeFact
+from feedd.converting.conversion_log import ConversionFact, ConversionLog
 from feedd.converting.converter import Converter, ConverterOptions, formed, joined
 from feedd.converting.converting_cache import ConvertingCache
 from feedd.errors import (
@@ -92,9 +92,11 @@ async def test_wishes_are_made_in_order_and_wait_in_the_cache(rig: MadeRig) -> N
         with await cache.acquire(refs) as pins:
             rig.check(pins, refs)
     assert set(rig.fetcher.calls.values()) == {1}
-    made = [key for key in rig.fetcher.order if key != refs[2].key]
-    assert [made[:2], made[2:4], made[4:]] == [sorted(pair) for pair in (made[:2], made[2:4], made[4:])]
-    assert set(made[:2]) == {refs[0].key, refs[1].key}
+    converted = [key for key in rig.fetcher.order if key != refs[2].key]
+    assert [converted[:2], converted[2:4], converted[4:]] == [
+        sorted(pair) for pair in (converted[:2], converted[2:4], converted[4:])
+    ]
+    assert set(converted[:2]) == {refs[0].key, refs[1].key}
 
 
 async def test_withdrawn_wishes_are_not_made(rig: MadeRig) -> None:
@@ -105,7 +107,7 @@ async def test_withdrawn_wishes_are_not_made(rig: MadeRig) -> None:
         cache.prefetch([lonely, shared], "me")
         await until(lambda: len(rig.fetcher.running) == 2)
         waiting = asyncio.ensure_future(cache.acquire([shared]))
-        await until(lambda: cache._awaited[shared])
+        await until(lambda: cache._acquired[shared])
         await asyncio.sleep(0)
         cache.prefetch([], "me")
         await until(lambda: rig.fetcher.cancelled[lonely.key])
@@ -206,14 +208,14 @@ async def test_another_size_than_before_is_made_anew(rig: MadeRig) -> None:
     """Where what was remembered is wrong, longer or shorter, it is forgotten and the shard made again."""
     for name, wrong in (("short", SHARD_BYTES - 1), ("long", SHARD_BYTES + 1)):
         ref = rig.shard(name)
-        rig.facts.note(ref, MadeFact(SHARD_BYTES, wrong, "tar"))
+        rig.facts.note(ref, ConversionFact(SHARD_BYTES, wrong, "tar"))
         async with rig.open_made() as cache:
             with pytest.raises(Exception, match="expected"):
                 await cache.acquire([ref])
             with await cache.acquire([ref]) as pins:
                 rig.check(pins, [ref])
 
-            rig.facts.note(ref, MadeFact(SHARD_BYTES, SHARD_BYTES + 7, "tar"))
+            rig.facts.note(ref, ConversionFact(SHARD_BYTES, SHARD_BYTES + 7, "tar"))
 
             async def seen(files: tuple[ShardFile, ...]) -> int:
                 return files[0].ref.size_bytes
@@ -294,21 +296,21 @@ async def test_a_shard_of_unknown_origin_is_refused(rig: MadeRig) -> None:
 
 async def test_the_form_is_part_of_the_entry(rig: MadeRig) -> None:
     """The object itself and what was made of it lie beside each other, told apart also after a start."""
-    made = rig.shard("a")
-    plain = replace(made, form="")
-    assert disk_bytes(made) >= disk_bytes(plain)
+    converted = rig.shard("a")
+    plain = replace(converted, form="")
+    assert disk_bytes(converted) >= disk_bytes(plain)
     for _ in range(2):
         async with rig.open_made() as cache:
-            with await cache.acquire([made, plain]) as pins:
-                rig.check(pins, [made, plain])
+            with await cache.acquire([converted, plain]) as pins:
+                rig.check(pins, [converted, plain])
             assert sorted(entry.form for entry in cache.entries()) == ["", FORM]
     assert rig.fetcher.calls["a"] == 2
     async with rig.open_made() as cache:
-        await cache.discard(made)
+        await cache.discard(converted)
         assert [entry.form for entry in cache.entries()] == [""]
-        (await cache.acquire([made])).release()
-        rig.facts.note(made, MadeFact(1, SHARD_BYTES, "tar"))
-        await cache.discard(made)  # by the name it has in the cache
+        (await cache.acquire([converted])).release()
+        rig.facts.note(converted, ConversionFact(1, SHARD_BYTES, "tar"))
+        await cache.discard(converted)  # by the name it has in the cache
         assert [entry.form for entry in cache.entries()] == [""]
 
 
@@ -333,7 +335,7 @@ def test_half_a_line_of_facts_is_no_fact(tmp_path: Path) -> None:
     facts = ConversionLog(path)
     for again in range(3):
         for ref in refs:
-            fact = MadeFact(ref.size_bytes, again, "tar")
+            fact = ConversionFact(ref.size_bytes, again, "tar")
             assert facts.note(ref, fact)
             facts.keep(ref, fact)
     data = path.read_bytes()
@@ -342,13 +344,13 @@ def test_half_a_line_of_facts_is_no_fact(tmp_path: Path) -> None:
         path.write_bytes(data[:cut])
         found = ConversionLog(path)
         found.load()
-        assert [found.known(ref) for ref in refs] == [MadeFact(n, 2 if n < 2 else 1, "tar") for n in range(3)]
+        assert [found.known(ref) for ref in refs] == [ConversionFact(n, 2 if n < 2 else 1, "tar") for n in range(3)]
     path.write_bytes(data)
     ConversionLog(path).load()
     assert len(path.read_bytes().splitlines()) == 3
     found = ConversionLog(path)
     found.load()
-    assert found.made(refs[1]) == replace(refs[1], size_bytes=2)
+    assert found.converted(refs[1]) == replace(refs[1], size_bytes=2)
     path.write_bytes(b"\xff\xfe\n{}\n")
     ConversionLog(path).load()
 
@@ -356,7 +358,7 @@ def test_half_a_line_of_facts_is_no_fact(tmp_path: Path) -> None:
 async def test_making_again_has_a_deadline(rig: MadeRig) -> None:
     """As the first making has."""
     ref = rig.shard("a")
-    rig.facts.note(ref, MadeFact(ref.size_bytes, ref.size_bytes, "tar"))
+    rig.facts.note(ref, ConversionFact(ref.size_bytes, ref.size_bytes, "tar"))
     rig.fetcher.hold(ref)
     converter = Converter(rig.fetcher, make, rig.facts, ConverterOptions(1 << 30, deadline_s=0.05), rig.recorder)
     with pytest.raises(StoreUnavailable, match="conversion to end within"):

@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from feedd import metrics
-from feedd.daemon.cut_short import cut_short_by
+from feedd.daemon.cut_short import ended_by
 from feedd.daemon.failures import single
 from feedd.daemon.heartbeat import PERIOD_S, beat
 from feedd.daemon.notify import Notifier
@@ -149,7 +149,7 @@ async def test_a_body_is_cut_short_by_its_event() -> None:
     """The body is cancelled, cleans up in its own task, and what follows goes on."""
     event, seen = asyncio.Event(), []
     task = asyncio.current_task()
-    async with cut_short_by(event):
+    async with ended_by(event):
         try:
             event.set()
             await asyncio.sleep(60)
@@ -160,10 +160,10 @@ async def test_a_body_is_cut_short_by_its_event() -> None:
 
 async def test_a_body_that_ends_by_itself_is_left_alone() -> None:
     """No event, no difference; a time-out of the body's own is not swallowed."""
-    async with cut_short_by(asyncio.Event()):
+    async with ended_by(asyncio.Event()):
         await asyncio.sleep(0)
     with pytest.raises(BaseExceptionGroup) as caught:
-        async with cut_short_by(asyncio.Event()), asyncio.timeout(0):
+        async with ended_by(asyncio.Event()), asyncio.timeout(0):
             await asyncio.sleep(60)
     assert isinstance(single(caught.value), TimeoutError)
 

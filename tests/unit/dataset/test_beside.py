@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedd.dataset.index_file import Row
-from feedd.dataset.sidecars import Claims, SidecarCount, Surroundings, Unused, is_beside, is_claim
+from feedd.dataset.sidecars import ForeignCounts, SidecarCount, Surroundings, Unused, is_foreign_sidecar, is_sidecar
 from feedd.notices import EXAMPLES_MAX, Amount
 from feedd.values import ObjectRef
 
@@ -59,7 +59,7 @@ def _ref(key: str, size_bytes: int = 4096, root: str = "s3://b") -> ObjectRef:
 
 
 def _claims(name: str, content: object) -> list[SidecarCount]:
-    return list(Claims(f"train/{name}", json.dumps(content).encode()))
+    return list(ForeignCounts(f"train/{name}", json.dumps(content).encode()))
 
 
 def _believed(refs: list[ObjectRef], name: str, content: object) -> dict[int, int]:
@@ -97,10 +97,10 @@ def test_what_each_file_says() -> None:
 def test_rubbish_is_a_value_error(name: str, data: bytes) -> None:
     """Nothing is read as one of these files that is none."""
     if name == "sizes.json" and data.strip() == b"{}":  # a list of no shards
-        assert list(Claims(name, data)) == []
+        assert list(ForeignCounts(name, data)) == []
         return
     with pytest.raises(ValueError, match="expected"):
-        list(Claims(name, data))
+        list(ForeignCounts(name, data))
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_damage_is_a_value_error(name: str, content: Any) -> None:
 def test_depth_is_a_value_error(name: str) -> None:
     """A file nested beyond what can be read is refused as any other."""
     with pytest.raises(ValueError, match="expected an index"):
-        list(Claims(name, b'{"x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"))
+        list(ForeignCounts(name, b'{"x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"))
 
 
 def test_bytes_that_are_told_must_agree() -> None:
@@ -239,9 +239,11 @@ def test_only_files_that_tell_formats_are_read_for_them(name: str) -> None:
 def test_which_objects_are_no_shards() -> None:
     """By their whole name, in whatever folder."""
     assert all(
-        is_beside(f"{folder}{name}") for name in (*NAMES, "__len__", "_feedd_index.json") for folder in ("", "a/b/")
+        is_sidecar(f"{folder}{name}") for name in (*NAMES, "__len__", "_feedd_index.json") for folder in ("", "a/b/")
     )
-    assert not any(is_beside(name) for name in ("index.json.tar", "my_sizes.json", "sizes.json/a.tar", "len", "a.json"))
-    assert is_claim("a/sizes.json")
-    assert not is_claim("a/__len__")
-    assert not is_claim("a/_feedd_index.json")
+    assert not any(
+        is_sidecar(name) for name in ("index.json.tar", "my_sizes.json", "sizes.json/a.tar", "len", "a.json")
+    )
+    assert is_foreign_sidecar("a/sizes.json")
+    assert not is_foreign_sidecar("a/__len__")
+    assert not is_foreign_sidecar("a/_feedd_index.json")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from feedd.dataset import json_pieces
 from feedd.dataset.index_file import Row, render, rows_of
 from feedd.dataset.json_pieces import ELEMENT_BYTES_MAX, PIECE_BYTES, elements, find, items, members, value
-from feedd.dataset.sidecars import Claims
+from feedd.dataset.sidecars import ForeignCounts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -123,11 +123,15 @@ TIMM = {"splits": {"train": {"filenames": NAMES, "shard_lengths": [1] * COUNT}}}
     ("data", "read", "count"),
     [
         (render(Row(name, 1, "e" * 32, 1) for name in NAMES), rows_of, COUNT),
-        (json.dumps(MDS).encode(), lambda data: Claims("index.json", data), COUNT),
-        (json.dumps({"chunks": CHUNKS, "config": CONFIG}).encode(), lambda data: Claims("index.json", data), 2 * COUNT),
-        (json.dumps(WIDS).encode(), lambda data: Claims("shardindex.json", data), COUNT),
-        (json.dumps(dict.fromkeys(NAMES, 1)).encode(), lambda data: Claims("sizes.json", data), COUNT),
-        (json.dumps(TIMM).encode(), lambda data: Claims("_info.json", data), COUNT),
+        (json.dumps(MDS).encode(), lambda data: ForeignCounts("index.json", data), COUNT),
+        (
+            json.dumps({"chunks": CHUNKS, "config": CONFIG}).encode(),
+            lambda data: ForeignCounts("index.json", data),
+            2 * COUNT,
+        ),
+        (json.dumps(WIDS).encode(), lambda data: ForeignCounts("shardindex.json", data), COUNT),
+        (json.dumps(dict.fromkeys(NAMES, 1)).encode(), lambda data: ForeignCounts("sizes.json", data), COUNT),
+        (json.dumps(TIMM).encode(), lambda data: ForeignCounts("_info.json", data), COUNT),
     ],
     ids=["feedd's", "MDS", "LitData", "wids", "sizes", "timm"],
 )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from feedd.dataset.splits import splits_together
+from feedd.dataset.splits import with_one_split
 from feedd.values import ObjectRef
 
 
 def others(keys: str, base: str) -> list[str]:
     """Return the first shards of other splits in a listing, and check that each is counted with its bytes."""
-    found = splits_together([ObjectRef("s3://b", key, 10, "e") for key in keys.split()], base)
+    found = with_one_split([ObjectRef("s3://b", key, 10, "e") for key in keys.split()], base)
     assert all(kind.value == "splits-together" and one.size_bytes == 10 * one.count for kind, one in found.items())
     return [key for one in found.values() for key in one.examples]
 

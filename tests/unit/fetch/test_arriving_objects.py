@@ -100,9 +100,9 @@ async def test_a_file_outlives_its_fetch(sources: Sources) -> None:
             data = _bytes(file)
             assert data[edges[7] : edges[8]] == BODIES["t/007.jpg"]
         assert not awaited.files()
-    with _wait(sources, found, 7, 8) as landed:
-        assert landed.ready.done(), "it came a moment ago"
-        assert not landed.files()
+    with _wait(sources, found, 7, 8) as finished:
+        assert finished.ready.done(), "it came a moment ago"
+        assert not finished.files()
 
 
 async def test_what_is_lost_is_not_handed_out(server: S3Server, sources: Sources) -> None:
@@ -156,7 +156,7 @@ async def test_nothing_is_kept(sources: Sources) -> None:
         assert Path(file.path).exists()  # noqa: ASYNC240 - of /proc
     assert not Path(file.path).exists()  # noqa: ASYNC240 - of /proc
     book = sources.packs.inflight
-    assert not book._coming
+    assert not book._running
     assert not book._waiting
 
 

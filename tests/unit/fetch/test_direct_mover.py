@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedd.fetch.s3.bodies import Files, WrittenBody
-from feedd.fetch.s3.body_transfer import BodyTransfer, SplicedMove
+from feedd.fetch.s3.body_transfer import BodyTransfer, SplicedTransfer
 from feedd.fetch.s3.small_bodies import HandedBody
 from feedd.fetch.s3.transfer_threads import TransferThread, TransferThreads
 from feedd.flow.range_sinks import FileSink
@@ -50,7 +50,7 @@ class Rig:
         self.over = threading.Event()
 
     def move(self, size: int = SIZE, at: int = 4096) -> BodyTransfer:
-        move = SplicedMove(
+        move = SplicedTransfer(
             self.near.fileno(),
             sink(self.sink_file, at, size),
             self.progress,
@@ -125,7 +125,7 @@ def test_file_that_cannot_be_written(rig: Rig, tmp_path: Path) -> None:
     """An error of the file is told apart from one of the socket, and the next body is not disturbed by it."""
     readonly = os.open(tmp_path / "file", os.O_RDONLY)
     failed = threading.Event()
-    bad = SplicedMove(
+    bad = SplicedTransfer(
         rig.near.fileno(),
         sink(SinkFile(readonly), 0, SIZE),
         ReadProgress(),
@@ -140,7 +140,7 @@ def test_file_that_cannot_be_written(rig: Rig, tmp_path: Path) -> None:
     with near, far:
         near.setblocking(False)
         rig.transfer_thread.add(
-            SplicedMove(
+            SplicedTransfer(
                 near.fileno(),
                 sink(rig.sink_file, 0, 1000),
                 rig.progress,
@@ -173,7 +173,7 @@ async def test_many_at_a_time(tmp_path: Path) -> None:
         near.setblocking(False)
         far.setblocking(False)
         transfer_thread.add(
-            SplicedMove(
+            SplicedTransfer(
                 near.fileno(),
                 sink(shared, index * SIZE, SIZE),
                 ReadProgress(),

@@ -12,9 +12,9 @@ from botocore.utils import parse_timestamp
 
 from feedd import errors
 from feedd.fetch.s3 import sdk_client as s3_client
-from feedd.fetch.s3.sdk_errors import Asked, translate
+from feedd.fetch.s3.sdk_errors import RequestContext, translate
 
-READ = Asked("read", "s3://b/k", "http://store:9000", "old")
+READ = RequestContext("read", "s3://b/k", "http://store:9000", "old")
 
 
 def _answer(status: int, code: str, op: str = "read", **headers: str) -> errors.FeeddError:
@@ -23,7 +23,7 @@ def _answer(status: int, code: str, op: str = "read", **headers: str) -> errors.
         "ResponseMetadata": {"HTTPStatusCode": status, "HTTPHeaders": headers},
     }
     error = boto.ClientError(response, "Op")  # type: ignore[arg-type]  # a subset of the keys is what servers send
-    return translate(error, Asked(op, "s3://b/k", "http://store:9000", "old"))
+    return translate(error, RequestContext(op, "s3://b/k", "http://store:9000", "old"))
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ async def test_all_are_waited_for() -> None:
     transports = Transports()
     for _ in range(3):
         one = _Transport(transports)
-        transports.made(one, one)
+        transports.opened(one, one)
     await transports.gone(60)
     assert repr(transports) == "Transports(0 open)"
 
@@ -50,7 +50,7 @@ async def test_the_wait_has_an_end() -> None:
     """One that never goes is not waited for beyond the deadline."""
     transports = Transports()
     one = _Transport(transports, stuck=True)
-    transports.made(one, one)
+    transports.opened(one, one)
     await transports.gone(0.01)
     assert repr(transports) == "Transports(1 open)"
 

@@ -22,10 +22,10 @@ async def test_small_does_not_overtake_large() -> None:
         for size_bytes in (6, 5, 1):
             tasks.create_task(_hold(budget, size_bytes, order, release))
         await asyncio.sleep(0)
-        assert (order, budget.held_bytes, budget.waiting_count) == ([6], 6, 2)
+        assert (order, budget.reserved_bytes, budget.waiting_count) == ([6], 6, 2)
         release.set()
     assert order == [6, 5, 1]
-    assert (budget.held_bytes, budget.waiting_count) == (0, 0)
+    assert (budget.reserved_bytes, budget.waiting_count) == (0, 0)
 
 
 async def test_oversized_request_goes_alone() -> None:
@@ -38,10 +38,10 @@ async def test_oversized_request_goes_alone() -> None:
             await asyncio.sleep(0)
             assert order == []
         await asyncio.sleep(0)
-        assert (order, budget.held_bytes, budget.waiting_count) == ([50], 50, 1)
+        assert (order, budget.reserved_bytes, budget.waiting_count) == ([50], 50, 1)
         release.set()
     assert order == [50, 1]
-    assert budget.held_bytes == 0
+    assert budget.reserved_bytes == 0
 
 
 async def test_cancelled_head_lets_the_next_in() -> None:
@@ -58,7 +58,7 @@ async def test_cancelled_head_lets_the_next_in() -> None:
         assert order == [2]
         release.set()
         await small
-    assert budget.held_bytes == 0
+    assert budget.reserved_bytes == 0
 
 
 async def test_grant_and_cancellation_in_the_same_turn() -> None:
@@ -73,7 +73,7 @@ async def test_grant_and_cancellation_in_the_same_turn() -> None:
     await second
     assert first.cancelled() or first.cancelling()
     assert order == [10]
-    assert (budget.held_bytes, budget.waiting_count) == (0, 0)
+    assert (budget.reserved_bytes, budget.waiting_count) == (0, 0)
 
 
 async def test_body_error_releases() -> None:
@@ -82,7 +82,7 @@ async def test_body_error_releases() -> None:
     with pytest.raises(RuntimeError, match="boom"):
         async with budget.reserve(4):
             raise RuntimeError("boom")
-    assert budget.held_bytes == 0
+    assert budget.reserved_bytes == 0
 
 
 async def test_nonsense_is_refused() -> None:

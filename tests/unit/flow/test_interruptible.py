@@ -7,7 +7,7 @@ import gc
 
 import pytest
 
-from feedd.flow.side_task import Beside, Interruptible
+from feedd.flow.side_task import Interruptible, SideTask
 from tests.fakes.virtual_time import run_virtually
 
 
@@ -104,15 +104,15 @@ def test_one_beside_is_waited_for() -> None:
 
     async def run() -> None:
         said: list[str] = []
-        loop, beside = asyncio.get_running_loop(), Beside()
+        loop, beside = asyncio.get_running_loop(), SideTask()
         await beside.ended()  # nothing was begun
         beside.cancel()
-        assert not beside.begun
+        assert not beside.started
         beside.begin(_nap(1.0, said, "beside"))
         await beside.ended()
         assert said == ["beside"]
 
-        beside = Beside()
+        beside = SideTask()
         beside.begin(_nap(9.0, said, "told"))
         await asyncio.sleep(0)
         beside.cancel()
@@ -122,7 +122,7 @@ def test_one_beside_is_waited_for() -> None:
         async def fail() -> None:
             raise ValueError("beside")
 
-        beside = Beside()
+        beside = SideTask()
         beside.begin(fail())
         with pytest.raises(ValueError, match="beside"):
             await beside.ended()
@@ -131,7 +131,7 @@ def test_one_beside_is_waited_for() -> None:
             other.begin(_nap(9.0, said, "other"))
             await other.ended()
 
-        other = Beside()
+        other = SideTask()
         task = loop.create_task(work())
         loop.call_later(1.0, task.cancel)
         loop.call_later(1.5, task.cancel)  # impatience changes nothing: it may take its time to end
@@ -148,7 +148,7 @@ def test_a_task_that_fails_as_we_are_cancelled_is_looked_at() -> None:
     """The cancellation is what is raised, and nobody complains of an error that nobody saw."""
 
     async def run() -> None:
-        loop, kept = asyncio.get_running_loop(), [Beside()]
+        loop, kept = asyncio.get_running_loop(), [SideTask()]
         complaints: list[object] = []
         loop.set_exception_handler(lambda _, context: complaints.append(context))
 

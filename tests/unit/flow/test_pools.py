@@ -67,11 +67,11 @@ async def test_never_more_threads_than_the_bound(held: threading.Event) -> None:
 
 async def test_cancelled_work_that_has_not_begun_is_dropped(held: threading.Event) -> None:
     """Whoever leaves a line leaves it empty, however long it was."""
-    pool, begun = Pool("test", 1), 0
+    pool, started = Pool("test", 1), 0
 
     def work() -> None:
-        nonlocal begun
-        begun += 1
+        nonlocal started
+        started += 1
 
     first = asyncio.ensure_future(pool.run(held.wait, 20))
     for _ in range(5):
@@ -84,7 +84,7 @@ async def test_cancelled_work_that_has_not_begun_is_dropped(held: threading.Even
     held.set()
     assert await first
     await pool.run(work)
-    assert begun == 1
+    assert started == 1
 
 
 async def test_without_threads_the_caller_hears_of_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedd.dataset.litdata_index import leaves
-from feedd.dataset.sidecars import Claims, Surroundings, Unused
+from feedd.dataset.sidecars import ForeignCounts, Surroundings, Unused
 from feedd.errors import BadShard, Unsupported
 from feedd.formats.format_registry import format_for, get
 from feedd.values import ObjectRef
@@ -46,7 +46,7 @@ def index_json(formats: list[str], names: list[str], chunks: dict[str, tuple[int
 
 def reader(data: bytes) -> str:
     """Return the format that an index.json names for its chunks."""
-    return next(iter(Claims("index.json", data))).format
+    return next(iter(ForeignCounts("index.json", data))).format
 
 
 def test_counts_hold_however_bytes_were_counted() -> None:
@@ -54,7 +54,7 @@ def test_counts_hold_however_bytes_were_counted() -> None:
     data = chunk([b"a"], [b"bc"])
     body = len(data) - 4 * 4
     for size, believed in ((len(data), {0: 2}), (body, {0: 2}), (body + 1, None)):
-        claims = Claims("p/index.json", index_json(["str"], ["t"], {"chunk-0-0.bin": (size, 2)}))
+        claims = ForeignCounts("p/index.json", index_json(["str"], ["t"], {"chunk-0-0.bin": (size, 2)}))
         around = Surroundings([ObjectRef("s3://b", "p/chunk-0-0.bin", len(data), "tag")])
         file = ObjectRef("s3://b", "p/index.json", 1, "tag")
         if believed is None:
@@ -166,4 +166,4 @@ def test_no_bytes_do_harm(edits: list[tuple[int, bytes, int]], cut: int, formats
 def test_whatever_an_index_says(content: object) -> None:
     """It is claims, or a ValueError."""
     with suppress(ValueError):
-        list(Claims("index.json", json.dumps(content).encode()))
+        list(ForeignCounts("index.json", json.dumps(content).encode()))

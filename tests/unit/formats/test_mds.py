@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedd.dataset.sidecars import Claims
+from feedd.dataset.sidecars import ForeignCounts
 from feedd.errors import BadRecipe, BadShard
 from feedd.formats.format_registry import format_for, get
 from feedd.recipe.recipe import as_stored, default_fields, parse_field
@@ -105,7 +105,7 @@ def test_columns_are_those_that_index_json_names() -> None:
     shard = mds({"text": "str", "label": "int"}, [{"text": b"abc", "label": bytes(8)}])
     told = {"column_names": ["label", "text"], "column_encodings": ["int", "str"], "column_sizes": [8, None]}
     entry = {"samples": 1, "format": "mds", "raw_data": {"basename": "a.mds", "bytes": len(shard)}} | told
-    (claim,) = Claims("index.json", json.dumps({"version": 2, "shards": [entry]}).encode())
+    (claim,) = ForeignCounts("index.json", json.dumps({"version": 2, "shards": [entry]}).encode())
     found = get(claim.format).index(memoryview(shard), "s3://b/a.mds")
     assert found.fields == read(shard).fields
     for key, value in (

@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from feedd.errors import BadShard
 from feedd.formats import megatron as reader
 from feedd.formats.format_registry import get
-from feedd.formats.megatron import HEAD_BYTES, MEGATRON, MegatronIndex, dtype_of, parse_head, told_of, with_told
+from feedd.formats.megatron import (
+    HEAD_BYTES,
+    MEGATRON,
+    MegatronIndex,
+    dtype_of,
+    index_file_of,
+    parse_head,
+    with_index_file,
+)
 from tests.fakes.megatron import Builder, megatron
 
 if TYPE_CHECKING:
@@ -25,7 +33,7 @@ _DOCUMENTS = st.lists(st.lists(st.lists(st.integers(0, 100), max_size=5), max_si
 
 def index_of(index: bytes, tokens_bytes: int) -> ShardIndex:
     """Read an index as a worker does."""
-    name = with_told(MegatronIndex("etag", len(index), tokens_bytes))
+    name = with_index_file(MegatronIndex("etag", len(index), tokens_bytes))
     return get(name).index(memoryview(index), "s3://b/0.idx")
 
 
@@ -55,9 +63,9 @@ def test_documents_come_back(documents: list[list[list[int]]], dtype: str, multi
 def test_names_hold_what_is_told() -> None:
     """What is known of an index travels in the format's name, and other names say nothing."""
     told = MegatronIndex('a"b:c', 7, 9)
-    assert told_of(with_told(told)) == told
-    assert told_of(MEGATRON) is None
-    assert told_of("tokens:{}") is None
+    assert index_file_of(with_index_file(told)) == told
+    assert index_file_of(MEGATRON) is None
+    assert index_file_of("tokens:{}") is None
     assert dtype_of(megatron([[1]], "uint16")[0]) == "uint16"
     assert dtype_of(b"MMIDIDX") == ""
 

@@ -12,7 +12,7 @@ import pytest
 
 import tests.fixtures
 from feedd.convert.conversion_registry import form_for
-from feedd.dataset.sidecars import Claims, Surroundings, is_beside
+from feedd.dataset.sidecars import ForeignCounts, Surroundings, is_sidecar
 from feedd.errors import BadRecipe, Unsupported
 from feedd.formats.format_registry import format_for
 from feedd.values import ObjectRef
@@ -25,12 +25,12 @@ READ = ("litdata", "litdata_tokens", "mds", "tfrecord", "tfrecord_sequences", "w
 
 def shards(name: str) -> dict[str, tuple[bytes, str]]:
     """Return content and format of each shard, as a listing of the folder with what lies beside it tells."""
-    files = sorted(path for path in (FIXTURES / name / "data").iterdir() if not is_beside(path.name))
+    files = sorted(path for path in (FIXTURES / name / "data").iterdir() if not is_sidecar(path.name))
     refs = [ObjectRef("s3://b", path.name, path.stat().st_size, "tag") for path in files]
     beside = FIXTURES / name / "data" / "index.json"
     told: dict[int, str] = {}
     if beside.exists():
-        claims = Claims("index.json", beside.read_bytes())
+        claims = ForeignCounts("index.json", beside.read_bytes())
         file, around = ObjectRef("s3://b", "index.json", 1, "tag"), Surroundings(refs)
         counts = around.believed(file, claims)
         assert sorted(counts) == list(range(len(files)))
@@ -102,10 +102,10 @@ def test_compressed_mds_is_what_was_written(how: str) -> None:
     """In each way that MosaicML's writer has: the name tells the form, the index how many samples there are."""
     expected = json.loads((FIXTURES / "mds_packed" / "expected.json").read_text())
     folder = FIXTURES / "mds_packed" / how
-    files = sorted(path for path in folder.iterdir() if not is_beside(path.name))
+    files = sorted(path for path in folder.iterdir() if not is_sidecar(path.name))
     refs = [ObjectRef("s3://b", path.name, path.stat().st_size, "tag") for path in files]
     file, claims = ObjectRef("s3://b", "index.json", 1, "tag"), (folder / "index.json").read_bytes()
-    counts = Surroundings(refs).believed(file, Claims("index.json", claims))
+    counts = Surroundings(refs).believed(file, ForeignCounts("index.json", claims))
     samples = []
     for number, path in enumerate(files):
         url = f"s3://b/{path.name}"

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from feedd.convert import conversion_registry as forms
 from feedd.convert.conversion_io import FileOut, HeldObject
-from feedd.dataset.sidecars import is_beside
+from feedd.dataset.sidecars import is_sidecar
 from feedd.errors import BadShard, Unsupported
 from feedd.formats.format_registry import format_for, get
 from feedd.values import ByteRange
@@ -255,8 +255,8 @@ def test_names() -> None:
     """Shards are known by their names; what MXNet writes beside them is none."""
     assert format_for("s3://b/train.rec") == format_for("s3://b/train.RecordIO") == "recordio"
     assert format_for("s3://b/a.pbr") == format_for("s3://b/a.protobuf") == "recordio-protobuf"
-    assert is_beside("a/train.idx")
-    assert is_beside("train.lst")
+    assert is_sidecar("a/train.idx")
+    assert is_sidecar("train.lst")
 
 
 @settings(max_examples=budget(200), deadline=None)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from feedd.codecs.codec_registry import make
 from feedd.errors import BadRecipe, BadSample, BadShard
 from feedd.formats.format_registry import format_for, get
-from feedd.formats.missing_reasons import why_absent
+from feedd.formats.missing_reasons import missing_reason
 from feedd.formats.tfrecord import masked_crc
 from feedd.recipe.recipe import as_stored, default_fields, parse_field
 from tests.budget import budget
@@ -135,12 +135,12 @@ def test_damage_is_told() -> None:
         bad = bit // 8 // border
         assert index.fields == ("a",)
         assert [field(shard, index, "a", sample) for sample in (bad, 1 - bad)] == [None, b"\x02\x01"[bad : bad + 1]]
-        told = why_absent(index, [0], bad)
+        told = missing_reason(index, [0], bad)
         assert told is not None
         assert "checksum" in told.reason
         assert told.at == 12 + border * bad
-        assert why_absent(index, [], bad) == told  # of a field that the shard does not know, too
-        assert why_absent(index, [0], 1 - bad) is None
+        assert missing_reason(index, [], bad) == told  # of a field that the shard does not know, too
+        assert missing_reason(index, [0], 1 - bad) is None
 
 
 def test_records_that_are_all_damaged() -> None:
@@ -167,10 +167,10 @@ def test_one_schema_per_shard(second: bytes) -> None:
     index = read(tfrecord(example(a=[1]), second, example(a=[3], b=[4])))
     assert (index.sample_count, index.fields, index.stored) == (3, ("a", "b"), ("varint[]", "varint[]"))
     assert index.sizes.tolist() == [[1, -1, 1], [-1, -1, 1]]
-    told = why_absent(index, [0], 1)
+    told = missing_reason(index, [0], 1)
     assert told is not None
     assert "other types" in told.reason
-    assert why_absent(index, [1], 0) is None  # it lacks that, and that is all
+    assert missing_reason(index, [1], 0) is None  # it lacks that, and that is all
 
 
 def test_a_shard_of_which_nothing_can_be_read() -> None:

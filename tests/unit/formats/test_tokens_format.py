@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from feedd.errors import BadShard
 from feedd.formats import format_registry as registry
-from feedd.formats.tokens import LLMC, NPY, RAW, TokenWindows, kind_of, window_count, with_cut
+from feedd.formats.tokens import LLMC, NPY, RAW, TokenWindows, kind_of, window_count, with_windows
 from tests.budget import budget
 
 HEADS = {"uint16": (20240520, 1), "uint32": (20240801, 7)}
@@ -41,7 +41,7 @@ WRITERS = {RAW: raw, LLMC: llmc, NPY: npy}
 
 def windows(kind: str, data: bytes, cut: TokenWindows) -> list[list[int]]:
     """Follow the index back to tokens."""
-    index = registry.get(with_cut(kind, cut)).index(memoryview(data), "s3://b/t.bin")
+    index = registry.get(with_windows(kind, cut)).index(memoryview(data), "s3://b/t.bin")
     spans = zip(index.starts[0].tolist(), index.sizes[0].tolist(), strict=True)
     assert index.sample_count == window_count(kind, len(data), cut)
     return [np.frombuffer(data[start : start + size], cut.dtype).tolist() for start, size in spans]
@@ -114,7 +114,7 @@ def test_broken_bytes_are_windows_or_refused(data: st.DataObject, kind: str) -> 
     broken = bytes(good[: data.draw(st.integers(0, len(good)))])
     cut = TokenWindows("uint16", data.draw(st.integers(1, 9)), data.draw(st.integers(1, 9)), "pad")
     try:
-        index = registry.get(with_cut(kind, cut)).index(memoryview(broken), "u")
+        index = registry.get(with_windows(kind, cut)).index(memoryview(broken), "u")
     except BadShard:
         return
     assert (index.starts >= 0).all()

@@ -29,7 +29,7 @@ def _plan(mix: Mix, topology: Topology) -> MixedPlan:
 
 def _read(plan: MixedPlan, epoch: int) -> list[set[int]]:
     """Return the shards that the node's ranks read in each step."""
-    share = plan.share_samples
+    share = plan.rank_samples
     return [
         set(itertools.chain(*(plan.take(part, epoch, step * share, (step + 1) * share)[0].tolist() for part in parts)))
         for parts in [range(len(plan.partitions))]
@@ -43,7 +43,7 @@ def test_a_window_names_what_its_steps_read(made: tuple[Mix, list[Topology]], ep
     """Every shard a step reads is among those its window needs; in the drawn modes its need has not ended at least."""
     mix, topologies = made
     plan = _plan(mix, topologies[0])
-    its = plan.course(epoch)
+    its = plan.schedule(epoch)
     assert its.begins.tolist() == sorted(its.begins.tolist())
     assert (its.begins <= its.ends).all()
     drawn = mix.spec.mix in {SAMPLE, BATCH_SAMPLE}
@@ -65,7 +65,7 @@ def test_no_more_is_needed_than_windows_are_open(mode: str) -> None:
     spec = OpenSpec(("s3://b/",), (), 8, shuffle=True, mix=mode)
     mix = Mix(((40,) * 300, (30,) * 200), {0: (2, 1)}, spec)
     plan = _plan(mix, ranks_of(1, 2)[0])
-    its = plan.course(1)
+    its = plan.schedule(1)
     stray = {SAMPLE: 4 * 64 * 3 // 40, BATCH_SAMPLE: 8 * 4 * 64 * 3 // 40}.get(
         mode, 0
     )  # in shards of the lesser source
@@ -78,14 +78,14 @@ def test_a_small_source_is_needed_all_the_time() -> None:
     """One that goes round ten times in an epoch is named once, from the epoch's begin to its end."""
     spec = OpenSpec(("s3://b/",), (), 5, shuffle=True, mix=STRATIFIED)
     plan = _plan(Mix(((50,) * 40, (10, 10)), {0: (10, 1)}, spec), Topology())
-    its = plan.course(0)
+    its = plan.schedule(0)
     small = [place for place, shard in enumerate(its.shards.tolist()) if shard >= 40]
     assert sorted(its.shards[small].tolist()) == [40, 41]
     assert its.ends[small].tolist() == [its.edges.shape[0] - 1] * 2
     assert max(its.begins[small]) < its.edges.shape[0] / 5
 
 
-def _places(its: ShardSchedule, shard: int) -> list[int]:
+def _positions(its: ShardSchedule, shard: int) -> list[int]:
     return [place for place, other in enumerate(its.shards.tolist()) if other == shard]
 
 
@@ -95,27 +95,29 @@ def test_uses_as_looked_up_one_by_one(made: tuple[Mix, list[Topology]], epoch: i
     """Where each shard is due next, from any window on, is its next place in this epoch, the next one, or its end."""
     mix, topologies = made
     plan, listing = _plan(mix, topologies[0]), mix.listing()
-    walk = MixedReader(plan).walk(listing, Cursor(epoch))
-    its, following = plan.course(epoch), plan.course(epoch + 1)
+    access = MixedReader(plan).access_at(listing, Cursor(epoch))
+    its, following = plan.schedule(epoch), plan.schedule(epoch + 1)
     starts = [0, *itertools.accumulate(int(listing.sizes[shard]) for shard in its.shards)]
     later = [0, *itertools.accumulate(int(listing.sizes[shard]) for shard in following.shards)]
 
     def due(shard: int, window: int) -> float:
-        left = [starts[place] for place in _places(its, shard) if its.ends[place] >= window]
-        coming = [starts[-1] + later[place] for place in _places(following, shard)]
+        left = [starts[place] for place in _positions(its, shard) if its.ends[place] >= window]
+        coming = [starts[-1] + later[place] for place in _positions(following, shard)]
         return [*left, *coming, starts[-1] + later[-1]][0]
 
     window = data.draw(st.integers(0, its.edges.shape[0] - 1))
-    assert walk.position(window) == starts[its.position(window)]
-    started = dict(walk.start(window))
+    assert access.position(window) == starts[its.position(window)]
+    started = dict(access.start(window))
     assert started == {listing.refs[shard]: due(shard, window) for shard in plan.assigned.tolist()}
-    for ref, at in dict(walk.left(window)).items():
+    for ref, at in dict(access.left(window)).items():
         assert at == due(listing.refs.index(ref), window + 1)
     told = dict(
-        itertools.chain(walk.start(its.edges.shape[0]), *map(walk.again, reversed(range(window, its.edges.shape[0]))))
+        itertools.chain(
+            access.start(its.edges.shape[0]), *map(access.again, reversed(range(window, its.edges.shape[0])))
+        )
     )
     assert told == started
-    wishes = walk.wishes(window)
+    wishes = access.wishes(window)
     assert len(set(wishes)) == len(wishes)
     assert set(its.shards[its.needed(window)].tolist()) <= set(wishes)
 
@@ -129,16 +131,16 @@ def test_the_same_data_twice_is_due_when_either_source_needs_it(window: int) -> 
     listing = Listing.of(refs * 2, 0.0, (0, 12))
     listing.counts.update(dict.fromkeys(range(24), 8))
     plan = MixedPlan.of(listing, mix.at(Topology()), WINDOW)
-    its = plan.course(0)
-    told = list(MixedReader(plan).walk(listing, Cursor(0)).start(window))
+    its = plan.schedule(0)
+    told = list(MixedReader(plan).access_at(listing, Cursor(0)).start(window))
     assert sorted(ref.key for ref, _ in told) == sorted(ref.key for ref in refs)
     assert plan.assigned.tolist() == list(range(24))
     starts = [0, *itertools.accumulate(int(listing.sizes[shard]) for shard in its.shards)]
     for ref, at in told:
-        left = [place for place in _places(its, refs.index(ref)) if its.ends[place] >= window]
+        left = [place for place in _positions(its, refs.index(ref)) if its.ends[place] >= window]
         if left:
             assert at == starts[left[0]]
-    assert max(len(_places(its, shard)) for shard in range(12)) == 2
+    assert max(len(_positions(its, shard)) for shard in range(12)) == 2
 
 
 def test_walks_are_told_apart() -> None:
@@ -149,7 +151,7 @@ def test_walks_are_told_apart() -> None:
 
     def key(topology: Topology, epoch: int = 0, **changes: int) -> object:
         other = Mix(mix.truth, mix.weights, OpenSpec(**{**_facts(spec), **changes}))  # type: ignore[arg-type]  # as in spec
-        return MixedReader(_plan(other, topology)).walk(listing, Cursor(epoch)).key
+        return MixedReader(_plan(other, topology)).access_at(listing, Cursor(epoch)).key
 
     one, two = ranks_of(1, 2)
     assert key(one) == key(two)
@@ -172,4 +174,4 @@ def test_orders_begin_with_what_is_needed_first() -> None:
         assert isinstance(rows, BatchRows)
         for order in orders:
             assert set(order[:WINDOW]) & set(rows.shards.tolist())
-    assert isinstance(reader.walk(mix.listing(), Cursor(0)), MixedAccess)
+    assert isinstance(reader.access_at(mix.listing(), Cursor(0)), MixedAccess)

@@ -29,7 +29,7 @@ def _all(shard_count: int) -> tuple[Assignment, ...]:
     return (Assignment(np.arange(shard_count, dtype=np.int64)),)
 
 
-def _walk(reader: Reader, counts: dict[int, int], truth: list[int], epoch: int = 0) -> list[BatchRows]:
+def _access(reader: Reader, counts: dict[int, int], truth: list[int], epoch: int = 0) -> list[BatchRows]:
     """Read an epoch as a session does: learn counts only when asked to."""
     batches: list[BatchRows] = []
     at = Cursor(epoch)
@@ -69,7 +69,7 @@ def test_every_sample_exactly_once(
         counts: dict[int, int] = {}
         assigned = assign(np.ones(len(truth), dtype=np.int64), nodes, node, "key")
         reader = Reader((Assignment(assigned),), _options(batch, topology, shuffle=shuffle, window=window), counts)
-        batches = _walk(reader, counts, truth, epoch)
+        batches = _access(reader, counts, truth, epoch)
         assert all(len(b.ordinal) == batch for b in batches[:-1])
         node_total = sum(truth[shard] for shard in assigned.tolist())
         of_node = -(-node_total // batch)  # batches, dealt out in turn
@@ -86,7 +86,7 @@ def test_resume_at_every_step(truth: list[int], batch: int, ranks: int, window: 
     topology = Topology(ranks, 0, ranks, 0)
     assigned = np.arange(len(truth), dtype=np.int64)
     counts: dict[int, int] = {}
-    whole = _walk(Reader((Assignment(assigned),), _options(batch, topology, window=window), counts), counts, truth)
+    whole = _access(Reader((Assignment(assigned),), _options(batch, topology, window=window), counts), counts, truth)
     for start, first in enumerate(whole):
         fresh: dict[int, int] = {}
         reader = Reader((Assignment(assigned),), _options(batch, topology, window=window), fresh)
@@ -108,7 +108,7 @@ def test_batches_may_be_asked_for_in_any_order() -> None:
     truth = [5, 0, 7, 3, 8, 1]
     counts = dict(enumerate(truth))
     topology = Topology(2, 1, 2, 1)
-    forward = _walk(Reader(_all(6), _options(4, topology), counts), counts, truth)
+    forward = _access(Reader(_all(6), _options(4, topology), counts), counts, truth)
     reader = Reader(_all(6), _options(4, topology), counts)
     backward = [reader.rows(Cursor(0, step)) for step in reversed(range(len(forward)))]
     assert [_ids(b) for b in reversed(backward) if isinstance(b, BatchRows)] == [_ids(b) for b in forward]
@@ -119,7 +119,7 @@ def test_epochs_differ_and_repeat() -> None:
     truth = [6] * 8
     counts = dict(enumerate(truth))
     orders = [
-        [s for b in _walk(Reader(_all(8), _options(5, Topology()), counts), counts, truth, e) for s in _ids(b)]
+        [s for b in _access(Reader(_all(8), _options(5, Topology()), counts), counts, truth, e) for s in _ids(b)]
         for e in (0, 1, 0)
     ]
     assert orders[0] == orders[2] != orders[1]
@@ -129,7 +129,7 @@ def test_without_shuffle_order_is_the_listing() -> None:
     """Unshuffled, samples come shard by shard, first to last."""
     truth = [2, 3, 1]
     counts: dict[int, int] = {}
-    batches = _walk(Reader(_all(3), _options(2, Topology(), shuffle=False), counts), counts, truth)
+    batches = _access(Reader(_all(3), _options(2, Topology(), shuffle=False), counts), counts, truth)
     assert [s for b in batches for s in _ids(b)] == [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2), (2, 0)]
 
 
@@ -166,7 +166,7 @@ def test_seeds_do_not_depend_on_the_batch() -> None:
     counts = dict(enumerate(truth))
 
     def by_sample(batch: int) -> dict[tuple[int, int], int]:
-        batches = _walk(Reader(_all(4), _options(batch, Topology()), counts), counts, truth)
+        batches = _access(Reader(_all(4), _options(batch, Topology()), counts), counts, truth)
         return {sample: int(seed) for b in batches for sample, seed in zip(_ids(b), b.seeds, strict=True)}
 
     assert by_sample(4) == by_sample(7)

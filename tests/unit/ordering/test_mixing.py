@@ -52,7 +52,7 @@ def test_shares_are_even(parts: list[int], far: int) -> None:
     total, positive = sum(parts), sum(part > 0 for part in parts)
     mixture = Mixture(parts, MixOptions(0))
     source, position = mixture.rows(0, far, 300)
-    counts = even.even_counts(np.array(parts), far).tolist()
+    counts = even.interleaved_counts(np.array(parts), far).tolist()
     assert sum(counts) == far
     for n, (who, at) in enumerate(zip(source.tolist(), position.tolist(), strict=True), start=far + 1):
         assert counts[who] == at
@@ -257,9 +257,9 @@ def test_largest_weights_compare_exactly() -> None:
     due = [Fraction(2 * at + 1, 2 * parts[who]) for who, at in zip(source.tolist(), position.tolist(), strict=True)]
     keys = list(zip(due, source.tolist(), strict=True))
     assert keys == sorted(keys)
-    assert [even.even_place(np.array(parts), who, at) for who, at in zip(source, position.tolist(), strict=True)] == [
-        *range(total - 500, total + 500)
-    ]
+    assert [
+        even.interleaved_position(np.array(parts), who, at) for who, at in zip(source, position.tolist(), strict=True)
+    ] == [*range(total - 500, total + 500)]
 
 
 def test_past_the_end_there_is_nothing() -> None:

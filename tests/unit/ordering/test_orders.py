@@ -133,10 +133,10 @@ def test_plans_share_a_limit() -> None:
     busy, idle = windows.enter("busy", 2), windows.enter("idle", 3)
     for number in range(8):
         idle.learn({_window(number): _rows(number)})
-    assert windows.kept_bytes == 8 * 16
+    assert windows.cached_bytes == 8 * 16
     for number in range(20):
         busy.learn({_window(number): _rows(number)})
-        assert windows.kept_bytes <= 10 * 16
+        assert windows.cached_bytes <= 10 * 16
     assert [number for number in range(8) if idle.get(_window(number)) is not None] == [5, 6, 7]
     assert [number for number in range(20) if busy.get(_window(number)) is not None] == list(range(13, 20))
 
@@ -146,9 +146,9 @@ def test_a_plan_keeps_what_it_reads_now() -> None:
     windows = SortedWindows(0)
     orders = windows.enter("plan", 2)
     orders.learn({_window(number): _rows(number) for number in range(5)})
-    assert windows.kept_bytes == 5 * 16
+    assert windows.cached_bytes == 5 * 16
     orders.learn({_window(5): _rows(5)})
-    assert windows.kept_bytes == 2 * 16
+    assert windows.cached_bytes == 2 * 16
 
 
 def test_readers_of_one_plan_share_its_windows_until_the_last_leaves() -> None:
@@ -162,7 +162,7 @@ def test_readers_of_one_plan_share_its_windows_until_the_last_leaves() -> None:
     windows.leave(first)
     assert second.get(_window(0)) is not None
     windows.leave(second)
-    assert (windows.plan_count, windows.kept_bytes, second.kept_bytes) == (1, 0, 0)
+    assert (windows.plan_count, windows.cached_bytes, second.cached_bytes) == (1, 0, 0)
     assert windows.enter(("a", id(owner)), 2, owner) is not first
 
 
@@ -174,8 +174,8 @@ def test_who_has_left_can_finish() -> None:
     windows.leave(orders)
     for step in range(_STEPS):
         assert _samples(reader, Cursor(0, step)) == _samples(_reader(), Cursor(0, step))
-    assert windows.kept_bytes == 0
-    assert orders.kept_bytes <= 2 * 2 * _SAMPLES * 16
+    assert windows.cached_bytes == 0
+    assert orders.cached_bytes <= 2 * 2 * _SAMPLES * 16
 
 
 def test_windows_learned_again_are_counted_once() -> None:
@@ -184,4 +184,4 @@ def test_windows_learned_again_are_counted_once() -> None:
     orders = windows.enter("plan", 2)
     for _ in range(3):
         orders.learn({_window(0): _rows(0)})
-    assert orders.kept_bytes == 16
+    assert orders.cached_bytes == 16

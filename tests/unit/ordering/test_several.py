@@ -17,7 +17,7 @@ _BATCHES = st.lists(
 )
 
 
-def _drawn(step: int, rows: list[tuple[int, int]]) -> BatchPlan:
+def _random(step: int, rows: list[tuple[int, int]]) -> BatchPlan:
     shard, ordinal = np.array(rows, np.int64).T
     return BatchPlan(Cursor(0, step), shard, ordinal, lambda: np.arange(len(rows), dtype=np.uint64), 0, 0)
 
@@ -26,7 +26,7 @@ def _drawn(step: int, rows: list[tuple[int, int]]) -> BatchPlan:
 @given(batches=_BATCHES)
 def test_rows_are_what_they_were(batches: list[list[tuple[int, int]]]) -> None:
     """Shards come once each, ascending, and rows in the order of the batches."""
-    several = BatchPlanGroup.of([_drawn(step, rows) for step, rows in enumerate(batches)])
+    several = BatchPlanGroup.of([_random(step, rows) for step, rows in enumerate(batches)])
     wanted = [row for rows in batches for row in rows]
     assert several.shards == sorted({shard for shard, _ in wanted})
     assert [column.dtype.name for column in (several.shard_no, several.ordinal)] == ["int32", "int64"]
@@ -39,7 +39,7 @@ def test_rows_are_what_they_were(batches: list[list[tuple[int, int]]]) -> None:
 def test_a_batch_drawn_is_a_batch(batches: list[list[tuple[int, int]]]) -> None:
     """What is worked out of a batch alone says the same, its shards in order of first use."""
     for step, rows in enumerate(batches):
-        batch = _drawn(step, rows).rows()
+        batch = _random(step, rows).rows()
         assert batch.cursor == Cursor(0, step)
         assert batch.shards.tolist() == list(dict.fromkeys(shard for shard, _ in rows))
         assert list(zip(batch.shards[batch.shard_no].tolist(), batch.ordinal.tolist(), strict=True)) == rows

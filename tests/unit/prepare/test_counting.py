@@ -12,7 +12,7 @@ from feedd.dataset.index_file import Row, parse, render
 from feedd.errors import BadRequest
 from feedd.notices import Amount
 from feedd.prepare import sample_counter as index
-from feedd.prepare.index_writer import KeptIndex
+from feedd.prepare.index_writer import IndexTarget
 from feedd.prepare.sample_counter import Counter, Counting
 from tests.fakes.feeding import URL, Feeding, feeding
 from tests.fakes.fetchers import until
@@ -26,7 +26,7 @@ LATER = 9000.0  # everything is due
 
 
 def _counter(rig: Feeding, out: Path) -> Counter:
-    return Counter(rig.pipeline, URL, KeptIndex(rig.pipeline.stages.sources, str(out)), lambda _: None)
+    return Counter(rig.pipeline, URL, IndexTarget(rig.pipeline.stages.sources, str(out)), lambda _: None)
 
 
 async def _counted(rig: Feeding, out: Path) -> Counting:

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from feedd.dataset.index_file import Row, merged, parse, render
 from feedd.errors import NotFound
-from feedd.prepare.index_writer import KeptIndex
+from feedd.prepare.index_writer import IndexTarget
 from tests.fakes.s3 import faults as fault
 from tests.fakes.s3.server import S3Server
 from tests.fakes.stores import sources_over
@@ -54,7 +54,7 @@ def _ours(*rows: Row) -> dict[str, Row]:
 
 
 async def _there(sources: Sources, url: str) -> list[Row]:
-    return await KeptIndex(sources, url).read()
+    return await IndexTarget(sources, url).read()
 
 
 def test_whose_rows_stay() -> None:
@@ -69,7 +69,7 @@ def test_whose_rows_stay() -> None:
 
 async def test_two_that_read_the_same(sources: Sources, url: str) -> None:
     """The second to write takes over what the first wrote in between; the first learns of it when it writes again."""
-    first, second = KeptIndex(sources, url), KeptIndex(sources, url)
+    first, second = IndexTarget(sources, url), IndexTarget(sources, url)
     assert await first.read() == await second.read() == []
     assert await first.save(_ours(_row("a"))) == []
     assert await second.save(_ours(_row("b"))) == [_row("a")]
@@ -83,7 +83,7 @@ async def test_many_at_once(sources: Sources, url: str) -> None:
     """Six writers that save four times each, all at once: every row of each is there at the end."""
 
     async def write(name: str) -> None:
-        kept = KeptIndex(sources, url)
+        kept = IndexTarget(sources, url)
         rows: dict[str, Row] = {}
         for number in range(4):
             rows |= _ours(_row(f"{name}{number}"))
@@ -97,7 +97,7 @@ async def test_many_at_once(sources: Sources, url: str) -> None:
 
 async def test_nothing_new_is_not_written(sources: Sources, server: S3Server) -> None:
     """Where the index says what is known already it stays as it is, and is not read again either."""
-    kept = KeptIndex(sources, f"s3://data/{KEY}")
+    kept = IndexTarget(sources, f"s3://data/{KEY}")
     await kept.save(_ours(_row("a")))
     before = len(server.requests)
     assert await kept.save(_ours(_row("a"))) == []
@@ -106,19 +106,19 @@ async def test_nothing_new_is_not_written(sources: Sources, server: S3Server) ->
 
 async def test_removed_meanwhile(sources: Sources, server: S3Server) -> None:
     """An index that is gone is made again; a bucket that is gone is an error."""
-    kept = KeptIndex(sources, f"s3://data/{KEY}")
+    kept = IndexTarget(sources, f"s3://data/{KEY}")
     await kept.save(_ours(_row("a")))
     server.delete("data", KEY)
     await kept.save(_ours(_row("a"), _row("b")))
     assert await _there(sources, f"s3://data/{KEY}") == [_row("a"), _row("b")]
     with pytest.raises(NotFound):
-        await KeptIndex(sources, f"s3://nowhere/{KEY}").save(_ours(_row("a")))
+        await IndexTarget(sources, f"s3://nowhere/{KEY}").save(_ours(_row("a")))
 
 
 async def test_something_else_there(sources: Sources, url: str) -> None:
     """Reading it is an error that says what it is not; saving replaces it."""
     await sources.put(url, b"no index")
-    kept = KeptIndex(sources, url)
+    kept = IndexTarget(sources, url)
     with pytest.raises(ValueError, match="expected an index"):
         await kept.read()
     assert await kept.save(_ours(_row("a"))) == []
@@ -129,7 +129,7 @@ async def test_an_answer_that_is_lost(sources: Sources, server: S3Server) -> Non
     """A write that was done and is sent again finds its own work, not somebody else's."""
     server.put("data", KEY, render([_row("b")]))
     server.script("data", KEY, fault.reset_before(), op="PUT")
-    kept = KeptIndex(sources, f"s3://data/{KEY}")
+    kept = IndexTarget(sources, f"s3://data/{KEY}")
     await kept.read()
     assert await kept.save(_ours(_row("a"), _row("b"))) == []
     assert [one.method for one in server.requests].count("PUT") == 2
@@ -139,7 +139,7 @@ async def test_an_answer_that_is_lost(sources: Sources, server: S3Server) -> Non
 async def test_a_store_in_the_middle_of_another_write(sources: Sources, server: S3Server) -> None:
     """A conflict of two conditional writes is as good as having come second."""
     server.script("data", KEY, fault.refused(409, "ConditionalRequestConflict"), op="PUT")
-    await KeptIndex(sources, f"s3://data/{KEY}").save(_ours(_row("a")))
+    await IndexTarget(sources, f"s3://data/{KEY}").save(_ours(_row("a")))
     assert await _there(sources, f"s3://data/{KEY}") == [_row("a")]
 
 
@@ -147,7 +147,7 @@ async def test_a_store_without_conditions(sources: Sources, server: S3Server) ->
     """It is written to all the same, and the log says what may be lost."""
     server.script("data", KEY, fault.refused(501, "NotImplemented"), op="PUT")
     with capture_logs() as logs:
-        await KeptIndex(sources, f"s3://data/{KEY}").save(_ours(_row("a")))
+        await IndexTarget(sources, f"s3://data/{KEY}").save(_ours(_row("a")))
     assert [log["event"] for log in logs] == [
         "the store has no conditional PUT: of two concurrent writes, one may be lost"
     ]

@@ -30,7 +30,7 @@ def expected(*counts: int) -> list[int]:
 
 def _lose(rig: Feeding, ref: ObjectRef) -> None:
     """Remove a shard's file behind the cache's back."""
-    Path(rig.cache._place.file(ref).path).unlink()
+    Path(rig.cache._storage.file(ref).path).unlink()
 
 
 async def test_every_sample_once_over_ranks_and_epochs(tmp_path: Path) -> None:

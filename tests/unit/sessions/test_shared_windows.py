@@ -48,7 +48,7 @@ async def test_ranks_of_a_node_sort_together(tmp_path: Path, sorts: list[int], r
         assert set(sorts) == set(range(_WINDOWS))
         assert len(sorts) <= _WINDOWS + 1  # the next epoch's first may have been, for what is decoded ahead
         assert rig.pipeline.windows.plan_count == 1
-        assert rig.pipeline.windows.kept_bytes <= (_WINDOWS + 1) * 16 * 16
+        assert rig.pipeline.windows.cached_bytes <= (_WINDOWS + 1) * 16 * 16
 
 
 async def test_plans_that_differ_share_nothing(tmp_path: Path) -> None:
@@ -75,9 +75,9 @@ async def test_a_rank_that_closes_leaves_the_others_theirs(tmp_path: Path) -> No
         rig.store.numbers(*_COUNTS)
         one, other = [await rig.open(shuffle=True, topology=rank(at, 2)) for at in range(2)]
         assert len(await batches(one, Cursor(0))) > 0
-        held = rig.pipeline.windows.kept_bytes
+        held = rig.pipeline.windows.cached_bytes
         assert held > 0
         await rig.close(one)
-        assert rig.pipeline.windows.kept_bytes == held
+        assert rig.pipeline.windows.cached_bytes == held
         await rig.close(other)
-        assert rig.pipeline.windows.kept_bytes == 0
+        assert rig.pipeline.windows.cached_bytes == 0

@@ -310,10 +310,10 @@ def test_rows_of_more_files_than_are_kept(tmp_path: Path, executor: Executor, mo
     of = task(files, RECIPES["tokens"], spans)
     got = request(of, range(90))
     done = bulk.copy_rows(
-        bulk_plain(RECIPES["tokens"]), got.fields[0], got.files, executor._kept, (executor._arenas[1], 128)
+        bulk_plain(RECIPES["tokens"]), got.fields[0], got.files, executor._cached_files, (executor._arenas[1], 128)
     )
     assert done.tolist() == [row % 9 != 4 for row in range(90)]
-    assert len(executor._kept) == 1
+    assert len(executor._cached_files) == 1
     for row in np.flatnonzero(done).tolist():
         at = 128 + int(of.fields[0].out_at[row])
         assert executor._arenas[1][at : at + 10] == bytes([row % 9]) * 10

@@ -67,7 +67,7 @@ def test_a_death_is_blamed_on_the_running_chunk_only() -> None:
 
 
 def _begin(chunk: Chunk) -> None:
-    chunk.begun = True
+    chunk.started = True
 
 
 def test_a_row_that_no_worker_began_is_not_given_up() -> None:
@@ -164,8 +164,8 @@ def test_every_row_is_done_or_given_up_exactly_once(
         if accident or poison & set(chunk.rows):
             accidents -= accident
             deaths += 1
-            chunk.begun = not accident or data.draw(st.booleans())
-            blamed |= set(chunk.rows) if chunk.suspect and chunk.begun else set()
+            chunk.started = not accident or data.draw(st.booleans())
+            blamed |= set(chunk.rows) if chunk.suspect and chunk.started else set()
             given_up, _ = schedule.leave(worker, withdrawn=set())
             lost.extend(row for lost_chunk in given_up for row in lost_chunk.rows)
             schedule.join(worker)
