@@ -172,12 +172,7 @@ class FeedDataset(DatasetBase):
             decoded_cache=decoded_cache,
         )
         self.batch_size, self._address, self._topology = batch_size, checked_address(address), topology
-        self._epochs, self._position, self._fingerprint, self._topology_state = (
-            Epochs(),
-            Position(),
-            b"",
-            dict[str, int](),
-        )
+        self._epochs, self._position, self._fingerprint, self._topology_state = Epochs(), Position(), b"", {}
         self._resume, self._known_steps, self._last_step, self._requested_steps, self._done = _NOTHING
         self._reset_process_state()
 

@@ -25,6 +25,7 @@ class DatasetBase(IterableDataset[Any]):
     _options: FeedOptions
     _address: str | None
     _topology: Topology | None
+    _topology_state: dict[str, int]
 
     @property
     def yields_batches(self) -> bool:

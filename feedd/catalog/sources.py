@@ -113,7 +113,7 @@ class Sources:
         self._facts: defaultdict[str, BucketFacts] = defaultdict(BucketFacts)
         self._heads = TurnGate(options.heads_in_flight)
         self._closed = False
-        self._progress_stream = _SkippedLog()
+        self._skipped_log = _SkippedLog()
         plain = RangeFetcher(
             self.store,
             ByteBudget(options.bytes_in_flight),
@@ -219,7 +219,7 @@ class Sources:
                     packs.append(grouped.packs)
                     self._book.note(grouped.packs)
             sidecar_refs.update(taking.sidecar_refs)
-            self._progress_stream.report(location.url, passed)
+            self._skipped_log.report(location.url, passed)
             passed_over = passed_over.plus(passed)
         if not found and sidecar_refs:
             raise _nothing(" ".join(urls))
@@ -320,11 +320,8 @@ class Sources:
         return self._retried(bare, hedged)
 
     def _retried(self, bare: ObjectStore, inner: ObjectStore) -> RetryStore:
-        bucket_state = self.bucket_state(bare.root)
-        policy = RetryPolicy(attempts_max=self._options.attempts_max)
-        limits = RetryLimits(
-            policy, self._options.whole_deadline_s, bucket_state.quota, bucket_state.concurrency.throttled
-        )
+        state, policy = self.bucket_state(bare.root), RetryPolicy(attempts_max=self._options.attempts_max)
+        limits = RetryLimits(policy, self._options.whole_deadline_s, state.quota, state.concurrency.throttled)
         return RetryStore(inner, limits, self._clock, self._recorder)
 
     async def _plain(self, location: Location, taking: UrlListing) -> None:
