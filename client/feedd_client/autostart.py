@@ -175,7 +175,7 @@ def _start(address: str, socket_path: Path) -> tuple[Executable, Path]:
             )
         except OSError as error:
             hint = f"run `{command[0]} --version` in a shell; {EXECUTABLE_VARIABLE} names another program"
-            raise DaemonStartError(f"expected to start a daemon, got {error}", object=command[0], hint=hint) from error
+            raise DaemonStartError(f"expected to start a daemon, got {error}", object=command[0], hint=hint) from None
     _children.append(child)
     _await_ready(child, command, socket_path, log_path)
     return program, log_path

@@ -150,7 +150,7 @@ async def test_errors_of_workers_arrive_as_they_were_raised(tmp_path: Path) -> N
             await pool.index(noise, "tar")
         with pytest.raises(CacheUnavailable, match=r"gone\.tar"):
             await pool.index(gone, "tar")
-        with pytest.raises(Unsupported, match="formats tar"):
+        with pytest.raises(Unsupported, match=r"one of the formats .*\btar\b"):
             await pool.index(good, "beton")
         index = await pool.index(good, "tar")
         with pytest.raises(BadRecipe, match="expected one of cls, got png"):
