@@ -1,0 +1,29 @@
+"""Imports torchvision beside a CPU torch, where its compiled operators cannot be loaded."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+from typing import Any
+
+_KEPT: list[Any] = []
+
+
+def load_torchvision() -> bool:
+    """Import it, if it is installed; return whether it is.
+
+    An ordinary wheel is linked against CUDA. Its transforms and datasets need none of its operators, but the import
+    describes two of them to torch, which must know their names.
+    """
+    if importlib.util.find_spec("torchvision") is None:
+        return False
+    import torch  # noqa: PLC0415 - write_peer needs none where there is no torchvision
+
+    with contextlib.suppress(RuntimeError):  # the real ones are there
+        library = torch.library.Library("torchvision", "DEF")
+        for name in ("nms", "qnms"):
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        _KEPT.append(library)
+    importlib.import_module("torchvision")
+    return True
