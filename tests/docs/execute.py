@@ -8,6 +8,7 @@ changed in a block before it runs is in ``ADAPTED`` and in ``Job.replace``.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -235,5 +236,33 @@ def execute(job: Job) -> None:
     Path(job.record).write_text(json.dumps(found))
 
 
+def _read(file: str) -> Job:
+    return Job(**json.loads(Path(file).read_text()))
+
+
+def serve() -> None:
+    """Run the jobs whose files standard input names, one after another, each in a process forked from this one.
+
+    Importing what optimizers need takes longer than most blocks: it is done once. A line answers each job.
+    """
+    import feedd_client
+
+    assert feedd_client
+    for line in sys.stdin:
+        file = line.strip()
+        child = os.fork()
+        if not child:
+            with Path(file).with_name("log.txt").open("w") as log:
+                os.dup2(log.fileno(), 2)
+            execute(_read(file))
+            atexit._run_exitfuncs()
+            os._exit(0)
+        os.waitpid(child, 0)
+        print("done", flush=True)
+
+
 if __name__ == "__main__":
-    execute(Job(**json.loads(Path(sys.argv[1]).read_text())))
+    if len(sys.argv) == 2:
+        execute(_read(sys.argv[1]))
+    else:
+        serve()

@@ -199,6 +199,7 @@ def _launch(python: str, job: Job, ranks: int, environment: Mapping[str, str]) -
             "WORLD_SIZE": str(ranks),
             "LOCAL_WORLD_SIZE": str(ranks),
             "SM_MODEL_DIR": str(own),
+            "OMP_NUM_THREADS": "1",
         }
         with (own / "log.txt").open("w") as log:
             command = [python, "-m", "tests.docs.execute", str(own / "job.json")]

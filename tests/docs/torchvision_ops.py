@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import io
 from typing import Any
 
 _KEPT: list[Any] = []
@@ -26,4 +27,17 @@ def load_torchvision() -> bool:
             library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         _KEPT.append(library)
     importlib.import_module("torchvision")
+    image = importlib.import_module("torchvision.io.image")
+    if not image._has_image_ops():
+        importlib.import_module("torchvision.io").decode_image = image.decode_image = _decode
     return True
+
+
+def _decode(data: Any, mode: Any = None) -> Any:
+    """Decode an image file with Pillow: uint8 ``[3, height, width]``, as torchvision's own decoder returns it."""
+    import numpy as np  # noqa: PLC0415 - see above
+    import torch  # noqa: PLC0415 - see above
+    from PIL import Image  # noqa: PLC0415 - see above
+
+    with Image.open(io.BytesIO(bytes(data.numpy()))) as file:
+        return torch.from_numpy(np.array(file.convert("RGB"))).permute(2, 0, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import sys
 import tomllib
 from contextlib import contextmanager
@@ -34,10 +35,12 @@ class World:
     Attributes:
         server: the store.
         daemon: the daemon.
+        programs: runs jobs, see ``tests.docs.execute.serve``.
     """
 
     server: S3Server
     daemon: Daemon
+    programs: Module
 
     @property
     def environment(self) -> dict[str, str]:
@@ -62,11 +65,14 @@ class World:
             job: what to run, in a folder.
             place: where it stands, for messages.
         """
-        folder = Path(job.folder)
-        (folder / "job.json").write_text(job.text())
-        log = folder / "log.txt"
-        with Module("tests.docs.execute", [str(folder / "job.json")], os.environ | job.environment, log) as program:
-            program.communicate(_LIMIT_S)
+        file = Path(job.folder) / "job.json"
+        file.write_text(job.text())
+        self.programs.stdin.write(f"{file}\n".encode())
+        self.programs.stdin.flush()
+        answered, _, _ = select.select([self.programs.stdout], [], [], _LIMIT_S)
+        assert answered, f"{place}: expected an end within {_LIMIT_S:g} s"
+        assert self.programs.stdout.readline() == b"done\n", place
+        log = file.with_name("log.txt")
         self.server.hang_up()  # the connections are descriptors of this process
         record: dict[str, Any] = json.loads(Path(job.record).read_text())
         assert not record["error"], f"{place}: {record['error']}\n{log.read_text()[-2000:]}"
@@ -112,9 +118,10 @@ def new_world(content: Iterable[tuple[str, bytes]]) -> Iterator[World]:
             del os.environ["PYTHONPATH"]
             if path is not None:
                 os.environ["PYTHONPATH"] = path
-        with_it = World(server, daemon)
         try:
-            yield with_it
+            one_thread = os.environ | {"OMP_NUM_THREADS": "1"}  # several would spin for work that one does at once
+            with Module("tests.docs.execute", [], one_thread, folder / "programs.txt") as programs:
+                yield World(server, daemon, programs)
             daemon.leave()
         finally:
             daemon.end()
