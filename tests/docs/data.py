@@ -123,9 +123,8 @@ def _tables() -> Iterator[tuple[str, bytes]]:
         tags = pa.array([[1, 2]] * 64, pa.list_(pa.int32()))
         yield f"clicks/{part}.parquet", _parquet(user=numbers, price=numbers / 4, tags=tags)
     yield "old/0", gzip.compress(tfrecord(*(example(label=[number]) for number in range(64))))
-    arrays = {"x": np.zeros((64, 768), np.float32), "y": numbers}
     out = io.BytesIO()
-    np.savez(out, **arrays)
+    np.savez(out, x=np.zeros((64, 768), np.float32), y=numbers)
     yield "features/0.npz", out.getvalue()
     yield "mnist/train/0", recordio(*map(_record, range(64)))
 

@@ -134,8 +134,8 @@ def _without_a_gpu(recorder: Recorder) -> None:
     import torch
     from torch.nn import functional
 
-    torch.nn.Module.cuda = lambda self, *_: self  # type: ignore[assignment, misc]  # stays where it is
-    torch.Tensor.cuda = lambda self, *_, **__: self  # type: ignore[method-assign, assignment, misc]  # see above
+    torch.nn.Module.cuda = lambda self, *_: self  # type: ignore[method-assign]  # stays where it is
+    torch.Tensor.cuda = lambda self, *_, **__: self  # type: ignore[method-assign]  # see above
     torch.cuda.set_device = lambda *_: None
     real = functional.cross_entropy
 
@@ -253,6 +253,7 @@ def serve() -> None:
         child = os.fork()
         if not child:
             with Path(file).with_name("log.txt").open("w") as log:
+                os.dup2(log.fileno(), 1)  # children of the block write here, and not into the answers
                 os.dup2(log.fileno(), 2)
             execute(_read(file))
             atexit._run_exitfuncs()

@@ -217,12 +217,14 @@ for batch in dataset:
     "launcher": Scene(
         before="""
 import os
+import sys
 from pathlib import Path
 
+os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 Path("train.py").write_text('''
 from feedd_client import FeedDataset
 dataset = FeedDataset("s3://my-bucket/train/", batch_size=8, fields={"cls": "int"}, uneven="allow")
-print("samples", sum(len(batch["cls"]) for batch in dataset), flush=True)
+assert sum(len(batch["cls"]) for batch in dataset) == 24
 ''')
 os.environ.update(SM_HOSTS='["localhost"]', SM_CURRENT_HOST="localhost", SM_NUM_GPUS="1")
 """,

@@ -7,7 +7,7 @@ import json
 import re
 import subprocess
 import tomllib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import kubernetes_validate
 import pytest
@@ -27,7 +27,7 @@ NO_CODE = {"", "text"}
 """Pictures, layouts of buckets, and lines of logs."""
 
 
-def _of(language: str) -> Any:
+def _of(language: str) -> pytest.MarkDecorator:
     found = [block for block in blocks() if block.language == language]
     return pytest.mark.parametrize("block", found, ids=lambda block: block.place)
 

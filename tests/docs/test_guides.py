@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
@@ -24,8 +24,9 @@ from tests.fakes.forks import run
 from tests.tidy.tree import ROOT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
+_Test = TypeVar("_Test", bound="Callable[..., None]")
 NAMES = sorted(guides(SAMPLES))
 SOFT = {"torchvision-transforms"}
 """Guides whose labels are rows of probabilities, and whose pictures are mixed."""
@@ -119,11 +120,11 @@ def both(request: pytest.FixtureRequest, forks: None) -> Iterator[Both]:
             yield Both(before, after, world)
 
 
-def compared(*names: str) -> Any:
+def compared(*names: str) -> Callable[[_Test], _Test]:
     """Return a decorator: a test over both scripts of these guides."""
     mark = pytest.mark.parametrize("both", names, indirect=True, scope="module")
 
-    def marked(test: Any) -> Any:
+    def marked(test: _Test) -> _Test:
         for each in (*peers, mark):
             test = each(test)
         return test
@@ -248,7 +249,7 @@ def test_recordio_of_the_sdk(both: Both) -> None:
     """Features and labels are those that the SDK's writer was given."""
     fields = {"values": "tensor:float32:784", "label_values": "float"}
     url = "recordio-protobuf+s3://my-bucket/mnist/train/"
-    found = {}
+    found: dict[float, list[float]] = {}
     for batch in FeedDataset(url, batch_size=8, fields=fields, address=both.world.daemon.address):
         found |= dict(zip(batch["label_values"].tolist(), batch["values"].tolist(), strict=True))
     both.world.server.hang_up()

@@ -22,14 +22,15 @@ def load_torchvision() -> bool:
     import torch  # noqa: PLC0415 - write_peer needs none where there is no torchvision
 
     with contextlib.suppress(RuntimeError):  # the real ones are there
-        library = torch.library.Library("torchvision", "DEF")
+        library: Any = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]  # torch leaves it so
         for name in ("nms", "qnms"):
             library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         _KEPT.append(library)
     importlib.import_module("torchvision")
     image = importlib.import_module("torchvision.io.image")
     if not image._has_image_ops():
-        importlib.import_module("torchvision.io").decode_image = image.decode_image = _decode
+        package: Any = importlib.import_module("torchvision.io")
+        package.decode_image = image.decode_image = _decode
     return True
 
 
