@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib
 import json
 import os
 import re
@@ -35,6 +36,8 @@ ADAPTED: Final = (
     (r"^for (\w+) in range\(\d+\):$", r"for \1 in _epochs():"),
 )
 """There is no GPU, and two epochs show what ninety do."""
+_NEEDED: Final = ("feedd_client", "torch._dynamo", "torch.distributed.tensor")
+"""What scripts import themselves, and what optimizers and DistributedDataParallel do."""
 EPOCHS: Final = 2
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -245,9 +248,8 @@ def serve() -> None:
 
     Importing what optimizers need takes longer than most blocks: it is done once. A line answers each job.
     """
-    import feedd_client
-
-    assert feedd_client
+    for name in _NEEDED:
+        importlib.import_module(name)
     for line in sys.stdin:
         file = line.strip()
         child = os.fork()

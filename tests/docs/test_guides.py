@@ -58,7 +58,11 @@ def check_crops(trained: Trained) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name",
+    # SageMaker's script reads as that of ImageFolder does
+    [pytest.param(name, marks=[pytest.mark.nightly] if name == "sagemaker" else []) for name in NAMES],
+)
 def test_after(name: str, world: World, tmp_path: Path) -> None:
     """The script after trains on each sample of the peer's data once an epoch, in orders that differ."""
     how = guides(SAMPLES)[name]

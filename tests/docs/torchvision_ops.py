@@ -27,7 +27,7 @@ def load_torchvision() -> bool:
             library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         _KEPT.append(library)
     importlib.import_module("torchvision")
-    image = importlib.import_module("torchvision.io.image")
+    image: Any = importlib.import_module("torchvision.io.image")
     if not image._has_image_ops():
         package: Any = importlib.import_module("torchvision.io")
         package.decode_image = image.decode_image = _decode
