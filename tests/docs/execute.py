@@ -93,15 +93,21 @@ class Recorder:
         """Note the images that a model got: float, normalised, ``[batch, channel, height, width]``."""
         import torch
 
-        mean, std = (torch.tensor(values).reshape(1, 3, 1, 1) for values in (_MEAN, _STD))
-        values = (images.detach().float() * std + mean) * 255
-        red, green, blue = values[:, 0], values[:, 1], values[:, 2]
-        edges = (red[:, :, 0].mean(1), green[:, 0].mean(1), red[:, :, -1].mean(1), green[:, -1].mean(1))
+        pixels = images.detach().float()
+
+        def colour(channel: int, some: Any) -> Any:
+            return (some.flatten(1).mean(1) * _STD[channel] + _MEAN[channel]) * 255
+
+        red, green = pixels[:, 0], pixels[:, 1]
+        columns = [colour(0, red[:, :, edge]) for edge in (0, -1)]
+        rows = [colour(1, green[:, edge]) for edge in (0, -1)]
+        edges = (columns[0], rows[0], columns[1], rows[1])
+        blue = colour(2, pixels[:, 2])
         step = {
             "epoch": self._epoch,
             "shape": list(images.shape),
             "dtype": str(images.dtype),
-            "numbers": (blue.mean((1, 2)) / STEP).round().int().tolist(),
+            "numbers": (blue / STEP).round().int().tolist(),
             "boxes": torch.stack(edges, 1).tolist(),
             "labels": [],
         }
