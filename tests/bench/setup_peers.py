@@ -1,7 +1,9 @@
 """Makes the peers' environment: ``python -m tests.bench.setup_peers [pip option ...]``.
 
-Everything after the module's name goes to pip, for instance an index that has CPU wheels of torch. The plan is made
-with ``--dry-run`` first, and refused where it would bring CUDA packages.
+Everything after the module's name goes to pip. torch must come as a wheel for CPUs, such as 2.13.0+cpu, which pip
+prefers to the ordinary one of the same version: name an index that has such wheels, or a folder of wheels with
+``--find-links``. Where pip's own settings (``PIP_FIND_LINKS``) have brought ``make venv`` its torch, they do so here.
+The plan is made with ``--dry-run`` first, and refused where it would bring CUDA packages.
 """
 
 from __future__ import annotations
