@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from tests.docs.blocks import Block
 
-_OF_CLIENTS = {"FEEDD_ADDRESS", "FEEDD_TLS_CA", "FEEDD_TLS_CERT", "FEEDD_TLS_KEY", "FEEDD_CONFIG", "FEEDD_S3"}
+_OF_CLIENTS = {f"FEEDD_{one}" for one in "ADDRESS EXECUTABLE TLS_CA TLS_CERT TLS_KEY CONFIG S3".split()}
 _VARIABLE = re.compile(r"(FEEDD_\w+)=(.*)", re.DOTALL)
 
 
@@ -68,6 +68,10 @@ def check_words(words: list[str]) -> None:
     given = [_VARIABLE.fullmatch(word) for word in words]  # as docker run -e passes them
     check_variables({match[1]: match[2] for match in given if match})
     if words[:1] != ["feedd"] or len(words) == 1:
+        return
+    if words[1].startswith("--"):  # of the program itself
+        known = {name for parameter in get_command(app).params for name in parameter.opts}
+        assert words[1] in known, f"expected one of {sorted(known)}, got {words[1]}"
         return
     command: Any = load(words[1]) if words[1] in COMMANDS else get_command(app).commands[words[1]]  # type: ignore[attr-defined]  # a group
     rest = words[2:]

@@ -16,6 +16,7 @@ import yaml
 from feedd.cli.flags import Flags
 from feedd.config import load
 from feedd.config.loading import ConfigProblems
+from feedd.recipe.plugins import CODECS, FORMATS, STORES, TRANSFORMS
 from tests.docs.blocks import Block, blocks
 from tests.tidy.tree import ROOT
 
@@ -57,9 +58,9 @@ def test_every_guide_has_both_scripts() -> None:
 @_of("toml")
 def test_toml(block: Block, tmp_path: Path) -> None:
     """A TOML block is a configuration that the daemon takes; the one of a package names the plug-in's entry points."""
-    if "[build-system]" in block.body:
+    if "[project." in block.body:
         points = tomllib.loads(block.body)["project"]["entry-points"]
-        assert set(points) <= {"feedd.codecs", "feedd.transforms"}
+        assert set(points) <= {CODECS, FORMATS, STORES, TRANSFORMS}
         return
     file = tmp_path / "feedd.toml"
     for name in re.findall(r'"/etc/feedd/([^"]+)"', block.body):  # files and folders that the operator has put there

@@ -28,6 +28,7 @@ Exit codes: 0 is clean, 2 is a wrong configuration or usage, and 1 is anything e
 
 ## Shell completion
 
+<!-- test: parse only: it changes the user's shell -->
 ```console
 $ feedd --install-completion
 ```
@@ -64,7 +65,8 @@ def _text(help_: str | None) -> list[str]:
 def _example(command: Any) -> list[str]:
     """Return the example that closes a command's help."""
     shown = (command.epilog or "").removeprefix("Example: ")
-    return ["", "```console", f"$ {shown}", "```"] if shown.startswith("feedd ") else []
+    block = ["", "<!-- test: parse only: an example of names -->", "```console", f"$ {shown}", "```"]
+    return block if shown.startswith("feedd ") else []
 
 
 def _arguments(command: Any) -> list[str]:
