@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from tests.docs.blocks import Block
 
-_OF_CLIENTS = {f"FEEDD_{one}" for one in "ADDRESS EXECUTABLE TLS_CA TLS_CERT TLS_KEY CONFIG S3".split()}
+_OF_CLIENTS = {f"FEEDD_{one}" for one in ["ADDRESS", "EXECUTABLE", "TLS_CA", "TLS_CERT", "TLS_KEY", "CONFIG", "S3"]}
 _VARIABLE = re.compile(r"(FEEDD_\w+)=(.*)", re.DOTALL)
 
 
