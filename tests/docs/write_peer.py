@@ -6,6 +6,8 @@ In the peers' environment::
 
 ``FOLDER`` then holds what the guide's bucket ``my-bucket`` holds. Sample ``n`` is picture ``n``, and its label is
 ``n % 5``. There are eight shards.
+
+``tests/fixtures/guides`` has what four of them wrote, for COUNT 24: ``make test`` reads that.
 """
 
 # ruff: noqa: PLC0415 - each library is imported where it writes
