@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 _IN_BYTES: Final = 128 << 10
 _OUT_BYTES: Final = 1 << 20
-_XZ_MEMORY_BYTES: Final = 256 << 20  # the strongest preset of xz asks for 65 MiB
+_XZ_MEMORY_BYTES: Final = 256 << 20  # the strongest preset of xz needs 65 MiB
 
 _ZSTD_MAGIC: Final = 0xFD2FB528
 _ZSTD_SKIPPABLE: Final = 0x184D2A50
-_ZSTD_WINDOW_BYTES_MAX: Final = 128 << 20  # what level 22 asks for
+_ZSTD_WINDOW_BYTES_MAX: Final = 128 << 20  # what level 22 needs
 _WORD: Final = struct.Struct("<I")
 
 _SNAPPY_FRAMED: Final = b"\xff\x06\x00\x00sNaPpY"

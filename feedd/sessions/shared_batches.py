@@ -1,4 +1,4 @@
-"""Bookkeeping of a job group's decoded batches: which ones are kept, who reads them, and which slots are free. No I/O.
+"""Bookkeeping of a job group's decoded batches: which ones are kept, their readers, and the free slots. No I/O.
 
 A batch is *in use* while a member copies it or holds a lease on it. Its slot is then never given to another batch. A
 batch that is not in use is kept for members that have not taken it, unless a later batch needs its slot.
