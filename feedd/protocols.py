@@ -183,7 +183,7 @@ class ShardCache(Protocol):
         """
 
     def prefetch(self, refs: Sequence[ObjectRef], owner: str) -> None:
-        """Replace ``owner``'s prefetches: these are fetched in order, in the background, and evict no sooner use.
+        """Replace ``owner``'s prefetches; they run in order, in the background, and evict nothing needed sooner.
 
         An empty list cancels the owner's fills that no other caller awaits.
         """

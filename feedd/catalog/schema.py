@@ -283,7 +283,7 @@ class Schema:
             names = ", ".join(looked[0].index.fields)[:200]
             message = f"expected field names that can be read by default, got {names or 'none'}"
             return BadRequest(message, object=url, hint="name fields=, or the format before the URL", stage="decode")
-        message = "expected samples in the dataset, got none"
+        message = "the dataset has no samples"
         return BadRequest(message, object=url, hint="name fields= if the dataset may be empty", stage="decode")
 
 
