@@ -64,7 +64,7 @@ class Field:
         """
         size, start = self._size[row], self._start[row]
         if size < 0:
-            raise BadSample("the sample lacks this field")
+            raise BadSample("expected the field, got a sample without it")
         number = number_of(start) if self._told else None
         if number is not None:
             data = memoryview(number.to_bytes(NUMBER_BYTES, "little", signed=True))
