@@ -162,7 +162,7 @@ def check_png_chunks(data: memoryview) -> None:
         BadSample: the PNG has no complete IEND chunk.
     """
     if not any(kind == b"IEND" and last + 4 <= len(data) for kind, _, last in _png_chunks(data)):
-        raise BadSample(f"the PNG of {len(data)} bytes ends within a chunk")
+        raise BadSample(f"expected an intact PNG, got {len(data)} bytes that end within a chunk")
 
 
 def _webp(head: bytes) -> Header:
@@ -227,7 +227,7 @@ def _boxes(data: memoryview, start: int, end: int) -> Iterator[tuple[bytes, int,
             break
         yield kind, content, min(stop, end)
         start = stop
-    raise BadSample(f"the image of {len(data)} bytes has no valid box at byte {start}")
+    raise BadSample(f"expected a box at byte {start} of an image, got other data, {len(data)} bytes in all")
 
 
 def _box(data: memoryview, start: int, end: int, wanted: bytes) -> tuple[int, int]:
@@ -235,7 +235,7 @@ def _box(data: memoryview, start: int, end: int, wanted: bytes) -> tuple[int, in
     for kind, first, last in _boxes(data, start, end):
         if kind == wanted:
             return first, last
-    raise BadSample(f"the image of {len(data)} bytes has no box {wanted.decode()!r}")
+    raise BadSample(f"expected a box {wanted.decode()!r} in an image, got {len(data)} bytes without it")
 
 
 def _jpeg2000(data: memoryview) -> Header:
@@ -283,7 +283,7 @@ def _avif_header(data: memoryview, properties: list[tuple[bytes, int, int]]) -> 
         elif kind == b"imir":
             axis = data[at] & 1
     if size is None:
-        raise BadSample(f"none of the AVIF image's {len(properties)} properties states its size")
+        raise BadSample(f"expected the size of an AVIF image, got {len(properties)} properties without it")
     return Header(*size, channels, depth, _TURNS[axis][angle])
 
 

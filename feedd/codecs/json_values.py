@@ -98,7 +98,7 @@ class JsonPath:
         try:
             return text.encode()
         except UnicodeEncodeError as error:
-            raise BadSample(f"the text at the key {self._text} has a lone surrogate") from error
+            raise BadSample(f"expected valid text at the key {self._text}, got a lone surrogate") from error
 
     def another(self, expected: str, found: object) -> BadSample:
         """Return the error for a value of another type."""
@@ -279,7 +279,7 @@ def _numbers(path: JsonPath, data: memoryview, dtype: np.dtype[Any]) -> NDArray[
     try:
         found: NDArray[Any] = np.array(value)
     except (ValueError, OverflowError) as error:  # rows of different lengths
-        raise BadSample(f"cannot read the array at a key: {error}") from error
+        raise BadSample(f"expected rows of equal length in the array at a key, got others: {error}") from error
     if not found.size:
         return found.astype(dtype)
     if found.dtype.kind not in ("b" if dtype.kind == "b" else "biuf" if dtype.kind == "f" else "biu"):

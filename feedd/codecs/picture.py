@@ -92,7 +92,7 @@ class PictureCodec:
         try:
             image = self._chain.run(image, seed, 0 if self._first is None else 1)
         except (ValueError, cv2.error) as error:
-            raise BadSample(f"a transform fails for the image of {height}x{width} pixels: {error}") from error
+            raise BadSample(f"expected an image that the transforms accept, got {height}x{width}: {error}") from error
         if image.shape != out.shape or image.dtype != out.dtype:
             got = f"{image.dtype} {list(image.shape)}"
             raise BadSample(f"expected an image of {out.dtype} {list(out.shape)}, got {got}")

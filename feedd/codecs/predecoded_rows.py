@@ -90,7 +90,7 @@ class PredecodedRowsCodec:
                 image = geometry.mirrored(image)
             return self._chain.run(image, seed, self._prefix.done)
         except (ValueError, cv2.error) as error:
-            raise BadSample(f"a transform fails for the image of {height}x{width} pixels: {error}") from error
+            raise BadSample(f"expected an image that the transforms accept, got {height}x{width}: {error}") from error
 
     def _row(self, data: memoryview) -> NDArray[Any]:
         shape, at = self._prefix.shape, 0

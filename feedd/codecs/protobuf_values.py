@@ -39,7 +39,7 @@ def read_varints(data: memoryview) -> NDArray[np.int64]:
         return np.zeros(0, np.int64)
     last = np.flatnonzero(raw < 0x80)
     if not len(last) or last[-1] != len(raw) - 1:
-        raise BadSample(f"the last varint of {len(raw)} bytes is cut short")
+        raise BadSample(f"expected whole varints, got {len(raw)} bytes that end within one")
     first = np.concatenate(([0], last[:-1] + 1))
     lengths = last - first + 1
     if lengths.max() > _VARINT_BYTES_MAX:
@@ -74,7 +74,7 @@ def steps_reader(wanted: str) -> Callable[[memoryview], NDArray[Any]]:
         if wanted == "varint":
             return read_varints(memoryview(b"".join(parts)))
         if wanted == "float32" and any(len(part) % 4 for part in parts):
-            raise BadSample("the floats of a step do not have 4 bytes each")
+            raise BadSample("expected floats of 4 bytes, got values of another length")
         return np.frombuffer(b"".join(parts), "<f4" if wanted == "float32" else np.uint8)
 
     return read

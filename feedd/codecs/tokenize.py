@@ -91,7 +91,7 @@ class TokenizeCodec:
             # The fast method skips the tokens' positions in the text, which saves a sixth of the work.
             (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=self._params.special)
         except Exception as error:  # the library raises no narrower class
-            raise BadSample(f"the text cannot be tokenized: {str(error)[:120]}") from error
+            raise BadSample(f"expected text that the tokenizer accepts, got an error: {str(error)[:120]}") from error
         ids = encoding.ids
         if self._params.end is not None:
             ids.append(self._params.end)
