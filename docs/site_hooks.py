@@ -1,4 +1,4 @@
-"""What the documentation site does to the pages: they are written for a forge, where links lead into the repository.
+"""Adapts pages for the documentation site. They are written for a forge, where links refer to repository files.
 
 - The first page of the site is README.md.
 - A file of the repository that a page links to is shown below ``repository/``.
@@ -46,7 +46,7 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001 - mkdocs passes all
-    """Lead links to where the files are on the site, and show the API."""
+    """Point links to the site's pages, and insert the API."""
     path = _path(page.file.src_uri)
     pieces, at = [], 0
     for fence in _FENCE.finditer(markdown):
@@ -75,7 +75,7 @@ def _targets(path: str) -> Iterator[str]:
 
 
 def _target(path: str, link: str) -> str | None:
-    """Return the file of the repository that a link on a page names; None: it leads elsewhere."""
+    """Return the repository file that a link on a page names, or None for other links."""
     if ":" in link or link.startswith("/"):
         return None
     target = posixpath.normpath(posixpath.join(posixpath.dirname(path), link))
@@ -83,14 +83,14 @@ def _target(path: str, link: str) -> str | None:
 
 
 def _place(path: str) -> str:
-    """Return where a file of the repository is on the site."""
+    """Return the path on the site of a repository file."""
     if path == _FIRST:
         return "index.md"
     return path.removeprefix("docs/") if path.startswith("docs/") else f"{_BESIDE}/{path}"
 
 
 def _path(place: str) -> str:
-    """Return the file of the repository that is shown there."""
+    """Return the repository file of a path on the site."""
     if place == "index.md":
         return _FIRST
     beside = place.removeprefix(f"{_BESIDE}/")

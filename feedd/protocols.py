@@ -1,4 +1,4 @@
-"""All seams on one page. An implementation or wrapper of a seam passes that seam's conformance suite.
+"""The interfaces between rooms. Implementations and wrappers of an interface must pass its conformance suite.
 
 Ownership: a ``memoryview`` argument is borrowed until the call returns and not kept longer. Cancellation: every
 coroutine here may be cancelled at any await and then holds nothing.
@@ -47,7 +47,7 @@ class Clock(Protocol):
 
 
 class Recorder(Protocol):
-    """Takes measurements; cheap enough to call per part, not per byte."""
+    """Receives measurements; cheap enough to call per part, not per byte."""
 
     def count(self, metric: Metric, amount: float = 1.0, **labels: str) -> None:
         """Add to a counter."""
@@ -100,13 +100,13 @@ class ObjectStore(Protocol):
     async def read_into(
         self, ref: ObjectRef, span: ByteRange, sink: RangeSink, progress: ReadProgress | None = None
     ) -> None:
-        """Write that range of that version to ``sink``, which is exactly as long.
+        """Write a range of a version of an object to ``sink``, which has the same length.
 
         ``progress``, fresh for each call, is updated if the store can report it.
 
         Raises:
             ObjectChanged: the store now has another version.
-            BadResponse: length or range differs from the request; the sink may then hold anything.
+            BadResponse: length or range differs from the request; the sink's content is then undefined.
             NotFound, PermissionDenied, StoreUnavailable, Throttled: as named.
         """
 
@@ -115,13 +115,13 @@ class ObjectStore(Protocol):
 
 
 class FetchWatch(Protocol):
-    """The observer of a fetch, which also tells its urgency."""
+    """The observer of a fetch, which also states its urgency."""
 
     def urgency(self) -> float:
         """Position at which the object is needed; lower goes first. Called at each scheduling choice."""
 
     def arrived(self, span: ByteRange, part: RangeSink) -> None:
-        """Handle a whole part, which lies in ``part``. A span that arrives again replaces the earlier one.
+        """Handle a whole part, whose bytes are in ``part``. A span that arrives again replaces the earlier one.
 
         Parts arrive in any order. When the fetch returns, the last call for each byte of the object had its final
         value.
@@ -132,7 +132,7 @@ class ShardFetcher(Protocol):
     """Fetches a whole object into a sink, by parallel ranges within the byte budget."""
 
     async def fetch(self, ref: ObjectRef, sink: RangeSink, watch: FetchWatch | None = None) -> None:
-        """Write an object to ``sink``, which is exactly as long, verified against the store's checksum if there is one.
+        """Write an object to ``sink``, which has its length, and verify the store's checksum if there is one.
 
         Raises what ``ObjectStore.read_into`` raises; ``BadResponse`` if the checksum differs from a second fetch too.
         """
@@ -144,7 +144,7 @@ class SpanFetcher(ShardFetcher, Protocol):
     async def fetch_spans(
         self, ref: ObjectRef, spans: Sequence[ByteRange], sink: RangeSink, watch: FetchWatch | None = None
     ) -> None:
-        """Write these spans to ``sink``, which is as long as the object; checksums of whole objects say nothing here.
+        """Write spans to ``sink``, which has the object's length; checksums of whole objects are not verified.
 
         Raises what ``ObjectStore.read_into`` raises.
         """
@@ -183,33 +183,33 @@ class ShardCache(Protocol):
         """
 
     def prefetch(self, refs: Sequence[ObjectRef], owner: str) -> None:
-        """Replace ``owner``'s wish list; its objects are filled in order, in the background, evicting no sooner use.
+        """Replace ``owner``'s prefetches; they run in order, in the background, and evict nothing needed sooner.
 
         An empty list cancels the owner's fills that no other caller awaits.
         """
 
     def note_next_use(self, uses: Iterable[tuple[ObjectRef, float]]) -> None:
-        """Set at which position each shard is needed next; ``inf``: never again."""
+        """Set the position at which each shard is needed next; ``inf``: never again."""
 
     async def discard(self, ref: ObjectRef) -> None:
         """Drop a damaged entry once no pin holds it; the next acquire fetches it again."""
 
     async def renew(self, ref: ObjectRef) -> None:
-        """Drop an undamaged entry as ``discard`` does, because more of it can be fetched now."""
+        """Drop an undamaged entry as ``discard`` does, because missing objects of it can be fetched now."""
 
     async def close(self) -> None:
         """Cancel fills and release the directory. Committed entries stay for the next start."""
 
 
 class ShardFormat(Protocol):
-    """Framing: from a shard's bytes to sample spans. Runs in decode workers."""
+    """Finds the byte spans of samples in a shard. Runs in decode workers."""
 
     @property
     def name(self) -> str:
         """Registry name, such as ``tar``."""
 
     def index(self, data: memoryview, url: str) -> ShardIndex:
-        """Return where each sample lies.
+        """Return the index of a shard's samples.
 
         Raises:
             BadShard: broken framing, with url and byte offset in the message.
@@ -225,7 +225,7 @@ class PartialObject(Protocol):
 
     @property
     def spans(self) -> tuple[ByteRange, ...]:
-        """The available byte ranges: in order and separate from each other."""
+        """The available byte ranges, ascending and not adjacent."""
 
     @property
     def data(self) -> memoryview:
@@ -278,7 +278,7 @@ class ShardConverter(Protocol):
             held: the object, with all wanted ranges available.
             url: URL of the object, for errors.
             params: the parameters after the converter's name.
-            out: takes the shard.
+            out: receives the shard.
 
         Raises:
             BadShard: the object's bytes are broken.
@@ -300,10 +300,10 @@ class SampleCodec(Protocol):
         """
 
     def decode(self, data: memoryview, out: NDArray[np.generic], seed: int) -> None:
-        """Decode into ``out``: the sample's row of the batch slot, of exactly the right shape and dtype.
+        """Decode into ``out``: the sample's row of the batch slot, with the exact shape and dtype.
 
         Raises:
-            BadSample: the sample cannot be decoded; ``out`` may then hold anything.
+            BadSample: the sample cannot be decoded; the content of ``out`` is then undefined.
         """
 
 
@@ -324,33 +324,33 @@ class Slots(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Produced:
-    """A batch, and the slot that is taken for it until it is released."""
+    """A batch, and the slot that holds it until its release."""
 
     batch: BatchReady
     slot: SlotRef
 
 
 class BatchProducer(Protocol):
-    """Makes batches of one consumer's dataset into its slots."""
+    """Makes batches of one consumer's dataset in slots."""
 
     async def produce(self, steps: Sequence[Cursor]) -> list[Produced | EpochEnd]:
-        """Make the batches of the leading steps, one at least. The others are to be asked for again.
+        """Make the batches of at least one leading step. The caller asks for the other steps again.
 
-        If one of several fails, all fail: each is then to be asked for alone. What fails holds no slot.
+        If one of several fails, all fail; the caller then asks for each alone. Failed steps hold no slot.
 
         Args:
-            steps: up to ``SessionInfo.at_once``. As many slots must be free, beyond those of calls under way.
+            steps: up to ``SessionInfo.at_once`` steps. As many slots must be free, besides those of running calls.
 
         Raises:
-            Whatever source, cache and decode raise for the shards and samples it needs.
+            The errors of source, cache and workers for the needed shards and samples.
         """
 
     def release(self, slot: SlotRef) -> None:
-        """Free the slot of a batch that was produced."""
+        """Free the slot of a produced batch."""
 
     @property
     def stage(self) -> str:
-        """What the pending batches wait for: "fetching" or "decoding"."""
+        """The stage that pending batches are in: "fetching" or "decoding"."""
 
 
 class FeedSession(BatchProducer, Protocol):
@@ -362,7 +362,7 @@ class FeedSession(BatchProducer, Protocol):
 
     @property
     def slots(self) -> Slots:
-        """The memory that its batches are made in."""
+        """The slots in which its batches are made."""
 
     def client_mapping(self) -> AbstractContextManager[int]:
         """Yield the arena's memfd for one client. Its memory counts until the exit, even after the session's end."""
@@ -371,10 +371,10 @@ class FeedSession(BatchProducer, Protocol):
         """Return the steps of an epoch of the session's rank, or None if not known yet."""
 
     def keep_lent(self) -> None:
-        """Before the slots are released: the client may go on reading what it holds, so nobody writes there."""
+        """Keep leased slots out of use, because the client may go on reading them; called before they are released."""
 
     async def close(self) -> None:
-        """Give back arena and wishes. Called once, after the last produce has ended and all slots are released."""
+        """Free the arena and cancel prefetches. Called once, after the last produce ended and all slots are free."""
 
 
 class FeedBackend(Protocol):
@@ -389,7 +389,7 @@ class FeedBackend(Protocol):
 
 
 class BatchTransport(Protocol):
-    """How a ready batch reaches the client: as a lease on a slot, or inline in chunks."""
+    """Sends a ready batch to the client: as a lease on a slot, or inline in chunks."""
 
     @property
     def name(self) -> str:

@@ -1,4 +1,4 @@
-"""What FeedDataset is made of: the part that belongs to one process, and how a dataset is shown."""
+"""The base of FeedDataset: the parts that belong to one process, and the dataset's ``repr``."""
 
 from __future__ import annotations
 

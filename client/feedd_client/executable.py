@@ -1,4 +1,4 @@
-"""Which program starts a daemon: the one the user names, the package beside this client, or a command on PATH."""
+"""Finds the program that starts a daemon: the user's choice, this environment's package, or a command on PATH."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OF_THIS_PYTHON: Final = {"PYTHONPATH", "PYTHONHOME"}
 
 @dataclass(frozen=True, slots=True)
 class Executable:
-    """How a daemon is started.
+    """The command that starts a daemon.
 
     Attributes:
         command: the program and its first arguments.
@@ -33,7 +33,7 @@ class Executable:
     is_foreign: bool
 
     def environment(self, env: Mapping[str, str]) -> dict[str, str]:
-        """Return what the daemon inherits. Module paths of this environment would break another one."""
+        """Return the daemon's environment variables; Python's module paths are left out for a foreign program."""
         return {name: value for name, value in env.items() if not (self.is_foreign and name in _OF_THIS_PYTHON)}
 
 
@@ -42,10 +42,10 @@ def find_executable(env: Mapping[str, str], address: str) -> Executable:
 
     Args:
         env: the environment of this process.
-        address: where no daemon answered; named in the error.
+        address: the address at which no daemon answered; named in the error.
 
     Raises:
-        DaemonStartError: the variable names no program, or nothing of the three was found.
+        DaemonStartError: the variable names no program, or none of the three exists.
     """
     path = env.get("PATH", os.defpath)
     named = env.get(VARIABLE)
@@ -59,13 +59,13 @@ def find_executable(env: Mapping[str, str], address: str) -> Executable:
             )
         return Executable((str(Path(found).absolute()),), is_foreign=True)
     spec = importlib.util.find_spec(_NAME)
-    if spec is not None and spec.origin is not None:  # a folder that happens to be called feedd has no origin
+    if spec is not None and spec.origin is not None:  # a folder that is merely named feedd has no origin
         return Executable((sys.executable, "-m", _NAME), is_foreign=False)
     found = shutil.which(_NAME, path=path)
     if found is not None:
         return Executable((str(Path(found).absolute()),), is_foreign=True)
     raise DaemonStartError(
-        "expected a feedd daemon, the package feedd or the command feedd on PATH, got none of them",
+        "no feedd daemon is running, and neither the package feedd nor the command feedd is installed",
         object=address,
         hint=f"pip install feedd here, or set {VARIABLE} to the command feedd of another environment,"
         " or start a daemon on this node and set FEEDD_ADDRESS or address=",

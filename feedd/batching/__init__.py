@@ -1,1 +1,1 @@
-"""From samples to filled slots: gathering, layout, padding, packing, and what happens to bad samples."""
+"""Turns samples into filled slots: gathering, layout, padding, packing, and handling of bad samples."""

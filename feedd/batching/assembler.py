@@ -1,4 +1,4 @@
-"""One batch into one slot: filter, gather spans, lay out, decode, write the tables, see to what is bad."""
+"""Assembles one batch in one slot: filter, gather spans, lay out, decode, write tables, handle bad samples."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ if TYPE_CHECKING:
     from feedd.workers.work import BadRow, DecodeResult
 
 KEY_SPECS = (TensorSpec("__key__", FieldKind.TEXT, "uint8"), TensorSpec("__url__", FieldKind.TEXT, "uint8"))
-_FITTED_BYTES: Final = 1 << 10  # a pass over so much takes as long as finding room for a document: a microsecond
+_FITTED_BYTES: Final = 1 << 10  # fitting one document takes as long as a pass over so many bytes: a microsecond
 
 
 @dataclass(frozen=True, slots=True)
 class AssemblerOptions:
-    """What a session asked for.
+    """Options of an assembler.
 
     Attributes:
         arena_id: the session's arena, as the decode pool knows it.
         keys: add ``__key__`` and ``__url__``.
-        remedy: what becomes of bad samples.
-        filters: conditions samples must meet.
+        bad_sample_handler: how bad samples are handled.
+        filters: conditions that samples must meet.
     """
 
     arena_id: int
@@ -71,13 +71,13 @@ class _Work:
     """A batch ready to be decoded.
 
     Attributes:
-        shapes: decoded ones, by field that has no fixed shape.
+        shapes: decoded shapes, by name, of fields without a fixed shape.
         dims: shape of every row of padded fields and of their masks.
-        texts: of fields that nobody decodes.
-        bad: what is known to be bad before anything is decoded, by row: field and reason.
-        filtered: samples that were left out before.
-        packed: where samples go in rows of several; None: each is a row.
-        early: nobody asked for the batch yet.
+        texts: texts of fields that need no decoding.
+        bad: field and reason, by row, of rows that are known to be bad before decoding.
+        filtered: number of samples that filters left out.
+        packed: places of samples in rows that hold several; None: each sample is a row.
+        early: the batch was not requested yet.
     """
 
     rows: BatchRows
@@ -97,7 +97,7 @@ class Assembler:
     """Fills slots of one session's arena. Any number of batches may be under way.
 
     Attributes:
-        at_once: how many batches one ``fill`` takes. More than 1 if all fields are plain copies of numbers.
+        at_once: number of batches per ``fill``. It is above 1 only if all fields are plain copies of numbers.
     """
 
     def __init__(self, stages: Stages, recipes: Recipes, arena: Arena, options: AssemblerOptions) -> None:
@@ -131,12 +131,12 @@ class Assembler:
             group: up to ``at_once`` batches.
             slots: one for each batch.
             indexes: one for each shard of the group.
-            files: likewise.
-            early: nobody asked for these batches yet, and perhaps nobody will.
+            files: one for each shard of the group.
+            early: the batches were not requested yet, and perhaps never will be.
 
         Raises:
-            BadSample: a sample beyond the failure budget; names shard, key and reason. Any bad one in an early batch:
-                they are named and counted when somebody asks for it.
+            BadSample: a sample beyond the failure budget; names shard, key and reason. An early batch raises at its
+                first bad sample, which is logged and counted when the batch is requested.
             ResourceExhausted: a batch too large for memory.
         """
         if self.at_once > 1:
@@ -145,10 +145,10 @@ class Assembler:
         return [await self._fill_one(group.only(), indexes, files, slot, early=early)]
 
     def check_failures(self, at: Cursor) -> None:
-        """Make sure that the epoch's steps up to ``at`` are within the failure budget.
+        """Check that the epoch's steps up to ``at`` are within the failure budget.
 
         Raises:
-            BadSample: they are not; a step may be found out after later ones were handed on.
+            BadSample: they are not; a step may turn out bad after later steps were delivered.
         """
         self._bad_sample_handler.check(at)
 
@@ -201,7 +201,7 @@ class Assembler:
         return {"__key__": keys(indexes, rows.shard_no, rows.ordinal), "__url__": urls}
 
     def _parts(self, rows: BatchRows, indexes: Sequence[ShardIndex]) -> list[Part]:
-        """Return the rows of each recipe, and where their fields lie."""
+        """Return the rows of each recipe, with the spans of their fields."""
         distinct = self._recipes.distinct
         if len(distinct) == 1:
             gathered = gather(indexes, rows.shard_no, rows.ordinal, distinct[0])
@@ -214,7 +214,7 @@ class Assembler:
     async def _shapes(
         self, row_count: int, files: Sequence[ShardFile], parts: Sequence[Part]
     ) -> dict[str, NDArray[np.int64]]:
-        """Return the decoded sizes of all fields that are not DENSE: known from the index, or measured."""
+        """Return the decoded sizes of all fields that are not DENSE, from the index or from measuring."""
         shapes: dict[str, NDArray[np.int64]] = {}
         for number, spec in enumerate(self._kinds):
             if spec.kind is FieldKind.DENSE:
@@ -231,7 +231,7 @@ class Assembler:
     async def _measured(self, files: Sequence[ShardFile], part: Part, number: int) -> NDArray[np.int64]:
         recipe, span = part.recipe[number], part.gathered.spans[number]
         if not needs_measure(recipe):
-            return span.size // np.dtype(self._kinds[number].dtype).itemsize  # -1, of one that is missing, stays so
+            return span.size // np.dtype(self._kinds[number].dtype).itemsize  # stays -1 if the field is missing
         work = FieldWork(recipe, part.shard_no, span.start, span.size, span.start)
         if not keeps(recipe):
             return await self._stages.pool.measure(files, work)
@@ -240,7 +240,7 @@ class Assembler:
         return shapes
 
     def _dims(self, shapes: Mapping[str, NDArray[np.int64]]) -> dict[str, tuple[int, ...]]:
-        """Return what the rows of padded fields, and of their masks, are as large as."""
+        """Return the row shapes of padded fields and of their masks."""
         dims: dict[str, tuple[int, ...]] = {}
         for spec in self._kinds:
             pad = self._pads.get(spec.name)
@@ -251,7 +251,7 @@ class Assembler:
         return dims
 
     async def _packed(self, shapes: Mapping[str, NDArray[np.int64]], bad: dict[int, tuple[str, str]]) -> Packed | None:
-        """Return where samples go in rows of several, where they are packed; add to ``bad`` what is not even."""
+        """Return the places of packed samples, or None without packing; add samples of unequal lengths to ``bad``."""
         packing = self._packing
         if packing is None:
             return None
@@ -259,13 +259,13 @@ class Assembler:
         sizes = [shapes[name].reshape(-1) for name in names]
         uneven = as_long(names, sizes)
         bad |= {row: what for row, what in uneven.items() if row not in bad}
-        lengths = np.minimum.reduce(sizes)  # negative where any is bad
+        lengths = np.minimum.reduce(sizes)  # negative if any field is bad
         lengths[list(uneven)] = -1
         work_bytes = len(lengths) * _FITTED_BYTES if packing.how == "bins" else lengths.nbytes
         return await off_loop(lambda: Packed.of(lengths, packing), work_bytes)
 
     def _write_beside(self, view: memoryview, layout: Layout, work: _Work) -> None:
-        """Write offsets, shapes and texts, and which values of padded fields are the samples' own."""
+        """Write offsets, shapes, texts, and the masks and lengths of padded fields."""
         write_tables(view, layout, work.texts)
         for name, pad in self._pads.items():
             dims, shapes = work.dims[name], work.shapes[name]
@@ -299,9 +299,9 @@ class Assembler:
         if not work.early:
             await self._bad_sample_handler.charge(rows.cursor, failures)
         elif failures:
-            raise failures[0].error("it is met again when the batch is asked for")
+            raise failures[0].error("reported again when the batch is requested")
         ready = BatchReady(rows.cursor, layout.rows, layout.regions, layout.size_bytes, filtered=work.filtered)
-        if work.packed is not None:  # rows are not samples: none can stand in for another
+        if work.packed is not None:  # rows are not samples, so no row can replace another
             finish = partial(work.packed.finish, view, layout, [one.row for one in failures])
             await off_loop(finish, layout.size_bytes)
             return replace(ready, bad_samples=len(failures), samples=len(rows.ordinal) - len(failures))
@@ -309,7 +309,7 @@ class Assembler:
         return await self._bad_sample_handler.applied(view, layout, ready, failures) if failures else ready
 
     def _fields(self, work: _Work, part: Part, layout: Layout) -> tuple[tuple[FieldWork, ...], NDArray[np.uint64]]:
-        """Return what is to be decoded of a part's rows, and their seeds."""
+        """Return the fields to decode for a part's rows, and the rows' seeds."""
         fields = tuple(
             FieldWork(
                 recipe,
@@ -327,7 +327,7 @@ class Assembler:
         return fields, part.of(work.rows.seeds)
 
     async def _fill_oversize(self, work: _Work, layout: Layout) -> BatchReady:
-        """Decode a batch larger than its slot into memory of its own; it then travels inline."""
+        """Decode a batch larger than its slot into memory of its own; the batch is then sent inline."""
         if layout.size_bytes > OVERSIZE_MAX_BYTES:
             raise ResourceExhausted(
                 f"expected a batch of at most {format_size(OVERSIZE_MAX_BYTES)}, got {format_size(layout.size_bytes)}",
@@ -347,11 +347,11 @@ class Assembler:
             )
         finally:
             self._stages.pool.detach(arena_id)
-            arena.close()  # what was mapped lives as long as the batch's view of it
+            arena.close()  # the mapping lives as long as the batch's view
 
 
 def _failure(work: _Work, bad: BadRow) -> Failure:
-    """Return what is wrong with a row: what was known before counts more."""
+    """Return why a row is bad; a reason known before decoding takes precedence."""
     known = work.bad.get(bad.row)
     if known is not None:
         bad = replace(bad, field=known[0], reason=known[1])
@@ -360,7 +360,7 @@ def _failure(work: _Work, bad: BadRow) -> Failure:
 
 
 def _bad_rows(decoded: Sequence[Share], results: Sequence[DecodeResult]) -> list[BadRow]:
-    """Return the bad rows of a batch, in order."""
+    """Return the bad rows of a batch in the order of their numbers."""
     return sorted(
         bad if share.at is None else replace(bad, row=int(share.at[bad.row]))
         for share, result in zip(decoded, results, strict=True)

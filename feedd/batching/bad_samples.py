@@ -1,4 +1,4 @@
-"""What is wrong with bad samples, and what is done about them: charged to a budget, named, left out or replaced."""
+"""Handling of bad samples: charged to a budget, logged, and dropped or replaced."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
     from feedd.workers.work import BadRow
 
 OVERSIZE_MAX_BYTES = 2 << 30
-_EPOCHS_MAX: Final = 64  # jobs that share a decode are in few
-_LOGGED_MAX = 8  # of one batch; a data set that is bad as a whole must not fill the log
+_EPOCHS_MAX: Final = 64  # jobs that share a decode are in few epochs
+_LOGGED_MAX = 8  # per batch, so that an entirely bad dataset does not fill the log
 _log = structlog.get_logger("feedd.sessions")
 
 
 @dataclass(frozen=True, slots=True)
 class BadSampleOptions:
-    """What a session asked for.
+    """A session's options for bad samples.
 
     Attributes:
-        policy: what becomes of bad samples.
-        samples_max: so many of them in an epoch, none under ``error``.
-        quarantine: the daemon's file, for the policy of that name.
+        policy: what happens to bad samples.
+        samples_max: maximum number of bad samples in an epoch; ``error`` allows none.
+        quarantine: the daemon's file, for the policy ``quarantine``.
     """
 
     policy: BadSamples = BadSamples.SKIP
@@ -52,27 +52,27 @@ class BadSampleOptions:
 
 @dataclass(slots=True)
 class _Spent:
-    """Bad samples of one epoch: count and first failure of each step that has any, and how many there are."""
+    """Bad samples of one epoch: count and first failure of each step that has any, and the total count."""
 
     steps: dict[int, tuple[int, Failure]] = field(default_factory=dict)
     total: int = 0
 
 
 class FailureBudget:
-    """Bad samples of each epoch by step, so that neither who finishes first nor who is made twice matters.
+    """Counts bad samples by epoch and step, so that neither the order of batches nor repeated batches matter.
 
-    Jobs that share a decode share this, and may be in different epochs: each epoch has the whole budget.
+    Jobs that share a decode share this budget, and may be in different epochs. Each epoch has the whole budget.
 
-    A step is beyond the budget where it and the steps before it have more bad samples than are allowed. A step that
-    was handed on before an earlier one turned out bad stays; then the next one asked about is told.
+    A step is beyond the budget if it and the steps before it have more bad samples than are allowed. If a step was
+    delivered before an earlier step turned out bad, the next checked step raises the error.
     """
 
     def __init__(self, samples_max: int) -> None:
         self._samples_max = samples_max
-        self._epochs: dict[int, _Spent] = {}  # the latest entered is the last
+        self._epochs: dict[int, _Spent] = {}  # the epoch used last is at the end
 
     def charge(self, at: Cursor, failures: Sequence[Failure]) -> None:
-        """Take note of a step's bad samples, in the order of their rows; replaces what was known of the step.
+        """Record a step's bad samples, in the order of their rows; replaces an earlier record of the step.
 
         Raises:
             BadSample: the budget of the epoch is spent; names the first sample beyond it.
@@ -116,7 +116,7 @@ class FailureBudget:
 
 
 class BadSampleHandler:
-    """One session's."""
+    """Handles the bad samples of one session."""
 
     def __init__(self, options: BadSampleOptions) -> None:
         self._options = options
@@ -131,10 +131,10 @@ class BadSampleHandler:
         self._budget.check(at)
 
     async def charge(self, at: Cursor, failures: Sequence[Failure]) -> None:
-        """Name a batch's bad samples where they are to be named, and hold them against the budget.
+        """Log a batch's bad samples, add them to the quarantine file if the policy says so, and charge the budget.
 
         Raises:
-            BadSample: it is spent.
+            BadSample: the budget is spent.
         """
         if failures and self._options.quarantine is not None and self._options.policy is BadSamples.QUARANTINE:
             await self._options.quarantine.note(at.epoch, failures)
@@ -148,22 +148,22 @@ class BadSampleHandler:
     async def applied(
         self, view: memoryview, layout: Layout, ready: BatchReady, failures: Sequence[Failure]
     ) -> BatchReady:
-        """Return the batch without its bad rows, or with others in their place.
+        """Return the batch with its bad rows removed or replaced by good ones.
 
         Args:
-            view: where it lies, tables written.
-            layout: how.
-            ready: the batch as it is.
-            failures: what is bad; at least one.
+            view: the slot with its tables written.
+            layout: the layout of the slot.
+            ready: the batch with its bad rows.
+            failures: the bad rows; at least one.
 
         Raises:
-            BadSample: all rows are bad where each should be replaced by a good one.
-            ResourceExhausted: rows that were put in the place of smaller ones make it too large for memory.
+            BadSample: the policy replaces bad rows, but all rows are bad.
+            ResourceExhausted: rows were replaced by larger ones, and the batch is now too large for memory.
         """
         good = np.ones(layout.rows, np.bool_)
         good[[one.row for one in failures]] = False
         count = layout.rows - int(good.sum())
-        size_bytes = layout.size_bytes  # all of it may be moved
+        size_bytes = layout.size_bytes  # all bytes may be moved
         if self._options.policy is BadSamples.REPLACE:
             replaced = await off_loop(lambda: _replaced(view, layout, ready, good, failures[0]), size_bytes)
             return replace(replaced, bad_samples=count)
@@ -181,15 +181,15 @@ def failure_of(
     *,
     told: bool = False,
 ) -> Failure:
-    """Return what is wrong with a row, and where its bytes lie.
+    """Return why a row is bad, and where its bytes lie.
 
     Args:
-        rows: of the batch.
-        indexes: of its shards.
-        files: likewise.
-        recipe: all fields it may be about.
+        rows: rows of the batch.
+        indexes: indexes of the batch's shards.
+        files: files of the batch's shards.
+        recipe: all fields that may have failed.
         bad: the row.
-        told: its reason says all.
+        told: its reason needs no addition.
     """
     number, ordinal = int(rows.shard_no[bad.row]), int(rows.ordinal[bad.row])
     index, ref, reason = indexes[number], files[number].ref, bad.reason
@@ -201,9 +201,9 @@ def failure_of(
     if absent is not None:
         return Failure(ref.url, index.key(ordinal), bad.field, absent.reason, bad.row, ordinal, absent.at)
     if held and field is not None and not reads_as(index.stored_as(held[0]), field.stored) and not told:
-        reason = f"expected it stored as {field.stored or 'a file'}, got {index.stored_as(held[0]) or 'a file'}"
+        reason = f"expected encoding {field.stored or 'a file'}, got {index.stored_as(held[0]) or 'a file'}"
     if not held and not told and is_label(sources[0]):
-        reason = f"expected a label, got none: {unlabelled(sources[0])}"
+        reason = f"the sample has no label: {unlabelled(sources[0])}"
     columns = held[:1] or np.flatnonzero(index.sizes[:, ordinal] >= 0).tolist()
     offset = min((int(index.starts[column, ordinal]) for column in columns), default=-1)
     return Failure(ref.url, index.key(ordinal), bad.field, reason, bad.row, ordinal, offset)
@@ -214,10 +214,10 @@ def _replaced(
 ) -> BatchReady:
     if not good.any():
         raise BadSample(
-            f"expected a good sample to replace {layout.rows} bad ones of a step by, got none; "
+            f"all {layout.rows} samples of a step are bad, so none can replace the others; "
             f"the first is {first.key!r}, field {first.field!r}: {first.reason}",
             object=first.url,
-            hint="repair it, take larger batches, or bad_samples='skip'",
+            hint="repair the sample, use larger batches, or set bad_samples='skip'",
             stage="decode",
         )
     source = stand_ins(good)

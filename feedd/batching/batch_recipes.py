@@ -1,4 +1,4 @@
-"""What to decode: the recipes of every source, held against its data, and how they agree on what a batch holds."""
+"""Resolves the recipes of every source against its data, and checks that all sources produce the same fields."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ if TYPE_CHECKING:
     from feedd.values import ShardIndex, TensorSpec
 
 Recipe = tuple["FieldRecipe", ...]
-"""Of all fields, in a batch's order."""
+"""The recipes of all fields, in the order of the batch."""
 
 _ANY = ("bytes",)
-"""Codecs of what is only measured."""
+"""The codec of fields that are only measured."""
 
 _LOOKED_AT = 8
-"""Shards that are asked how large batches may be, where the first have no samples."""
+"""Shards that are read to estimate the size of batches, if the first ones have no samples."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recipes:
-    """The recipe of each shard. All give the same fields of the same kinds, types and shapes.
+    """The recipe of each shard. All recipes produce the same fields of the same kinds, types and shapes.
 
     Attributes:
         distinct: each recipe once.
-        of_source: which of them each source has.
+        of_source: the index in ``distinct`` of each source's recipe.
         firsts: the first dataset index of each source.
     """
 
@@ -60,25 +60,25 @@ class Recipes:
 
     @property
     def packing(self) -> Packing | None:
-        """How all fields are packed; None: none is."""
+        """How fields are packed; None: they are not packed."""
         return packing_of(self.distinct[0])
 
     @property
     def kinds(self) -> tuple[TensorSpec, ...]:
-        """What each field of the recipes looks like in a batch, before it is padded or packed."""
+        """The spec of each field before padding and packing."""
         return tuple(map(spec_of, self.distinct[0]))
 
     @property
     def pads(self) -> tuple[Pad | None, ...]:
-        """How each is padded; None: it is not."""
+        """How each field is padded; None: it is not."""
         return tuple(parse_pad(field.pad) for field in self.distinct[0])
 
     @property
     def specs(self) -> tuple[TensorSpec, ...]:
-        """All fields of a batch, with what padding and packing add.
+        """The specs of all fields of a batch, with the fields that padding and packing add.
 
         Raises:
-            BadRecipe: two have one name.
+            BadRecipe: two fields have the same name.
         """
         packing = self.packing
         if packing is not None:
@@ -90,7 +90,7 @@ class Recipes:
 
         Args:
             shards: int64[n], dataset indices of the batch's shards.
-            shard_no: int32[rows], the place in ``shards`` of each row's.
+            shard_no: int32[rows], the index in ``shards`` of each row's shard.
         """
         source = np.searchsorted(np.array(self.firsts), shards, "right") - 1
         number = np.array(self.of_source)[source][shard_no]
@@ -102,9 +102,9 @@ class Resolved:
     """One source's recipe.
 
     Attributes:
-        index: of the shard that was looked at; None: there was no need.
-        left_out: what of the data is in no field, or changed, where nobody named any.
-        fields: of the shard that told which fields there are; None: the user named them.
+        index: the index of the shard that was read; None: none was needed.
+        left_out: data that is in no field or was changed, if the user named no fields.
+        fields: fields of the shard that determined the fields; None: the user named them.
     """
 
     recipe: Recipe
@@ -114,7 +114,7 @@ class Resolved:
 
 
 def resolved_by(request: Request) -> tuple[TensorSpec, ...] | None:
-    """Return the fields where the recipes alone tell them; None: data must.
+    """Return the fields if the recipes alone determine them, or None if the data must be read.
 
     Raises:
         BadRequest: the sources' recipes do not agree.
@@ -127,11 +127,11 @@ def resolved_by(request: Request) -> tuple[TensorSpec, ...] | None:
 async def resolve(
     stages: Stages, catalog: DatasetCatalog, listing: Listing, reader: AnyReader, request: Request
 ) -> tuple[Recipes, list[Resolved]]:
-    """Hold each source's recipe against its data: what only data can tell is a fact of the dataset (see ``Schema``).
+    """Resolve each source's recipe against its data. The result is a property of the dataset (see ``Schema``).
 
     Raises:
-        BadRequest: there is nothing to tell the fields by, or the data lacks one, or sources do not agree on them.
-        BadShard, NotFound, ...: said by the shard.
+        BadRequest: the data does not determine the fields, a field is missing, or the sources do not agree.
+        BadShard, NotFound, ...: raised while the shard is read.
     """
     orders = reader.orders(Cursor(request.spec.epoch))
     found = await run_all(
@@ -149,13 +149,13 @@ async def resolve(
 
 
 def estimated_bytes(specs: Sequence[TensorSpec], batch_size: int, found: Sequence[Resolved]) -> int:
-    """Return what a slot must hold so that the batches of any source fit, as far as first shards tell."""
+    """Return the size of a slot that fits the batches of any source, estimated from the first shards."""
     packing = packing_of(found[0].recipe)
     if packing is not None and (index := found[0].index) is not None:
         field = found[0].recipe[0]
         item = _value_bytes(field)
         columns = [index.fields.index(source) for source in field.sources if source in index.fields]
-        sizes = np.maximum(index.sizes[columns[:1]].reshape(-1), 0)  # none, of an empty shard
+        sizes = np.maximum(index.sizes[columns[:1]].reshape(-1), 0)  # an empty shard has none
         return packed_slot_bytes(specs, packing, batch_size, sizes // item)
     return max(
         (
@@ -168,17 +168,17 @@ def estimated_bytes(specs: Sequence[TensorSpec], batch_size: int, found: Sequenc
 
 
 def _value_bytes(field: FieldRecipe) -> int:
-    """Return how many bytes of the data a value takes at least, or nearly always."""
+    """Return the bytes that a stored value takes at least, or nearly always."""
     stored = parse_stored(field.stored)
     if stored is not None:
         return 1 if stored.varint else item_bytes(stored.narrow or stored.dtype)
     if field.codec == "npy":
         return np.dtype(spec_of(field).dtype).itemsize
-    return 2  # tokens of text, and numbers with a comma behind
+    return 2  # tokens of text, and numbers followed by a comma
 
 
 def _likely_dims(recipe: Recipe, index: ShardIndex) -> dict[str, tuple[int, ...]]:
-    """Return what padded fields and their masks may be as large as, by the largest sample of a first shard."""
+    """Return the likely shapes of padded fields and their masks, from the largest sample of a first shard."""
     found: dict[str, tuple[int, ...]] = {}
     for field in recipe:
         pad = parse_pad(field.pad)
@@ -193,10 +193,10 @@ def _likely_dims(recipe: Recipe, index: ShardIndex) -> dict[str, tuple[int, ...]
 
 
 def agreed(request: Request, recipes: Sequence[Recipe], firsts: tuple[int, ...]) -> Recipes:
-    """Return the recipes of all sources, each in the first one's order of fields.
+    """Return the recipes of all sources, each with its fields in the order of the first source.
 
     Raises:
-        BadRequest: they do not make the same fields.
+        BadRequest: they do not produce the same fields.
     """
     if len(recipes) == 1:
         return Recipes((recipes[0],))
@@ -215,7 +215,7 @@ def agreed(request: Request, recipes: Sequence[Recipe], firsts: tuple[int, ...])
 
 
 def _beside(request: Request, recipe: Sequence[FieldRecipe]) -> list[FieldRecipe]:
-    """Return what samples are filtered and put together by, as fields that are read as that."""
+    """Return the fields that filters and ``bucket_by`` read."""
     found = [
         field
         for one in request.filters
@@ -240,14 +240,14 @@ async def _resolve(
             await schema.settled(tuple(lacking))
         return Resolved(told[: len(wanted)], index, {})
     if wanted and not order and not any(map(needs_resolve, wanted)):
-        return Resolved(wanted, None, {})  # nothing is read here
+        return Resolved(wanted, None, {})  # this rank reads no shard
     settled = schema.settled(wanted, lambda recipe: _beside(request, recipe))
     recipe, index = await both(settled, _own(catalog, listing, order))
     return Resolved(recipe, index, schema.left_out, schema.fields)
 
 
 async def _own(catalog: DatasetCatalog, listing: Listing, order: Sequence[int]) -> ShardIndex | None:
-    """Return the index of the first shard with samples that this session reads, or of another; None: it reads none."""
+    """Return the index of the session's first shard with samples, or else of another, or None if it reads none."""
     index = None
     for shard in order[:_LOOKED_AT]:
         index = await catalog.index(listing, shard)
@@ -259,9 +259,9 @@ async def _own(catalog: DatasetCatalog, listing: Listing, order: Sequence[int]) 
 def _disagree(request: Request, source: int, expected: str, got: str) -> BadRecipe:
     urls = request.sources
     return BadRecipe(
-        f"expected {expected} in every dataset that is mixed, as in {urls[0][0]}, got {got or 'none'}",
+        f"expected {expected} in every mixed dataset, as in {urls[0][0]}, got {got or 'none'}",
         object=" ".join(urls[source]),
-        hint="give the source fields= of its own that make the same",
+        hint="give the source its own fields= that produce the same fields",
         stage="decode",
     )
 

@@ -1,4 +1,4 @@
-"""Which samples of a batch meet the recipe's filters, before anything of them is decoded."""
+"""Applies a recipe's filters to the samples of a batch before decoding."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ if TYPE_CHECKING:
     from feedd.values import ShardFile, ShardIndex
     from feedd.workers.worker_pool import DecodePool
 
-_MISSING = "expected the field, which the samples are filtered by, got a sample without it"
+_MISSING = "the sample lacks this field, which a filter needs"
 _UNREADABLE = {
-    "image": "expected an image's header, which the samples are filtered by, got none that can be read",
-    "float": "expected a number, which the samples are filtered by, got none",
-    "str": "expected text at the key, which the samples are filtered by, got none",
-    "json": "expected a value at the key, which the samples are filtered by, got none",
+    "image": "a filter needs the image's size, but its header is not readable",
+    "float": "a filter needs a number, but the value is not a number",
+    "str": "a filter needs text at the key, but there is none",
+    "json": "a filter needs a value at the key, but there is none",
 }
 _INSIDE = frozenset({"str", "json"})
-"""Codecs that read values inside documents, whose size is not the stored one."""
+"""Codecs that read values inside documents; the values' sizes differ from the stored sizes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A batch without what was filtered.
+    """A batch without filtered samples.
 
     Attributes:
-        rows: what is left.
-        bad: by row of what is left, the field and the reason why a sample could not be judged.
-        filtered: samples that were left out.
+        rows: the remaining rows.
+        bad: by number of a remaining row, the field and the reason why the filter could not be applied.
+        filtered: number of samples that were left out.
     """
 
     rows: BatchRows
@@ -51,11 +51,11 @@ class Judged:
 
 @dataclass(slots=True)
 class _Verdict:
-    """What is known of each row.
+    """The result of the filters so far.
 
     Attributes:
-        fits: bool[rows], meets all conditions so far.
-        bad: by row.
+        fits: bool[rows], whether the row meets all conditions so far.
+        bad: field and reason, by row.
     """
 
     fits: NDArray[np.bool_]
@@ -64,7 +64,7 @@ class _Verdict:
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """Where the samples of a batch lie."""
+    """A batch, with the indexes and files of its shards."""
 
     rows: BatchRows
     indexes: Sequence[ShardIndex]
@@ -76,7 +76,7 @@ class Filters:
 
     def __init__(self, filters: Sequence[Filter], recipes: Sequence[Recipe], pool: DecodePool) -> None:
         decoded = [field for recipe in recipes for field in recipe]
-        # What the index tells goes first: nothing need be read of the samples it leaves out.
+        # Filters that need only the index go first, so that samples which they leave out are never read.
         judged = [(one, one.sources(decoded), one.readers(decoded)) for one in filters]
         self._filters = sorted(judged, key=lambda one: bool(one[2]))
         self._pool = pool
@@ -84,10 +84,10 @@ class Filters:
     async def judge(self, rows: BatchRows, indexes: Sequence[ShardIndex], files: Sequence[ShardFile]) -> Judged:
         """Return the batch without the rows that do not meet all filters.
 
-        A row that cannot be judged, because it lacks the field or the field cannot be read, is bad and not filtered.
+        A row that lacks the field, or whose field cannot be read, is bad and not filtered.
 
         Raises:
-            CacheUnavailable: a file is gone or too short.
+            CacheUnavailable: a file is missing or too short.
         """
         verdict = _Verdict(np.ones(len(rows.ordinal), np.bool_), {})
         for one, sources, readers in self._filters:
@@ -115,7 +115,7 @@ class Filters:
                 start = span.start[at]
                 work = FieldWork(replace(reader, stored=stored), rows.shard_no[at], start, span.size[at], start)
                 fits, known = await self._read(one, batch.files, work)
-                verdict.fits[at] = fits | ~known  # what is bad stays, to be counted as that
+                verdict.fits[at] = fits | ~known  # bad rows stay, to be counted as bad
                 verdict.bad |= dict.fromkeys(at[~known].tolist(), (one.field, _UNREADABLE[reader.codec]))
         for row in np.flatnonzero(missing).tolist():
             verdict.bad.setdefault(row, (one.field, _MISSING))
@@ -123,7 +123,7 @@ class Filters:
     async def _read(
         self, one: Filter, files: Sequence[ShardFile], work: FieldWork
     ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Return which rows meet what must be read of them, and which of them could be read."""
+        """Return which rows meet a condition that reads their data, and which rows were readable."""
         if work.recipe.codec == "float":
             values, known = await self._pool.numbers(files, work)
             return within(values, one.number), known
@@ -135,7 +135,7 @@ class Filters:
 
 
 def _ways_of_storing(indexes: Sequence[ShardIndex], sources: Sequence[str]) -> set[str]:
-    """Return how the shards of a batch store a field: nearly always all in one way."""
+    """Return a field's encodings in the shards of a batch: nearly always a single one."""
     return {
         index.stored_as(index.fields.index(source)) for index in indexes for source in sources if source in index.fields
     }

@@ -1,4 +1,4 @@
-"""From (shard, ordinal) pairs to columns of byte spans: where each field of each row of a batch lies."""
+"""Looks up the byte spans of each field for the (shard, ordinal) pairs of a batch."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Where one field lies, one entry per row.
+    """The byte spans of one field, one entry per row.
 
     Attributes:
         start: int64[rows], first byte in the row's shard.
-        size: int64[rows], bytes; -1 where the sample lacks the field.
+        size: int64[rows], bytes; -1 if the sample lacks the field.
     """
 
     start: NDArray[np.int64]
@@ -33,7 +33,7 @@ class Gathered:
     """Spans of all fields of a batch.
 
     Attributes:
-        spans: one per recipe, in their order.
+        spans: one entry per recipe, in the order of the recipes.
         missing_rows: int64, rows that lack at least one field, ascending.
     """
 
@@ -49,13 +49,13 @@ def gather(
 ) -> Gathered:
     """Look up the fields of rows ``(indexes[shard_no[i]], ordinal[i])``.
 
-    A recipe's sources are tried in order, per sample: the first one a sample has is the one.
+    A recipe's sources are tried in order for each sample; the first source that the sample has is used.
 
     Args:
-        indexes: of the batch's shards.
+        indexes: indexes of the batch's shards.
         shard_no: int32[rows], position in ``indexes``.
         ordinal: int64[rows], sample within the shard.
-        recipes: the fields wanted.
+        recipes: the fields to look up.
     """
     rows = len(shard_no)
     spans = tuple(Spans(np.zeros(rows, np.int64), np.full(rows, -1, np.int64)) for _ in recipes)
@@ -70,13 +70,13 @@ def gather(
 
 
 def reads_as(stored: str, wanted: str) -> bool:
-    """Whether what one shard stores is read as what another does: one number lies as any number of them, of one.
+    """Whether a shard's encoding can be read as another: one may hold single numbers and the other several.
 
-    A RecordIO shard says ``float32[]`` of its labels where any sample has several. Each sample then tells.
+    A RecordIO shard has the encoding ``float32[]`` for labels if any sample has several. Each sample states its count.
 
     Args:
-        stored: see ``recipe.encodings``.
-        wanted: what the recipe is pinned to.
+        stored: the shard's encoding, see ``recipe.encodings``.
+        wanted: the encoding that the recipe expects.
     """
     one, many = sorted((stored, wanted), key=len)
     return one == many or (many == f"{one}[]" and not one.endswith("]"))
@@ -90,10 +90,10 @@ def _look_up(
             continue
         column = index.fields.index(source)
         if not reads_as(index.stored_as(column), recipe.stored):
-            continue  # of another type than the first shard's: as good as missing
+            continue  # another type than in the first shard: counts as missing
         size = index.sizes[column, ordinals]
         found = size >= 0
-        if found.all():  # nearly always
+        if found.all():  # the usual case
             span.size[rows] = size
             span.start[rows] = index.starts[column, ordinals]
             return
@@ -104,11 +104,11 @@ def _look_up(
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Text of all rows, as a TEXT field of a batch holds it.
+    """The texts of all rows, as a TEXT field of a batch stores them.
 
     Attributes:
-        blob: UTF-8, back to back.
-        offsets: int64[rows + 1], where each row's text starts in ``blob``; the last is its length.
+        blob: UTF-8 texts, back to back.
+        offsets: int64[rows + 1], start of each row's text in ``blob``; the last is its length.
     """
 
     blob: bytes
@@ -137,6 +137,6 @@ def keys(indexes: Sequence[ShardIndex], shard_no: NDArray[np.int32], ordinal: ND
 
 
 def shard_urls(urls: Sequence[str], shard_no: NDArray[np.int32]) -> Text:
-    """Return the ``__url__`` of each row; ``urls`` are the batch's shards in the order ``shard_no`` counts them."""
+    """Return the ``__url__`` of each row; ``shard_no`` are indices into ``urls``."""
     encoded = [url.encode("utf-8", "replace") for url in urls]
     return _text([encoded[number] for number in shard_no.tolist()])

@@ -1,7 +1,8 @@
-"""Documents of any length packed into rows of one: where each goes, and which document each token of a row is of.
+"""Packs documents of any length into rows of one length.
 
-``concat``: one after another, cut where a row ends. ``bins``: each into the first row that has room, longest first;
-only a document longer than a row is cut. The documents are those of one step: a batch depends on nothing but its step.
+``concat`` puts documents one after another and cuts them where a row ends. ``bins`` puts each document into the first
+row with space, longest first, and cuts only documents longer than a row. The documents are those of one step, so a
+batch depends only on its step.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ _IDS = "int32"
 
 
 def packed_specs(spec: TensorSpec, packing: Packing, beside: Sequence[TensorSpec] = ()) -> tuple[TensorSpec, ...]:
-    """Return the fields that a packed one becomes, and behind them those that are packed ``beside`` it.
+    """Return the fields that a packed field becomes, then the fields that are packed with it.
 
-    ``NAME`` itself; ``NAME.document``: the place in the step of the sample that each token is of, -1 where none is;
-    ``NAME.position``: of each token in its document, counted anew in each row.
+    ``NAME`` has the tokens. ``NAME.document`` has the index in the step of each token's sample, or -1 without a token.
+    ``NAME.position`` has the position of each token in its document, counted from 0 in each row.
     """
     shape = (packing.length,)
     return (
@@ -42,13 +43,13 @@ def packed_specs(spec: TensorSpec, packing: Packing, beside: Sequence[TensorSpec
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Documents in rows.
+    """Packed documents.
 
     Attributes:
-        packing: how.
-        rows: of the batch.
-        start: int64[documents], place of each one's first token, rows counted one after another.
-        lengths: int64[documents].
+        packing: the packing options.
+        rows: number of rows of the batch.
+        start: int64[documents], place of each document's first token, counted over all rows.
+        lengths: int64[documents], tokens of each document.
     """
 
     packing: Packing
@@ -58,7 +59,7 @@ class Packed:
 
     @classmethod
     def of(cls, lengths: NDArray[np.int64], packing: Packing) -> Packed:
-        """Place documents of these lengths; negative ones (samples that are known to be bad) take no room."""
+        """Place documents; those with a negative length (known to be bad) take no space."""
         lengths = np.maximum(lengths.reshape(-1), 0)
         if packing.how == "concat":
             start = np.cumsum(lengths) - lengths
@@ -67,7 +68,7 @@ class Packed:
         return cls(packing, rows, start, lengths)
 
     def layout(self, specs: Sequence[TensorSpec]) -> Layout:
-        """Return where ``packed_specs`` lie; ``out_at`` of the first is where each document is decoded to."""
+        """Return the layout of ``packed_specs``; ``out_at`` of the first field is where each document is decoded to."""
         places, at = [], 0
         for spec in specs:
             itemsize = np.dtype(spec.dtype).itemsize
@@ -77,12 +78,12 @@ class Packed:
         return Layout(self.rows, tuple(places), at)
 
     def finish(self, view: memoryview, layout: Layout, bad: Sequence[int]) -> None:
-        """Write documents and positions, and ``fill`` where no token is.
+        """Write documents and positions, and ``fill`` in places without a token.
 
         Args:
-            view: the slot, its documents decoded.
-            layout: of the batch.
-            bad: documents that could not be decoded: their places are filled as if nobody took them.
+            view: the slot with its documents decoded.
+            layout: the layout of the batch.
+            bad: documents that could not be decoded: their places are filled as if they were free.
         """
         total = self.rows * self.packing.length
         tokens, document, position, *beside = (
@@ -101,13 +102,13 @@ class Packed:
                 values[empty] = fill
 
     def _pieces(self, lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Cut all places into pieces that are of one row, and of one document or of none.
+        """Cut all places into pieces that each belong to one row, and to one document or none.
 
         Args:
-            lengths: int64[documents], 0 where one is left out.
+            lengths: int64[documents], 0 if a document is left out.
 
         Returns:
-            int64[pieces], where each begins, ascending; int64[pieces], its document, -1 where it is of none.
+            int64[pieces], start of each piece, ascending; int64[pieces], its document, or -1 without one.
         """
         total = self.rows * self.packing.length
         held = np.flatnonzero(lengths)
@@ -116,18 +117,18 @@ class Packed:
         high = low + lengths[held]
         begin = np.sort(np.concatenate((low, high, np.arange(0, total, self.packing.length))))
         begin = begin[(np.diff(begin, prepend=-1) > 0) & (begin < total)]
-        at = np.searchsorted(low, begin, "right") - 1  # the last one that starts before
+        at = np.searchsorted(low, begin, "right") - 1  # the last document that starts before
         inside = begin < np.append(high, 0)[at]
         return begin, np.where(inside, np.append(held, -1)[at], -1)
 
 
 def _first_fit(lengths: NDArray[np.int64], length: int) -> tuple[NDArray[np.int64], int]:
-    """Return where each document starts, and how many rows they take."""
+    """Return where each document starts, and the number of rows."""
     order = np.argsort(-lengths, kind="stable")[: np.count_nonzero(lengths)]
     sizes = lengths[order]
     long_count = int(np.count_nonzero(sizes > length))
     taken = -(-sizes[:long_count] // length)
-    ends = np.cumsum(taken)  # long ones come first, each in rows of its own, of which the last one has room
+    ends = np.cumsum(taken)  # long documents come first, each in own rows; its last row has space
     bins, at = _fit(taken * length - sizes[:long_count], sizes[long_count:], length)
     behind = int(ends[-1]) if long_count else 0
     bin_count = max(long_count, int(bins.max(initial=-1)) + 1)
@@ -140,20 +141,20 @@ def _first_fit(lengths: NDArray[np.int64], length: int) -> tuple[NDArray[np.int6
 def _fit(
     rooms: NDArray[np.int64], sizes: NDArray[np.int64], length: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Put each document into the first bin that has room, or into a new one behind the others.
+    """Put each document into the first bin that has space, or into a new bin at the end.
 
-    What has been put where decides where the next one goes, so this is one after another, about a microsecond each:
-    the most room among neighbours, neighbours of neighbours, ..., leads to the first that has enough.
+    Each choice depends on the ones before, so documents are placed one by one, about a microsecond each. A tree of the
+    largest space among neighbours leads to the first bin that has enough.
 
     Args:
         rooms: int64[bins], free places at the end of each.
-        sizes: int64[documents], in the order in which they choose; at most ``length``.
+        sizes: int64[documents], at most ``length`` each, in the order in which they are placed.
         length: places of a bin.
 
     Returns:
-        int64[documents], the bin of each; int64[documents], its first place there.
+        int64[documents], the bin of each document; int64[documents], its first place there.
     """
-    # Of new ones all but one are more than half full: two that are not would have been one.
+    # All new bins but one are more than half full, because two half-full bins would have been one bin.
     most = len(rooms) + min(len(sizes), 2 * -(-int(sizes.sum()) // length) + 1)
     leaves = 1 << max(most - 1, 0).bit_length()
     tree = np.zeros(2 * leaves, np.int64)
@@ -181,7 +182,7 @@ def _fit(
         while node > 1:
             other = room_in[node ^ 1]
             node >>= 1
-            if other > left:  # noqa: PLR1730 - max() would take as long as all of this
+            if other > left:  # noqa: PLR1730 - max() takes as long as the whole loop body
                 left = other
             if room_in[node] == left:
                 break
@@ -190,7 +191,7 @@ def _fit(
 
 
 def slot_bytes(specs: Sequence[TensorSpec], packing: Packing, rows: int, lengths: NDArray[np.int64]) -> int:
-    """Estimate what a slot must hold for ``rows`` documents like those of these lengths; rounded up to pages."""
+    """Estimate a slot's bytes for ``rows`` documents with lengths like ``lengths``, rounded up to pages."""
     tokens = 1.5 * float(lengths.mean()) * rows + float(lengths.max()) if len(lengths) else 0.0
     packed_rows = math.ceil(tokens / packing.length) + 1
     itemsizes = sum(np.dtype(spec.dtype).itemsize for spec in specs)

@@ -1,4 +1,4 @@
-"""What stands beside a padded field: which of its values are a sample's own. One vector operation for all rows."""
+"""Masks and lengths of padded fields, which mark a sample's own values. One vector operation for all rows."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _BLOCK: Final = 1 << 16
 
 
 def own_lengths(shapes: NDArray[np.int64], dims: tuple[int, ...]) -> NDArray[np.int64]:
-    """Return how much of each dimension is a sample's own, int64[rows, ndim]: longer ones were cut off.
+    """Return the size of each dimension that is a sample's own, int64[rows, ndim]; longer samples are cut.
 
     Args:
-        shapes: int64[rows, ndim], decoded; negative where a row is bad.
-        dims: what rows are padded to.
+        shapes: int64[rows, ndim], decoded; negative if a row is bad.
+        dims: the padded shape of a row.
     """
     return np.clip(shapes, 0, np.array(dims, np.int64))
 
@@ -45,7 +45,7 @@ def write_mask(view: memoryview, layout: Layout, name: str, lengths: NDArray[np.
         view: the slot; borrowed for the call.
         layout: of the batch.
         name: the field.
-        lengths: int64[rows, ndim]; of dimensions that the mask does not have only whether they are empty matters.
+        lengths: int64[rows, ndim]; for dimensions that the mask lacks, only 0 or not 0 matters.
     """
     region = layout.place(name).region
     dims = region.dims
@@ -53,10 +53,10 @@ def write_mask(view: memoryview, layout: Layout, name: str, lengths: NDArray[np.
     mask = mask.reshape(layout.rows, *dims)
     if not dims:
         mask[...] = True
-    # The last axis first: that is one pass over the mask. What lies beyond the others is then cleared.
+    # The last axis goes first with one pass over the mask. Values beyond the other axes are then cleared.
     for axis, side in reversed(tuple(enumerate(dims))):
         across = np.moveaxis(mask, axis + 1, 1)
-        for low in range(0, side, _BLOCK):  # a count of all places would be larger than the mask
+        for low in range(0, side, _BLOCK):  # indices of all places would be larger than the mask
             high = min(low + _BLOCK, side)
             own = np.arange(low, high) < lengths[:, axis, None]
             own = own.reshape(layout.rows, high - low, *(1,) * (len(dims) - 1))

@@ -1,4 +1,4 @@
-"""Batches that are plain copies of numbers: several are filled at a time, for each alone costs mostly overhead."""
+"""Batches that are plain copies of numbers. Several are filled at a time, because a single one is mostly overhead."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ if TYPE_CHECKING:
     from feedd.workers.work import BadRow
 
 _BATCHES_MAX = 22  # a third of 64 slots
-_ALL_BYTES_MAX = 24 << 20  # of all of them: the first is handed out when the last is done
-_BYTES_MAX = 4 << 20  # of each
-_SLOTS_ENOUGH = 16  # six at a time, while as many are read and as many are on their way
-_SLOTS_BYTES = 4 << 20  # of all slots that nobody asked for
+_ALL_BYTES_MAX = 24 << 20  # of all batches of a call: the first is delivered when the last is done
+_BYTES_MAX = 4 << 20  # of each batch
+_SLOTS_ENOUGH = 16  # about six are made, six are read and six are in transit
+_SLOTS_BYTES = 4 << 20  # of all slots beyond the requested ones
 
 
 def are_plain(recipes: Recipes) -> bool:
-    """Whether all of a batch are plain copies of numbers, so that several can be made at once."""
+    """Whether all fields are plain copies of numbers, so that several batches can be made at once."""
     if len(recipes.distinct) > 1 or any(recipes.pads):
         return False
     return all(plain_numbers(field) is not None for field in recipes.distinct[0])
 
 
 def slots_together(asked: int, slot_bytes: int) -> int:
-    """Return the slots to grant for batches that can be made several at once, where so many were asked for.
+    """Return the slots to grant if several batches can be made at once and ``asked`` slots were requested.
 
-    A batch made and sent alone costs the event loop five times what it costs among others. So small batches get the
-    few slots that it takes to make several at once: what they take of memory is next to nothing.
+    A batch made and sent alone costs the event loop five times as much as a batch in a group. So small batches get the
+    few slots that groups need; their memory is negligible.
     """
     return max(asked, min(_SLOTS_ENOUGH, _SLOTS_BYTES // slot_bytes))
 
@@ -60,7 +60,7 @@ class PlainBatches:
         """Bind.
 
         Args:
-            stages: decode, and know lost objects.
+            stages: have the decode pool and the list of lost objects.
             recipes: the session's.
             arena: the session's memory.
             arena_id: the number by which decode workers know the arena.
@@ -71,14 +71,14 @@ class PlainBatches:
         self._arena = arena
         self._arena_id = arena_id
         self._bad_sample_handler = bad_sample_handler
-        self._layouts: dict[int, Layout] = {}  # by row count: nothing else decides
+        self._layouts: dict[int, Layout] = {}  # by row count, which alone determines them
 
     @property
     def batches_max(self) -> int:
-        """How many batches one call fills. 1: the session's batches are not of this kind, or too large."""
+        """Number of batches per call. 1: the session's batches are not plain copies, or too large."""
         if self._arena.slot_bytes > _BYTES_MAX or not are_plain(self._recipes):
             return 1
-        returned = -(-self._arena.slot_count // 3)  # so many at once, by the client: others would be made apart
+        returned = -(-self._arena.slot_count // 3)  # slots that the client returns together
         return max(min(_BATCHES_MAX, returned, _ALL_BYTES_MAX // self._arena.slot_bytes), 1)
 
     async def fill(
@@ -112,7 +112,7 @@ class PlainBatches:
             )
             for number, (field, span) in enumerate(zip(recipe, gathered.spans, strict=True))
         )
-        seeds = np.zeros(len(group.ordinal), np.uint64)  # nothing is left to chance where numbers are copied
+        seeds = np.zeros(len(group.ordinal), np.uint64)  # copies of numbers use no random draws
         result = await self._stages.pool.decode(DecodeTask(files, self._arena_id, 0, fields, seeds))
         failures: Sequence[Failure] = ()
         if result.bad:
@@ -130,12 +130,12 @@ class PlainBatches:
     async def _judged(
         self, plan: BatchPlan, slot: SlotRef, layout: Layout, failures: Sequence[Failure], *, early: bool
     ) -> BatchReady:
-        """Return a decoded batch, once what is to be done about its bad samples is done."""
+        """Return a decoded batch after its bad samples are handled."""
         if not early:
-            # An empty list is charged, too: a step may be made again without a failure.
+            # An empty list is charged too, because a repeated step may have no failure.
             await self._bad_sample_handler.charge(plan.cursor, failures)
         elif failures:
-            raise failures[0].error("it is met again when the batch is asked for")
+            raise failures[0].error("reported again when the batch is requested")
         again = b"" if plan.again is None else plan.again.tobytes()
         batch = BatchReady(plan.cursor, layout.rows, layout.regions, layout.size_bytes, again=again)
         if not failures:
@@ -150,7 +150,7 @@ class PlainBatches:
         bad: Sequence[BadRow],
         lost: Reasons,
     ) -> Sequence[Failure]:
-        """Return what is wrong with rows of the group; why an object is lost counts more than what decoding met."""
+        """Return why rows of the group are bad; a lost object's reason takes precedence."""
         found = []
         for row in bad:
             known = lost.get(int(group.shard_no[row.row]), {}).get(int(group.ordinal[row.row]))

@@ -1,4 +1,4 @@
-"""Values that came along when they were measured: they are laid into their rows, and not decoded again."""
+"""Values that measuring already produced: they are copied into their rows and not decoded again."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PrecomputedValues:
-    """The values of one field of some rows of a batch.
+    """The values of one field for some rows of a batch.
 
     Attributes:
-        lengths: int64[rows]; -1 where none could be measured.
-        pieces: in order of rows.
+        lengths: int64[rows]; -1 if a row could not be measured.
+        pieces: the values, in the order of the rows.
     """
 
     lengths: NDArray[np.int64]
     pieces: Sequence[Piece]
 
     def ready(self, room: int | None) -> NDArray[np.bool_]:
-        """Return bool[rows]: whose values are here.
+        """Return bool[rows]: whether a row's values are present.
 
         Args:
-            room: longest value that is no bad sample; None: any.
+            room: the maximum length of a value that is no bad sample; None: no limit.
         """
         here = np.zeros(len(self.lengths), np.bool_)
         for piece in self.pieces:
@@ -44,13 +44,13 @@ class PrecomputedValues:
         return here if room is None else here & (self.lengths <= room)
 
     def lay(self, view: memoryview, place: FieldPlace, out_at: NDArray[np.int64], rows: NDArray[np.bool_]) -> None:
-        """Copy values to where they belong.
+        """Copy values into their rows.
 
         Args:
             view: the slot.
-            place: of the field.
-            out_at: int64[rows], first byte of each.
-            rows: bool[rows], which of them.
+            place: the place of the field.
+            out_at: int64[rows], first byte of each row.
+            rows: bool[rows], the rows to copy.
         """
         target, itemsize = _values(view, place), np.dtype(place.spec.dtype).itemsize
         at = (out_at - place.region.values_at) // itemsize
@@ -71,7 +71,7 @@ def _copy(
     source: NDArray[np.int64],
     sizes: NDArray[np.int64],
 ) -> None:
-    """Copy spans; those that lie one behind the other in both places at once."""
+    """Copy spans; spans that are adjacent in both arrays are copied together."""
     if not len(to):
         return
     apart = np.flatnonzero((to[1:] != to[:-1] + sizes[:-1]) | (source[1:] != source[:-1] + sizes[:-1])) + 1
@@ -83,7 +83,7 @@ def _copy(
 
 
 def fill_up(view: memoryview, place: FieldPlace, pad: Pad) -> None:
-    """Fill a padded field with what stands where no value does; values are laid over it."""
+    """Fill a padded field with its padding value before values are copied into it."""
     _values(view, place)[:] = np.array(pad.value).astype(place.spec.dtype)
 
 
@@ -95,7 +95,7 @@ def _values(view: memoryview, place: FieldPlace) -> NDArray[Any]:
 
 
 def some(work: FieldWork, rows: NDArray[np.intp]) -> FieldWork:
-    """Return some rows of a field."""
+    """Return a field's work restricted to some rows."""
     return replace(
         work,
         file_no=work.file_no[rows],

@@ -1,6 +1,6 @@
-"""The file that names bad samples: one JSON line for each, bounded in size.
+"""The file that lists bad samples: one JSON line for each, limited in size.
 
-A file that cannot be written ends no epoch.
+If the file cannot be written, the epoch goes on.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _MODE: Final = 0o640
 
 
 class Line(msgspec.Struct, frozen=True):
-    """One bad sample.
+    """A line of the file: one bad sample.
 
     Attributes:
-        url: its shard, or the object that it is.
+        url: its shard, or the object that is the sample.
         key: its key.
-        ordinal: its number in the shard, from 0; 0 of an object that is a sample.
-        offset: first byte of the field in the shard, or of the sample where it lacks the field.
+        ordinal: its number in the shard, from 0; always 0 if an object is the sample.
+        offset: first byte of the field in the shard, or of the sample if it lacks the field.
         field: the first field that failed.
-        reason: why.
-        epoch: in which it was met.
+        reason: why the field failed.
+        epoch: the epoch in which the sample was found.
     """
 
     url: str
@@ -53,10 +53,10 @@ class Line(msgspec.Struct, frozen=True):
 
 
 class Quarantine:
-    """Appends to one file; where that would grow beyond ``size_bytes`` it becomes ``<path>.1``, in place of the last.
+    """Appends to one file. Before it grows beyond ``size_bytes`` it is renamed to ``<path>.1``, replacing the last one.
 
-    A sample is named once per epoch, however many jobs meet it or how often a batch is made, for as long as the daemon
-    runs and remembers (the last 65,536).
+    A sample is written once per epoch, even if several jobs find it or a batch is made again. The daemon remembers the
+    last 65,536 samples while it runs.
     """
 
     def __init__(self, path: Path, size_bytes: int, recorder: Recorder) -> None:
@@ -67,7 +67,7 @@ class Quarantine:
         self._lock = threading.Lock()  # between threads that write; never held on the event loop
 
     async def note(self, epoch: int, failures: Iterable[Failure]) -> None:
-        """Write what is not there yet; what cannot be written is logged."""
+        """Write samples that are not in the file yet; log samples that cannot be written."""
         fresh = [failure for failure in failures if self._is_new((failure.url, failure.ordinal, epoch))]
         if not fresh:
             return

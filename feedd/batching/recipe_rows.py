@@ -1,4 +1,4 @@
-"""The rows of a batch that one recipe is for, and what of them is left for workers to decode."""
+"""The rows of a batch that use one recipe, and the fields that workers still have to decode."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _Scalar = TypeVar("_Scalar", bound=np.generic)
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Rows that one recipe is for: nearly always all.
+    """Rows that use one recipe: nearly always all rows.
 
     Attributes:
-        at: int[n], their numbers in the batch; None: all of them, in order.
-        keeps_values: by field, values that came along when they were measured.
+        at: int[n], their numbers in the batch; None: all rows, in order.
+        keeps_values: by index of a field, the values that measuring produced.
     """
 
     recipe: Recipe
@@ -41,11 +41,11 @@ class Part:
     keeps_values: dict[int, PrecomputedValues] = field(default_factory=dict)
 
     def of(self, column: NDArray[_Scalar]) -> NDArray[_Scalar]:
-        """Return a batch's column for these rows."""
+        """Return these rows of a column of the batch."""
         return column if self.at is None else column[self.at]
 
     def blank(self, bad: Mapping[int, tuple[str, str]]) -> None:
-        """Have nothing decoded of the rows that are known to be bad: as if they lacked every field."""
+        """Exclude rows that are known to be bad from decoding, as if they lacked every field."""
         if bad:
             here = np.arange(len(self.shard_no)) if self.at is None else self.at
             known = np.isin(here, list(bad))
@@ -59,7 +59,7 @@ class Share:
 
     Attributes:
         seeds: uint64[rows].
-        at: int[rows], their numbers in the batch; None: all of them, in order.
+        at: int[rows], their numbers in the batch; None: all rows, in order.
     """
 
     fields: tuple[FieldWork, ...]
@@ -69,12 +69,12 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """What is to be done for the rows of a part.
+    """The work that is left for the rows of a part.
 
     Attributes:
-        decoded: by workers.
-        ready: bool[rows]: those whose kept values are laid into them; the others are decoded as a whole.
-        done: rows of which nothing is left to decode.
+        decoded: fields and rows that workers decode.
+        ready: bool[rows]: rows that get their precomputed values; the other rows are decoded entirely.
+        done: number of rows that need no decoding.
     """
 
     decoded: tuple[Share, ...]
@@ -83,13 +83,13 @@ class Shares:
 
 
 def shares(part: Part, fields: Sequence[FieldWork], seeds: NDArray[np.uint64], *, packed: bool) -> Shares:
-    """Divide a part's rows by what is left to decode of them.
+    """Divide a part's rows by the fields that are left to decode.
 
     Args:
         part: the rows.
-        fields: all of them, of all rows.
+        fields: all fields, of all rows.
         seeds: uint64[rows].
-        packed: fields share places: of a row one of whose fields has none, only that is looked at, to say why.
+        packed: the fields are packed together. If a row lacks one, only that field is decoded, to find the reason.
     """
     rows = np.ones(len(seeds), np.bool_)
     found: list[Share] = []
@@ -114,7 +114,7 @@ def shares(part: Part, fields: Sequence[FieldWork], seeds: NDArray[np.uint64], *
 
 
 def _room(work: FieldWork) -> int | None:
-    """Return how long a value may be, where longer ones are bad samples."""
+    """Return the maximum length of a value if longer values are bad samples, else None."""
     pad = parse_pad(work.recipe.pad)
     return work.dims[0] if pad is not None and work.dims and not pad.truncate else None
 
@@ -128,14 +128,14 @@ def _share(part: Part, fields: tuple[FieldWork, ...], seeds: NDArray[np.uint64],
 def lay_kept(
     view: memoryview, layout: Layout, parts: Sequence[Part], divided: Sequence[Shares], pads: Mapping[str, Pad]
 ) -> None:
-    """Lay values that came along when they were measured into their rows; before others are decoded beside them.
+    """Copy precomputed values into their rows before workers decode the other rows.
 
     Args:
         view: the slot.
-        layout: of the batch.
-        parts: its rows.
-        divided: of each part, what is left to decode and what is not.
-        pads: of fields that are padded, by their names.
+        layout: the layout of the batch.
+        parts: the rows of the batch.
+        divided: the work that is left, for each part.
+        pads: the padding of padded fields, by name.
     """
     for name in {part.recipe[number].name for part in parts for number in part.keeps_values} & pads.keys():
         fill_up(view, layout.place(name), pads[name])

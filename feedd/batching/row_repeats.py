@@ -1,4 +1,4 @@
-"""Rows that take the place of others, so that a batch stays full: the values of one row written where another was."""
+"""Replaces bad rows by copies of good ones, so that a batch stays full."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def stand_ins(good: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return which row each row of a batch shows: itself, or where it is bad the next good one, around the end.
+    """Return the source row of each row: the row itself if it is good, else the next good one, wrapping around.
 
     Args:
         good: bool[rows]; at least one is True.
@@ -30,10 +30,10 @@ def stand_ins(good: NDArray[np.bool_]) -> NDArray[np.int64]:
 
 
 def repeated(layout: Layout, source: NDArray[np.int64]) -> Layout:
-    """Return how a batch is laid out in which row ``i`` is what row ``source[i]`` was; fixed sizes stay as they are.
+    """Return the layout of a batch in which row ``i`` is a copy of row ``source[i]``; fixed sizes give the same layout.
 
     Args:
-        layout: as it is.
+        layout: the current layout.
         source: int64[rows].
     """
     shapes = {place.spec.name: place.shapes[source] for place in layout.places if place.shapes is not None}
@@ -44,12 +44,12 @@ def repeated(layout: Layout, source: NDArray[np.int64]) -> Layout:
 
 
 def repeat_in_place(view: memoryview, layout: Layout, source: NDArray[np.int64]) -> None:
-    """Write rows over others, where all rows have the same size (``repeated`` returned the layout it was given).
+    """Overwrite rows if all rows have the same size (``repeated`` returned the layout that it was given).
 
     Args:
         view: the slot, decoded.
-        layout: how.
-        source: int64[rows], a row that is written over is nobody's source.
+        layout: the layout of the slot.
+        source: int64[rows]; an overwritten row must not be the source of another row.
     """
     moved = np.flatnonzero(source != np.arange(layout.rows))
     for place in layout.places:
@@ -59,17 +59,17 @@ def repeat_in_place(view: memoryview, layout: Layout, source: NDArray[np.int64])
 
 
 def repeat_into(view: memoryview, layout: Layout, source: NDArray[np.int64], target: memoryview, fresh: Layout) -> None:
-    """Write a batch anew, row ``i`` being what row ``source[i]`` was.
+    """Write a copy of a batch in which row ``i`` is a copy of row ``source[i]``.
 
     Args:
         view: the slot, decoded.
-        layout: how.
+        layout: the layout of the slot.
         source: int64[rows].
         target: other memory, at least ``fresh.size_bytes``.
-        fresh: ``repeated`` of that layout.
+        fresh: the layout that ``repeated`` returned.
     """
     breaks = np.flatnonzero(np.diff(source) != 1) + 1
-    first = np.concatenate((np.zeros(min(len(source), 1), np.int64), breaks))  # of runs that lay side by side before
+    first = np.concatenate((np.zeros(min(len(source), 1), np.int64), breaks))  # runs of adjacent source rows
     last = np.append(breaks, len(source))[: len(first)] - 1
     for place, its in zip(layout.places, fresh.places, strict=True):
         start = place.out_at[source[first]]

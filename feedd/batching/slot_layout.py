@@ -1,8 +1,8 @@
-"""Where the fields of a batch go in a slot, and the offset and shape tables beside them.
+"""The layout of a slot: the regions of a batch's fields, with their offset and shape tables.
 
-Regions follow each other in the order of the specs, each aligned to 256 bytes (what device copies like best): values,
-then int64 offsets[rows + 1] (in elements for RAGGED, in bytes for TEXT and JSON), then int64 shapes[rows, ndim] where
-a RAGGED field has more than one dimension. Values of a ragged field lie back to back.
+Regions follow each other in the order of the specs. Each is aligned to 256 bytes, which suits copies to devices best.
+A region has values, then int64 offsets[rows + 1] (in elements for RAGGED, in bytes for TEXT and JSON). A RAGGED field
+with more than one dimension also has int64 shapes[rows, ndim]. Values of a ragged field lie back to back.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 ALIGN_BYTES: Final = 256
 
 _IMAGE_GROWTH: Final = 16
-"""Decoded over encoded bytes of an image, where nobody measured: 2 bits per pixel of 24, less what PNGs would need."""
+"""Assumed ratio of decoded to encoded bytes of an unmeasured image: JPEG has about 2 of 24 bits per pixel, PNG more."""
 
 _WIDENED_GROWTH: Final = {"bfloat16": 2, "float8_e4m3fn": 4, "float8_e5m2": 4}
-"""The same of numbers that become float32, by what a shard says they are stored as."""
+"""Ratio of decoded to stored bytes of numbers that become float32, by their encoding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,11 @@ class FieldPlace:
     DENSE and PADDED fields have rows of one size; others have tables.
 
     Attributes:
-        spec: what it is.
-        region: where it lies.
+        spec: the spec of the field.
+        region: the region of the field in the slot.
         out_at: int64[rows], first byte of each row's values, from the slot's start.
-        offsets: int64[rows + 1] where rows differ in size, else None.
-        shapes: int64[rows, ndim] where they do (one column of lengths where ndim is 1), else None.
+        offsets: int64[rows + 1] if rows differ in size, else None.
+        shapes: int64[rows, ndim] if rows differ in size (one column of lengths if ndim is 1), else None.
     """
 
     spec: TensorSpec
@@ -65,12 +65,12 @@ class FieldPlace:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A laid-out batch: pure arithmetic, nothing is written yet.
+    """A laid-out batch: pure arithmetic, no bytes are written.
 
     Attributes:
         rows: samples in the batch.
-        places: one per spec, in their order.
-        size_bytes: bytes of the slot it takes.
+        places: one place per spec, in the order of the specs.
+        size_bytes: bytes of the slot that the batch takes.
     """
 
     rows: int
@@ -79,7 +79,7 @@ class Layout:
 
     @property
     def regions(self) -> tuple[Region, ...]:
-        """As the lease names them."""
+        """The regions of all fields, as a lease lists them."""
         return tuple(place.region for place in self.places)
 
     def place(self, name: str) -> FieldPlace:
@@ -106,7 +106,7 @@ def lay_out(
     Args:
         specs: fields, in the session's order.
         rows: samples.
-        shapes_or_lengths: by field name, for every field of another kind than those two: int64[rows, ndim] shapes, or
+        shapes_or_lengths: by field name, for every field that is neither DENSE nor PADDED: int64[rows, ndim] shapes, or
             int64[rows] lengths (elements for RAGGED, bytes for TEXT and JSON). Negative entries (rows that are known
             to be bad) take no space.
         dims: by field name, shape of every row of each PADDED field.
@@ -157,19 +157,19 @@ def slot_bytes(
     measured: Mapping[str, NDArray[np.int64]] | None = None,
     dims: Mapping[str, tuple[int, ...]] | None = None,
 ) -> int:
-    """Estimate what a slot for ``rows`` rows must hold, from a first shard; rounded up to pages.
+    """Estimate the bytes of a slot for ``rows`` rows from a first shard, rounded up to pages.
 
-    Exact for DENSE fields; for the others 1.5 times the mean, times rows, plus the largest. A batch that turns out
-    larger travels inline, so this is about speed, never about correctness.
+    The size is exact for DENSE fields. For others it is 1.5 times the mean, times rows, plus the largest sample. A
+    larger batch is sent inline, so this affects speed but not correctness.
 
     Args:
-        specs: all fields, ``__key__`` and ``__url__`` included (512 bytes per row are reckoned for those).
+        specs: all fields, with ``__key__`` and ``__url__`` (512 bytes per row are assumed for these).
         rows: samples per batch.
-        index: of a first shard.
-        recipes: of the fields that are decoded; others in ``specs`` are literal text.
-        measured: by field name, decoded shapes int64[samples, ndim] of some samples; without them, images are taken
-            to grow 16 times by decoding and everything else not at all.
-        dims: by field name, shape of every row of each PADDED field, as large as it may well be.
+        index: the index of a first shard.
+        recipes: recipes of decoded fields; other fields in ``specs`` are literal text.
+        measured: by field name, decoded shapes int64[samples, ndim] of some samples; without them, images are assumed
+            to grow 16 times by decoding and other fields not at all.
+        dims: by field name, the likely maximum shape of a row of each PADDED field.
     """
     by_name = {recipe.name: recipe for recipe in recipes}
     total = 0
@@ -188,14 +188,14 @@ def slot_bytes(
 
 
 def slot_pages(size_bytes: int) -> int:
-    """Return so many bytes in whole pages, one at least."""
+    """Round a size up to whole pages, at least one."""
     return max(1, -(-size_bytes // mmap.PAGESIZE)) * mmap.PAGESIZE
 
 
 def sample_bytes(
     spec: TensorSpec, recipe: FieldRecipe | None, index: ShardIndex, measured: NDArray[np.int64] | None
 ) -> NDArray[np.int64]:
-    """Return decoded bytes of some samples: those whose shapes were measured, or all of a shard, reckoned."""
+    """Return decoded bytes of samples: measured samples, or else an estimate for all samples of a shard."""
     if recipe is None:
         return np.full(1, 512, np.int64)
     if measured is not None:
@@ -205,19 +205,19 @@ def sample_bytes(
     columns = [index.fields.index(source) for source in recipe.sources if source in index.fields]
     sizes = index.sizes[columns].reshape(-1)
     growth = _IMAGE_GROWTH if recipe.codec == "image" and spec.ndim > 1 else 1
-    if recipe.stored == "pixels":  # they are decoded already
+    if recipe.stored == "pixels":  # already decoded
         growth = np.dtype(spec.dtype).itemsize
     growth = _WIDENED_GROWTH.get(recipe.stored.partition("[")[0], growth)
     return sizes[sizes >= 0] * growth
 
 
 def write_tables(view: memoryview, layout: Layout, literals: Mapping[str, Text] | None = None) -> None:
-    """Write offsets and shapes, and the text of fields that nobody decodes, into a slot.
+    """Write offsets and shapes, and the text of literal fields, into a slot.
 
     Args:
         view: the slot, at least as long as the layout; borrowed for the call.
-        layout: of the batch; the lengths of literal fields came from the same texts.
-        literals: by field name (``__key__``, ``__url__``).
+        layout: the layout of the batch; it must use the lengths of the same texts.
+        literals: texts by field name (``__key__``, ``__url__``).
     """
     for place in layout.places:
         region = place.region
@@ -236,17 +236,17 @@ def _int64(view: memoryview, at: int, count: int) -> NDArray[np.int64]:
 
 
 def drop_rows(view: memoryview, layout: Layout, bad_rows: Sequence[int] | NDArray[np.int64]) -> Layout:
-    """Close the gaps that bad rows leave, in place; the order of the others is kept.
+    """Remove bad rows from a slot, in place; the order of the other rows is kept.
 
-    Regions stay where they are and get shorter; the tables are written anew.
+    Regions stay where they are and get shorter. The tables are written anew.
 
     Args:
         view: the slot, decoded and with its tables.
-        layout: how it was laid out.
-        bad_rows: rows to drop, in any order; repeats are harmless.
+        layout: the layout of the slot.
+        bad_rows: rows to remove, in any order; repeats are allowed.
 
     Returns:
-        The layout of what is left.
+        The layout of the remaining rows.
     """
     keep = np.ones(layout.rows, np.bool_)
     keep[np.asarray(bad_rows, np.int64)] = False

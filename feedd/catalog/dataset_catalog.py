@@ -1,4 +1,4 @@
-"""What is known of datasets: listings, and the sample index of each shard. All sessions share it."""
+"""The known listings of datasets, and the sample index of each shard, shared by all sessions."""
 
 from __future__ import annotations
 
@@ -49,22 +49,22 @@ _Urls = tuple[tuple[str, ...], ...]
 """URLs of each source of a dataset."""
 _Wanted = tuple[_Urls, Cuts]
 
-_FRESH_S = 30.0  # ranks of one launch open within this of each other and share one listing
+_FRESH_S = 30.0  # ranks of one launch open within this time and share one listing
 _LISTINGS_KEPT = 16
 
 
 class DatasetCatalog:
-    """Listings by their URLs, and indexes by their object; each is fetched once for all sessions.
+    """Listings by URLs, and indexes by object; each is fetched once for all sessions.
 
     Attributes:
-        readings: indexes as the shards give them; this class adds the listing's labels.
+        readings: indexes as read from the shards; this class adds the listing's labels.
     """
 
     def __init__(self, stages: Stages, group: asyncio.TaskGroup, learned: Learned) -> None:
         self.readings = Indexes(stages, group)
         self._stages = stages
         self._learned = learned
-        # By URLs and content: after a dataset grew, a run that began before finds its older listing here.
+        # By URLs and content, so that a run that began before a dataset grew finds its older listing.
         self._listings: dict[tuple[_Wanted, bytes], Listing] = {}
         self._listing_flight: SingleFlight[_Wanted, Listing] = SingleFlight(group)
         self._sorting = Sorting(group)
@@ -155,7 +155,7 @@ class DatasetCatalog:
         return listing
 
     async def draw(self, listing: Listing, reader: AnyReader, at: Cursor) -> BatchPlan | EpochEnd:
-        """Return what ``reader`` plans for ``at``, having indexed the shards it must know first."""
+        """Return the plan of ``reader`` for ``at``, after indexing the shards that the plan needs."""
         while isinstance(drawn := reader.draw(at), NeedCounts | NeedOrder):
             if isinstance(drawn, NeedOrder):
                 await self._sorting.sort(drawn)
@@ -177,7 +177,7 @@ class DatasetCatalog:
 
     async def _list(self, sources: _Urls, cuts: Cuts) -> Listing:
         resolve = partial(self._stages.sources.resolve_all, allowance=Allowance())
-        cut = [one is not None for one in cuts] or [False] * len(sources)  # a .npy file of tokens is a shard, no sample
+        cut = [one is not None for one in cuts] or [False] * len(sources)  # a .npy file of tokens is a shard
         resolved = await run_all(resolve(urls, shards=shards) for urls, shards in zip(sources, cut, strict=True))
         firsts = tuple(itertools.accumulate((len(one.refs) for one in resolved[:-1]), initial=0))
         whole = await CPU.run(_joined, resolved, firsts)
@@ -194,7 +194,7 @@ class DatasetCatalog:
         listing.counts = await CPU.run(self._learned.known, listing.refs, reader_of)
         await CPU.run(listing.tell, told.exact, told.claimed, told.by)
         cached = self._listings.pop(((sources, cuts), listing.digest), None)
-        # Nothing changed, so keep what was learned. Unless a sidecar was corrected after runs had planned with it.
+        # If nothing changed, keep the learned counts, unless a sidecar was corrected after runs had planned with it.
         if cached is not None and await CPU.run(_unchanged, cached, listing):
             await CPU.run(cached.renew, listing)
             listing = cached
@@ -214,7 +214,7 @@ class DatasetCatalog:
         return replace(told, exact={**told.exact, **documents.counts}, claimed=claimed)
 
     async def _cut(self, whole: Resolved, firsts: tuple[int, ...], cuts: Cuts, told: SidecarCounts) -> SidecarCounts:
-        """Add the windows that recipes make of files of tokens, for which there are no other samples."""
+        """Add the windows that recipes make from files of tokens; these are the files' only samples."""
         files, cut_told = await CPU.run(_with_cuts, whole, firsts, cuts, told)
         await check_types(self._stages.sources, whole, files.dtypes)
         return cut_told
@@ -228,7 +228,7 @@ class DatasetCatalog:
         try:
             listing.learn(shard, index.sample_count)
         except ObjectChanged:
-            self.forget(listing)  # it was planned with a wrong count: the next open lists again
+            self.forget(listing)  # plans used a wrong count, so the next open lists again
             raise
 
 

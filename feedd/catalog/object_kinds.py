@@ -1,4 +1,4 @@
-"""Which objects are samples, or files of samples, by their extension. Pure, but for a look at what is installed."""
+"""The kinds of objects by extension: samples, or files of samples. Pure, except that it reads installed formats."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SAMPLES: Final = (
     "jpg jpeg png webp bmp gif tif tiff ppm pgm jp2 avif heic wav flac mp3 ogg opus m4a aac mp4 webm mkv avi mov"
 )
 _COMPANIONS: Final = "text transcript caption json jsn cls cls2 id index inx int xml"
-_OTHER_SHARDS: Final = "bin idx lz4"  # tokens, which a recipe cuts, and the index beside them; what is refused by name
+_OTHER_SHARDS: Final = "bin idx lz4"  # tokens and their index; names that are refused
 _TABLES: Final = frozenset({"csv", "tsv", "svm", "libsvm"})
 _OTHERS_ALONE: Final = frozenset({"zip"})
 _ONLY_LAST: Final = frozenset({"br", "snappy"})  # elsewhere in a name, br is Breton or Brazil
@@ -46,7 +46,7 @@ _MANY: Final = frozenset({SHARD, LINES})
 
 @functools.cache
 def _kinds() -> Mapping[str, int]:
-    """Return the kind of each extension that says one."""
+    """Return the kind of each known extension."""
     found = dict.fromkeys(_SAMPLES.split(), PRIMARY) | dict.fromkeys(_COMPANIONS.split(), COMPANION)
     found |= dict.fromkeys(_OTHER_SHARDS.split(), SHARD)
     for spec in specs():

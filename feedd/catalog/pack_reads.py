@@ -1,8 +1,8 @@
 """Reads packs through a cache while they arrive, so that a batch waits only for its own samples.
 
-A window is many packs, and a batch has samples of nearly all of them. So the first batch would wait for a whole window:
-with 100 KB objects at 20 ms latency, this was most of a small epoch. The order of batches is unchanged, and decides
-what is fetched first.
+A window has many packs, and a batch has samples of nearly all of them. So the first batch would wait for a whole
+window: with 100 KB objects at 20 ms latency, this was most of a small epoch. The order of batches stays the same and
+decides what is fetched first.
 """
 
 from __future__ import annotations
@@ -98,9 +98,9 @@ class PackReads:
         owner: object,
         turn: int | None = None,
     ) -> _T:
-        """Return what ``read`` makes of the files of ``refs``, in which at least the samples of ``group`` are.
+        """Return the result of ``read`` for the files of ``refs``, which have at least the samples of ``group``.
 
-        If a file cannot be read before it is complete, ``read`` is called again when it is.
+        If a file cannot be read before it is complete, ``read`` is called again with the complete file.
 
         Args:
             refs: the shards of ``group``.
@@ -162,7 +162,7 @@ class PackReads:
                 return None
 
     def _leave(self, whole: Acquiring, owner: object, packs: frozenset[ObjectRef]) -> None:
-        """Let the packs be completed; an owner keeps at most one acquisition for each pack."""
+        """Let the packs complete in the background; an owner keeps at most one acquisition for each pack."""
         if any(whose is owner and packs <= others for whose, others in self._started.values()):
             whole.cancel()
             return

@@ -68,7 +68,7 @@ _PLAIN: Final = frozenset({"tar", "lmdb"})
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """A shard that was looked at.
+    """A shard that was examined.
 
     Attributes:
         ref: the object that the index belongs to.
@@ -82,7 +82,7 @@ class Looked:
 
     @property
     def has_values(self) -> bool:
-        """Whether samples can be read of it; a footer tells of columns, and has none."""
+        """Whether samples can be read from it; a footer only lists columns."""
         return self.whole or split(self.ref.form)[0] == HEAD
 
 
@@ -114,7 +114,7 @@ class Schema:
     Attributes:
         left_out: data that ``settled`` leaves out or changes, if the user named no fields.
         fields: fields of the shard that decided in ``settled``; None: the user named the fields.
-        first: the first shard with samples that ``settled`` looked at; None: it looked at none.
+        first: the first shard with samples that ``settled`` examined; None: it examined none.
     """
 
     def __init__(self, stages: Stages, catalog: DatasetCatalog, listing: Listing, source: int, *, strict: bool) -> None:
@@ -256,7 +256,7 @@ class Schema:
         return await self.whole(shard)
 
     async def whole(self, shard: int) -> Looked:
-        """Return a shard of which all was read."""
+        """Return a shard that was read completely."""
         index = await self._catalog.index(self._listing, shard)
         return Looked(shard, self._listing.refs[shard], index, whole=True)
 
@@ -285,7 +285,7 @@ class Schema:
             names = ", ".join(looked[0].index.fields)[:200]
             message = f"expected field names that can be read by default, got {names or 'none'}"
             return BadRequest(message, object=url, hint="name fields=, or the format before the URL", stage="decode")
-        message = "expected samples in the dataset, got none"
+        message = "the dataset has no samples"
         return BadRequest(message, object=url, hint="name fields= if the dataset may be empty", stage="decode")
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from feedd.observe.recorder import PrometheusRecorder
     from feedd.values import ObjectRef
 
-_MARGIN_BYTES = 64 * MIB  # room for the cache's own files
+_MARGIN_BYTES = 64 * MIB  # space for the cache's own files
 
 bench = typer.Typer(
     help="Measure a stage of the daemon on this machine. The only stage is [bold]ingest[/], from store to cache.",
@@ -129,12 +129,12 @@ def _first(refs: Sequence[ObjectRef], size_bytes: int, url: str) -> list[ObjectR
         found.append(ref)
         total_bytes += ref.size_bytes
     if not total_bytes:
-        raise BadRequest(f"expected objects with at least one byte below {url}, got none", stage="bench")
+        raise BadRequest(f"there are no objects below {url}, or all are empty", stage="bench")
     return found
 
 
 def _check_space(folder: Path, size_bytes: int) -> None:
-    """Refuse a folder that is missing or too full.
+    """Check that a folder exists and has enough space.
 
     Raises:
         BadConfig: the folder is missing or has too little space.

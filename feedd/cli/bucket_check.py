@@ -1,4 +1,4 @@
-"""Whether this machine can read a dataset: one finding per step, each with what to do about it. Nothing is changed."""
+"""Checks whether this machine can read a dataset: one finding with a hint per step. It changes nothing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _READ_BYTES_MAX = MIB
 
 @dataclass(slots=True)
 class _Steps:
-    """What was found so far. A step that fails adds its finding, and no later step is tried that needs its result."""
+    """The findings so far. A failed step adds its finding, and steps that need its result are skipped."""
 
     findings: list[Finding]
 
@@ -45,12 +45,13 @@ class _Steps:
 
 
 def examine_url(config: Config, url: str) -> list[Finding]:
-    """Return what came of credentials, address, listing, a ranged GET and checksums of a prefix or an object.
+    """Return findings on credentials, address, listing, a ranged GET and checksums of a prefix or an object.
 
-    Each request is sent once: this is a question, and the daemon's retries would only delay the answer.
+    Each request is sent once, because the daemon's retries would only delay the answer.
 
     Raises:
-        BadRequest: the URL is malformed. Unsupported: it is understood and not served.
+        BadRequest: the URL is malformed.
+        Unsupported: the URL is valid but not supported.
     """
     # The SDK takes most of a second to import, which other commands do not need.
     import uvloop  # noqa: PLC0415 - see above
@@ -60,7 +61,7 @@ def examine_url(config: Config, url: str) -> list[Finding]:
     from feedd.daemon.failures import single  # noqa: PLC0415 - see above
     from feedd.daemon.wiring import source_options  # noqa: PLC0415 - see above
 
-    location = parse_url(expand(split(url)[0])[0])  # of a list, the first
+    location = parse_url(expand(split(url)[0])[0])  # the first URL of a list
     options = replace(source_options(config), listing_deadline_s=_LISTING_S)
     steps = _Steps([])
     try:
@@ -95,12 +96,12 @@ async def _bucket(location: Location, options: SourceOptions, steps: _Steps) -> 
     finally:
         await store.close()
     if facts.region.name:
-        hint = f'set region = "{facts.region.name}" under [s3."{location.bucket}"]: it saves a redirect at each start'
-        steps.note("bucket region", f"the bucket is in {facts.region.name}, and not in the configured region", hint)
+        hint = f'set region = "{facts.region.name}" under [s3."{location.bucket}"] to save a redirect at each start'
+        steps.note("bucket region", f"the bucket is in {facts.region.name}, not in the configured region", hint)
 
 
 async def _credentials(location: Location, options: SourceOptions, steps: _Steps) -> bool:
-    """Say who provided credentials, and never what they are."""
+    """Report the provider of the credentials, never the credentials themselves."""
     from feedd.fetch.s3.credential_chain import find_credentials  # noqa: PLC0415 - see examine_url
     from feedd.flow.pools import LOCAL_FILES  # noqa: PLC0415 - see examine_url
 
@@ -116,7 +117,7 @@ async def _credentials(location: Location, options: SourceOptions, steps: _Steps
 
 
 async def _address(location: Location, options: SourceOptions, facts: BucketFacts, steps: _Steps) -> bool:
-    """Say which endpoint and region requests go to, as the SDK works it out of configuration and environment."""
+    """Report the endpoint and region of requests, as the SDK derives them from configuration and environment."""
     from feedd.fetch.s3.sdk_store import S3Store  # noqa: PLC0415 - see examine_url
 
     store = S3Store(location.bucket, options, facts)
@@ -139,7 +140,7 @@ async def _address(location: Location, options: SourceOptions, facts: BucketFact
 
 
 async def _read(store: ObjectStore, location: Location, steps: _Steps) -> None:
-    """List the first page, read the first object's first bytes, and say what it can be checked against."""
+    """List the first page, read the first object's first bytes, and report its checksum."""
     from feedd.catalog.urls import FILE_ROOT  # noqa: PLC0415 - see examine_url
     from feedd.flow.range_sinks import MemorySink  # noqa: PLC0415 - see examine_url
     from feedd.values import ByteRange  # noqa: PLC0415 - see examine_url
@@ -162,7 +163,7 @@ async def _read(store: ObjectStore, location: Location, steps: _Steps) -> None:
 
 
 async def _kept(store: ObjectStore, ref: ObjectRef, steps: _Steps) -> None:
-    """Say what the store keeps to check the object against."""
+    """Report the ETag and the checksum that the store has for the object."""
     parts = ref.etag.rpartition("-")[2]
     kind = f"an upload in {parts} parts" if "-" in ref.etag and parts.isdigit() else "one upload"
     steps.ok("ETag", f"{ref.etag}, of {kind}")
@@ -172,15 +173,15 @@ async def _kept(store: ObjectStore, ref: ObjectRef, steps: _Steps) -> None:
         steps.failed("checksum", error)
         return
     if kept is None:
-        hint = "upload with a checksum (aws s3 cp --checksum-algorithm CRC64NVME) to have the bytes checked, too"
-        steps.note("checksum", "none is kept: answers are checked by length and ETag only", hint)
+        hint = "upload with a checksum (aws s3 cp --checksum-algorithm CRC64NVME), so that feedd can verify the bytes"
+        steps.note("checksum", "the store has none: answers are checked by length and ETag only", hint)
     else:
         of = f"of {len(kept.part_sizes)} parts" if kept.part_sizes else "of the whole object"
         steps.ok("checksum", f"{kept.algorithm}, {of}")
 
 
 async def _first(store: ObjectStore, location: Location, steps: _Steps) -> ObjectRef | None:
-    """Return the first object with bytes of a listing's first page, or the object itself."""
+    """Return the first non-empty object of a listing's first page, or the object itself."""
     if location.manifest:
         return await _itself(store, location, steps)
     try:
@@ -189,7 +190,7 @@ async def _first(store: ObjectStore, location: Location, steps: _Steps) -> Objec
         steps.failed("listing", error)
         return None if location.key.endswith("/") or not location.key else await _itself(store, location, steps)
     if not page:
-        steps.failed("listing", NotFound(f"expected objects that begin with {location.url}, got none", hint=_SPELLING))
+        steps.failed("listing", NotFound(f"no object's URL begins with {location.url}", hint=_SPELLING))
         return None
     more = " or more" if len(page) >= _PAGE else ""
     steps.ok("listing", f"{len(page)}{more} objects on the first page, in {took_ms:.0f} ms")
@@ -197,7 +198,7 @@ async def _first(store: ObjectStore, location: Location, steps: _Steps) -> Objec
 
 
 async def _itself(store: ObjectStore, location: Location, steps: _Steps) -> ObjectRef | None:
-    """Return the object that the URL names: who may not list may be allowed to read it."""
+    """Return the object that the URL names, because credentials without list permission may still read it."""
     try:
         ref, took_ms = await _timed(store.head(location.key))
     except FeeddError as error:

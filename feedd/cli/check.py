@@ -40,7 +40,7 @@ _FATAL = {Verdict.CANNOT, Verdict.FAILED}
 
 def check(
     url: Annotated[
-        str | None, typer.Argument(metavar="URL", help="Read from this prefix or object, too.", show_default=False)
+        str | None, typer.Argument(metavar="URL", help="Also read from this prefix or object.", show_default=False)
     ] = None,
     config: ConfigFlag = None,
     listen: ListenFlag = None,
@@ -54,9 +54,9 @@ def check(
 ) -> None:
     """Show the effective configuration, where each value came from, and whether this machine can serve it.
 
-    With a URL, check also whether this machine can read it: credentials, endpoint, region, a listing, a ranged GET and
+    With a URL, also check whether this machine can read it: credentials, endpoint, region, a listing, a ranged GET and
     checksums. Exits with 2 if the configuration is wrong, and with 1 if the machine cannot serve it or cannot read the
-    URL. With a degraded machine the daemon still serves: the exit status is 0.
+    URL. On a degraded machine the daemon still works, so the exit status is 0.
     """
     flags = Flags(config, listen, cache_dir, cache_size, status, workers, log, log_level, set_)
     effective = flags.load()

@@ -11,10 +11,10 @@ from feedd.errors import BadConfig
 
 
 def demo(
-    url: Annotated[str | None, typer.Option("--url", help="Your data: s3://bucket/prefix/. Default: made up.")] = None,
+    url: Annotated[str | None, typer.Option("--url", help="Data: s3://bucket/prefix/. Default: generated.")] = None,
     nodes: Annotated[int, typer.Option("--nodes", min=1, max=16, help="Number of nodes to simulate.")] = 1,
     epochs: Annotated[int, typer.Option("--epochs", min=1, max=100, help="Number of passes over the data.")] = 2,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the made-up shards in ./feedd-demo/train.")] = False,  # noqa: FBT002 - a flag is a flag
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the generated shards in ./feedd-demo/train.")] = False,  # noqa: FBT002 - a flag is a flag
 ) -> None:
     """Train a small model end to end: S3 server, daemons and trainers as real processes on this machine."""
     needed = ("feedd_client", "torch", *(() if url else ("moto", "flask", "flask_cors")))

@@ -1,4 +1,4 @@
-"""``feedd peek URL``: what is in a dataset. Lists the objects and reads as little of one shard as tells its fields."""
+"""``feedd peek URL``: shows what is in a dataset. Lists the objects and reads just enough of one shard."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from feedd.values import FieldRecipe, ShardFile, ShardIndex
 
 _CACHE_SIZE = "16GiB"
-_WHOLE_BYTES_MAX = 256 * MIB  # a larger shard, of which only the whole has values, is not fetched for some samples
+_WHOLE_BYTES_MAX = 256 * MIB  # larger shards are not fetched only to show samples
 _VALUE_BYTES_MAX = 64 * MIB
 _TEXT_SHOWN = 60
 _NUMBERS, _TEXTS = frozenset({"int", "float"}), frozenset({"str", "json"})
@@ -40,15 +40,15 @@ _NUMBERS, _TEXTS = frozenset({"int", "float"}), frozenset({"str", "json"})
 
 @dataclass(frozen=True, slots=True)
 class FieldFacts:
-    """One field of the shard that was looked at.
+    """One field of the examined shard.
 
     Attributes:
-        name: what ``fields=`` calls it.
-        encoding: how the format stores it, see ``recipe.encodings``; empty: as a file of its own.
-        recipe: what decodes it if ``fields=`` is left out; empty: nothing does.
-        with_it: samples that have it, of those that were looked at.
-        bytes_min: of the smallest value.
-        bytes_max: of the largest value.
+        name: the field's name in ``fields=``.
+        encoding: its encoding in the format, see ``recipe.encodings``; empty: a separate file.
+        recipe: the recipe used without ``fields=``; empty: the field is left out.
+        with_it: number of examined samples that have the field.
+        bytes_min: size of the smallest value.
+        bytes_max: size of the largest value.
     """
 
     name: str
@@ -64,10 +64,10 @@ class Value:
     """One field of one sample.
 
     Attributes:
-        bytes: as stored; None: the sample lacks the field.
-        shape: as decoded, such as height, width and channels; None for text, numbers and bytes.
+        bytes: stored size; None: the sample lacks the field.
+        shape: decoded shape, such as height, width and channels; None for text, numbers and bytes.
         text: a number, or the first characters of a text.
-        problem: why it cannot be decoded.
+        problem: why the value cannot be decoded.
     """
 
     bytes: int | None
@@ -78,14 +78,14 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class PeekReport:
-    """What is in a dataset.
+    """The content of a dataset.
 
     Attributes:
-        formats: shards of each format.
-        objects: objects in the shards: of small files, a shard is many of them.
-        samples_known: samples of all shards; None: not counted yet.
-        first: URL of the shard that was looked at.
-        looked_at: samples of it that the figures of the fields are of.
+        formats: number of shards of each format.
+        objects: number of objects; a shard of small files has many.
+        samples_known: number of samples of all shards; None: not counted yet.
+        first: URL of the examined shard.
+        looked_at: number of its samples that the figures of the fields cover.
         note: why no samples are shown.
     """
 
@@ -104,7 +104,7 @@ class PeekReport:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What came of it: of data whose fields nobody can tell, there is a report without them, and an error."""
+    """The result of a look; if the fields cannot be determined, a report without them and an error."""
 
     report: PeekReport
     notices: tuple[Notice, ...]
@@ -113,14 +113,14 @@ class _Found:
 
 def peek(
     url: Annotated[str, typer.Argument(metavar="URL", help="s3://bucket/prefix/, an object, or a folder.")],
-    samples: Annotated[int, typer.Option("--samples", min=0, max=100, help="How many samples to show.")] = 3,
+    samples: Annotated[int, typer.Option("--samples", min=0, max=100, help="Number of samples to show.")] = 3,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,  # noqa: FBT002 - a flag is a flag
     config: ConfigFlag = None,
     set_: SetFlag = None,
 ) -> None:
     """Show what is in a dataset: format, shards, bytes, fields, and the first samples.
 
-    Reads the listing and the first MiB of one shard; of Parquet and HDF5 a whole shard. Needs no running daemon.
+    Reads the listing and the first MiB of one shard. Parquet and HDF5 need a whole shard. Needs no running daemon.
     """
     flags = Flags(config=config, cache_size=_CACHE_SIZE, workers="1", set=set_)
     flags.load()
@@ -136,7 +136,7 @@ def peek(
 
 
 def _run(flags: Flags, url: str, count: int) -> _Found:
-    # The stages take most of a second to import, which a wrong flag should not have to wait for.
+    # The stages take most of a second to import; wrong flags are reported before that.
     import uvloop  # noqa: PLC0415 - see above
 
     from feedd.daemon.failures import single  # noqa: PLC0415 - see above
@@ -178,7 +178,7 @@ async def _look(config: Config, url: str, count: int) -> _Found:
 
 
 def _summary(url: str, listing: Listing) -> PeekReport:
-    """Return what the listing alone tells."""
+    """Return the facts that the listing alone gives."""
     shard_count = len(listing.refs)
     counts = listing.counts
     formats = Counter(_format(listing, shard) for shard in range(shard_count))
@@ -225,7 +225,7 @@ async def _with_samples(
         if whole_bytes <= _WHOLE_BYTES_MAX:
             first = await schema.whole(first.shard)
         else:
-            note = f"no samples: a shard of {format_size(whole_bytes)} would have to be fetched whole"
+            note = f"no samples shown, because that needs a whole shard of {format_size(whole_bytes)}"
     values_of: Sequence[tuple[str, dict[str, Value]]] = ()
     if count and first.has_values:
 
@@ -284,7 +284,7 @@ def _samples(
 
 
 def _value(data: bytes, recipe: FieldRecipe) -> Value:
-    """Return what one value is like, as its recipe decodes it."""
+    """Return size, shape or text of one value, decoded by its recipe."""
     import numpy as np  # noqa: PLC0415 - see _run
 
     from feedd.codecs.codec_registry import make  # noqa: PLC0415 - see _run
@@ -321,7 +321,7 @@ def _facts(found: _Found) -> dict[str, object]:
 
 
 def recipe_of(found: PeekReport) -> dict[str, str]:
-    """Return ``fields=`` that decodes what the dataset has, as if ``fields=`` were left out."""
+    """Return ``fields=`` with the recipes that are used if ``fields=`` is left out."""
     recipes = {one.name: one.recipe for one in found.fields if one.recipe}
     spellings = [name for name in recipes if name in {"jpg", "jpeg"}]
     if len(spellings) > 1:
@@ -364,7 +364,7 @@ def _show(found: PeekReport) -> None:
 
 
 def _shown(value: Value) -> str:
-    """Return one value for people: text is quoted, so that no control character reaches the terminal."""
+    """Return one value as text for a terminal; strings are quoted, so that they cannot send control characters."""
     if value.bytes is None:
         return "missing"
     if value.problem is not None:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 _GREETED = ("serving", "status page", "ready")
-"""Events that the greeting tells in other words."""
+"""Log events that the greeting replaces."""
 
 
 def serve(
@@ -48,7 +48,7 @@ def serve(
     log_level: LogLevelFlag = None,
     set_: SetFlag = None,
     standby: Annotated[  # noqa: FBT002 - a flag is a flag
-        bool, typer.Option("--standby", help="Start beside a running daemon, and take over when it ends.")
+        bool, typer.Option("--standby", help="Start next to a running daemon, and take over when it ends.")
     ] = False,
     ephemeral: Annotated[bool, typer.Option("--ephemeral", hidden=True)] = False,  # noqa: FBT002 - a flag is a flag
 ) -> None:

@@ -1,1 +1,1 @@
-"""Sample bytes to arrays, one module per family. Loaded in decode workers; image libraries only when needed."""
+"""Decodes sample bytes to arrays, one module per family. Workers load image libraries only when needed."""

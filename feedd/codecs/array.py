@@ -1,4 +1,4 @@
-"""``npy``, ``array``, ``tensor`` and ``tokens``: arrays of numbers. Nothing is ever unpickled."""
+"""The codecs ``npy``, ``array``, ``tensor`` and ``tokens`` for arrays of numbers. No data is ever unpickled."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class RawCodec:
-    """``tensor``, ``tokens`` and ``array``: exactly the row's bytes, little-endian, C order."""
+    """Codec of ``tensor``, ``tokens`` and ``array`` whose stored bytes are exactly the row: little-endian, C order."""
 
     def __init__(self, params: Params) -> None:
         self._params = params
@@ -49,12 +49,12 @@ class RawCodec:
 
 
 class ValuesCodec:
-    """``array``, ``tensor`` and ``tokens`` over numbers that are stored in another way than NumPy has them in memory.
+    """Codec of ``array``, ``tensor`` and ``tokens`` for numbers that are not stored as NumPy stores them in memory.
 
     Args:
-        params: of the field.
-        read: returns the numbers of a sample, of one dimension, or raises BadSample.
-        count: returns how many numbers ``read`` returns, where that is cheaper to know.
+        params: the field's parameters.
+        read: returns a sample's numbers, one-dimensional, or raises BadSample.
+        count: returns the count of these numbers, if counting is cheaper than reading.
     """
 
     def __init__(
@@ -83,13 +83,13 @@ class ValuesCodec:
         """Write the numbers into ``out``.
 
         Raises:
-            BadSample: they cannot be read, are not as many as ``out`` has, or do not fit its dtype.
+            BadSample: the numbers cannot be read, their count differs from ``out``, or they do not fit its dtype.
         """
         values = self._read(data)
         if len(values) != out.size:
             raise BadSample(f"expected {out.size} numbers for {out.dtype}{list(out.shape)}, got {len(values)}")
         if values.dtype != out.dtype:
-            with np.errstate(over="ignore", invalid="ignore"):  # what does not fit is told below
+            with np.errstate(over="ignore", invalid="ignore"):  # values that do not fit are detected below
                 fitting = values.astype(out.dtype)
             if not np.array_equal(fitting.astype(values.dtype), values, equal_nan=values.dtype.kind == "f"):
                 raise BadSample(f"expected numbers that fit {out.dtype}, got {values.min()} to {values.max()}")
@@ -98,9 +98,9 @@ class ValuesCodec:
 
 
 def low_precision_reader(name: str) -> Callable[[memoryview], NDArray[np.float32]]:
-    """Return a function that returns numbers of a type of ``recipe.low_precision`` as float32, of one dimension.
+    """Return a function that reads numbers of a type of ``recipe.low_precision`` as float32, one-dimensional.
 
-    That raises BadSample if the bytes are no whole numbers of that type.
+    The function raises BadSample if the bytes are not a whole count of numbers of that type.
     """
     size_bytes = item_bytes(name)
 
@@ -113,7 +113,7 @@ def low_precision_reader(name: str) -> Callable[[memoryview], NDArray[np.float32
 
 
 class TokensCodec(RawCodec):
-    """``tokens``: as ``tensor``, and short samples filled up where the recipe says so."""
+    """Codec of ``tokens``: as ``tensor``, but fills up short samples if the recipe says so."""
 
     def __init__(self, params: TokensParams) -> None:
         super().__init__(params)
@@ -134,11 +134,11 @@ class TokensCodec(RawCodec):
 
 
 class NpyCodec:
-    """``npy``: any byte and memory order in the file, native C order in the batch.
+    """Codec of ``npy``: any byte and memory order in the file, native C order in the batch.
 
     Args:
-        params: of the field.
-        header: reads what the array says of itself in front of its numbers.
+        params: the field's parameters.
+        header: reads the array's header.
     """
 
     def __init__(self, params: NpyParams, header: Callable[[memoryview], NpyHeader] = read_npy_header) -> None:
@@ -146,14 +146,14 @@ class NpyCodec:
         self._read = header
 
     def spec(self, name: str) -> TensorSpec:
-        """DENSE with a shape in the recipe, else RAGGED."""
+        """DENSE if the recipe has a shape, else RAGGED."""
         return self._params.spec(name)
 
     def measure(self, data: memoryview) -> tuple[int, ...]:
-        """Shape of the array.
+        """Return the shape of the array from its header.
 
         Raises:
-            BadSample: not .npy, or another dtype or number of dimensions than the recipe has.
+            BadSample: not .npy, or the dtype or the number of dimensions differs from the recipe.
         """
         return self._header(data).shape
 
@@ -161,7 +161,7 @@ class NpyCodec:
         """Copy the array into ``out``.
 
         Raises:
-            BadSample: not .npy, or not what the recipe and ``out`` expect.
+            BadSample: not .npy, or it differs from the recipe or from ``out``.
         """
         header = self._header(data)
         if header.shape != out.shape:
@@ -180,10 +180,10 @@ class NpyCodec:
 
 
 def pin_npy(data: memoryview, header: Callable[[memoryview], NpyHeader] = read_npy_header) -> str:
-    """Return canonical parameters for arrays like this first one: its dtype and number of dimensions.
+    """Return canonical parameters from a first array: its dtype and number of dimensions.
 
     Args:
-        data: the first one.
+        data: the first array.
         header: see ``NpyCodec``.
 
     Raises:

@@ -1,6 +1,6 @@
-"""``audio``: WAV, FLAC, MP3 and Ogg by libsndfile, resampled by libsoxr. Only what is wanted is decoded.
+"""The codec ``audio``: libsndfile decodes WAV, FLAC, MP3 and Ogg, libsoxr resamples. Only the wanted part is decoded.
 
-The length of a WAV or FLAC is read from the header here. ``docs/decisions/0038`` says why libsndfile is not asked.
+The length of a WAV or FLAC is read from the header here. ``docs/decisions/0038`` says why libsndfile does not read it.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
     from feedd.values import TensorSpec
 
 _MISSING_MAX: Final = 4 * 1152
-"""Frames that MP3 and Ogg may lack: their encoders' delay and padding are not always told."""
+"""Frames that MP3 and Ogg may lack, because the encoder's delay and padding are not always stated."""
 _FORMATS: Final = frozenset({"WAV", "WAVEX", "RF64", "W64", "FLAC", "MP3", "OGG", "AIFF", "AU", "CAF"})
 _FIXED_WIDTH: Final = frozenset({1, 3, 6, 7, 0xFFFE})
-"""WAV codings whose frames have a fixed size: PCM, float, A-law, mu-law, and the tag that names them elsewhere."""
+"""WAV codings with frames of a fixed size: PCM, float, A-law, mu-law, and the tag for a coding stated elsewhere."""
 _STREAM_SIZES: Final = frozenset({0, 0xFFFFFFFF})
 """Data sizes that programs write if they do not know how long the stream will be."""
 _CHUNKS_MAX: Final = 4096
 
 
 class Sound(NamedTuple):
-    """What a sound file says of itself.
+    """The header of a sound file.
 
     Attributes:
         frames: samples of each channel.
-        rate: of them in a second.
-        channels: how many.
-        exact: whether decoding must give exactly so many frames; MP3 and Ogg may miss a few at the ends.
+        rate: samples per second.
+        channels: number of channels.
+        exact: whether decoding must give exactly ``frames``; MP3 and Ogg may lack a few at the ends.
     """
 
     frames: int
@@ -52,7 +52,7 @@ class Sound(NamedTuple):
 
 
 class AudioCodec:
-    """``audio``, by its parameters."""
+    """Codec of ``audio``."""
 
     def __init__(self, params: AudioParams) -> None:
         self._params = params
@@ -65,7 +65,7 @@ class AudioCodec:
         """Return the decoded shape; WAV and FLAC are not decoded for it.
 
         Raises:
-            BadSample: not audio, too much of it, or not with the channels of the recipe.
+            BadSample: not audio, too long, or the channels differ from the recipe.
         """
         sound = self._sound(data)
         return self._params.shape(sound.channels, self._out_frames(sound))
@@ -74,7 +74,7 @@ class AudioCodec:
         """Decode, mix, resample and cut into ``out``.
 
         Raises:
-            BadSample: corrupt, or not of that shape.
+            BadSample: corrupt, or the shape differs from ``out``.
         """
         sound = self._sound(data)
         frames = self._out_frames(sound)
@@ -87,8 +87,8 @@ class AudioCodec:
         rate = self._params.rate or sound.rate
         if rate != sound.rate and len(values):
             values = soxr.resample(values, sound.rate, rate)
-        if not np.isfinite(values).all():  # after resampling: it makes such of what is nearly too large
-            raise BadSample("expected finite samples, got others")
+        if not np.isfinite(values).all():  # after resampling, which may overflow large values
+            raise BadSample("expected finite sound samples, got infinite or NaN ones")
         there = min(len(values), frames)
         rows = out if out.ndim == 2 else out[None]
         rows[:, :there] = _as(values[:there].T, out.dtype)
@@ -101,7 +101,7 @@ class AudioCodec:
         return sound
 
     def _out_frames(self, sound: Sound) -> int:
-        """Return how many frames come out."""
+        """Return the number of decoded frames."""
         frames = self._params.frames
         if frames is None:
             rate = self._params.rate or sound.rate
@@ -111,7 +111,7 @@ class AudioCodec:
         return frames
 
     def _span(self, sound: Sound, frames: int, seed: int) -> tuple[int, int]:
-        """Return the first frame wanted, and how many, at the file's own rate."""
+        """Return the first wanted frame and the number of frames, at the file's own rate."""
         if self._params.rate is None or self._params.seconds is None:
             return 0, sound.frames
         count = -(-frames * sound.rate // self._params.rate)
@@ -124,10 +124,10 @@ class AudioCodec:
 
 
 def _checked(sound: Sound) -> Sound:
-    """Return ``sound`` if it makes sense.
+    """Return ``sound`` after a check.
 
     Raises:
-        BadSample: no rate, no channels, or too many.
+        BadSample: the rate or the number of channels is out of range.
     """
     if not (1 <= sound.rate <= RATE_MAX and 1 <= sound.channels <= CHANNELS_MAX and sound.frames >= 0):
         raise BadSample(
@@ -137,10 +137,10 @@ def _checked(sound: Sound) -> Sound:
 
 
 def read_header(data: memoryview) -> Sound | None:
-    """Return what the header of a WAV or FLAC says, or None if only a decoder can tell.
+    """Return the header of a WAV or FLAC, or None if only a decoder can read the format.
 
     Raises:
-        BadSample: the header is cut short or makes no sense.
+        BadSample: the header is cut short or invalid.
     """
     head = bytes(data[:12])
     if head[:4] == b"RIFF" and head[8:] == b"WAVE":
@@ -164,7 +164,7 @@ def _wav(data: memoryview) -> Sound | None:
                 raise BadSample(f"expected {size} bytes of sound, got {there}")
             _, channels, rate, block = form
             return _checked(Sound((there if size in _STREAM_SIZES else size) // block, rate, channels))
-    raise BadSample(f"expected sound in a WAV, got {len(data)} bytes without")
+    raise BadSample(f"expected a WAV with sound data, got {len(data)} bytes without it")
 
 
 def _chunks(data: memoryview) -> Iterator[tuple[bytes, int, int]]:
@@ -188,7 +188,7 @@ def _flac(data: memoryview) -> Sound | None:
 
 
 def _library_header(data: memoryview) -> Sound:
-    """Return what libsndfile says: it looks for the end of an Ogg and at every frame of an MP3."""
+    """Return the header as libsndfile reads it: libsndfile searches the end of an Ogg and every frame of an MP3."""
     with _opened(data) as file:
         if file.format not in _FORMATS:
             raise BadSample(f"expected WAV, FLAC, MP3 or Ogg, got {file.format}")
@@ -197,7 +197,7 @@ def _library_header(data: memoryview) -> Sound:
 
 class _Bytes(io.BytesIO):
     def seek(self, offset: int, whence: int = 0) -> int:
-        # Where lengths are wrong libsndfile seeks to before the beginning; an exception would end up on stderr.
+        # If lengths are wrong, libsndfile seeks before the beginning. An exception would be printed on stderr.
         return super().seek(max(0, offset) if whence == 0 else offset, whence)
 
 
@@ -209,7 +209,7 @@ def _opened(data: memoryview) -> Any:  # noqa: ANN401 - soundfile has no types
 
 
 def _read(data: memoryview, sound: Sound, start: int, count: int) -> NDArray[np.float32]:
-    """Return float32 [frames, channels]; silence for the few that a lossy coding may lack."""
+    """Return float32 [frames, channels]; lossy codings may give slightly fewer frames than ``count``."""
     with _opened(data) as file:
         if (file.samplerate, file.channels) != (sound.rate, sound.channels):
             raise BadSample(f"expected {sound.channels} channels, got {file.channels} at {file.samplerate} Hz")
@@ -232,5 +232,5 @@ def _said(error: Exception) -> str:
 def _as(values: NDArray[np.float32], dtype: np.dtype[Any]) -> NDArray[Any]:
     if dtype == np.float32:
         return values
-    with np.errstate(over="ignore"):  # infinity is clipped like all that is too loud
+    with np.errstate(over="ignore"):  # infinity is clipped like every other value that is too loud
         return np.clip(np.rint(values * 32768), -32768, 32767).astype(np.int16)

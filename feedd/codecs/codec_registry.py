@@ -1,4 +1,4 @@
-"""From a field's recipe to the codec that decodes it."""
+"""Makes the codec that decodes a field, from the field's recipe."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ _CODECS: Final[dict[type[Params], Callable[[Any], SampleCodec]]] = {
 
 
 def make(recipe: FieldRecipe) -> SampleCodec:
-    """Return a codec for ``recipe``. Codecs keep scratch memory: one per process and thread.
+    """Return a codec for ``recipe``. Codecs keep scratch memory, so each process and thread needs its own.
 
     Raises:
         BadRecipe: unknown codec or parameters.
     """
     params = params_of(recipe)
-    if isinstance(params, InstalledParams):  # whatever it is given, as it lies there
+    if isinstance(params, InstalledParams):  # an installed codec gets the stored bytes
         return plugins.codec(params.name, params.options)
     encoding = parse_stored(recipe.stored)
     if isinstance(params, (IntParams, FloatParams)):
@@ -77,7 +77,7 @@ def make(recipe: FieldRecipe) -> SampleCodec:
 
 
 def _extra(params: AudioParams | TokenizeParams) -> SampleCodec:
-    """Return a codec whose libraries are loaded where such data is met."""
+    """Return a codec that loads its libraries only now."""
     if isinstance(params, AudioParams):
         require("audio", "audio", "soundfile", "soxr")
         from feedd.codecs.audio import AudioCodec  # noqa: PLC0415 - an extra, and lazy on purpose
@@ -108,7 +108,7 @@ def _number(params: IntParams | FloatParams, encoding: Encoding | None) -> Numbe
 
 
 def _over(params: Params, encoding: Encoding) -> SampleCodec:
-    """Return the codec that reads numbers which are stored as numbers."""
+    """Return the codec for data that is stored as numbers."""
     if isinstance(params, BytesParams):
         return BytesCodec(params)
     if encoding.steps:
@@ -124,16 +124,16 @@ def make_prefix(params: ImageParams) -> SampleCodec:
     """Return the codec that makes predecoded rows for a recipe of images (see ``recipe.predecoded``).
 
     Raises:
-        Internal: there is nothing to do ahead.
+        Internal: no part of the recipe can be done in advance.
     """
     prefix = prefix_of(params)
     if prefix is None:
-        raise Internal(f"expected a recipe of which something can be done ahead, got {params}", stage="decode")
+        raise Internal(f"no part of this recipe can be done in advance: {params}", stage="decode")
     if params.plain:
         return _image(prefix.params)
     from feedd.codecs.picture import PictureCodec  # noqa: PLC0415 - see below
 
-    return PictureCodec(prefix.params)  # what decodes the whole recipe must decode its first part, too
+    return PictureCodec(prefix.params)  # the same codec decodes the whole recipe
 
 
 def _stored_image(params: ImageParams, encoding: str) -> SampleCodec:
@@ -145,14 +145,14 @@ def _stored_image(params: ImageParams, encoding: str) -> SampleCodec:
 
     prefix = prefix_of(params)
     if prefix is None:
-        raise Internal(f"expected a recipe that predecoded rows can be of, got {params}", stage="decode")
+        raise Internal(f"no predecoded rows can exist for this recipe: {params}", stage="decode")
     return PredecodedRowsCodec(params, prefix, _image(params))
 
 
 def _image(params: ImageParams) -> SampleCodec:
     if params.raw:
         return BytesCodec(params)
-    # Importing OpenCV costs 50 ms and 10 MB: only workers of daemons that serve images pay for it.
+    # Importing OpenCV costs 50 ms and 10 MB, so only workers that decode images import it.
     if not params.plain:
         from feedd.codecs.picture import PictureCodec  # noqa: PLC0415 - lazy on purpose
 

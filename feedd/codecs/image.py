@@ -1,10 +1,11 @@
-"""``image`` as most want it: 8-bit RGB. JPEG by libjpeg-turbo, PNG, WebP, TIFF, AVIF, JPEG 2000 and BMP by OpenCV.
+"""The usual ``image`` codec, to 8-bit RGB: JPEG by libjpeg-turbo, PNG, WebP, TIFF, AVIF, JPEG 2000 and BMP by OpenCV.
 
-The wanted part is cut first and resized straight into the batch row, so that no other pixel is touched; JPEGs that
-shrink to half or less are decoded at 1/2, 1/4 or 1/8 by the inverse DCT itself (scales between, such as 5/8, have no
-SIMD code and cost more than they save). A JPEG the decoder so much as warns about is a bad sample: a truncated file
-would otherwise pass as a grey picture. What else a recipe may ask for (orientation, grey, 16 bits, transforms) is
-``picture``'s, so that this path stays as short as it is.
+The wanted part is cut first and resized straight into the batch row, so no other pixel is touched. A JPEG that shrinks
+to half or less is decoded at 1/2, 1/4 or 1/8 by the inverse DCT itself. Scales between, such as 5/8, have no SIMD code
+and cost more than they save.
+
+A JPEG with any decoder warning is a bad sample, because a truncated file would otherwise pass as a grey picture. All
+other options (orientation, grey, 16 bits, transforms) are in ``picture``, so that this path stays short.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class WholeImageCodec:
-    """``image``: every pixel, at its own size."""
+    """Codec of ``image``: every pixel, at the image's own size."""
 
     def __init__(self, params: ImageParams) -> None:
         self._params = params
@@ -37,10 +38,10 @@ class WholeImageCodec:
         return self._params.spec(name)
 
     def measure(self, data: memoryview) -> tuple[int, ...]:
-        """Height, width, 3; from the header.
+        """Return height, width and 3, from the header.
 
         Raises:
-            BadSample: not an image, or too large a one.
+            BadSample: not an image, or too large.
         """
         height, width = jpeg.header(data)[:2] if is_jpeg(data) else header_of(data)[:2]
         return (height, width, 3)
@@ -49,7 +50,7 @@ class WholeImageCodec:
         """Decode into ``out`` (uint8, height x width x 3).
 
         Raises:
-            BadSample: corrupt, or not of that size.
+            BadSample: corrupt, or the size differs from ``out``.
         """
         shape = self.measure(data)
         if out.shape != shape:
@@ -63,7 +64,7 @@ class WholeImageCodec:
 
 
 class FittedImageCodec:
-    """``image:HxW`` and ``image:HxW:random``."""
+    """Codec of ``image:HxW`` and ``image:HxW:random``."""
 
     def __init__(self, params: ImageParams, size: tuple[int, int]) -> None:
         self._params = params
@@ -76,14 +77,14 @@ class FittedImageCodec:
         return self._params.spec(name)
 
     def measure(self, data: memoryview) -> tuple[int, ...]:  # noqa: ARG002 - the seam's name
-        """Return the shape the recipe says."""
+        """Return the shape that the recipe states."""
         return (self._height, self._width, 3)
 
     def decode(self, data: memoryview, out: NDArray[Any], seed: int) -> None:
         """Decode the wanted part into ``out`` (uint8, height x width x 3, C order).
 
         Raises:
-            BadSample: corrupt, not an image, or too large a one.
+            BadSample: corrupt, not an image, or too large.
         """
         if is_jpeg(data):
             height, width, colours = jpeg.header(data)
@@ -106,7 +107,7 @@ class FittedImageCodec:
         return centred(height, width, self._width / self._height)
 
     def _decode_scaled(self, data: memoryview, height: int, width: int, box: Box, out: NDArray[Any]) -> None:
-        """Decode at the smallest scale at which the box still has every pixel the result needs."""
+        """Decode at the smallest scale that still has every pixel the result needs."""
         scale = jpeg.scale_for(box, self._height, self._width)
         image = jpeg.decode_scaled(data, height, width, scale)
         if scale > 1:
@@ -115,7 +116,7 @@ class FittedImageCodec:
 
     def _resize(self, image: NDArray[np.uint8], box: Box, out: NDArray[Any]) -> None:
         part = image[box.top : box.top + box.height, box.left : box.left + box.width]
-        # Up to half the size, linear interpolation sees every pixel; below, only averaging does (at 8 times the cost).
+        # Down to half the size, linear interpolation reads every pixel. Below, only averaging does (8 times the cost).
         shrinks = box.height * box.width > 4 * self._height * self._width
         how = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
         cv2.resize(part, (self._width, self._height), dst=out, interpolation=how)
@@ -124,13 +125,13 @@ class FittedImageCodec:
 def decode_image(data: bytes | memoryview, height: int, width: int) -> NDArray[np.uint8]:
     """Decode, resize the shorter side and crop the centre: ``image:HxW`` as a plain function, safe in threads.
 
-    Benches hand this to other loaders, so that all of them decode alike.
+    Benchmarks give this function to other loaders, so that all loaders decode alike.
 
     Returns:
         A fresh uint8 array [height, width, 3], RGB.
 
     Raises:
-        BadSample: corrupt, not an image, or too large a one.
+        BadSample: corrupt, not an image, or too large.
     """
     out = np.empty((height, width, 3), np.uint8)
     FittedImageCodec(ImageParams(size=(height, width)), (height, width)).decode(memoryview(data), out, 0)

@@ -1,4 +1,4 @@
-"""What an image file says of itself: kind, size, channels, depth and orientation, read before anything is allocated.
+"""Reads the header of an image file: kind, size, channels, depth and orientation, before any allocation.
 
 JPEG sizes come from libjpeg-turbo (see ``codecs.jpeg``). ``docs/decisions/0038`` says why no library reads the others.
 """
@@ -19,25 +19,25 @@ _PNG: Final = b"\x89PNG\r\n\x1a\n"
 _PNG_CHANNELS: Final = {0: 1, 2: 3, 3: 3, 4: 4, 6: 4}
 """Channels of the decoded image by PNG colour type."""
 _DEFLATE_RATIO_MAX: Final = 1032
-"""Most bytes that one byte of a deflate stream can stand for."""
+"""Maximum number of bytes that one byte of a deflate stream can expand to."""
 _JP2: Final = b"\0\0\0\x0cjP  \r\n\x87\n"
 _CODESTREAM: Final = b"\xff\x4f\xff\x51"
 _AVIF_BRANDS: Final = (b"avif", b"avis")
-# Orientation by quarter turns counter-clockwise, then by the axis mirrored at: none, top and bottom, left and right.
+# Orientation by quarter turns counter-clockwise, then by mirror axis: none, top and bottom, left and right.
 _TURNS: Final = {None: (1, 8, 3, 6), 0: (4, 5, 2, 7), 1: (2, 7, 4, 5)}
 _EXIF: Final = b"Exif\0\0"
 _CHUNKS_MAX: Final = 4096
 
 
 class Header(NamedTuple):
-    """What an image says of itself.
+    """The header of an image.
 
     Attributes:
-        height: in pixels, as stored: orientation not applied.
-        width: in pixels.
-        channels: 1 grey, 3 colour, 4 colour and alpha; another number where decoding "unchanged" is refused.
+        height: in pixels as stored, without orientation.
+        width: in pixels as stored, without orientation.
+        channels: 1 grey, 3 colour, 4 colour and alpha; mode "unchanged" refuses other numbers.
         depth: bits per channel.
-        orientation: of an AVIF image, as EXIF counts it; ``orientation_of`` tells that of the other formats.
+        orientation: EXIF orientation of an AVIF image; for other formats see ``orientation_of``.
     """
 
     height: int
@@ -62,7 +62,7 @@ def _is_avif(head: bytes) -> bool:
 
 
 def check_pixels(height: int, width: int) -> None:
-    """Refuse what cannot be a training image.
+    """Check the number of pixels of an image.
 
     Raises:
         BadSample: no pixels, or more than PIXELS_MAX.
@@ -72,7 +72,7 @@ def check_pixels(height: int, width: int) -> None:
 
 
 def header_of(data: memoryview) -> Header:
-    """Return what a PNG, WebP, TIFF, AVIF, JPEG 2000 or BMP image says of itself.
+    """Return the header of a PNG, WebP, TIFF, AVIF, JPEG 2000 or BMP image.
 
     Raises:
         BadSample: another format (JPEG included), cut short, or too large.
@@ -99,7 +99,7 @@ def header_of(data: memoryview) -> Header:
 
 
 def orientation_of(data: memoryview) -> int:
-    """Return the orientation of a JPEG, PNG, WebP, TIFF or AVIF, 1 to 8 as EXIF has it; 1 where there is none.
+    """Return the EXIF orientation of a JPEG, PNG, WebP, TIFF or AVIF, 1 to 8; 1 if there is none.
 
     Raises:
         BadSample: an AVIF image whose properties are cut short.
@@ -124,10 +124,10 @@ def _jpeg_exif(data: memoryview) -> memoryview | None:
         if at + 4 > len(data) or data[at] != 0xFF:
             return None
         marker, size = data[at + 1], data[at + 2] << 8 | data[at + 3]
-        if marker == 0xFF:  # fill
+        if marker == 0xFF:  # fill byte
             at += 1
             continue
-        if marker == 0xDA:  # the scan: pixels from here on
+        if marker == 0xDA:  # start of scan: pixels follow
             return None
         if marker == 0xE1 and bytes(data[at + 4 : at + 10]) == _EXIF:
             return data[at + 10 : at + 2 + size]
@@ -140,14 +140,14 @@ def _png(head: bytes, file_bytes: int) -> Header:
     check_pixels(height, width)
     stored_channels = 1 if colour in {0, 3} else _PNG_CHANNELS.get(colour, 4)
     row_bytes = 1 + width * stored_channels * depth // 8
-    # Decoders allocate for all rows, twice, before they notice that the file is too short for them.
+    # Decoders allocate memory for all rows, twice, before they notice that the file is too short.
     if height * row_bytes > file_bytes * _DEFLATE_RATIO_MAX:
         raise BadSample(f"expected a file that can hold {height}x{width} pixels, got {file_bytes} bytes")
     return Header(height, width, _PNG_CHANNELS.get(colour, 0), depth)
 
 
 def _png_chunks(data: memoryview) -> Iterator[tuple[bytes, int, int]]:
-    """Yield kind, first and last + 1 byte of the content of each chunk; the last may end beyond the data."""
+    """Yield kind, first and last + 1 byte of the content of each chunk; the last chunk may end beyond the data."""
     at = len(_PNG)
     while at + 8 <= len(data):
         size = int.from_bytes(data[at : at + 4], "big")
@@ -156,10 +156,10 @@ def _png_chunks(data: memoryview) -> Iterator[tuple[bytes, int, int]]:
 
 
 def check_png_chunks(data: memoryview) -> None:
-    """Refuse a PNG with a chunk that goes on beyond the file's end: OpenCV allocates the length it says, up to 4 GB.
+    """Refuse a PNG with a chunk that ends beyond the file: OpenCV allocates the stated length, up to 4 GB.
 
     Raises:
-        BadSample: there is such a chunk.
+        BadSample: the PNG has no complete IEND chunk.
     """
     if not any(kind == b"IEND" and last + 4 <= len(data) for kind, _, last in _png_chunks(data)):
         raise BadSample(f"expected an intact PNG, got {len(data)} bytes that end within a chunk")
@@ -190,7 +190,7 @@ def _webp_exif(data: memoryview) -> memoryview | None:
         size = int.from_bytes(data[at + 4 : at + 8], "little")
         if bytes(data[at : at + 4]) == b"EXIF":
             found = data[at + 8 : at + 8 + size]
-            return found[6:] if bytes(found[:6]) == _EXIF else found  # some writers keep JPEG's prefix
+            return found[6:] if bytes(found[:6]) == _EXIF else found  # some writers keep the prefix that JPEG uses
         at += 8 + size + size % 2
     return None
 
@@ -202,10 +202,10 @@ def _tiff(data: memoryview) -> Header:
         return found[tag].value if tag in found else default
 
     samples, photometric = number(tiff.SAMPLES, 1), number(tiff.PHOTOMETRIC, 1)
-    if photometric in {3, 5, 6}:  # palette, ink, luma and chroma: all come out as colours
+    if photometric in {3, 5, 6}:  # palette, CMYK and YCbCr decode to colours
         samples = 3
     height, width = number(tiff.HEIGHT, 0), number(tiff.WIDTH, 0)
-    # A decoder has one tile in memory, whatever the size of the image.
+    # A decoder holds one tile in memory, so tiles have the same limit as images.
     check_pixels(number(tiff.TILE_HEIGHT, 1), number(tiff.TILE_WIDTH, 1))
     return Header(height, width, samples, number(tiff.BITS, 1))
 
@@ -227,19 +227,19 @@ def _boxes(data: memoryview, start: int, end: int) -> Iterator[tuple[bytes, int,
             break
         yield kind, content, min(stop, end)
         start = stop
-    raise BadSample(f"expected boxes one after another in {len(data)} bytes, got something else at byte {start}")
+    raise BadSample(f"expected a box at byte {start} of an image, got other data, {len(data)} bytes in all")
 
 
 def _box(data: memoryview, start: int, end: int, wanted: bytes) -> tuple[int, int]:
-    """Return first and last + 1 byte of the content of a box of that kind."""
+    """Return first and last + 1 byte of the content of the first box of a kind."""
     for kind, first, last in _boxes(data, start, end):
         if kind == wanted:
             return first, last
-    raise BadSample(f"expected a box {wanted.decode()!r} within {len(data)} bytes, got none")
+    raise BadSample(f"expected a box {wanted.decode()!r} in an image, got {len(data)} bytes without it")
 
 
 def _jpeg2000(data: memoryview) -> Header:
-    """Read the codestream's header, because a decoder allocates what that says, and not what its file says."""
+    """Read the codestream's header, because decoders allocate the size that it states, not the file's."""
     at = 0 if bytes(data[:4]) == _CODESTREAM else _box(data, 0, len(data), b"jp2c")[0]
     if bytes(data[at : at + 4]) != _CODESTREAM or at + 43 > len(data):
         raise BadSample(f"expected a JPEG 2000 codestream, got {bytes(data[at : at + 4])!r}")
@@ -288,7 +288,7 @@ def _avif_header(data: memoryview, properties: list[tuple[bytes, int, int]]) -> 
 
 
 def _associated(data: memoryview, first: int, last: int, primary: int) -> list[int]:
-    """Return the numbers of an item's properties, from 1."""
+    """Return the numbers of an item's properties, counted from 1."""
     wide, version = data[first + 3] & 1, data[first]
     (entries,) = struct.unpack_from(">I", data, first + 4)
     at = first + 8

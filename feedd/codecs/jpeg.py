@@ -1,8 +1,8 @@
-"""JPEG by libjpeg-turbo: headers, pixels, and memory to decode into.
+"""Reads headers and pixels of JPEGs by libjpeg-turbo, with reusable memory to decode into.
 
-A JPEG the decoder so much as warns about is a bad sample. It can skip resolution (see ``codecs.image``) but no part of
-the picture: of the two libraries here neither simplejpeg nor OpenCV passes on libjpeg-turbo's way to crop while
-decoding, so a random crop decodes all rows, at the scale it needs.
+A JPEG with any decoder warning is a bad sample. Decoding can reduce the resolution (see ``codecs.image``) but cannot
+skip parts of the picture. libjpeg-turbo can crop while decoding, but neither simplejpeg nor OpenCV exposes that. So a
+random crop decodes all rows, at the scale that it needs.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
     from feedd.codecs.transforms.crop import Box
 
 INK: Final = frozenset({"CMYK", "YCCK"})
-"""Colour spaces of four channels."""
+"""Colour spaces with four channels."""
 
-_SCALES: Final = (8, 4, 2)  # at which the inverse DCT itself shrinks, by SIMD code
+_SCALES: Final = (8, 4, 2)  # denominators at which the inverse DCT shrinks with SIMD code
 _SCRATCH_KEPT_BYTES: Final = 64 << 20
 
 
 class Scratch(threading.local):
-    """Memory for one decoded image, kept between calls: fresh pages cost as much as the resize."""
+    """Memory for one decoded image. It is kept between calls, because fresh pages cost as much as the resize."""
 
     def __init__(self) -> None:
         self._memory = np.empty(1 << 20, np.uint8)
 
     def of(self, size_bytes: int) -> NDArray[np.uint8]:
-        """Return so many bytes or more; good until the next call in this thread."""
+        """Return at least ``size_bytes`` bytes, valid until the next call in this thread."""
         if size_bytes > _SCRATCH_KEPT_BYTES:
             return np.empty(size_bytes, np.uint8)
         if size_bytes > self._memory.size:
@@ -50,18 +50,18 @@ def header(data: memoryview) -> tuple[int, int, str]:
     """Return height, width and colour space: ``Gray``, ``YCbCr``, ``RGB``, or one of ``INK``.
 
     Raises:
-        BadSample: not a JPEG, or too large a one.
+        BadSample: not a JPEG, or too large.
     """
     try:
         height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
     except ValueError as error:
-        raise BadSample(f"expected a JPEG, got {len(data)} bytes that are not: {error}") from error
+        raise BadSample(f"expected a JPEG, got {len(data)} bytes: {error}") from error
     check_pixels(height, width)
     return height, width, colorspace
 
 
 def decode(data: memoryview, **options: Any) -> NDArray[np.uint8]:  # noqa: ANN401 - simplejpeg's own options
-    """Return its pixels, or raise.
+    """Return the pixels of a JPEG.
 
     Raises:
         BadSample: not intact.
@@ -74,7 +74,7 @@ def decode(data: memoryview, **options: Any) -> NDArray[np.uint8]:  # noqa: ANN4
 
 
 def scale_for(box: Box, height: int, width: int) -> int:
-    """Return the largest denominator at which a box still has every pixel that a size needs."""
+    """Return the largest denominator at which a box still has every pixel that an output size needs."""
     for scale in _SCALES:
         if box.height >= height * scale and box.width >= width * scale:
             return scale
@@ -84,15 +84,15 @@ def scale_for(box: Box, height: int, width: int) -> int:
 def decode_scaled(
     data: memoryview, height: int, width: int, scale: int, *, grey: bool = False, fast: bool = True
 ) -> NDArray[np.uint8]:
-    """Return the pixels of a JPEG of that size at ``1 / scale`` of it, sides rounded up; good until the next call.
+    """Return the pixels of a JPEG at ``1 / scale`` of its size, sides rounded up; valid until the next call.
 
     Args:
         data: the file.
-        height: as its header says.
-        width: likewise.
-        scale: 1, or of ``scale_for``.
+        height: height from its header.
+        width: width from its header.
+        scale: 1, or a result of ``scale_for``.
         grey: one channel instead of three.
-        fast: by the faster, less exact inverse DCT and upsampling.
+        fast: use the faster, less exact inverse DCT and upsampling.
 
     Raises:
         BadSample: not intact.
@@ -111,13 +111,13 @@ def decode_scaled(
 
 
 def cmyk_to_rgb(data: memoryview) -> NDArray[np.uint8]:
-    """Return the colours of a JPEG in ink.
+    """Return the RGB colours of a CMYK JPEG.
 
     Raises:
         BadSample: not intact.
     """
     cmyk = decode(data, colorspace="CMYK").astype(np.uint16)
-    # Adobe's programs, and whoever imitates them, store ink inverted and say so with their marker.
+    # Adobe's programs and compatible ones store inverted ink and mark it with the Adobe marker.
     if b"Adobe" not in bytes(data[:65536]):
         cmyk = 255 - cmyk
     return ((cmyk[:, :, :3] * cmyk[:, :, 3:] + 127) // 255).astype(np.uint8)

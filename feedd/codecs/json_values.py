@@ -1,7 +1,7 @@
 """Codecs of values inside JSON documents (``key``): text, JSON, numbers, and arrays of numbers.
 
-A document is read only along the path to the value; other members are skipped, not built. A document that only
-Python's own parser takes (one with NaN) is read whole by that parser.
+A document is read only along the path to the value; other members are skipped. If msgspec rejects a document (NaN, for
+example), Python's own parser reads it as a whole.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class JsonPath:
         self._text = key_text(key)
 
     def value(self, data: memoryview) -> object:
-        """Return the value as Python has it.
+        """Return the value as a Python object.
 
         Raises:
-            BadSample: no JSON, or none that has the key.
+            BadSample: not JSON, or the key is missing.
         """
         data = _unmarked(data)
         try:
@@ -79,10 +79,10 @@ class JsonPath:
         return found
 
     def text(self, data: memoryview) -> str:
-        """Return the value where it is text.
+        """Return the value, which must be text.
 
         Raises:
-            BadSample: as ``value``; another type.
+            BadSample: as ``value``, or the value is not text.
         """
         found = self.value(data)
         if not isinstance(found, str):
@@ -93,19 +93,19 @@ class JsonPath:
         """Return text as UTF-8.
 
         Raises:
-            BadSample: halves of surrogate pairs, which JSON can say.
+            BadSample: it has lone surrogates, which JSON allows.
         """
         try:
             return text.encode()
         except UnicodeEncodeError as error:
-            raise BadSample(f"expected text at the key {self._text}, got a lone surrogate in it") from error
+            raise BadSample(f"expected valid text at the key {self._text}, got a lone surrogate") from error
 
     def another(self, expected: str, found: object) -> BadSample:
-        """Return what to say of a value of another type."""
+        """Return the error for a value of another type."""
         return BadSample(f"expected {expected} at the key {self._text}, got {_kind_of(found)}")
 
     def _raw(self, data: memoryview) -> msgspec.Raw:
-        """Return where the value lies; ``_MISSING``, which is no JSON: nowhere."""
+        """Return the JSON of the value, or ``_MISSING``, which is invalid JSON, if there is none."""
         if not self._key:
             return _documents.decode(data)
         raw = _step(self._key[0], data)
@@ -116,7 +116,7 @@ class JsonPath:
         return raw
 
     def _slow(self, data: memoryview) -> object:
-        """Find the value, or say why there is none, by the parser that takes what Python calls JSON."""
+        """Find the value with Python's own parser, or raise an error that says why it is missing."""
         _json.check(data)
         found = json.loads(str(data, "utf-8"))
         for step in self._key:
@@ -133,7 +133,7 @@ class JsonPath:
 
 
 def _unmarked(data: memoryview) -> memoryview:
-    """Return a document without the byte order mark that some tools write in front of it."""
+    """Return a document without the byte order mark that some tools write at its start."""
     return data[len(BOM_UTF8) :] if bytes(data[: len(BOM_UTF8)]) == BOM_UTF8 else data
 
 
@@ -146,7 +146,7 @@ def _step(step: str | int, data: memoryview | msgspec.Raw) -> msgspec.Raw:
 
 @functools.lru_cache(maxsize=256)
 def _member(name: str) -> msgspec.json.Decoder[_Document]:
-    """Return what reads one member of an object and skips the others."""
+    """Return a decoder that reads one member of an object and skips the others."""
     fields = [("value", msgspec.Raw, msgspec.field(default=_MISSING, name=name))]
     return msgspec.json.Decoder(msgspec.defstruct("Document", fields))
 
@@ -158,7 +158,7 @@ def _names(found: dict[str, object]) -> str:
 
 
 def _kind_of(found: object) -> str:
-    """Return what JSON calls a value."""
+    """Return the JSON name of a value's type."""
     match found:
         case None:
             return "null"
@@ -174,9 +174,9 @@ def _kind_of(found: object) -> str:
 
 
 class JsonValueCodec:
-    """``str``, ``json``, ``array`` and ``tensor`` with a ``key``.
+    """Codec of ``str``, ``json``, ``array`` and ``tensor`` with a ``key``.
 
-    ``produce`` returns the whole value: measuring takes as long as reading it.
+    ``produce`` returns the whole value, because measuring takes as long as reading.
     """
 
     def __init__(self, params: StrParams | JsonParams | ArrayParams | TensorParams) -> None:
@@ -185,19 +185,19 @@ class JsonValueCodec:
         self._shape = params.shape if isinstance(params, TensorParams) else None
 
     def spec(self, name: str) -> TensorSpec:
-        """As without a key."""
+        """Return the same spec as without a key."""
         return self._params.spec(name)
 
     def produce(self, data: memoryview) -> NDArray[Any]:
         """Return the value: bytes of text or JSON, or numbers.
 
         Raises:
-            BadSample: no JSON, no such key, or a value of another type.
+            BadSample: not JSON, the key is missing, or the value has another type.
         """
         return self._read(data)
 
     def measure(self, data: memoryview) -> tuple[int, ...]:
-        """Return the shape the recipe says, or how long the value is.
+        """Return the recipe's shape, or else the length of the value.
 
         Raises:
             BadSample: as ``produce``.
@@ -208,7 +208,7 @@ class JsonValueCodec:
         """Write the value into ``out``.
 
         Raises:
-            BadSample: as ``produce``; another shape than ``out`` has.
+            BadSample: as ``produce``, or the shape differs from ``out``.
         """
         found = self._read(data)
         if found.shape != out.shape:
@@ -235,9 +235,9 @@ def _reader(params: StrParams | JsonParams | ArrayParams | TensorParams) -> Call
 
 
 def json_number_reader(params: IntParams | FloatParams) -> Callable[[memoryview], float]:
-    """Return a function that returns the number at the key, true being 1 and false 0, or a text's place in ``classes``.
+    """Return a function that reads the number at the key (true is 1, false is 0) or a text's index in ``classes``.
 
-    That raises BadSample if there is no JSON, no such key, no number, or an integer beyond int64.
+    The function raises BadSample if the data is not JSON, the key or number is missing, or an integer exceeds int64.
     """
     assert params.key is not None
     path, whole = JsonPath(params.key), params.own_dtype == "int64"
@@ -271,7 +271,7 @@ def _numbers(path: JsonPath, data: memoryview, dtype: np.dtype[Any]) -> NDArray[
     """Return the numbers at the end of the path.
 
     Raises:
-        BadSample: there are others than the type has, or other things.
+        BadSample: the value is not an array of numbers with rows of equal length, or a number does not fit ``dtype``.
     """
     value = path.value(data)
     if not isinstance(value, list):
@@ -279,7 +279,7 @@ def _numbers(path: JsonPath, data: memoryview, dtype: np.dtype[Any]) -> NDArray[
     try:
         found: NDArray[Any] = np.array(value)
     except (ValueError, OverflowError) as error:  # rows of different lengths
-        raise BadSample(f"expected an array of numbers at a key, got one that is not even: {error}") from error
+        raise BadSample(f"expected rows of equal length in the array at a key, got others: {error}") from error
     if not found.size:
         return found.astype(dtype)
     if found.dtype.kind not in ("b" if dtype.kind == "b" else "biuf" if dtype.kind == "f" else "biu"):

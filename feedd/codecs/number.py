@@ -1,4 +1,4 @@
-"""``int`` and ``float``: numbers in text, surrounding white space allowed, or numbers that the data stores as such."""
+"""The codecs ``int`` and ``float`` for numbers in text, where white space around is allowed, and for binary numbers."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _INT64: Final = 1 << 63
 
 
 class NumberCodec:
-    """``int`` and ``float``, with their transforms.
+    """Codec of ``int`` and ``float``, with their transforms.
 
     Args:
-        params: of the field.
+        params: the field's parameters.
         read: returns the number of a sample, or raises BadSample.
     """
 
@@ -38,47 +38,47 @@ class NumberCodec:
 
     @property
     def read_text(self) -> Callable[[bytes], float] | None:
-        """Reads a row from short text in one call; None: rows are another thing than numbers in text."""
+        """The function that reads a number from short text; None: numbers are not text, or have transforms."""
         if self._params.transforms:
             return None
         return next((read for read in (read_int, read_float) if read is self._read), None)
 
     def spec(self, name: str) -> TensorSpec:
-        """DENSE: a scalar, or what the transforms make of it."""
+        """DENSE: a scalar, or the result of the transforms."""
         return self._params.spec(name)
 
     def measure(self, data: memoryview) -> tuple[int, ...]:  # noqa: ARG002 - the seam's name
-        """Return the shape the recipe says."""
+        """Return the shape that the recipe states."""
         return self._shape
 
     def decode(self, data: memoryview, out: NDArray[np.generic], seed: int) -> None:  # noqa: ARG002 - the seam's name
-        """Write the number, or what its transforms make of it, into ``out``.
+        """Write the number, or the result of its transforms, into ``out``.
 
         Raises:
-            BadSample: not a number, not within 64 bits, or one that a transform cannot take.
+            BadSample: not a number, beyond 64 bits, or not valid for a transform.
         """
         value = self._read(data)
         number = np.empty((), self._dtype) if self._params.transforms else out
         if self._dtype.kind == "i":
             number[()] = value
         else:
-            with np.errstate(over="ignore", invalid="ignore"):  # beyond float32 it is infinity, as IEEE rounds
+            with np.errstate(over="ignore", invalid="ignore"):  # numbers beyond float32 become infinity, as IEEE rounds
                 number[()] = value
         if self._params.transforms:
             out[...] = of_number(number, self._params.transforms)
 
 
 def read_int(data: memoryview | bytes) -> int:
-    """Return the integer of a text.
+    """Return the integer in a text.
 
     Raises:
-        BadSample: not an integer, or not within int64.
+        BadSample: not an integer, or beyond int64.
     """
     text = _digits(data)
     try:
         value = int(text)
     except ValueError as error:
-        what = ': words are "str", or numbered by "classes"' if text[:1].isalpha() else ""
+        what = ': for words, use "str", or "classes" to number them' if text[:1].isalpha() else ""
         raise BadSample(f"expected an integer, got {text[:24]!r}{what}") from error
     if not -_INT64 <= value < _INT64:
         raise BadSample(f"expected an integer of 64 bits, got {value}")
@@ -86,7 +86,7 @@ def read_int(data: memoryview | bytes) -> int:
 
 
 def read_float(data: memoryview | bytes) -> float:
-    """Return the number of a text.
+    """Return the number in a text.
 
     Raises:
         BadSample: not a number.
@@ -100,16 +100,16 @@ def read_float(data: memoryview | bytes) -> float:
 
 def _digits(data: memoryview | bytes) -> bytes:
     text = data if isinstance(data, bytes) else bytes(data[: _DIGITS_MAX + 1])
-    # Python reads 1_000 as a number; no data set means that.
+    # Python reads 1_000 as a number, but no dataset means that.
     if len(text) > _DIGITS_MAX or b"_" in text or not text.isascii():
         raise BadSample(f"expected an ASCII number of at most {_DIGITS_MAX} bytes, got {text[:24]!r}")
     return text
 
 
 def class_reader(classes: tuple[str, ...]) -> Callable[[memoryview], int]:
-    """Return a function that returns the place of a text among ``classes``, without the white space around it.
+    """Return a function that returns the index of a text in ``classes``, ignoring white space around the text.
 
-    That raises BadSample if the text is none of the classes.
+    The function raises BadSample if the text is not in ``classes``.
     """
     places = {name.encode(): place for place, name in enumerate(classes)}
     bytes_max = max(map(len, places)) + _BLANKS_MAX
@@ -124,9 +124,9 @@ def class_reader(classes: tuple[str, ...]) -> Callable[[memoryview], int]:
 
 
 def binary_reader(params: IntParams | FloatParams, encoding: Encoding) -> Callable[[memoryview], np.generic]:
-    """Return a function that returns a number which is stored as one, little-endian.
+    """Return a function that reads a little-endian binary number.
 
-    That raises BadSample if the length is another than the encoding's, or if an integer is beyond int64.
+    The function raises BadSample if the length differs from the encoding's, or if an integer exceeds int64.
     """
     dtype = np.dtype(encoding.dtype).newbyteorder("<")
     checked = dtype.kind == "u" and params.own_dtype == "int64"
@@ -143,9 +143,9 @@ def binary_reader(params: IntParams | FloatParams, encoding: Encoding) -> Callab
 
 
 def only_number(read: Callable[[memoryview], NDArray[Any]]) -> Callable[[memoryview], np.generic]:
-    """Return a function that returns the number of samples of which ``read`` returns all numbers.
+    """Return a function that returns the single number of a sample, which ``read`` reads.
 
-    That raises BadSample if there is none, if there is more than one, or as ``read`` does.
+    The function raises BadSample if the sample does not have exactly one number, or as ``read`` does.
     """
 
     def read_one(data: memoryview) -> np.generic:

@@ -1,7 +1,7 @@
-"""``image`` with all its options: orientation, grey, alpha, 16 bits, transforms.
+"""The ``image`` codec with all options: orientation, grey, alpha, 16 bits, transforms.
 
-Where the first thing done is to cut a part and resize it, a JPEG is decoded at the smallest scale that still has every
-pixel the result needs; otherwise whole.
+If a recipe starts by cutting and resizing a part, a JPEG is decoded at the smallest scale that still has every pixel
+the result needs. Otherwise it is decoded at full size.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class _Source(NamedTuple):
-    """A sample's own word on itself: height and width as stored, orientation, channels of the recipe's mode."""
+    """A sample's header: height and width as stored, orientation tag, channels in the recipe's mode."""
 
     height: int
     width: int
@@ -42,7 +42,7 @@ class _Source(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """What is cut from the oriented image, and the size it is brought to."""
+    """The part to cut from the oriented image, and the size to resize it to."""
 
     box: Box
     height: int
@@ -51,24 +51,24 @@ class _Part(NamedTuple):
 
 
 class PictureCodec:
-    """``image`` with ``orient``, ``mode``, ``dtype`` or ``transforms``."""
+    """Codec of ``image`` with ``orient``, ``mode``, ``dtype`` or ``transforms``."""
 
     def __init__(self, params: ImageParams) -> None:
         self._params = params
         first = params.transforms[0] if params.transforms else None
-        # What the recipe begins with can be had while decoding.
+        # Decoding itself can do the recipe's first transform.
         self._first = first if params.size is None and isinstance(first, (Resize, RandomResizedCrop)) else None
         self._chain = Chain(params.transforms)
 
     def spec(self, name: str) -> TensorSpec:
-        """DENSE where all images come out alike, else RAGGED of 3 dimensions."""
+        """DENSE if all images have the same shape after decoding, else RAGGED with 3 dimensions."""
         return self._params.spec(name)
 
     def measure(self, data: memoryview) -> tuple[int, ...]:
-        """Shape of what comes out; from the header.
+        """Return the shape of the result, from the header.
 
         Raises:
-            BadSample: not an image, or too large a one, before or after a transform.
+            BadSample: not an image, or too large before or after a transform.
         """
         source = self._source(data)
         params = self._params
@@ -81,7 +81,7 @@ class PictureCodec:
         """Decode and transform into ``out``.
 
         Raises:
-            BadSample: corrupt, not an image, too large a one, or not of that shape.
+            BadSample: corrupt, not an image, too large, or its shape differs from ``out``.
         """
         source = self._source(data)
         height, width = geometry.oriented_size(source.height, source.width, source.tag)
@@ -92,7 +92,7 @@ class PictureCodec:
         try:
             image = self._chain.run(image, seed, 0 if self._first is None else 1)
         except (ValueError, cv2.error) as error:
-            raise BadSample(f"expected an image that can be transformed, got {height}x{width}: {error}") from error
+            raise BadSample(f"expected an image that the transforms accept, got {height}x{width}: {error}") from error
         if image.shape != out.shape or image.dtype != out.dtype:
             got = f"{image.dtype} {list(image.shape)}"
             raise BadSample(f"expected an image of {out.dtype} {list(out.shape)}, got {got}")
@@ -141,13 +141,13 @@ class PictureCodec:
         if source.header is None:
             if part is not None and source.colours not in jpeg.INK:
                 scale = jpeg.scale_for(part.box, part.height, part.width)
-            # What is resized anyway may be a step off here and there, as in ``image``; what is not, may not.
+            # Fast decoding may change values by a step, as in ``image``. That is allowed only if the image is resized.
             image = self._jpeg(data, source, scale, fast=part is not None)
         else:
             image = self._other(data, source.header, source.channels)
         if part is None:
             return geometry.oriented(image, source.tag)
-        # Cut before it is turned: at a scale, only there do the edges lie where they should.
+        # Cut before orienting, because at a scale the edges are exact only in stored coordinates.
         box = geometry.stored_box(
             part.box, *geometry.oriented_size(source.height, source.width, source.tag), source.tag
         )

@@ -1,4 +1,4 @@
-"""``image`` over pixels as PIL has them: ``u32 width, height, length of the mode | mode | rows from top to bottom``."""
+"""The ``image`` codec for raw PIL pixels: ``u32 width, height, length of mode | mode | rows from top to bottom``."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ _MODE_BYTES_MAX: Final = 16
 
 
 class PilCodec:
-    """Hands the pixels on as a BMP, which every codec of images reads.
+    """Converts the pixels to a BMP, which every image codec reads.
 
     Args:
-        inner: of encoded images.
+        inner: the codec of encoded images.
     """
 
     def __init__(self, inner: SampleCodec) -> None:
         self._inner = inner
 
     def spec(self, name: str) -> TensorSpec:
-        """As that of encoded images."""
+        """Return the same spec as for encoded images."""
         return self._inner.spec(name)
 
     def measure(self, data: memoryview) -> tuple[int, ...]:
         """Return the decoded shape.
 
         Raises:
-            BadSample: no such pixels.
+            BadSample: the bytes are not PIL pixels.
         """
         height, width, _, _ = _head(data)
         return self._inner.measure(memoryview(_bmp_head(height, width)))
@@ -48,13 +48,13 @@ class PilCodec:
         """Decode into ``out``.
 
         Raises:
-            BadSample: no such pixels, or not of the size of ``out``.
+            BadSample: the bytes are not PIL pixels, or their size differs from ``out``.
         """
         self._inner.decode(memoryview(_bmp(data)), out, seed)
 
 
 def _head(data: memoryview) -> tuple[int, int, bytes, int]:
-    """Return height, width, mode, and where the pixels begin."""
+    """Return height, width, mode, and the offset of the pixels."""
     if len(data) < _HEAD_BYTES:
         raise BadSample(f"expected size and mode of an image, got {len(data)} bytes")
     width, height, length = struct.unpack_from("<III", data)

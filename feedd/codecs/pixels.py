@@ -1,4 +1,4 @@
-"""PNG, WebP, TIFF, AVIF, JPEG 2000 and BMP to pixels, by OpenCV: in its order of colours, blue first."""
+"""Decodes PNG, WebP, TIFF, AVIF, JPEG 2000 and BMP to pixels by OpenCV, in its colour order: blue first."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 _GREY: Final = cv2.IMREAD_GRAYSCALE | cv2.IMREAD_IGNORE_ORIENTATION
 _COLOUR: Final = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
 
-cv2.setNumThreads(0)  # one worker, one core: its own threads would only fight the other workers
-cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)  # the error we raise says more, once
+cv2.setNumThreads(0)  # a worker has one core, so threads would only compete with other workers
+cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)  # feedd's own error says more
 
 
 def decode(data: memoryview, header: Header, channels: int = 3, *, deep: bool = False) -> NDArray[Any]:
@@ -28,15 +28,15 @@ def decode(data: memoryview, header: Header, channels: int = 3, *, deep: bool = 
 
     Args:
         data: the file.
-        header: of ``data``.
-        channels: 1 (of a grey image), 3, or 4 with alpha.
-        deep: uint16, 8-bit images spread over it; else uint8, the upper bits of deeper images.
+        header: the header of ``data``.
+        channels: 1 for a grey image, 3, or 4 with alpha.
+        deep: return uint16, with 8-bit values scaled up; otherwise uint8, the upper bits of deeper images.
 
     Returns:
         [height, width, channels], blue first.
 
     Raises:
-        BadSample: not intact, of another size than its header says, or of floats.
+        BadSample: not intact, the size differs from the header's, or the pixels are floats.
     """
     if is_png(data):
         check_png_chunks(data)
@@ -59,18 +59,18 @@ def _with_channels(image: NDArray[Any], channels: int) -> NDArray[Any]:
     image = image.reshape(*image.shape[:2], -1)
     if image.shape[2] == channels:
         return image
-    if channels == 4 and image.shape[2] == 3:  # it said alpha, and has none
+    if channels == 4 and image.shape[2] == 3:  # the header states alpha, but the pixels have none
         return np.dstack([image, np.full(image.shape[:2], np.iinfo(image.dtype).max, image.dtype)])
     raise BadSample(f"expected {channels} channels, got {image.shape[2]}")
 
 
 def _at_depth(image: NDArray[Any], data: memoryview, header: Header, *, deep: bool) -> NDArray[Any]:
-    """Return ``image`` with its full scale at 255 or 65535."""
+    """Return ``image`` scaled so that full intensity is 255 or 65535."""
     if image.dtype == np.uint8:
         return image.astype(np.uint16) * np.uint16(257)
     if image.dtype != np.uint16:
         raise BadSample(f"expected 8 or 16 bits per channel, got {image.dtype}")
-    # What TIFF packs tighter OpenCV spreads itself.
+    # OpenCV itself scales up TIFF pixels of fewer bits.
     depth = header.depth if 8 < header.depth < 16 and not tiff.is_tiff(data) else 16
     if not deep:
         upper: NDArray[np.uint16] = image >> np.uint16(depth - 8)

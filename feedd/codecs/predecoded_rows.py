@@ -1,4 +1,4 @@
-"""``image`` over predecoded rows (see ``recipe.predecoded``): does what is left of the recipe to their pixels."""
+"""The ``image`` codec for predecoded rows (see ``recipe.predecoded``): does the rest of the recipe."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 
 class PredecodedRowsCodec:
-    """Predecoded rows, and samples that were kept as they came.
+    """Codec of predecoded rows, and of samples that were kept encoded.
 
     Args:
-        params: of the whole recipe.
-        prefix: what is done to the rows.
-        inner: decodes samples.
+        params: parameters of the whole recipe.
+        prefix: the part of the recipe that was done in advance.
+        inner: decodes samples that were kept encoded.
     """
 
     def __init__(self, params: ImageParams, prefix: Prefix, inner: SampleCodec) -> None:
@@ -41,14 +41,14 @@ class PredecodedRowsCodec:
         self._chain = Chain(params.transforms)
 
     def spec(self, name: str) -> TensorSpec:
-        """As that of samples as they came."""
+        """Return the same spec as for encoded samples."""
         return self._params.spec(name)
 
     def measure(self, data: memoryview) -> tuple[int, ...]:
-        """Return the shape of what comes out.
+        """Return the shape of the result.
 
         Raises:
-            BadSample: no row, no image, or one too large after a transform.
+            BadSample: neither a row nor an image, or too large after a transform.
         """
         original = original_of(data, self._prefix.width_bytes)
         if original is not None:
@@ -66,10 +66,10 @@ class PredecodedRowsCodec:
         return picture.shape
 
     def decode(self, data: memoryview, out: NDArray[Any], seed: int) -> None:
-        """Do what is left, into ``out``.
+        """Do the rest of the recipe and write the result into ``out``.
 
         Raises:
-            BadSample: as ``measure``, or not of the shape of ``out``; of a sample as it came, what decoding it says.
+            BadSample: as ``measure``, or the shape differs from ``out``; for an encoded sample, as its codec.
         """
         original = original_of(data, self._prefix.width_bytes)
         if original is not None:
@@ -77,7 +77,7 @@ class PredecodedRowsCodec:
             return
         image: NDArray[Any] = self._row(data)
         if not self._prefix.whole:
-            image = self._finished(image.copy(), seed)  # transforms may write, and rows are others' too
+            image = self._finished(image.copy(), seed)  # transforms may write, and others read these rows too
         if image.shape != out.shape or image.dtype != out.dtype:
             got = f"{image.dtype} {list(image.shape)}"
             raise BadSample(f"expected an image of {out.dtype} {list(out.shape)}, got {got}")
@@ -90,7 +90,7 @@ class PredecodedRowsCodec:
                 image = geometry.mirrored(image)
             return self._chain.run(image, seed, self._prefix.done)
         except (ValueError, cv2.error) as error:
-            raise BadSample(f"expected an image that can be transformed, got {height}x{width}: {error}") from error
+            raise BadSample(f"expected an image that the transforms accept, got {height}x{width}: {error}") from error
 
     def _row(self, data: memoryview) -> NDArray[Any]:
         shape, at = self._prefix.shape, 0
@@ -108,5 +108,5 @@ class PredecodedRowsCodec:
         return little_endian.reshape(shape)
 
     def _comes_first(self) -> bool:
-        """Whether channels come first in rows."""
+        """Whether rows have their channels first."""
         return any(isinstance(one, ChannelsFirst) for one in self._prefix.params.transforms)

@@ -1,7 +1,8 @@
-"""Numbers as TensorFlow's examples have them: varints, and the feature lists of a SequenceExample.
+"""Reads numbers of TensorFlow examples: varints, and the feature lists of a SequenceExample.
 
-A varint has seven bits of the number in each byte, lowest first. Bytes with the eighth bit set have another behind.
-A FeatureList is repeated Feature, each a list of bytes, floats or integers: the values of one step.
+A varint has seven bits of the number in each byte, lowest first. If a byte has its eighth bit set, another byte
+follows. A FeatureList is a repeated Feature. Each Feature is a list of bytes, floats or integers: the values of one
+step.
 """
 
 from __future__ import annotations
@@ -18,27 +19,27 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-_VARINT_BYTES_MAX: Final = 10  # of one number: 64 bits, seven at a time
+_VARINT_BYTES_MAX: Final = 10  # bytes of one number: 64 bits, seven per byte
 _KINDS: Final = {1: "bytes", 2: "float32", 3: "varint"}
 
 
 def count_varints(data: memoryview) -> int:
-    """Return how many numbers end in ``data``."""
+    """Return the count of numbers that end in ``data``."""
     return int(np.count_nonzero(np.frombuffer(data, np.uint8) < 0x80))
 
 
 def read_varints(data: memoryview) -> NDArray[np.int64]:
-    """Return the numbers, int64[n], in two's complement as protobuf has its int64.
+    """Return the numbers, int64[n], in two's complement like protobuf's int64.
 
     Raises:
-        BadSample: the last one has no end, or one is too long.
+        BadSample: the last varint is cut short, or one is too long.
     """
     raw = np.frombuffer(data, np.uint8)
     if not len(raw):
         return np.zeros(0, np.int64)
     last = np.flatnonzero(raw < 0x80)
     if not len(last) or last[-1] != len(raw) - 1:
-        raise BadSample(f"expected whole varints, got {len(raw)} bytes whose last one goes on")
+        raise BadSample(f"expected whole varints, got {len(raw)} bytes that end within one")
     first = np.concatenate(([0], last[:-1] + 1))
     lengths = last - first + 1
     if lengths.max() > _VARINT_BYTES_MAX:
@@ -53,10 +54,10 @@ def read_varints(data: memoryview) -> NDArray[np.int64]:
 def steps_reader(wanted: str) -> Callable[[memoryview], NDArray[Any]]:
     """Return a function that returns the values of all steps of a feature list, one after another.
 
-    That raises BadSample if the bytes are no feature list, or one whose steps have values of another kind.
+    The function raises BadSample if the bytes are not a feature list, or if a step has values of another kind.
 
     Args:
-        wanted: ``float32``, ``varint`` or ``bytes``; ``lengths`` returns how many values each step has instead.
+        wanted: ``float32``, ``varint`` or ``bytes``; ``lengths`` returns the value count of each step instead.
     """
 
     def read(data: memoryview) -> NDArray[Any]:
@@ -73,7 +74,7 @@ def steps_reader(wanted: str) -> Callable[[memoryview], NDArray[Any]]:
         if wanted == "varint":
             return read_varints(memoryview(b"".join(parts)))
         if wanted == "float32" and any(len(part) % 4 for part in parts):
-            raise BadSample("expected floats of 4 bytes, got others")
+            raise BadSample("expected floats of 4 bytes, got values of another length")
         return np.frombuffer(b"".join(parts), "<f4" if wanted == "float32" else np.uint8)
 
     return read
@@ -83,7 +84,7 @@ def _steps(data: memoryview) -> Iterator[tuple[str, list[memoryview]]]:
     """Yield kind and values of each step; a step without values has no kind."""
     reader = MessageReader(data, "")
     for step in reader.messages(0, len(data), 1):
-        number, low, high = [(0, 0, 0), *reader.fields(*step)][-1]  # the last one counts, as protobuf has it
+        number, low, high = [(0, 0, 0), *reader.fields(*step)][-1]  # the last field counts, as in protobuf
         if number and number not in _KINDS:
             raise NotAMessage(f"a feature of kind {number}")
         yield _KINDS.get(number, ""), [data[start:end] for start, end in reader.values(low, high, 1)]

@@ -1,4 +1,4 @@
-"""``bytes``, ``str``, ``json`` and ``image:raw``: the field's bytes as they are, after a check."""
+"""The codecs ``bytes``, ``str``, ``json`` and ``image:raw``: a copy of the field's bytes after a check."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _BLANKS: Final = np.frombuffer(b"   ", np.uint8)
 _DEPTH_MAX: Final = 500
-"""Lists and objects within each other: a client's parser has room for about 1,000 calls, its own among them."""
+"""Maximum nesting of lists and objects: a client's parser has about 1,000 calls of stack, some of them its own."""
 
 _STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _WIDE: Final = {
@@ -29,11 +29,11 @@ _WIDE: Final = {
     b"\xff\xfe": "UTF-16",
     b"\xfe\xff": "UTF-16",
 }
-"""What other encodings begin with."""
+"""Byte order marks of other encodings."""
 
 
 class BytesCodec:
-    """Copies."""
+    """Copies the field's bytes."""
 
     def __init__(self, params: Params) -> None:
         self._params = params
@@ -43,7 +43,7 @@ class BytesCodec:
         return self._params.spec(name)
 
     def measure(self, data: memoryview) -> tuple[int, ...]:
-        """Length in bytes."""
+        """Return the length in bytes."""
         return (len(data),)
 
     def decode(self, data: memoryview, out: NDArray[np.generic], seed: int) -> None:  # noqa: ARG002 - the seam's name
@@ -65,10 +65,10 @@ class StrCodec(BytesCodec):
     """UTF-8 text."""
 
     def check(self, data: memoryview) -> None:
-        """Accept UTF-8.
+        """Accept only UTF-8.
 
         Raises:
-            BadSample: something else, with the offset of the first bad byte.
+            BadSample: not UTF-8; names the offset of the first bad byte.
         """
         try:
             str(data, "utf-8")
@@ -77,9 +77,9 @@ class StrCodec(BytesCodec):
 
 
 class JsonCodec(BytesCodec):
-    """JSON text in UTF-8; NaN and infinities pass, as they do in Python's own parser.
+    """JSON text in UTF-8; NaN and infinities pass, as in Python's own parser.
 
-    What passes here can be parsed by a client: its parser gets the very text, in which a byte order mark is blanks.
+    A client can parse every accepted text. It gets the same text, except that a byte order mark is replaced by blanks.
     """
 
     def decode(self, data: memoryview, out: NDArray[np.generic], seed: int) -> None:
@@ -93,10 +93,10 @@ class JsonCodec(BytesCodec):
             out[: len(BOM_UTF8)] = _BLANKS
 
     def check(self, data: memoryview) -> None:
-        """Accept JSON.
+        """Accept only JSON.
 
         Raises:
-            BadSample: something else, or in another encoding than UTF-8, or too deep for a client.
+            BadSample: not JSON, in another encoding than UTF-8, or nested too deeply for a client.
         """
         text = bytes(data).removeprefix(BOM_UTF8)
         try:
@@ -108,7 +108,7 @@ class JsonCodec(BytesCodec):
 
 
 def _check_as_clients(text: bytes) -> None:
-    """Parse as a client does: some of what is JSON to Python is none to msgspec."""
+    """Parse as a client does, because Python accepts some JSON that msgspec rejects."""
     try:
         json.loads(str(text, "utf-8"))
     except UnicodeDecodeError as error:
@@ -124,13 +124,13 @@ def _check_as_clients(text: bytes) -> None:
 
 
 def _wide(text: bytes) -> str:
-    """Return what a text is encoded in where that is not bytes; empty: it does not look like that."""
+    """Return the name of a text's UTF-16 or UTF-32 encoding, or an empty string if neither is recognized."""
     return next((name for mark, name in _WIDE.items() if text.startswith(mark)), "UTF-16 or UTF-32" * (b"\0" in text))
 
 
 def _depth(text: bytes) -> int:
-    """Return how deep lists and objects of a JSON text lie within each other."""
-    raw = np.frombuffer(_STRING.sub(b"", text), np.uint8) | 0x20  # "[" and "{" differ by that bit, as "]" and "}" do
+    """Return the maximum nesting of lists and objects in a JSON text."""
+    raw = np.frombuffer(_STRING.sub(b"", text), np.uint8) | 0x20  # "[" and "{" differ only by that bit, as "]" and "}"
     return int(np.cumsum((raw == ord("{")).astype(np.int8) - (raw == ord("}")), dtype=np.int64).max(initial=0))
 
 
@@ -139,4 +139,4 @@ def _encoded_as(got: str) -> BadSample:
 
 
 def _too_deep() -> BadSample:
-    return BadSample(f"expected JSON of at most {_DEPTH_MAX} lists and objects within each other, got more")
+    return BadSample(f"expected JSON of at most {_DEPTH_MAX} nested lists and objects, got more")

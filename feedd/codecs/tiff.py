@@ -1,4 +1,4 @@
-"""What the first directory of a TIFF says; also what EXIF is made of. Reads a few dozen bytes wherever they lie."""
+"""Reads the first directory of a TIFF, which EXIF uses too. Reads only a few dozen bytes, wherever they lie."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ EXTRA_SAMPLES: Final = 338
 
 _ENTRIES_MAX: Final = 4096
 _SIZES: Final = {1: "B", 3: "H", 4: "I", 16: "Q"}
-"""Struct letter by TIFF type: BYTE, SHORT, LONG, LONG8. No wanted tag has another."""
+"""Struct letter by TIFF type: BYTE, SHORT, LONG, LONG8. Wanted tags have only these types."""
 _KINDS: Final = {b"II*\0": ("<", False), b"MM\0*": (">", False), b"II+\0": ("<", True), b"MM\0+": (">", True)}
 
 
 class Entry(NamedTuple):
-    """First value of a tag, where it lies in the bytes, and how (for ``struct``)."""
+    """The first value of a tag, its offset in the bytes, and its ``struct`` format."""
 
     value: int
     at: int
@@ -40,7 +40,7 @@ def is_tiff(data: memoryview) -> bool:
 
 
 def tags(data: memoryview) -> Mapping[int, Entry]:
-    """Return the numbers of the first directory, by tag; of lists the first number.
+    """Return the numbers of the first directory, by tag; for a list, its first number.
 
     Raises:
         BadSample: not a TIFF, or cut short.
@@ -73,7 +73,7 @@ def _directory(data: memoryview, order: str, *, big: bool) -> dict[int, Entry]:
         if struct.calcsize(letter) * value_count > inline_bytes:
             (value_at,) = _unpack(order + offset, data, value_at)
             if value_at + struct.calcsize(letter) > len(data):
-                continue  # of a tag that nobody may want
+                continue  # perhaps a tag that feedd does not read
         found[tag] = Entry(_unpack(order + letter, data, value_at)[0], value_at, order + letter)
     return found
 
@@ -85,7 +85,7 @@ def _unpack(form: str, data: memoryview, at: int) -> tuple[int, ...]:
 
 
 def orientation(data: memoryview) -> int:
-    """Return the EXIF orientation, 1 to 8; 1 where there is none or it makes no sense."""
+    """Return the EXIF orientation, 1 to 8; 1 if it is missing or invalid."""
     try:
         value = tags(data)[ORIENTATION].value
     except (BadSample, KeyError):
@@ -96,8 +96,8 @@ def orientation(data: memoryview) -> int:
 def as_stored(data: memoryview) -> bytes | memoryview:
     """Return a TIFF whose pixels decode as they are stored.
 
-    Libtiff turns images upright and multiplies colours with alpha without being asked: in a copy, it is told that both
-    is done already.
+    Libtiff turns images upright and multiplies colours with alpha by default. A copy of the file states that both are
+    already done.
     """
     copy: bytearray | None = None
     found = tags(data)

@@ -1,4 +1,4 @@
-"""``tokenize``: text to token ids, by Hugging Face's tokenizers and a file that the operator offers."""
+"""The codec ``tokenize``: text to token ids, by Hugging Face's tokenizers and a file that the operator provides."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ _TEXT_BYTES_MAX: Final = 16 << 20
 
 
 class TokenizeCodec:
-    """``tokenize``, by its parameters.
+    """Codec of ``tokenize``.
 
     Raises:
-        BadRecipe: the tokenizer is not offered, is not one, or is another than when the dataset was opened.
+        BadRecipe: the tokenizer is not available, is invalid, or has changed since the dataset was opened.
     """
 
     def __init__(self, params: TokenizeParams) -> None:
         self._params = params
-        self._path = JsonPath(params.key) if params.key else None  # the empty path: documents as they lie there
+        self._path = JsonPath(params.key) if params.key else None  # without a key, the document itself is the text
         data = tokenizers.read(params.tokenizer)
         if params.digest and tokenizers.digest_of(data) != params.digest:
             raise BadRecipe(
-                f"expected the tokenizer {params.tokenizer!r} as it was when the dataset was opened, got another",
-                hint="open the dataset anew",
+                f"the tokenizer {params.tokenizer!r} has changed since the dataset was opened",
+                hint="open the dataset again",
                 stage="decode",
             )
         try:
@@ -45,7 +45,7 @@ class TokenizeCodec:
                 self._tokenizer.enable_truncation(params.max_length - (params.end is not None))
         except Exception as error:  # the library raises no narrower class
             raise BadRecipe(
-                f"expected {params.tokenizer!r} to be a tokenizer, got {str(error)[:120]}", stage="decode"
+                f"{params.tokenizer!r} is not a valid tokenizer: {str(error)[:120]}", stage="decode"
             ) from error
 
     def spec(self, name: str) -> TensorSpec:
@@ -53,17 +53,17 @@ class TokenizeCodec:
         return self._params.spec(name)
 
     def measure(self, data: memoryview) -> tuple[int, ...]:
-        """Return how many tokens there are, which takes as long as making them.
+        """Return the number of tokens, which takes as long as tokenizing.
 
         Raises:
-            BadSample: not UTF-8 text, or too much of it.
+            BadSample: not UTF-8 text, or too long.
         """
         if not self._params.measured:
             return self.spec("").shape
         return (len(self._ids(data)),)
 
     def produce(self, data: memoryview) -> NDArray[Any]:
-        """Return all ids, as many as there are: what is measured so need not be decoded.
+        """Return all ids; a value measured this way need not be decoded again.
 
         Raises:
             BadSample: as ``measure``.
@@ -71,10 +71,10 @@ class TokenizeCodec:
         return self._ids(data).astype(self._params.dtype, copy=False)
 
     def decode(self, data: memoryview, out: NDArray[Any], seed: int) -> None:  # noqa: ARG002 - the seam's name
-        """Write the ids into ``out``, and the padding behind them.
+        """Write the ids into ``out``, then the padding.
 
         Raises:
-            BadSample: not UTF-8 text, too much of it, or not of that length.
+            BadSample: not UTF-8 text, too long, or the token count differs from ``out``.
         """
         ids = self._ids(data)
         if out.ndim != 1 or len(ids) > len(out) or (self._params.fill is None and len(ids) != len(out)):
@@ -88,10 +88,10 @@ class TokenizeCodec:
             raise BadSample(f"expected at most {_TEXT_BYTES_MAX} bytes of text, got {len(data)}")
         text = _utf8(data) if self._path is None else self._path.text(data)
         try:
-            # Nobody asks where in the text a token stands: a sixth less work.
+            # The fast method skips the tokens' positions in the text, which saves a sixth of the work.
             (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=self._params.special)
         except Exception as error:  # the library raises no narrower class
-            raise BadSample(f"expected text that can be tokenized, got {str(error)[:120]}") from error
+            raise BadSample(f"expected text that the tokenizer accepts, got an error: {str(error)[:120]}") from error
         ids = encoding.ids
         if self._params.end is not None:
             ids.append(self._params.end)

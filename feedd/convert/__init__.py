@@ -1,1 +1,1 @@
-"""How objects that cannot be read at random become shards that can: one module per way, run in decode workers."""
+"""Converts objects without random access to shards with it: one module per conversion, run in decode workers."""

@@ -1,4 +1,4 @@
-"""From arrays of NumPy, whose first dimension is the samples', to columns of a table."""
+"""Turns NumPy arrays, whose first dimension is the samples, into columns of a table."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _TEXTS: Final = "SU"
 
 
 def kept_array(dtype: np.dtype[Any], inner: Sequence[int]) -> ColumnEncoding | None:
-    """Return how an array is kept; None: it is no field.
+    """Return the encoding of an array's column, or None if it cannot be a field.
 
     Args:
-        dtype: of its numbers.
-        inner: its shape without the first dimension.
+        dtype: the array's dtype.
+        inner: the array's shape without the first dimension.
     """
     if dtype.kind in _TEXTS:
         return None if inner else ColumnEncoding("text", None)
@@ -44,7 +44,7 @@ def kept_array(dtype: np.dtype[Any], inner: Sequence[int]) -> ColumnEncoding | N
 
 
 def piece(rows: NDArray[Any], how: ColumnEncoding) -> Piece:
-    """Return some rows of an array."""
+    """Return rows of an array as a piece of a column."""
     if rows.dtype.kind in _TEXTS:
         return _texts(rows)
     values = rows.view(np.int64) if rows.dtype.kind in _TIMES and rows.dtype.isnative else rows
@@ -53,33 +53,33 @@ def piece(rows: NDArray[Any], how: ColumnEncoding) -> Piece:
 
 
 def step_rows(how: ColumnEncoding, row_bytes: int) -> int:
-    """Return how many rows to read at a time."""
+    """Return the number of rows to read at a time."""
     return max(1, PIECE_BYTES // max(1, how.width or row_bytes))
 
 
 def same_count(counts: Mapping[str, int], url: str) -> int | None:
-    """Return how many samples arrays have; None: there are none.
+    """Return the sample count that all arrays have, or None if there are no arrays.
 
     Args:
-        counts: the first dimension of each.
+        counts: the first dimension of each array.
         url: named in errors.
 
     Raises:
-        BadRecipe: they differ.
+        BadRecipe: the counts differ.
     """
     if len(set(counts.values())) > 1:
         raise BadRecipe(
-            "expected arrays with a row for each sample, got "
+            "expected arrays with the same number of rows, got "
             + ", ".join(f"{name} of {count}" for name, count in list(counts.items())[:60]),
             object=url,
-            hint="name fields= that go together",
+            hint="select arrays of equal length in fields=",
             stage="decode",
         )
     return next(iter(counts.values()), None)
 
 
 def _texts(rows: NDArray[Any]) -> Piece:
-    """Return text of fixed width, as NumPy has it, without its padding."""
+    """Return text of fixed width, as NumPy stores it, without its padding."""
     if not len(rows) or not rows.dtype.itemsize:
         return Piece(np.zeros(0, np.uint8), np.zeros(len(rows), np.int64))
     encoded = np.char.encode(rows, "utf-8") if rows.dtype.kind == "U" else np.ascontiguousarray(rows)

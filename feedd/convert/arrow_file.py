@@ -1,4 +1,4 @@
-"""Columns of Arrow IPC as pieces of a table."""
+"""Converts columns of Arrow IPC to pieces of a table."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Reader: TypeAlias = "ipc.RecordBatchFileReader | ipc.RecordBatchStreamReader"
 
 _WHAT: Final = "Arrow IPC, a file or a stream"
 _FILE_MAGIC: Final = b"ARROW1"
-_FILE_START: Final = 8  # the magic, and what brings it to a multiple of 8
+_FILE_START: Final = 8  # the magic, padded to a multiple of 8
 
 
 def write(data: memoryview, url: str, params: str, out: ShardWriter) -> str:
@@ -40,7 +40,7 @@ def write(data: memoryview, url: str, params: str, out: ShardWriter) -> str:
 
 
 def write_head(data: memoryview, url: str, params: str, out: ShardWriter) -> str:
-    """Write which of the wanted columns there are, and whether there are rows, by an object's first bytes."""
+    """Write the existing wanted columns, and whether there are rows, from an object's first bytes."""
     with refusing(_WHAT, url):
         reader = _open_start(data)
         columns, others = _columns(reader.schema, params, url)
@@ -49,16 +49,16 @@ def write_head(data: memoryview, url: str, params: str, out: ShardWriter) -> str
 
 
 def tells_columns(data: memoryview) -> bool:
-    """Whether the first bytes of an object are enough for ``write_head``."""
+    """Whether the first bytes of an object suffice for ``write_head``."""
     try:
         _open_start(data)
-    except Exception:  # noqa: BLE001 - whatever it is, the whole object meets it again, or does not
+    except Exception:  # noqa: BLE001 - reading the whole object raises lasting errors again
         return False
     return True
 
 
 def _open_start(data: memoryview) -> ipc.RecordBatchStreamReader:
-    """Return a reader of what an object begins with: a file is a stream between its magic and its footer."""
+    """Return a reader of an object's start: an Arrow file is a stream between its magic and its footer."""
     start = _FILE_START if bytes(data[: len(_FILE_MAGIC)]) == _FILE_MAGIC else 0
     return ipc.open_stream(pa.py_buffer(data[start:]), options=ipc.IpcReadOptions(use_threads=False))
 
@@ -67,13 +67,13 @@ def _has_rows(reader: ipc.RecordBatchStreamReader) -> bool:
     try:
         return any(batch.num_rows for batch in reader)
     except (pa.ArrowInvalid, OSError):
-        return True  # values that are cut off: there are some
+        return True  # the values are cut off, so there are some
 
 
 def _columns(
     schema: pa.Schema, params: str, url: str
 ) -> tuple[dict[str, tuple[int, ColumnEncoding]], Mapping[str, str]]:
-    """Return the number of each wanted column, and how it is kept; and names and types of those that cannot be."""
+    """Return number and encoding of each wanted column, and names and types of columns that cannot be fields."""
     usable = {one.name: (number, kept(one.type)) for number, one in reversed(list(enumerate(schema)))}
     names = [one.name for one in schema if usable[one.name][1] is not None]
     others = {one.name: str(one.type) for one in schema if usable[one.name][1] is None}
@@ -88,12 +88,12 @@ def _columns(
 
 
 def _count(data: memoryview) -> int:
-    """Return how many rows there are."""
+    """Return the number of rows."""
     return sum(batch.num_rows for batch in _batches(_open(data, 0)))
 
 
 def _open(data: memoryview, column: int | None) -> Reader:
-    """Return a reader of one column; of all where None."""
+    """Return a reader of one column, or of all if ``column`` is None."""
     options = ipc.IpcReadOptions(use_threads=False, included_fields=None if column is None else [column])
     buffer = pa.py_buffer(data)
     if bytes(data[: len(_FILE_MAGIC)]) == _FILE_MAGIC:
@@ -110,14 +110,14 @@ def _batches(reader: Reader) -> Iterator[pa.RecordBatch]:
 
 
 def _pieces(data: memoryview, column: int, reader: ColumnReader, room_bytes: int) -> Iterator[Piece]:
-    """Yield one column, a batch at a time: compressed ones are unpacked for it alone."""
+    """Yield one column, one batch at a time; only this column of a compressed batch is decompressed."""
     for batch in _batches(_open(data, column)):
         array = _checked(batch.column(0))
         yield from reader.pieces(array, room_bytes)
 
 
 def _checked(array: pa.Array) -> pa.Array:
-    """Return an array whose offsets lie within its buffers; whether text is UTF-8 its samples tell."""
+    """Return an array after checking that its offsets lie within its buffers; UTF-8 is checked per sample."""
     if kinds.is_string(array.type) or kinds.is_large_string(array.type):
         binary = pa.binary() if kinds.is_string(array.type) else pa.large_binary()
         array = pa.Array.from_buffers(binary, len(array), array.buffers(), offset=array.offset)

@@ -1,4 +1,4 @@
-"""From arrays of Arrow to pieces of a table's columns: all rows of an array at a time."""
+"""Turns Arrow arrays into pieces of a table's columns, all rows of an array at a time."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
     from feedd.convert.table_writer import ColumnEncoding
 
 _SPREAD_BYTES_MAX: Final = 64 << 20
-"""Dictionaries and runs may stand for far more than they take: they are taken apart in pieces of about this much."""
+"""Dictionaries and runs may expand to far more than their own size. They are expanded in pieces of about this size."""
 
 _DEPTH_MAX: Final = 16
 
-_WIDE_NUMBERS: Final = {16: 2, 32: 4}  # bytes of a decimal, and how many int64 make them
+_WIDE_NUMBERS: Final = {16: 2, 32: 4}  # bytes of a decimal, and its number of int64 words
 _NARROW_TIMES: Final = {"date32[day]": "<i4", "time32[s]": "<i4", "time32[ms]": "<i4"}
 _INT64: Final = np.dtype("<i8")
 
 
 @dataclass(frozen=True, slots=True)
 class _Flat:
-    """Numbers of an array of lists.
+    """The numbers of an array of lists.
 
     Attributes:
-        values: all of them.
-        counts: int64[rows], how many each row has; None: ``per_row`` each.
-        valid: bool[rows], rows that are there and have no hole; None: all.
+        values: all numbers.
+        counts: int64[rows], numbers of each row; None: ``per_row`` in every row.
+        valid: bool[rows], rows that exist and have no missing number; None: all rows.
     """
 
     values: NDArray[np.generic]
@@ -48,11 +48,11 @@ class _Flat:
 
 
 class ColumnReader:
-    """One column of one shard.
+    """Reads one column of one shard.
 
     Args:
-        name: of the column, for errors.
-        how: it is kept, see ``arrow_types.kept``.
+        name: the column's name, for errors.
+        how: the column's encoding, see ``arrow_types.kept``.
         url: named in errors.
     """
 
@@ -61,14 +61,14 @@ class ColumnReader:
         self._room_bytes = 0
 
     def pieces(self, array: pa.Array, room_bytes: int) -> Iterator[Piece]:
-        """Yield some rows of it.
+        """Yield the rows of an array of the column.
 
         Args:
-            array: of Arrow; its offsets are known to lie within its buffers.
-            room_bytes: that the table may take at most.
+            array: the Arrow array; its offsets are known to lie within its buffers.
+            room_bytes: maximum size of the table.
 
         Raises:
-            BadShard: values that do not fit: decimals beyond 64 bits, or dictionaries or runs that stand for too much.
+            BadShard: decimals exceed 64 bits, or dictionaries or runs expand to too many bytes.
         """
         self._room_bytes = room_bytes
         array = _storage(array)
@@ -84,13 +84,13 @@ class ColumnReader:
             yield Piece(_rows(array, self._how.width, "u1"), None, _valid(array))
         elif file_of(array.type):
             names = [array.type.field(number).name for number in range(array.type.num_fields)]
-            child = array.flatten()[names.index(file_of(array.type))]  # which has the struct's holes, too
+            child = array.flatten()[names.index(file_of(array.type))]  # includes the struct's nulls
             yield from self.pieces(child, room_bytes)
         else:
             yield _blobs(array)
 
     def _spread(self, array: pa.Array, room_bytes: int) -> Iterator[Piece]:
-        """Yield what a dictionary or runs stand for, some rows at a time."""
+        """Yield the expanded values of a dictionary or of runs, some rows at a time."""
         worst = _value_bytes_max(array)
         if worst * min(len(array), 1) > room_bytes:
             self._fail(f"values of at most {room_bytes} bytes", f"one of {worst}")
@@ -112,7 +112,7 @@ class ColumnReader:
 
     def _flat(self, array: pa.Array) -> _Flat:
         array = self._plain(array)
-        if not len(array):  # whose buffers may not be there
+        if not len(array):  # its buffers may be missing
             return _Flat(np.zeros(0, np.dtype(self._how.dtype)), 1, None, None)
         valid = _valid(array)
         if is_list(array.type):
@@ -134,7 +134,7 @@ class ColumnReader:
         return _Flat(self._scalars(array, valid), 1, None, valid)
 
     def _scalars(self, array: pa.Array, valid: NDArray[np.bool_] | None) -> NDArray[np.generic]:
-        """Return one number a row, as ``arrow_types.dtype_of`` says."""
+        """Return one number per row, with the dtype of ``arrow_types.dtype_of``."""
         type_, dtype = array.type, np.dtype(dtype_of(array.type))
         if kinds.is_boolean(type_):
             return _bits(array)
@@ -153,14 +153,14 @@ class ColumnReader:
         return _rows(array, dtype.itemsize, dtype)
 
     def _plain(self, array: pa.Array) -> pa.Array:
-        """Return what dictionaries and runs within lists stand for, where there is room for it."""
+        """Return the expanded values of dictionaries and runs within lists, if there is space for them."""
         array = _storage(array)
         for _ in range(_DEPTH_MAX):
             if not _is_spread(array.type):
                 break
             size = len(array) * _value_bytes_max(array)
             if size > self._room_bytes:
-                self._fail(f"values of at most {self._room_bytes} bytes", f"dictionaries or runs that stand for {size}")
+                self._fail(f"values of at most {self._room_bytes} bytes", f"dictionaries or runs that expand to {size}")
             array = _storage(_once_spread(array))
         return array
 
@@ -169,22 +169,22 @@ class ColumnReader:
 
 
 def _storage(array: pa.Array) -> pa.Array:
-    """Return the array that an extension stands for."""
+    """Return the storage array of an extension array."""
     while isinstance(array.type, pa.BaseExtensionType):
         array = array.storage
     return array
 
 
 def _is_spread(type_: pa.DataType) -> bool:
-    """Whether an array of that type may stand for more than it takes."""
+    """Whether arrays of the type may expand to more than their own size."""
     return bool(kinds.is_dictionary(type_) or kinds.is_run_end_encoded(type_))
 
 
 def _once_spread(array: pa.Array) -> pa.Array:
-    """Return what a dictionary, or runs, stand for."""
+    """Return the expanded values of a dictionary or of runs."""
     if kinds.is_dictionary(array.type):
         return array.dictionary_decode()
-    from pyarrow import compute  # noqa: PLC0415 - slow to load, and hardly ever met
+    from pyarrow import compute  # noqa: PLC0415 - slow to load, and rarely needed
 
     return compute.run_end_decode(array)
 
@@ -225,14 +225,14 @@ def _bits(array: pa.Array) -> NDArray[np.bool_]:
 
 
 def _list(array: pa.Array) -> pa.Array:
-    """Return lists whose values lie one after another."""
+    """Return lists whose values are contiguous."""
     if kinds.is_list(array.type) or kinds.is_large_list(array.type):
         return array
     return array.cast(pa.large_list(array.type.value_field))
 
 
 def _offsets(array: pa.Array) -> tuple[NDArray[np.int64], Any]:
-    """Return int64[rows + 1] and the bytes they point into."""
+    """Return int64[rows + 1] offsets and the bytes that they refer to."""
     rows = len(array)
     if not is_bytes(plain(array.type)) or str(array.type).endswith("_view"):
         array = array.cast(pa.large_binary())
@@ -253,7 +253,7 @@ def _blobs(array: pa.Array) -> Piece:
 
 
 def _value_bytes_max(array: pa.Array) -> int:
-    """Return at least the bytes of the largest value, at least 1; of nested ones, what all take together."""
+    """Return an upper bound of a value's bytes, at least 1; for nested values, the bytes of all values."""
     array = _storage(array)
     for _ in range(_DEPTH_MAX):
         if not _is_spread(array.type):

@@ -1,13 +1,15 @@
-"""Which columns of Arrow can be fields of samples, and how each is stored.
+"""The Arrow columns that can be fields of samples, and their encodings.
 
-    numbers, booleans                   as they are
-    decimals, dates, times              ``int64``: the number without its point, or days, seconds and so on since 1970
-    lists of those, of any depth        ``float32[]``: their numbers one after another
+Encodings by type::
+
+    numbers, booleans                   unchanged
+    decimals, dates, times              ``int64``: the unscaled number, or days, seconds and so on since 1970
+    lists of numbers, of any depth      ``float32[]``: their numbers one after another
     lists of fixed length               ``float32[77]``
-    strings, binary                     ``text``, and bytes as they are
-    a struct of ``bytes`` and ``path``  its bytes, as Hugging Face keeps images and sound
+    strings, binary                     ``text``, and unchanged bytes
+    a struct of ``bytes`` and ``path``  its bytes, as Hugging Face stores images and sound
 
-Dictionaries, runs and extensions are what they stand for. Everything else is no field: maps, unions, other structs,
+Dictionaries, runs and extensions count as their values. Other types cannot be fields: maps, unions, other structs,
 lists of strings.
 """
 
@@ -31,7 +33,7 @@ _DEPTH_MAX: Final = 16
 
 
 def plain(type_: pa.DataType) -> pa.DataType:
-    """Return the type of the values that a dictionary, runs or an extension stand for."""
+    """Return the value type of a dictionary, of runs or of an extension."""
     for _ in range(_DEPTH_MAX):
         if isinstance(type_, pa.BaseExtensionType):
             type_ = type_.storage_type
@@ -43,7 +45,7 @@ def plain(type_: pa.DataType) -> pa.DataType:
 
 
 def dtype_of(type_: pa.DataType) -> str:
-    """Return the dtype that numbers of that type are kept as; empty: they are no numbers."""
+    """Return the dtype that numbers of the type are stored as, or an empty string for other types."""
     type_ = plain(type_)
     if kinds.is_decimal(type_) or kinds.is_temporal(type_):
         return "" if kinds.is_interval(type_) else "int64"
@@ -53,7 +55,7 @@ def dtype_of(type_: pa.DataType) -> str:
 
 def is_list(type_: pa.DataType) -> bool:
     """Whether values are lists of any length."""
-    views = (getattr(kinds, name, None) for name in ("is_list_view", "is_large_list_view"))  # newer than others
+    views = (getattr(kinds, name, None) for name in ("is_list_view", "is_large_list_view"))  # only in newer versions
     return bool(
         kinds.is_list(type_) or kinds.is_large_list(type_) or any(check is not None and check(type_) for check in views)
     )
@@ -70,7 +72,7 @@ def is_text(type_: pa.DataType) -> bool:
 
 
 def file_of(type_: pa.DataType) -> str:
-    """Return the child that holds the value where the type is a struct of a file's bytes and path; else nothing."""
+    """Return the child with the value if the type is a struct of a file's bytes and path, else an empty string."""
     if not kinds.is_struct(type_):
         return ""
     names = {type_.field(number).name for number in range(type_.num_fields)}
@@ -79,7 +81,7 @@ def file_of(type_: pa.DataType) -> str:
 
 
 def kept(type_: pa.DataType) -> ColumnEncoding | None:
-    """Return how a column of that type is kept; None: it is no field."""
+    """Return the encoding of a column of the type, or None if it cannot be a field."""
     type_ = plain(type_)
     if kinds.is_null(type_):
         return ColumnEncoding("", None)
@@ -116,7 +118,7 @@ def _list(type_: pa.DataType) -> ColumnEncoding | None:
 
 
 def unscaled(type_: pa.DataType) -> bool:
-    """Whether numbers of that type, or lists of them, are kept without the point that they have."""
+    """Whether the type is a decimal with a scale, or a list of these: its numbers are stored unscaled."""
     type_ = plain(type_)
     for _ in range(_DEPTH_MAX):
         if not (is_list(type_) or kinds.is_fixed_size_list(type_)):
@@ -126,7 +128,7 @@ def unscaled(type_: pa.DataType) -> bool:
 
 
 def leaf_count(type_: pa.DataType) -> int:
-    """Return how many columns of numbers or bytes a Parquet file keeps a column of that type in."""
+    """Return the number of Parquet leaf columns that store a column of the type."""
     type_ = plain(type_)
     if type_.num_fields and not kinds.is_run_end_encoded(type_):
         return sum(leaf_count(type_.field(number).type) for number in range(type_.num_fields))

@@ -1,4 +1,4 @@
-"""Rows of a text that are no samples as they should be: their places are kept, and the reason of each."""
+"""Bad rows of text objects: they keep their places, with the reason of each."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _BAD_ALWAYS: Final = 16
 
 
 def are_most(bad: int, rows: int) -> bool:
-    """Whether so many rows are bad that it is no damage: the text is another than the recipe takes it for."""
+    """Whether so many rows are bad that the object is not damaged but has another format than the recipe expects."""
     return bad > max(_BAD_ALWAYS, rows // 2)
 
 
 def marked(pieces: Iterable[Piece], marks: NDArray[np.uint8] | None, width: int | None) -> Iterator[Piece]:
-    """Yield pieces of a column that say of bad rows why they are.
+    """Yield the pieces of a column with the reasons of bad rows.
 
     Args:
-        pieces: of all rows.
-        marks: uint8[rows], see ``formats.missing_reasons``: what is not ``HAS`` is bad. None: nothing is.
-        width: bytes of a value; None: pieces say.
+        pieces: pieces of all rows.
+        marks: uint8[rows], see ``formats.missing_reasons``: rows that are not ``HAS`` are bad. None: no row is bad.
+        width: bytes of a value; None: each piece has sizes.
     """
     at = 0
     for piece in pieces:
@@ -42,16 +42,16 @@ def marked(pieces: Iterable[Piece], marks: NDArray[np.uint8] | None, width: int 
         at += count
         if not (own == HAS).all():
             there = np.uint8(HAS) if piece.valid is None else (piece.valid == HAS).astype(np.uint8)
-            piece = replace(piece, valid=np.where(own == HAS, there, own).astype(np.uint8))  # noqa: PLW2901 - as it is now
+            piece = replace(piece, valid=np.where(own == HAS, there, own).astype(np.uint8))  # noqa: PLW2901 - as marked
         yield piece
 
 
 def places(bad: NDArray[np.int64], rows: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return which of the good rows stands in each place, int64[rows], and which places are bad ones, bool[rows].
+    """Return the index of the good row for each place, int64[rows], and which places are bad, bool[rows].
 
     Args:
         bad: places of bad rows, in order.
-        rows: good and bad.
+        rows: number of rows, good and bad.
     """
     lost = np.zeros(rows, np.bool_)
     lost[bad] = True
@@ -59,7 +59,7 @@ def places(bad: NDArray[np.int64], rows: int) -> tuple[NDArray[np.int64], NDArra
 
 
 def told(why: Why, bad: NDArray[np.bool_], marks: NDArray[np.uint8] | None) -> NDArray[np.uint8] | None:
-    """Return marks in which rows are bad for one reason more; one that is bad already stays as it is."""
+    """Return marks with one more reason for bad rows; a row that is already bad keeps its reason."""
     if not bad.any():
         return marks
     known = np.full(len(bad), HAS, np.uint8) if marks is None else marks

@@ -1,4 +1,4 @@
-"""Which columns of an object are asked for, and errors of the libraries that read them."""
+"""Selects the requested columns of an object, and translates errors of the libraries that read them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
     from types import ModuleType
 
-RequestContext = tuple[tuple[str, ...], ...]
-"""For each field the names it may have, as recipes spell them. None at all: every column."""
+WantedColumns = tuple[tuple[str, ...], ...]
+"""The requested columns: for each field its possible names, as recipes spell them. An empty tuple means all columns."""
 
 ROWS_ONLY: Final = "rows"
-"""Parameters of a form that makes no column at all: how many rows there are is all that is asked for."""
+"""Parameters of a conversion that makes no columns: only the number of rows is requested."""
 
 _NAMES_SHOWN: Final = 60
 _TYPE_CHARS_SHOWN: Final = 200
@@ -29,17 +29,18 @@ _TIMES: Final = ("date32", "time32", "timestamp")
 
 
 class Typed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Which columns are asked for, and of which type they are.
+    """The requested columns and their types.
 
     Attributes:
-        types: names of types as Arrow has them, by the columns' names in lower case.
-        other: the type of columns that are not in ``types``; empty: their values tell it.
-        delimiter: between values, where it is not the form's own.
-        strict: whether an object that lacks a column is refused; else its rows lack it, too.
-        head: whether the object's beginning, or what it says of its columns, is all that is made: see ``head_params``.
+        columns: see ``WantedColumns``.
+        types: Arrow's names of types, by the columns' names in lower case.
+        other: the type of columns that are not in ``types``; empty: detected from the values.
+        delimiter: the delimiter, if it is not the conversion's own.
+        strict: whether an object that lacks a column is refused; otherwise its rows lack the column.
+        head: whether only the object's beginning, or the list of its columns, is converted: see ``head_params``.
     """
 
-    columns: RequestContext = ()
+    columns: WantedColumns = ()
     types: dict[str, str] = {}
     other: str = ""
     delimiter: str = ""
@@ -47,59 +48,59 @@ class Typed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     head: bool = False
 
     def type_of(self, name: str) -> str:
-        """Return the type of a column; empty: its values tell it."""
+        """Return the type of a column, or an empty string if it is detected from the values."""
         return self.types.get(name.lower(), self.other)
 
 
 def stored_of(type_name: str) -> str:
-    """Return how a column of text of that type is stored, see ``recipe.encodings``, as ``arrow_types.kept`` has it."""
+    """Return the encoding of a text column of the type, see ``recipe.encodings`` and ``arrow_types.kept``."""
     return "int64" if type_name.startswith(_TIMES) else _STORED.get(type_name, type_name)
 
 
 def params_of(asked: Iterable[Iterable[str]]) -> str:
-    """Return the parameters of a form that makes only some columns; the same for the same columns in any order."""
+    """Return the parameters of a conversion that makes only some columns; the order of columns does not matter."""
     return msgspec.json.encode(sorted({tuple(sorted(names)) for names in asked})).decode()
 
 
 def typed_params(asked: Iterable[Iterable[str]], types: Mapping[str, str], other: str = "", delimiter: str = "") -> str:
-    """Return parameters that say the types of columns, too; see ``Typed``. Nothing asked for: all columns.
+    """Return parameters that also state the columns' types, see ``Typed``. If ``asked`` is empty, all columns are read.
 
     Raises:
-        BadRecipe: they are too many.
+        BadRecipe: there are too many columns.
     """
     columns = tuple(sorted({tuple(sorted(names)) for names in asked}))
     return _text(Typed(columns, dict(sorted(types.items())), other, delimiter))
 
 
 def strict_params(params: str) -> str:
-    """Return the parameters of the same form for who must know why an object lacks a column that is asked for."""
+    """Return the parameters of the same conversion that refuses objects without a requested column."""
     return _text(msgspec.structs.replace(typed_by(params), strict=True))
 
 
 def head_params(params: str) -> str:
-    """Return the parameters of the same form of which a shard is made that tells columns, and whether there are rows.
+    """Return the parameters of a conversion to a shard that shows which columns exist and whether there are rows.
 
-    Of text it has the first rows. Of others it has one row without values, where the object has any.
+    For text the shard has the first rows. Otherwise it has one row without values if the object has any rows.
     """
     return _text(msgspec.structs.replace(typed_by(params), head=True))
 
 
 def is_head(params: str) -> bool:
-    """Whether parameters are those of ``head_params``."""
+    """Whether ``head_params`` made the parameters."""
     return spelled(params).startswith("{") and typed_by(params).head
 
 
 def typed_by(params: str) -> Typed:
-    """Return what ``params_of`` or ``typed_params`` was given.
+    """Return the arguments of ``params_of`` or ``typed_params`` from its result.
 
     Raises:
-        Internal: neither was.
+        Internal: neither of them made the parameters.
     """
     params = spelled(params)
     try:
         if params.startswith("{"):
             return msgspec.json.decode(params.encode(), type=Typed)
-        return Typed(msgspec.json.decode(params.encode(), type=RequestContext)) if params else Typed()
+        return Typed(msgspec.json.decode(params.encode(), type=WantedColumns)) if params else Typed()
     except msgspec.DecodeError as error:
         raise Internal(f"expected names of columns, got {params[:80]!r}", stage="decode") from error
 
@@ -108,32 +109,32 @@ def _text(typed: Typed) -> str:
     return named(msgspec.json.encode(typed).decode())
 
 
-def asked_by(params: str) -> RequestContext:
-    """Return which columns are asked for; see ``typed_by``."""
+def wanted_by(params: str) -> WantedColumns:
+    """Return the requested columns; see ``typed_by``."""
     return typed_by(params).columns
 
 
 def unread(params: str, others: Mapping[str, str]) -> Mapping[str, str]:
-    """Return those columns that nobody can read of which a user must be told: where all columns are asked for."""
+    """Return the unreadable columns that the user is told about: those in ``others`` if all columns are requested."""
     return others if params == ROWS_ONLY or not typed_by(params).columns else {}
 
 
 def chosen(params: str, usable: Collection[str], others: Mapping[str, str], url: str) -> list[str]:
-    """Return those of an object's columns that are asked for, in the object's order.
+    """Return the requested columns of an object, in the object's order.
 
-    One that the object lacks, or has as what cannot be a field, its rows lack: they are bad samples then, in their
-    places. A recipe that no shard can serve is refused before, where it is asked strictly.
+    If an object lacks a requested column, or the column cannot be a field, all its rows are bad samples. In strict mode
+    an error is raised instead, so that a recipe that no shard can serve is refused early.
 
     Args:
-        params: of the form.
+        params: parameters of the conversion.
         usable: columns that can be fields.
-        others: columns that cannot, and their types.
+        others: columns that cannot be fields, and their types.
         url: named in errors.
 
     Raises:
-        BadRecipe: asked strictly, there is none of the names that a field may have; lists those there are.
-        Unsupported: likewise, there is, but it cannot be a field.
-        BadShard: two columns that are asked for differ by case only.
+        BadRecipe: in strict mode, the object has none of a field's names; lists the existing names.
+        Unsupported: in strict mode, the column exists but cannot be a field.
+        BadShard: two requested columns differ only in case.
     """
     if params == ROWS_ONLY:
         return []
@@ -166,7 +167,7 @@ def _by_lower(usable: Iterable[str], url: str, only: set[str] | None) -> dict[st
     for name in usable:
         lower = name.lower()
         if lower in found and (only is None or lower in only):
-            message = f"expected names of columns that differ, got {name!r} and {found[lower]!r}"
+            message = f"two columns differ only in case: {name!r} and {found[lower]!r}"
             raise BadShard(message, object=url, stage="decode")
         found[lower] = name
     return found
@@ -179,15 +180,15 @@ def _some(names: Collection[str]) -> str:
 
 @contextlib.contextmanager
 def refusing(what: str, url: str) -> Iterator[None]:
-    """Turn whatever a library raises into BadShard.
+    """Turn every exception of a library into BadShard.
 
     Args:
-        what: the object should be.
+        what: the format that the object should have.
         url: named in errors.
 
     Raises:
-        BadShard: the library raised something.
-        ResourceExhausted: it had no memory.
+        BadShard: the library raised an exception.
+        ResourceExhausted: the library had no memory.
     """
     try:
         yield
@@ -195,22 +196,22 @@ def refusing(what: str, url: str) -> Iterator[None]:
         raise
     except MemoryError as error:
         raise no_memory(url) from error
-    except Exception as error:  # a library has errors of many kinds for broken bytes
+    except Exception as error:  # libraries raise many classes for broken bytes
         text = " ".join(str(error).split())[:300] or type(error).__name__
         raise BadShard(f"expected {what}, got: {text}", object=url, stage="decode") from error
 
 
 def needs(extra: str, url: str, error: ImportError) -> Unsupported:
     """Return the error for a library that is not installed."""
-    message = f"expected the library {error.name or extra} to read this, got none"
+    message = f"the library {error.name or extra}, which reads this format, is not installed"
     return Unsupported(message, object=url, hint=f"install feedd[{extra}]", stage="decode")
 
 
 def loaded(module: str, extra: str, url: str) -> ModuleType:
-    """Return a module that is, or uses, a library of an extra: it is met in workers only, where such data is.
+    """Import a module of, or with, an optional library. Only workers call this, when they find such data.
 
     Raises:
-        Unsupported: it is not installed.
+        Unsupported: the library is not installed.
     """
     try:
         return importlib.import_module(module)

@@ -1,8 +1,9 @@
-"""Compressed objects: decompressed as they are, or decompressed and then converted.
+"""Decompresses objects, with or without a conversion afterwards.
 
-Only Snappy is read with cramjam. Of every other compression cramjam decompresses a whole object in one call: it does
-not bound the memory that the output takes, and ignores bytes behind a Brotli or zlib stream. Zstandard is read with
-zstandard: backports.zstd, which reads as ``bz2`` does, takes up to 1.1 times as long, and 1.9 times for small frames.
+Only Snappy is read with cramjam. For every other compression cramjam decompresses a whole object in one call. It does
+not bound the memory of the output, and it ignores bytes after a Brotli or zlib stream. Zstandard is read with
+zstandard. backports.zstd, which has the interface of ``bz2``, takes up to 1.1 times as long, or 1.9 times for small
+frames.
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ if TYPE_CHECKING:
 
 _IN_BYTES: Final = 128 << 10
 _OUT_BYTES: Final = 1 << 20
-_XZ_MEMORY_BYTES: Final = 256 << 20  # the strongest preset of xz asks for 65 MiB
+_XZ_MEMORY_BYTES: Final = 256 << 20  # the strongest preset of xz needs 65 MiB
 
 _ZSTD_MAGIC: Final = 0xFD2FB528
 _ZSTD_SKIPPABLE: Final = 0x184D2A50
-_ZSTD_WINDOW_BYTES_MAX: Final = 128 << 20  # what level 22 asks for
+_ZSTD_WINDOW_BYTES_MAX: Final = 128 << 20  # what level 22 needs
 _WORD: Final = struct.Struct("<I")
 
 _SNAPPY_FRAMED: Final = b"\xff\x06\x00\x00sNaPpY"
 _SNAPPY_HINT: Final = "compress it with zstd or gzip instead, or with Snappy as MosaicML's writer does"
 _SNAPPY_RATIO_MAX: Final = 64 / 3
-"""Most bytes that come of one byte: three bytes are an element that copies 64 (google/snappy, format_description)."""
+"""Maximum output per input byte: an element of three bytes copies 64 bytes (google/snappy, format_description)."""
 
 
 class CompressedConverter(WholeObject, ABC):
@@ -52,22 +53,22 @@ class CompressedConverter(WholeObject, ABC):
     name: str
 
     def make(self, held: PartialObject, url: str, params: str, out: ShardWriter) -> str:
-        """Decompress; see ``ShardConverter.make``. ``params``: the format inside; empty: the object's name tells it."""
+        """Decompress; see ``ShardConverter.make``. ``params``: the inner format; empty: as the object's name says."""
         format_name = params or format_for(uncompressed(url.rsplit("/", 1)[-1].lower())[0])
         self.decompress(held.data, url, out)
         return format_name
 
     @abstractmethod
     def decompress(self, data: memoryview, url: str, out: ShardWriter) -> None:
-        """Write all that ``data`` holds; raises as ``ShardConverter.make``."""
+        """Write the decompressed ``data``; raises as ``ShardConverter.make``."""
 
 
 class ChainedConverter(WholeObject):
-    """``protocols.ShardConverter`` of compressed objects that are converted once decompressed; stateless.
+    """``protocols.ShardConverter`` that decompresses objects and then converts them; stateless.
 
     Args:
-        outer: decompresses the object, into memory.
-        inner: makes the shard, and is given the parameters.
+        outer: decompresses the object into memory.
+        inner: makes the shard; it gets the parameters.
     """
 
     def __init__(self, outer: CompressedConverter, inner: ShardConverter) -> None:
@@ -75,10 +76,10 @@ class ChainedConverter(WholeObject):
         self.name = f"{outer.name}+{inner.name}"
 
     def make(self, held: PartialObject, url: str, params: str, out: ShardWriter) -> str:
-        """Decompress, then convert; see ``ShardConverter.make``. What is decompressed is bounded as any shard is."""
+        """Decompress, then convert; see ``ShardConverter.make``. The decompressed size has the limit of any shard."""
         fd = os.memfd_create("feedd-unpacked", os.MFD_CLOEXEC)
         try:
-            # both may be in memory: the decompressed object, and the shard
+            # the decompressed object and the shard may both be in memory
             room_bytes = out.room_bytes // 2 if isinstance(out, FileOut) else out.limit_bytes
             unpacked = FileOut(fd, 0, out.limit_bytes, room_bytes, url)
             self._outer.decompress(held.data, url, unpacked)
@@ -90,7 +91,7 @@ class ChainedConverter(WholeObject):
 
 
 class Decompressor(Protocol):
-    """One stream, as ``bz2`` and ``lzma`` read it."""
+    """Decompresses one stream, with the interface of ``bz2`` and ``lzma``."""
 
     @property
     def eof(self) -> bool:
@@ -98,27 +99,27 @@ class Decompressor(Protocol):
 
     @property
     def needs_input(self) -> bool:
-        """Whether nothing can come without more input."""
+        """Whether more input is needed for more output."""
 
     @property
     def unused_data(self) -> bytes:
-        """What came after the stream's end."""
+        """Input bytes after the end of the stream."""
 
     def decompress(self, data: memoryview | bytes, max_length: int) -> bytes:
-        """Take input, return at most so many bytes."""
+        """Take input and return at most ``max_length`` bytes of output."""
 
 
 Library: TypeAlias = "tuple[Callable[[], Decompressor], tuple[type[Exception], ...]]"
-"""What begins a stream, and what it raises for broken data."""
+"""A function that begins a stream, and the exceptions that it raises for broken data."""
 
 
 class StreamConverter(CompressedConverter):
-    """Streams after one another, each decompressed piece by piece.
+    """Decompresses consecutive streams, piece by piece.
 
     Args:
-        name: of the conversion.
-        library: loads the library; raises Unsupported, which names the URL, where it is not installed.
-        padding: bytes of zeros allowed after a stream: multiples of this; 0: none.
+        name: name of the conversion.
+        library: loads the library; raises Unsupported, which names the URL, if it is not installed.
+        padding: zeros after a stream must be a multiple of this; 0: none are allowed.
         several: whether another stream may follow.
     """
 
@@ -129,7 +130,7 @@ class StreamConverter(CompressedConverter):
         self._several = several
 
     def decompress(self, data: memoryview, url: str, out: ShardWriter) -> None:
-        """Write all that the streams hold; raises BadShard, Unsupported."""
+        """Write the decompressed streams; raises BadShard, Unsupported."""
         start, errors = self._library(url)
         at = 0
         try:
@@ -139,12 +140,12 @@ class StreamConverter(CompressedConverter):
                 if at == len(data):
                     return
                 if not self._several:
-                    self._fail(url, at, "nothing behind the stream", f"{len(data) - at} bytes")
+                    self._fail(url, at, "no bytes after the stream", f"{len(data) - at} bytes")
         except errors as error:
             self._fail(url, at, "whole compressed data", str(error), error)
 
     def _stream(self, stream: Decompressor, data: memoryview, at: int, url: str, out: ShardWriter) -> int:
-        """Decompress one stream; return where it ends."""
+        """Decompress one stream and return its end."""
         began = at
         piece: memoryview | bytes = b""
         while not stream.eof:
@@ -160,7 +161,7 @@ class StreamConverter(CompressedConverter):
         return at - len(stream.unused_data)
 
     def _after(self, data: memoryview, at: int, url: str) -> int:
-        """Pass over the zeros that may pad a stream; return where the next one begins."""
+        """Skip the zeros that may pad a stream and return the start of the next stream."""
         if not self._padding or at == len(data) or data[at]:
             return at
         start = at
@@ -184,16 +185,16 @@ class StreamConverter(CompressedConverter):
 
 
 class ZstdConverter(CompressedConverter):
-    """Frames of Zstandard after one another, skippable ones among them.
+    """Decompresses consecutive Zstandard frames, including skippable ones.
 
-    The borders of a frame and of its blocks are read before it is decompressed: the library says neither where a frame
-    ends nor that it was cut short.
+    The bounds of a frame and of its blocks are read before it is decompressed, because the library reports neither
+    where a frame ends nor that it was cut short.
     """
 
     name = UNZSTD
 
     def decompress(self, data: memoryview, url: str, out: ShardWriter) -> None:
-        """Write all that the frames hold; raises BadShard, Unsupported."""
+        """Write the decompressed frames; raises BadShard, Unsupported."""
         library = loaded("zstandard", "compressed", url)
         at = 0
         buffer = bytearray(_OUT_BYTES)
@@ -212,7 +213,7 @@ class ZstdConverter(CompressedConverter):
             self._fail(url, at, "a whole Zstandard frame", str(error), error)
 
     def _frame(self, library: ModuleType, data: memoryview, at: int, url: str) -> tuple[int, bool]:
-        """Return the end of the frame that begins at ``at``, and whether nothing is in it."""
+        """Return the end of the frame that begins at ``at``, and whether it is empty."""
         magic = self._number(data, at, url)
         if magic & ~0xF == _ZSTD_SKIPPABLE:
             end = at + 8 + self._number(data, at + 4, url)
@@ -221,7 +222,7 @@ class ZstdConverter(CompressedConverter):
             return end, True
         if magic != _ZSTD_MAGIC:
             self._fail(url, at, "a Zstandard frame", f"the bytes {bytes(data[at : at + 4])!r}")
-        head = data[at : at + 18]  # the longest there is
+        head = data[at : at + 18]  # the longest possible head
         parameters = library.get_frame_parameters(head)
         if parameters.dict_id:
             self._fail(url, at, "a frame without a dictionary", f"one that needs dictionary {parameters.dict_id}")
@@ -247,21 +248,21 @@ class ZstdConverter(CompressedConverter):
 
 
 class SnappyConverter(CompressedConverter):
-    """One block of Snappy, as MosaicML writes it, which begins with the length of what it holds.
+    """Decompresses one raw Snappy block, as MosaicML writes it. The block begins with the length of its content.
 
-    A block is decompressed as a whole, in memory beside the shard. Snappy's own format for files, of frames, is
-    another, and so is what Hadoop writes: blocks behind two big-endian lengths each, so that it begins with a zero.
+    A block is decompressed as a whole, in memory in addition to the shard. Two other Snappy formats are not supported:
+    Snappy's own framing, and Hadoop's blocks, each behind two big-endian lengths, whose first byte is zero.
     """
 
     name = UNSNAPPY
 
     def decompress(self, data: memoryview, url: str, out: ShardWriter) -> None:
-        """Write what the block holds; raises BadShard, ResourceExhausted, Unsupported."""
+        """Write the decompressed block; raises BadShard, ResourceExhausted, Unsupported."""
         library = loaded("cramjam", "compressed", url)
         if bytes(data[: len(_SNAPPY_FRAMED)]) == _SNAPPY_FRAMED:
             self._fail(url, "one raw block", "Snappy's own frames", hint=_SNAPPY_HINT)
-        if len(data) > 1 and not data[0]:  # a block that holds nothing ends here
-            self._fail(url, "one raw block", "what Hadoop and Spark write, several with lengths", hint=_SNAPPY_HINT)
+        if len(data) > 1 and not data[0]:  # an empty raw block ends after a zero
+            self._fail(url, "one raw block", "blocks with lengths, as Hadoop and Spark write", hint=_SNAPPY_HINT)
         try:
             size_bytes = library.snappy.decompress_raw_len(data)
             most_bytes = min(out.limit_bytes, int(_SNAPPY_RATIO_MAX * len(data)))
@@ -305,7 +306,7 @@ class _Zlib:
 
 
 class _Brotli:
-    """``brotli`` as a ``Decompressor``; the library itself refuses bytes behind the end in the same piece."""
+    """``brotli`` as a ``Decompressor``; the library itself refuses bytes after the end within a piece."""
 
     unused_data = b""
 
@@ -327,7 +328,7 @@ class _Brotli:
 def _gzip(url: str) -> Library:
     del url
     try:
-        from isal import igzip_lib, isal_zlib  # noqa: PLC0415 - optional, and met in workers only
+        from isal import igzip_lib, isal_zlib  # noqa: PLC0415 - optional, and used only in workers
     except ImportError:
         return _Zlib, (zlib.error,)
     errors = (zlib.error, cast("type[Exception]", isal_zlib.error))
@@ -336,7 +337,7 @@ def _gzip(url: str) -> Library:
 
 def _brotli(url: str) -> Library:
     library = loaded("brotli", "compressed", url)
-    # before 1.2 it decompresses all that a piece holds at once, however much that is
+    # before 1.2 brotli decompresses a whole piece at once, without a limit of the output
     if not hasattr(library.Decompressor, "can_accept_more_data"):
         raise needs("compressed", url, ImportError(name="brotli 1.2 or later"))
     return lambda: _Brotli(library), (library.error,)

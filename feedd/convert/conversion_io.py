@@ -1,4 +1,4 @@
-"""What a worker needs to make a shard: the object as far as it is here, and a file to write to."""
+"""Input and output of a conversion in a worker: the fetched parts of the object, and the output file."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EFB
 
 
 class HeldObject:
-    """An object in a file, mapped for the time of a request: ``protocols.PartialObject``, and a context manager.
+    """An object in a file, mapped for one request: ``protocols.PartialObject``, and a context manager.
 
     Args:
-        fd: the file; stays the caller's. Below zero: nothing is held.
-        size_bytes: of the object.
+        fd: the file, which stays the caller's. Below zero: no bytes are held.
+        size_bytes: size of the object.
         spans: see ``protocols.PartialObject``.
     """
 
@@ -41,34 +41,33 @@ class HeldObject:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """Unmap; where a traceback still holds a slice, when that goes."""
+        """Unmap the file; if a traceback still holds a slice, the mapping ends with the traceback."""
         with suppress(BufferError):
             self.data.release()
             if self._map is not None:
                 self._map.close()
 
     def holds(self, wanted: ByteRange) -> bool:
-        """Whether all bytes of a range are here."""
+        """Whether all bytes of a range are held."""
         return not wanted.size_bytes or any(
             span.start <= wanted.start and wanted.end <= span.end for span in self.spans
         )
 
 
 class FileOut:
-    """A made shard on its way into a file: ``protocols.ShardWriter``.
+    """Writes a converted shard to a file: ``protocols.ShardWriter``.
 
     Args:
-        fd: the file; stays the caller's.
-        start: offset of the shard's first byte in it.
-        limit_bytes: most bytes the shard may have.
-        room_bytes: most bytes there is room for now, if that is less.
+        fd: the file, which stays the caller's.
+        start: offset of the shard's first byte in the file.
+        limit_bytes: maximum size of the shard.
+        room_bytes: bytes that are free now, if that is less.
         url: named in errors.
-        entry_bytes: room in the file, where that is an entry of the cache and takes no memory: what is behind it is
-            only counted, since a shard that turns out larger than before needs another entry. Below zero: a file in
-            memory, that grows.
+        entry_bytes: size of the file if it is a cache entry, which takes no memory. Bytes beyond it are only counted,
+            because a shard that became larger needs another entry. Below zero: a file in memory, which grows.
 
     Attributes:
-        beside_bytes: most bytes of memory for what is needed to make it; half of the room where it is in memory, too.
+        beside_bytes: maximum memory for the conversion itself; half of ``room_bytes`` if the shard is in memory too.
     """
 
     def __init__(self, fd: int, start: int, limit_bytes: int, room_bytes: int, url: str, entry_bytes: int = -1) -> None:
@@ -82,11 +81,11 @@ class FileOut:
         self.beside_bytes = max(LEAST_BYTES, room_bytes if entry_bytes >= 0 else room_bytes // 2)
 
     def write(self, data: Buffer) -> None:
-        """Append; ``data`` may be used again at once.
+        """Append ``data``, which may be reused at once.
 
         Raises:
-            BadShard: more than ``limit_bytes``.
-            ResourceExhausted: more than there is room for.
+            BadShard: the shard exceeds ``limit_bytes``.
+            ResourceExhausted: there is no space for more.
         """
         with memoryview(data) as view, view.cast("B") as left:
             self._check(self.at + left.nbytes)
@@ -105,9 +104,9 @@ class FileOut:
     def _check(self, size_bytes: int) -> None:
         if size_bytes > self.limit_bytes:
             raise BadShard(
-                f"expected a shard of at most {format_size(self.limit_bytes)} to be made of it, got more",
+                f"expected a converted shard of at most {format_size(self.limit_bytes)}, got more",
                 object=self._url,
-                hint="a made shard may take half of the cache: raise --cache-size, or store smaller shards",
+                hint="a converted shard may take half of the cache: raise --cache-size, or store smaller shards",
                 stage="decode",
             )
         if self._entry_bytes < 0 and size_bytes > self.room_bytes:
@@ -115,7 +114,7 @@ class FileOut:
 
     def _no_room(self, size_bytes: int) -> ResourceExhausted:
         return ResourceExhausted(
-            f"expected memory for the {format_size(size_bytes)} made of it so far, got room for less",
+            f"there is no memory for the {format_size(size_bytes)} that were converted so far",
             object=self._url,
             hint="give the daemon more memory, or store smaller shards",
             stage="decode",

@@ -1,4 +1,4 @@
-"""Which form an object needs, by its name or its first bytes, and what makes it."""
+"""Finds the conversion that an object needs, by its name or its first bytes, and the converter for it."""
 
 from __future__ import annotations
 
@@ -53,17 +53,17 @@ _FORMS: Final = {
     "parquet": (_TABLES, "PARQUET_CONVERTER"),
     "tsv": (_TABLES, "TSV_CONVERTER"),
 }
-"""Module and name of each form; loaded where it is first met."""
+"""Module and name of each converter; a module is imported at first use."""
 
 READY: Final = "rows"
-"""The form of images made ready: asked for, and never by what an object is."""
+"""The conversion to predecoded images; it is requested, and never derived from an object's name or bytes."""
 
 HEAD: Final = "head"
-"""The form of a shard's first samples: likewise."""
+"""The conversion to a shard's first samples; it is requested too."""
 
 HEAD_BYTES: Final = (4 << 20, 32 << 20)
-"""How much of an object they are looked for in: the second where the first holds none. What is no longer than the first
-has no need of it."""
+"""Bytes at an object's start in which first samples are searched; the second size is used if the first has none. An
+object up to the first size does not need this conversion."""
 
 _OWN: Final = {
     READY: ("feedd.convert.predecode", "ROWS_CONVERTER"),
@@ -77,25 +77,25 @@ _BY_FORMAT: Final = {
     "recordio-join-dmlc": "join:dmlc",
     "recordio-join-concat": "join:concat",
 }
-"""Form by what a URL names in the place of a format: what is made says its format itself."""
+"""Conversion by the name that a URL has in place of a format; its output states its own format."""
 
 THEN: Final = "+"
-"""Between the form that unpacks an object and the one that makes a shard of what was packed."""
+"""Separates the conversion that decompresses an object from the conversion of its content."""
 
 _PACKED: Final = (GUNZIP, BUNZIP2, UNXZ, UNZSTD, INFLATE, UNBROTLI, UNSNAPPY)
 _TEXT: Final = ("csv", "csv-pipe", "csv-semicolon", "tsv")
 _OUTLINED: Final = frozenset(("arrow", "parquet", *_TEXT))
 _COLUMNAR: Final = ("arrow", "hdf5", "litdata-arrow", "npz", "parquet", *_TEXT)
 COLUMNAR: Final = frozenset((*_COLUMNAR, *(f"{packed}{THEN}{name}" for packed in _PACKED for name in _COLUMNAR)))
-"""Forms whose parameters may name columns, see ``convert.columnar.params_of``: they make a table of those only."""
+"""Conversions whose parameters may name columns (``convert.columnar.params_of``): they make a table of these only."""
 
 _ARRAYS: Final = frozenset(("hdf5", "npz"))
 
 DELIMITED: Final = frozenset((*_TEXT, *(f"{packed}{THEN}{name}" for packed in _PACKED for name in _TEXT)))
-"""Those whose parameters may say the types of columns, too, see ``convert.columnar.typed_params``: text does not."""
+"""Conversions whose parameters may also state column types, because text does not: ``columnar.typed_params``."""
 
 DETECT_BYTES: Final = 512
-"""How much of an object tells its conversion where its name does not."""
+"""Bytes at an object's start that determine its conversion if its name does not."""
 
 _MAGIC: Final = {b"PAR1": "parquet", b"PARE": "parquet", b"ARROW1": "arrow", b"\x89HDF\r\n\x1a\n": "hdf5"}
 _ZIP, _ZIP_NAME_AT, _ZIP_HEAD_BYTES = b"PK\x03\x04", 26, 30
@@ -108,9 +108,9 @@ _NAMED: Final = frozenset((*MADE.values(), *_TEXT))
 
 
 def form_for(url: str) -> str:
-    """Return the form in which a shard is read, by its extension; empty: as it is.
+    """Return the conversion that a shard needs, by its extension, or an empty string.
 
-    One of several files of a data set may have its number behind the extension: ``x.parquet-00000-of-00010``.
+    Files of a dataset may have their number after the extension: ``x.parquet-00000-of-00010``.
     """
     name = _PART_OF.sub("", url.rsplit("/", 1)[-1].lower())
     if name.endswith(_EXTENSIONS):
@@ -124,16 +124,16 @@ def form_for(url: str) -> str:
     try:
         format_for(inside)
     except Unsupported:
-        return ""  # refused by its name, before it is fetched
+        return ""  # the name is refused before the object is fetched
     return form
 
 
 def form_named(name: str, url: str = "") -> str:
-    """Return the form that a URL names in the place of a format; empty: that is no form.
+    """Return the conversion that a URL names in place of a format, or an empty string if the name is no conversion.
 
     Args:
-        name: as it stands there: ``csv``, ``tfrecord.gz``, or only ``gz``.
-        url: of the object: its ending may say that it is compressed besides.
+        name: the name in the URL: ``csv``, ``tfrecord.gz``, or only ``gz``.
+        url: URL of the object: its ending may state that it is compressed.
     """
     if name in _BY_FORMAT:
         return _BY_FORMAT[name]
@@ -149,16 +149,16 @@ def form_named(name: str, url: str = "") -> str:
 
 
 def packing_of(url: str) -> str:
-    """Return the form that unpacks an object, by the end of its name; empty: it is not compressed."""
+    """Return the conversion that decompresses an object, by its ending, or an empty string if it is not compressed."""
     return uncompressed(_PART_OF.sub("", url.rsplit("/", 1)[-1].lower()))[1]
 
 
 def form_of(name: str, url: str) -> str:
-    """Return the form in which a shard is read.
+    """Return the conversion that a shard needs, or an empty string.
 
     Args:
-        name: of the format that somebody named for it; empty: nobody did.
-        url: of the object.
+        name: the format that the user named; empty: none.
+        url: URL of the object.
     """
     if not name:
         return form_for(url)
@@ -168,7 +168,7 @@ def form_of(name: str, url: str) -> str:
 
 
 def says_no_format(url: str) -> bool:
-    """Whether an object's name, without what says how it is compressed, names no format and is not refused either."""
+    """Whether an object's name, without its compression ending, names no format and is not refused either."""
     try:
         return format_for(url) == formats.AUTO
     except Unsupported:
@@ -176,16 +176,16 @@ def says_no_format(url: str) -> bool:
 
 
 def is_unsaid(url: str) -> bool:
-    """Whether an object's name says neither format nor form, so that its first bytes must."""
+    """Whether an object's name gives neither format nor conversion, so that its first bytes must."""
     return not form_for(url) and says_no_format(url)
 
 
 def form_by_head(head: bytes, size_bytes: int) -> str:
-    """Return the form that an object needs; empty: it can be read as it lies, or nothing tells.
+    """Return the conversion that an object needs; empty: it needs none, or its bytes do not determine one.
 
     Args:
-        head: its first bytes, ``DETECT_BYTES`` where it has as many.
-        size_bytes: of the object.
+        head: its first bytes: ``DETECT_BYTES``, or all if the object is shorter.
+        size_bytes: size of the object.
     """
     for magic, form in _MAGIC.items():
         if head.startswith(magic):
@@ -193,20 +193,20 @@ def form_by_head(head: bytes, size_bytes: int) -> str:
     if head.startswith(_ZIP) and len(head) > _ZIP_HEAD_BYTES:
         name_bytes = int.from_bytes(head[_ZIP_NAME_AT : _ZIP_NAME_AT + 2], "little")
         name = head[_ZIP_HEAD_BYTES : _ZIP_HEAD_BYTES + name_bytes]
-        return "npz" if name.endswith(b".npy") else ""  # NumPy's zips hold nothing else, and no others begin so
+        return "npz" if name.endswith(b".npy") else ""  # NumPy's zips contain only .npy, and other zips do not begin so
     if head.startswith(_STREAM):
         message_bytes = int.from_bytes(head[4:8], "little")
         told = 0 < message_bytes < size_bytes and not message_bytes % _ARROW_ALIGN
         return "arrow" if told else ""
     packed = head_says(head)
-    return packed if packed != INFLATE else ""  # of which two bytes say too little
+    return packed if packed != INFLATE else ""  # zlib's two bytes of magic are too weak
 
 
 def check_named(name: str) -> None:
-    """Check what a URL names in the place of a format.
+    """Check the name that a URL has in place of a format.
 
     Raises:
-        Unsupported: there is no format, and no form, of that name; the message lists those there are.
+        Unsupported: no format and no conversion has that name; the message lists the existing names.
     """
     if form_named(name):
         return
@@ -217,38 +217,38 @@ def check_named(name: str) -> None:
         raise Unsupported(
             f"expected one of the formats {known}, got {name!r}",
             object=name,
-            hint="of what is compressed: tfrecord.gz, csv.zst",
+            hint="for compressed objects: tfrecord.gz, csv.zst",
             stage="decode",
         ) from error
 
 
 def split(form: str) -> tuple[str, str]:
-    """Return name and parameters of a form."""
+    """Return name and parameters of a conversion."""
     name, _, params = form.partition(":")
     return name, params
 
 
 def counts_apart(form: str) -> bool:
-    """Whether a form makes some of an object's arrays: others may have another number of rows."""
+    """Whether a conversion reads only some arrays of an object; the other arrays may have other numbers of rows."""
     name, params = split(form)
     return bool(params) and name.rpartition(THEN)[2] in _ARRAYS
 
 
 def is_unpacked(name: str) -> bool:
-    """Whether a form takes objects as they are, and unpacks none."""
+    """Whether a conversion does not begin by decompressing."""
     return name.partition(THEN)[0] not in _PACKED
 
 
 def is_ready(form: str) -> bool:
-    """Whether images are made ready in it."""
+    """Whether a conversion predecodes images."""
     return split(form)[0].rpartition(THEN)[2] == READY
 
 
 def ready_form(form: str, params: str) -> str:
-    """Return the form of a shard in which its images are made ready; empty: they cannot be.
+    """Return a shard's conversion with predecoded images, or an empty string if there is none.
 
     Args:
-        form: of the shard as it is; empty where it is the object.
+        form: the shard's conversion without that; empty if it has none.
         params: see ``recipe.predecoded.rows_params``.
     """
     if not form:
@@ -257,11 +257,11 @@ def ready_form(form: str, params: str) -> str:
 
 
 def head_form(form: str, format_name: str) -> str:
-    """Return the form of what an object's first bytes, or its footer, tell of it; empty: only the whole of it does.
+    """Return the conversion of an object's first bytes or footer, or an empty string if the whole object is needed.
 
     Args:
-        form: of the shard; empty where it is the object.
-        format_name: of the object, where it has no form.
+        form: the shard's conversion; empty if it has none.
+        format_name: format of the object, if it has no conversion.
     """
     name, params = split(form)
     if not form and _has_first_samples(format_name) and len(format_name.encode()) <= _PARAMS_BYTES_MAX:
@@ -276,12 +276,12 @@ def _has_first_samples(format_name: str) -> bool:
 
 
 def only_unpacks(form: str) -> bool:
-    """Whether what is made in it is the object that was packed, in a format that the object's name tells."""
+    """Whether a conversion only decompresses; the object's name then determines the format."""
     return form in _PACKED
 
 
 def undecoded(form: str) -> str:
-    """Return the form of ready rows in which every sample is kept as it came; others are returned as they are."""
+    """Return a conversion to predecoded images that keeps every sample encoded; return other conversions unchanged."""
     name, params = split(form)
     if not is_ready(form):
         return form
@@ -290,26 +290,26 @@ def undecoded(form: str) -> str:
 
 
 def get(name: str) -> ShardConverter:
-    """Return who makes shards of that form.
+    """Return the converter of a name.
 
     Raises:
-        Unsupported: no such form; the message lists those there are.
+        Unsupported: there is no such conversion; the message lists the existing names.
     """
     packed, then, inner = name.partition(THEN)
     if then and packed in _PACKED:
-        from feedd.convert.compression import ChainedConverter  # noqa: PLC0415 - loaded where such data is met
+        from feedd.convert.compression import ChainedConverter  # noqa: PLC0415 - loaded when such data is found
 
         return ChainedConverter(cast("CompressedConverter", get(packed)), get(inner))
     try:
         module, attribute = _FORMS.get(name) or _OWN[name]
     except KeyError:
         known = ", ".join(_FORMS)
-        raise Unsupported(f"expected one of the forms {known}, got {name!r}", object=name, stage="decode") from None
+        raise Unsupported(f"expected a converter of {known}, got {name!r}", object=name, stage="decode") from None
     return cast("ShardConverter", getattr(importlib.import_module(module), attribute))
 
 
 def names() -> dict[str, tuple[str, ...]]:
-    """Return each form with the endings of names by which it is chosen, or what a URL names for it."""
+    """Return each conversion with the endings of names that select it, or with its name in URLs."""
     found: dict[str, tuple[str, ...]] = dict.fromkeys(_FORMS, ())
     for extension, name in MADE.items():
         found[name] = (*found[name], extension)

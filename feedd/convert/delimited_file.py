@@ -1,8 +1,8 @@
-"""Columns of CSV as pieces of a table.
+"""Converts columns of CSV to pieces of a table.
 
-A column is numbers if all its values are; likewise true or false, dates, and times; otherwise it is text. If a column's
-type is specified (``convert.columnar.Typed``), values of other types are bad (``delimited_text``). A missing value is a
-hole in such a column, and empty text in a column of text.
+A column has numbers if all its values are numbers. The same holds for booleans, dates and times. Otherwise it is text.
+If a column's type is specified (``convert.columnar.Typed``), values of other types are bad (``delimited_text``). An
+empty value is missing in a typed column, and empty text in a text column.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def write(data: memoryview, url: str, params: str, out: ShardWriter, delimiter: 
         raise BadShard(message, object=url, hint="store smaller shards", stage="decode")
     with refusing("rows of values", url):
         typed = typed_by(params)
-        told = bool(typed.types or typed.other)  # by the dataset's first shard: then no shard is judged by itself
+        told = bool(typed.types or typed.other)  # from the dataset's first shard, so this shard is not examined
         delimiter = typed.delimiter or (delimiter if told else delimiter_of(data, delimiter))
         first = _first_row(data, delimiter)
         if first is None:
@@ -59,7 +59,7 @@ def write(data: memoryview, url: str, params: str, out: ShardWriter, delimiter: 
         named = _is_header(first, typed)
         if not named and typed.types and not _numbered(typed.types):
             got = ", ".join(first)[:_VALUE_SHOWN]
-            message = f"expected a first row of names, as the dataset's first shard has, got {got}"
+            message = f"the dataset's first shard has a row of column names, but this shard begins with {got}"
             raise BadShard(message, object=url, stage="decode")
         cells = _cells(first, named=named)
         columns = chosen(params, cells, {}, url)
@@ -79,7 +79,7 @@ def write(data: memoryview, url: str, params: str, out: ShardWriter, delimiter: 
 
 
 def _read(text: DelimitedText, cells: dict[str, str], columns: list[str], typed: Typed, url: str) -> Rows:
-    """Return the wanted columns of all rows; where none is there, any column, for they are counted."""
+    """Return the wanted columns of all rows; if none exists, return any column, because rows are counted."""
     if columns:
         return text.read([cells[name] for name in columns], typed, url)
     name, cell = next(iter(cells.items()))
@@ -87,13 +87,14 @@ def _read(text: DelimitedText, cells: dict[str, str], columns: list[str], typed:
 
 
 def delimiter_of(data: memoryview, own: str) -> str:
-    """Return the sign between values; another than the form's own only where that cuts the first rows into no columns.
+    """Return the delimiter. It differs from the conversion's own only if that splits the first rows into no columns.
 
-    Then it is the one that cuts all of them into as many. Semicolons and tabs come from spreadsheets.
+    The delimiter is then one that splits all first rows into the same number of columns. Spreadsheets write semicolons
+    and tabs.
 
     Args:
         data: the object, or its start.
-        own: the form's: only that of CSV is in doubt.
+        own: the conversion's delimiter; only a comma is checked.
     """
     if own != _COMMA:
         return own
@@ -105,16 +106,16 @@ def delimiter_of(data: memoryview, own: str) -> str:
 
 
 def _lengths(data: memoryview, delimiter: str) -> list[int]:
-    """Return how many values the first rows have."""
+    """Return the number of values in each of the first rows."""
     text = data[:_ROWS_BYTES_MAX]
     rows = list(itertools.islice(_rows(text, delimiter), _ROWS_LOOKED_AT + 1))
     if len(text) < len(data) and 1 < len(rows) <= _ROWS_LOOKED_AT:
-        rows.pop()  # may be half a row
+        rows.pop()  # may be cut short
     return [len(row) for row in rows[:_ROWS_LOOKED_AT]]
 
 
 def _first_row(data: memoryview, delimiter: str) -> list[str] | None:
-    """Return the values of the first line that is not empty; None: there is none."""
+    """Return the values of the first line that is not empty, or None if there is none."""
     return next(_rows(data[:_HEAD_BYTES_MAX], delimiter), None)
 
 
@@ -127,15 +128,15 @@ def _rows(data: memoryview, delimiter: str) -> Iterator[list[str]]:
 
 
 def _cells(first: list[str], *, named: bool) -> dict[str, str]:
-    """Return each column's name, and how pyarrow calls it."""
+    """Return each column's name, with pyarrow's name for it."""
     return {cell.strip(): cell for cell in first} if named else {str(at): str(at) for at in range(len(first))}
 
 
 def _is_header(first: list[str], typed: Typed) -> bool:
-    """Whether a first row holds names.
+    """Whether a first row has column names.
 
-    It does where none of it is a number or empty, and all differ; not so where columns are asked for by number, or were
-    numbered in the dataset's first shard. Only the first may be empty: pandas writes its index without a name.
+    It has names if no cell is a number or empty, and all cells differ. It has none if columns are requested by number,
+    or were numbered in the dataset's first shard. Only the first may be empty: pandas writes its index without a name.
     """
     lower = [cell.strip().lower() for cell in first]
     wanted = {name for names in typed.columns for name in names}
@@ -152,28 +153,28 @@ def _numbered(names: Iterable[str]) -> bool:
 
 def _is_number(text: str) -> bool:
     try:
-        float(text.replace(",", ".", 1))  # quoted, or between other signs: many countries write it so
+        float(text.replace(",", ".", 1))  # a decimal comma, as many countries write it
     except ValueError:
         return False
     return True
 
 
 def tells_types(data: memoryview, delimiter: str) -> bool:
-    """Whether the start of an object tells the types of its columns: rows end in it, and have values."""
+    """Whether the start of an object determines its column types: it has whole rows with values."""
     try:
         found = _types(data[: _rows_end(data)], delimiter_of(data, delimiter))
         return not {_NULL}.issuperset((found or {}).values())
-    except Exception:  # noqa: BLE001 - whatever it is, the whole object meets it again, or does not
+    except Exception:  # noqa: BLE001 - reading the whole object raises lasting errors again
         return False
 
 
 def write_types(data: memoryview, url: str, out: ShardWriter, delimiter: str, *, whole: bool) -> None:
     """Write the types of all columns of an object, or of its start, as JSON by their names in lower case.
 
-    Where the sign between values is not the form's own, that is there, too, as ``DELIMITER``.
+    If the delimiter is not the conversion's own, it is added as ``DELIMITER``.
 
     Raises:
-        BadShard: no rows of values.
+        BadShard: the object has no rows of values.
     """
     if len(data) > _BYTES_MAX:
         message = f"expected at most {_BYTES_MAX} bytes of text, got {len(data)}"
@@ -187,7 +188,7 @@ def write_types(data: memoryview, url: str, out: ShardWriter, delimiter: str, *,
 
 
 def _types(data: memoryview, delimiter: str) -> dict[str, str] | None:
-    """Return the type of each column, ``null`` where it has no values; None: there is nothing."""
+    """Return the type of each column (``null`` without values), or None if the object is empty."""
     first = _first_row(data, delimiter) if len(data) else None
     if first is None:
         return None
@@ -199,12 +200,12 @@ def _types(data: memoryview, delimiter: str) -> dict[str, str] | None:
 
 
 def whole_rows(data: memoryview) -> memoryview:
-    """Return an object's start as far as rows of it are whole."""
+    """Return the whole rows of an object's start."""
     return data[: _rows_end(data)]
 
 
 def _rows_end(data: memoryview) -> int:
-    """Return where the last whole row ends: at an end of a line with an even number of quotes before it."""
+    """Return the end of the last whole row: a line end with an even number of quotes before it."""
     raw = np.frombuffer(data, np.uint8)
     odd = np.bitwise_xor.accumulate(raw == _QUOTE)
     ends = np.flatnonzero((raw == _LF) & ~odd)

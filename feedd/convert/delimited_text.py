@@ -1,7 +1,7 @@
-"""Rows of delimited text as columns of Arrow, with the rows in which that does not go.
+"""Reads rows of delimited text as Arrow columns, and finds bad rows.
 
-A row of more or fewer values than the first has, and a value that is not of its column's type, are bad: all other rows
-are what they would be without them, and where they would be. Only where most are bad is it an error.
+A row with more or fewer values than the first is bad. So is a value that does not have its column's type. All other
+rows keep their values and places. It is an error only if most rows are bad.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ _TYPES: Final = {
         *(pa.timestamp(unit, zone) for unit in ("s", "ms", "us", "ns") for zone in (None, "UTC")),
     )
 }
-"""What text can be of, by Arrow's name for it."""
+"""Types that text columns can have, by Arrow's names."""
 _WRONG: Final = re.compile(r"In CSV column #(\d+): (?:Row #(\d+): )?CSV conversion error to [^:]*: (.*)", re.DOTALL)
 _NO_ROW: Final = "CSV parse error"
-_BYTES: Final = "latin-1"  # in which every byte is a character
+_BYTES: Final = "latin-1"  # maps every byte to a character
 _SPECIAL: Final = re.compile(rb'[",\r\n]')
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What was read.
+    """The result of reading.
 
     Attributes:
-        table: the wanted columns, of all rows; values of bad ones are holes.
+        table: the wanted columns of all rows; values of bad rows are null.
         marks: uint8[rows] of each column that has bad rows, see ``formats.missing_reasons``.
-        lost: the same of rows that are bad whatever column is wanted; None: there are none.
-        notes: of each such column, the first bad rows and what they have there.
-        lengths: the first rows of other lengths, and those.
+        lost: marks of rows that are bad in every column; None: there are none.
+        notes: for each column with bad rows, the first bad rows and their values.
+        lengths: the first rows with another number of values, and these numbers.
     """
 
     table: pa.Table
@@ -64,25 +64,25 @@ class Rows:
     lengths: list[tuple[int, str]]
 
     def marks_of(self, name: str) -> NDArray[np.uint8] | None:
-        """Return a column's marks; None: no row is bad in it."""
+        """Return a column's marks, or None if it has no bad rows."""
         return self.marks.get(name, self.lost)
 
 
 class DelimitedText:
-    """Rows of values.
+    """Reads rows of delimited text.
 
     Args:
-        data: as they lie there.
-        names: of all columns, as pyarrow calls them.
-        delimiter: between values.
+        data: the text.
+        names: pyarrow's names of all columns.
+        delimiter: the delimiter.
         named: whether the first row has the names.
     """
 
     def __init__(self, data: memoryview, names: list[str], delimiter: str, *, named: bool) -> None:
         self._data, self._names, self._delimiter, self._named = data, names, delimiter, named
-        self._skips = False  # rows of other lengths
+        self._skips = False  # skip rows of other lengths
         self._lengths: list[tuple[int, str]] = []
-        self._as_bytes = False  # a value may be no text: the library tells of such a row only where all of it is some
+        self._as_bytes = False  # read bytes, because pyarrow reports rows of other lengths only in valid text
 
     def read(self, columns: list[str], typed: Typed, url: str) -> Rows:
         """Return some columns of all rows.
@@ -110,7 +110,7 @@ class DelimitedText:
                 if name in loose or pa.types.is_null(types[name]):
                     raise wrong from found
                 error = error or wrong
-                # A second one: look at every column, for each time takes as long as reading all of them.
+                # If a second column is wrong, check every column, because each attempt reads the whole text.
                 loose = {one: kind for one, kind in types.items() if loose or one == name}
         cells: dict[str, _Cells] = {}
         for name, kind in loose.items():
@@ -119,7 +119,7 @@ class DelimitedText:
         return replace(_placed(table, bad, cells, error), lengths=self._lengths)
 
     def _wrong_column(self, found: pa.ArrowInvalid, types: Mapping[str, pa.DataType], url: str) -> tuple[str, BadShard]:
-        """Return the column in which a value is not of its type, and what to say of that."""
+        """Return the column with a value of another type, and the error for it."""
         wrong = _WRONG.search(str(found))
         name = self._names[int(wrong[1])] if wrong is not None and int(wrong[1]) < len(self._names) else ""
         if wrong is None or name not in types:
@@ -129,14 +129,14 @@ class DelimitedText:
             f"expected {types[name]} in column {name.strip()!r}, as the recipe or the dataset's first shard says, "
             f"got {wrong[3][:_VALUE_SHOWN]}{row}",
             object=url,
-            hint='say in fields what the column is in every shard: "int", "float" or "str"',
+            hint='specify the column\'s type in fields: "int", "float" or "str"',
             stage="decode",
         )
 
     def _read(
         self, columns: list[str], types: Mapping[str, pa.DataType], url: str
     ) -> tuple[pa.Table, NDArray[np.int64]]:
-        """Return the rows of as many values as the first has, and the places of others among all."""
+        """Return the rows with as many values as the first row, and the places of the other rows."""
         data = self._data
         others: list[int] = []
         lengths: list[tuple[int, str]] = []
@@ -149,8 +149,8 @@ class DelimitedText:
             return "skip"
 
         read = arrow_csv.ReadOptions(
-            use_threads=False,  # else rows have no numbers
-            block_size=2 * len(data) + 2,  # one block: types are told by all values, not by the first megabyte's
+            use_threads=False,  # with threads rows have no numbers
+            block_size=2 * len(data) + 2,  # one block, so that types come from all values
             column_names=None if self._named and not self._as_bytes else self._names,
             encoding=_BYTES if self._as_bytes else "utf8",
         )
@@ -161,12 +161,12 @@ class DelimitedText:
         )
         convert = arrow_csv.ConvertOptions(include_columns=columns, strings_can_be_null=False, column_types=types)
         ends = len(data) > _SMALL_BYTES or b"\n" in bytes(data)
-        text = data if ends else bytes(data) + b"\n"  # names alone are taken for a table only where their line ends
+        text = data if ends else bytes(data) + b"\n"  # a line of names alone is a table only with a line end
         table = arrow_csv.read_csv(pa.BufferReader(pa.py_buffer(text)), read, parse, convert)
         if are_most(len(others), table.num_rows + len(others)):
             place, got = lengths[0]
             message = (
-                f"expected rows of as many values, got {got} in sample {place}, and others in {len(others) - 1} more"
+                f"most rows have more or fewer values than the first: {got} in sample {place}, {len(others) - 1} more"
             )
             raise BadShard(message, object=url, stage="decode")
         self._lengths = lengths
@@ -180,8 +180,8 @@ class _Cells:
     """A column's values.
 
     Attributes:
-        wrong: bool[rows], which are none; they are holes.
-        notes: row and text of the first of those.
+        wrong: bool[rows], whether a value is invalid; invalid values are null.
+        notes: row and text of the first invalid values.
     """
 
     values: pa.Array
@@ -193,7 +193,7 @@ def _placed(table: pa.Table, bad: NDArray[np.int64], cells: Mapping[str, _Cells]
     """Return all rows in their places.
 
     Raises:
-        BadShard: ``error``, where most are bad.
+        BadShard: ``error``, if most rows are bad.
     """
     wrong = np.logical_or.reduce([np.zeros(table.num_rows, np.bool_), *(one.wrong for one in cells.values())])
     if error is not None and are_most(int(wrong.sum()), table.num_rows):
@@ -212,10 +212,10 @@ def _placed(table: pa.Table, bad: NDArray[np.int64], cells: Mapping[str, _Cells]
 
 
 def _converted(column: pa.ChunkedArray, tries: _Tries) -> _Cells:
-    """Return values of a column as what they should be; each different one is looked at once.
+    """Convert a column's values to their type; each distinct value is converted once.
 
     Raises:
-        BadShard: too many are not.
+        BadShard: too many values are invalid.
     """
     encoded = column.combine_chunks().dictionary_encode()
     if isinstance(encoded, pa.ChunkedArray):
@@ -236,12 +236,12 @@ def _converted(column: pa.ChunkedArray, tries: _Tries) -> _Cells:
 
 
 class _Tries:
-    """Reads values by halves, until those are found that cannot be.
+    """Reads values and finds invalid ones by bisection.
 
     Args:
-        kind: what they should be.
-        error: raised where too many cannot.
-        as_bytes: every byte of theirs was taken for a character.
+        kind: the type of the values.
+        error: raised if too many values are invalid.
+        as_bytes: values were read as Latin-1, one character per byte.
     """
 
     def __init__(self, kind: pa.DataType, error: BadShard | None, *, as_bytes: bool) -> None:
@@ -250,14 +250,14 @@ class _Tries:
         self.wrong: list[int] = []
 
     def text(self, value: bytes) -> str:
-        """Return a value for people."""
+        """Return a value as readable text."""
         return self._own(value).decode("utf-8", "backslashreplace")
 
     def _own(self, value: bytes) -> bytes:
         return value.decode().encode(_BYTES) if self._as_bytes else value
 
     def read(self, values: list[bytes], at: int) -> list[pa.Array]:
-        """Return some values, the first of which has the number ``at``; those that cannot be are holes."""
+        """Return values, the first of which has the number ``at``; invalid values are null."""
         self._left -= 1
         if self._left < 0 and self._error is not None:
             raise self._error

@@ -1,7 +1,7 @@
-"""The first samples of a shard, as a shard: what a dataset's first shard tells, without fetching all of it.
+"""Converts the first bytes of a shard to a shard of its first samples, so that the whole shard need not be fetched.
 
-What is cut off is one of the fewest bytes, of those below, that hold a sample which is whole. Where not even the most
-do there are no samples in it, and the shard itself must tell.
+The part is the smallest size of ``HEAD_BYTES`` that has a whole sample. If not even the largest has one, the result
+has no samples, and the whole shard must be read.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 class HeadConverter:
-    """``protocols.ShardConverter`` of the first samples of shards that lie one after another; stateless.
+    """``protocols.ShardConverter`` to the first samples of a shard whose samples are stored in sequence; stateless.
 
-    Its parameters are the format's name, its own parameters included.
+    Its parameters are the format's name, including the format's own parameters.
     """
 
     @property
@@ -31,7 +31,7 @@ class HeadConverter:
         return HEAD
 
     def wanted(self, held: PartialObject, params: str) -> tuple[ByteRange, ...]:
-        """Return the first bytes of the object; more of them where those do not hold a whole sample."""
+        """Return the first bytes of the object; more of them if they have no whole sample."""
         for most in HEAD_BYTES:
             head = ByteRange(0, min(held.size_bytes, most))
             if missing := lacking(held, head):
@@ -41,7 +41,7 @@ class HeadConverter:
         return ()
 
     def make(self, held: PartialObject, url: str, params: str, out: ShardWriter) -> str:
-        """Write the samples that are whole in what is held; return the format's name, or ``table`` of none."""
+        """Write the whole samples of the held bytes; return the format's name, or ``table`` without samples."""
         end = held.spans[0].end if held.spans else 0
         with held.data[:end] as data:
             name, parts = _start(data, params)
@@ -51,7 +51,7 @@ class HeadConverter:
 
 
 def _start(data: memoryview, format_name: str) -> tuple[str, Parts]:
-    """Return the format, and the shard of whole samples; no parts: there are none."""
+    """Return the format and the parts of a shard of whole samples; no parts if there are none."""
     kind, colon, params = format_name.partition(":")
     kind = format_registry.sniff(data) if kind == format_registry.AUTO else kind
     spec = format_registry.find(kind)

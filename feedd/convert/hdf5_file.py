@@ -1,7 +1,7 @@
-"""Datasets of an HDF5 file as columns of a table.
+"""Converts datasets of an HDF5 file to columns of a table.
 
-Only what lies in the file itself is read: a file may name other files as the place of its values, or of whole groups,
-and those would be this machine's. What is asked for and lies there, or all of it, is refused with that reason.
+Only data in the file itself is read. A file may refer to other files for values or whole groups, and these would be
+files of this machine. If such data is requested, or is all there is, the error says so.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import h5py
 import numpy as np
 
 from feedd.convert.array_pieces import PIECE_BYTES, kept_array, piece, same_count, step_rows
-from feedd.convert.columnar import asked_by, chosen, refusing, strict_params, unread
+from feedd.convert.columnar import chosen, refusing, strict_params, unread, wanted_by
 from feedd.convert.memory_limits import check_room, room_of
 from feedd.convert.table_writer import ColumnEncoding, Piece, TableWriter
 from feedd.errors import BadShard, Unsupported
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from feedd.protocols import ShardWriter
 
 _OBJECTS_MAX: Final = 16384
-_ROWS_FIRST: Final = 64  # of variable length: how many to read at a time is told by those before
-_ROW_BYTES_LEAST: Final = 64  # what a row takes beside its values
+_ROWS_FIRST: Final = 64  # rows of variable length to read first; later steps follow from the sizes before
+_ROW_BYTES_LEAST: Final = 64  # overhead of a row
 _GROWTH_MAX: Final = 4
 _SHOWN: Final = 10
 _ROWS_MAX: Final = 64 << 10
@@ -37,7 +37,7 @@ _CACHE_SLOTS_MAX: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A dataset.
+    """A dataset that can be a column.
 
     Attributes:
         text: whether values are strings of variable length.
@@ -63,7 +63,7 @@ def write(data: memoryview, url: str, params: str, out: ShardWriter) -> str:
             if dataset.is_virtual or dataset.external:
                 elsewhere[name] = "a virtual dataset" if dataset.is_virtual else "whose values are in other files"
         _check_here(params, usable, elsewhere, url)
-        names = chosen(params if usable else strict_params(params), usable, others, url)  # else nothing counts rows
+        names = chosen(params if usable else strict_params(params), usable, others, url)  # else rows cannot be counted
         for name in names:
             _check_size(usable[name], out.limit_bytes)
         rows = same_count({name: usable[name].dataset.shape[0] for name in names or usable}, url)
@@ -75,17 +75,17 @@ def write(data: memoryview, url: str, params: str, out: ShardWriter) -> str:
 
 
 def _check_here(params: str, usable: Mapping[str, _Column], elsewhere: Mapping[str, str], url: str) -> None:
-    """Make sure that what is asked for is not in other files.
+    """Check that requested datasets are not in other files.
 
     Raises:
-        Unsupported: it is; or all datasets are.
+        Unsupported: a requested dataset is, or all datasets are.
     """
     here, lost = {name.lower() for name in usable}, {name.lower(): name for name in elsewhere}
-    asked = [[lost[name] for name in names if name in lost] for names in asked_by(params) if here.isdisjoint(names)]
+    asked = [[lost[name] for name in names if name in lost] for names in wanted_by(params) if here.isdisjoint(names)]
     got = next((names for names in asked if names), [] if params or usable else list(elsewhere))
     if got:
         raise Unsupported(
-            "expected datasets with their values in the file itself, got "
+            "these datasets do not have their values in the file itself: "
             + ", ".join(f"{name}, {elsewhere[name]}" for name in got[:_SHOWN]),
             object=url,
             hint="write their values into the file, as file.create_dataset(name, data=other[...]) does",
@@ -94,11 +94,11 @@ def _check_here(params: str, usable: Mapping[str, _Column], elsewhere: Mapping[s
 
 
 def _datasets(file: h5py.File, url: str, elsewhere: dict[str, str]) -> Iterator[tuple[str, h5py.Dataset]]:
-    """Yield the datasets that lie in the file, by their path; each once, by whatever path it is met first.
+    """Yield the datasets in the file, with their paths; each once, with the first path found.
 
-    Names that are links to something else are put into ``elsewhere``.
+    Links to other objects are added to ``elsewhere``.
 
-    What of a name is no UTF-8 is spelled as Python does: a backslash, x, two digits.
+    Bytes of a name that are not UTF-8 are spelled as Python does: a backslash, x, two digits.
     """
     seen: set[tuple[int, int]] = set()
     groups: list[tuple[str, h5py.Group]] = [("", file)]
@@ -108,7 +108,7 @@ def _datasets(file: h5py.File, url: str, elsewhere: dict[str, str]) -> Iterator[
             raw = link if isinstance(link, bytes) else link.encode()
             name = raw.decode("utf-8", "backslashreplace")
             if group.id.links.get_info(raw).type != h5py.h5l.TYPE_HARD:
-                if len(elsewhere) < _OBJECTS_MAX:  # to another file, or to a name that may be anything
+                if len(elsewhere) < _OBJECTS_MAX:  # a soft or external link
                     elsewhere[prefix + name] = "a link by name"
                 continue
             one = group[link]
@@ -126,14 +126,14 @@ def _datasets(file: h5py.File, url: str, elsewhere: dict[str, str]) -> Iterator[
 
 
 def _check_size(column: _Column, limit_bytes: int) -> None:
-    """Refuse what is larger than any shard may be, before it is read."""
+    """Refuse a dataset that exceeds the limit of a shard, before it is read."""
     dataset, width = column.dataset, column.how.width or 0
     if width * dataset.shape[0] > limit_bytes:
-        raise ValueError(f"{dataset.name} of {dataset.shape}, more than there is room for")
+        raise ValueError(f"dataset {dataset.name} of {dataset.shape} is larger than a shard may be")
 
 
 def _column(dataset: h5py.Dataset) -> _Column | None:
-    """Return a dataset that can be a field; None: it is none."""
+    """Return a dataset as a column, or None if it cannot be a field."""
     if not dataset.shape or dataset.is_virtual or dataset.external:
         return None
     inner = dataset.shape[1:]
@@ -173,7 +173,7 @@ def _of_one_length(column: _Column, out: ShardWriter, url: str) -> Iterator[Piec
 
 
 def _with_cache(dataset: h5py.Dataset, out: ShardWriter, url: str) -> h5py.Dataset:
-    """Return a dataset that keeps as many chunks as the same rows are in: each is then unpacked once."""
+    """Return the dataset with a cache for all chunks of the same rows, so that each chunk is decompressed once."""
     shape, chunks = dataset.shape, dataset.chunks
     count = math.prod(-(-side // part) for side, part in zip(shape[1:], chunks[1:], strict=True))
     size = (count + 1) * math.prod(chunks) * dataset.dtype.itemsize
@@ -185,7 +185,7 @@ def _with_cache(dataset: h5py.Dataset, out: ShardWriter, url: str) -> h5py.Datas
 
 
 def _of_any_length(column: _Column, out: ShardWriter, url: str) -> Iterator[Piece]:
-    """Yield values of variable length, which the library hands out one by one."""
+    """Yield values of variable length, which h5py returns one by one."""
     dataset = column.dataset
     at, step = 0, _ROWS_FIRST
     while at < dataset.shape[0]:

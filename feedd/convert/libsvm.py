@@ -1,9 +1,9 @@
-"""libsvm's text as a form: ``label index:value ...`` a line becomes a row of a table.
+"""Converts libsvm text: a line ``label index:value ...`` becomes a row of a table.
 
-Fields are ``label`` (float32), ``indices`` (``int64[]``) and ``values`` (``float32[]``), and ``qid`` where lines have
-one: all of a shard or none. Indices are as written: most files count from 1. A ``#`` ends a line; blank lines are no
-samples. Two lists of labels, and weights behind a label, are not read. A line that is no such row is a bad sample, and
-all others are what and where they would be; only where most are bad is it an error.
+Fields are ``label`` (float32), ``indices`` (``int64[]``) and ``values`` (``float32[]``). ``qid`` is a field if all
+lines of a shard have it. Indices are kept as written: most files count from 1. A ``#`` starts a comment, and blank
+lines are skipped. Two lists of labels, and weights after a label, are not supported. A line of another kind is a bad
+sample; all other rows keep their values and places. It is an error only if most lines are bad.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _PIECE_BYTES: Final = 4 << 20
 _LINE_BYTES_MAX: Final = 256 << 20
 _BYTES_PER_CHARACTER: Final = 48
-"""What it takes to take a text apart, for each of its characters, numbers and all."""
+"""Memory to parse a text, numbers included, per character of the text."""
 _TRIES_MAX: Final = 4000
 _QID: Final = b" qid:"
 _LF, _HASH, _COLON = b"\n#:"
@@ -52,7 +52,7 @@ class LibsvmConverter(WholeObject):
         """Write a table of all rows.
 
         Raises:
-            BadShard: most lines are no such rows.
+            BadShard: most lines are bad, or only some have qid.
         """
         del params
         parts: list[_Lines] = []
@@ -67,8 +67,8 @@ class LibsvmConverter(WholeObject):
             raise error
         tagged = {part.queries is not None for part in parts if part.bad_count < len(part.labels)}
         if len(tagged) > 1:
-            got = "some with and some without"
-            raise BadShard(f"expected lines all with qid, or all without, got {got}", object=url, stage="decode")
+            got = "lines with and without qid"
+            raise BadShard(f"expected qid in all lines or in none, got {got}", object=url, stage="decode")
         return _write(parts, TableWriter(out, rows, url), tagged=True in tagged)
 
 
@@ -85,7 +85,7 @@ def _write(parts: list[_Lines], writer: TableWriter, *, tagged: bool) -> str:
 
 
 def _pieces(data: memoryview, url: str) -> Iterator[tuple[int, bytes]]:
-    """Yield whole lines, some megabytes at a time, and where they begin."""
+    """Yield whole lines, some megabytes at a time, with their offset."""
     at = 0
     while at < len(data):
         size = _PIECE_BYTES
@@ -102,11 +102,11 @@ def _pieces(data: memoryview, url: str) -> Iterator[tuple[int, bytes]]:
 
 
 class _WrongError(Exception):
-    """Some lines are no rows.
+    """Some lines are not valid rows.
 
     Args:
         lines: their numbers in the text.
-        got: what one of them has.
+        got: the content of one of them.
     """
 
     def __init__(self, lines: NDArray[np.intp], got: str) -> None:
@@ -115,17 +115,17 @@ class _WrongError(Exception):
 
 
 class _Lines:
-    """Some lines, taken apart all at once.
+    """Parses many lines at once.
 
     Attributes:
         labels: float32[rows].
-        queries: int64[rows]; None: lines have none.
-        counts: int64[rows], pairs of each.
+        queries: int64[rows]; None: lines have no qid.
+        counts: int64[rows], pairs of each row.
         indices: int64[pairs].
         values: float32[pairs].
-        marks: uint8[rows], which rows are bad and why, see ``formats.missing_reasons``; None: none is.
-        notes: the first bad rows, and what they are.
-        error: what the first bad ones are; None: none is.
+        marks: uint8[rows], which rows are bad and why, see ``formats.missing_reasons``; None: no row is bad.
+        notes: the first bad rows with their text.
+        error: the error for the first bad rows; None: no row is bad.
     """
 
     def __init__(self, text: bytes, at: int, url: str) -> None:
@@ -137,7 +137,7 @@ class _Lines:
         self.queries: NDArray[np.int64] | None = None
         words, given = _Words(text), text
         rows, bad = words.rows, np.zeros(0, np.intp)
-        while True:  # each kind of what is wrong is found in all lines at once
+        while True:  # each round finds one kind of error in all lines
             try:
                 self._take(words, text, tagged=tagged)
                 break
@@ -159,10 +159,10 @@ class _Lines:
             self.queries = None if self.queries is None else _spread(self.queries, is_bad)
 
     def _take(self, words: _Words, text: bytes, *, tagged: bool) -> None:
-        """Tell labels from pairs.
+        """Separate labels, queries and pairs.
 
         Raises:
-            _WrongError: there is something else.
+            _WrongError: some lines are not valid rows.
         """
         leads, in_word = words.leads, words.colons
         words.check(tagged=tagged)
@@ -180,13 +180,13 @@ class _Lines:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all numbers."""
+        """Bytes of all parsed numbers."""
         queries = 0 if self.queries is None else self.queries.nbytes
         return int(self.labels.nbytes + queries + self.counts.nbytes + self.indices.nbytes + self.values.nbytes)
 
     @property
     def bad_count(self) -> int:
-        """How many rows are bad."""
+        """Number of bad rows."""
         return 0 if self.marks is None else int((self.marks != HAS).sum())
 
     def _wrong(self, got: str) -> BadShard:
@@ -195,13 +195,13 @@ class _Lines:
 
 
 class _Words:
-    """Where words lie in a text, and their lines.
+    """The words of a text, and their lines.
 
     Attributes:
-        first: byte of each.
-        line: of each, counted from 0.
-        leads: the first word of each line that has any.
-        colons: in each.
+        first: offset of each word.
+        line: line of each word, counted from 0.
+        leads: index of the first word of each line that has words.
+        colons: number of colons in each word.
     """
 
     def __init__(self, text: bytes) -> None:
@@ -220,13 +220,13 @@ class _Words:
         return self.line[self.leads]
 
     def check(self, *, tagged: bool) -> None:
-        """Make sure that words are as many numbers as they should be.
+        """Check that each word has as many numbers as expected.
 
         Args:
             tagged: whether the second word of each line is its query's number.
 
         Raises:
-            _WrongError: they are not.
+            _WrongError: some lines are not valid rows.
         """
         strange = np.flatnonzero(~_NUMERIC[self._raw])
         if len(strange):
@@ -237,7 +237,7 @@ class _Words:
             tags = self.leads + 1
             alone = (tags >= len(self.first)) | (self.line[np.minimum(tags, len(self.line) - 1)] != self.rows)
             if alone.any():
-                raise _WrongError(self.rows[alone], "lines without qid among others")
+                raise _WrongError(self.rows[alone], "lines with and without qid")
             expected[tags] = 0
         wrong = np.flatnonzero(self.colons != expected)
         if len(wrong):
@@ -248,18 +248,18 @@ class _Words:
 
 
 def _integers(numbers: NDArray[np.float64], lines: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return numbers as what they should be; ``lines`` has the line of each."""
+    """Return numbers as integers; ``lines`` has the line of each number."""
     fitting = (np.abs(numbers) < 1 << 53) & (np.trunc(numbers) == numbers)
     if not fitting.all():
-        raise _WrongError(np.unique(lines[~fitting]), "an index that is no integer")
+        raise _WrongError(np.unique(lines[~fitting]), "an index that is not an integer")
     return numbers.astype(np.int64)
 
 
 def _numbers(text: bytes, count: int) -> NDArray[np.float64]:
-    """Read all numbers of a text, so many of them.
+    """Read the ``count`` numbers of a text.
 
     Raises:
-        _WrongError: there are others.
+        _WrongError: some lines have other words, or another count of numbers.
     """
     found = _read(text)
     if found is not None and len(found) == count:
@@ -282,16 +282,16 @@ def _numbers(text: bytes, count: int) -> NDArray[np.float64]:
         else:
             parts += [(low, (low + high) // 2), ((low + high) // 2, high)]
     wrong += [] if wrong or parts else range(len(starts) - 1)
-    wrong += [line for low, high in parts for line in range(low, high)]  # nearly all of them, if it comes to that
+    wrong += [line for low, high in parts for line in range(low, high)]  # too many tries: count all lines that are left
     raise _WrongError(np.array(sorted(wrong), np.intp), f"{text[starts[wrong[0]] :][:20]!r}")
 
 
 def _read(text: bytes) -> NDArray[np.float64] | None:
-    """Return the numbers of a text; None: there is something else."""
+    """Return the numbers of a text, or None if it has other words."""
     if not text.strip():
         return np.zeros(0)
     with warnings.catch_warnings():
-        warnings.simplefilter("error", DeprecationWarning)  # how it tells of what is no number
+        warnings.simplefilter("error", DeprecationWarning)  # NumPy's warning for text that is not a number
         try:
             return np.fromstring(text.translate(_COLON_IS_BLANK), np.float64, sep=" ")
         except (DeprecationWarning, ValueError):
@@ -299,7 +299,7 @@ def _read(text: bytes) -> NDArray[np.float64] | None:
 
 
 def _without(text: bytes, lines: NDArray[np.intp]) -> bytes:
-    """Return a text in which some lines are blank."""
+    """Return the text with some lines replaced by blanks."""
     ends = np.append(np.flatnonzero(np.frombuffer(text, np.uint8) == _LF), len(text))
     left = bytearray(text)
     for line in lines.tolist():
@@ -309,7 +309,7 @@ def _without(text: bytes, lines: NDArray[np.intp]) -> bytes:
 
 
 def _spread(values: NDArray[Any], is_bad: NDArray[np.bool_]) -> NDArray[Any]:
-    """Return values of good rows in their places among all."""
+    """Return the values of good rows in their places among all rows."""
     found = np.zeros(len(is_bad), values.dtype)
     found[~is_bad] = values
     return found
@@ -319,7 +319,7 @@ _COLON_IS_BLANK: Final = bytes.maketrans(b":\n\t\r\v\f", b"      ")
 
 
 def _prepared(text: bytes) -> tuple[bytes, bool]:
-    """Return lines without comments and, where they have it, without the word qid; and whether most of them do."""
+    """Return lines without comments and without the word qid, and whether most lines have qid."""
     if bytes((_HASH,)) in text:
         text = b"\n".join(line.split(b"#", 1)[0] for line in text.split(b"\n"))
     tagged = _QID in text and 2 * text.count(_QID) >= len(_Words(text).rows)

@@ -1,7 +1,8 @@
-"""Parameters of forms that are too long for a name: they are told by a digest, and kept while the daemon runs.
+"""Conversion parameters that are too long for a name: a digest stands for them while the daemon runs.
 
-A form is part of a cache entry's identity, and of each of a listing's shards. Types of thousands of columns are not.
-What a digest stands for is needed only to make a shard, which who asks for it has kept before. Workers get all of it.
+A conversion is part of the identity of a cache entry and of each shard in a listing. Types of thousands of columns are
+too long for that. The full text is needed only to convert a shard, and the session that requests the shard has stored
+it before. Workers get the full text.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from typing import Final
 from feedd.errors import BadRecipe, Internal
 
 PARAMS_BYTES_MAX: Final = 4096
-"""Most of what is told as it is."""
+"""Maximum length of parameters that need no digest."""
 
 _DIGEST: Final = "#"
 _PACKED: Final = "z"
-_PACKED_BYTES_MAX: Final = 48 << 10  # fits a message to a worker beside the rest
+_PACKED_BYTES_MAX: Final = 48 << 10  # fits into a message to a worker
 _KEPT_BYTES_MAX: Final = 64 << 20
 
 
 class _Kept:
-    """Texts by their digests; those that were kept last stay. Thread-safe."""
+    """Texts by their digests; the oldest are dropped first. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -32,7 +33,7 @@ class _Kept:
         self._size_bytes = 0
 
     def keep(self, name: str, text: str) -> None:
-        """Remember a text."""
+        """Store a text."""
         with self._lock:
             self._size_bytes += len(text) - len(self._texts.pop(name, ""))
             self._texts[name] = text
@@ -40,7 +41,7 @@ class _Kept:
                 self._size_bytes -= len(self._texts.pop(next(iter(self._texts))))
 
     def find(self, name: str) -> str | None:
-        """Return a text."""
+        """Return the text of a name, or None if it was dropped."""
         with self._lock:
             return self._texts.get(name)
 
@@ -49,7 +50,7 @@ _KEPT: Final = _Kept()
 
 
 def named(text: str) -> str:
-    """Return parameters as a form bears them: as they are, or by a digest where they are long.
+    """Return parameters as a conversion's name has them: unchanged, or as a digest if they are long.
 
     Raises:
         BadRecipe: they are too long for a worker.
@@ -57,7 +58,7 @@ def named(text: str) -> str:
     if len(text.encode()) <= PARAMS_BYTES_MAX:
         return text
     if len(_packed(text)) > _PACKED_BYTES_MAX:
-        message = f"expected types of columns that fit {_PACKED_BYTES_MAX} bytes, got {len(_packed(text))}"
+        message = f"expected column types of at most {_PACKED_BYTES_MAX} bytes, got {len(_packed(text))}"
         raise BadRecipe(message, hint="name fewer columns in fields", stage="decode")
     name = _DIGEST + hashlib.sha256(text.encode()).hexdigest()[:32]
     _KEPT.keep(name, text)
@@ -65,10 +66,10 @@ def named(text: str) -> str:
 
 
 def spelled(params: str) -> str:
-    """Return what a form's parameters stand for.
+    """Return the full text of a conversion's parameters.
 
     Raises:
-        Internal: nobody has kept what the digest stands for.
+        Internal: the text of the digest is not stored.
     """
     if params.startswith(_PACKED):
         return zlib.decompress(base64.b85decode(params[len(_PACKED) :])).decode()
@@ -76,17 +77,17 @@ def spelled(params: str) -> str:
         return params
     text = _KEPT.find(params)
     if text is None:
-        raise Internal(f"expected types of columns that are known, got {params}", stage="decode")
+        raise Internal(f"the column types of digest {params} are unknown", stage="decode")
     return text
 
 
 def is_long(params: str) -> bool:
-    """Whether parameters are told by a digest."""
+    """Whether parameters are a digest."""
     return params.startswith(_DIGEST)
 
 
 def for_worker(form: str) -> str:
-    """Return a form as a worker understands it, who has kept nothing."""
+    """Return a conversion with its full parameters, for a worker, which stores no digests."""
     name, colon, params = form.partition(":")
     return f"{name}{colon}{_packed(spelled(params))}" if params.startswith(_DIGEST) else form
 

@@ -1,8 +1,7 @@
-"""What memory a worker may take while it makes a shard, beside the object and the shard.
+"""Limits the memory that a worker takes for a conversion, in addition to the object and the shard.
 
-What data says of its own size is no reason to take as much: libraries believe it, and a node that runs out of memory
-loses its trainer. So private memory has a limit meanwhile, set with the system, and what is known to need more is
-refused before.
+Libraries trust the sizes that data states, and a node that runs out of memory loses its trainer. So the operating
+system limits the worker's private memory during a conversion. Data that is known to need more is refused in advance.
 """
 
 from __future__ import annotations
@@ -21,28 +20,28 @@ if TYPE_CHECKING:
     from feedd.protocols import ShardWriter
 
 LEAST_BYTES: Final = 256 << 20
-"""As much any making may take: libraries are loaded into it, too."""
+"""Memory that every conversion may take; imported libraries count too."""
 
 _NO_LIMIT_BYTES: Final = 1 << 46
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 def room_of(out: ShardWriter) -> int:
-    """Return the bytes that may be taken beside what is written; as many as the shard may have where nobody says."""
+    """Return the memory that a conversion may take in addition to its output; without a limit, the shard's limit."""
     return getattr(out, "beside_bytes", out.limit_bytes)
 
 
 def check_room(needed_bytes: int, out: ShardWriter, url: str, what: str) -> None:
-    """Make sure that there is memory for something before it is taken.
+    """Check that there is memory before it is allocated.
 
     Args:
-        needed_bytes: of it.
-        out: of the shard.
+        needed_bytes: bytes to allocate.
+        out: the output of the shard.
         url: named in errors.
-        what: it is for.
+        what: the purpose, named in errors.
 
     Raises:
-        ResourceExhausted: there is not.
+        ResourceExhausted: there is too little memory.
     """
     if needed_bytes > room_of(out):
         raise ResourceExhausted(
@@ -55,14 +54,14 @@ def check_room(needed_bytes: int, out: ShardWriter, url: str, what: str) -> None
 
 @contextlib.contextmanager
 def at_most(room_bytes: int, url: str) -> Iterator[None]:
-    """Let this process take so many more bytes of private memory meanwhile, and no more.
+    """Limit the additional private memory of this process to ``room_bytes`` in the context.
 
     Args:
-        room_bytes: at least ``LEAST_BYTES`` are let through; very many are no limit.
+        room_bytes: at least ``LEAST_BYTES`` are allowed; a very high number sets no limit.
         url: named in errors.
 
     Raises:
-        ResourceExhausted: it wanted more.
+        ResourceExhausted: the process needed more.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     if room_bytes < _NO_LIMIT_BYTES:
@@ -80,14 +79,14 @@ def at_most(room_bytes: int, url: str) -> Iterator[None]:
 def no_memory(url: str) -> ResourceExhausted:
     """Return the error for memory that was refused."""
     return ResourceExhausted(
-        "expected memory to make a shard of it, got less than that takes",
+        "there is too little memory to convert the object",
         object=url,
         hint="give the daemon more memory, or store smaller shards (of Parquet and HDF5: row groups, pages, chunks); "
-        "or it is damaged, and wrong about its size",
+        "if the object is damaged, it may state wrong sizes",
         stage="decode",
     )
 
 
 def _private_bytes() -> int:
-    with open("/proc/self/statm", "rb") as file:  # noqa: PTH123 - a file that is none
+    with open("/proc/self/statm", "rb") as file:  # noqa: PTH123 - a file of the kernel
         return int(file.read().split()[5]) * _PAGE_BYTES

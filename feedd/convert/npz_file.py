@@ -1,4 +1,4 @@
-"""Arrays of a .npz, a zip of .npy members, as columns of a table. Nothing is ever unpickled."""
+"""Converts arrays of a .npz, a zip of .npy members, to columns of a table. No data is ever unpickled."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def write(data: memoryview, url: str, params: str, out: ShardWriter) -> str:
             name, member = info.filename.removesuffix(_SUFFIX), _member(archive, info)
             if member is None or name in usable:
                 others[name] = (
-                    "an array of a type that no field has" if member is None else "a second array of that name"
+                    "an array of a type that cannot be a field" if member is None else "a second array of that name"
                 )
             else:
                 usable[name] = member
-        names = chosen(params if usable else strict_params(params), usable, others, url)  # else nothing counts rows
+        names = chosen(params if usable else strict_params(params), usable, others, url)  # else rows cannot be counted
         rows = same_count({name: usable[name].header.shape[0] for name in names or usable}, url)
         writer = TableWriter(out, rows, url)
         writer.leave_out(unread(params, others))
@@ -64,11 +64,11 @@ def write(data: memoryview, url: str, params: str, out: ShardWriter) -> str:
 
 
 def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> _Member | None:
-    """Return an array that can be a field; None: it is none."""
+    """Return a member as a column, or None if it cannot be a field."""
     with archive.open(info) as file:
         try:
             header = read_npy_head(memoryview(file.read(_HEAD_BYTES)))
-        except BadSample:  # an array of objects, or of a type that no field has
+        except BadSample:  # an array of objects, or of a type that cannot be a field
             return None
     how = kept_array(header.dtype, header.shape[1:]) if header.shape else None
     return None if how is None else _Member(info, header, how)
@@ -79,10 +79,10 @@ def _pieces(file: IO[bytes], member: _Member, out: ShardWriter, url: str) -> Ite
     rows, inner = header.shape[0], header.shape[1:]
     row_bytes = header.dtype.itemsize * math.prod(inner)
     if rows * row_bytes > out.limit_bytes:
-        raise ValueError(f"{rows * row_bytes} bytes of {member.info.filename}, more than there is room for")
+        raise ValueError(f"{member.info.filename} of {rows * row_bytes} bytes is larger than a shard may be")
     _exactly(file, header.data_at)
     if header.fortran_order and inner:
-        check_room(2 * rows * row_bytes, out, url, f"{member.info.filename}, whose rows do not lie one after another")
+        check_room(2 * rows * row_bytes, out, url, f"{member.info.filename}, which is stored column by column")
         columns = np.frombuffer(_exactly(file, rows * row_bytes), header.dtype).reshape(header.shape, order="F")
         yield piece(columns, member.how)
     else:
@@ -91,12 +91,12 @@ def _pieces(file: IO[bytes], member: _Member, out: ShardWriter, url: str) -> Ite
             count = min(step, rows - at)
             values = np.frombuffer(_exactly(file, count * row_bytes), header.dtype)
             yield piece(values.reshape(count, *inner), member.how)
-    if file.read(1):  # which also compares the checksum
-        raise ValueError(f"bytes behind the array {member.info.filename}")
+    if file.read(1):  # also verifies the checksum
+        raise ValueError(f"there are bytes after the array {member.info.filename}")
 
 
 def _exactly(file: IO[bytes], size: int) -> bytes:
     found = file.read(size)
     if len(found) != size:
-        raise ValueError(f"{len(found)} of {size} bytes of an array")
+        raise ValueError(f"an array has only {len(found)} of {size} bytes")
     return found

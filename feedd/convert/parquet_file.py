@@ -1,7 +1,7 @@
-"""What pyarrow tells of Parquet files, and their columns as pieces of a table.
+"""Reads Parquet footers with pyarrow, and converts columns to pieces of a table.
 
-pyarrow ends the process over some footers that contradict themselves. Only workers read footers, and the second worker
-that ends makes such a file a BadShard (see ``docs/decisions/0037``).
+pyarrow ends the process for some contradictory footers. Only workers read footers. If a file ends two workers, it is a
+BadShard (see ``docs/decisions/0037``).
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ if TYPE_CHECKING:
     from feedd.protocols import ShardWriter
 
 _WHAT: Final = "a Parquet file"
-_PAGE_HEAD_BYTES_MAX: Final = 256  # a dictionary's says nothing of its values
-_PAGE_RAW_BYTES, _PAGE_DICTIONARY = 2, 7  # numbers of fields: bytes once decompressed; what only dictionaries have
+_PAGE_HEAD_BYTES_MAX: Final = 256  # the head of a dictionary page has no statistics of values
+_PAGE_RAW_BYTES, _PAGE_DICTIONARY = 2, 7  # field numbers: decompressed bytes; dictionary head
 _THRIFT_I32, _THRIFT_STRUCT = 5, 12
 _FIRST_IS_I32: Final = 0x15  # field 1, an i32
 _BATCH_BYTES: Final = 32 << 20
 _BATCH_ROWS_MAX: Final = 64 << 10
 _SKEW: Final = 4
-"""The values of a dictionary that rows have most may be so many times as large as the others."""
+"""The most frequent values of a dictionary may be this many times larger than the mean."""
 _PADDED_BYTES: Final = 100
-"""Writers of old wrote chunks a little longer than they say; readers have forgiven that ever since."""
+"""Old writers wrote chunks slightly longer than stated, so readers allow these bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A wanted one.
+    """A wanted column.
 
     Attributes:
-        leaves: numbers of the columns that Parquet keeps it in.
+        leaves: numbers of the Parquet columns that store it.
     """
 
     name: str
@@ -52,12 +52,12 @@ class _Column:
 
 
 def chunks(data: memoryview, params: str, footer: ByteRange) -> list[ByteRange]:
-    """Return where the values of wanted columns lie.
+    """Return the byte ranges of the values of wanted columns.
 
     Args:
-        data: the file, of which the footer is here.
+        data: the file, with its footer present.
         params: see ``convert.columnar.params_of``.
-        footer: where it lies, its last 8 bytes included.
+        footer: range of the footer, including its last 8 bytes.
     """
     with refusing(_WHAT, ""):
         file = _File(data, footer, "")
@@ -75,7 +75,7 @@ def write(data: memoryview, url: str, params: str, out: ShardWriter, footer: Byt
         if is_head(params):
             outline = ((column.name, column.how) for column in columns)
             return write_outline(outline, others, rows=file.rows > 0, out=out, url=url)
-        list(file.places(columns))  # where one is wrong, pyarrow would read anything
+        list(file.places(columns))  # checks ranges, because pyarrow would read wrong ones
         writer = TableWriter(out, file.rows, url)
         writer.leave_out(others)
         for column in columns:
@@ -85,7 +85,7 @@ def write(data: memoryview, url: str, params: str, out: ShardWriter, footer: Byt
 
 
 class _File:
-    """One file.
+    """A Parquet file.
 
     Args:
         data: see ``chunks``.
@@ -93,9 +93,9 @@ class _File:
         url: named in errors.
 
     Attributes:
-        rows: of the file.
-        others: types of the columns that no field can have, by name; once ``columns`` was called.
-        unscaled: likewise, of the wanted columns whose numbers are kept without their point.
+        rows: number of rows of the file.
+        others: types of the columns that cannot be fields, by name, after a call of ``columns``.
+        unscaled: types of the wanted columns whose numbers are stored unscaled, by name, after a call of ``columns``.
     """
 
     def __init__(self, data: memoryview, footer: ByteRange, url: str) -> None:
@@ -111,7 +111,7 @@ class _File:
         self._groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
 
     def columns(self, params: str) -> list[_Column]:
-        """Return the wanted ones."""
+        """Return the wanted columns."""
         usable: dict[str, _Column] = {}
         at = 0
         for field in self._file.schema_arrow:
@@ -131,7 +131,7 @@ class _File:
         return [usable[name] for name in names]
 
     def places(self, columns: list[_Column]) -> Iterator[ByteRange]:
-        """Yield where the values of columns lie."""
+        """Yield the byte ranges of the values of columns."""
         padded = _PADDED_BYTES if "parquet-mr" in (self._file.metadata.created_by or "") else 0
         for group in self._groups:
             for column in columns:
@@ -164,18 +164,18 @@ class _File:
 
 
 def _start(chunk: pq.ColumnChunkMetaData) -> int:
-    """Return where the first page of a chunk begins: the dictionary, where there is one."""
+    """Return the start of a chunk's first page, which is the dictionary if there is one."""
     dictionary = chunk.dictionary_page_offset or 0
     start: int = chunk.data_page_offset
     return dictionary if 0 < dictionary < start else start
 
 
 def dictionary_value_bytes(data: memoryview, chunk: pq.ColumnChunkMetaData) -> float:
-    """Return the mean size of a dictionary's values, which count once where they lie; 0: there is none, or it is empty.
+    """Return the mean bytes of a dictionary's values, or 0 if there is no dictionary or it is empty.
 
-    pyarrow does not tell it. A page begins with a struct of Thrift's compact protocol [apache/parquet-format,
-    parquet.thrift]: a byte of each number's distance to the number before, and type, then the value. Before the number
-    of values, there are only numbers.
+    pyarrow does not report it. A page begins with a struct in Thrift's compact protocol [apache/parquet-format,
+    parquet.thrift]. Each field is a byte with type and distance to the previous field's number, then its value. All
+    fields before the count of values are integers.
     """
     start = _start(chunk)
     if start == chunk.data_page_offset:
@@ -194,11 +194,11 @@ def dictionary_value_bytes(data: memoryview, chunk: pq.ColumnChunkMetaData) -> f
             found[number] = _thrift_number(head)
     except StopIteration:
         pass
-    return 0.0  # the page of something else: the library says what is wrong with it
+    return 0.0  # not a dictionary page: pyarrow reports the error
 
 
 def _thrift_number(data: Iterator[int]) -> int:
-    """Return an integer of 32 bits, as Thrift's compact protocol writes it."""
+    """Return a 32-bit integer of Thrift's compact protocol."""
     value = shift = 0
     while (byte := next(data)) & 0x80:
         value |= (byte & 0x7F) << shift
@@ -208,7 +208,7 @@ def _thrift_number(data: Iterator[int]) -> int:
 
 
 def _leaves(type_: pa.DataType, at: int, count: int) -> range:
-    """Return which of Parquet's columns a column needs."""
+    """Return the numbers of the Parquet columns that a column needs."""
     child = file_of(type_)
     if not child:
         return range(at, at + count)

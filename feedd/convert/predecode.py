@@ -1,6 +1,6 @@
-"""Images made ready: decoded and brought to size once, everything else as it is (see ``recipe.predecoded``).
+"""Converts shards to tables with predecoded images; other fields stay unchanged (see ``recipe.predecoded``).
 
-A form of shards that can be read where they lie: they are indexed as they are, and written anew as a table.
+Shards with random access are converted too: they are indexed, and then written as a table.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     Cell: TypeAlias = list[memoryview | bytes]
 
 _PIECE_BYTES: Final = 16 << 20
-_CELL_BYTES: Final = 9  # of an end and a mark
+_CELL_BYTES: Final = 9  # bytes of an end and a mark
 _FOOT_BYTES: Final = 64 << 10
 
 
 class RowsConverter(WholeObject):
-    """``protocols.ShardConverter`` of ready rows; stateless."""
+    """``protocols.ShardConverter`` to predecoded images; stateless."""
 
     @property
     def name(self) -> str:
@@ -46,17 +46,17 @@ class RowsConverter(WholeObject):
         return READY
 
     def make(self, held: PartialObject, url: str, params: str, out: ShardWriter) -> str:
-        """Write a table of rows and of all other fields; see ``ShardConverter.make``."""
+        """Write a table of predecoded images and of all other fields; see ``ShardConverter.make``."""
         try:
             asked = msgspec.json.decode(params.encode(), type=RowsParams)
         except msgspec.DecodeError as error:
-            raise Internal(f"expected fields to make ready, got {params[:80]!r}", stage="decode") from error
+            raise Internal(f"expected fields to predecode, got {params[:80]!r}", stage="decode") from error
         index = formats.get(asked.format).index(held.data, url)
         return _Making(held.data, index, TableWriter(out, index.sample_count, url)).write(asked)
 
 
 class _Making:
-    """One shard being made."""
+    """One shard that is being converted."""
 
     def __init__(self, data: memoryview, index: ShardIndex, writer: TableWriter) -> None:
         self._data, self._index, self._writer = data, index, writer
@@ -81,17 +81,17 @@ class _Making:
         return self._writer.finish()
 
     def _columns(self, sources: Sequence[str]) -> list[int]:
-        """Return where a field may be; nowhere, where it is not encoded images: that stays as it is."""
+        """Return the columns that a field may be in; none if they are not encoded images, which stay unchanged."""
         index = self._index
         found = [index.fields.index(source) for source in sources if source in index.fields]
         return found if {index.stored_as(column) for column in found} <= {"", "image"} else []
 
     def _ready(self, field: ReadyField, columns: Sequence[int]) -> None:
-        """Write one field's images."""
+        """Write one field's predecoded images."""
         params = msgspec.json.decode(field.params.encode(), type=ImageParams)
         prefix = prefix_of(params)
         if prefix is None:
-            raise Internal(f"expected a recipe that rows can be made for, got {field.params}", stage="decode")
+            raise Internal(f"this recipe has no part to predecode: {field.params}", stage="decode")
         starts, sizes = self._index.starts[columns[0]].copy(), self._index.sizes[columns[0]].copy()
         for column in columns[1:]:
             lacking = sizes < 0
@@ -104,14 +104,14 @@ class _Making:
         self._writer.variable(field.sources[0], PIXELS, _pieces(cells))
 
     def _as_is(self, column: int) -> None:
-        """Write a field as it is."""
+        """Write a field unchanged."""
         index = self._index
         places = zip(index.starts[column].tolist(), index.sizes[column].tolist(), strict=True)
         cells = (mark_of(start) if size < 0 else [self._data[start : start + size]] for start, size in places)
         self._writer.variable(index.fields[column], index.stored_as(column), _pieces(cells))
 
     def _cell(self, codec: SampleCodec, prefix: Prefix, data: memoryview) -> Cell:
-        """Return what a sample becomes: a row, or where that does not go what it was."""
+        """Return the cell of a sample: a predecoded row, or the unchanged sample if that fails."""
         row = self._row(codec, prefix, data)
         if row is None:
             return [original_mark(len(data), prefix.width_bytes), data]
@@ -130,14 +130,14 @@ class _Making:
                 return None
             row = np.empty(shape, dtype)
             codec.decode(data, row, 0)
-        except Exception:  # noqa: BLE001 - whatever it is, decoding meets it again and reports it with the sample
+        except Exception:  # noqa: BLE001 - decoding raises it again and reports it with the sample
             return None
         self._room_bytes -= more_bytes
         return row
 
 
 def _pieces(cells: Iterable[Sequence[memoryview | bytes] | int]) -> Iterator[Piece]:
-    """Yield a column's cells, many at a time; a number: the sample lacks the field, see ``formats.missing_reasons``."""
+    """Yield a column's cells, many at a time. A number means a missing field, see ``formats.missing_reasons``."""
     parts: Cell = []
     sizes: list[int] = []
     marks = bytearray()

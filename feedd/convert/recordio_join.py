@@ -1,10 +1,11 @@
-"""RecordIO with records in several parts: joined, so that each lies in one piece.
+"""Joins RecordIO records that are split into several parts.
 
-Writers split in two ways. dmlc's cut where the payload holds the magic at a multiple of four and leave it out: what
-comes between two parts is the magic, and every part but the last is a multiple of four long. SageMaker's cut anywhere:
-parts are put together as they are. Parameters force ``dmlc`` or ``concat``; without, a shard with a part of another
-length is SageMaker's, and of the rest it is dmlc's, unless the shard's name says protobuf and its first split record is
-a message only without the magic.
+Writers split in two ways. dmlc's writer splits at each magic at a multiple of four in the payload, and omits that
+magic. So the magic belongs between two parts, and every part but the last has a multiple of four bytes. SageMaker's
+writer splits anywhere, and its parts are concatenated.
+
+Parameters force ``dmlc`` or ``concat``. Without them, a shard with a part of another length is SageMaker's. Other
+shards are dmlc's, unless the shard's name says protobuf and its first split record is a message only without the magic.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _FIELD_NUMBERS_MAX: Final = 5  # of aialgs.data.Record
 
 
 class JoinConverter(WholeObject):
-    """``protocols.ShardConverter`` of RecordIO with split records; stateless."""
+    """``protocols.ShardConverter`` for RecordIO with split records; stateless."""
 
     name = JOIN
 
@@ -45,7 +46,7 @@ class JoinConverter(WholeObject):
         records = PartsReader(data, url).records_in_parts()
         split = [parts for parts in records if len(parts) > 1]
         between = _MAGIC if (params or _dialect(data, split, protobuf=made == _PROTOBUF)) == DMLC else b""
-        copied = 0  # whole records lie side by side: they are copied together
+        copied = 0  # whole records between split ones are copied together
         for parts in records:
             if len(parts) == 1:
                 continue
@@ -73,7 +74,7 @@ def _copy(data: memoryview, start: int, end: int, out: ShardWriter) -> None:
 
 
 def _dialect(data: memoryview, split: Sequence[Sequence[tuple[int, int]]], *, protobuf: bool) -> str:
-    """Return how a shard's records are split."""
+    """Return the way in which a shard's records are split."""
     if any((end - start) % 4 for parts in split for start, end in parts[:-1]):
         return CONCAT
     if protobuf and split:

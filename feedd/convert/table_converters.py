@@ -1,7 +1,7 @@
-"""Objects of columns or arrays that become tables: which bytes of them are needed, and what reads them.
+"""Converters from objects of columns or arrays to tables, and the byte ranges that they need.
 
-The daemon asks these converters what they need, so the libraries are loaded in workers only. All but Parquet need the
-whole object.
+The daemon asks these converters for ranges, so libraries are loaded only in workers. All converters but Parquet's need
+the whole object.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ if TYPE_CHECKING:
     from feedd.protocols import PartialObject, ShardWriter
 
 _SCHEMA_BYTES: Final = 1 << 20
-"""How much of an object tells its columns, unless they are very many."""
+"""Bytes at an object's start that list its columns, unless there are very many."""
 
 TYPES: Final = "types"
-"""Parameters of a form of text that makes no table, but tells which columns there are and their types."""
+"""Parameters of a text conversion that makes no table but a list of columns and their types."""
 
 DELIMITER: Final = "DELIMITER"
-"""What the types say of the sign between values, where it is not the form's own: names are in lower case there."""
+"""Key of the delimiter among the column types, if it is not the conversion's own; columns are in lower case there."""
 
 _TYPES_BYTES: Final = 8 << 20
-"""How much of an object tells its columns' types, where it is longer and rows end within it."""
+"""Bytes at an object's start that determine its column types, if the object is longer and a row ends within them."""
 
 _PARQUET_MAGIC: Final = b"PAR1"
 _PARQUET_ENCRYPTED: Final = b"PARE"
 _END_BYTES: Final = 8  # u32 size of the footer, magic
 _TAIL_BYTES: Final = (8 << 10, 64 << 10)
-_TAIL_SHARE: Final = 512  # of a file's bytes: what most footers take, and little beside a few columns
+_TAIL_SHARE: Final = 512  # part of a file that most footers take; small compared with a few columns
 _FOOTER_BYTES_MAX: Final = 256 << 20
 
-_LENGTH_BYTES: Final = 4  # of the Arrow file in a chunk of LitData
+_LENGTH_BYTES: Final = 4  # size of the length of the Arrow file in a LitData chunk
 
 
 class TableConverter(WholeObject):
-    """``protocols.ShardConverter`` of columns that become a table; stateless.
+    """``protocols.ShardConverter`` from columns to a table; stateless.
 
     Its parameters name columns, see ``convert.columnar.params_of``.
 
     Args:
-        name: of the form.
-        module: has ``write``, which makes the table; loaded where such data is met.
-        extra: what to install where its library is missing.
+        name: name of the conversion.
+        module: has ``write``, which makes the table; loaded when such data is found.
+        extra: the extra to install if the library is missing.
         more: further arguments of ``write``.
     """
 
@@ -71,10 +71,10 @@ class TableConverter(WholeObject):
 
 
 class ArrowConverter(TableConverter):
-    """``protocols.ShardConverter`` of Arrow IPC; stateless. Its first bytes tell its columns."""
+    """``protocols.ShardConverter`` of Arrow IPC; stateless. An object's first bytes list its columns."""
 
     def wanted(self, held: PartialObject, params: str) -> tuple[ByteRange, ...]:
-        """Return the whole object; where its columns are all that is asked for, its start, if that is enough."""
+        """Return the whole object; if only its columns are requested, return its start if that suffices."""
         if not is_head(params):
             return super().wanted(held, params)
         head = ByteRange(0, min(held.size_bytes, _SCHEMA_BYTES))
@@ -85,7 +85,7 @@ class ArrowConverter(TableConverter):
         return () if enough else everything(held)
 
     def make(self, held: PartialObject, url: str, params: str, out: ShardWriter) -> str:
-        """Write the wanted columns as a table, or only which there are."""
+        """Write the wanted columns as a table, or only the list of columns."""
         if not is_head(params):
             return super().make(held, url, params, out)
         whole = not lacking(held, ByteRange(0, held.size_bytes))
@@ -95,13 +95,13 @@ class ArrowConverter(TableConverter):
 
 
 class DelimitedConverter(TableConverter):
-    """``protocols.ShardConverter`` of CSV and its like; stateless.
+    """``protocols.ShardConverter`` of CSV and similar text; stateless.
 
-    Its parameters name columns and their types, see ``convert.columnar.typed_params``; or are ``TYPES``.
+    Its parameters name columns and their types (see ``convert.columnar.typed_params``), or are ``TYPES``.
     """
 
     def wanted(self, held: PartialObject, params: str) -> tuple[ByteRange, ...]:
-        """Return the whole object; for ``TYPES``, and for a head, its start, where that is enough."""
+        """Return the whole object; for ``TYPES`` and for a head, return its start if that suffices."""
         if params != TYPES and not is_head(params):
             return super().wanted(held, params)
         head = ByteRange(0, min(held.size_bytes, _TYPES_BYTES))
@@ -112,7 +112,7 @@ class DelimitedConverter(TableConverter):
         return () if enough else everything(held)
 
     def make(self, held: PartialObject, url: str, params: str, out: ShardWriter) -> str:
-        """Write the wanted columns as a table, or for ``TYPES`` the types of all as JSON."""
+        """Write the wanted columns as a table, or for ``TYPES`` the types of all columns as JSON."""
         if params != TYPES and not is_head(params):
             return super().make(held, url, params, out)
         size = held.size_bytes
@@ -128,7 +128,7 @@ class DelimitedConverter(TableConverter):
 class LitDataArrowConverter(TableConverter):
     """``protocols.ShardConverter`` of LitData's chunks of plain values; stateless.
 
-    A chunk is an Arrow file behind a head without items. The file's length stands behind it.
+    A chunk has a head without items, then an Arrow file, then the file's length.
     """
 
     def make(self, held: PartialObject, url: str, params: str, out: ShardWriter) -> str:
@@ -138,7 +138,7 @@ class LitDataArrowConverter(TableConverter):
         start = end - int.from_bytes(data[max(end, 0) :][:_LENGTH_BYTES], "little")
         if end < 0 or bytes(data[-len(ARROW_END) :]) != ARROW_END or start < 0:
             raise BadShard(
-                f"expected a chunk with an Arrow file at its end, got {bytes(data[-12:])!r} there",
+                f"expected a chunk with an Arrow file at its end, got {bytes(data[-12:])!r}",
                 object=url,
                 hint="name the folder without litdata-arrow+ if its items are not plain values",
                 stage="decode",
@@ -147,7 +147,7 @@ class LitDataArrowConverter(TableConverter):
         try:
             return self._write(inner, url, params, out)
         finally:
-            with contextlib.suppress(BufferError):  # an error's traceback may hold arrays over it; they end with it
+            with contextlib.suppress(BufferError):  # an error's traceback may hold arrays of the view
                 inner.release()
 
 
@@ -155,10 +155,10 @@ class ParquetConverter(TableConverter):
     """``protocols.ShardConverter`` of Parquet files; stateless. Only the footer and wanted columns are fetched."""
 
     def wanted(self, held: PartialObject, params: str) -> tuple[ByteRange, ...]:
-        """Return the tail; then the footer, where the tail has not all of it; then the chunks of wanted columns.
+        """Return the tail; then the rest of the footer; then the chunks of wanted columns.
 
         Raises:
-            BadShard: no Parquet file.
+            BadShard: not a Parquet file.
             BadRecipe, Unsupported: see ``convert.columnar.chosen``.
         """
         size = held.size_bytes
@@ -175,7 +175,7 @@ class ParquetConverter(TableConverter):
         """Write the wanted columns as a table.
 
         Raises:
-            BadShard: no Parquet file, or one that takes more than there is room for.
+            BadShard: not a Parquet file, or larger than a shard may be.
             BadRecipe, Unsupported: see ``convert.columnar.chosen``.
         """
         name: str = self._loaded(url).write(held.data, url, params, out, _parquet_footer(held, url))
@@ -183,11 +183,11 @@ class ParquetConverter(TableConverter):
 
 
 def _parquet_footer(held: PartialObject, url: str) -> ByteRange:
-    """Return where the footer lies, its end included."""
+    """Return the range of the footer, including its end."""
     size = held.size_bytes
     end = bytes(held.data[max(0, size - _END_BYTES) : size])
     if end[4:] == _PARQUET_ENCRYPTED:
-        raise Unsupported("expected a Parquet file, got an encrypted one", object=url, stage="decode")
+        raise Unsupported("encrypted Parquet files are not supported", object=url, stage="decode")
     length = int.from_bytes(end[:4], "little")
     start = size - _END_BYTES - length
     if end[4:] != _PARQUET_MAGIC or start < len(_PARQUET_MAGIC) or length > _FOOTER_BYTES_MAX:

@@ -1,4 +1,4 @@
-"""Writes tables (see ``formats.table``), column after column, of pieces that come one at a time."""
+"""Writes tables (see ``formats.table``) column by column, from pieces that arrive one at a time."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
     from feedd.protocols import ShardWriter
 
 ROWS_MAX: Final = 1 << 26
-"""What an index has room for, see ``framing.ShardReader.check_cells``."""
+"""Maximum number of rows that an index supports, see ``framing.ShardReader.check_cells``."""
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnEncoding:
-    """How a column is kept in a table.
+    """The encoding of a table's column.
 
     Attributes:
         stored: see ``recipe.encodings``.
         width: bytes of a value; None: it varies.
-        dtype: of the numbers; empty: the values are text or bytes.
+        dtype: dtype of numbers; empty: the values are text or bytes.
     """
 
     stored: str
@@ -54,9 +54,9 @@ class Piece:
     """Some rows of one column.
 
     Attributes:
-        values: their bytes, back to back, in C order and little-endian.
-        sizes: int64[rows], bytes of each; None where the column has a fixed width.
-        valid: bool[rows], which have the column; None: all. Or uint8[rows], why others lack it: see
+        values: bytes of the values, back to back, in C order and little-endian.
+        sizes: int64[rows], bytes of each value; None if the column has a fixed width.
+        valid: bool[rows], whether rows have the column; None: all have it. Or uint8[rows], why rows lack it: see
             ``formats.missing_reasons``.
     """
 
@@ -66,11 +66,11 @@ class Piece:
 
 
 class TableWriter:
-    """One table being written.
+    """Writes one table.
 
     Args:
-        out: where to.
-        rows: of every column; None: as many as the first one has.
+        out: the output.
+        rows: number of rows of every column; None: as many as the first column has.
         url: named in errors.
     """
 
@@ -84,7 +84,7 @@ class TableWriter:
         out.write(MAGIC)
 
     def add(self, name: str, how: ColumnEncoding, pieces: Iterable[Piece]) -> None:
-        """Write a column as it is to be kept; see ``fixed`` and ``variable``."""
+        """Write a column with its encoding; see ``fixed`` and ``variable``."""
         if how.width is None:
             self.variable(name, how.stored, pieces)
         else:
@@ -94,7 +94,7 @@ class TableWriter:
         """Write a column whose values all take ``width`` bytes, at least 1.
 
         Raises:
-            BadShard: the pieces are not as many rows as the table has, or there is no room for them.
+            BadShard: the number of rows differs from the table's, or there is no space.
         """
         at, rows, marks = self._align(), 0, _Marks()
         for piece in pieces:
@@ -109,7 +109,7 @@ class TableWriter:
         self._columns.append(TableColumn(name, stored, at, width, valid_at=self._marks(marks)))
 
     def variable(self, name: str, stored: str, pieces: Iterable[Piece]) -> None:
-        """Write a column whose values take as many bytes as their pieces say.
+        """Write a column whose pieces have the size of each value.
 
         Raises:
             BadShard: see ``fixed``.
@@ -133,10 +133,10 @@ class TableWriter:
         self._columns.append(TableColumn(name, stored, at, ends_at=ends_at, valid_at=self._marks(marks)))
 
     def keys(self, blob: bytes, ends: NDArray[np.int64]) -> None:
-        """Write keys of the rows, where they have others than their numbers; see ``ShardIndex``.
+        """Write the rows' keys if they are not the rows' numbers; see ``ShardIndex``.
 
         Raises:
-            BadShard: they are not as many as the table has rows.
+            BadShard: the number of keys differs from the table's number of rows.
         """
         self._check_rows("__key__", len(ends))
         at = self._align()
@@ -146,17 +146,17 @@ class TableWriter:
         self._keys = TableKeys(at, ends_at)
 
     def note(self, notes: Iterable[tuple[int, str]], *, whole: bool = False) -> None:
-        """Keep what rows have in the place of a value of the last column, or of all; of the first such rows only."""
+        """Keep notes about bad values of the last column, or about whole rows; only the first notes are kept."""
         column = ALL if whole else len(self._columns) - 1
         for row, text in itertools.islice(notes, NOTES_MAX - len(self._notes)):
             self._notes.append((column, row, text[:NOTE_CHARS_MAX]))
 
     def leave_out(self, columns: Mapping[str, str]) -> None:
-        """Keep the names and types of the object's other columns, which no field can have."""
+        """Keep names and types of the object's columns that cannot be fields."""
         self._unread = unread_of(columns)
 
     def finish(self) -> str:
-        """Write the foot; return the name of the format."""
+        """Write the foot and return the name of the format."""
         self._align()
         told = self._rows or 0, tuple(self._columns), self._keys, tuple(self._notes), self._unread
         foot = msgspec.json.encode(TableFoot(*told))
@@ -194,7 +194,7 @@ class TableWriter:
 def write_outline(
     columns: Iterable[tuple[str, ColumnEncoding]], unread: Mapping[str, str], *, rows: bool, out: ShardWriter, url: str
 ) -> str:
-    """Write a table that says which columns there are: of one row without values, where there are ``rows`` at all."""
+    """Write a table that only lists columns; it has one row without values if ``rows`` is set, else none."""
     count = int(rows)
     writer = TableWriter(out, count, url)
     writer.leave_out(unread)
@@ -205,13 +205,13 @@ def write_outline(
 
 
 class _Marks:
-    """Which rows have a column: only what differs from all."""
+    """Which rows have a column; pieces whose rows all have it are not recorded."""
 
     def __init__(self) -> None:
         self.holes: list[tuple[int, NDArray[np.bool_] | NDArray[np.uint8]]] = []
 
     def add(self, valid: NDArray[np.bool_] | NDArray[np.uint8] | None, at: int, count: int) -> None:
-        """Take note of a piece."""
+        """Record the marks of a piece."""
         if valid is not None and not (valid == HAS).all():
             assert len(valid) == count, f"{len(valid)} marks for {count} rows"
             self.holes.append((at, valid))

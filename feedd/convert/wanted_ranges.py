@@ -1,4 +1,4 @@
-"""Which ranges of an object a conversion needs, in few requests."""
+"""Computes the ranges of an object that a conversion needs, in few requests."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _GAP_BYTES_MAX: Final = 1 << 20
 """A request costs about as much as this many bytes."""
 
 _RANGES_MAX: Final = 2048
-"""Their places must fit one message between daemon and worker."""
+"""Their positions must fit into one message between daemon and worker."""
 
 _SPARE_SHARE: Final = 32
-"""One in so many of the bytes that are wanted may be fetched besides."""
+"""Unwanted bytes may be fetched up to one in this many of the wanted bytes."""
 
 
 def coalesced(wanted: Iterable[ByteRange]) -> tuple[ByteRange, ...]:
-    """Return ascending ranges that hold all that is wanted, in few requests.
+    """Return ascending ranges that cover all wanted ranges, in few requests.
 
-    Ranges that touch become one. Those with a gap between do while all gaps together, the smallest first, are at most
-    a 32nd of what is wanted; and where there are too many to be told in one message, until there are not.
+    Adjacent ranges are joined. Ranges with gaps are joined too, the smallest gaps first, while all joined gaps together
+    are at most a 32nd of the wanted bytes. If there are still too many ranges for one message, more gaps are joined.
     """
     joined = _touching(wanted)
     spare = sum(one.size_bytes for one in joined) // _SPARE_SHARE
@@ -41,7 +41,7 @@ def coalesced(wanted: Iterable[ByteRange]) -> tuple[ByteRange, ...]:
 
 
 def lacking(held: PartialObject, span: ByteRange) -> tuple[ByteRange, ...]:
-    """Return which parts of a range are not here."""
+    """Return the parts of a range that are not held."""
     missing: list[ByteRange] = []
     at = span.start
     for here in held.spans:
@@ -56,12 +56,12 @@ def lacking(held: PartialObject, span: ByteRange) -> tuple[ByteRange, ...]:
 
 
 def everything(held: PartialObject) -> tuple[ByteRange, ...]:
-    """Return what is not here of the whole object."""
+    """Return the parts of the whole object that are not held."""
     return lacking(held, ByteRange(0, held.size_bytes))
 
 
 class WholeObject:
-    """The part of ``protocols.ShardConverter`` that says what is wanted: all of the object."""
+    """The part of ``protocols.ShardConverter`` for conversions that need the whole object."""
 
     def wanted(self, held: PartialObject, params: str) -> tuple[ByteRange, ...]:
         """Return the whole object."""

@@ -38,8 +38,8 @@ class DemoOptions:
     """Options of the demo.
 
     Attributes:
-        url: URL of the user's data; None: made-up data on an embedded server.
-        keep: absolute path of a folder for copies of the made-up shards; None: they vanish with the server.
+        url: URL of the user's data; None: generated data on an embedded server.
+        keep: absolute path of a folder for copies of the generated shards; None: they are deleted with the server.
     """
 
     url: str | None = None

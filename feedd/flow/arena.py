@@ -1,7 +1,7 @@
 """An arena: numbered slots of equal size in one sealed memfd, shared with one trainer and the decode workers.
 
-The file has no name, so nothing is left behind however its holders die. All of it is allocated before the first byte is
-written. So a full machine is an error at ``create``, never a SIGBUS in the middle of a batch.
+The file has no name, so the kernel frees it when all its holders have ended. It is allocated completely at ``create``,
+so a lack of memory raises an error there and never SIGBUS in the middle of a batch.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ArenaBudget:
 
         Args:
             limit_bytes: upper bound of the reserved bytes.
-            recorder: holds the gauge of arena bytes, which always shows the bytes reserved here.
+            recorder: has the gauge of arena bytes, which always shows the bytes reserved here.
         """
         self._limit_bytes = limit_bytes
         self._recorder = recorder
@@ -131,7 +131,7 @@ def _allocate(size_bytes: int) -> int:
 
 
 class Arena:
-    """One session's slots (seam ``Slots``). Slots are taken and given back on one thread only.
+    """One session's slots (implements ``Slots``). Slots are taken and given back on one thread only.
 
     A slot's generation grows at each ``take``. A ``SlotRef`` of an earlier generation is refused everywhere.
     """
@@ -177,7 +177,7 @@ class Arena:
         self._taken = [False] * slot_count
         self._free = list(
             range(slot_count - 1, -1, -1)
-        )  # a stack: the slot used last is the one still in the CPU cache
+        )  # a stack, because the slot used last may still be in the CPU cache
 
     @classmethod
     async def create(cls, slot_count: int, slot_bytes: int, budget: ArenaBudget | None = None) -> Self:
@@ -220,7 +220,7 @@ class Arena:
         return len(self._generations) - len(self._free)
 
     def take(self) -> SlotRef | None:
-        """Return a free slot under a fresh generation, or None; None too once closed."""
+        """Return a free slot with a new generation, or None if no slot is free or the arena is closed."""
         if not self._free or self._fd < 0:
             return None
         index = self._free.pop()
@@ -272,7 +272,7 @@ class Arena:
             self._budget.release(self._size_bytes)
 
     def close(self) -> None:
-        """Close the memfd and unmap; idempotent. Clients' mappings stay, and count, until the clients unmap them.
+        """Close the memfd and unmap it; idempotent. Clients' mappings stay, and count, until the clients unmap them.
 
         A buffer made from a view (a numpy array, a slice) keeps the mapping alive until it is collected.
         """

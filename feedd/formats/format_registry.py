@@ -1,4 +1,4 @@
-"""Finds the format of a shard and the reader of a format: the formats of this folder, and installed ones."""
+"""Finds the format of a shard and the reader of a format, among the formats of this folder and installed ones."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def built_in() -> dict[str, FormatSpec]:
 
 @functools.cache
 def installed() -> dict[str, FormatSpec]:
-    """Return the formats that the operator installed, by name; those that cannot be used are logged and left out.
+    """Return the formats that the operator installed, by name; unusable ones are logged and left out.
 
     A format of this folder keeps its name and its extensions.
     """
@@ -61,15 +61,15 @@ def installed() -> dict[str, FormatSpec]:
 
 
 def _unusable(point: str, spec: object, taken: set[str]) -> str:
-    """Return why an installed format cannot be used; empty: it can."""
+    """Return why an installed format is unusable, or an empty string."""
     if not isinstance(spec, FormatSpec):
         return f"expected a FormatSpec, got {type(spec).__name__}"
     if spec.name != point or not _NAME.fullmatch(point):
         return f"expected the entry point's name, lower-case letters, digits, dots and dashes, got {spec.name!r}"
     if point in built_in() or point in MADE.values() or point == AUTO:
-        return f"expected a name of its own, got {point!r}, which feedd has"
+        return f"the name {point!r} belongs to a format of feedd"
     wrong = [one for one in spec.extensions if not _EXTENSION.fullmatch(one) or one in taken]
-    return f"expected lower-case extensions with a dot that no other format has, got {wrong}" if wrong else ""
+    return f"expected unused lower-case extensions with a dot, got {wrong}" if wrong else ""
 
 
 def specs() -> Iterable[FormatSpec]:
@@ -78,7 +78,7 @@ def specs() -> Iterable[FormatSpec]:
 
 
 def find(name: str) -> FormatSpec | None:
-    """Return the format of that name; None: there is none."""
+    """Return the format of a name, or None if there is none."""
     return built_in().get(name) or installed().get(name)
 
 
@@ -135,7 +135,7 @@ def get(name: str) -> ShardFormat:
 
 
 def sniff(data: memoryview) -> str:
-    """Return the name of the format that a shard begins like; empty: it begins like none."""
+    """Return the name of the format that a shard begins like, or an empty string."""
     asked = [spec for spec in specs() if spec.begins is not None]
     for spec in sorted(asked, key=lambda spec: spec.sniff_rank):
         if spec.begins is not None and spec.begins(data):
@@ -144,7 +144,7 @@ def sniff(data: memoryview) -> str:
 
 
 def extensions() -> dict[str, tuple[str, ...]]:
-    """Return the names of files by which each format is known."""
+    """Return the file names that identify each format."""
     return {spec.name: spec.shown_names for spec in specs()}
 
 

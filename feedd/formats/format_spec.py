@@ -1,7 +1,7 @@
-"""What feedd must know of a format: how its shards are named, how they begin, and what reads them.
+"""The description of a format: names of its shards, how they begin, and their reader.
 
 A module of this folder lists its formats as ``FORMATS``; ``format_registry`` finds them there. An installed package
-names one as an entry point of the group ``feedd.formats``.
+declares a format as an entry point of the group ``feedd.formats``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class AmongSamples(Enum):
-    """What an object of the format is where other objects of the prefix are samples by themselves."""
+    """The role of an object of the format if other objects of the prefix are samples themselves."""
 
     SHARD = "shard"  # still a shard: a prefix holds either shards or samples, so the open fails and says so
     SAMPLE = "sample"  # a sample by itself
@@ -34,13 +34,13 @@ class FormatSpec:
 
     Attributes:
         reader: finds the samples of a shard; stateless. Its name is the format's.
-        extensions: ends of lower-case file names by which the format is known, with their dots.
-        file_names: regular expression of whole lower-case file names that have no such end; empty: there are none.
-        with_params: makes a reader that takes parameters: the text behind the colon of ``NAME:PARAMS``.
-        begins: whether a shard, whole or only its start, begins like this format. Names that say nothing are told so.
-        sniff_rank: formats of a lower rank are asked first. Text, which many bytes look like, is asked last.
-        first_samples: makes a smaller shard of the samples that are whole in a shard's first bytes, and returns its
-            parts; no parts: none is whole. With it, fields are found without fetching the whole first shard.
+        extensions: endings of lower-case file names that identify the format, with their dots.
+        file_names: regular expression of whole lower-case file names that identify the format; empty: none.
+        with_params: makes a reader with parameters: the text after the colon of ``NAME:PARAMS``.
+        begins: whether a shard, or its start, begins like this format; used for names without a known extension.
+        sniff_rank: formats of a lower rank are tried first. Text matches many bytes, so it is tried last.
+        first_samples: makes a smaller shard of the whole samples in a shard's first bytes, and returns its parts; no
+            parts if there are none. With it, fields are found without fetching the whole first shard.
         among_samples: see ``AmongSamples``.
     """
 
@@ -60,17 +60,17 @@ class FormatSpec:
 
     @property
     def shown_names(self) -> tuple[str, ...]:
-        """How files of the format are called, for people: extensions, and ``file_names`` with a star per number."""
+        """Names of the format's files for messages: extensions, and ``file_names`` with a star per number."""
         pattern = self.file_names.replace(r"\d+", "*").replace("\\", "")
         return (*self.extensions, pattern) if pattern else self.extensions
 
 
 def cut_at(end_of: Callable[[memoryview], int], tail: bytes = b"") -> Callable[[memoryview], Parts]:
-    """Return a ``first_samples`` for shards that are their samples one after another.
+    """Return a ``first_samples`` for shards that consist of consecutive samples.
 
     Args:
-        end_of: returns where the last whole sample ends in a shard's first bytes; 0: none is whole.
-        tail: ends a shard.
+        end_of: returns the end of the last whole sample in a shard's first bytes; 0: there is none.
+        tail: bytes that end a shard.
     """
 
     def cut(data: memoryview) -> Parts:

@@ -27,7 +27,7 @@ class BatchRows:
         shard_no: int32[rows], index into ``shards``.
         ordinal: int64[rows], sample within its shard.
         seeds: uint64[rows], for augmentation.
-        again: bool[rows], samples that came before in this epoch, to fill up a step; None: there are none.
+        again: bool[rows], samples that this epoch repeats to fill a step; None: there are none.
         first_window: window of the first row.
         last_window: window of the last row.
     """
@@ -50,7 +50,7 @@ class BatchPlan:
         cursor: see ``BatchRows``.
         shard: int64[rows], dataset index of each row's shard.
         ordinal: int64[rows], sample within its shard.
-        seeds: makes uint64[rows], for augmentation.
+        seeds: returns uint64[rows], for augmentation.
         first_window: window of the first row.
         last_window: window of the last row.
         again: see ``BatchRows``.
@@ -101,8 +101,8 @@ class BatchPlanGroup:
     """The samples of several batches, concatenated.
 
     Attributes:
-        batches: at least one, in order. None is empty.
-        shards: distinct shards (dataset indices) of all of them, ascending.
+        batches: at least one batch, in order. No batch is empty.
+        shards: distinct shards (dataset indices) of all batches, ascending.
         shard_no: int32[rows], index into ``shards``.
         ordinal: int64[rows], sample within its shard.
     """

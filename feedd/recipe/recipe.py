@@ -335,7 +335,7 @@ def spec_of(recipe: FieldRecipe) -> TensorSpec:
 
 def keeps(recipe: FieldRecipe) -> bool:
     """Whether measuring decodes the field and keeps the values, so that ``DecodePool.produce`` should measure it."""
-    return bool(getattr(params_of(recipe), "kept", False))
+    return bool(getattr(params_of(recipe), "keeps_values", False))
 
 
 def needs_measure(recipe: FieldRecipe) -> bool:

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Produce:
-    """Make the batch at ``at``, in a slot of the driver's choice, then say ``produced``. A slot is free for it."""
+    """Make the batch at ``at`` in a slot that the driver picks, then call ``produced``. A slot is free for it."""
 
     at: Cursor
 
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Release the slot: nobody reads what lies in it. Comes before a ``Produce`` that needs it."""
+    """Release the slot, because its batch is no longer read. Comes before a ``Produce`` that needs it."""
 
     slot: SlotRef
 
@@ -54,7 +54,7 @@ class SendError:
 
 @dataclass(frozen=True, slots=True)
 class Reclaim:
-    """Release these slots: they are taken back from a client that cannot release them any more."""
+    """Take these slots back from a client that cannot release them any more."""
 
     slots: tuple[SlotRef, ...]
 
@@ -65,4 +65,4 @@ class Finish:
 
 
 Instruction = Produce | Free | Send | SendEnd | SendError | Reclaim | Finish
-Outcome = Produced | EpochEnd | FeeddError | None  # None: it was cancelled
+Outcome = Produced | EpochEnd | FeeddError | None  # None: the production was cancelled

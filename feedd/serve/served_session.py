@@ -47,7 +47,7 @@ class ServedSession:
         Args:
             feed: the backend's session.
             spec: the Open request.
-            recorder: takes its measurements.
+            recorder: receives its measurements.
             clock: measures how long streams wait.
         """
         self.id = secrets.token_hex(16)

@@ -1,8 +1,8 @@
 """The session state machine: events in, instructions out. No I/O, no clock, no tasks.
 
 A session outlives its streams. A stream plans steps in order, each only when a credit and a free slot exist; they may
-finish in any order and are sent in step order. The machine counts slots and the driver picks them: which slot a batch
-was made in is known once it is produced. A slot is in exactly one state:
+finish in any order and are sent in step order. The machine counts slots, and the driver picks them: the slot of a batch
+is known once the batch is produced. A slot is in exactly one state:
 
     free → promised (to a production) → ready (waits for earlier steps) → sending → leased → free
 """
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from feedd.serve.instructions import Instruction, Outcome
     from feedd.values import SlotRef
 
-CREDITS_MAX = 1 << 20  # far above any slot count, because a client's sum must stay bounded
+CREDITS_MAX = 1 << 20  # far above any slot count; bounds the sum of a client's credits
 
 
 class Leases:
-    """The session's ledger. A lease exists only while the client's lifeline does: without it nobody could end one.
+    """The session's leases. A lease exists only while the client's lifeline does, because otherwise it might never end.
 
     Attributes:
-        attached: whether the client's lifeline is there.
-        stale_count: releases refused because no such lease was held.
+        attached: whether the client's lifeline is connected.
+        stale_count: releases that were refused because the lease was not held.
         taken_count: slots that are not free: promised to a production, holding a batch, or leased.
     """
 
@@ -45,33 +45,33 @@ class Leases:
 
     @property
     def held_count(self) -> int:
-        """Slots the client holds."""
+        """Number of slots that the client holds."""
         return len(self._held)
 
     def promise(self) -> bool:
-        """Set one slot aside for a production; False: all are taken."""
+        """Reserve one slot for a production; False: all are taken."""
         if self.taken_count >= self._slot_count:
             return False
         self.taken_count += 1
         return True
 
     def unused(self) -> None:
-        """Count a promised slot as free: nothing was made in it."""
+        """Count a promised slot as free, because no batch was made in it."""
         self.taken_count -= 1
 
     def free(self, slot: SlotRef) -> Free:
-        """Count a slot the client does not hold as free."""
+        """Count a slot that the client does not hold as free."""
         self.taken_count -= 1
         return Free(slot)
 
     def lease(self, slot: SlotRef) -> bool:
-        """Let the client hold it; False, and nothing happens, where there is no lifeline."""
+        """Lease a slot to the client; False: there is no lifeline, and nothing happens."""
         if self.attached:
             self._held[slot.index] = slot
         return self.attached
 
     def release(self, slot: SlotRef) -> list[Instruction]:
-        """End a lease; one that is not held (any more) is counted and nothing else."""
+        """End a lease; if it is not held (any more), only count the release as stale."""
         if self._held.get(slot.index) != slot:
             self.stale_count += 1
             return []
@@ -90,7 +90,7 @@ class Leases:
 
 @dataclass(slots=True)
 class _Step:
-    """One step of the stream: being made (without an outcome), or waiting for its turn."""
+    """One step of the stream: it is being made (no outcome yet), or waits for earlier steps."""
 
     outcome: Outcome = None
 
@@ -99,7 +99,7 @@ class StreamMachine:
     """One stream: turns credits and releases into productions and sends.
 
     Attributes:
-        leasing: it hands out leases; otherwise it sends inline batches.
+        leasing: the stream sends leases; otherwise it sends inline batches.
     """
 
     def __init__(self, leases: Leases, start: Cursor, stride: int, *, leasing: bool) -> None:
@@ -140,7 +140,7 @@ class StreamMachine:
 
     @property
     def ended(self) -> bool:
-        """Whether it is gone and no slot is promised to it, or holds a batch of its own."""
+        """Whether the stream is gone and all its productions have ended, so that it holds no slot."""
         return self._gone and not self._making
 
     @property
@@ -161,10 +161,10 @@ class StreamMachine:
         return freed + self._advance()
 
     def produced(self, at: Cursor, outcome: Outcome) -> list[Instruction]:
-        """Take the result of a ``Produce``; None where it was cancelled."""
+        """Handle the result of a ``Produce``; None if it was cancelled."""
         step = self._making.pop(at.step)
         if not isinstance(outcome, Produced):
-            self._leases.unused()  # whoever waits for the steps before it may use it
+            self._leases.unused()  # earlier steps may use the slot
         if self._ended or self._gone:
             return [self._leases.free(outcome.slot)] if isinstance(outcome, Produced) else []
         if not isinstance(outcome, Produced):
@@ -173,7 +173,7 @@ class StreamMachine:
             cursor = outcome.batch.cursor
             if cursor.anchors is self._anchor.anchors or cursor.window >= self._anchor.window:
                 self._anchor = cursor
-        step.outcome = outcome or FeeddError("expected a batch, got a cancelled production", stage="serve")
+        step.outcome = outcome or FeeddError("the production of a batch was cancelled", stage="serve")
         return self._advance()
 
     def sent(self, seq: int, *, held: bool) -> list[Instruction]:
@@ -200,7 +200,7 @@ class StreamMachine:
         return self._end(SendError(error))
 
     def gone(self) -> list[Instruction]:
-        """Forget the stream: what it made and did not hand out is free, what is being made is freed when it ends."""
+        """Forget the stream: free its unsent batches now, and running productions when they end."""
         self._gone = True
         freed = self._drop_line() + [self._leases.free(slot) for slot in self._sending.values()]
         self._sending.clear()
@@ -209,7 +209,7 @@ class StreamMachine:
     # ------------------------------------------------------------------ inside
 
     def _drop_line(self) -> list[Instruction]:
-        """Free what is made; what is being made is freed when it ends."""
+        """Free finished batches; running productions are freed when they end."""
         made = [step.outcome for step in self._line]
         self._line.clear()
         return [self._leases.free(one.slot) for one in made if isinstance(one, Produced)]
@@ -250,7 +250,7 @@ class StreamMachine:
         return Send(seq, batch, made.slot)
 
     def _plan(self) -> Produce | None:
-        """Plan the next step; None: there is no slot for it."""
+        """Plan the next step, or return None if no slot is free."""
         if not self._leases.promise():
             return None
         at = Cursor(self._anchor.epoch, self._next_step, self._anchor.anchors)
@@ -268,7 +268,7 @@ class SessionMachine:
         """Start without stream and without lifeline.
 
         Args:
-            slot_count: slots of the session. The driver releases a slot only as the machine says.
+            slot_count: slots of the session. The driver releases a slot only on the machine's instruction.
             consumer_count: DataLoader workers that split the rank's steps.
             consumer_index: the worker that this session feeds; it gets the steps ``s`` with ``s % count == index``.
         """
@@ -325,6 +325,6 @@ class SessionMachine:
         self.stream = None
 
     def close(self) -> list[Instruction]:
-        """End the session and reclaim all leases; its stream has ended before."""
+        """End the session and reclaim all leases; its stream must have ended."""
         assert self.stream is None, "closed with a stream"
         return self.leases.reclaim()

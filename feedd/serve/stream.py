@@ -55,7 +55,7 @@ class StreamCall:
         self._inline_transport = InlineTransport(context.write, hosted.feed.slots.view, options.chunk_size_bytes)
         self._meter = StreamMeter(hosted.recorder, hosted.clock)
         self._jobs: deque[Cursor] = deque()
-        self._alone: set[int] = set()  # steps to be made by themselves
+        self._alone: set[int] = set()  # steps to be produced alone
         self._outbox: deque[Send | SendEnd | SendError | Finish] = deque()
         self._wake = asyncio.Event()
         self._silence = IdleStream(self._wake.set)
@@ -134,7 +134,7 @@ class StreamCall:
                     self.apply(self._machine.half_closed())
                 return
             if request.HasField("start"):
-                self.apply(self._machine.fail(BadRequest("expected one start per stream, got another", stage="serve")))
+                self.apply(self._machine.fail(BadRequest("expected one start per stream, got two", stage="serve")))
             self._take(request)
 
     def _take(self, request: pb.StreamRequest) -> None:
@@ -166,7 +166,7 @@ class StreamCall:
             lane.close()  # another task failed and the group is ending; _leave frees the jobs
 
     async def _lane(self) -> None:
-        """Take jobs until there are none; each lane has as many productions under way as it pays to start at once."""
+        """Take jobs until none are left. Each lane produces as many batches together as is efficient."""
         while self._jobs:
             steps = self._next_steps()
             self._ask_help()
@@ -176,13 +176,13 @@ class StreamCall:
                 self._put_back(steps[len(outcomes) :])
             finally:
                 out: list[Instruction] = []
-                for at, outcome in zip(steps, outcomes, strict=False):  # what was put back has none
+                for at, outcome in zip(steps, outcomes, strict=False):  # jobs that were put back have none
                     out += self._machine.produced(at, outcome)
                 self.apply(out)
-            await asyncio.sleep(0)  # what is made goes out before the next is planned, which takes milliseconds
+            await asyncio.sleep(0)  # send batches before the next plan, which takes milliseconds
 
     def _next_steps(self) -> list[Cursor]:
-        """Take the jobs that are to be made together."""
+        """Take the jobs to produce together."""
         steps = [self._jobs.popleft()]
         if steps[0].step not in self._alone:
             at_once = self._hosted.feed.info.at_once
@@ -191,7 +191,7 @@ class StreamCall:
         return steps
 
     def _put_back(self, steps: Sequence[Cursor]) -> None:
-        """Have jobs taken again, before those of later steps: another lane may have put back such."""
+        """Put jobs back in the order of steps, because another lane may have put back later ones."""
         if self._stopped:
             for at in steps:
                 self.apply(self._machine.produced(at, None))
@@ -199,7 +199,7 @@ class StreamCall:
             self._jobs = deque(sorted((*steps, *self._jobs), key=lambda at: at.step))
 
     async def _produce(self, steps: Sequence[Cursor]) -> Sequence[Outcome]:
-        """Return what came of the leading steps. Where several failed together it is nothing: each is made alone."""
+        """Return outcomes of leading steps; none if several failed together, because each is then produced alone."""
         try:
             return await self._hosted.feed.produce(steps)
         except FeeddError as error:
@@ -276,8 +276,7 @@ class StreamCall:
                 break
             run.append(following)
             self._outbox.popleft()
-        # Before the write, because the client may release before the write returns.
-        self._sent(self._slot_transport.name, run, held=True)
+        self._sent(self._slot_transport.name, run, held=True)  # first, because the client may release during the write
         await self._slot_transport.send_many(run)
 
     def _sent(self, transport: str, sends: list[Send], *, held: bool) -> None:

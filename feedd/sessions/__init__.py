@@ -1,1 +1,1 @@
-"""Sessions: opened, fed batch by batch, shared by jobs, and announced to the cache in advance."""
+"""Sessions: opening, feeding batches, sharing batches between jobs, and announcing future reads to the cache."""

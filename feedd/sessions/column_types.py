@@ -1,7 +1,7 @@
-"""Which types the columns of text have: those of a dataset's first shard, or what a recipe says, in every shard.
+"""Column types of text shards: one type for a column in all shards, from the recipe or from the dataset's first shard.
 
-So it is with the sign between values. Text does not say them, and a guess per shard may differ from the last one's.
-What tells them is a pure function of the listing and the recipe, so that all nodes say the same.
+The delimiter is handled in the same way. CSV does not state types, and a guess per shard may differ between shards.
+Types are a pure function of the listing and the recipe, so all nodes get the same ones.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from feedd.values import FieldRecipe, ObjectRef, ShardFile
 
 _LOOKED_AT: Final = 8
-"""Shards of a source that are asked for the types of columns that the first one has no values of."""
+"""At most this many shards of a source are read to find the type of a column that has no values in the first ones."""
 
 _TYPES_BYTES_MAX: Final = 16 << 20
 _NULL: Final = "null"
@@ -40,21 +40,21 @@ _NUMBERS: Final = frozenset({"int64", "double", _NULL})
 _TEXT: Final = frozenset({"str", "json", "tokenize"})
 _ARROW: Final = {"float32": "float", "float64": "double"}
 _ASIDE: Final = frozenset({"bytes"})
-"""Codecs that say nothing of a type: they take what there is."""
+"""Codecs that accept columns of every type."""
 
 
 async def typed(cache: ShardCache, listing: Listing, wanted: Sequence[Sequence[FieldRecipe]]) -> Listing:
-    """Return a listing whose shards of text have columns of the same types, whichever shard they are in.
+    """Return a listing whose text shards all read a column with the same type.
 
     Args:
-        cache: where shards are.
-        listing: narrowed to the columns that are wanted.
-        wanted: recipes of each source; of one without any all columns are.
+        cache: holds the shards.
+        listing: restricted to the wanted columns.
+        wanted: the recipes of each source; a source without recipes reads all its columns.
 
     Raises:
-        BadRecipe: a column has no values in the first shards, and its recipe does not tell its type. Or there are too
-            many columns.
-        Whatever the cache raises of those shards.
+        BadRecipe: a column has no values in the first shards and its recipe does not name a type, or there are too many
+            columns.
+        Whatever the cache raises for those shards.
     """
     firsts = await CPU.run(_firsts, listing, len(wanted))
     if not any(firsts):
@@ -64,14 +64,14 @@ async def typed(cache: ShardCache, listing: Listing, wanted: Sequence[Sequence[F
 
 
 def type_of(told: str, recipes: Sequence[FieldRecipe]) -> str:
-    """Return the type that a column is read with; ``null``: nothing tells it.
+    """Return the type that a column is read with, or ``null`` if it is unknown.
 
-    Text where a recipe wants text, and no other wants anything else; the dtype that recipes name, of numbers; else what
-    the first shard tells.
+    The type is text if all recipes that name a type read text. For numbers it is the dtype that the recipes name.
+    Otherwise it is the type detected in the first shard.
 
     Args:
-        told: by the dataset's first shard that has values of it.
-        recipes: of the fields that read the column.
+        told: type detected in the first shard of the dataset that has values in the column.
+        recipes: recipes of the fields that read the column.
     """
     codecs = {"str" if getattr(params_of(one), "classes", ()) else one.codec for one in recipes} - _ASIDE
     if codecs and codecs <= _TEXT:
@@ -88,7 +88,7 @@ def type_of(told: str, recipes: Sequence[FieldRecipe]) -> str:
 
 
 def _firsts(listing: Listing, sources: int) -> list[list[ObjectRef]]:
-    """Return the first shards of text of each source, as what tells their columns' types."""
+    """Return the first text shards of each source, as refs whose conversion detects the column types."""
     found: list[list[ObjectRef]] = []
     for source in range(sources):
         refs: list[ObjectRef] = []
@@ -104,7 +104,7 @@ def _firsts(listing: Listing, sources: int) -> list[list[ObjectRef]]:
 
 
 async def _params(cache: ShardCache, refs: Sequence[ObjectRef], recipe: Sequence[FieldRecipe]) -> str:
-    """Return the parameters of a source's form; empty: it has no columns."""
+    """Return the parameters of a source's conversion, or an empty string if the source has no columns."""
     by_source: dict[str, list[FieldRecipe]] = {}
     for field in recipe:
         for source in field.sources:
@@ -123,20 +123,20 @@ async def _params(cache: ShardCache, refs: Sequence[ObjectRef], recipe: Sequence
     unknown = [name for name, kind in types.items() if kind == _NULL]
     if unknown and recipe:
         raise BadRecipe(
-            f"expected values of column {unknown[0]!r} in one of the first {len(refs)} shards, got none in any",
+            f"column {unknown[0]!r} has no values in the first {len(refs)} shards, so its type is unknown",
             object=refs[0].url,
-            hint='say in fields what it is: "int", "float" or "str"',
+            hint='specify its type in fields: "int", "float" or "str"',
             stage="decode",
         )
-    types |= dict.fromkeys(unknown, "string")  # of which nobody asked anything: text is what every value can be
+    types |= dict.fromkeys(unknown, "string")  # no recipe reads them, and text can hold every value
     return _short(possible_columns(recipe), types, "".join(signs[:1]))
 
 
 def _short(asked: Sequence[Sequence[str]], types: Mapping[str, str], sign: str) -> str:
-    """Return parameters that tell all types: of many columns the commonest type once, and the rest by a digest.
+    """Return parameters that state all types. If there are many columns, the commonest type is stated once.
 
     Raises:
-        BadRecipe: there are too many.
+        BadRecipe: there are too many columns.
     """
     if not types:
         return ""
@@ -166,5 +166,5 @@ def _read(file: ShardFile) -> dict[str, str]:
             text = shard.read(min(file.ref.size_bytes, _TYPES_BYTES_MAX))
         return msgspec.json.decode(text, type=dict[str, str])
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        message = f"expected types of columns in {file.path}, got {error}"
+        message = f"cannot read the column types in {file.path}: {error}"
         raise CacheUnavailable(message, object=file.ref.url, stage="cache") from error

@@ -1,4 +1,4 @@
-"""The decoded cache: a session's shards with images made ready, as far as there is room (see ``recipe.predecoded``)."""
+"""The decoded cache: shards whose images are stored decoded, if the cache has space (see ``recipe.predecoded``)."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
     from feedd.dataset.listing import Listing
     from feedd.values import FieldRecipe, ObjectRef
 
-_SHARE: Final = 0.8  # of the cache, for what one dataset becomes
-_GROWTH_LEAST: Final = 2  # what may grow by less stays as it is
+_SHARE: Final = 0.8  # part of the cache that one decoded dataset may take
+_GROWTH_LEAST: Final = 2  # with less space than this factor, images stay encoded
 _SHARD_BYTES_MAX: Final = 2 << 30
 _URLS_TOLD: Final = 3
 _log = structlog.get_logger("feedd.sessions")
-_WINDOWS: Final = 4  # so many must fit into the cache with all their shards
+_WINDOWS: Final = 4  # shuffle windows whose shards must fit into the cache together
 
 
 class Room(NamedTuple):
-    """What there is room for.
+    """Available space for decoded shards.
 
     Attributes:
-        cache_bytes: in the cache.
-        shard_bytes: in memory, while a shard is made; 0: none is.
+        cache_bytes: bytes of the cache.
+        shard_bytes: bytes of memory for the conversion of a shard; 0: decoded shards are disabled.
     """
 
     cache_bytes: int
@@ -43,16 +43,16 @@ class Room(NamedTuple):
 
 
 def made_ready(listing: Listing, request: Request, room: Room) -> Listing:
-    """Return a listing whose shards have their images ready, where a request wants that and there is room.
+    """Return a listing whose shards have decoded images, if the request wants them and there is space.
 
-    Where it wants that in vain the log says why, once for each source.
+    If the request wants them and cannot have them, the log says why, once for each source.
 
-    How large shards may become is a function of the dataset and the daemon's options: it is part of their identity.
+    The maximum size of a shard depends on the dataset and the daemon's options. It is part of a shard's identity.
     """
     if not request.spec.decoded_cache:
         return listing
     if not room.shard_bytes:
-        _in_vain(request.spec.urls, "expected a daemon that keeps images decoded, got one that must not, or cannot")
+        _in_vain(request.spec.urls, "this daemon has no space for decoded images, or is configured not to keep them")
         return listing
     growth = _growth(listing, request, room)
     window = max(1, request.window(listing))
@@ -63,7 +63,7 @@ def made_ready(listing: Listing, request: Request, room: Room) -> Listing:
         shards = listing.shards_of(source)
         fields = _ready_fields(recipe, request.read[source]) if growth else []
         found = [_formed(listing, shard, fields, growth, most_bytes) if fields else "" for shard in shards]
-        whole = all(found)  # all or none: how a field is stored is asked of a source's first shard
+        whole = all(found)  # all or none: a field's encoding is read from the first shard
         if not whole:
             reason = _why_not(recipe, fields, growth) or _other(listing, shards[found.index("")])
             _in_vain(request.sources[source], reason)
@@ -76,21 +76,21 @@ def made_ready(listing: Listing, request: Request, room: Room) -> Listing:
 
 
 def _why_not(recipe: Sequence[FieldRecipe], fields: Sequence[FieldRecipe], growth: int) -> str:
-    """Return why no image of a source can be made ready, whatever its shards are; empty: some could."""
+    """Return why no image of a source can be stored decoded, whatever its shards are, or an empty string."""
     if not growth:
-        return f"expected room in the cache for {_GROWTH_LEAST} times what this node reads, got less"
+        return f"the cache is smaller than {_GROWTH_LEAST} times the data that this node reads"
     if not recipe:
-        return "expected named fields, got none"
+        return "the request names no fields"
     if not fields:
-        return "expected an image whose first step is the same in every epoch, and that nothing else reads, got none"
+        return "no image has a first transform that is the same in every epoch and bytes that no other field reads"
     return ""
 
 
 def _other(listing: Listing, shard: int) -> str:
     url = listing.refs[shard].url
     if is_pack(listing.refs[shard]):
-        return f"expected shards of many samples, got objects that are samples, as {url}"
-    return f"expected shards in a format that leaves samples as they are, got {url}"
+        return f"objects such as {url} are single samples, not shards"
+    return f"the format of {url} does not store samples as they are"
 
 
 def _in_vain(urls: Sequence[str], reason: str) -> None:
@@ -98,19 +98,19 @@ def _in_vain(urls: Sequence[str], reason: str) -> None:
 
 
 def _growth(listing: Listing, request: Request, room: Room) -> int:
-    """Return how many times as large as its object a shard may become; 0: too little to be of use."""
+    """Return how many times larger than its object a shard may become; 0: the space is too small to be useful."""
     spec = request.spec
     nodes = 1 if spec.sharding == "replicated" else max(1, spec.topology.node_count)
     held_bytes = max(1, int(listing.sizes.sum()) // nodes)
     growth = int(room.cache_bytes * _SHARE) // held_bytes
     if growth < _GROWTH_LEAST:
         return 0
-    step = 1 << (growth.bit_length() - 1)  # 2, 3, 4, 6, 8, 12: a dataset that grows a little keeps its shards
+    step = 1 << (growth.bit_length() - 1)  # 2, 3, 4, 6, 8, 12: if a dataset grows a little, its shards stay valid
     return step + step // 2 if growth >= step + step // 2 else step
 
 
 def _ready_fields(recipe: Sequence[FieldRecipe], read: Sequence[FieldRecipe]) -> list[FieldRecipe]:
-    """Return the fields whose images can be made ready: no other field or filter reads the same bytes."""
+    """Return the fields whose images can be stored decoded: no other field or filter reads the same bytes."""
     found = []
     for field in recipe:
         others = {source for one in read if one is not field for source in one.sources}
@@ -120,12 +120,12 @@ def _ready_fields(recipe: Sequence[FieldRecipe], read: Sequence[FieldRecipe]) ->
 
 
 def _formed(listing: Listing, shard: int, fields: Sequence[FieldRecipe], growth: int, most_bytes: int) -> str:
-    """Return the form of a shard with ready rows; empty: it cannot have them."""
+    """Return the conversion that decodes a shard's images, or an empty string if the shard cannot have one."""
     ref, name = listing.refs[shard], format_of(listing, shard)
     if is_pack(ref) or form_named(name):
         return ""
     try:
         params = rows_params(name or format_for(ref.url), fields, min(ref.size_bytes * growth, most_bytes))
     except Unsupported:
-        return ""  # said where the shard is read
+        return ""  # reading the shard reports the error
     return ready_form(ref.form, params) if len(params.encode()) <= PARAMS_BYTES_MAX else ""

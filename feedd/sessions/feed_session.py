@@ -1,4 +1,4 @@
-"""One consumer's opened dataset: from steps to batches in slots."""
+"""One consumer's opened dataset: makes the batches of steps in slots."""
 
 from __future__ import annotations
 
@@ -33,15 +33,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SessionParts:
-    """What a session is made of: its plan, its view of the future, its batches.
+    """The parts of a session.
 
     Attributes:
-        catalog: knows the listing's shards.
-        listing: what it reads.
-        reader: its plan.
-        batches: makes them in its slots.
-        leave_windows: gives up the windows that it sorted with other ranks.
-        late: fields that its user is told of while they are found.
+        info: the answer to Open.
+        catalog: has the indexes of the listing's shards.
+        listing: the shards of the session.
+        reader: plans the batches.
+        prefetch_driver: announces future reads to the cache.
+        batches: makes the batches in slots.
+        leave_windows: gives up the sorted windows that the session shares with other ranks.
+        late: fields that were found after the session opened; its user is told about them.
     """
 
     info: SessionInfo
@@ -55,19 +57,19 @@ class SessionParts:
 
 
 class Session:
-    """Seam ``FeedSession``. Batches are independent: any number may be in production."""
+    """Implements ``FeedSession``. Batches are independent: any number may be in production."""
 
     def __init__(self, parts: SessionParts, stages: Stages) -> None:
         self._parts = parts
         self._stages = stages
-        self._calls: set[object] = set()  # of produce, under way
-        self._fetching: set[object] = set()  # those of them that nothing is decoded for yet
+        self._calls: set[object] = set()  # running calls of produce
+        self._fetching: set[object] = set()  # calls that wait for their shards
         self._furthest = Cursor(-1)
         self._ended_epoch = -1
 
     @property
     def info(self) -> SessionInfo:
-        """What Open answers; its notices grow while shards are read."""
+        """The answer to Open; its notices grow while shards are read."""
         late = self._parts.late
         if late is not None and late.refresh():
             info = self._parts.info
@@ -78,38 +80,40 @@ class Session:
 
     @property
     def slots(self) -> Slots:
-        """The memory of its batches."""
+        """The slots that hold the session's batches."""
         return self._parts.batches.slots
 
     def client_mapping(self) -> AbstractContextManager[int]:
-        """Hand the memfd of the session's, or its group's, arena to one client; it counts until the exit."""
+        """Lend the memfd of the arena to one client until the context ends; its memory counts until then."""
         return self._parts.batches.slots.client_mapping()
 
     @property
     def stage(self) -> str:
-        """What the batches under way wait for, in a word."""
+        """Return ``fetching`` or ``decoding``: the stage that running calls of ``produce`` are in."""
         return "decoding" if self._calls > self._fetching else "fetching"
 
     def keep_lent(self) -> None:
-        """The client may go on reading what it holds: others must not write there."""
+        """Keep leased slots out of use, because the client may go on reading them."""
         self._parts.batches.keep_lent()
 
     def steps(self, epoch: int) -> int | None:
-        """Return the steps of an epoch of the rank, where they were known when it was opened."""
+        """Return the rank's steps in an epoch, or None if they were unknown when the session opened."""
         return None if self._parts.info.steps is None else self._parts.reader.steps(epoch)
 
     async def produce(self, steps: Sequence[Cursor]) -> list[Produced | EpochEnd]:
-        """Make the batches of the leading steps: those of one window, all decoded in advance or none. Then ends.
+        """Make the batches of the leading steps, then the ends of the epoch.
+
+        The batches belong to one window. Either all or none of them were decoded in advance.
 
         Raises:
             ObjectChanged: a shard is no longer the version that was listed.
-            BadShard, BadSample: the data is not what the recipe expects, beyond the failure budget.
+            BadShard, BadSample: the data does not match the recipe, and the failure budget is spent.
             CacheTooSmall: the shards of the batches do not fit into the cache together.
-            NotFound, PermissionDenied, StoreUnavailable: said by the store.
+            NotFound, PermissionDenied, StoreUnavailable: raised by the store.
         """
         began_s = self._stages.clock.monotonic_s()
         before, call = self._furthest, object()
-        self._start(steps[0])  # looks whether this is another stream before the call counts as under way
+        self._start(steps[0])  # detects a new stream, so it runs before this call is counted
         self._calls.add(call)
         self._fetching.add(call)
         try:
@@ -118,7 +122,7 @@ class Session:
                 made = await self._parts.batches.make(plans, lambda: self._decoding(call)) if plans else []
         except Exception:
             if len(steps) > 1 and self._furthest in steps:
-                self._furthest = before  # each is asked for again, alone, and that is no other stream
+                self._furthest = before  # the client asks for each step again; that is no new stream
             raise
         finally:
             self._calls.remove(call)
@@ -128,7 +132,7 @@ class Session:
             self._stages.recorder.observe(metrics.PIPELINE_BATCH_SECONDS, took_s)
         found = [*made, *(ends if len(made) == len(plans) else ())]
         if self._furthest in steps[len(found) :]:
-            self._furthest = steps[len(found) - 1]  # those after it are asked for again
+            self._furthest = steps[len(found) - 1]  # the client asks for later steps again
         return found
 
     def release(self, slot: SlotRef) -> None:
@@ -136,19 +140,19 @@ class Session:
         self._parts.batches.release(slot)
 
     async def close(self) -> None:
-        """Withdraw wishes, take the arena from the workers, free it."""
+        """Cancel prefetches, detach the arena from the workers and free it."""
         await self._parts.batches.close()
         self._parts.prefetch_driver.close()
         self._parts.leave_windows()
-        await self._parts.prefetch_driver.ended()  # the last: a worker may take its grace, and others need the memory
+        await self._parts.prefetch_driver.ended()  # last, because a worker may take its grace period
 
     def _start(self, at: Cursor) -> None:
-        """Notice a stream that begins elsewhere than where the session stood: what to read ahead is then another."""
+        """Restart prefetching if a new stream begins at another step than the last one reached."""
         furthest = self._furthest
         if furthest.epoch < 0 and self._parts.reader.window(at):
             self._parts.prefetch_driver.skip_to(at)
         elif at.epoch == furthest.epoch and at.step <= furthest.step and not self._calls:
-            self._parts.prefetch_driver.enter(at)  # within one stream steps only ascend, so this is another
+            self._parts.prefetch_driver.enter(at)  # steps of a stream only ascend, so this is a new stream
             self._furthest, self._ended_epoch = at, -1
         self._reach(at)
 
@@ -158,9 +162,9 @@ class Session:
             self._furthest = at
 
     def _decoding(self, call: object) -> None:
-        """Have a call wait for its shards no more; behind the last of an epoch the next one's batches are begun.
+        """Mark a call as decoding. After the last batch of an epoch, start to decode the next epoch's batches.
 
-        What is decoded for one session is decoded in the order it was asked for: nothing made ahead is in the way.
+        A session's batches are decoded in the order of requests, so batches decoded in advance delay no other batch.
         """
         self._fetching.discard(call)
         ended = self._ended_epoch
@@ -179,7 +183,7 @@ class Session:
         return drawn
 
     def _count_end(self, epoch: int) -> None:
-        """Count an epoch once, though every step planned beyond its end finds it over."""
+        """Count an epoch once, even if several planned steps lie beyond its end."""
         if epoch != self._ended_epoch:
             self._ended_epoch = epoch
             self._stages.recorder.count(metrics.PIPELINE_EPOCHS)
@@ -187,7 +191,7 @@ class Session:
 
     @contextlib.contextmanager
     def _stale_listing_forgotten(self) -> Iterator[None]:
-        """Have the next session list anew where an object is no longer what its listing says."""
+        """Forget the listing if an object is no longer the listed version, so that the next session lists again."""
         try:
             yield
         except (ObjectChanged, NotFound):

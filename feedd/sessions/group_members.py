@@ -1,4 +1,4 @@
-"""Sessions that take the batches of their job group: as copies in slots of their own, or where they lie."""
+"""Sessions that use the batches of their job group: as copies in own slots, or as leases of the group's slots."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class GroupMember:
-    """A session whose batches its group decodes."""
+    """A session that gets its batches from a job group."""
 
     def __init__(self) -> None:
         self._group: SharedBatches | None = None
@@ -30,61 +30,61 @@ class GroupMember:
         self._leave: Callable[[object], Awaitable[None]] | None = None
 
     def enter(self, group: SharedBatches, decoder: BatchDecoder, leave: Callable[[object], Awaitable[None]]) -> None:
-        """Take batches from a group that was joined.
+        """Connect the session to the group that it joined.
 
         Args:
-            group: it.
-            decoder: with the session's listing, into the group's arena.
+            group: the job group.
+            decoder: decodes the session's listing into the group's arena.
             leave: leaves the group.
         """
         self._group, self._decoder, self._leave = group, decoder, leave
 
     @property
     def group(self) -> SharedBatches:
-        """Whose batches these are."""
+        """The job group."""
         assert self._group is not None, "a member without a group"
         return self._group
 
     @property
     def decoder(self) -> BatchDecoder:
-        """Decodes into the group's arena."""
+        """The decoder that fills the group's arena."""
         assert self._decoder is not None, "a member without a group"
         return self._decoder
 
     @property
     def at_once(self) -> int:
-        """How many batches are best made together: a group makes them one by one."""
+        """Batches per call of ``make``: 1, because a group makes batches one by one."""
         return 1
 
     def check_failures(self, at: Cursor) -> None:
-        """Make sure that the epoch's steps up to ``at`` are within the failure budget; see ``Assembler``."""
+        """Check that the epoch's steps up to ``at`` are within the failure budget; see ``Assembler``."""
         self.group.assembler.check_failures(at)
 
     def epoch_ended(self, epoch: int) -> None:
         """Do nothing: a group decodes nothing in advance."""
 
     async def leave_group(self) -> None:
-        """Take no more batches."""
+        """Leave the job group."""
         assert self._leave is not None, "a member without a group"
         await self._leave(self)
 
 
 class SharedCopies(GroupMember):
-    """The batches of a session that copies those of its group into an arena of its own.
+    """Batches that are copied from a job group into the session's own arena.
 
     Attributes:
-        slots: that arena.
+        slots: the session's arena.
     """
 
     def __init__(self, arena: Arena, detach: Callable[[], None]) -> None:
-        """Bind; ``detach``: takes the arena from the workers."""
+        """Create; ``detach`` takes the arena from the workers."""
         super().__init__()
         self.slots = arena
         self._detach = detach
 
     @property
     def shared_slot_count(self) -> int:
-        """0: no other session reads this arena."""
+        """Slots shared with other sessions: 0."""
         return 0
 
     async def make(self, plans: Sequence[BatchPlan], decoding: Callable[[], object]) -> list[Produced]:
@@ -100,7 +100,7 @@ class SharedCopies(GroupMember):
         return [Produced(batch, slot)]
 
     def release(self, slot: SlotRef) -> None:
-        """Free the slot of a batch that was made."""
+        """Free the slot of a batch."""
         freed = self.slots.give_back(slot)
         assert freed, f"slot {slot.index} was given back twice"
 
@@ -108,16 +108,16 @@ class SharedCopies(GroupMember):
         """Do nothing: no other session writes to this arena."""
 
     async def close(self) -> None:
-        """Leave the group, free the arena."""
+        """Leave the group and free the arena."""
         await self.leave_group()
         self._detach()
         self.slots.close()
 
 
 class SharedLeases(GroupMember):
-    """The batches of a session that reads them where they lie: in its group's arena (seam ``Slots``).
+    """Batches that the session reads in its group's arena (implements ``Slots``).
 
-    A slot of these is a ticket: its number says nothing of where a batch lies, ``BatchReady.place`` does.
+    A slot here is a ticket. Its number says nothing about a batch's address; ``BatchReady.place`` does.
     """
 
     def __init__(self, count: int) -> None:
@@ -130,36 +130,36 @@ class SharedLeases(GroupMember):
         return f"SharedLeases({len(self._taken)}/{len(self._generations)})"
 
     def admitted(self, group: SharedBatches) -> bool:
-        """Have a group that was joined promise all leases; False: it has not slots enough."""
+        """Reserve all leases in the joined group; False: the group has too few slots."""
         return group.admit(self, self.slot_count)
 
     @property
     def slots(self) -> Self:
-        """The tickets."""
+        """The tickets, which this object manages itself."""
         return self
 
     @property
     def shared_slot_count(self) -> int:
-        """Slots of the group's arena."""
+        """Number of slots of the group's arena."""
         return self.group.arena.slot_count
 
     @property
     def slot_count(self) -> int:
-        """How many tickets."""
+        """Number of tickets."""
         return len(self._generations)
 
     @property
     def slot_bytes(self) -> int:
-        """Size of each of the group's slots."""
+        """Size of each slot of the group's arena."""
         return self.group.arena.slot_bytes
 
     def client_mapping(self) -> AbstractContextManager[int]:
-        """Hand the group's memfd to one client; the group's memory counts until the exit."""
+        """Lend the group's memfd to one client until the context ends; the group's memory counts until then."""
         return self.group.arena.client_mapping()
 
     @property
     def taken_count(self) -> int:
-        """Tickets in use."""
+        """Number of tickets in use."""
         return len(self._taken)
 
     async def make(self, plans: Sequence[BatchPlan], decoding: Callable[[], object]) -> list[Produced]:
@@ -180,27 +180,27 @@ class SharedLeases(GroupMember):
         return [Produced(replace(kept.ready, place=kept.slot.index), ticket)]
 
     def release(self, slot: SlotRef) -> None:
-        """Free the ticket, and let go of what was lent on it."""
+        """Free the ticket and end its lease."""
         kept = self._taken.pop(slot)
         self._free.append(slot.index)
         if kept is not None:
             self.group.let_go(kept, self)
 
     def view(self, slot: SlotRef) -> memoryview:
-        """Return the bytes that were lent on a ticket.
+        """Return the bytes of a ticket's batch.
 
         Raises:
-            Internal: nothing was.
+            Internal: the ticket has no batch.
         """
         kept = self._taken.get(slot)
         if kept is None or kept.slot is None:
-            raise Internal(f"expected a ticket with a batch, got {slot.index} of generation {slot.generation}")
+            raise Internal(f"ticket {slot.index} of generation {slot.generation} has no batch")
         return self.group.arena.view(kept.slot)
 
     def keep_lent(self) -> None:
-        """Leave what is lent out of use for as long as the group lasts: a client may go on reading it."""
+        """Keep leased slots out of use while the group lasts, because a client may go on reading them."""
         self._taken = dict.fromkeys(self._taken)
 
     async def close(self) -> None:
-        """Leave the group."""
+        """Leave the job group."""
         await self.leave_group()

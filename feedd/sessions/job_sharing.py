@@ -1,10 +1,10 @@
-"""One decode for several jobs: sessions that ask for the same batches read the same decoded one.
+"""One decode for several jobs: sessions that request the same batches share each decoded batch.
 
-Jobs of a group run side by side, each at its own pace. A batch is decoded when the first of them wants it, into memory
-of the group, and kept until all have taken it or its room is needed for a later one. Who comes after that has it
-decoded once more: nothing is lost by being slow but the sharing, and it is counted.
+Jobs of a group run side by side, each at its own pace. A batch is decoded into the group's memory when the first job
+requests it. It is kept until all jobs have taken it or a later batch needs its slot. A job that requests it after that
+has it decoded again, and a metric counts the repeat.
 
-A client that can read the group's memory without changing it is lent the batch where it lies; others get a copy in a
+A client that can read the group's memory without changing it leases the batch in place. Other clients get a copy in a
 slot of their own (``sessions.group_members``).
 """
 
@@ -35,23 +35,24 @@ if TYPE_CHECKING:
     from feedd.sessions.shared_batches import Kept
     from feedd.values import BatchReady, SlotRef
 
-LEASES_MOST = 8  # of one session where the daemon chooses: the group looks ahead for all of them
-_LENDERS = 4
+LEASES_MOST = 8  # of a session if the daemon chooses; the group already decodes ahead for all members
+_LENDERS = 4  # members that an arena of moderate size has leases for
 _GROUP_BYTES = 1 << 30
 _STRIDE_BYTES = 4 << 20
-_INLINE_BYTES = 1 << 20  # copied at once: a thread costs as much
+_INLINE_BYTES = 1 << 20  # copied on the event loop, because a thread costs as much
 
 
 def slots_to_lend(lease_count: int, slot_bytes: int) -> int:
-    """Return the slots of a group's arena whose members hold so many leases each.
+    """Return the slots of a group's arena whose members each hold up to ``lease_count`` leases.
 
-    Enough for the window and one member's leases, and for four members where that is not too much; others take copies.
+    The slots suffice for the window and one member's leases. They suffice for four members if that takes at most 1 GiB.
+    Further members take copies.
     """
     return max(WINDOW_BATCHES + lease_count + 1, min(_LENDERS * lease_count + 1, _GROUP_BYTES // slot_bytes))
 
 
 class SharedBatches:
-    """The batches of one group. Owns its arena."""
+    """The batches of one job group. Owns the group's arena."""
 
     def __init__(self, arena: Arena, assembler: Assembler, stages: Stages, tasks: asyncio.TaskGroup) -> None:
         self._arena = arena
@@ -67,40 +68,40 @@ class SharedBatches:
 
     @property
     def member_count(self) -> int:
-        """Sessions that joined and did not leave."""
+        """Number of sessions in the group."""
         return self._kept.member_count
 
     @property
     def arena(self) -> Arena:
-        """Where its batches lie; the group's."""
+        """The group's arena, which holds its batches."""
         return self._arena
 
     @property
     def assembler(self) -> Assembler:
-        """Decodes into that arena."""
+        """The assembler that fills the group's arena."""
         return self._assembler
 
     def join(self, member: object) -> None:
-        """Add a session; what was made before it came is not kept for it."""
+        """Add a session; batches made earlier are not kept for it."""
         self._kept.join(member)
 
     def admit(self, member: object, lease_count: int) -> bool:
-        """Promise a member that many leases at a time; False: there are not slots enough, let it take copies."""
+        """Reserve a number of leases for a member; False: too few slots, so the member must take copies."""
         return self._kept.admit(member, lease_count)
 
     def leave(self, member: object) -> None:
-        """Remove a session: nothing is kept for it any more."""
+        """Remove a session: no more batches are kept for it."""
         self._kept.leave(member)
         self._freed.set()
 
     async def copy(self, member: object, plan: BatchPlan, decoder: BatchDecoder, into: memoryview) -> BatchReady:
-        """Copy the decoded batch into ``into``, decoding it first where nobody has.
+        """Copy a decoded batch into ``into``; decode it first if no member has.
 
         Args:
-            member: that joined.
-            plan: of the batch.
-            decoder: the member's, into the group's arena.
-            into: a slot of the member's.
+            member: a member of the group.
+            plan: the plan of the batch.
+            decoder: the member's decoder, which fills the group's arena.
+            into: a slot of the member's arena.
 
         Raises:
             As ``BatchDecoder.decode``.
@@ -114,9 +115,9 @@ class SharedBatches:
             self._freed.set()
 
     async def lease(self, holder: object, plan: BatchPlan, decoder: BatchDecoder) -> Kept:
-        """Lend the decoded batch to a member until it lets go; decode it first where nobody has.
+        """Lease a decoded batch to a member until ``let_go``; decode it first if no member has.
 
-        A batch too large for a slot is not lent: it travels by itself.
+        A batch too large for a slot is not leased but sent inline.
 
         Raises:
             As ``copy``.
@@ -135,7 +136,7 @@ class SharedBatches:
         self._freed.set()
 
     async def close(self) -> None:
-        """End what is under way and free the memory."""
+        """Cancel running decodes and free the memory."""
         await self._flight.cancel_all()
         await self._stages.inflight.withdraw(self)
         self._kept.clear()
@@ -143,7 +144,7 @@ class SharedBatches:
         self._arena.close()
 
     async def _found(self, holder: object, plan: BatchPlan, decoder: BatchDecoder) -> Kept:
-        """Return the batch, decoded if need be; nothing is awaited after it was found."""
+        """Return the batch, decoded first if needed. The code does not await after it finds the batch."""
         key = (plan.cursor.epoch, plan.cursor.step)
         while (kept := self._kept.find(key, holder)) is None:
             await self._flight.do(key, lambda: self._make(key, plan, decoder))
@@ -162,13 +163,13 @@ class SharedBatches:
             raise
         if ready.oversize is not None:
             self._free(slot)
-        self._freed.set()  # where nobody takes it any more, its room is another's
+        self._freed.set()  # if no member needs the batch any more, its slot is free for others
         return self._kept.add(key, ready, None if ready.oversize is not None else slot)
 
     async def _room(self) -> SlotRef:
         while (slot := self._kept.room()) is None:
             self._freed.clear()
-            await self._freed.wait()  # for a copy, or for another batch in the making: both end
+            await self._freed.wait()  # for a copy or a decode that uses a slot: both end
         return slot
 
     async def _copied(self, kept: Kept, into: memoryview) -> BatchReady:
@@ -176,7 +177,7 @@ class SharedBatches:
         if kept.slot is None:
             return ready
         source = self._arena.view(kept.slot)[: ready.size_bytes]
-        if ready.size_bytes > into.nbytes:  # a slot cut for other shards: it travels by itself
+        if ready.size_bytes > into.nbytes:  # the slot was sized for other shards, so the batch is sent inline
             own = await off_loop(lambda: memoryview(bytearray(source)), ready.size_bytes)
             return replace(ready, oversize=own)
         if ready.size_bytes <= _INLINE_BYTES:
@@ -184,7 +185,7 @@ class SharedBatches:
             return ready
         stop = threading.Event()
         job = CPU.begin(_copy, source, into, stop)
-        await run_to_end(job, stop)  # even if cancelled: until then both memories are in use
+        await run_to_end(job, stop)  # even if cancelled: the thread uses both buffers until it ends
         return ready
 
     def _free(self, slot: SlotRef) -> None:
@@ -193,7 +194,7 @@ class SharedBatches:
 
 
 class Sharing:
-    """The groups of a daemon, by what their members have in common."""
+    """The job groups of a daemon, by a key of the options that their members share."""
 
     def __init__(self) -> None:
         self._groups: dict[Hashable, SharedBatches] = {}
@@ -201,14 +202,14 @@ class Sharing:
 
     @property
     def group_count(self) -> int:
-        """Groups that have members."""
+        """Number of groups that have members."""
         return len(self._groups)
 
     async def join(self, key: Hashable, member: object, make: Callable[[], Awaitable[SharedBatches]]) -> SharedBatches:
-        """Add a session to the group of that name, making it where it is the first.
+        """Add a session to the group of that key; the first session makes the group.
 
-        Jobs that start together wait for one of them to make it: its memory is allocated once. A maker that fails or is
-        cancelled leaves it to the next, so that a group never stands without a member.
+        Jobs that start together wait until one of them has made the group, so its memory is allocated once. If that job
+        fails or is cancelled, the next job makes the group, so a group always has a member.
 
         Raises:
             As ``make`` does.
@@ -221,7 +222,7 @@ class Sharing:
         return group
 
     async def leave(self, key: Hashable, member: object) -> None:
-        """Remove a session; a group without members ends."""
+        """Remove a session; the last one to leave closes the group."""
         group = self._groups.get(key)
         if group is not None:
             group.leave(member)

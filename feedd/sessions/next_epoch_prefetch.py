@@ -1,7 +1,8 @@
-"""The first batches of the next epoch, decoded into slots that nobody needs while the trainer takes the last of this.
+"""Decodes the first batches of the next epoch into free slots while the trainer takes the last batches of this epoch.
 
-They lie in free slots of the session's arena, and whoever asks for such a batch gets the slot it lies in: no memory of
-its own, no copy. A production that finds no other slot takes one of these: that batch is decoded when it is asked for.
+The batches lie in free slots of the session's arena. A request for such a batch gets that slot, so the batch needs no
+extra memory and no copy. A request that finds no free slot takes one of these slots. The dropped batch is then decoded
+when it is requested.
 """
 
 from __future__ import annotations
@@ -29,21 +30,21 @@ if TYPE_CHECKING:
     from feedd.values import BatchReady, SlotRef
 
 AHEAD_BATCHES = 2
-"""While one is taken the next is there; what follows is made as in the middle of an epoch. Where several are made at
-once it is as many as that: a trainer takes them faster than a stream begins."""
+"""Batches decoded in advance: the trainer takes one while the next is ready. If ``fill`` takes several batches at once,
+this many are decoded in advance, because a trainer takes them faster than a stream begins."""
 _log = structlog.get_logger("feedd.sessions")
 
 
 @dataclass(frozen=True, slots=True)
 class AheadParts:
-    """What is needed to decode ahead of a session.
+    """The parts that prefetching for a session needs.
 
     Attributes:
-        arena: the session's.
-        decoder: likewise.
-        reader: makes a reader of the session's plan; its own stands in another epoch.
-        steps: of the session's consumer, the first ones of an epoch.
-        tasks: where decoding runs.
+        arena: the session's arena.
+        decoder: the session's decoder.
+        reader: makes another reader of the session's plan, because the session's reader is in the previous epoch.
+        steps: the first steps of an epoch that the session's consumer takes.
+        tasks: the task group that decodes.
     """
 
     arena: Arena
@@ -55,12 +56,13 @@ class AheadParts:
 
 @dataclass(slots=True, eq=False)
 class _Early:
-    """A batch that is, or is being, decoded in advance.
+    """A batch that is decoded in advance, or a running decode.
 
     Attributes:
-        task: makes it and others; what could not be made is not in its list. Until it is done the slot is written to.
-        place: in that list.
-        wanted: a stream may still ask for it.
+        task: decodes this batch and others, and writes to the slot until it is done. Its list ends before a batch that
+            could not be decoded.
+        place: index of the batch in that list.
+        wanted: a stream may still request the batch.
     """
 
     epoch: int
@@ -72,7 +74,7 @@ class _Early:
 
     @property
     def made(self) -> BatchReady | None:
-        """What lies in the slot once the task is done; None: nothing does."""
+        """Return the decoded batch once the task is done, or None if decoding failed."""
         if self.task.cancelled() or self.task.exception() is not None:
             return None
         found = self.task.result()
@@ -80,9 +82,9 @@ class _Early:
 
 
 class NextEpochPrefetch:
-    """Puts one session's free slots to use between epochs.
+    """Fills one session's free slots between epochs.
 
-    Nothing that fails here is an error: the batch is then made when it is asked for.
+    Failures here raise no error: the batch is then decoded when it is requested.
     """
 
     def __init__(self, parts: AheadParts) -> None:
@@ -90,23 +92,23 @@ class NextEpochPrefetch:
         self._arena = parts.arena
         self._epoch = -1
         self._reader: AnyReader | None = None
-        self._left: list[int] = []  # steps not begun
-        self._held: list[_Early] = []  # their slots count as free for whoever makes batches
+        self._left: list[int] = []  # steps that are not started
+        self._held: list[_Early] = []  # their slots count as free for requested batches
 
     def begin(self, epoch: int) -> None:
-        """Start on an epoch, once: all batches of the one before are made, or being decoded."""
+        """Start to decode an epoch, once. All batches of the previous epoch are made or being decoded."""
         if epoch != self._epoch:
             self._drop_all()
             self._epoch, self._left, self._reader = epoch, list(self._parts.steps), None
             self.begin_next()
 
     def begin_next(self) -> None:
-        """Make the next batches where there are any, slots are free for them, and none is being made."""
+        """Decode the next batches if steps are left, slots are free and no other decode runs."""
         if not self._left or any(not early.task.done() for early in self._held):
             return
         count = min(self._parts.decoder.assembler.at_once, len(self._left))
         if self._arena.slot_count - self._arena.taken_count < count:
-            return  # asked again when one is given back
+            return  # tried again when a slot is given back
         slots = [slot for slot in (self._arena.take() for _ in range(count)) if slot is not None]
         steps, self._left = self._left[: len(slots)], self._left[len(slots) :]
         task = self._parts.tasks.create_task(self._make([Cursor(self._epoch, step) for step in steps], slots))
@@ -118,13 +120,13 @@ class NextEpochPrefetch:
         task.add_done_callback(lambda _: self._ended(begun))
 
     def claim(self, plans: Sequence[BatchPlan]) -> tuple[Sequence[BatchPlan], list[_Early]]:
-        """Divide batches that somebody asks for.
+        """Split requested batches by whether they were decoded in advance.
 
         Returns:
-            The leading ones, all of which are decoded in advance, or none; and what is decoded, to be collected.
+            The leading plans that were all decoded in advance, or all not, and the decoded batches for ``collect``.
         """
         self._turn_to(plans[0].cursor, plans[-1].cursor)
-        if not self._held:  # nearly always
+        if not self._held:  # the usual case
             return plans, []
         found = [self._found(plan.cursor) for plan in plans]
         in_advance = found[0] is not None
@@ -135,9 +137,9 @@ class NextEpochPrefetch:
         return plans[: len(leading)], claimed
 
     async def collect(self, claimed: Sequence[_Early]) -> list[Produced]:
-        """Return the leading ones of claimed batches, whose slots are then the caller's. None: the first has failed.
+        """Return the leading claimed batches, whose slots now belong to the caller; none if the first batch failed.
 
-        Cancelled, it leaves all of them for whoever asks next.
+        If cancelled, all of them stay available for the next request.
         """
         try:
             if pending := [early.task for early in claimed if not early.task.done()]:
@@ -154,7 +156,7 @@ class NextEpochPrefetch:
         return made
 
     async def take(self) -> SlotRef:
-        """Take a free slot, or else one of a batch decoded in advance, once nothing is written to it any more."""
+        """Take a free slot, or the slot of a batch decoded in advance after its decode has ended."""
         slot = self._arena.take()
         if slot is not None:
             return slot
@@ -172,13 +174,13 @@ class NextEpochPrefetch:
         return early.slot
 
     async def close(self) -> None:
-        """End what is under way and give all slots back; idempotent."""
+        """Cancel running decodes and give all slots back; idempotent."""
         self._drop_all()
         cancelled: asyncio.CancelledError | None = None
         while tasks := [early.task for early in self._held if not early.task.done()]:
             try:
                 await asyncio.wait(tasks)
-            except asyncio.CancelledError as error:  # until they end they use the arena
+            except asyncio.CancelledError as error:  # the tasks use the arena until they end
                 cancelled = error
         for early in tuple(self._held):
             self._free(early)
@@ -193,7 +195,7 @@ class NextEpochPrefetch:
         return next((early for early in self._held if early.wanted and early.step == at.step), None)
 
     def _turn_to(self, first: Cursor, last: Cursor) -> None:
-        """Let go of what a stream that asks for these steps will not ask for: its steps ascend."""
+        """Drop the batches that a stream at these steps skips, because its steps ascend."""
         if first.epoch != self._epoch:
             self._drop_all()
             return
@@ -202,7 +204,7 @@ class NextEpochPrefetch:
             self._drop(early)
 
     def _unclaim(self, claimed: Iterable[_Early]) -> None:
-        """Keep batches for whoever asks for them next; free the slots of those that nobody can get."""
+        """Make claimed batches available again; free the slots of batches that no stream can request."""
         for early in claimed:
             self._held.append(early)
             failed = early.task.done() and early.made is None
@@ -220,7 +222,7 @@ class NextEpochPrefetch:
         if early.task.done():
             self._free(early)
         else:
-            early.task.cancel()  # freed when it has ended
+            early.task.cancel()  # the slot is freed when the task has ended
 
     def _free(self, early: _Early) -> None:
         self._held.remove(early)
@@ -243,6 +245,6 @@ class NextEpochPrefetch:
             made = await decoder.decode(plans, slots[: len(plans)], self, early=True) if plans else []
         except FeeddError as error:
             at = steps[0]
-            _log.debug("nothing was decoded ahead", epoch=at.epoch, step=at.step, reason=str(error))
+            _log.debug("no batch was decoded in advance", epoch=at.epoch, step=at.step, reason=str(error))
             return []
-        return list(itertools.takewhile(lambda batch: batch.oversize is None, made))  # those lie in no slot
+        return list(itertools.takewhile(lambda batch: batch.oversize is None, made))  # oversize batches lie in no slot

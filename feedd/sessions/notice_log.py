@@ -1,4 +1,4 @@
-"""Tells the operator what sessions leave out of their data; the client tells the user."""
+"""Logs and counts for the operator which data sessions leave out; the client tells the user."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _log = structlog.get_logger(__name__)
 
 
 class NoticeLog:
-    """Counts notices of every session, and has them in the log once for as long as they are the same.
+    """Counts the notices of every session and logs a dataset's notices once while they stay the same.
 
     Args:
-        recorder: takes the counts.
+        recorder: counts notices.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -32,7 +32,7 @@ class NoticeLog:
         self._told: dict[tuple[str, ...], frozenset[Notice]] = {}
 
     def tell(self, urls: tuple[str, ...], notices: Sequence[Notice]) -> None:
-        """Take the notices of a session that opens."""
+        """Count and log the notices of a session that opens."""
         for notice in notices:
             self._recorder.count(metrics.PIPELINE_NOTICES, notice.amount.count, kind=notice.kind.value)
         known = self._told.pop(urls, frozenset())
@@ -42,13 +42,13 @@ class NoticeLog:
         self._keep(urls, frozenset(notices))
 
     def tell_more(self, urls: tuple[str, ...], kind: NoticeKind, amount: Amount, more_count: int) -> None:
-        """Take what grew while a session was read; the log has each kind once.
+        """Count and log a notice that grew while a session was read; each kind is logged once.
 
         Args:
-            urls: of the session.
-            kind: what grew.
-            amount: all of it.
-            more_count: by how much it grew.
+            urls: the session's URLs.
+            kind: the kind that grew.
+            amount: its total.
+            more_count: the increase of its count.
         """
         notice = Notice(kind, amount)
         self._recorder.count(metrics.PIPELINE_NOTICES, more_count, kind=kind.value)

@@ -1,4 +1,4 @@
-"""Opening sessions: dataset, recipe and assignment resolved, the first shard looked at, the arena allocated."""
+"""Opens sessions: resolves dataset, recipe and assignment, reads the first shard and allocates the arena."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ _AUTO_BYTES, _AUTO_LEAST, _AUTO_MOST = 64 << 20, 4, 64
 
 
 class Pipeline:
-    """Seam ``FeedBackend``: sessions over the stages.
+    """Implements ``FeedBackend``: opens sessions on top of the stages.
 
     Attributes:
-        windows: those of all plans that sessions read.
+        windows: the sorted windows of all plans that sessions read.
     """
 
     def __init__(
@@ -95,22 +95,22 @@ class Pipeline:
 
     @property
     def cache(self) -> ConvertingCache:
-        """The cache, for listings of its entries."""
+        """The cache, for commands that list its entries."""
         return self.stages.cache
 
     async def open(self, spec: OpenSpec) -> Session:
-        """Resolve and open; takes as long as one listing and one shard of each source.
+        """Open a session; this takes about as long as one listing and one shard of each source.
 
         Raises:
-            BadRequest: recipe, sharding, weights or numbers that cannot be served.
-            NotFound, PermissionDenied, StoreUnavailable: said by the store.
-            BadShard: the first shard is not what its name says.
-            ResourceExhausted: no memory for the arena.
+            BadRequest: the recipe, sharding, weights or numbers are invalid or unsupported.
+            NotFound, PermissionDenied, StoreUnavailable: raised by the store.
+            BadShard: the first shard does not have the format that its name states.
+            ResourceExhausted: there is no memory for the arena.
         """
         request = await CPU.run(Request.of, spec, self._options.window_shards)  # weights are many fractions
         self.stages.pool.prepare(itertools.chain.from_iterable(request.wanted))
         if request.policy is BadSamples.QUARANTINE and self._quarantine is None:
-            raise Unsupported("expected a daemon with a quarantine file, got one without", object="bad_samples")
+            raise Unsupported("this daemon has no quarantine file configured", object="bad_samples")
         enter_stage(f"listing {_shortened(spec.urls)}")
         with self.catalog.begun(request.sources, request.cuts):
             request = await with_tables(self.stages.sources, request)
@@ -128,9 +128,9 @@ class Pipeline:
             await forget(tables)
 
     async def _listed(self, request: Request, listing: Listing, tables: Tables) -> Session:
-        """Open what is listed."""
+        """Open a session on a listing."""
         spec, expected = request.spec, request.spec.expect_fingerprint
-        mark = await CPU.run(request.fingerprint, listing)  # formats that were named are one per shard
+        mark = await CPU.run(request.fingerprint, listing)  # on a thread: the fingerprint covers a format per shard
         if expected and mark != expected:
             raise ObjectChanged(
                 f"expected the dataset with fingerprint {expected.hex()}, got {mark.hex()}",
@@ -147,7 +147,7 @@ class Pipeline:
             view = await CPU.run(made_ready, view, request, room)  # some ten microseconds per shard
             return await self._open(request, view, mark, tables)
         except (ObjectChanged, NotFound):
-            self.catalog.forget(listing)  # it names what is no longer there: the next open lists anew
+            self.catalog.forget(listing)  # the listing is out of date, so the next open lists again
             raise
 
     async def _open(self, request: Request, listing: Listing, mark: bytes, tables: Tables) -> Session:
@@ -193,12 +193,12 @@ class Pipeline:
         return Session(parts, self.stages)
 
     async def _batches(self, one: _Opening) -> tuple[_Memory, Batches, Classes]:
-        """Resolve the recipes; return memory for their batches, what makes them, and what the labels stand for."""
+        """Resolve the recipes; return the memory for their batches, their maker, and the class names of labels."""
         spec = one.request.spec
         size = _fixed_bytes(one.request) if one.reader.assigned.size else 1
         arena: Arena | None = None
-        more = size is not None and _may_need_more(spec, size)  # recipes then tell how many slots there are
-        if size is not None and not spec.shared_arena and not more:  # memory takes as long as a shard: both at once
+        more = size is not None and _may_need_more(spec, size)  # the slot count then depends on the recipes
+        if size is not None and not spec.shared_arena and not more:  # allocation takes long: both at once
             (recipes, found, classes), arena = await both(self._resolved(one), self._arena(one, size))
         else:
             recipes, found, classes = await self._resolved(one)
@@ -215,13 +215,13 @@ class Pipeline:
         return memory, self._own(one, arena, assembler), classes
 
     async def _resolved(self, one: _Opening) -> tuple[Recipes, list[Resolved], Classes]:
-        """Label the samples, then resolve the recipes, which may name labels."""
-        labelled = one.listing.base or one.listing  # views have its labels
+        """Label the samples, then resolve the recipes, because recipes may name labels."""
+        labelled = one.listing.base or one.listing  # views share the labels of their base
         classes = await self._labelling.label(labelled, one.request, one.tables)
         return *await resolve(self.stages, self.catalog, one.listing, one.reader, one.request), classes
 
     async def _leases(self, one: _Opening, memory: _Memory) -> SharedLeases | None:
-        """Join the group of a session that reads batches where they lie; None: it has not slots for one more."""
+        """Join a group whose batches the session leases in place, or return None if the group has too few slots."""
         spec, key = one.request.spec, one.group_key
         count = spec.prefetch_batches or min(slots_for(memory.slot_bytes, spec.consumer_count), LEASES_MOST)
         leases = SharedLeases(self._within(count))
@@ -233,7 +233,7 @@ class Pipeline:
         return None
 
     async def _copies(self, one: _Opening, memory: _Memory, arena: Arena) -> SharedCopies:
-        """Join the group of a session that copies batches into its own arena."""
+        """Join a group whose batches the session copies into its own arena."""
         copies = SharedCopies(arena, partial(self.stages.pool.detach, one.number))
         self._enter(one, copies, await self._sharing.join(one.group_key, copies, memory.shared))
         return copies
@@ -244,7 +244,7 @@ class Pipeline:
         member.enter(group, BatchDecoder(self.stages, self.catalog, one.listing, group.assembler), leave)
 
     def _own(self, one: _Opening, arena: Arena, assembler: Assembler) -> OwnBatches:
-        """Return the batches of a session that shares with none; the next epoch's first go into its free slots."""
+        """Return the batches of a session that shares none; the next epoch's first batches use its free slots."""
         spec = one.request.spec
         decoder = BatchDecoder(self.stages, self.catalog, one.listing, assembler)
         count = max(AHEAD_BATCHES, assembler.at_once)
@@ -253,10 +253,10 @@ class Pipeline:
         return OwnBatches(arena, decoder, prefetch)
 
     async def decoded(self, slot_count: int, slot_bytes: int, request: Request, recipes: Recipes) -> SharedBatches:
-        """Return memory for the batches of a group, decoded there once for all of its sessions.
+        """Return memory for the batches of a group, which are decoded once for all its sessions.
 
         Raises:
-            ResourceExhausted: there is none left.
+            ResourceExhausted: no memory is left.
         """
         number = next(self._numbers)
         arena = await Arena.create(slot_count, slot_bytes, self._budget)
@@ -265,11 +265,11 @@ class Pipeline:
         return SharedBatches(arena, assembler, self.stages, self._group)
 
     async def close(self) -> None:
-        """End listings and index reads under way."""
+        """Cancel running listings and index reads."""
         await self.catalog.close()
 
     def _assembling(self, number: int, request: Request) -> AssemblerOptions:
-        """Return how batches are made in an arena."""
+        """Return the options of an assembler that fills an arena."""
         bad_sample_handler = BadSampleOptions(request.policy, request.spec.bad_samples_max, self._quarantine)
         return AssemblerOptions(number, request.spec.keys, bad_sample_handler, request.filters)
 
@@ -277,11 +277,11 @@ class Pipeline:
         return min(max(slots, _LEAST_SLOTS), self._options.slots_max)
 
     async def _arena(self, one: _Opening, size_bytes: int, *, together: bool = False) -> Arena:
-        """Allocate the slots and make them known to the workers, which map them while the first shard arrives.
+        """Allocate the slots and attach them to the workers, which map them while the first shard arrives.
 
         Args:
-            one: who gets them.
-            size_bytes: of a slot.
+            one: the session that gets the slots.
+            size_bytes: size of a slot.
             together: several batches can be made at once.
         """
         spec = one.request.spec
@@ -297,17 +297,17 @@ class Pipeline:
 
 @dataclass(frozen=True, slots=True)
 class _Opening:
-    """A session on its way.
+    """A session that is being opened.
 
     Attributes:
-        number: its own, and its arena's.
-        request: what was asked for.
-        listing: as it reads it.
+        number: number of the session and of its arena.
+        request: the client's request.
+        listing: the session's view of the dataset.
         mark: the fingerprint.
-        tables: those of its labels that have been read.
-        plan: what its rank reads.
-        reader: stands in the session's epoch.
-        undo: what is to be undone where it does not open.
+        tables: the label tables that have been read.
+        plan: what the rank reads.
+        reader: a reader that is in the session's epoch.
+        undo: releases everything if the session does not open.
     """
 
     number: int
@@ -321,13 +321,13 @@ class _Opening:
 
     @property
     def group_key(self) -> tuple[object, ...]:
-        """What sessions that ask for the same batches have in common."""
+        """The key that sessions with the same batches share."""
         spec, plan = self.request.spec, self.plan
         key = (spec.share, spec.batch_size, spec.topology, spec.keys, spec.bad_samples_max, spec.bad_samples)
         return (*key, self.mark, plan.uneven, plan.steps, spec.decoded_cache)
 
     def info(self, recipes: Recipes) -> SessionInfo:
-        """Return what Open answers, as far as the plan and the recipes tell."""
+        """Return the answer to Open, as far as the plan and the recipes determine it."""
         spec, reader, listing = self.request.spec, self.reader, self.listing
         return SessionInfo(
             specs=_specs(spec, recipes),
@@ -343,7 +343,7 @@ class _Opening:
 
 @dataclass(frozen=True, slots=True)
 class _Memory:
-    """Memory for batches like those of one session."""
+    """Allocates memory for batches like the batches of one session."""
 
     pipeline: Pipeline
     slot_bytes: int
@@ -352,34 +352,34 @@ class _Memory:
     found: Sequence[Resolved]
 
     async def shared(self, slot_count: int = WINDOW_BATCHES) -> SharedBatches:
-        """For jobs that share."""
+        """Allocate memory for jobs that share batches as copies."""
         return await self.pipeline.decoded(slot_count, self.slot_bytes, self.request, self.recipes)
 
     async def lent(self, lease_count: int) -> SharedBatches:
-        """For jobs that share, and hold so many leases each."""
+        """Allocate memory for jobs that share batches as leases, ``lease_count`` each."""
         return await self.shared(slots_to_lend(lease_count, self.slot_bytes))
 
 
 def _nothing() -> None:
-    """A mixture sorts its own windows: there is nothing to leave."""
+    """Do nothing: a mixture sorts its own windows and shares none."""
 
 
 def slots_for(size_bytes: int, consumer_count: int = 1) -> int:
-    """Return the slots for batches of this size: small ones get more, so that one message carries several leases.
+    """Return the slot count for batches of this size: small batches get more, so one message carries several leases.
 
-    A rank's consumers (DataLoader workers) share what one would get: allocating it is most of what an open takes.
+    A rank's consumers (DataLoader workers) divide the slots, because allocating them is most of the work of an open.
     """
     return min(max(_AUTO_BYTES // size_bytes // consumer_count, _AUTO_LEAST), _AUTO_MOST)
 
 
 def _shortened(urls: Sequence[str]) -> str:
-    """Return the first URL, and how many more there are."""
+    """Return the first URL and the number of further URLs."""
     more = f" and {len(urls) - 1} more" if len(urls) > 1 else ""
     return f"{urls[0]}{more}"
 
 
 def _may_need_more(spec: OpenSpec, size_bytes: int) -> bool:
-    """Whether fewer slots were asked for than are granted where several batches can be made at once."""
+    """Whether more slots are granted than the request names, so that several batches can be made at once."""
     return not spec.share and 0 < spec.prefetch_batches < slots_together(spec.prefetch_batches, size_bytes)
 
 
@@ -388,10 +388,10 @@ def _specs(spec: OpenSpec, recipes: Recipes) -> tuple[TensorSpec, ...]:
 
 
 def _fixed_bytes(request: Request) -> int | None:
-    """Return the bytes of a slot where the recipe alone tells them: named fields, all DENSE."""
+    """Return a slot's bytes if the recipe alone determines them (named fields, all DENSE), or None."""
     specs = resolved_by(request)
     if any(packing_of(recipe) for recipe in request.wanted):
-        return None  # how many rows a batch has is for its samples to say
+        return None  # the number of rows depends on the samples
     if specs is None or request.spec.keys or any(one.kind is not FieldKind.DENSE for one in specs):
         return None
     return lay_out(specs, request.spec.batch_size, {}).size_bytes

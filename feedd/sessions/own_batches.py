@@ -1,4 +1,4 @@
-"""Batches that one session decodes for itself: from plans to filled slots of its own arena."""
+"""Batches that one session decodes for itself into slots of its own arena."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ if TYPE_CHECKING:
 async def plan_leading(
     steps: Sequence[Cursor], draw: Callable[[Cursor], Awaitable[BatchPlan | EpochEnd]]
 ) -> tuple[list[BatchPlan], list[EpochEnd]]:
-    """Plan the leading steps, one at least: batches that end in the same window, then ends of the epoch.
+    """Plan at least one leading step: batches that end in the same window, then ends of the epoch.
 
-    The others are asked for again. The shards of another window may not be here yet, and no batch follows an end.
+    The client asks for the other steps again. The shards of another window may not have arrived, and no batch follows
+    an end of the epoch.
 
     Raises:
         As ``draw`` does.
@@ -53,8 +54,8 @@ class BatchDecoder:
     """Decodes batches of one dataset.
 
     Attributes:
-        stages: the cache has the shards.
-        catalog: knows where samples lie in them.
+        stages: the stages; their cache has the shards.
+        catalog: has the indexes of the shards.
         listing: the shards.
         assembler: decodes into the slots of one arena.
     """
@@ -65,7 +66,7 @@ class BatchDecoder:
     assembler: Assembler
 
     async def draw(self, reader: AnyReader, at: Cursor) -> BatchPlan | EpochEnd:
-        """Return what ``reader`` plans for a step, once the shards that it must know are indexed.
+        """Return the plan of ``reader`` for a step, after the shards that the plan needs are indexed.
 
         Raises:
             ObjectChanged: see ``DatasetCatalog.indexes``.
@@ -85,10 +86,10 @@ class BatchDecoder:
 
         Args:
             plans: up to ``assembler.at_once`` batches.
-            slots: one for each.
-            owner: for whom; has to withdraw from ``stages.inflight`` in the end, unless all is early.
-            early: see ``Assembler.fill``; waits for whole shards.
-            decoding: called when the shards are here, before anything is decoded; perhaps twice.
+            slots: one for each batch.
+            owner: owner of the reads. Unless ``early`` is set, it must withdraw from ``stages.inflight`` in the end.
+            early: waits for whole shards; see ``Assembler.fill``.
+            decoding: called when the shards have arrived and before decoding starts; perhaps twice.
 
         Raises:
             As ``Session.produce``.
@@ -108,11 +109,11 @@ class BatchDecoder:
 
 
 class OwnBatches:
-    """The batches of a session that decodes for itself, and the slots they are made in.
+    """The batches of a session that decodes for itself, and the slots that hold them.
 
     Attributes:
         slots: the session's arena.
-        prefetch: decodes the next epoch's first batches into slots that are free.
+        prefetch: decodes the next epoch's first batches into free slots.
     """
 
     def __init__(self, arena: Arena, decoder: BatchDecoder, prefetch: NextEpochPrefetch) -> None:
@@ -122,23 +123,23 @@ class OwnBatches:
 
     @property
     def at_once(self) -> int:
-        """How many batches are best made together."""
+        """Batches per call of ``make``."""
         return self._decoder.assembler.at_once
 
     @property
     def shared_slot_count(self) -> int:
-        """0: no other session reads this arena."""
+        """Slots shared with other sessions: 0."""
         return 0
 
     async def make(self, plans: Sequence[BatchPlan], decoding: Callable[[], object]) -> list[Produced]:
-        """Return the leading ones of some batches, one at least: those decoded in advance, or else those that are not.
+        """Return at least one leading batch: the batches decoded in advance, or else the batches that were not.
 
         Args:
-            plans: up to ``at_once`` batches, for which as many slots are free.
+            plans: up to ``at_once`` batches; as many slots are free.
             decoding: see ``BatchDecoder.decode``.
 
         Raises:
-            As ``Session.produce``. No slot is then taken.
+            As ``Session.produce``. No slot is taken in that case.
         """
         plans, early = self.prefetch.claim(plans)
         if early and (made := await self.prefetch.collect(early)):
@@ -158,24 +159,24 @@ class OwnBatches:
         return [Produced(batch, slot) for batch, slot in zip(batches, slots, strict=True)]
 
     def release(self, slot: SlotRef) -> None:
-        """Free the slot of a batch that was made."""
+        """Free the slot of a batch."""
         freed = self.slots.give_back(slot)
         assert freed, f"slot {slot.index} was given back twice"
         self.prefetch.begin_next()
 
     def check_failures(self, at: Cursor) -> None:
-        """Make sure that the epoch's steps up to ``at`` are within the failure budget; see ``Assembler``."""
+        """Check that the epoch's steps up to ``at`` are within the failure budget; see ``Assembler``."""
         self._decoder.assembler.check_failures(at)
 
     def epoch_ended(self, epoch: int) -> None:
-        """Begin the next epoch: all batches of this one are made, or being decoded."""
+        """Start to decode the next epoch, because all batches of this one are made or being decoded."""
         self.prefetch.begin(epoch + 1)
 
     def keep_lent(self) -> None:
         """Do nothing: no other session writes to this arena."""
 
     async def close(self) -> None:
-        """End what is under way, take the arena from the workers, free it."""
+        """Cancel running decodes, detach the arena from the workers and free it."""
         await self.prefetch.close()
         await self._decoder.stages.inflight.withdraw(self)
         self._decoder.assembler.close()

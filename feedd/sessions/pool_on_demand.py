@@ -1,4 +1,4 @@
-"""Decode workers for whoever may not need them: started by the first call."""
+"""Decode workers for commands that may not need them: the first call starts them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class PoolOnDemand:
-    """Makes shards as a ``DecodePool`` does; an async context manager."""
+    """Converts shards as a ``DecodePool`` does; an async context manager."""
 
     def __init__(self, options: DecodeOptions, recorder: Recorder) -> None:
         self._options = options
@@ -28,14 +28,14 @@ class PoolOnDemand:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        """End the workers, if there are any."""
+        """Stop the workers if they were started."""
         self._closing.set()
         await self._group.__aexit__(None, None, None)
 
     async def make(self, task: MakeTask) -> ConvertedShard | tuple[ByteRange, ...]:
-        """Make a shard; see ``DecodePool.make``.
+        """Convert a shard; see ``DecodePool.make``.
 
-        Raises besides:
+        Raises in addition:
             ResourceExhausted, WorkerLost: workers cannot be started.
         """
         if self._pool is None:
@@ -54,7 +54,7 @@ class PoolOnDemand:
             if ready.done():
                 raise
             ready.set_exception(error)
-            ready.exception()  # whoever waits raises it
+            ready.exception()  # marks it as retrieved; each waiting call raises it
         except BaseException:
             ready.cancel()
             raise

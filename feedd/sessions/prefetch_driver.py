@@ -1,4 +1,4 @@
-"""Telling the cache what comes: the wish list ahead of each session, and when each shard is needed next."""
+"""Tells the cache which shards each session needs next, and when each shard is needed."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from feedd.protocols import ShardCache
     from feedd.values import Cursor
 
-_SLACK = 1 / 16  # of an epoch's bytes: so far a stream falls behind others before its positions are told again
+_SLACK = 1 / 16  # of an epoch's bytes; a stream that falls further behind has its positions reported again
 
 
 class ReaderGroups:
-    """Who reads what: readers of the same epoch of the same assignment go together, as far as the slowest is.
+    """Groups of readers that read the same epoch of the same assignment. A group is as far as its slowest reader.
 
     Attributes:
-        horizon: a stream per group, so that groups in different epochs or datasets can be compared.
+        timeline: has a stream per group, so that groups in different epochs or datasets can be compared.
     """
 
     def __init__(self) -> None:
@@ -32,16 +32,16 @@ class ReaderGroups:
         self._groups: dict[tuple[object, ...], Progress] = {}
 
     def group(self, key: tuple[object, ...]) -> Progress | None:
-        """Return the group of that name, if it has readers."""
+        """Return the group of that key, or None if it has no readers."""
         return self._groups.get(key)
 
     def found(self, key: tuple[object, ...]) -> Progress:
-        """Return a new group."""
+        """Make and return a new group."""
         group = self._groups[key] = Progress()
         return group
 
     def leave(self, key: tuple[object, ...], name: str) -> range | None:
-        """Remove a reader; return the windows that everybody has now left, or None: it was the last, the group ends."""
+        """Remove a reader; return the windows that all readers have now left, or None if the group has ended."""
         group = self._groups[key]
         left = group.leave(name)
         if group.reader_count:
@@ -51,7 +51,7 @@ class ReaderGroups:
 
 
 class PrefetchDriver:
-    """One session's view of the future."""
+    """Reports one session's future reads to the cache."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class PrefetchDriver:
         reader_groups: ReaderGroups,
         index_prefetcher: IndexPrefetcher | None = None,
     ) -> None:
-        """Describe a session; ``index_prefetcher``: reads indexes ahead of it, where somebody is to."""
+        """Create a driver for a session; ``index_prefetcher`` reads indexes in advance, if given."""
         self._name = name
         self._listing = listing
         self._reader = reader
@@ -74,7 +74,7 @@ class PrefetchDriver:
         self._window = -1
 
     def enter(self, at: Cursor) -> None:
-        """Start (or resume) an epoch at a cursor: say when everything is needed, and wish for what comes first."""
+        """Start or resume an epoch at a cursor: report when each shard is needed, and prefetch the first ones."""
         before, window = self._access, self._reader.window(at)
         access: EpochAccess = self._reader.access_at(self._listing, at)
         if before is not None and before.key == access.key:
@@ -84,7 +84,7 @@ class PrefetchDriver:
         if group is None:
             group = self._found(access, window)
         self._progress = group
-        # The founder has told of all shards: that takes a microsecond each, so only once. The first use is said last.
+        # The group's first reader reported all shards, which takes a microsecond each. The next use is reported last.
         for again in reversed(group.join(self._name, window)):
             self._tell(access, access.again(again))
         if before is not None and before is not access:
@@ -94,14 +94,14 @@ class PrefetchDriver:
             self._index_prefetcher.enter(_soon(access, window))
 
     def skip_to(self, at: Cursor) -> None:
-        """Resume further on than was expected: what is being read ahead is dropped, so that it delays nothing."""
+        """Resume at a later step than expected: cancel prefetches first, so that they delay nothing."""
         self._cache.prefetch([], self._name)
         if self._index_prefetcher is not None:
             self._index_prefetcher.close()
         self.enter(at)
 
     def advance(self, at: Cursor, first_window: int, last_window: int) -> None:
-        """Take note that a batch of these windows is being made."""
+        """Report that a batch of these windows is being made."""
         if self._access is None or at.epoch != self._access.epoch:
             self.enter(at)
         access = self._access
@@ -113,12 +113,12 @@ class PrefetchDriver:
             self._cache.note_next_use(self._reader_groups.timeline.advance(access.key, access.position(first_window)))
             if self._index_prefetcher is not None:
                 self._index_prefetcher.expect(_soon(access, last_window))
-            self._wish(access, last_window)  # never empty, which would cancel what this very batch is about to wait for
+            self._wish(access, last_window)  # never empty: that would cancel fetches that this batch waits for
         if self._index_prefetcher is not None:
             self._index_prefetcher.look()
 
     def close(self) -> None:
-        """Withdraw; what no other reader needs has no next use any more."""
+        """Cancel prefetches; shards that no other reader needs then have no next use."""
         self._cache.prefetch([], self._name)
         if self._index_prefetcher is not None:
             self._index_prefetcher.close()
@@ -127,12 +127,12 @@ class PrefetchDriver:
             self._access = None
 
     async def ended(self) -> None:
-        """Return when nothing that was under way before ``close`` is so any more."""
+        """Wait until all reads that ran before ``close`` have ended."""
         if self._index_prefetcher is not None:
             await self._index_prefetcher.ended()
 
     def _found(self, access: EpochAccess, window: int) -> Progress:
-        """Begin a group, with a stream that stands at ``window``."""
+        """Start a group whose stream is at ``window``."""
         self._reader_groups.timeline.open(access.key, access.position(window), access.epoch_bytes * _SLACK)
         self._tell(access, access.start(window))
         return self._reader_groups.found(access.key)
@@ -153,5 +153,5 @@ class PrefetchDriver:
 
 
 def _soon(access: EpochAccess, window: int) -> list[int]:
-    """Return the shards of a window and of the one behind it."""
+    """Return the shards of a window and of the next one."""
     return access.needed(window) + access.needed(window + 1)

@@ -1,4 +1,4 @@
-"""From what a client asked for to a plan: who reads what, in how many steps."""
+"""Turns a client's request into a plan: which rank reads which samples, in how many steps."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What one rank reads.
+    """The plan of one rank.
 
     Attributes:
-        reader: makes a reader; each stands in an epoch of its own.
-        uneven: what equalises the steps of all ranks.
-        steps: of every rank where they were asked for or have to be the same; None: as the reader says.
+        reader: makes a reader; each reader is in an epoch of its own.
+        uneven: how the steps of all ranks are made equal.
+        steps: steps of every rank, if they were requested or must be equal; None: the reader determines them.
     """
 
     reader: Callable[[], AnyReader]
@@ -33,7 +33,7 @@ class Planned:
 
 
 def windows_of(windows: SortedWindows, listing: Listing, request: Request) -> Orders | None:
-    """Return the sorted windows that all ranks of the node read; None: a mixture sorts its own.
+    """Return the sorted windows that all ranks of the node share, or None for a mixture, which sorts its own.
 
     Ranks of one run open one listing, and their plans differ only in which rows of each step are theirs.
     """
@@ -49,20 +49,20 @@ def windows_of(windows: SortedWindows, listing: Listing, request: Request) -> Or
 
 
 def planned(listing: Listing, request: Request, orders: Orders | None = None) -> Planned:
-    """Plan; takes microseconds per shard.
+    """Plan what a rank reads; takes microseconds per shard.
 
     Args:
         listing: the dataset.
-        request: what of it is asked for.
+        request: the client's request.
         orders: windows that other readers sort as well; None: the readers of this plan share theirs.
 
     Raises:
-        BadRequest, Unsupported: what was asked for and the data do not go together.
+        BadRequest, Unsupported: the request does not suit the data.
     """
     spec = request.spec
     uneven = parse_uneven(spec.uneven)
     if request.mix is not None:
-        plan = MixedPlan.of(listing, spec, request.window(listing))  # its ranks have as many whole steps by themselves
+        plan = MixedPlan.of(listing, spec, request.window(listing))  # its ranks always have equal steps
         return Planned(lambda: MixedReader(plan), Uneven.DROP if uneven is Uneven.AUTO else uneven)
     uneven = listing.settled(uneven)
     shares, steps = listing.shares(spec), listing.steps(spec, uneven)

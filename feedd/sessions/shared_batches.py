@@ -1,11 +1,11 @@
-"""Which decoded batches a group of jobs keeps, who reads them where they lie, and when a slot is free. No I/O.
+"""Bookkeeping of a job group's decoded batches: which ones are kept, their readers, and the free slots. No I/O.
 
-A batch is *in use* while somebody copies it or holds a lease on it; its slot is then never given to another. One that
-is not in use is kept for the members that have not taken it, as long as no later one needs its room.
+A batch is *in use* while a member copies it or holds a lease on it. Its slot is then never given to another batch. A
+batch that is not in use is kept for members that have not taken it, unless a later batch needs its slot.
 
-Lenders never wait: the leases promised to all of them together are fewer than the slots, and who wants a batch made
-holds none for it yet, so one slot at least is free, or holds a batch that is not in use, or is another's whose making
-or copying ends by itself.
+Lease holders never wait for each other, because the leases reserved for all of them are fewer than the slots. A member
+that requests a batch holds no lease for it yet. So at least one slot is free, or holds a batch that is not in use, or
+belongs to a decode or copy that will end.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Key = tuple[int, int]  # epoch, step
 
-WINDOW_BATCHES = 8  # so many steps the fastest job may be ahead of the slowest before that decodes for itself
+WINDOW_BATCHES = 8  # steps that the fastest job may be ahead before batches are decoded again for the slowest
 
 
 @dataclass(slots=True, eq=False)
@@ -27,11 +27,12 @@ class Kept:
     """A decoded batch in the group's memory.
 
     Attributes:
-        slot: where; None: in memory of its own.
-        taken_by: members that have it.
+        ready: the decoded batch.
+        slot: its slot; None: the batch has memory of its own.
+        taken_by: members that have taken it.
         reader_count: members that are copying it.
-        holders: members that read it where it lies.
-        gone: nobody finds it any more; it lasts until it is not in use.
+        holders: members that lease it in place.
+        gone: no member can find it any more; its slot is freed when it is not in use.
     """
 
     ready: BatchReady
@@ -43,16 +44,16 @@ class Kept:
 
     @property
     def in_use(self) -> bool:
-        """Whether somebody reads it."""
+        """Whether a member copies or leases it."""
         return bool(self.reader_count or self.holders)
 
 
 class Keeping:
-    """The books of one group over the slots of its arena."""
+    """Tracks which batch is in which slot of one group's arena."""
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
-        self._kept: dict[Key, Kept] = {}  # the oldest first
+        self._kept: dict[Key, Kept] = {}  # oldest first
         self._members: set[object] = set()
         self._promised: dict[object, int] = {}
 
@@ -61,32 +62,32 @@ class Keeping:
 
     @property
     def member_count(self) -> int:
-        """Sessions that joined and did not leave."""
+        """Number of sessions in the group."""
         return len(self._members)
 
     def join(self, member: object) -> None:
-        """Add a session; what was made before it came is not kept for it."""
+        """Add a session; batches made earlier are not kept for it."""
         for kept in self._kept.values():
             kept.taken_by.add(member)
         self._members.add(member)
 
     def admit(self, member: object, lease_count: int) -> bool:
-        """Promise a member that many leases at a time; False: there are not slots enough, let it take copies."""
+        """Reserve a number of leases for a member; False: too few slots, so the member must take copies."""
         if sum(self._promised.values()) + lease_count >= self._arena.slot_count:
             return False
         self._promised[member] = lease_count
         return True
 
     def leave(self, member: object) -> None:
-        """Remove a session: nothing is kept for it any more. What it still holds stays where it is."""
+        """Remove a session: no more batches are kept for it. Its leases stay valid."""
         self._members.discard(member)
         self._promised.pop(member, None)
         self.sweep()
 
     def find(self, key: Key, holder: object | None = None) -> Kept | None:
-        """Return a batch that is kept; for ``holder`` one that it does not hold already.
+        """Return a kept batch, or None if there is none or ``holder`` already holds it.
 
-        A second lease of one place is never given to a client: it may have written there what it is still to find.
+        A client never gets a second lease of the same slot, because it may have written to the first one.
         """
         kept = self._kept.get(key)
         if kept is not None and holder in kept.holders:
@@ -95,7 +96,7 @@ class Keeping:
         return kept
 
     def room(self) -> SlotRef | None:
-        """Return a slot to decode into, dropping the oldest batch not in use where there is no other; None: wait."""
+        """Return a slot to decode into, if needed by dropping the oldest unused batch; None: the caller must wait."""
         slot = self._arena.take()
         if slot is None:
             oldest = next((key for key, kept in self._kept.items() if kept.slot is not None and not kept.in_use), None)
@@ -105,36 +106,36 @@ class Keeping:
         return slot
 
     def add(self, key: Key, ready: BatchReady, slot: SlotRef | None) -> Kept:
-        """Keep a batch that was made; one of that name that is still there was lent to who made it."""
+        """Keep a new batch; it replaces a batch of the same step, which its maker still leases."""
         self._forget(key)
         kept = self._kept[key] = Kept(ready, slot)
         return kept
 
     def hold(self, kept: Kept, holder: object) -> None:
-        """Lend a batch, just found, to a member."""
+        """Lease a batch that was just found to a member."""
         kept.taken_by.add(holder)
         kept.holders.add(holder)
 
     def let_go(self, kept: Kept, holder: object) -> None:
-        """End that lease."""
+        """End a member's lease."""
         kept.holders.remove(holder)
         self._ended(kept)
 
     def copied(self, kept: Kept, member: object) -> None:
-        """Take note that a member that was counted as a reader has its copy, or gave up."""
+        """Record that a member has finished or cancelled its copy."""
         kept.reader_count -= 1
         kept.taken_by.add(member)
         self._ended(kept)
 
     def sweep(self) -> None:
-        """Drop what all have, and the oldest of what is kept beyond the window."""
+        """Drop batches that all members have, and the oldest ones beyond the window."""
         idle = [key for key, kept in self._kept.items() if not kept.in_use]
         left = [key for key in idle if not self._members <= self._kept[key].taken_by]
         for key in {*idle}.difference(left[-WINDOW_BATCHES:]):
             self._forget(key)
 
     def clear(self) -> None:
-        """Forget everything: the memory goes."""
+        """Forget all batches, because the memory is freed."""
         self._kept.clear()
 
     def _ended(self, kept: Kept) -> None:

@@ -174,7 +174,7 @@ def test_text_columns_become_classes(s3: S3Server, daemons: Callable[..., Daemon
         assert [data.classes("kind")[place] for place in batch["kind"].tolist()] == kinds
         (batch,) = dataset(daemon, url=url, fields={"kind": "str"})
         assert [text.strip() for text in batch["kind"]] == kinds
-        with pytest.raises(FeedError, match='words are "str", or numbered by "classes"'):
+        with pytest.raises(FeedError, match='for words, use "str", or "classes" to number them'):
             list(dataset(daemon, url=url, fields={"kind": "int"}))
         some = {"kind": {"decode": "int", "classes": ["cat", "dog"]}}
         with pytest.raises(FeedError, match="one of the 2 classes, got b'eel"):

@@ -1,1 +1,1 @@
-"""What a recipe does to a decoded sample: parameters and outcomes, which are pure, and doing it, in workers."""
+"""Applies a recipe's transforms to decoded samples in workers; ``recipe`` has their parameters and outcomes."""

@@ -1,4 +1,4 @@
-"""RandAugment: some of fourteen changes, each as strong as a magnitude says."""
+"""RandAugment: some of fourteen changes, each as strong as the magnitude states."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def posterized(image: NDArray[Any], bits: int) -> NDArray[Any]:
 
 
 def solarized(image: NDArray[Any], threshold: float) -> NDArray[Any]:
-    """Invert what is as bright as ``threshold`` or brighter."""
+    """Invert values at or above ``threshold``."""
     levels = np.arange(256)
     return colors.looked_up(image, np.where(levels < threshold, levels, 255 - levels).astype(np.uint8))
 
@@ -40,7 +40,7 @@ def auto_contrasted(image: NDArray[Any]) -> NDArray[Any]:
 
 
 def equalized(image: NDArray[Any]) -> NDArray[Any]:
-    """Spread each channel's values evenly: as many pixels in each range of brightness, as far as there are levels."""
+    """Equalize the histogram of each channel."""
     tables = [
         _equalizing(np.bincount(image[:, :, channel].reshape(-1), minlength=256)) for channel in range(image.shape[2])
     ]
@@ -77,7 +77,7 @@ _CHANGES: Final[tuple[Callable[[NDArray[Any], float, int], NDArray[Any]], ...]] 
 
 
 def rand_augment(image: NDArray[Any], one: RandAugment, draws: Draws) -> NDArray[Any]:
-    """Apply change after change: draw 2 k says which is the k-th, 2 k + 1 its sign."""
+    """Apply ``count`` changes: draw 2 k selects the k-th change, draw 2 k + 1 its sign."""
     strength = one.magnitude / (one.bins - 1)
     for number in range(one.count):
         change = _CHANGES[draws.below(2 * number, len(_CHANGES))]

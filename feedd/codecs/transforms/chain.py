@@ -1,4 +1,4 @@
-"""A recipe's list of transforms, applied to one image after another."""
+"""Applies a recipe's list of transforms to images."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     Step = Callable[[NDArray[Any], Any, Draws], NDArray[Any]]
 
 
-def _resize(image: NDArray[Any], one: params.Resize, draws: Draws) -> NDArray[Any]:  # noqa: ARG001 - no chance in it
+def _resize(image: NDArray[Any], one: params.Resize, draws: Draws) -> NDArray[Any]:  # noqa: ARG001 - not random
     rows, columns, channels = image.shape
     outcome = one.outcome(Picture(rows, columns, channels, image.dtype.name))
     assert outcome.height is not None
@@ -57,16 +57,16 @@ _STEPS: Final[dict[type[params.Transform], Step]] = {
 
 
 class Chain:
-    """Transforms in order; each draws from a stream of its own (see ``draws``)."""
+    """Applies transforms in order; each draws from its own random stream (see ``sample_rng``)."""
 
     def __init__(self, transforms: Sequence[params.Transform]) -> None:
         self._steps = [(place, _STEPS[type(one)], one) for place, one in enumerate(transforms)]
 
     def run(self, image: NDArray[Any], seed: int, start: int = 0) -> NDArray[Any]:
-        """Return what becomes of an image; ``start``: so many transforms are done already.
+        """Return the transformed image; the first ``start`` transforms are already done.
 
         Raises:
-            ValueError: a transform that would make it too large.
+            ValueError: a transform would make the image too large.
             BadSample: numbers that do not fit a dtype.
         """
         for place, step, one in self._steps[start:]:

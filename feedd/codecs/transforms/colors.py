@@ -1,4 +1,4 @@
-"""Transforms that change what pixels hold, by tables of 256 entries and OpenCV's own loops."""
+"""Transforms that change pixel values, by tables of 256 entries and by OpenCV."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def luma(image: NDArray[Any]) -> NDArray[Any]:
 
 
 def grayscale(image: NDArray[Any], one: Grayscale, draws: Draws) -> NDArray[Any]:
-    """Drop colours; with a ``p`` below 1 where draw 0 says so."""
+    """Drop colours; if ``p`` is below 1, draw 0 decides."""
     if one.p < 1 and draws.uniform(0) >= one.p:
         return image if image.shape[2] == one.channels else np.repeat(image, one.channels, axis=2)
     grey = luma(image)
@@ -35,7 +35,7 @@ def grayscale(image: NDArray[Any], one: Grayscale, draws: Draws) -> NDArray[Any]
 
 
 def looked_up(image: NDArray[Any], table: NDArray[Any]) -> NDArray[Any]:
-    """Return ``image`` (uint8) with each value replaced: ``table`` has 256 entries, for all channels or for each."""
+    """Return ``image`` (uint8) with each value looked up in ``table``: 256 entries for all channels, or for each."""
     return solid(cv2.LUT(image, table))
 
 
@@ -45,18 +45,18 @@ def _table(levels: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def brighter(image: NDArray[Any], factor: float) -> NDArray[Any]:
-    """Multiply."""
+    """Multiply all values by ``factor``."""
     return looked_up(image, _table(_LEVELS * np.float32(factor)))
 
 
 def contrasted(image: NDArray[Any], factor: float) -> NDArray[Any]:
-    """Move away from the mean luma, or towards it."""
+    """Move values away from the image's mean luma (``factor`` above 1) or towards it."""
     mean = int(luma(image).mean() + 0.5)
     return looked_up(image, _table(mean + (_LEVELS - mean) * np.float32(factor)))
 
 
 def saturated(image: NDArray[Any], factor: float) -> NDArray[Any]:
-    """Move away from each pixel's luma, or towards it."""
+    """Move values away from each pixel's luma (``factor`` above 1) or towards it."""
     if image.shape[2] == 1:
         return image
     grey = cv2.cvtColor(luma(image), cv2.COLOR_GRAY2RGB)
@@ -64,7 +64,7 @@ def saturated(image: NDArray[Any], factor: float) -> NDArray[Any]:
 
 
 def sharpened(image: NDArray[Any], factor: float) -> NDArray[Any]:
-    """Move away from the smoothed image, or towards it; the outermost pixels stay."""
+    """Move values away from the smoothed image (``factor`` above 1) or towards it; the outermost pixels stay."""
     if min(image.shape[:2]) < 3:
         return image
     smooth = image.copy()
@@ -73,11 +73,11 @@ def sharpened(image: NDArray[Any], factor: float) -> NDArray[Any]:
 
 
 def hued(image: NDArray[Any], turn: float) -> NDArray[Any]:
-    """Turn all colours by that part of the circle."""
+    """Rotate all hues by ``turn``, a fraction of the circle."""
     if image.shape[2] == 1:
         return image
     hsv = cv2.cvtColor(image, cv2.COLOR_RGB2HSV_FULL)
-    hsv[:, :, 0] += np.uint8(int(turn * 255) % 256)  # wraps around, as the circle does
+    hsv[:, :, 0] += np.uint8(int(turn * 255) % 256)  # wraps around like hues do
     return cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB_FULL)
 
 
@@ -90,7 +90,7 @@ _JITTERS: Final = (
 
 
 def color_jitter(image: NDArray[Any], one: ColorJitter, draws: Draws) -> NDArray[Any]:
-    """Change all four: draws 0 to 3 say how much, 4 to 6 in which order."""
+    """Change brightness, contrast, saturation and hue: draws 0 to 3 give the amounts, 4 to 6 the order."""
     order = [0, 1, 2, 3]
     for last in (3, 2, 1):
         other = draws.below(3 + last, last + 1)
@@ -105,7 +105,7 @@ def color_jitter(image: NDArray[Any], one: ColorJitter, draws: Draws) -> NDArray
 
 @functools.lru_cache(maxsize=64)
 def _scales(one: Normalize, channels: int, dtype: str) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return what to multiply with and what to add then; for bytes the table of what comes out."""
+    """Return factor and offset; for uint8, a table of the results instead of the factor."""
     std = np.array(one.std, np.float64) * np.ones(channels)
     factor = 1 / (_FULL_SCALE.get(dtype, 1.0) * std)
     offset = -np.array(one.mean, np.float64) / std
@@ -116,7 +116,7 @@ def _scales(one: Normalize, channels: int, dtype: str) -> tuple[NDArray[np.float
 
 
 def normalize(image: NDArray[Any], one: Normalize) -> NDArray[Any]:
-    """Return floats."""
+    """Return normalized floats."""
     factor, offset = _scales(one, image.shape[2], image.dtype.name)
     if image.dtype == np.uint8:
         result = looked_up(image, factor)

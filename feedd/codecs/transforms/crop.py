@@ -1,14 +1,14 @@
-"""Which part of an image is wanted, as a pure function of its size and the sample's seed.
+"""Selects the part of an image to use, as a pure function of the image's size and the sample's seed.
 
 The generator is splitmix64 in counter mode: draw ``i`` of seed ``s`` is ``mix(s + (i + 1) * 0x9E3779B97F4A7C15)``
 modulo 2**64, with the usual mix (xor-shift 30, times 0xBF58476D1CE4E5B9, xor-shift 27, times 0x94D049BB133111EB,
-xor-shift 31); a uniform number in [0, 1) is its upper 53 bits over 2**53. There is no global state, so a sample looks
-the same whichever worker decodes it, and two image fields of one sample (image and mask) are cropped alike.
+xor-shift 31). A uniform number in [0, 1) is its upper 53 bits over 2**53. There is no global state, so every worker
+decodes a sample to the same values. Two image fields of one sample (image and mask) are cropped alike.
 
 Random resized crop, attempt ``a`` of 10: area = (0.08 + 0.92 * u[4a]) * height * width,
-ratio = exp(log(3/4) + u[4a+1] * log(16/9)), width = round(sqrt(area * ratio)), height = round(sqrt(area / ratio));
-where both fit, left = floor(u[4a+2] * (free columns + 1)), top = floor(u[4a+3] * (free rows + 1)).
-If none fits: the largest centred crop within the ratios. The flip is u[63] < 0.5.
+ratio = exp(log(3/4) + u[4a+1] * log(16/9)), width = round(sqrt(area * ratio)), height = round(sqrt(area / ratio)).
+If both fit, left = floor(u[4a+2] * (free columns + 1)), top = floor(u[4a+3] * (free rows + 1)).
+If no attempt fits: the largest centred crop within the ratios. The flip is u[63] < 0.5.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def uniform(seed: int, draw: int) -> float:
 
 
 def flipped(seed: int) -> bool:
-    """Whether the sample is mirrored."""
+    """Whether the sample is mirrored left to right."""
     return uniform(seed, _FLIP_DRAW) < 0.5
 
 
@@ -77,7 +77,7 @@ def centred(height: int, width: int, ratio: float) -> Box:
 
 @functools.lru_cache(maxsize=256)
 def window(scale: tuple[float, float], ratio: tuple[float, float]) -> Window:
-    """Return the bounds of random boxes: their share of the area and their width over height."""
+    """Return the bounds of random boxes: their part of the area and their ratio of width to height."""
     log_least = math.log(ratio[0])
     return Window(scale[0], scale[1] - scale[0], ratio[0], ratio[1], log_least, math.log(ratio[1]) - log_least)
 
@@ -99,7 +99,7 @@ def random_resized(height: int, width: int, seed: int, within: Window = _USUAL) 
 def shrunk(box: Box, scale: int, rows: int, columns: int) -> Box:
     """Return ``box`` in an image of ``rows`` x ``columns`` that was decoded at 1 / ``scale``.
 
-    Edges are rounded to the nearest scaled pixel: cutting them off would shift the picture.
+    Edges are rounded to the nearest scaled pixel, because truncation would shift the picture.
     """
     top, left = (box.top + scale // 2) // scale, (box.left + scale // 2) // scale
     bottom = min((box.top + box.height + scale // 2) // scale, rows)

@@ -1,4 +1,4 @@
-"""Transforms that move pixels. Images are rows x columns x channels and stay as they are; results may be views."""
+"""Transforms that move pixels. Input images (rows x columns x channels) are not changed; results may be views."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ _HOW: Final = {
     "cubic": cv2.INTER_CUBIC,
     "area": cv2.INTER_AREA,
 }
-# EXIF orientations, after rows and columns have changed places, which 5 to 8 begin with.
+# EXIF orientations, after the swap of rows and columns that 5 to 8 begin with.
 _UPSIDE_DOWN: Final = frozenset({3, 4, 7, 8})
 _MIRRORED: Final = frozenset({2, 3, 6, 7})
 
 
 def solid(image: NDArray[Any]) -> NDArray[Any]:
-    """Return ``image`` with its channels back: OpenCV drops a single one."""
+    """Return ``image`` with its channel axis, which OpenCV drops if there is one channel."""
     return image[:, :, None] if image.ndim == 2 else image
 
 
 def resize(image: NDArray[Any], height: int, width: int, how: params.Interpolation = "auto") -> NDArray[Any]:
     """Return ``image`` at another size.
 
-    ``auto`` is linear, and averages where less than a quarter of the pixels are left: linear would skip some.
+    ``auto`` is linear, or averages if less than a quarter of the pixels remain, because linear would skip pixels.
     """
     rows, columns = image.shape[:2]
     if (rows, columns) == (height, width):
@@ -54,7 +54,7 @@ def resize(image: NDArray[Any], height: int, width: int, how: params.Interpolati
 
 
 def box_of(one: params.Transform, height: int, width: int, draws: Draws) -> Box | None:
-    """Return the part that a transform keeps and resizes; None: it does something else, or more."""
+    """Return the part that a transform cuts and resizes, or None if the transform does something else."""
     if isinstance(one, params.Resize):
         return Box(0, 0, height, width)
     if isinstance(one, params.RandomResizedCrop):
@@ -63,19 +63,19 @@ def box_of(one: params.Transform, height: int, width: int, draws: Draws) -> Box 
 
 
 def oriented_size(height: int, width: int, tag: int) -> tuple[int, int]:
-    """Return height and width once an EXIF orientation, 1 to 8, is applied."""
+    """Return height and width after an EXIF orientation, 1 to 8, is applied."""
     return (width, height) if tag >= 5 else (height, width)
 
 
 def stored_box(box: Box, height: int, width: int, tag: int) -> Box:
-    """Return where a part of the upright image, of ``height`` x ``width``, lies in the pixels as they are stored."""
+    """Return the box, in stored pixels, of a part of the upright image of ``height`` x ``width``."""
     top = height - box.top - box.height if tag in _UPSIDE_DOWN else box.top
     left = width - box.left - box.width if tag in _MIRRORED else box.left
     return Box(left, top, box.width, box.height) if tag >= 5 else Box(top, left, box.height, box.width)
 
 
 def oriented(image: NDArray[Any], tag: int) -> NDArray[Any]:
-    """Return a view of stored pixels (rows, columns, ...) as they are meant to be looked at."""
+    """Return an upright view of stored pixels (rows, columns, ...)."""
     if tag >= 5:
         image = image.swapaxes(0, 1)
     if tag in _UPSIDE_DOWN:
@@ -84,14 +84,14 @@ def oriented(image: NDArray[Any], tag: int) -> NDArray[Any]:
 
 
 def random_resized_crop(image: NDArray[Any], one: params.RandomResizedCrop, draws: Draws) -> NDArray[Any]:
-    """Cut the box that the seed says, and resize it."""
+    """Cut the box that the seed selects, and resize it."""
     box = random_resized(image.shape[0], image.shape[1], draws.seed, window(one.scale, one.ratio))
     part = image[box.top : box.top + box.height, box.left : box.left + box.width]
     return resize(part, *sides(one.size), one.interpolation)
 
 
 def center_crop(image: NDArray[Any], one: params.CenterCrop) -> NDArray[Any]:
-    """Cut the middle; half a pixel goes to the top and left, as torchvision rounds."""
+    """Cut the centre; offsets are rounded like torchvision's."""
     height, width = sides(one.size)
     image = _grown(image, height, width, one.fill)
     rows, columns = image.shape[:2]
@@ -100,7 +100,7 @@ def center_crop(image: NDArray[Any], one: params.CenterCrop) -> NDArray[Any]:
 
 
 def random_crop(image: NDArray[Any], one: params.RandomCrop, draws: Draws) -> NDArray[Any]:
-    """Cut a part: draw 0 says which rows, 1 which columns."""
+    """Cut a random part: draw 0 selects the rows, draw 1 the columns."""
     height, width = sides(one.size)
     left, top, right, bottom = params.edges(one.padding)
     if left or top or right or bottom:
@@ -112,7 +112,7 @@ def random_crop(image: NDArray[Any], one: params.RandomCrop, draws: Draws) -> ND
 
 
 def _grown(image: NDArray[Any], height: int, width: int, fill: float) -> NDArray[Any]:
-    """Return ``image`` with a border where it is too small: the smaller half of it at top and left."""
+    """Return ``image`` with a border if it is too small; the smaller half is at the top and left."""
     rows, columns = max(0, height - image.shape[0]), max(0, width - image.shape[1])
     if not rows and not columns:
         return image
@@ -120,29 +120,29 @@ def _grown(image: NDArray[Any], height: int, width: int, fill: float) -> NDArray
 
 
 def bordered(image: NDArray[Any], edges: Sequence[int], fill: float = 0, mode: str = "constant") -> NDArray[Any]:
-    """Return ``image`` with so much around it: left, top, right, bottom."""
+    """Return ``image`` with a border of ``edges``: left, top, right, bottom."""
     left, top, right, bottom = edges
     border = _BORDERS[mode]
     return solid(cv2.copyMakeBorder(image, top, bottom, left, right, border, value=(fill, fill, fill, fill)))
 
 
 def mirrored(image: NDArray[Any]) -> NDArray[Any]:
-    """Return ``image`` with left and right changed."""
+    """Return ``image`` with left and right swapped."""
     return solid(cv2.flip(image, 1)) if image.dtype.name in CV_DTYPES else image[:, ::-1]
 
 
 def upside_down(image: NDArray[Any]) -> NDArray[Any]:
-    """Return ``image`` with top and bottom changed."""
+    """Return ``image`` with top and bottom swapped."""
     return image[::-1]
 
 
 def sheared(image: NDArray[Any], along_x: float, along_y: float) -> NDArray[Any]:
-    """Take pixel (x, y) from (x + ``along_x`` y, y + ``along_y`` x), nearest, black beyond."""
+    """Take pixel (x, y) from (x + ``along_x`` y, y + ``along_y`` x), nearest neighbour, black outside."""
     return _warped(image, (1, along_x, 0), (along_y, 1, 0))
 
 
 def shifted(image: NDArray[Any], right: int, down: int) -> NDArray[Any]:
-    """Move pixels by whole rows and columns; black comes in."""
+    """Move pixels by whole rows and columns; freed pixels are black."""
     out = np.zeros_like(image)
     rows, columns = image.shape[:2]
     if abs(right) < columns and abs(down) < rows:
@@ -153,7 +153,7 @@ def shifted(image: NDArray[Any], right: int, down: int) -> NDArray[Any]:
 
 
 def rotated(image: NDArray[Any], degrees: float) -> NDArray[Any]:
-    """Turn counter-clockwise around the middle, nearest, black beyond."""
+    """Rotate counter-clockwise around the centre, nearest neighbour, black outside."""
     rows, columns = image.shape[:2]
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
     x, y = columns / 2, rows / 2
@@ -161,7 +161,7 @@ def rotated(image: NDArray[Any], degrees: float) -> NDArray[Any]:
 
 
 def _warped(image: NDArray[Any], x: tuple[float, ...], y: tuple[float, ...]) -> NDArray[Any]:
-    """Take each pixel from where ``x`` and ``y`` say; both count from a pixel's corner, OpenCV from its middle."""
+    """Take each pixel from where ``x`` and ``y`` map it; both count from a pixel's corner, OpenCV from its centre."""
     rows = [[a, b, a / 2 + b / 2 + c - 0.5] for a, b, c in (x, y)]
     size = (image.shape[1], image.shape[0])
     return solid(cv2.warpAffine(image, np.array(rows), size, flags=cv2.INTER_NEAREST | cv2.WARP_INVERSE_MAP))

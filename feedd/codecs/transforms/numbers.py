@@ -1,4 +1,4 @@
-"""Transforms of numbers as such: labels, and what pixels hold. Loads no image library."""
+"""Transforms of numbers: labels and pixel values. Imports no image library."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 
 def cast(values: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """Return the same numbers in another dtype; to integers they are rounded, half to even.
+    """Return the numbers in another dtype; integers are rounded, half to even.
 
     Raises:
-        BadSample: an integer dtype that cannot hold one of them.
+        BadSample: the integer dtype cannot hold one of the numbers.
     """
     target = np.dtype(dtype)
     if target.kind == "f":
-        with np.errstate(over="ignore"):  # beyond float16 it is infinity, as IEEE rounds
+        with np.errstate(over="ignore"):  # numbers beyond float16 become infinity, as IEEE rounds
             return values.astype(target)
     if values.size:
         low, high = values.min(), values.max()
         limits = np.iinfo(target)
-        # As Python's integers: floats would take 2**64 for what uint64 holds. NaN is in no range.
+        # Compare as Python integers: as floats, 2**64 would pass for uint64. NaN is in no range.
         fits = np.isfinite(low) and np.isfinite(high)
         if not (fits and limits.min <= round(low.item()) and round(high.item()) <= limits.max):
             raise BadSample(f"expected numbers that fit {dtype}, got {low} to {high}")
@@ -38,10 +38,10 @@ def cast(values: NDArray[Any], dtype: str) -> NDArray[Any]:
 
 
 def one_hot(label: NDArray[Any], one: OneHot) -> NDArray[Any]:
-    """Return zeros, and 1 at the label's place.
+    """Return zeros with a 1 at the label's index.
 
     Raises:
-        BadSample: a label that is none of the classes.
+        BadSample: the label is not a class number.
     """
     place = int(label)
     if not 0 <= place < one.classes:
@@ -55,7 +55,7 @@ def of_number(value: NDArray[Any], transforms: Sequence[NumberTransform]) -> NDA
     """Return a label or number after its transforms.
 
     Raises:
-        BadSample: one that does not fit.
+        BadSample: the number does not fit a transform.
     """
     for one in transforms:
         value = one_hot(value, one) if isinstance(one, OneHot) else cast(value, one.dtype)

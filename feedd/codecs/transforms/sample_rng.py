@@ -13,11 +13,11 @@ from typing import Final
 from feedd.codecs.transforms.crop import bits, uniform
 
 _FIRST: Final = 64
-"""The draws below are those of ``size`` and ``augment``."""
+"""Draws below this number belong to ``size`` and ``augment``."""
 
 
 class Draws:
-    """The stream of the transform at ``place``."""
+    """The random stream of the transform at ``place`` in the list."""
 
     __slots__ = ("_place", "_sample", "_seed")
 
@@ -27,7 +27,7 @@ class Draws:
 
     @property
     def seed(self) -> int:
-        """Of the stream: 64 bits."""
+        """The seed of the stream: 64 bits."""
         if self._seed is None:
             self._seed = bits(self._sample, _FIRST + self._place)
         return self._seed

@@ -96,7 +96,7 @@ async def test_nothing_to_replace_by(tmp_path: Path) -> None:
         _store(rig.store, 4, 5, 6, 7)
         session = await rig.open(bad_samples="replace", bad_samples_max=9)
         assert isinstance(await take(session, Cursor(0, 0)), Taken)
-        with pytest.raises(BadSample, match=r"a good sample to replace 4 bad ones.*'01000'.*larger batches"):
+        with pytest.raises(BadSample, match=r"all 4 samples of a step are bad.*'01000'.*larger batches"):
             await take(session, Cursor(0, 1))
 
 

@@ -89,5 +89,5 @@ def test_empty_objects_are_nothing_to_measure(store: S3Server, tmp_path: Path) -
     """Without a byte there is no rate."""
     for key in _OBJECTS:
         store.put("bucket", key, b"")
-    with pytest.raises(BadRequest, match="at least one byte"):
+    with pytest.raises(BadRequest, match="or all are empty"):
         _run(tmp_path)

@@ -213,7 +213,7 @@ def test_a_shard_that_is_too_large_for_a_look_is_not_fetched(
     store.put("bucket", "train/0.parquet", _parquet(x=numbers))
     found = _facts(feedd, "s3://bucket/train/")
     assert (found["samples"], found["recipe"]) == ([], {"x": "int"})
-    assert "would have to be fetched whole" in found["note"]
+    assert "needs a whole shard" in found["note"]
     assert int(str(store.stats()["body_bytes"])) < 2 << 20
 
 

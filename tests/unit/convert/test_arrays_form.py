@@ -147,8 +147,8 @@ def test_what_lies_in_other_files_is_refused_with_that(tmp_path: Path) -> None:
         ("", "outside, whose values are in other files"),
         ("", "Virtual, a virtual dataset"),
         ("", "deep/link, a link by name"),
-        (params_of([["virtual"]]), "got Virtual, a virtual dataset "),
-        (params_of([["deep/link", "nothing"]]), "got deep/link, a link by name "),
+        (params_of([["virtual"]]), "itself: Virtual, a virtual dataset "),
+        (params_of([["deep/link", "nothing"]]), "itself: deep/link, a link by name "),
     ):
         with pytest.raises(Unsupported, match="in the file itself") as caught:
             make(HDF5_CONVERTER, sink.getvalue(), asked)

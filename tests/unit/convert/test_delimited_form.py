@@ -152,7 +152,7 @@ def test_rows_of_other_lengths_are_bad() -> None:
     assert (made.values("ä"), made.values("b")) == ([1, None, 3], ["ö", None, None])
     last = make(CSV_CONVERTER, b"a,b\n1,2\n3")
     assert last.values("a") == [1, None]
-    with pytest.raises(BadShard, match=r"as many values, got 3 for 2 in sample 0, and others in 39 more"):
+    with pytest.raises(BadShard, match=r"more or fewer values than the first: 3 for 2 in sample 0, 39 more"):
         make(CSV_CONVERTER, b"a,b\n" + b"1,2,3\n" * 40)
 
 
@@ -292,7 +292,7 @@ def test_columns_are_read_with_the_types_they_are_said_to_have() -> None:
         (b"a,n\nx,1\n" + b"y,2.5\n" * 40, "int8 in column 'n', .* invalid value '2.5' in row 3"),
         (b"a,n\n" + b"x,300\n" * 40, "int8 in column 'n', .* invalid value '300' in row 2"),
         (b"a,n\nx,1\n" + b"\xff,2\n" * 40, "string in column 'a', .* invalid UTF8 data in row 3"),
-        (b"x,1\ny,2\n", "a first row of names, as the dataset's first shard has, got x, 1"),
+        (b"x,1\ny,2\n", "has a row of column names, but this shard begins with x, 1"),
     ],
 )
 def test_a_value_that_is_not_of_its_type_is_named(text: bytes, got: str) -> None:

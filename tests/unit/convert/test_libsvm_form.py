@@ -39,7 +39,7 @@ def test_rows_may_have_a_query() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(libsvm, "_PIECE_BYTES", 12)
         for text in (b"1 qid:7 1:2\n0 1:2\n", b"0 1:2\n# nothing\n1 qid:7 1:2\n"):
-            with pytest.raises(BadShard, match="all with qid, or all without"):
+            with pytest.raises(BadShard, match="expected qid in all lines or in none"):
                 make(LIBSVM_CONVERTER, text)
         assert make(LIBSVM_CONVERTER, b"1 qid:7 1:2\n# nothing\n0 qid:8\n").values("qid") == [7, 8]
 

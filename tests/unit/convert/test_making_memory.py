@@ -46,7 +46,7 @@ def write(form: Any, data: bytes, beside_bytes: int) -> bytes:
 
 def test_more_than_the_room_is_refused_by_the_system() -> None:
     """An allocation beyond it is an error with what to do, and afterwards there is no limit any more."""
-    with pytest.raises(ResourceExhausted, match="expected memory to make a shard") as told, at_most(0, "s3://b/shard"):
+    with pytest.raises(ResourceExhausted, match="too little memory to convert") as told, at_most(0, "s3://b/shard"):
         np.ones(LEAST_BYTES + (64 << 20), np.uint8)
     assert told.value.object == "s3://b/shard"
     assert "smaller shards" in told.value.hint
@@ -107,7 +107,7 @@ def test_runs_are_taken_apart_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None
     assert how is not None
     (piece,) = ColumnReader("a", how, "").pieces(lists, LIMIT_BYTES)
     assert piece.values.tolist() == [7] * rows
-    with pytest.raises(BadShard, match="runs that stand for 400000"):
+    with pytest.raises(BadShard, match="runs that expand to 400000"):
         list(ColumnReader("a", how, "").pieces(lists, 399_999))
 
 

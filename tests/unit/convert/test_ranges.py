@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedd.convert.columnar import asked_by, params_of
+from feedd.convert.columnar import params_of, wanted_by
 from feedd.convert.wanted_ranges import coalesced, lacking
 from feedd.errors import Internal
 from feedd.values import ByteRange
@@ -61,7 +61,7 @@ def test_what_is_lacking_is_what_is_not_held(here: list[ByteRange], start: int, 
 def test_the_same_columns_are_the_same_parameters() -> None:
     """In any order; each field's alternatives stay together."""
     assert params_of([["b"], ["jpg", "jpeg"], ["b"]]) == params_of([["jpeg", "jpg"], ["b"]]) == '[["b"],["jpeg","jpg"]]'
-    assert asked_by(params_of([["b"], ["a,"]])) == (("a,",), ("b",))
-    assert asked_by("") == ()
+    assert wanted_by(params_of([["b"], ["a,"]])) == (("a,",), ("b",))
+    assert wanted_by("") == ()
     with pytest.raises(Internal):
-        asked_by("{")
+        wanted_by("{")

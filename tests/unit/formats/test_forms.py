@@ -154,7 +154,7 @@ def test_the_name_tells_the_format() -> None:
     ):
         assert registry.form_for(f"s3://b.gz/{name}") == form
         assert made_of(form, name, gzip.compress(b"x"))[0] == expected
-    with pytest.raises(Unsupported, match="one of the forms"):
+    with pytest.raises(Unsupported, match="expected a converter of"):
         registry.get("unrar")
 
 

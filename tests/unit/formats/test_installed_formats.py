@@ -83,8 +83,8 @@ def test_what_cannot_be_used_is_logged_once_with_the_reason() -> None:
         registry.installed()
     why = {line["name"]: line["error"] for line in logs}
     assert len(logs) == len(why) == 8
-    assert "which feedd has" in why["tar"]
-    assert "which feedd has" in why["csv"]
+    assert "belongs to a format of feedd" in why["tar"]
+    assert "belongs to a format of feedd" in why["csv"]
     assert "'something'" in why["named"]
     assert "['.parquet']" in why["taken"]
     assert "['.good']" in why["zagain"]

@@ -96,11 +96,11 @@ def test_why_nothing_changes_is_said() -> None:
     plain = listing("a.tar")
     pack = replace(plain, refs=(replace(plain.refs[0], etag=TAG + "0"),))
     cases = [
-        (plain, request(), Room(1024 * MIB, 0), "must not"),
-        (plain, request(), Room(MIB, 64 * MIB), "room in the cache"),
+        (plain, request(), Room(1024 * MIB, 0), "configured not to keep them"),
+        (plain, request(), Room(MIB, 64 * MIB), "the cache is smaller"),
         (plain, request(("jpg", "image:raw")), ROOM, "same in every epoch"),
-        (plain, request(fields=()), ROOM, "named fields"),
-        (pack, request(), ROOM, "objects that are samples, as s3://b/a.tar"),
+        (plain, request(fields=()), ROOM, "names no fields"),
+        (pack, request(), ROOM, "objects such as s3://b/a.tar are single samples"),
     ]
     for held, asked, room, reason in cases:
         with capture_logs() as logs:
