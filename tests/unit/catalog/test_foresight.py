@@ -45,7 +45,7 @@ class _Readings:
         cache = SimpleNamespace(holds=lambda _: True)
         return IndexPrefetcher(cast("Indexes", self), cast("Listing", listing), cast("ConvertingCache", cache))
 
-    def held(self, _: Listing, shard: int) -> object:
+    def cached(self, _: Listing, shard: int) -> object:
         """Return what was read."""
         return shard if shard in self.read else None
 
