@@ -339,7 +339,7 @@ class BatchProducer(Protocol):
         If one of several fails, all fail; the caller then asks for each alone. Failed steps hold no slot.
 
         Args:
-            steps: up to ``SessionInfo.at_once`` steps. As many slots must be free, besides those of running calls.
+            steps: up to ``SessionInfo.batches_per_call`` steps. As many slots must be free.
 
         Raises:
             The errors of source, cache and workers for the needed shards and samples.
@@ -370,7 +370,7 @@ class FeedSession(BatchProducer, Protocol):
     def steps(self, epoch: int) -> int | None:
         """Return the steps of an epoch of the session's rank, or None if not known yet."""
 
-    def keep_lent(self) -> None:
+    def retain_leased(self) -> None:
         """Keep leased slots out of use, because the client may go on reading them; called before they are released."""
 
     async def close(self) -> None:

@@ -132,7 +132,7 @@ class ShardIndex:
     notes: tuple[tuple[int, int, str], ...] = ()
     unread: tuple[tuple[str, str], ...] = ()
 
-    def stored_as(self, column: int) -> str:
+    def encoding_of(self, column: int) -> str:
         """Return how one field is stored."""
         return self.stored[column] if self.stored else ""
 
@@ -348,7 +348,7 @@ class SessionInfo:
         steps: batches of the rank in the epoch, if known.
         uneven: how the steps of all ranks are equalised: as requested, or as chosen.
         left_out: samples of the rank in no step of an epoch, reported to its first consumer only; None: not known.
-        at_once: number of batches to request together; above 1 if a batch is little work.
+        batches_per_call: number of batches to request together; above 1 if a batch is little work.
         places: slots of the arena, if other sessions read it too; 0: the arena belongs to the session alone.
         classes: class names behind the numbers of text labels, in order, by field; the same on all nodes.
         notices: which data is left out or changed.
@@ -362,7 +362,7 @@ class SessionInfo:
     steps: int | None = None
     uneven: str = "allow"
     left_out: int | None = None
-    at_once: int = 1
+    batches_per_call: int = 1
     places: int = 0
     classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     notices: tuple[Notice, ...] = ()

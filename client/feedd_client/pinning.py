@@ -89,8 +89,8 @@ class PinnedBuffers:
         if event is not None:
             event.synchronize()
         if self._buffers[self._at].numel() < size_bytes:
-            room_bytes = 1 << (size_bytes - 1).bit_length()  # power of two: batches of varying size rarely reallocate
-            self._buffers[self._at] = torch.empty(room_bytes, dtype=torch.uint8, device="cpu", pin_memory=True)
+            memory_bytes = 1 << (size_bytes - 1).bit_length()  # power of two: batches of varying size rarely reallocate
+            self._buffers[self._at] = torch.empty(memory_bytes, dtype=torch.uint8, device="cpu", pin_memory=True)
         self._used_bytes = 0
 
     def stage(self, source: torch.Tensor) -> torch.Tensor:

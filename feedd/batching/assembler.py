@@ -15,7 +15,7 @@ from feedd.batching.packing import Packed
 from feedd.batching.pad_masks import own_lengths, write_lengths, write_mask
 from feedd.batching.plain_batches import PlainBatches
 from feedd.batching.precomputed_values import PrecomputedValues
-from feedd.batching.recipe_rows import Part, lay_kept, shares
+from feedd.batching.recipe_rows import Part, copy_precomputed, shares
 from feedd.batching.slot_layout import lay_out, write_tables
 from feedd.catalog.lost_objects import bad_rows
 from feedd.errors import ResourceExhausted
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from feedd.batching.batch_recipes import Recipes
     from feedd.batching.gather import Text
-    from feedd.batching.recipe_rows import Share
+    from feedd.batching.recipe_rows import WorkerRows
     from feedd.batching.slot_layout import Layout
     from feedd.catalog.stages import Stages
     from feedd.ordering.batch_plan import BatchPlanGroup, BatchRows
@@ -97,7 +97,7 @@ class Assembler:
     """Fills slots of one session's arena. Any number of batches may be under way.
 
     Attributes:
-        at_once: number of batches per ``fill``. It is above 1 only if all fields are plain copies of numbers.
+        batches_per_call: number of batches per ``fill``. It is above 1 only if all fields are plain copies of numbers.
     """
 
     def __init__(self, stages: Stages, recipes: Recipes, arena: Arena, options: AssemblerOptions) -> None:
@@ -114,7 +114,7 @@ class Assembler:
         self._packing = recipes.packing
         self._bad_sample_handler = BadSampleHandler(options.bad_sample_handler)
         self._plain = PlainBatches(stages, recipes, arena, options.arena_id, self._bad_sample_handler)
-        self.at_once = 1 if options.keys or options.filters else self._plain.batches_max
+        self.batches_per_call = 1 if options.keys or options.filters else self._plain.batches_max
 
     async def fill(
         self,
@@ -128,7 +128,7 @@ class Assembler:
         """Decode batches whose shards are pinned, each into its slot.
 
         Args:
-            group: up to ``at_once`` batches.
+            group: up to ``batches_per_call`` batches.
             slots: one for each batch.
             indexes: one for each shard of the group.
             files: one for each shard of the group.
@@ -139,7 +139,7 @@ class Assembler:
                 first bad sample, which is logged and counted when the batch is requested.
             ResourceExhausted: a batch too large for memory.
         """
-        if self.at_once > 1:
+        if self.batches_per_call > 1:
             return await self._plain.fill(group, slots, indexes, files, early=early)
         (slot,) = slots
         return [await self._fill_one(group.only(), indexes, files, slot, early=early)]
@@ -264,7 +264,7 @@ class Assembler:
         work_bytes = len(lengths) * _FITTED_BYTES if packing.how == "bins" else lengths.nbytes
         return await off_loop(lambda: Packed.of(lengths, packing), work_bytes)
 
-    def _write_beside(self, view: memoryview, layout: Layout, work: _Work) -> None:
+    def _write_side_regions(self, view: memoryview, layout: Layout, work: _Work) -> None:
         """Write offsets, shapes, texts, and the masks and lengths of padded fields."""
         write_tables(view, layout, work.texts)
         for name, pad in self._pads.items():
@@ -284,7 +284,7 @@ class Assembler:
             piece.values.nbytes for part in work.parts for one in part.keeps_values.values() for piece in one.pieces
         )
         if kept_bytes:
-            await off_loop(partial(lay_kept, view, layout, work.parts, divided, self._pads), layout.size_bytes)
+            await off_loop(partial(copy_precomputed, view, layout, work.parts, divided, self._pads), layout.size_bytes)
         decoded = [share for one in divided for share in one.decoded]
         tasks = [DecodeTask(work.files, arena_id, slot_at, share.fields, share.seeds) for share in decoded]
         if len(tasks) == 1:
@@ -293,7 +293,7 @@ class Assembler:
             results = await run_all(self._stages.pool.decode(task) for task in tasks)
         self._stages.pool.produced(sum(one.done for one in divided))
         masks_bytes = sum(layout.place(name + MASK_SUFFIX).region.values_bytes for name in self._masked)
-        await off_loop(lambda: self._write_beside(view, layout, work), masks_bytes)
+        await off_loop(lambda: self._write_side_regions(view, layout, work), masks_bytes)
         failures: Sequence[Failure] = [_failure(work, bad) for bad in _bad_rows(decoded, results)]
         failures = await self._stages.lost.with_object_names(failures, work.files) if failures else failures
         if not work.early:
@@ -359,7 +359,7 @@ def _failure(work: _Work, bad: BadRow) -> Failure:
     return failure_of(work.rows, work.indexes, work.files, recipe, bad, told=known is not None)
 
 
-def _bad_rows(decoded: Sequence[Share], results: Sequence[DecodeResult]) -> list[BadRow]:
+def _bad_rows(decoded: Sequence[WorkerRows], results: Sequence[DecodeResult]) -> list[BadRow]:
     """Return the bad rows of a batch in the order of their numbers."""
     return sorted(
         bad if share.at is None else replace(bad, row=int(share.at[bad.row]))

@@ -13,7 +13,7 @@ from feedd.batching.slot_layout import sample_bytes, slot_bytes
 from feedd.catalog.schema import Schema
 from feedd.errors import BadRecipe
 from feedd.flow.tasks import both, run_all
-from feedd.recipe.encodings import parse_stored
+from feedd.recipe.encodings import parse_encoding
 from feedd.recipe.low_precision import item_bytes
 from feedd.recipe.packed_rows import packing_of
 from feedd.recipe.padding import MASK_SUFFIX, Pad, batch_specs, mask_ndim, parse_pad, unique
@@ -169,7 +169,7 @@ def estimated_bytes(specs: Sequence[TensorSpec], batch_size: int, found: Sequenc
 
 def _value_bytes(field: FieldRecipe) -> int:
     """Return the bytes that a stored value takes at least, or nearly always."""
-    stored = parse_stored(field.stored)
+    stored = parse_encoding(field.stored)
     if stored is not None:
         return 1 if stored.varint else item_bytes(stored.narrow or stored.dtype)
     if field.codec == "npy":
@@ -214,7 +214,7 @@ def agreed(request: Request, recipes: Sequence[Recipe], firsts: tuple[int, ...])
     return Recipes(distinct, tuple(distinct.index(recipe) for recipe in ordered), firsts)
 
 
-def _beside(request: Request, recipe: Sequence[FieldRecipe]) -> list[FieldRecipe]:
+def _filter_fields(request: Request, recipe: Sequence[FieldRecipe]) -> list[FieldRecipe]:
     """Return the fields that filters and ``bucket_by`` read."""
     found = [
         field
@@ -230,8 +230,8 @@ async def _resolve(
     catalog: DatasetCatalog, listing: Listing, wanted: Recipe, request: Request, schema: Schema, order: Sequence[int]
 ) -> Resolved:
     check_fields(wanted, [source for field in wanted for source in field.sources])
-    beside = _beside(request, wanted)
-    told = schema.told((*wanted, *beside)) if wanted else None
+    beside = _filter_fields(request, wanted)
+    told = schema.by_name((*wanted, *beside)) if wanted else None
     if told is not None:
         index = await _own(catalog, listing, order)
         here = index.fields if index is not None and index.sample_count else None
@@ -241,7 +241,7 @@ async def _resolve(
         return Resolved(told[: len(wanted)], index, {})
     if wanted and not order and not any(map(needs_resolve, wanted)):
         return Resolved(wanted, None, {})  # this rank reads no shard
-    settled = schema.settled(wanted, lambda recipe: _beside(request, recipe))
+    settled = schema.settled(wanted, lambda recipe: _filter_fields(request, recipe))
     recipe, index = await both(settled, _own(catalog, listing, order))
     return Resolved(recipe, index, schema.left_out, schema.fields)
 

@@ -137,7 +137,10 @@ class Filters:
 def _ways_of_storing(indexes: Sequence[ShardIndex], sources: Sequence[str]) -> set[str]:
     """Return a field's encodings in the shards of a batch: nearly always a single one."""
     return {
-        index.stored_as(index.fields.index(source)) for index in indexes for source in sources if source in index.fields
+        index.encoding_of(index.fields.index(source))
+        for index in indexes
+        for source in sources
+        if source in index.fields
     }
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from feedd.batching.slot_layout import ALIGN_BYTES, FieldPlace, Layout, slot_pages
+from feedd.batching.slot_layout import ALIGN_BYTES, FieldRegion, Layout, slot_pages
 from feedd.values import FieldKind, Region, TensorSpec
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Packed:
         for spec in specs:
             itemsize = np.dtype(spec.dtype).itemsize
             size_bytes = self.rows * self.packing.length * itemsize
-            places.append(FieldPlace(spec, Region(at, size_bytes), at + self.start * itemsize))
+            places.append(FieldRegion(spec, Region(at, size_bytes), at + self.start * itemsize))
             at += -(-size_bytes // ALIGN_BYTES) * ALIGN_BYTES
         return Layout(self.rows, tuple(places), at)
 

@@ -42,7 +42,7 @@ def are_plain(recipes: Recipes) -> bool:
     return all(plain_numbers(field) is not None for field in recipes.distinct[0])
 
 
-def slots_together(asked: int, slot_bytes: int) -> int:
+def slots_for_groups(asked: int, slot_bytes: int) -> int:
     """Return the slots to grant if several batches can be made at once and ``asked`` slots were requested.
 
     A batch made and sent alone costs the event loop five times as much as a batch in a group. So small batches get the

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from feedd.batching.slot_layout import FieldPlace
+    from feedd.batching.slot_layout import FieldRegion
     from feedd.recipe.padding import Pad
     from feedd.workers.work import FieldWork, Piece
 
@@ -43,7 +43,7 @@ class PrecomputedValues:
         here &= self.lengths >= 0
         return here if room is None else here & (self.lengths <= room)
 
-    def lay(self, view: memoryview, place: FieldPlace, out_at: NDArray[np.int64], rows: NDArray[np.bool_]) -> None:
+    def lay(self, view: memoryview, place: FieldRegion, out_at: NDArray[np.int64], rows: NDArray[np.bool_]) -> None:
         """Copy values into their rows.
 
         Args:
@@ -82,12 +82,12 @@ def _copy(
         target[begin : begin + count] = values[at : at + count]
 
 
-def fill_up(view: memoryview, place: FieldPlace, pad: Pad) -> None:
+def fill_up(view: memoryview, place: FieldRegion, pad: Pad) -> None:
     """Fill a padded field with its padding value before values are copied into it."""
     _values(view, place)[:] = np.array(pad.value).astype(place.spec.dtype)
 
 
-def _values(view: memoryview, place: FieldPlace) -> NDArray[Any]:
+def _values(view: memoryview, place: FieldRegion) -> NDArray[Any]:
     dtype, region = np.dtype(place.spec.dtype), place.region
     if not region.values_bytes:
         return np.empty(0, dtype)

@@ -30,7 +30,7 @@ _TEXT_MAX: Final = 4096
 _MODE: Final = 0o640
 
 
-class Line(msgspec.Struct, frozen=True):
+class QuarantineLine(msgspec.Struct, frozen=True):
     """A line of the file: one bad sample.
 
     Attributes:
@@ -121,7 +121,7 @@ class Quarantine:
         return os.open(self._path, flags, _MODE)
 
 
-def _line(epoch: int, failure: Failure) -> Line:
+def _line(epoch: int, failure: Failure) -> QuarantineLine:
     texts = (text[:_TEXT_MAX] for text in (failure.url, failure.key, failure.field, failure.reason))
     url, key, field, reason = (text.encode("utf-8", "replace").decode() for text in texts)
-    return Line(url, key, failure.ordinal, failure.offset, field, reason, epoch)
+    return QuarantineLine(url, key, failure.ordinal, failure.offset, field, reason, epoch)

@@ -54,7 +54,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class WorkerRows:
     """Fields and rows that workers decode.
 
     Attributes:
@@ -77,7 +77,7 @@ class Shares:
         done: number of rows that need no decoding.
     """
 
-    decoded: tuple[Share, ...]
+    decoded: tuple[WorkerRows, ...]
     ready: NDArray[np.bool_]
     done: int = 0
 
@@ -92,40 +92,42 @@ def shares(part: Part, fields: Sequence[FieldWork], seeds: NDArray[np.uint64], *
         packed: the fields are packed together. If a row lacks one, only that field is decoded, to find the reason.
     """
     rows = np.ones(len(seeds), np.bool_)
-    found: list[Share] = []
+    found: list[WorkerRows] = []
     if packed and len(fields) > 1:
         for one in fields:
             assert one.shape is not None
             broken = np.flatnonzero(rows & (one.shape[:, 0] < 0))
             rows[broken] = False
             if len(broken):
-                found.append(_share(part, (one,), seeds, broken))
+                found.append(_worker_rows(part, (one,), seeds, broken))
     ready = rows.copy()
     for number, keeps_values in part.keeps_values.items():
-        ready &= keeps_values.ready(_room(fields[number])) & (part.gathered.spans[number].size >= 0)
+        ready &= keeps_values.ready(_length_max(fields[number])) & (part.gathered.spans[number].size >= 0)
     left = tuple(one for number, one in enumerate(fields) if number not in part.keeps_values)
     rest = rows & ~ready if part.keeps_values else rows
     if rest.any():
-        found.append(_share(part, tuple(fields), seeds, np.flatnonzero(rest)))
+        found.append(_worker_rows(part, tuple(fields), seeds, np.flatnonzero(rest)))
     if part.keeps_values and left and ready.any():
-        found.append(_share(part, left, seeds, np.flatnonzero(ready)))
+        found.append(_worker_rows(part, left, seeds, np.flatnonzero(ready)))
     done = int(ready.sum()) if part.keeps_values and not left else 0
     return Shares(tuple(found), ready, done)
 
 
-def _room(work: FieldWork) -> int | None:
+def _length_max(work: FieldWork) -> int | None:
     """Return the maximum length of a value if longer values are bad samples, else None."""
     pad = parse_pad(work.recipe.pad)
     return work.dims[0] if pad is not None and work.dims and not pad.truncate else None
 
 
-def _share(part: Part, fields: tuple[FieldWork, ...], seeds: NDArray[np.uint64], rows: NDArray[np.intp]) -> Share:
+def _worker_rows(
+    part: Part, fields: tuple[FieldWork, ...], seeds: NDArray[np.uint64], rows: NDArray[np.intp]
+) -> WorkerRows:
     if len(rows) == len(seeds):
-        return Share(fields, seeds, part.at)
-    return Share(tuple(some(one, rows) for one in fields), seeds[rows], rows if part.at is None else part.at[rows])
+        return WorkerRows(fields, seeds, part.at)
+    return WorkerRows(tuple(some(one, rows) for one in fields), seeds[rows], rows if part.at is None else part.at[rows])
 
 
-def lay_kept(
+def copy_precomputed(
     view: memoryview, layout: Layout, parts: Sequence[Part], divided: Sequence[Shares], pads: Mapping[str, Pad]
 ) -> None:
     """Copy precomputed values into their rows before workers decode the other rows.

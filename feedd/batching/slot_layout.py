@@ -34,7 +34,7 @@ _WIDENED_GROWTH: Final = {"bfloat16": 2, "float8_e4m3fn": 4, "float8_e5m2": 4}
 
 
 @dataclass(frozen=True, slots=True)
-class FieldPlace:
+class FieldRegion:
     """One field of a laid-out batch.
 
     DENSE and PADDED fields have rows of one size; others have tables.
@@ -74,7 +74,7 @@ class Layout:
     """
 
     rows: int
-    places: tuple[FieldPlace, ...]
+    places: tuple[FieldRegion, ...]
     size_bytes: int
 
     @property
@@ -82,7 +82,7 @@ class Layout:
         """The regions of all fields, as a lease lists them."""
         return tuple(place.region for place in self.places)
 
-    def place(self, name: str) -> FieldPlace:
+    def place(self, name: str) -> FieldRegion:
         """Return the place of the field ``name``."""
         return next(place for place in self.places if place.spec.name == name)
 
@@ -114,26 +114,26 @@ def lay_out(
     Raises:
         KeyError: a field that is not DENSE has no entry.
     """
-    places: list[FieldPlace] = []
+    places: list[FieldRegion] = []
     at = 0
     for spec in specs:
         if spec.kind is FieldKind.DENSE:
-            place, at = _place_even(spec, rows, _align(at))
+            place, at = _lay_even(spec, rows, _align(at))
         elif spec.kind is FieldKind.PADDED:
-            place, at = _place_even(spec, rows, _align(at), (dims or {})[spec.name])
+            place, at = _lay_even(spec, rows, _align(at), (dims or {})[spec.name])
         else:
-            place, at = _place_ragged(spec, rows, shapes_or_lengths[spec.name], _align(at))
+            place, at = _lay_ragged(spec, rows, shapes_or_lengths[spec.name], _align(at))
         places.append(place)
     return Layout(rows, tuple(places), at)
 
 
-def _place_even(spec: TensorSpec, rows: int, at: int, dims: tuple[int, ...] = ()) -> tuple[FieldPlace, int]:
+def _lay_even(spec: TensorSpec, rows: int, at: int, dims: tuple[int, ...] = ()) -> tuple[FieldRegion, int]:
     row_bytes = math.prod(dims or spec.shape) * np.dtype(spec.dtype).itemsize
     out_at = at + np.arange(rows, dtype=np.int64) * row_bytes
-    return FieldPlace(spec, Region(at, rows * row_bytes, dims=dims), out_at), at + rows * row_bytes
+    return FieldRegion(spec, Region(at, rows * row_bytes, dims=dims), out_at), at + rows * row_bytes
 
 
-def _place_ragged(spec: TensorSpec, rows: int, sizes: NDArray[np.int64], at: int) -> tuple[FieldPlace, int]:
+def _lay_ragged(spec: TensorSpec, rows: int, sizes: NDArray[np.int64], at: int) -> tuple[FieldRegion, int]:
     shapes = np.maximum(sizes.reshape(rows, max(1, spec.ndim)), 0)
     offsets = np.zeros(rows + 1, np.int64)
     np.cumsum(shapes.prod(axis=1), out=offsets[1:])
@@ -146,7 +146,7 @@ def _place_ragged(spec: TensorSpec, rows: int, sizes: NDArray[np.int64], at: int
         shapes_at = _align(end)
         end = shapes_at + shapes.nbytes
     region = Region(at, values_bytes, offsets_at, shapes_at)
-    return FieldPlace(spec, region, at + offsets[:-1] * itemsize, offsets, shapes), end
+    return FieldRegion(spec, region, at + offsets[:-1] * itemsize, offsets, shapes), end
 
 
 def slot_bytes(
@@ -258,7 +258,7 @@ def drop_rows(view: memoryview, layout: Layout, bad_rows: Sequence[int] | NDArra
     return left
 
 
-def _close_gaps(view: memoryview, place: FieldPlace, keep: NDArray[np.bool_]) -> FieldPlace:
+def _close_gaps(view: memoryview, place: FieldRegion, keep: NDArray[np.bool_]) -> FieldRegion:
     """Move the kept rows of one field together, run by run."""
     itemsize = np.dtype(place.spec.dtype).itemsize
     row_bytes = place.row_bytes
@@ -278,4 +278,4 @@ def _close_gaps(view: memoryview, place: FieldPlace, keep: NDArray[np.bool_]) ->
     if place.offsets is not None:
         offsets = np.concatenate(([0], np.cumsum(lengths // itemsize)))
     shapes = None if place.shapes is None else place.shapes[keep]
-    return FieldPlace(place.spec, region, out_at, offsets, shapes)
+    return FieldRegion(place.spec, region, out_at, offsets, shapes)

@@ -97,7 +97,7 @@ class DatasetCatalog:
         return await self._listing_flight.do(wanted, lambda: self._list(sources, cuts))
 
     @contextlib.contextmanager
-    def begun(self, sources: _Urls, cuts: Cuts = ()) -> Iterator[None]:
+    def started(self, sources: _Urls, cuts: Cuts = ()) -> Iterator[None]:
         """Start listing, inside the context, for a following call of ``mixed``, unless a listing is held."""
         wanted = sources, cuts
         if any(name[0] == wanted for name in self._listings):
@@ -147,10 +147,10 @@ class DatasetCatalog:
         listing = await CPU.run(Listing.of, resolved.refs, self._stages.clock.monotonic_s())
         listing.packs, listing.named = resolved.packs, await CPU.run(_known_formats, resolved)
         listing.idx_bytes = await CPU.run(idx_sizes, resolved.refs, resolved.sidecar_refs)
-        told = await self._told(resolved, listing, claims=False)
+        told = await self._sidecar_counts(resolved, listing, claims=False)
         files = told.left_out.get(NoticeKind.UNUSED_SIDECARS, Amount())  # unused counts do not matter: counting follows
         listing.passed_over = resolved.passed_over.with_reasons({NoticeKind.UNUSED_SIDECARS: files})
-        await CPU.run(listing.tell, told.exact, told.claimed, told.by)
+        await CPU.run(listing.add_counts, told.exact, told.claimed, told.by)
         listing.formats = told.formats
         return listing
 
@@ -186,13 +186,13 @@ class DatasetCatalog:
         listing = await CPU.run(Listing.of, whole.refs, self._stages.clock.monotonic_s(), firsts)
         listing.packs, listing.named = whole.packs, await CPU.run(_known_formats, whole)
         listing.idx_bytes = await CPU.run(idx_sizes, whole.refs, whole.sidecar_refs)
-        told = await self._told(whole, listing)
+        told = await self._sidecar_counts(whole, listing)
         if any(cuts):
-            told = await self._cut(whole, firsts, cuts, told)
+            told = await self._with_token_windows(whole, firsts, cuts, told)
         listing.formats, listing.passed_over = told.formats, whole.passed_over.with_reasons(told.left_out)
         reader_of = partial(format_of, listing)
         listing.counts = await CPU.run(self._learned.known, listing.refs, reader_of)
-        await CPU.run(listing.tell, told.exact, told.claimed, told.by)
+        await CPU.run(listing.add_counts, told.exact, told.claimed, told.by)
         cached = self._listings.pop(((sources, cuts), listing.digest), None)
         # If nothing changed, keep the learned counts, unless a sidecar was corrected after runs had planned with it.
         if cached is not None and await CPU.run(_unchanged, cached, listing):
@@ -203,7 +203,7 @@ class DatasetCatalog:
             del self._listings[next(iter(self._listings))]
         return listing
 
-    async def _told(self, resolved: Resolved, listing: Listing, *, claims: bool = True) -> SidecarCounts:
+    async def _sidecar_counts(self, resolved: Resolved, listing: Listing, *, claims: bool = True) -> SidecarCounts:
         """Return the counts of sidecars; for documents, tell the listing their formats."""
         documents = await read_documents(self._stages.sources, resolved)
         told = await read_sidecars(self._stages.sources, resolved, claims=claims)
@@ -213,7 +213,9 @@ class DatasetCatalog:
         claimed = {shard: count for shard, count in told.claimed.items() if shard not in documents.counts}
         return replace(told, exact={**told.exact, **documents.counts}, claimed=claimed)
 
-    async def _cut(self, whole: Resolved, firsts: tuple[int, ...], cuts: Cuts, told: SidecarCounts) -> SidecarCounts:
+    async def _with_token_windows(
+        self, whole: Resolved, firsts: tuple[int, ...], cuts: Cuts, told: SidecarCounts
+    ) -> SidecarCounts:
         """Add the windows that recipes make from files of tokens; these are the files' only samples."""
         files, cut_told = await CPU.run(_with_cuts, whole, firsts, cuts, told)
         await check_types(self._stages.sources, whole, files.dtypes)

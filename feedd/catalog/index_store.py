@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from feedd.cache.pinned_reads import with_pinned
 from feedd.catalog.megatron_index import counted_by
 from feedd.catalog.record_idx import say_fewer
-from feedd.convert.conversion_registry import form_named, is_ready
+from feedd.convert.conversion_registry import conversion_named, is_ready
 from feedd.dataset.listing import format_of
 from feedd.dataset.pack_layout import is_pack
 from feedd.flow.lru import WeightedLru
@@ -62,7 +62,7 @@ class Indexes:
         index = self._cached.get(key)
         return index or await self._runs.do(key, lambda: self._read(listing, key, shard))
 
-    async def made(self, listing: Listing, ref: ObjectRef) -> ShardIndex:
+    async def of_conversion(self, listing: Listing, ref: ObjectRef) -> ShardIndex:
         """Return the index of a conversion of a listed object other than its shard, such as its first samples.
 
         Raises:
@@ -114,7 +114,7 @@ def _key(listing: Listing, shard: int) -> _Key:
     ref, name = listing.refs[shard], listing.read_as.get(shard)
     if name is None:
         named = format_of(listing, shard)
-        name = listing.read_as[shard] = "" if form_named(named) or is_ready(ref.form) else named
+        name = listing.read_as[shard] = "" if conversion_named(named) or is_ready(ref.form) else named
     return _Key(ref, name)
 
 

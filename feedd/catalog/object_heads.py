@@ -11,7 +11,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from feedd.convert.conversion_registry import DETECT_BYTES, form_by_head, is_unsaid
+from feedd.convert.conversion_registry import DETECT_BYTES, conversion_by_head, is_unsaid
 from feedd.dataset.object_names import split_name
 from feedd.dataset.pack_layout import is_pack
 from feedd.flow.pools import CPU
@@ -74,7 +74,7 @@ async def first_bytes(sources: Sources, ref: ObjectRef, most: int) -> bytes:
 async def _looked(sources: Sources, refs: Sequence[ObjectRef], numbers: Sequence[int]) -> dict[int, str]:
     """Return the conversion of all objects with one ending, by index; empty: they need none."""
     ref = refs[numbers[0]]
-    form = form_by_head(await first_bytes(sources, ref, DETECT_BYTES), ref.size_bytes)
+    form = conversion_by_head(await first_bytes(sources, ref, DETECT_BYTES), ref.size_bytes)
     return dict.fromkeys(numbers, form) if form else {}
 
 

@@ -5,7 +5,7 @@ dimensions. The first shard with samples decides. For a field that this shard la
 next shard with the field decides. So the result is the same on every node and in every epoch.
 
 A large shard is not fetched completely for this: a few MiB of it or its footer are enough (see
-``convert.conversion_registry.head_form``).
+``convert.conversion_registry.head_conversion``).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import numpy as np
 
 from feedd.cache.pinned_reads import with_pinned
 from feedd.catalog.late_fields import known_fields
-from feedd.convert.columnar import stored_of, strict_params, typed_by
+from feedd.convert.columnar import strict_params, text_encoding, typed_by
 from feedd.convert.conversion_registry import (
     COLUMNAR,
     DELIMITED,
     HEAD,
     HEAD_BYTES,
-    form_named,
-    head_form,
+    conversion_named,
+    head_conversion,
     is_ready,
     only_unpacks,
     split,
@@ -39,7 +39,7 @@ from feedd.formats.format_registry import format_for
 from feedd.formats.tokens import LLMC, NPY, RAW, TokenWindows
 from feedd.recipe.left_out import left_out
 from feedd.recipe.predecoded import PIXELS, RowsParams
-from feedd.recipe.recipe import as_stored, check_fields, default_fields, needs_resolve
+from feedd.recipe.recipe import check_fields, default_fields, needs_resolve, with_encodings
 from feedd.values import ShardIndex
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class Schema:
         self.first: Looked | None = None
         self._tries = 1 if strict else _SAMPLES_MAX
 
-    def told(self, fields: Sequence[FieldRecipe]) -> tuple[FieldRecipe, ...] | None:
+    def by_name(self, fields: Sequence[FieldRecipe]) -> tuple[FieldRecipe, ...] | None:
         """Return fields with their encodings if the shards' names determine them; None: the data must be read.
 
         Raises:
@@ -142,7 +142,7 @@ class Schema:
         names |= {one.sources[0]: PIXELS for one in ready}
         nothing = np.zeros((len(names), 0), np.int64)
         none = np.zeros(0, np.int64)
-        told = as_stored(fields, ShardIndex(tuple(names), nothing, nothing, b"", none, tuple(names.values())))
+        told = with_encodings(fields, ShardIndex(tuple(names), nothing, nothing, b"", none, tuple(names.values())))
         return None if any(map(needs_resolve, told)) else told
 
     async def settled(
@@ -189,7 +189,7 @@ class Schema:
         for place, wanted in list(search.left.items()):
             if not any(source in one.index.fields for source in wanted.sources):
                 continue
-            (found,) = as_stored((wanted,), one.index)
+            (found,) = with_encodings((wanted,), one.index)
             if needs_resolve(found):
                 try:
                     found = await self._pinned(one, found)
@@ -223,7 +223,9 @@ class Schema:
             raise search.bad
         name, params = split(first.ref.form)
         if search.left and name in COLUMNAR:  # the strict conversion raises if a wanted column cannot be a field
-            await self._catalog.readings.made(self._listing, replace(first.ref, form=f"{name}:{strict_params(params)}"))
+            await self._catalog.readings.of_conversion(
+                self._listing, replace(first.ref, form=f"{name}:{strict_params(params)}")
+            )
         for one in search.left.values():
             check_fields((one,), first.index.fields)
 
@@ -247,10 +249,10 @@ class Schema:
         plain, ready = self._plain(shard)
         if is_pack(ref) or ref.size_bytes <= HEAD_BYTES[0]:
             return await self.whole(shard)
-        form = head_form(plain.form, self._format(shard))
+        form = head_conversion(plain.form, self._format(shard))
         if form:
             ref = replace(plain, form=form)
-            index = await self._catalog.readings.made(self._listing, ref)
+            index = await self._catalog.readings.of_conversion(self._listing, ref)
             if index.sample_count or split(form)[0] != HEAD:
                 return Looked(shard, ref, _with_ready(index, ready), whole=False)
         return await self.whole(shard)
@@ -275,7 +277,7 @@ class Schema:
         if form and not only_unpacks(form):
             return ""
         named = format_of(self._listing, shard)
-        return (params if form else "") or ("" if form_named(named) else named) or format_for(ref.url)
+        return (params if form else "") or ("" if conversion_named(named) else named) or format_for(ref.url)
 
     def _no_fields(self, looked: Sequence[Looked]) -> BadRequest:
         """Return the error for data that gives no default fields."""
@@ -294,7 +296,7 @@ def _encodings_by(format_name: str, ref: ObjectRef, sources: Sequence[str]) -> d
     form, params = split(ref.form)
     if form in DELIMITED:  # the types are parameters of the conversion, the same for all shards
         types = typed_by(params).types
-        return {source: stored_of(types[source]) for source in sources if source in types}
+        return {source: text_encoding(types[source]) for source in sources if source in types}
     kind, _, params = format_name.partition(":")
     if kind in {RAW, LLMC, NPY} and params:
         return dict.fromkeys(sources, f"{msgspec.json.decode(params, type=TokenWindows).dtype}[]")
@@ -304,7 +306,7 @@ def _encodings_by(format_name: str, ref: ObjectRef, sources: Sequence[str]) -> d
 def _with_ready(index: ShardIndex, ready: Sequence[ReadyField]) -> ShardIndex:
     """Return an index as it will be after predecoding images, for a shard that is not predecoded yet."""
     places: dict[str, tuple[int, str]] = {
-        name: (column, index.stored_as(column)) for column, name in enumerate(index.fields)
+        name: (column, index.encoding_of(column)) for column, name in enumerate(index.fields)
     }
     for one in ready:
         columns = [places.pop(source)[0] for source in one.sources if source in places]

@@ -128,7 +128,7 @@ async def _address(location: Location, options: SourceOptions, facts: BucketFact
 
     try:
         deadline_s = options.connect_timeout_s + options.read_timeout_s
-        endpoint, region = await store.clients.call(ask, store.asked("list", location.key), deadline_s)
+        endpoint, region = await store.clients.call(ask, store.request_context("list", location.key), deadline_s)
     except FeeddError as error:
         steps.failed("endpoint and region", error)
         return False
@@ -159,10 +159,10 @@ async def _read(store: ObjectStore, location: Location, steps: _Steps) -> None:
         return
     steps.ok(question, f"{format_size(size_bytes)} of {ref.url} in {took_ms:.0f} ms")
     if not is_local:
-        await _kept(store, ref, steps)
+        await _checksum(store, ref, steps)
 
 
-async def _kept(store: ObjectStore, ref: ObjectRef, steps: _Steps) -> None:
+async def _checksum(store: ObjectStore, ref: ObjectRef, steps: _Steps) -> None:
     """Report the ETag and the checksum that the store has for the object."""
     parts = ref.etag.rpartition("-")[2]
     kind = f"an upload in {parts} parts" if "-" in ref.etag and parts.isdigit() else "one upload"

@@ -251,7 +251,7 @@ def _fields(first: Looked, recipes: Sequence[FieldRecipe]) -> tuple[FieldFacts, 
     by_source = {source: one for one in recipes for source in one.sources}
     found = []
     for column, name in enumerate(index.fields):
-        encoding, recipe = index.stored_as(column), by_source.get(name)
+        encoding, recipe = index.encoding_of(column), by_source.get(name)
         sizes = index.sizes[column]
         sizes = sizes[sizes >= 0] if first.has_values else sizes[:0]
         figures = (len(sizes), int(sizes.min()), int(sizes.max())) if len(sizes) else (0, 0, 0)

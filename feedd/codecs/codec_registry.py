@@ -21,7 +21,7 @@ from feedd.errors import Internal
 from feedd.formats.inline_headers import header_reader
 from feedd.recipe import plugins
 from feedd.recipe.audio_params import AudioParams
-from feedd.recipe.encodings import parse_stored
+from feedd.recipe.encodings import parse_encoding
 from feedd.recipe.extras import require
 from feedd.recipe.params import (
     ArrayParams,
@@ -64,13 +64,13 @@ def make(recipe: FieldRecipe) -> SampleCodec:
     params = params_of(recipe)
     if isinstance(params, InstalledParams):  # an installed codec gets the stored bytes
         return plugins.codec(params.name, params.options)
-    encoding = parse_stored(recipe.stored)
+    encoding = parse_encoding(recipe.stored)
     if isinstance(params, (IntParams, FloatParams)):
         return _number(params, encoding)
     if encoding is not None:
         return _over(params, encoding)
     if isinstance(params, ImageParams):
-        return _stored_image(params, recipe.stored)
+        return _encoded_image(params, recipe.stored)
     if isinstance(params, NpyParams):
         return NpyCodec(params, header_reader(recipe.stored))
     return _extra(params) if isinstance(params, (AudioParams, TokenizeParams)) else _plain(params)
@@ -136,7 +136,7 @@ def make_prefix(params: ImageParams) -> SampleCodec:
     return PictureCodec(prefix.params)  # the same codec decodes the whole recipe
 
 
-def _stored_image(params: ImageParams, encoding: str) -> SampleCodec:
+def _encoded_image(params: ImageParams, encoding: str) -> SampleCodec:
     if encoding == "pil":
         return PilCodec(_image(params))
     if encoding != PIXELS:

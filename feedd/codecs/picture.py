@@ -144,11 +144,11 @@ class PictureCodec:
             # Fast decoding may change values by a step, as in ``image``. That is allowed only if the image is resized.
             image = self._jpeg(data, source, scale, fast=part is not None)
         else:
-            image = self._other(data, source.header, source.channels)
+            image = self._plain(data, source.header, source.channels)
         if part is None:
             return geometry.oriented(image, source.tag)
         # Cut before orienting, because at a scale the edges are exact only in stored coordinates.
-        box = geometry.stored_box(
+        box = geometry.encoded_box(
             part.box, *geometry.oriented_size(source.height, source.width, source.tag), source.tag
         )
         box = box if scale == 1 else shrunk(box, scale, *image.shape[:2])
@@ -167,7 +167,7 @@ class PictureCodec:
             image = image.astype(np.uint16) * np.uint16(257)
         return image
 
-    def _other(self, data: memoryview, header: Header, channels: int) -> NDArray[Any]:
+    def _plain(self, data: memoryview, header: Header, channels: int) -> NDArray[Any]:
         deep = self._params.dtype == "uint16"
         grey = channels == 1
         image = pixels.decode(data, header, 1 if grey and header.channels == 1 else max(channels, 3), deep=deep)

@@ -40,7 +40,7 @@ def decode(data: memoryview, header: Header, channels: int = 3, *, deep: bool = 
     """
     if is_png(data):
         check_png_chunks(data)
-    raw = np.frombuffer(tiff.as_stored(data) if tiff.is_tiff(data) else data, np.uint8)
+    raw = np.frombuffer(tiff.without_orientation(data) if tiff.is_tiff(data) else data, np.uint8)
     flags = cv2.IMREAD_UNCHANGED if channels == 4 else _GREY if channels == 1 else _COLOUR
     try:
         image = cv2.imdecode(raw, flags | cv2.IMREAD_ANYDEPTH if deep and channels != 4 else flags)

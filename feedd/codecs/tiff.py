@@ -93,7 +93,7 @@ def orientation(data: memoryview) -> int:
     return value if 1 <= value <= 8 else 1
 
 
-def as_stored(data: memoryview) -> bytes | memoryview:
+def without_orientation(data: memoryview) -> bytes | memoryview:
     """Return a TIFF whose pixels decode as they are stored.
 
     Libtiff turns images upright and multiplies colours with alpha by default. A copy of the file states that both are

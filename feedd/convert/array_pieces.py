@@ -21,7 +21,7 @@ _TIMES: Final = "mM"
 _TEXTS: Final = "SU"
 
 
-def kept_array(dtype: np.dtype[Any], inner: Sequence[int]) -> ColumnEncoding | None:
+def array_encoding(dtype: np.dtype[Any], inner: Sequence[int]) -> ColumnEncoding | None:
     """Return the encoding of an array's column, or None if it cannot be a field.
 
     Args:

@@ -10,7 +10,7 @@ import pyarrow.types as kinds
 from pyarrow import ipc
 
 from feedd.convert.arrow_pieces import ColumnReader
-from feedd.convert.arrow_types import kept, unscaled
+from feedd.convert.arrow_types import column_encoding, unscaled
 from feedd.convert.columnar import chosen, refusing, unread
 from feedd.convert.table_writer import TableWriter, write_outline
 
@@ -74,7 +74,7 @@ def _columns(
     schema: pa.Schema, params: str, url: str
 ) -> tuple[dict[str, tuple[int, ColumnEncoding]], Mapping[str, str]]:
     """Return number and encoding of each wanted column, and names and types of columns that cannot be fields."""
-    usable = {one.name: (number, kept(one.type)) for number, one in reversed(list(enumerate(schema)))}
+    usable = {one.name: (number, column_encoding(one.type)) for number, one in reversed(list(enumerate(schema)))}
     names = [one.name for one in schema if usable[one.name][1] is not None]
     others = {one.name: str(one.type) for one in schema if usable[one.name][1] is None}
     twice = {name: "a second column of that name" for name, count in Counter(schema.names).items() if count > 1}
@@ -109,11 +109,11 @@ def _batches(reader: Reader) -> Iterator[pa.RecordBatch]:
         yield from reader
 
 
-def _pieces(data: memoryview, column: int, reader: ColumnReader, room_bytes: int) -> Iterator[Piece]:
+def _pieces(data: memoryview, column: int, reader: ColumnReader, memory_bytes: int) -> Iterator[Piece]:
     """Yield one column, one batch at a time; only this column of a compressed batch is decompressed."""
     for batch in _batches(_open(data, column)):
         array = _checked(batch.column(0))
-        yield from reader.pieces(array, room_bytes)
+        yield from reader.pieces(array, memory_bytes)
 
 
 def _checked(array: pa.Array) -> pa.Array:

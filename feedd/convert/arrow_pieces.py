@@ -52,30 +52,30 @@ class ColumnReader:
 
     Args:
         name: the column's name, for errors.
-        how: the column's encoding, see ``arrow_types.kept``.
+        how: the column's encoding, see ``arrow_types.column_encoding``.
         url: named in errors.
     """
 
     def __init__(self, name: str, how: ColumnEncoding, url: str) -> None:
         self._name, self._how, self._url = name, how, url
-        self._room_bytes = 0
+        self._memory_bytes = 0
 
-    def pieces(self, array: pa.Array, room_bytes: int) -> Iterator[Piece]:
+    def pieces(self, array: pa.Array, memory_bytes: int) -> Iterator[Piece]:
         """Yield the rows of an array of the column.
 
         Args:
             array: the Arrow array; its offsets are known to lie within its buffers.
-            room_bytes: maximum size of the table.
+            memory_bytes: maximum size of the table.
 
         Raises:
             BadShard: decimals exceed 64 bits, or dictionaries or runs expand to too many bytes.
         """
-        self._room_bytes = room_bytes
+        self._memory_bytes = memory_bytes
         array = _storage(array)
         if len(array) > ROWS_MAX:
             self._fail(f"at most {ROWS_MAX} rows", str(len(array)))
         if _is_spread(array.type):
-            yield from self._spread(array, room_bytes)
+            yield from self._spread(array, memory_bytes)
         elif kinds.is_null(array.type):
             yield self._nothing(len(array))
         elif self._how.dtype:
@@ -85,18 +85,18 @@ class ColumnReader:
         elif file_of(array.type):
             names = [array.type.field(number).name for number in range(array.type.num_fields)]
             child = array.flatten()[names.index(file_of(array.type))]  # includes the struct's nulls
-            yield from self.pieces(child, room_bytes)
+            yield from self.pieces(child, memory_bytes)
         else:
             yield _blobs(array)
 
-    def _spread(self, array: pa.Array, room_bytes: int) -> Iterator[Piece]:
+    def _spread(self, array: pa.Array, memory_bytes: int) -> Iterator[Piece]:
         """Yield the expanded values of a dictionary or of runs, some rows at a time."""
         worst = _value_bytes_max(array)
-        if worst * min(len(array), 1) > room_bytes:
-            self._fail(f"values of at most {room_bytes} bytes", f"one of {worst}")
+        if worst * min(len(array), 1) > memory_bytes:
+            self._fail(f"values of at most {memory_bytes} bytes", f"one of {worst}")
         step = max(1, _SPREAD_BYTES_MAX // worst)
         for at in range(0, len(array), step):
-            yield from self.pieces(_once_spread(array.slice(at, step)), room_bytes)
+            yield from self.pieces(_once_spread(array.slice(at, step)), memory_bytes)
 
     def _nothing(self, rows: int) -> Piece:
         return Piece(np.zeros(0, np.uint8), np.zeros(rows, np.int64), np.zeros(rows, np.bool_))
@@ -159,8 +159,10 @@ class ColumnReader:
             if not _is_spread(array.type):
                 break
             size = len(array) * _value_bytes_max(array)
-            if size > self._room_bytes:
-                self._fail(f"values of at most {self._room_bytes} bytes", f"dictionaries or runs that expand to {size}")
+            if size > self._memory_bytes:
+                self._fail(
+                    f"values of at most {self._memory_bytes} bytes", f"dictionaries or runs that expand to {size}"
+                )
             array = _storage(_once_spread(array))
         return array
 

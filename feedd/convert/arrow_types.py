@@ -80,7 +80,7 @@ def file_of(type_: pa.DataType) -> str:
     return BYTES if whole and type_.num_fields == len(names) else ""
 
 
-def kept(type_: pa.DataType) -> ColumnEncoding | None:
+def column_encoding(type_: pa.DataType) -> ColumnEncoding | None:
     """Return the encoding of a column of the type, or None if it cannot be a field."""
     type_ = plain(type_)
     if kinds.is_null(type_):

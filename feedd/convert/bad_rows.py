@@ -58,7 +58,7 @@ def places(bad: NDArray[np.int64], rows: int) -> tuple[NDArray[np.int64], NDArra
     return np.cumsum(~lost) - 1, lost
 
 
-def told(why: Why, bad: NDArray[np.bool_], marks: NDArray[np.uint8] | None) -> NDArray[np.uint8] | None:
+def with_reason(why: Why, bad: NDArray[np.bool_], marks: NDArray[np.uint8] | None) -> NDArray[np.uint8] | None:
     """Return marks with one more reason for bad rows; a row that is already bad keeps its reason."""
     if not bad.any():
         return marks

@@ -34,7 +34,7 @@ class Typed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     Attributes:
         columns: see ``WantedColumns``.
         types: Arrow's names of types, by the columns' names in lower case.
-        other: the type of columns that are not in ``types``; empty: detected from the values.
+        rest: the type of columns that are not in ``types``; empty: detected from the values.
         delimiter: the delimiter, if it is not the conversion's own.
         strict: whether an object that lacks a column is refused; otherwise its rows lack the column.
         head: whether only the object's beginning, or the list of its columns, is converted: see ``head_params``.
@@ -42,18 +42,18 @@ class Typed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
     columns: WantedColumns = ()
     types: dict[str, str] = {}
-    other: str = ""
+    rest: str = ""
     delimiter: str = ""
     strict: bool = False
     head: bool = False
 
     def type_of(self, name: str) -> str:
         """Return the type of a column, or an empty string if it is detected from the values."""
-        return self.types.get(name.lower(), self.other)
+        return self.types.get(name.lower(), self.rest)
 
 
-def stored_of(type_name: str) -> str:
-    """Return the encoding of a text column of the type, see ``recipe.encodings`` and ``arrow_types.kept``."""
+def text_encoding(type_name: str) -> str:
+    """Return the encoding of such a text column, see ``recipe.encodings`` and ``arrow_types.column_encoding``."""
     return "int64" if type_name.startswith(_TIMES) else _STORED.get(type_name, type_name)
 
 
@@ -62,14 +62,14 @@ def params_of(asked: Iterable[Iterable[str]]) -> str:
     return msgspec.json.encode(sorted({tuple(sorted(names)) for names in asked})).decode()
 
 
-def typed_params(asked: Iterable[Iterable[str]], types: Mapping[str, str], other: str = "", delimiter: str = "") -> str:
+def typed_params(asked: Iterable[Iterable[str]], types: Mapping[str, str], rest: str = "", delimiter: str = "") -> str:
     """Return parameters that also state the columns' types, see ``Typed``. If ``asked`` is empty, all columns are read.
 
     Raises:
         BadRecipe: there are too many columns.
     """
     columns = tuple(sorted({tuple(sorted(names)) for names in asked}))
-    return _text(Typed(columns, dict(sorted(types.items())), other, delimiter))
+    return _text(Typed(columns, dict(sorted(types.items())), rest, delimiter))
 
 
 def strict_params(params: str) -> str:

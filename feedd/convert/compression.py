@@ -17,8 +17,8 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Final, NoReturn, Protocol, TypeAlias, cast
 
 from feedd.convert.columnar import loaded, needs
-from feedd.convert.conversion_io import FileOut, HeldObject
-from feedd.convert.memory_limits import check_room
+from feedd.convert.conversion_io import FileOut, MappedObject
+from feedd.convert.memory_limits import check_memory
 from feedd.convert.wanted_ranges import WholeObject
 from feedd.errors import BadShard
 from feedd.formats.format_registry import format_for
@@ -80,10 +80,10 @@ class ChainedConverter(WholeObject):
         fd = os.memfd_create("feedd-unpacked", os.MFD_CLOEXEC)
         try:
             # the decompressed object and the shard may both be in memory
-            room_bytes = out.room_bytes // 2 if isinstance(out, FileOut) else out.limit_bytes
-            unpacked = FileOut(fd, 0, out.limit_bytes, room_bytes, url)
+            memory_bytes = out.memory_bytes // 2 if isinstance(out, FileOut) else out.limit_bytes
+            unpacked = FileOut(fd, 0, out.limit_bytes, memory_bytes, url)
             self._outer.decompress(held.data, url, unpacked)
-            with HeldObject(fd, unpacked.at, [ByteRange(0, unpacked.at)]) as inside:
+            with MappedObject(fd, unpacked.at, [ByteRange(0, unpacked.at)]) as inside:
                 folder, slash, name = url.rpartition("/")
                 return self._inner.make(inside, f"{folder}{slash}{uncompressed(name.lower())[0]}", params, out)
         finally:
@@ -269,7 +269,7 @@ class SnappyConverter(CompressedConverter):
             if size_bytes > most_bytes:
                 expected = f"at most {format_size(most_bytes)} in {format_size(len(data))}"
                 self._fail(url, expected, format_size(size_bytes))
-            check_room(size_bytes, out, url, "an unpacked block")
+            check_memory(size_bytes, out, url, "an unpacked block")
             buffer = bytearray(size_bytes)
             made = library.snappy.decompress_raw_into(data, buffer)
         except library.DecompressionError as error:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EFBIG})
 
 
-class HeldObject:
+class MappedObject:
     """An object in a file, mapped for one request: ``protocols.PartialObject``, and a context manager.
 
     Args:
@@ -61,24 +61,26 @@ class FileOut:
         fd: the file, which stays the caller's.
         start: offset of the shard's first byte in the file.
         limit_bytes: maximum size of the shard.
-        room_bytes: bytes that are free now, if that is less.
+        memory_bytes: bytes that are free now, if that is less.
         url: named in errors.
         entry_bytes: size of the file if it is a cache entry, which takes no memory. Bytes beyond it are only counted,
             because a shard that became larger needs another entry. Below zero: a file in memory, which grows.
 
     Attributes:
-        beside_bytes: maximum memory for the conversion itself; half of ``room_bytes`` if the shard is in memory too.
+        extra_bytes: maximum memory for the conversion itself; half of ``memory_bytes`` if the shard is in memory too.
     """
 
-    def __init__(self, fd: int, start: int, limit_bytes: int, room_bytes: int, url: str, entry_bytes: int = -1) -> None:
+    def __init__(
+        self, fd: int, start: int, limit_bytes: int, memory_bytes: int, url: str, entry_bytes: int = -1
+    ) -> None:
         self.at = 0
         self.limit_bytes = limit_bytes
         self._fd = fd
         self._start = start
-        self.room_bytes = room_bytes
+        self.memory_bytes = memory_bytes
         self._url = url
         self._entry_bytes = entry_bytes
-        self.beside_bytes = max(LEAST_BYTES, room_bytes if entry_bytes >= 0 else room_bytes // 2)
+        self.extra_bytes = max(LEAST_BYTES, memory_bytes if entry_bytes >= 0 else memory_bytes // 2)
 
     def write(self, data: Buffer) -> None:
         """Append ``data``, which may be reused at once.
@@ -98,7 +100,7 @@ class FileOut:
                 except OSError as error:
                     if error.errno not in NO_SPACE:
                         raise
-                    raise self._no_room(self.at + left.nbytes) from error
+                    raise self._out_of_memory(self.at + left.nbytes) from error
             self.at += left.nbytes
 
     def _check(self, size_bytes: int) -> None:
@@ -109,10 +111,10 @@ class FileOut:
                 hint="a converted shard may take half of the cache: raise --cache-size, or store smaller shards",
                 stage="decode",
             )
-        if self._entry_bytes < 0 and size_bytes > self.room_bytes:
-            raise self._no_room(size_bytes)
+        if self._entry_bytes < 0 and size_bytes > self.memory_bytes:
+            raise self._out_of_memory(size_bytes)
 
-    def _no_room(self, size_bytes: int) -> ResourceExhausted:
+    def _out_of_memory(self, size_bytes: int) -> ResourceExhausted:
         return ResourceExhausted(
             f"there is no memory for the {format_size(size_bytes)} that were converted so far",
             object=self._url,

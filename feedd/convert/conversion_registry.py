@@ -107,7 +107,7 @@ _EXTENSIONS: Final = tuple(MADE)
 _NAMED: Final = frozenset((*MADE.values(), *_TEXT))
 
 
-def form_for(url: str) -> str:
+def conversion_for(url: str) -> str:
     """Return the conversion that a shard needs, by its extension, or an empty string.
 
     Files of a dataset may have their number after the extension: ``x.parquet-00000-of-00010``.
@@ -120,7 +120,7 @@ def form_for(url: str) -> str:
         return ""
     inside = _PART_OF.sub("", inside)
     if inside.endswith(_EXTENSIONS):
-        return f"{form}{THEN}{form_for(inside)}"
+        return f"{form}{THEN}{conversion_for(inside)}"
     try:
         format_for(inside)
     except Unsupported:
@@ -128,7 +128,7 @@ def form_for(url: str) -> str:
     return form
 
 
-def form_named(name: str, url: str = "") -> str:
+def conversion_named(name: str, url: str = "") -> str:
     """Return the conversion that a URL names in place of a format, or an empty string if the name is no conversion.
 
     Args:
@@ -143,7 +143,7 @@ def form_named(name: str, url: str = "") -> str:
     if inner in _NAMED:
         return f"{packed}{THEN}{inner}" if packed else inner
     if said and not inner:
-        own = form_for(url) if url else ""
+        own = conversion_for(url) if url else ""
         return f"{said}{THEN}{own}" if own in _NAMED else said
     return f"{said}:{inner}" if said and inner in formats.extensions() else ""
 
@@ -153,7 +153,7 @@ def packing_of(url: str) -> str:
     return uncompressed(_PART_OF.sub("", url.rsplit("/", 1)[-1].lower()))[1]
 
 
-def form_of(name: str, url: str) -> str:
+def conversion_of(name: str, url: str) -> str:
     """Return the conversion that a shard needs, or an empty string.
 
     Args:
@@ -161,8 +161,8 @@ def form_of(name: str, url: str) -> str:
         url: URL of the object.
     """
     if not name:
-        return form_for(url)
-    form = form_named(name, url) or packing_of(url)
+        return conversion_for(url)
+    form = conversion_named(name, url) or packing_of(url)
     in_breton = name == "text" and form == UNBROTLI and says_no_format(url)
     return "" if in_breton else form
 
@@ -177,10 +177,10 @@ def says_no_format(url: str) -> bool:
 
 def is_unsaid(url: str) -> bool:
     """Whether an object's name gives neither format nor conversion, so that its first bytes must."""
-    return not form_for(url) and says_no_format(url)
+    return not conversion_for(url) and says_no_format(url)
 
 
-def form_by_head(head: bytes, size_bytes: int) -> str:
+def conversion_by_head(head: bytes, size_bytes: int) -> str:
     """Return the conversion that an object needs; empty: it needs none, or its bytes do not determine one.
 
     Args:
@@ -208,7 +208,7 @@ def check_named(name: str) -> None:
     Raises:
         Unsupported: no format and no conversion has that name; the message lists the existing names.
     """
-    if form_named(name):
+    if conversion_named(name):
         return
     try:
         formats.get(name)
@@ -244,7 +244,7 @@ def is_ready(form: str) -> bool:
     return split(form)[0].rpartition(THEN)[2] == READY
 
 
-def ready_form(form: str, params: str) -> str:
+def predecode_conversion(form: str, params: str) -> str:
     """Return a shard's conversion with predecoded images, or an empty string if there is none.
 
     Args:
@@ -256,7 +256,7 @@ def ready_form(form: str, params: str) -> str:
     return f"{form}{THEN}{READY}:{params}" if form in _PACKED else ""
 
 
-def head_form(form: str, format_name: str) -> str:
+def head_conversion(form: str, format_name: str) -> str:
     """Return the conversion of an object's first bytes or footer, or an empty string if the whole object is needed.
 
     Args:

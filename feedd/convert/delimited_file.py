@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from feedd.convert.arrow_pieces import ColumnReader
-from feedd.convert.arrow_types import kept
+from feedd.convert.arrow_types import column_encoding
 from feedd.convert.bad_rows import marked
 from feedd.convert.columnar import Typed, chosen, refusing, typed_by
 from feedd.convert.delimited_text import DelimitedText
@@ -51,7 +51,7 @@ def write(data: memoryview, url: str, params: str, out: ShardWriter, delimiter: 
         raise BadShard(message, object=url, hint="store smaller shards", stage="decode")
     with refusing("rows of values", url):
         typed = typed_by(params)
-        told = bool(typed.types or typed.other)  # from the dataset's first shard, so this shard is not examined
+        told = bool(typed.types or typed.rest)  # from the dataset's first shard, so this shard is not examined
         delimiter = typed.delimiter or (delimiter if told else delimiter_of(data, delimiter))
         first = _first_row(data, delimiter)
         if first is None:
@@ -68,7 +68,7 @@ def write(data: memoryview, url: str, params: str, out: ShardWriter, delimiter: 
         writer = TableWriter(out, rows.table.num_rows, url)
         for name in columns:
             column = rows.table[cells[name]]
-            how = kept(column.type)
+            how = column_encoding(column.type)
             assert how is not None, "text is made of types that can be fields"
             reader = ColumnReader(name, how, url)
             pieces = _pieces(column, reader, out.limit_bytes)
@@ -212,6 +212,6 @@ def _rows_end(data: memoryview) -> int:
     return int(ends[-1]) + 1 if len(ends) else 0
 
 
-def _pieces(column: pa.ChunkedArray, reader: ColumnReader, room_bytes: int) -> Iterator[Piece]:
+def _pieces(column: pa.ChunkedArray, reader: ColumnReader, memory_bytes: int) -> Iterator[Piece]:
     for array in column.chunks:
-        yield from reader.pieces(array, room_bytes)
+        yield from reader.pieces(array, memory_bytes)

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import csv as arrow_csv
 
-from feedd.convert.bad_rows import are_most, places, told
+from feedd.convert.bad_rows import are_most, places, with_reason
 from feedd.errors import BadShard
 from feedd.formats.missing_reasons import Why, marks_of
 from feedd.formats.table import NOTES_MAX
@@ -204,7 +204,11 @@ def _placed(table: pa.Table, bad: NDArray[np.int64], cells: Mapping[str, _Cells]
     rows = table.num_rows + len(bad)
     of_good, is_lost = places(bad, rows)
     lost = marks_of(Why.ROW, is_lost)
-    own = {name: told(Why.CELL, one.wrong[of_good] & ~is_lost, lost) for name, one in cells.items() if table.num_rows}
+    own = {
+        name: with_reason(Why.CELL, one.wrong[of_good] & ~is_lost, lost)
+        for name, one in cells.items()
+        if table.num_rows
+    }
     place = np.flatnonzero(~is_lost)
     notes = {name: [(int(place[row]), text) for row, text in one.notes] for name, one in cells.items()}
     table = table.take(pa.array(of_good, mask=is_lost))

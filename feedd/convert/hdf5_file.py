@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 import h5py
 import numpy as np
 
-from feedd.convert.array_pieces import PIECE_BYTES, kept_array, piece, same_count, step_rows
+from feedd.convert.array_pieces import PIECE_BYTES, array_encoding, piece, same_count, step_rows
 from feedd.convert.columnar import chosen, refusing, strict_params, unread, wanted_by
-from feedd.convert.memory_limits import check_room, room_of
+from feedd.convert.memory_limits import check_memory, memory_left
 from feedd.convert.table_writer import ColumnEncoding, Piece, TableWriter
 from feedd.errors import BadShard, Unsupported
 from feedd.formats.view_file import ViewFile
@@ -62,7 +62,7 @@ def write(data: memoryview, url: str, params: str, out: ShardWriter) -> str:
             others[name] = f"{dataset.dtype} of shape {dataset.shape}"
             if dataset.is_virtual or dataset.external:
                 elsewhere[name] = "a virtual dataset" if dataset.is_virtual else "whose values are in other files"
-        _check_here(params, usable, elsewhere, url)
+        _check_in_file(params, usable, elsewhere, url)
         names = chosen(params if usable else strict_params(params), usable, others, url)  # else rows cannot be counted
         for name in names:
             _check_size(usable[name], out.limit_bytes)
@@ -74,7 +74,7 @@ def write(data: memoryview, url: str, params: str, out: ShardWriter) -> str:
         return writer.finish()
 
 
-def _check_here(params: str, usable: Mapping[str, _Column], elsewhere: Mapping[str, str], url: str) -> None:
+def _check_in_file(params: str, usable: Mapping[str, _Column], elsewhere: Mapping[str, str], url: str) -> None:
     """Check that requested datasets are not in other files.
 
     Raises:
@@ -146,7 +146,7 @@ def _column(dataset: h5py.Dataset) -> _Column | None:
         return None if inner or name not in DTYPES else _Column(dataset, ColumnEncoding(f"{name}[]", None, name))
     if dataset.dtype.hasobject:
         return None  # references
-    how = kept_array(dataset.dtype, inner)
+    how = array_encoding(dataset.dtype, inner)
     return None if how is None else _Column(dataset, how)
 
 
@@ -177,7 +177,7 @@ def _with_cache(dataset: h5py.Dataset, out: ShardWriter, url: str) -> h5py.Datas
     shape, chunks = dataset.shape, dataset.chunks
     count = math.prod(-(-side // part) for side, part in zip(shape[1:], chunks[1:], strict=True))
     size = (count + 1) * math.prod(chunks) * dataset.dtype.itemsize
-    check_room(size, out, url, f"chunks of {chunks} of {dataset.name}")
+    check_memory(size, out, url, f"chunks of {chunks} of {dataset.name}")
     access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
     access.set_chunk_cache(min(101 * count + 521, _CACHE_SLOTS_MAX), size, 1.0)
     name = dataset.name if isinstance(dataset.name, bytes) else dataset.name.encode()
@@ -192,8 +192,8 @@ def _of_any_length(column: _Column, out: ShardWriter, url: str) -> Iterator[Piec
         found = _variable(dataset[at : at + step].tolist(), column, url)
         yield found
         at += step
-        room_bytes = min(PIECE_BYTES, room_of(out) // 2)
-        fitting = room_bytes * step // max(1, found.values.nbytes)
+        memory_bytes = min(PIECE_BYTES, memory_left(out) // 2)
+        fitting = memory_bytes * step // max(1, found.values.nbytes)
         step = max(1, min(fitting, step * _GROWTH_MAX, _ROWS_MAX))
 
 

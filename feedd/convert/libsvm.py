@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from feedd.convert.bad_rows import are_most
-from feedd.convert.memory_limits import check_room
+from feedd.convert.memory_limits import check_memory
 from feedd.convert.table_writer import Piece, TableWriter
 from feedd.convert.wanted_ranges import WholeObject
 from feedd.errors import BadShard
@@ -58,7 +58,7 @@ class LibsvmConverter(WholeObject):
         parts: list[_Lines] = []
         held_bytes = 0
         for at, text in _pieces(held.data, url):
-            check_room(held_bytes + len(text) * _BYTES_PER_CHARACTER, out, url, "its numbers")
+            check_memory(held_bytes + len(text) * _BYTES_PER_CHARACTER, out, url, "its numbers")
             parts.append(_Lines(text, at, url))
             held_bytes += parts[-1].size_bytes
         rows, bad = sum(len(part.labels) for part in parts), sum(part.bad_count for part in parts)

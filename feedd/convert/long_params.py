@@ -24,7 +24,7 @@ _PACKED_BYTES_MAX: Final = 48 << 10  # fits into a message to a worker
 _KEPT_BYTES_MAX: Final = 64 << 20
 
 
-class _Kept:
+class _RecentTexts:
     """Texts by their digests; the oldest are dropped first. Thread-safe."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class _Kept:
             return self._texts.get(name)
 
 
-_KEPT: Final = _Kept()
+_KEPT: Final = _RecentTexts()
 
 
 def named(text: str) -> str:

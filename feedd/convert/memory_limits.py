@@ -26,12 +26,12 @@ _NO_LIMIT_BYTES: Final = 1 << 46
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
-def room_of(out: ShardWriter) -> int:
+def memory_left(out: ShardWriter) -> int:
     """Return the memory that a conversion may take in addition to its output; without a limit, the shard's limit."""
-    return getattr(out, "beside_bytes", out.limit_bytes)
+    return getattr(out, "extra_bytes", out.limit_bytes)
 
 
-def check_room(needed_bytes: int, out: ShardWriter, url: str, what: str) -> None:
+def check_memory(needed_bytes: int, out: ShardWriter, url: str, what: str) -> None:
     """Check that there is memory before it is allocated.
 
     Args:
@@ -43,9 +43,9 @@ def check_room(needed_bytes: int, out: ShardWriter, url: str, what: str) -> None
     Raises:
         ResourceExhausted: there is too little memory.
     """
-    if needed_bytes > room_of(out):
+    if needed_bytes > memory_left(out):
         raise ResourceExhausted(
-            f"expected memory for the {format_size(needed_bytes)} of {what}, got room for {format_size(room_of(out))}",
+            f"expected memory for {format_size(needed_bytes)} of {what}, got room for {format_size(memory_left(out))}",
             object=url,
             hint="give the daemon more memory, or store it in smaller pieces",
             stage="decode",
@@ -53,19 +53,19 @@ def check_room(needed_bytes: int, out: ShardWriter, url: str, what: str) -> None
 
 
 @contextlib.contextmanager
-def at_most(room_bytes: int, url: str) -> Iterator[None]:
-    """Limit the additional private memory of this process to ``room_bytes`` in the context.
+def at_most(memory_bytes: int, url: str) -> Iterator[None]:
+    """Limit the additional private memory of this process to ``memory_bytes`` in the context.
 
     Args:
-        room_bytes: at least ``LEAST_BYTES`` are allowed; a very high number sets no limit.
+        memory_bytes: at least ``LEAST_BYTES`` are allowed; a very high number sets no limit.
         url: named in errors.
 
     Raises:
         ResourceExhausted: the process needed more.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    if room_bytes < _NO_LIMIT_BYTES:
-        most = _private_bytes() + max(room_bytes, LEAST_BYTES)
+    if memory_bytes < _NO_LIMIT_BYTES:
+        most = _private_bytes() + max(memory_bytes, LEAST_BYTES)
         bounds = [most, *(one for one in (soft, hard) if one != resource.RLIM_INFINITY)]
         resource.setrlimit(resource.RLIMIT_DATA, (min(bounds), hard))
     try:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from feedd.convert.array_pieces import kept_array, piece, same_count, step_rows
+from feedd.convert.array_pieces import array_encoding, piece, same_count, step_rows
 from feedd.convert.columnar import chosen, refusing, strict_params, unread
-from feedd.convert.memory_limits import check_room
+from feedd.convert.memory_limits import check_memory
 from feedd.convert.table_writer import TableWriter
 from feedd.errors import BadSample, BadShard
 from feedd.formats.npy_header import NpyHeader, read_npy_head
@@ -70,7 +70,7 @@ def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> _Member | None:
             header = read_npy_head(memoryview(file.read(_HEAD_BYTES)))
         except BadSample:  # an array of objects, or of a type that cannot be a field
             return None
-    how = kept_array(header.dtype, header.shape[1:]) if header.shape else None
+    how = array_encoding(header.dtype, header.shape[1:]) if header.shape else None
     return None if how is None else _Member(info, header, how)
 
 
@@ -82,7 +82,7 @@ def _pieces(file: IO[bytes], member: _Member, out: ShardWriter, url: str) -> Ite
         raise ValueError(f"{member.info.filename} of {rows * row_bytes} bytes is larger than a shard may be")
     _exactly(file, header.data_at)
     if header.fortran_order and inner:
-        check_room(2 * rows * row_bytes, out, url, f"{member.info.filename}, which is stored column by column")
+        check_memory(2 * rows * row_bytes, out, url, f"{member.info.filename}, which is stored column by column")
         columns = np.frombuffer(_exactly(file, rows * row_bytes), header.dtype).reshape(header.shape, order="F")
         yield piece(columns, member.how)
     else:

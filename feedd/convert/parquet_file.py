@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from feedd.convert.arrow_pieces import ColumnReader
-from feedd.convert.arrow_types import file_of, kept, leaf_count, plain, unscaled
+from feedd.convert.arrow_types import column_encoding, file_of, leaf_count, plain, unscaled
 from feedd.convert.columnar import chosen, is_head, refusing, unread
 from feedd.convert.table_writer import ColumnEncoding, TableWriter, write_outline
 from feedd.errors import BadShard
@@ -63,7 +63,7 @@ def chunks(data: memoryview, params: str, footer: ByteRange) -> list[ByteRange]:
         file = _File(data, footer, "")
         if is_head(params):
             return []
-        return list(file.places(file.columns(params)))
+        return list(file.value_ranges(file.columns(params)))
 
 
 def write(data: memoryview, url: str, params: str, out: ShardWriter, footer: ByteRange) -> str:
@@ -75,7 +75,7 @@ def write(data: memoryview, url: str, params: str, out: ShardWriter, footer: Byt
         if is_head(params):
             outline = ((column.name, column.how) for column in columns)
             return write_outline(outline, others, rows=file.rows > 0, out=out, url=url)
-        list(file.places(columns))  # checks ranges, because pyarrow would read wrong ones
+        list(file.value_ranges(columns))  # checks ranges, because pyarrow would read wrong ones
         writer = TableWriter(out, file.rows, url)
         writer.leave_out(others)
         for column in columns:
@@ -116,7 +116,7 @@ class _File:
         at = 0
         for field in self._file.schema_arrow:
             count = leaf_count(field.type)
-            how = kept(field.type)
+            how = column_encoding(field.type)
             if how is None or field.name in usable:
                 self.others[field.name] = str(field.type) if how is None else "a second column of that name"
             else:
@@ -130,7 +130,7 @@ class _File:
         self.unscaled = {name: str(types[name]) for name in names if unscaled(types[name])}
         return [usable[name] for name in names]
 
-    def places(self, columns: list[_Column]) -> Iterator[ByteRange]:
+    def value_ranges(self, columns: list[_Column]) -> Iterator[ByteRange]:
         """Yield the byte ranges of the values of columns."""
         padded = _PADDED_BYTES if "parquet-mr" in (self._file.metadata.created_by or "") else 0
         for group in self._groups:
@@ -144,7 +144,7 @@ class _File:
                         raise self._bad(f"values of column {column.name!r} before byte {self._end}", got)
                     yield ByteRange(start, min(self._end, stop + padded))
 
-    def pieces(self, column: _Column, reader: ColumnReader, room_bytes: int) -> Iterator[Piece]:
+    def pieces(self, column: _Column, reader: ColumnReader, memory_bytes: int) -> Iterator[Piece]:
         """Yield a column, some rows at a time."""
         paths = [self._file.schema.column(leaf).path for leaf in column.leaves]
         for number, group in enumerate(self._groups):
@@ -157,7 +157,7 @@ class _File:
                 place = batch.schema.get_field_index(column.name)
                 if place < 0:
                     raise self._bad(f"column {column.name!r}", f"{batch.schema.names}")
-                yield from reader.pieces(batch.column(place), room_bytes)
+                yield from reader.pieces(batch.column(place), memory_bytes)
 
     def _bad(self, expected: str, got: str) -> BadShard:
         return BadShard(f"expected {expected} of a Parquet file, got {got}", object=self._url, stage="decode")

@@ -60,7 +60,7 @@ class _Making:
 
     def __init__(self, data: memoryview, index: ShardIndex, writer: TableWriter) -> None:
         self._data, self._index, self._writer = data, index, writer
-        self._room_bytes = 0
+        self._memory_bytes = 0
         self._decodes = True
 
     def write(self, asked: RowsParams) -> str:
@@ -70,7 +70,7 @@ class _Making:
         kept_bytes = int(np.maximum(index.sizes, 0).sum()) + len(index.key_blob) + _FOOT_BYTES
         cells = (len(index.fields) + len(columns) + 1) * index.sample_count
         self._decodes = asked.limit_bytes > 0
-        self._room_bytes = asked.limit_bytes - kept_bytes - cells * _CELL_BYTES
+        self._memory_bytes = asked.limit_bytes - kept_bytes - cells * _CELL_BYTES
         for field, found in zip(asked.fields, columns, strict=True):
             if found:
                 self._ready(field, found)
@@ -84,7 +84,7 @@ class _Making:
         """Return the columns that a field may be in; none if they are not encoded images, which stay unchanged."""
         index = self._index
         found = [index.fields.index(source) for source in sources if source in index.fields]
-        return found if {index.stored_as(column) for column in found} <= {"", "image"} else []
+        return found if {index.encoding_of(column) for column in found} <= {"", "image"} else []
 
     def _ready(self, field: ReadyField, columns: Sequence[int]) -> None:
         """Write one field's predecoded images."""
@@ -108,7 +108,7 @@ class _Making:
         index = self._index
         places = zip(index.starts[column].tolist(), index.sizes[column].tolist(), strict=True)
         cells = (mark_of(start) if size < 0 else [self._data[start : start + size]] for start, size in places)
-        self._writer.variable(index.fields[column], index.stored_as(column), _pieces(cells))
+        self._writer.variable(index.fields[column], index.encoding_of(column), _pieces(cells))
 
     def _cell(self, codec: SampleCodec, prefix: Prefix, data: memoryview) -> Cell:
         """Return the cell of a sample: a predecoded row, or the unchanged sample if that fails."""
@@ -126,13 +126,13 @@ class _Making:
             dtype = np.dtype(prefix.dtype)
             row_bytes = int(np.prod(shape, dtype=np.float64)) * dtype.itemsize + HEAD.size
             more_bytes = row_bytes - len(data)
-            if more_bytes > self._room_bytes or not HEAD.size < row_bytes <= SAMPLE_BYTES_MAX:
+            if more_bytes > self._memory_bytes or not HEAD.size < row_bytes <= SAMPLE_BYTES_MAX:
                 return None
             row = np.empty(shape, dtype)
             codec.decode(data, row, 0)
         except Exception:  # noqa: BLE001 - decoding raises it again and reports it with the sample
             return None
-        self._room_bytes -= more_bytes
+        self._memory_bytes -= more_bytes
         return row
 
 

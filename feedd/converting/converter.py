@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from feedd.convert import conversion_registry as registry
-from feedd.convert.conversion_io import HeldObject
+from feedd.convert.conversion_io import MappedObject
 from feedd.convert.table_converters import TYPES
 from feedd.converting.conversion_log import ConversionFact
 from feedd.converting.memory_file import MemoryFile, copy_into, copy_spans, note_all_written
@@ -48,7 +48,7 @@ def formed(refs: Sequence[ObjectRef], named: Mapping[int, str] | None = None) ->
         named: format names given in URLs, by index of the object.
     """
     names = named or {}
-    forms = (registry.form_of(names.get(at, ""), ref.key) for at, ref in enumerate(refs))
+    forms = (registry.conversion_of(names.get(at, ""), ref.key) for at, ref in enumerate(refs))
     return tuple(replace(ref, form=form) if form else ref for ref, form in zip(refs, forms, strict=True))
 
 
@@ -172,8 +172,8 @@ class Converter:
             try:
                 while len(self._fresh) >= _FRESH_MAX:
                     self._drop(next(iter(self._fresh)))
-                room_bytes = self._memory_left(ref.size_bytes, ref)
-                task = self._task(ref, file.fd, 0, room_bytes)
+                memory_bytes = self._memory_left(ref.size_bytes, ref)
+                task = self._task(ref, file.fd, 0, memory_bytes)
                 made = await self._converted(ref, task, urgency)
             except BaseException:
                 file.close()
@@ -225,15 +225,15 @@ class Converter:
             raise _unknown(shard, "an object that was never converted")
         ref = replace(shard, size_bytes=fact.object_bytes)
         async with self._turn():
-            room_bytes = self._memory_left(ref.size_bytes, ref)
+            memory_bytes = self._memory_left(ref.size_bytes, ref)
             if isinstance(sink, FileSink):
-                task = self._task(ref, sink.file.fd, sink.offset, room_bytes, shard.size_bytes)
+                task = self._task(ref, sink.file.fd, sink.offset, memory_bytes, shard.size_bytes)
                 made = await self._again(ref, task, urgency)
                 if made.size_bytes == shard.size_bytes:
                     await note_all_written(sink)
             else:
                 with MemoryFile("feedd-made") as file:
-                    made = await self._again(ref, self._task(ref, file.fd, 0, room_bytes), urgency)
+                    made = await self._again(ref, self._task(ref, file.fd, 0, memory_bytes), urgency)
                     if made.size_bytes == shard.size_bytes:
                         await copy_into(sink, file.fd)
         if made.size_bytes != shard.size_bytes:
@@ -255,7 +255,7 @@ class Converter:
             self._recorder.move(PIPELINE_MAKING, ref.size_bytes)
             try:
                 spans: tuple[ByteRange, ...] = ()
-                wanted = registry.get(name).wanted(HeldObject(-1, ref.size_bytes), params)
+                wanted = registry.get(name).wanted(MappedObject(-1, ref.size_bytes), params)
                 for _ in range(_ROUNDS_MAX):
                     await self._fetch(plain, wanted, source, _Watch(urgency), again=params == TYPES)
                     spans = joined((*spans, *wanted))
@@ -308,9 +308,9 @@ class Converter:
                 return False  # the cached file is missing or cut short; its readers will report it
         return True
 
-    def _task(self, ref: ObjectRef, out_fd: int, out_at: int, room_bytes: int, entry_bytes: int = -1) -> MakeTask:
+    def _task(self, ref: ObjectRef, out_fd: int, out_at: int, memory_bytes: int, entry_bytes: int = -1) -> MakeTask:
         limit_bytes = min(self._options.limit_bytes, 1 << 62)
-        sizes = limit_bytes, room_bytes, entry_bytes
+        sizes = limit_bytes, memory_bytes, entry_bytes
         return MakeTask(ref.form, ref.url, ref.size_bytes, (), -1, out_fd, out_at, *sizes)
 
     def _count(self, form: str, made: ConvertedShard) -> None:
@@ -324,11 +324,11 @@ class Converter:
             left = self._options.available()
             if left is None:
                 return 1 << 62
-            room_bytes = (left - _RESERVE_BYTES) // max(1, self._running_count) - object_bytes
-            if room_bytes > 0 or not self._fresh:
+            memory_bytes = (left - _RESERVE_BYTES) // max(1, self._running_count) - object_bytes
+            if memory_bytes > 0 or not self._fresh:
                 break
             self._drop(next(iter(self._fresh)))
-        if room_bytes <= 0:
+        if memory_bytes <= 0:
             raise ResourceExhausted(
                 f"expected memory for an object of {format_size(object_bytes)} and its converted shard, got "
                 f"{format_size(max(left, 0))} left",
@@ -336,7 +336,7 @@ class Converter:
                 hint="give the daemon more memory, or store smaller shards",
                 stage="cache",
             )
-        return room_bytes
+        return memory_bytes
 
 
 def joined(spans: Iterable[ByteRange]) -> tuple[ByteRange, ...]:

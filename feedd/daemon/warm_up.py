@@ -199,10 +199,10 @@ def _free_bytes(stats: CacheStats) -> int:
 
 
 def _check_space(missing: Sequence[ObjectRef], stats: CacheStats) -> None:
-    room_bytes = stats.limit_bytes - stats.committed_bytes
-    left_bytes = room_bytes - stats.reserved_bytes
+    memory_bytes = stats.limit_bytes - stats.committed_bytes
+    left_bytes = memory_bytes - stats.reserved_bytes
     needed_bytes = sum(map(disk_bytes, missing))
-    if needed_bytes <= room_bytes:  # the space reserved now may be for these very objects
+    if needed_bytes <= memory_bytes:  # the space reserved now may be for these very objects
         return
     fitting = Amount()
     for ref in missing:
@@ -211,7 +211,7 @@ def _check_space(missing: Sequence[ObjectRef], stats: CacheStats) -> None:
             fitting = fitting.plus(ref.size_bytes)
     raise CacheTooSmall(
         f"the missing objects need {format_size(needed_bytes)} in the cache, beside the "
-        f"{format_size(stats.committed_bytes)} already there, but {format_size(max(0, room_bytes))} are free: "
+        f"{format_size(stats.committed_bytes)} already there, but {format_size(max(0, memory_bytes))} are free: "
         f"{fitting.object_count} of {len(missing)} objects would fit",
         hint="raise the cache's size, remove unneeded objects (feedd cache rm), or warm what fits (--fit)",
         stage="cache",

@@ -101,7 +101,7 @@ class Listing:
         ends = (*self.firsts[1:], len(self.refs))
         return range(self.firsts[source], ends[source])
 
-    def tell(self, exact: Mapping[int, int], claimed: Mapping[int, int], counted_by: tuple[str, ...]) -> None:
+    def add_counts(self, exact: Mapping[int, int], claimed: Mapping[int, int], counted_by: tuple[str, ...]) -> None:
         """Add counts from sidecars; later opens may then get another policy.
 
         Args:

@@ -73,7 +73,7 @@ class LocalStore:
         Raises:
             NotFound: the directory part of ``prefix`` does not exist.
         """
-        found = _walk(prefix, start_after)
+        found = _files_below(prefix, start_after)
         while page := await self._in_thread(lambda _: list(islice(found, _PAGE_COUNT)), prefix):
             yield page
 
@@ -138,7 +138,7 @@ def write_file(path: str, data: bytes, over: str | None = None) -> ObjectRef:
         # always a new file: a link that another process puts at this path is not followed
         with open(os.open(draft, _DRAFT_FLAGS, 0o666), "wb") as file:  # noqa: PTH123 - by descriptor
             file.write(data)
-        with contextlib.nullcontext() if over is None else _folder_held(Path(path).parent):
+        with contextlib.nullcontext() if over is None else _folder_locked(Path(path).parent):
             if over is not None:
                 _check_is(path, over)
             Path(draft).replace(path)
@@ -151,7 +151,7 @@ def write_file(path: str, data: bytes, over: str | None = None) -> ObjectRef:
 
 
 @contextlib.contextmanager
-def _folder_held(folder: Path) -> Iterator[None]:
+def _folder_locked(folder: Path) -> Iterator[None]:
     """Hold an exclusive lock on a folder. File systems without locks, such as some network ones, lock nothing."""
     fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
     try:
@@ -240,7 +240,7 @@ def _check_tag(file: int, ref: ObjectRef) -> None:
         raise ObjectChanged(message, object=ref.key, hint=CHANGED_HINT, stage="source")
 
 
-def _walk(prefix: str, start_after: str) -> Iterator[ObjectRef]:
+def _files_below(prefix: str, start_after: str) -> Iterator[ObjectRef]:
     """Yield the files under ``prefix`` in byte order of their full paths."""
     top = prefix[: prefix.rindex("/") + 1] if "/" in prefix else "/"
     return _enter(top, os.fsencode(prefix), os.fsencode(start_after), frozenset())

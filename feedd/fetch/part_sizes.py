@@ -37,9 +37,9 @@ class PartSize:
     def __init__(self, fixed_bytes: int, parts_in_flight: int, budget_bytes: int) -> None:
         self._fixed_bytes = fixed_bytes
         self._parts_in_flight = parts_in_flight
-        room_bytes = budget_bytes // parts_in_flight // MIB * MIB
+        memory_bytes = budget_bytes // parts_in_flight // MIB * MIB
         floor_bytes = min(_START_BYTES, budget_bytes // min(parts_in_flight, _FEW_PARTS) // MIB * MIB)
-        self._most_bytes = max(min(_MOST_BYTES, room_bytes), floor_bytes, min(_LEAST_BYTES, budget_bytes))
+        self._most_bytes = max(min(_MOST_BYTES, memory_bytes), floor_bytes, min(_LEAST_BYTES, budget_bytes))
         self._aim_bytes = min(_START_BYTES, self._most_bytes)
         self._waits_s: deque[float] = deque(maxlen=_SAMPLES)
         self._rates: deque[float] = deque(maxlen=_SAMPLES)

@@ -94,7 +94,7 @@ def missing_reason(index: ShardIndex, columns: Sequence[int], ordinal: int) -> M
             continue
         why = Why(number)
         if columns or why is not Why.CELL:  # a bad value in one column does not concern others
-            stored, place = index.stored_as(column) or "text", -start >> _REASON_BITS
+            stored, place = index.encoding_of(column) or "text", -start >> _REASON_BITS
             got = next((text for of, at, text in index.notes if of in {column, ALL} and at == ordinal), "another")
             return MissingField(_TEXTS[why].format(stored=stored, name=index.fields[column], got=got), place or -1)
     return None

@@ -21,7 +21,7 @@ import numpy as np
 from feedd.formats.format_spec import FormatSpec
 from feedd.formats.framing import ShardReader, field_names, numbered, unread_of
 from feedd.formats.missing_reasons import HAS, starts_of_missing
-from feedd.recipe.encodings import parse_stored
+from feedd.recipe.encodings import parse_encoding
 from feedd.values import ShardIndex
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ class _Reader(ShardReader):
     ) -> None:
         """Fill in starts and sizes of one column."""
         try:
-            parse_stored(column.stored)
+            parse_encoding(column.stored)
         except ValueError as error:
             self.fail(end, f"a known encoding for column {column.name!r}", str(error))
         if column.width >= 0:

@@ -96,15 +96,17 @@ class Counter:
         pipeline: open stages with their own cache.
         url: prefix or folder.
         kept: the index to write.
-        tell: called after each shard.
+        add_counts: called after each shard.
     """
 
-    def __init__(self, pipeline: Pipeline, url: str, kept: IndexTarget, tell: Callable[[Counting], object]) -> None:
+    def __init__(
+        self, pipeline: Pipeline, url: str, kept: IndexTarget, add_counts: Callable[[Counting], object]
+    ) -> None:
         self.progress = Counting()
         self._pipeline = pipeline
         self._url = url
         self._target = kept
-        self._report = tell
+        self._report = add_counts
         self._folder = folder_of(parse_url(index_url(url)).key)
         self._root = parse_url(url).root
         self._listing: Listing | None = None

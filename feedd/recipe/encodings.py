@@ -94,7 +94,7 @@ class Encoding:
 
 
 @functools.lru_cache(maxsize=1024)  # a dataset has few names, and each field of each chunk asks for one
-def parse_stored(name: str) -> Encoding | None:
+def parse_encoding(name: str) -> Encoding | None:
     """Return the parsed name; None: the field is a separate file.
 
     Raises:
@@ -120,13 +120,13 @@ def parse_stored(name: str) -> Encoding | None:
     return Encoding(dtype, shape, narrow=narrow)
 
 
-def check_stored(recipe: FieldRecipe) -> None:
+def check_encoding(recipe: FieldRecipe) -> None:
     """Check that a field's codec can read the stored encoding.
 
     Raises:
         BadRecipe: the codec cannot read it; the hint names a codec that can.
     """
-    stored = parse_stored(recipe.stored)
+    stored = parse_encoding(recipe.stored)
     codec = recipe.codec
     key = getattr(params_of(recipe), "key", None)
     check_whole_documents(recipe.name, codec, key, is_json=recipe.stored == "json")
@@ -170,7 +170,7 @@ def _read_as(stored: Encoding, params: TensorParams | TokensParams) -> tuple[str
 
 def default_codec(name: str) -> str | None:
     """Return the default recipe for an encoding; None: the encoding does not determine one."""
-    stored = parse_stored(name)
+    stored = parse_encoding(name)
     return _FILE_NAMES.get(name) if stored is None else suggest(stored)
 
 

@@ -8,7 +8,7 @@ from feedd.errors import BadRecipe
 from feedd.notices import EXAMPLES_MAX, Amount, NoticeKind
 from feedd.recipe.encodings import PICKLE
 from feedd.recipe.label_recipes import is_label
-from feedd.recipe.recipe import as_stored, default_fields, lacking_library
+from feedd.recipe.recipe import default_fields, lacking_library, with_encodings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ class LeftOutFields:
     def add(self, index: ShardIndex) -> None:
         """Add the fields of a shard. Nothing is added if default recipes fail, because then opening is an error."""
         try:
-            recipes = as_stored(default_fields(index.fields, index.stored), index)
+            recipes = with_encodings(default_fields(index.fields, index.stored), index)
         except BadRecipe:
             return
         for kind, names in _names_left_out(index, recipes).items():
@@ -56,7 +56,7 @@ def _names_left_out(index: ShardIndex, recipes: Sequence[FieldRecipe]) -> dict[N
     read = {source for recipe in recipes for source in recipe.sources}
     unscaled = [f"{name}: {kind}" for name, kind in index.unread if name.lower() in read and kind.find("decimal") >= 0]
     others = [number for number, name in enumerate(index.fields) if name not in read and not is_label(name)]
-    pickled = [index.fields[number] for number in others if index.stored_as(number) == PICKLE]
+    pickled = [index.fields[number] for number in others if index.encoding_of(number) == PICKLE]
     unread = [text for name, kind in index.unread if (text := f"{name}: {kind}") not in unscaled]
     return {
         NoticeKind.UNREAD_COLUMNS: unread,

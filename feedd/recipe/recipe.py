@@ -26,7 +26,7 @@ import msgspec
 
 from feedd.errors import BadRecipe
 from feedd.recipe import plugins, tokenizers
-from feedd.recipe.encodings import IMAGES, PICKLE, check_stored, default_codec, parse_stored
+from feedd.recipe.encodings import IMAGES, PICKLE, check_encoding, default_codec, parse_encoding
 from feedd.recipe.extras import present, require
 from feedd.recipe.key_params import NAMES as JSON_NAMES
 from feedd.recipe.key_params import check_whole_documents, key_list
@@ -91,7 +91,7 @@ def parse_field(name: str, text: str) -> FieldRecipe:
     if label:
         form, sources = {"decode": "int", **label_options(text)}, (label,)
     else:
-        form = _long_form(name, text) if text.startswith("{") else _short_form(name, text)
+        form = _long_recipe(name, text) if text.startswith("{") else _short_recipe(name, text)
     codec = form.pop("decode")
     given = form.pop("from", None)
     batch_key = _renamed(batch_key, form)
@@ -171,7 +171,7 @@ def _check_codec(name: str, codec: object) -> None:
         )
 
 
-def _long_form(name: str, text: str) -> dict[str, Any]:
+def _long_recipe(name: str, text: str) -> dict[str, Any]:
     try:
         form = msgspec.json.decode(text.encode(), type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError) as error:
@@ -184,7 +184,7 @@ def _long_form(name: str, text: str) -> dict[str, Any]:
     return form
 
 
-def _short_form(name: str, text: str) -> dict[str, Any]:
+def _short_recipe(name: str, text: str) -> dict[str, Any]:
     codec, *arguments = (part.strip() for part in text.split(":"))
     _check_codec(name, codec)
     form: dict[str, Any] = {"decode": codec}
@@ -277,20 +277,20 @@ def _nameable(extension: str) -> bool:
     )
 
 
-def as_stored(recipes: Iterable[FieldRecipe], index: ShardIndex) -> tuple[FieldRecipe, ...]:
+def with_encodings(recipes: Iterable[FieldRecipe], index: ShardIndex) -> tuple[FieldRecipe, ...]:
     """Return the recipes with the encodings of a shard; a field that the shard lacks stays unchanged.
 
     Raises:
         BadRecipe: a codec cannot read the stored encoding.
     """
-    return tuple(_as_stored(recipe, index) for recipe in recipes)
+    return tuple(_with_encoding(recipe, index) for recipe in recipes)
 
 
-def _as_stored(recipe: FieldRecipe, index: ShardIndex) -> FieldRecipe:
-    found = (index.stored_as(index.fields.index(source)) for source in recipe.sources if source in index.fields)
+def _with_encoding(recipe: FieldRecipe, index: ShardIndex) -> FieldRecipe:
+    found = (index.encoding_of(index.fields.index(source)) for source in recipe.sources if source in index.fields)
     recipe = replace(recipe, stored=next(found, ""))
-    check_stored(recipe)
-    stored = parse_stored(recipe.stored)
+    check_encoding(recipe)
+    stored = parse_encoding(recipe.stored)
     if recipe.codec == "array" and stored is not None:
         params = params_of(recipe)
         assert isinstance(params, ArrayParams)
@@ -340,7 +340,7 @@ def keeps(recipe: FieldRecipe) -> bool:
 
 def needs_measure(recipe: FieldRecipe) -> bool:
     """Whether shapes must come from ``DecodePool.measure``; else they are fixed or follow from sizes in bytes."""
-    stored = parse_stored(recipe.stored)
+    stored = parse_encoding(recipe.stored)
     return params_of(recipe).measured or (
         stored is not None and bool(stored.varint or stored.steps or stored.narrow) and recipe.codec == "array"
     )

@@ -85,15 +85,15 @@ class AdminClient:
             answer: pb.CacheRemoveResponse = await self._stub.CacheRemove(request, timeout=_DEADLINE_S)
         return amount_from(answer.removed), amount_from(answer.in_use)
 
-    async def warm(self, spec: WarmSpec, tell: Callable[[WarmProgress, FeeddError | None], None]) -> WarmProgress:
-        """Let the daemon warm its cache while this call lasts; ``tell`` is called as by ``Warmer.warm``."""
+    async def warm(self, spec: WarmSpec, report: Callable[[WarmProgress, FeeddError | None], None]) -> WarmProgress:
+        """Let the daemon warm its cache while this call lasts; ``report`` is called as by ``Warmer.warm``."""
         progress: WarmProgress | None = None
         with self._translated():
             async for message in self._stub.Warm(warm_request(spec)):
                 progress = progress_from(message)
-                tell(progress, None)
+                report(progress, None)
                 for failure in message.failures:
-                    tell(progress, error_from(failure))
+                    report(progress, error_from(failure))
         assert progress is not None, "a successful warm-up has reported progress"
         return progress
 

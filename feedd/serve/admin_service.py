@@ -124,7 +124,9 @@ class AdminService:
 
     async def _warm(self, spec: WarmSpec, context: AnyContext) -> None:
         warm, progress_stream = _offered(self._hooks.warm), ProgressStream()
-        await both(progress_stream.send(context.write), _told(warm(spec, progress_stream.tell), progress_stream))
+        await both(
+            progress_stream.send(context.write), _warm_message(warm(spec, progress_stream.report), progress_stream)
+        )
 
     async def drain(self, request: pb.DrainRequest, context: AnyContext) -> pb.DrainResponse:
         """Ask the daemon to stop; answers before it does. Allowed on this machine only."""
@@ -145,7 +147,7 @@ class AdminService:
         self._hooks.drain(grace_s)
 
 
-async def _told(work: Awaitable[object], progress_stream: ProgressStream) -> None:
+async def _warm_message(work: Awaitable[object], progress_stream: ProgressStream) -> None:
     await work
     progress_stream.end()
 

@@ -135,7 +135,7 @@ class ArenaSocket:
             if hello == HOLD:
                 await self._hold(conn)
             elif hello.startswith(ARENA):
-                await self._lend(conn, hello[len(ARENA) :])
+                await self._send_arena(conn, hello[len(ARENA) :])
             else:
                 conn.send(_NO)
         except (OSError, TimeoutError) as error:
@@ -144,7 +144,7 @@ class ArenaSocket:
             self._connection_count -= 1
             conn.close()
 
-    async def _lend(self, conn: socket.socket, token: bytes) -> None:
+    async def _send_arena(self, conn: socket.socket, token: bytes) -> None:
         with self._directory.attached(token, _Connection(conn)) as fd:
             if fd is None:
                 conn.send(_NO)

@@ -190,17 +190,17 @@ class FeedServer:
         mode = self._options.socket_mode
         try:
             self._listeners.append(listen_unix(address.arena_path, mode))
-            self._claim(address.arena_path)
+            self._claim_socket(address.arena_path)
             with socket_umask(mode):
                 server.add_insecure_port(f"unix:{address.path}")
             address.path.chmod(mode)
-            self._claim(address.path)
+            self._claim_socket(address.path)
         except (OSError, RuntimeError) as error:
             raise BadConfig(f"cannot listen on {address}: {error}", object=str(address), stage="serve") from error
         self._feed.arena_path = self._feed.arena_path or address.arena_path
         self.addresses.append(str(address))
 
-    def _claim(self, path: Path) -> None:
+    def _claim_socket(self, path: Path) -> None:
         self._claimed.append((path, path.stat().st_ino))
 
     async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus.ValueType) -> None:

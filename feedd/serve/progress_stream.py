@@ -27,7 +27,7 @@ class ProgressStream:
         self._news = asyncio.Event()
         self._ended = False
 
-    def tell(self, progress: WarmProgress, failure: FeeddError | None) -> None:
+    def report(self, progress: WarmProgress, failure: FeeddError | None) -> None:
         """Record progress, and an error if there is one."""
         self._latest = progress
         if failure is not None:

@@ -69,7 +69,7 @@ class ServedSession:
     @property
     def reads_on(self) -> bool:
         """Whether the client may be reading a batch in an arena that other sessions write to."""
-        held = self.call is not None or self.machine.leases.held_count > 0
+        held = self.call is not None or self.machine.leases.leased_count > 0
         return held and bool(self.lifelines) and self.feed.info.places > 0
 
     def carry_out(self, instructions: list[Instruction]) -> None:

@@ -38,15 +38,15 @@ class Leases:
 
     def __init__(self, slot_count: int) -> None:
         self._slot_count = slot_count
-        self._held: dict[int, SlotRef] = {}
+        self._leased: dict[int, SlotRef] = {}
         self.attached = False
         self.stale_count = 0
         self.taken_count = 0
 
     @property
-    def held_count(self) -> int:
+    def leased_count(self) -> int:
         """Number of slots that the client holds."""
-        return len(self._held)
+        return len(self._leased)
 
     def promise(self) -> bool:
         """Reserve one slot for a production; False: all are taken."""
@@ -67,23 +67,23 @@ class Leases:
     def lease(self, slot: SlotRef) -> bool:
         """Lease a slot to the client; False: there is no lifeline, and nothing happens."""
         if self.attached:
-            self._held[slot.index] = slot
+            self._leased[slot.index] = slot
         return self.attached
 
     def release(self, slot: SlotRef) -> list[Instruction]:
         """End a lease; if it is not held (any more), only count the release as stale."""
-        if self._held.get(slot.index) != slot:
+        if self._leased.get(slot.index) != slot:
             self.stale_count += 1
             return []
-        del self._held[slot.index]
+        del self._leased[slot.index]
         return [self.free(slot)]
 
     def reclaim(self, keep: Iterable[SlotRef] = ()) -> list[Instruction]:
         """End all leases but those in ``keep``."""
         kept = set(keep)
-        ended = tuple(slot for slot in self._held.values() if slot not in kept)
+        ended = tuple(slot for slot in self._leased.values() if slot not in kept)
         for slot in ended:
-            del self._held[slot.index]
+            del self._leased[slot.index]
         self.taken_count -= len(ended)
         return [Reclaim(ended)] if ended else []
 
@@ -118,7 +118,7 @@ class StreamMachine:
         self._stride = stride
         self._next_seq = 0
         self._credits = 0
-        self._line: deque[_Step] = deque()
+        self._steps: deque[_Step] = deque()
         self._making: dict[int, _Step] = {}  # by step
         self._sending: dict[int, SlotRef] = {}  # by seq
         self._planned_all = False  # no further Produce
@@ -148,7 +148,7 @@ class StreamMachine:
         """What the client's next batch needs: "batch" if it is being made, "space", or "" if none is requested."""
         if self._ended or self._gone:
             return ""
-        return "batch" if self._line else "space" if self._credits else ""
+        return "batch" if self._steps else "space" if self._credits else ""
 
     def credits(self, count: int) -> list[Instruction]:
         """Allow the client to hold ``count`` more batches."""
@@ -202,22 +202,22 @@ class StreamMachine:
     def gone(self) -> list[Instruction]:
         """Forget the stream: free its unsent batches now, and running productions when they end."""
         self._gone = True
-        freed = self._drop_line() + [self._leases.free(slot) for slot in self._sending.values()]
+        freed = self._drop_steps() + [self._leases.free(slot) for slot in self._sending.values()]
         self._sending.clear()
         return freed
 
     # ------------------------------------------------------------------ inside
 
-    def _drop_line(self) -> list[Instruction]:
+    def _drop_steps(self) -> list[Instruction]:
         """Free finished batches; running productions are freed when they end."""
-        made = [step.outcome for step in self._line]
-        self._line.clear()
+        made = [step.outcome for step in self._steps]
+        self._steps.clear()
         return [self._leases.free(one.slot) for one in made if isinstance(one, Produced)]
 
     def _end(self, last: SendEnd | SendError) -> list[Instruction]:
         if self._ended or self._gone:
             return []
-        freed = self._drop_line()
+        freed = self._drop_steps()
         self._ended = True
         return [*freed, last, Finish()] if self._half_closed else [*freed, last]
 
@@ -226,7 +226,7 @@ class StreamMachine:
         out: list[Instruction] = []
         if self._ended or self._gone:
             return out
-        line = self._line
+        line = self._steps
         while line and (outcome := line[0].outcome) is not None:
             if isinstance(outcome, EpochEnd):
                 return out + self._end(SendEnd(outcome, self._samples, self._bad_samples))
@@ -257,7 +257,7 @@ class StreamMachine:
         self._next_step += self._stride
         self._credits -= 1
         self._making[at.step] = step = _Step()
-        self._line.append(step)
+        self._steps.append(step)
         return Produce(at)
 
 

@@ -217,7 +217,7 @@ class Sessions:
 
     async def _finish(self, hosted: ServedSession) -> None:
         if hosted.lifelines:
-            hosted.feed.keep_lent()
+            hosted.feed.retain_leased()
         hosted.carry_out(hosted.machine.close())
         for lifeline in list(hosted.lifelines):
             lifeline.say_closed()

@@ -47,7 +47,7 @@ class StreamCall:
             context: the gRPC call.
             options: lingering time and chunk size.
         """
-        self._hosted = hosted
+        self._entry = hosted
         self._machine = machine
         self._context = context
         self._linger_s = options.linger_s
@@ -58,10 +58,10 @@ class StreamCall:
         self._alone: set[int] = set()  # steps to be produced alone
         self._outbox: deque[Send | SendEnd | SendError | Finish] = deque()
         self._wake = asyncio.Event()
-        self._silence = IdleStream(self._wake.set)
+        self._idle = IdleStream(self._wake.set)
         self._over = asyncio.Event()
         self._group = asyncio.TaskGroup()
-        self._help_asked = False
+        self._help_requested = False
         self._stopped = False
         self._steps_said = False
         self._lingering: asyncio.TimerHandle | None = None
@@ -77,14 +77,14 @@ class StreamCall:
             if isinstance(instruction, Produce):
                 self._jobs.append(instruction.at)
             elif isinstance(instruction, Free | Reclaim):
-                self._hosted.free(instruction)
+                self._entry.free(instruction)
             else:
                 self._outbox.append(instruction)
         if self._outbox:
             self._wake.set()
         self._ask_help()
         self._meter.mark(idle=not self._outbox, making=self._machine.making_count > 0)
-        self._hosted.account()
+        self._entry.account()
 
     async def run(self, first: pb.StreamRequest) -> None:
         """Serve until the end of the epoch, an error, or the client's departure."""
@@ -93,7 +93,7 @@ class StreamCall:
                 try:
                     self._group.create_task(self._write())
                     self._take(first)
-                    self._silence.start(first.start.heartbeat_ms)
+                    self._idle.start(first.start.heartbeat_ms)
                     self._group.create_task(self._read())
                     await self._over.wait()
                     raise _Over
@@ -102,13 +102,13 @@ class StreamCall:
         except* _Over:
             pass
         finally:
-            self._silence.stop()
+            self._idle.stop()
             if self._lingering is not None:
                 self._lingering.cancel()
-            self._hosted.machine.stream_ended()
+            self._entry.machine.stream_ended()
             self._meter.mark(idle=True, making=False)
             self._meter.flush()
-            self._hosted.account()
+            self._entry.account()
             self.ended.set()
 
     def _leave(self) -> None:
@@ -151,12 +151,12 @@ class StreamCall:
 
     def _ask_help(self) -> None:
         """Schedule a task for jobs that no running task takes; an immediate ``produce`` needs no extra task."""
-        if self._jobs and not self._help_asked and not self._stopped:
-            self._help_asked = True
+        if self._jobs and not self._help_requested and not self._stopped:
+            self._help_requested = True
             asyncio.get_running_loop().call_soon(self._help)
 
     def _help(self) -> None:
-        self._help_asked = False
+        self._help_requested = False
         if not self._jobs or self._stopped:
             return
         lane = self._lane()
@@ -185,8 +185,8 @@ class StreamCall:
         """Take the jobs to produce together."""
         steps = [self._jobs.popleft()]
         if steps[0].step not in self._alone:
-            at_once = self._hosted.feed.info.at_once
-            while self._jobs and len(steps) < at_once and self._jobs[0].step not in self._alone:
+            batches_per_call = self._entry.feed.info.batches_per_call
+            while self._jobs and len(steps) < batches_per_call and self._jobs[0].step not in self._alone:
                 steps.append(self._jobs.popleft())
         return steps
 
@@ -201,7 +201,7 @@ class StreamCall:
     async def _produce(self, steps: Sequence[Cursor]) -> Sequence[Outcome]:
         """Return outcomes of leading steps; none if several failed together, because each is then produced alone."""
         try:
-            return await self._hosted.feed.produce(steps)
+            return await self._entry.feed.produce(steps)
         except FeeddError as error:
             failure = error
         except Exception as error:  # noqa: BLE001 -- a defect must not end other sessions; it is logged
@@ -226,7 +226,7 @@ class StreamCall:
             while not self._outbox:
                 self._wake.clear()
                 await self._wake.wait()
-                if self._silence.due:
+                if self._idle.due:
                     await self._say_alive()
             item = self._outbox.popleft()
             if isinstance(item, Send):
@@ -241,28 +241,28 @@ class StreamCall:
 
     async def _say_steps(self) -> None:
         """Send the number of steps once, as soon as it is known."""
-        if self._steps_said or (steps := self._hosted.feed.steps(self._machine.epoch)) is None:
+        if self._steps_said or (steps := self._entry.feed.steps(self._machine.epoch)) is None:
             return
         self._steps_said = True
         await self._write_message(pb.StreamResponse(known_steps=steps))
 
     async def _say_notices(self) -> None:
         """Send the notices again if shards read meanwhile add to them."""
-        notices = self._hosted.feed.info.notices
-        if notices != self._hosted.notices:
-            self._hosted.notices = notices
+        notices = self._entry.feed.info.notices
+        if notices != self._entry.notices:
+            self._entry.notices = notices
             await self._write_message(pb.StreamResponse(notices=notice_messages(notices)))
 
     async def _say_alive(self) -> None:
         """Tell a waiting client what its batch waits for."""
-        self._silence.due = False
+        self._idle.due = False
         if awaits := self._machine.awaits:
-            stage = self._hosted.feed.stage if awaits == "batch" else awaits
+            stage = self._entry.feed.stage if awaits == "batch" else awaits
             await self._write_message(pb.StreamResponse(heartbeat=pb.Heartbeat(waiting_for=stage)))
 
     async def _write_message(self, message: pb.StreamResponse) -> None:
         await self._context.write(message.SerializeToString())
-        self._silence.broken()
+        self._idle.broken()
 
     async def _send(self, first: Send) -> None:
         if not self._machine.leasing or first.batch.oversize is not None:
@@ -282,7 +282,7 @@ class StreamCall:
     def _sent(self, transport: str, sends: list[Send], *, held: bool) -> None:
         if self._stopped:
             return
-        self._silence.broken()
+        self._idle.broken()
         self._meter.sent(transport, len(sends), sum(send.batch.size_bytes for send in sends))
         self.apply([follows for send in sends for follows in self._machine.sent(send.seq, held=held)])
 

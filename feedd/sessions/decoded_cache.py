@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import structlog
 
-from feedd.convert.conversion_registry import form_named, ready_form
+from feedd.convert.conversion_registry import conversion_named, predecode_conversion
 from feedd.convert.long_params import PARAMS_BYTES_MAX
 from feedd.dataset.listing import format_of, view_of
 from feedd.dataset.pack_layout import is_pack
@@ -30,7 +30,7 @@ _log = structlog.get_logger("feedd.sessions")
 _WINDOWS: Final = 4  # shuffle windows whose shards must fit into the cache together
 
 
-class Room(NamedTuple):
+class DecodedRoom(NamedTuple):
     """Available space for decoded shards.
 
     Attributes:
@@ -42,7 +42,7 @@ class Room(NamedTuple):
     shard_bytes: int
 
 
-def made_ready(listing: Listing, request: Request, room: Room) -> Listing:
+def with_predecoded(listing: Listing, request: Request, room: DecodedRoom) -> Listing:
     """Return a listing whose shards have decoded images, if the request wants them and there is space.
 
     If the request wants them and cannot have them, the log says why, once for each source.
@@ -65,7 +65,7 @@ def made_ready(listing: Listing, request: Request, room: Room) -> Listing:
         found = [_formed(listing, shard, fields, growth, most_bytes) if fields else "" for shard in shards]
         whole = all(found)  # all or none: a field's encoding is read from the first shard
         if not whole:
-            reason = _why_not(recipe, fields, growth) or _other(listing, shards[found.index("")])
+            reason = _why_not(recipe, fields, growth) or _undecoded(listing, shards[found.index("")])
             _in_vain(request.sources[source], reason)
         view.append(rows_params("", fields if whole else (), 0))
         refs.extend(
@@ -86,7 +86,7 @@ def _why_not(recipe: Sequence[FieldRecipe], fields: Sequence[FieldRecipe], growt
     return ""
 
 
-def _other(listing: Listing, shard: int) -> str:
+def _undecoded(listing: Listing, shard: int) -> str:
     url = listing.refs[shard].url
     if is_pack(listing.refs[shard]):
         return f"objects such as {url} are single samples, not shards"
@@ -97,7 +97,7 @@ def _in_vain(urls: Sequence[str], reason: str) -> None:
     _log.warning("decoded_cache=True changes nothing", urls=list(urls[:_URLS_TOLD]), reason=reason)
 
 
-def _growth(listing: Listing, request: Request, room: Room) -> int:
+def _growth(listing: Listing, request: Request, room: DecodedRoom) -> int:
     """Return how many times larger than its object a shard may become; 0: the space is too small to be useful."""
     spec = request.spec
     nodes = 1 if spec.sharding == "replicated" else max(1, spec.topology.node_count)
@@ -122,10 +122,10 @@ def _ready_fields(recipe: Sequence[FieldRecipe], read: Sequence[FieldRecipe]) ->
 def _formed(listing: Listing, shard: int, fields: Sequence[FieldRecipe], growth: int, most_bytes: int) -> str:
     """Return the conversion that decodes a shard's images, or an empty string if the shard cannot have one."""
     ref, name = listing.refs[shard], format_of(listing, shard)
-    if is_pack(ref) or form_named(name):
+    if is_pack(ref) or conversion_named(name):
         return ""
     try:
         params = rows_params(name or format_for(ref.url), fields, min(ref.size_bytes * growth, most_bytes))
     except Unsupported:
         return ""  # reading the shard reports the error
-    return ready_form(ref.form, params) if len(params.encode()) <= PARAMS_BYTES_MAX else ""
+    return predecode_conversion(ref.form, params) if len(params.encode()) <= PARAMS_BYTES_MAX else ""

@@ -92,9 +92,9 @@ class Session:
         """Return ``fetching`` or ``decoding``: the stage that running calls of ``produce`` are in."""
         return "decoding" if self._calls > self._fetching else "fetching"
 
-    def keep_lent(self) -> None:
+    def retain_leased(self) -> None:
         """Keep leased slots out of use, because the client may go on reading them."""
-        self._parts.batches.keep_lent()
+        self._parts.batches.retain_leased()
 
     def steps(self, epoch: int) -> int | None:
         """Return the rank's steps in an epoch, or None if they were unknown when the session opened."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from feedd.ordering.batch_plan import BatchPlan
     from feedd.sessions.job_sharing import SharedBatches
     from feedd.sessions.own_batches import BatchDecoder
-    from feedd.sessions.shared_batches import Kept
+    from feedd.sessions.shared_batches import SharedBatch
     from feedd.values import Cursor
 
 
@@ -52,7 +52,7 @@ class GroupMember:
         return self._decoder
 
     @property
-    def at_once(self) -> int:
+    def batches_per_call(self) -> int:
         """Batches per call of ``make``: 1, because a group makes batches one by one."""
         return 1
 
@@ -104,7 +104,7 @@ class SharedCopies(GroupMember):
         freed = self.slots.give_back(slot)
         assert freed, f"slot {slot.index} was given back twice"
 
-    def keep_lent(self) -> None:
+    def retain_leased(self) -> None:
         """Do nothing: no other session writes to this arena."""
 
     async def close(self) -> None:
@@ -124,7 +124,7 @@ class SharedLeases(GroupMember):
         super().__init__()
         self._generations = [0] * count
         self._free = list(range(count - 1, -1, -1))
-        self._taken: dict[SlotRef, Kept | None] = {}
+        self._taken: dict[SlotRef, SharedBatch | None] = {}
 
     def __repr__(self) -> str:
         return f"SharedLeases({len(self._taken)}/{len(self._generations)})"
@@ -197,7 +197,7 @@ class SharedLeases(GroupMember):
             raise Internal(f"ticket {slot.index} of generation {slot.generation} has no batch")
         return self.group.arena.view(kept.slot)
 
-    def keep_lent(self) -> None:
+    def retain_leased(self) -> None:
         """Keep leased slots out of use while the group lasts, because a client may go on reading them."""
         self._taken = dict.fromkeys(self._taken)
 

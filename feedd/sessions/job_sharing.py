@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from feedd.flow.arena import Arena
     from feedd.ordering.batch_plan import BatchPlan
     from feedd.sessions.own_batches import BatchDecoder
-    from feedd.sessions.shared_batches import Kept
+    from feedd.sessions.shared_batches import SharedBatch
     from feedd.values import BatchReady, SlotRef
 
 LEASES_MOST = 8  # of a session if the daemon chooses; the group already decodes ahead for all members
@@ -42,7 +42,7 @@ _STRIDE_BYTES = 4 << 20
 _INLINE_BYTES = 1 << 20  # copied on the event loop, because a thread costs as much
 
 
-def slots_to_lend(lease_count: int, slot_bytes: int) -> int:
+def slots_to_lease(lease_count: int, slot_bytes: int) -> int:
     """Return the slots of a group's arena whose members each hold up to ``lease_count`` leases.
 
     The slots suffice for the window and one member's leases. They suffice for four members if that takes at most 1 GiB.
@@ -58,18 +58,18 @@ class SharedBatches:
         self._arena = arena
         self._assembler = assembler
         self._stages = stages
-        self._flight: SingleFlight[tuple[int, int], Kept] = SingleFlight(tasks)
-        self._kept = Keeping(arena)
+        self._flight: SingleFlight[tuple[int, int], SharedBatch] = SingleFlight(tasks)
+        self._shared_batches = Keeping(arena)
         self._freed = asyncio.Event()
         self._furthest = (-1, -1)
 
     def __repr__(self) -> str:
-        return f"SharedBatches({self._kept.member_count} members, {len(self._kept)} batches)"
+        return f"SharedBatches({self._shared_batches.member_count} members, {len(self._shared_batches)} batches)"
 
     @property
     def member_count(self) -> int:
         """Number of sessions in the group."""
-        return self._kept.member_count
+        return self._shared_batches.member_count
 
     @property
     def arena(self) -> Arena:
@@ -83,15 +83,15 @@ class SharedBatches:
 
     def join(self, member: object) -> None:
         """Add a session; batches made earlier are not kept for it."""
-        self._kept.join(member)
+        self._shared_batches.join(member)
 
     def admit(self, member: object, lease_count: int) -> bool:
         """Reserve a number of leases for a member; False: too few slots, so the member must take copies."""
-        return self._kept.admit(member, lease_count)
+        return self._shared_batches.admit(member, lease_count)
 
     def leave(self, member: object) -> None:
         """Remove a session: no more batches are kept for it."""
-        self._kept.leave(member)
+        self._shared_batches.leave(member)
         self._freed.set()
 
     async def copy(self, member: object, plan: BatchPlan, decoder: BatchDecoder, into: memoryview) -> BatchReady:
@@ -111,10 +111,10 @@ class SharedBatches:
         try:
             return await self._copied(kept, into)
         finally:
-            self._kept.copied(kept, member)
+            self._shared_batches.copied(kept, member)
             self._freed.set()
 
-    async def lease(self, holder: object, plan: BatchPlan, decoder: BatchDecoder) -> Kept:
+    async def lease(self, holder: object, plan: BatchPlan, decoder: BatchDecoder) -> SharedBatch:
         """Lease a decoded batch to a member until ``let_go``; decode it first if no member has.
 
         A batch too large for a slot is not leased but sent inline.
@@ -125,37 +125,37 @@ class SharedBatches:
         kept = await self._found(holder, plan, decoder)
         if kept.slot is None:
             kept.taken_by.add(holder)
-            self._kept.sweep()
+            self._shared_batches.sweep()
         else:
-            self._kept.hold(kept, holder)
+            self._shared_batches.hold(kept, holder)
         return kept
 
-    def let_go(self, kept: Kept, holder: object) -> None:
+    def let_go(self, kept: SharedBatch, holder: object) -> None:
         """End the lease of a batch."""
-        self._kept.let_go(kept, holder)
+        self._shared_batches.let_go(kept, holder)
         self._freed.set()
 
     async def close(self) -> None:
         """Cancel running decodes and free the memory."""
         await self._flight.cancel_all()
         await self._stages.inflight.withdraw(self)
-        self._kept.clear()
+        self._shared_batches.clear()
         self._assembler.close()
         self._arena.close()
 
-    async def _found(self, holder: object, plan: BatchPlan, decoder: BatchDecoder) -> Kept:
+    async def _found(self, holder: object, plan: BatchPlan, decoder: BatchDecoder) -> SharedBatch:
         """Return the batch, decoded first if needed. The code does not await after it finds the batch."""
         key = (plan.cursor.epoch, plan.cursor.step)
-        while (kept := self._kept.find(key, holder)) is None:
+        while (kept := self._shared_batches.find(key, holder)) is None:
             await self._flight.do(key, lambda: self._make(key, plan, decoder))
         if kept.taken_by:
             self._stages.recorder.count(PIPELINE_SHARED, outcome="taken")
         return kept
 
-    async def _make(self, key: tuple[int, int], plan: BatchPlan, decoder: BatchDecoder) -> Kept:
+    async def _make(self, key: tuple[int, int], plan: BatchPlan, decoder: BatchDecoder) -> SharedBatch:
         self._stages.recorder.count(PIPELINE_SHARED, outcome="again" if key <= self._furthest else "made")
         self._furthest = max(key, self._furthest)
-        slot = await self._room()
+        slot = await self._free_slot()
         try:
             (ready,) = await decoder.decode([plan], [slot], self)
         except BaseException:
@@ -164,15 +164,15 @@ class SharedBatches:
         if ready.oversize is not None:
             self._free(slot)
         self._freed.set()  # if no member needs the batch any more, its slot is free for others
-        return self._kept.add(key, ready, None if ready.oversize is not None else slot)
+        return self._shared_batches.add(key, ready, None if ready.oversize is not None else slot)
 
-    async def _room(self) -> SlotRef:
-        while (slot := self._kept.room()) is None:
+    async def _free_slot(self) -> SlotRef:
+        while (slot := self._shared_batches.free_slot()) is None:
             self._freed.clear()
             await self._freed.wait()  # for a copy or a decode that uses a slot: both end
         return slot
 
-    async def _copied(self, kept: Kept, into: memoryview) -> BatchReady:
+    async def _copied(self, kept: SharedBatch, into: memoryview) -> BatchReady:
         ready = kept.ready
         if kept.slot is None:
             return ready

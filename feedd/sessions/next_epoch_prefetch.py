@@ -36,7 +36,7 @@ _log = structlog.get_logger("feedd.sessions")
 
 
 @dataclass(frozen=True, slots=True)
-class AheadParts:
+class PrefetchParts:
     """The parts that prefetching for a session needs.
 
     Attributes:
@@ -73,7 +73,7 @@ class _Early:
     wanted: bool = True
 
     @property
-    def made(self) -> BatchReady | None:
+    def decoded_batch(self) -> BatchReady | None:
         """Return the decoded batch once the task is done, or None if decoding failed."""
         if self.task.cancelled() or self.task.exception() is not None:
             return None
@@ -87,13 +87,13 @@ class NextEpochPrefetch:
     Failures here raise no error: the batch is then decoded when it is requested.
     """
 
-    def __init__(self, parts: AheadParts) -> None:
+    def __init__(self, parts: PrefetchParts) -> None:
         self._parts = parts
         self._arena = parts.arena
         self._epoch = -1
         self._reader: AnyReader | None = None
         self._left: list[int] = []  # steps that are not started
-        self._held: list[_Early] = []  # their slots count as free for requested batches
+        self._early_slots: list[_Early] = []  # their slots count as free for requested batches
 
     def begin(self, epoch: int) -> None:
         """Start to decode an epoch, once. All batches of the previous epoch are made or being decoded."""
@@ -104,20 +104,20 @@ class NextEpochPrefetch:
 
     def begin_next(self) -> None:
         """Decode the next batches if steps are left, slots are free and no other decode runs."""
-        if not self._left or any(not early.task.done() for early in self._held):
+        if not self._left or any(not early.task.done() for early in self._early_slots):
             return
-        count = min(self._parts.decoder.assembler.at_once, len(self._left))
+        count = min(self._parts.decoder.assembler.batches_per_call, len(self._left))
         if self._arena.slot_count - self._arena.taken_count < count:
             return  # tried again when a slot is given back
         slots = [slot for slot in (self._arena.take() for _ in range(count)) if slot is not None]
         steps, self._left = self._left[: len(slots)], self._left[len(slots) :]
         task = self._parts.tasks.create_task(self._make([Cursor(self._epoch, step) for step in steps], slots))
-        begun = [
+        started = [
             _Early(self._epoch, step, slot, task, place)
             for place, (step, slot) in enumerate(zip(steps, slots, strict=True))
         ]
-        self._held += begun
-        task.add_done_callback(lambda _: self._ended(begun))
+        self._early_slots += started
+        task.add_done_callback(lambda _: self._ended(started))
 
     def claim(self, plans: Sequence[BatchPlan]) -> tuple[Sequence[BatchPlan], list[_Early]]:
         """Split requested batches by whether they were decoded in advance.
@@ -126,14 +126,14 @@ class NextEpochPrefetch:
             The leading plans that were all decoded in advance, or all not, and the decoded batches for ``collect``.
         """
         self._turn_to(plans[0].cursor, plans[-1].cursor)
-        if not self._held:  # the usual case
+        if not self._early_slots:  # the usual case
             return plans, []
         found = [self._found(plan.cursor) for plan in plans]
         in_advance = found[0] is not None
         leading = list(itertools.takewhile(lambda early: (early is not None) == in_advance, found))
         claimed = [early for early in leading if early is not None]
         for early in claimed:
-            self._held.remove(early)
+            self._early_slots.remove(early)
         return plans[: len(leading)], claimed
 
     async def collect(self, claimed: Sequence[_Early]) -> list[Produced]:
@@ -149,7 +149,7 @@ class NextEpochPrefetch:
             raise
         made: list[Produced] = []
         for early in claimed:
-            if (batch := early.made) is None:
+            if (batch := early.decoded_batch) is None:
                 break
             made.append(Produced(batch, early.slot))
         self._unclaim(claimed[len(made) :])
@@ -160,9 +160,9 @@ class NextEpochPrefetch:
         slot = self._arena.take()
         if slot is not None:
             return slot
-        assert self._held, "more batches are made than there are slots"
-        early = min(self._held, key=lambda one: (one.wanted, -one.step))
-        self._held.remove(early)
+        assert self._early_slots, "more batches are made than there are slots"
+        early = min(self._early_slots, key=lambda one: (one.wanted, -one.step))
+        self._early_slots.remove(early)
         early.wanted = False
         early.task.cancel()
         try:
@@ -177,12 +177,12 @@ class NextEpochPrefetch:
         """Cancel running decodes and give all slots back; idempotent."""
         self._drop_all()
         cancelled: asyncio.CancelledError | None = None
-        while tasks := [early.task for early in self._held if not early.task.done()]:
+        while tasks := [early.task for early in self._early_slots if not early.task.done()]:
             try:
                 await asyncio.wait(tasks)
             except asyncio.CancelledError as error:  # the tasks use the arena until they end
                 cancelled = error
-        for early in tuple(self._held):
+        for early in tuple(self._early_slots):
             self._free(early)
         if cancelled is not None:
             raise cancelled
@@ -192,7 +192,7 @@ class NextEpochPrefetch:
     def _found(self, at: Cursor) -> _Early | None:
         if at.epoch != self._epoch:
             return None
-        return next((early for early in self._held if early.wanted and early.step == at.step), None)
+        return next((early for early in self._early_slots if early.wanted and early.step == at.step), None)
 
     def _turn_to(self, first: Cursor, last: Cursor) -> None:
         """Drop the batches that a stream at these steps skips, because its steps ascend."""
@@ -200,21 +200,21 @@ class NextEpochPrefetch:
             self._drop_all()
             return
         self._left = [step for step in self._left if step > last.step]
-        for early in [early for early in self._held if early.step < first.step]:
+        for early in [early for early in self._early_slots if early.step < first.step]:
             self._drop(early)
 
     def _unclaim(self, claimed: Iterable[_Early]) -> None:
         """Make claimed batches available again; free the slots of batches that no stream can request."""
         for early in claimed:
-            self._held.append(early)
-            failed = early.task.done() and early.made is None
+            self._early_slots.append(early)
+            failed = early.task.done() and early.decoded_batch is None
             if failed or not early.wanted or early.epoch != self._epoch:
                 self._drop(early)
 
     def _drop_all(self) -> None:
         self._epoch = -1
         self._left.clear()
-        for early in tuple(self._held):
+        for early in tuple(self._early_slots):
             self._drop(early)
 
     def _drop(self, early: _Early) -> None:
@@ -225,13 +225,13 @@ class NextEpochPrefetch:
             early.task.cancel()  # the slot is freed when the task has ended
 
     def _free(self, early: _Early) -> None:
-        self._held.remove(early)
+        self._early_slots.remove(early)
         self._arena.give_back(early.slot)
 
-    def _ended(self, begun: Sequence[_Early]) -> None:
-        for early in begun:
-            failed = early.made is None
-            if early in self._held and (failed or not early.wanted):
+    def _ended(self, started: Sequence[_Early]) -> None:
+        for early in started:
+            failed = early.decoded_batch is None
+            if early in self._early_slots and (failed or not early.wanted):
                 self._free(early)
             if failed and early.wanted:
                 self._left.clear()

@@ -29,19 +29,19 @@ class NoticeLog:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._told: dict[tuple[str, ...], frozenset[Notice]] = {}
+        self._sidecar_counts: dict[tuple[str, ...], frozenset[Notice]] = {}
 
     def tell(self, urls: tuple[str, ...], notices: Sequence[Notice]) -> None:
         """Count and log the notices of a session that opens."""
         for notice in notices:
             self._recorder.count(metrics.PIPELINE_NOTICES, notice.amount.count, kind=notice.kind.value)
-        known = self._told.pop(urls, frozenset())
+        known = self._sidecar_counts.pop(urls, frozenset())
         for notice in notices:
             if notice.warns and notice not in known:
                 _warn(urls, notice)
         self._keep(urls, frozenset(notices))
 
-    def tell_more(self, urls: tuple[str, ...], kind: NoticeKind, amount: Amount, more_count: int) -> None:
+    def log_more(self, urls: tuple[str, ...], kind: NoticeKind, amount: Amount, more_count: int) -> None:
         """Count and log a notice that grew while a session was read; each kind is logged once.
 
         Args:
@@ -52,15 +52,15 @@ class NoticeLog:
         """
         notice = Notice(kind, amount)
         self._recorder.count(metrics.PIPELINE_NOTICES, more_count, kind=kind.value)
-        known = self._told.pop(urls, frozenset())
+        known = self._sidecar_counts.pop(urls, frozenset())
         if notice.warns and all(one.kind is not kind for one in known):
             _warn(urls, notice)
         self._keep(urls, frozenset(one for one in known if one.kind is not kind) | {notice})
 
     def _keep(self, urls: tuple[str, ...], notices: frozenset[Notice]) -> None:
-        self._told[urls] = notices
-        if len(self._told) > _TOLD_MAX:
-            del self._told[next(iter(self._told))]
+        self._sidecar_counts[urls] = notices
+        if len(self._sidecar_counts) > _TOLD_MAX:
+            del self._sidecar_counts[next(iter(self._sidecar_counts))]
 
 
 def _warn(urls: tuple[str, ...], notice: Notice) -> None:

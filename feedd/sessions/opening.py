@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from feedd.batching.assembler import KEY_SPECS, Assembler, AssemblerOptions
 from feedd.batching.bad_samples import BadSampleOptions
 from feedd.batching.batch_recipes import estimated_bytes, resolve, resolved_by
-from feedd.batching.plain_batches import are_plain, slots_together
+from feedd.batching.plain_batches import are_plain, slots_for_groups
 from feedd.batching.slot_layout import lay_out
 from feedd.catalog.dataset_catalog import DatasetCatalog
 from feedd.catalog.index_prefetcher import IndexPrefetcher
@@ -30,11 +30,11 @@ from feedd.ordering.sorted_windows import SortedWindows
 from feedd.recipe.bad_sample_policy import BadSamples
 from feedd.recipe.packed_rows import packing_of
 from feedd.sessions.column_types import typed
-from feedd.sessions.decoded_cache import Room, made_ready
+from feedd.sessions.decoded_cache import DecodedRoom, with_predecoded
 from feedd.sessions.feed_session import Session, SessionParts
 from feedd.sessions.group_members import SharedCopies, SharedLeases
-from feedd.sessions.job_sharing import LEASES_MOST, SharedBatches, Sharing, slots_to_lend
-from feedd.sessions.next_epoch_prefetch import AHEAD_BATCHES, AheadParts, NextEpochPrefetch
+from feedd.sessions.job_sharing import LEASES_MOST, SharedBatches, Sharing, slots_to_lease
+from feedd.sessions.next_epoch_prefetch import AHEAD_BATCHES, NextEpochPrefetch, PrefetchParts
 from feedd.sessions.notice_log import NoticeLog
 from feedd.sessions.own_batches import BatchDecoder, OwnBatches
 from feedd.sessions.prefetch_driver import PrefetchDriver, ReaderGroups
@@ -112,7 +112,7 @@ class Pipeline:
         if request.policy is BadSamples.QUARANTINE and self._quarantine is None:
             raise Unsupported("this daemon has no quarantine file configured", object="bad_samples")
         enter_stage(f"listing {_shortened(spec.urls)}")
-        with self.catalog.begun(request.sources, request.cuts):
+        with self.catalog.started(request.sources, request.cuts):
             request = await with_tables(self.stages.sources, request)
             listing, tables = await both(
                 self.catalog.mixed(
@@ -143,8 +143,8 @@ class Pipeline:
         try:
             view = await CPU.run(narrowed, listing, request.read)  # microseconds per shard
             view = view if view is listing else await typed(self.stages.cache, view, request.read)
-            room = Room(self.stages.cache.limit_bytes, self._options.ready_bytes)
-            view = await CPU.run(made_ready, view, request, room)  # some ten microseconds per shard
+            room = DecodedRoom(self.stages.cache.limit_bytes, self._options.ready_bytes)
+            view = await CPU.run(with_predecoded, view, request, room)  # some ten microseconds per shard
             return await self._open(request, view, mark, tables)
         except (ObjectChanged, NotFound):
             self.catalog.forget(listing)  # the listing is out of date, so the next open lists again
@@ -166,7 +166,7 @@ class Pipeline:
             undo.callback(prefetch_driver.close)
             prefetch_driver.enter(Cursor(request.spec.epoch))
             memory, batches, classes = await self._batches(one)
-            tell_late = partial(self._notice_log.tell_more, request.spec.urls, NoticeKind.LATE_FIELDS)
+            tell_late = partial(self._notice_log.log_more, request.spec.urls, NoticeKind.LATE_FIELDS)
             late = LateFields(listing, [source.fields for source in memory.found], tell_late)
             left_out = [source.left_out for source in memory.found]
             reasons = summed([listing.passed_over.reasons, *left_out, {NoticeKind.LATE_FIELDS: late.amount}])
@@ -175,7 +175,7 @@ class Pipeline:
             info = replace(
                 one.info(memory.recipes),
                 notices=notices,
-                at_once=batches.at_once,
+                batches_per_call=batches.batches_per_call,
                 places=batches.shared_slot_count,
                 classes=classes,
             )
@@ -225,7 +225,7 @@ class Pipeline:
         spec, key = one.request.spec, one.group_key
         count = spec.prefetch_batches or min(slots_for(memory.slot_bytes, spec.consumer_count), LEASES_MOST)
         leases = SharedLeases(self._within(count))
-        group = await self._sharing.join(key, leases, lambda: memory.lent(leases.slot_count))
+        group = await self._sharing.join(key, leases, lambda: memory.leased_per_job(leases.slot_count))
         if leases.admitted(group):
             self._enter(one, leases, group)
             return leases
@@ -247,9 +247,9 @@ class Pipeline:
         """Return the batches of a session that shares none; the next epoch's first batches use its free slots."""
         spec = one.request.spec
         decoder = BatchDecoder(self.stages, self.catalog, one.listing, assembler)
-        count = max(AHEAD_BATCHES, assembler.at_once)
+        count = max(AHEAD_BATCHES, assembler.batches_per_call)
         first = tuple(spec.consumer_index + n * spec.consumer_count for n in range(count))
-        prefetch = NextEpochPrefetch(AheadParts(arena, decoder, one.plan.reader, first, self._group))
+        prefetch = NextEpochPrefetch(PrefetchParts(arena, decoder, one.plan.reader, first, self._group))
         return OwnBatches(arena, decoder, prefetch)
 
     async def decoded(self, slot_count: int, slot_bytes: int, request: Request, recipes: Recipes) -> SharedBatches:
@@ -287,7 +287,7 @@ class Pipeline:
         spec = one.request.spec
         count = self._within(spec.prefetch_batches or slots_for(size_bytes, spec.consumer_count))
         if together:
-            count = min(slots_together(count, size_bytes), self._options.slots_max)
+            count = min(slots_for_groups(count, size_bytes), self._options.slots_max)
         arena = await Arena.create(count, size_bytes, self._budget)
         one.undo.callback(arena.close)
         self.stages.pool.attach(one.number, arena.fd, arena.size_bytes)
@@ -355,9 +355,9 @@ class _Memory:
         """Allocate memory for jobs that share batches as copies."""
         return await self.pipeline.decoded(slot_count, self.slot_bytes, self.request, self.recipes)
 
-    async def lent(self, lease_count: int) -> SharedBatches:
+    async def leased_per_job(self, lease_count: int) -> SharedBatches:
         """Allocate memory for jobs that share batches as leases, ``lease_count`` each."""
-        return await self.shared(slots_to_lend(lease_count, self.slot_bytes))
+        return await self.shared(slots_to_lease(lease_count, self.slot_bytes))
 
 
 def _nothing() -> None:
@@ -380,7 +380,7 @@ def _shortened(urls: Sequence[str]) -> str:
 
 def _may_need_more(spec: OpenSpec, size_bytes: int) -> bool:
     """Whether more slots are granted than the request names, so that several batches can be made at once."""
-    return not spec.share and 0 < spec.prefetch_batches < slots_together(spec.prefetch_batches, size_bytes)
+    return not spec.share and 0 < spec.prefetch_batches < slots_for_groups(spec.prefetch_batches, size_bytes)
 
 
 def _specs(spec: OpenSpec, recipes: Recipes) -> tuple[TensorSpec, ...]:

@@ -85,7 +85,7 @@ class BatchDecoder:
         """Decode batches, each into its slot. Their shards are pinned, looked up and read together.
 
         Args:
-            plans: up to ``assembler.at_once`` batches.
+            plans: up to ``assembler.batches_per_call`` batches.
             slots: one for each batch.
             owner: owner of the reads. Unless ``early`` is set, it must withdraw from ``stages.inflight`` in the end.
             early: waits for whole shards; see ``Assembler.fill``.
@@ -122,9 +122,9 @@ class OwnBatches:
         self._decoder = decoder
 
     @property
-    def at_once(self) -> int:
+    def batches_per_call(self) -> int:
         """Batches per call of ``make``."""
-        return self._decoder.assembler.at_once
+        return self._decoder.assembler.batches_per_call
 
     @property
     def shared_slot_count(self) -> int:
@@ -135,7 +135,7 @@ class OwnBatches:
         """Return at least one leading batch: the batches decoded in advance, or else the batches that were not.
 
         Args:
-            plans: up to ``at_once`` batches; as many slots are free.
+            plans: up to ``batches_per_call`` batches; as many slots are free.
             decoding: see ``BatchDecoder.decode``.
 
         Raises:
@@ -172,7 +172,7 @@ class OwnBatches:
         """Start to decode the next epoch, because all batches of this one are made or being decoded."""
         self.prefetch.begin(epoch + 1)
 
-    def keep_lent(self) -> None:
+    def retain_leased(self) -> None:
         """Do nothing: no other session writes to this arena."""
 
     async def close(self) -> None:

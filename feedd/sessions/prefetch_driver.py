@@ -86,7 +86,7 @@ class PrefetchDriver:
         self._progress = group
         # The group's first reader reported all shards, which takes a microsecond each. The next use is reported last.
         for again in reversed(group.join(self._name, window)):
-            self._tell(access, access.again(again))
+            self._report(access, access.again(again))
         if before is not None and before is not access:
             self._leave(before)
         self._wish(access, window)
@@ -107,7 +107,7 @@ class PrefetchDriver:
         access = self._access
         assert access is not None
         for window in self._progress.advance(self._name, first_window):
-            self._tell(access, access.left(window))
+            self._report(access, access.left(window))
         if last_window > self._window:
             self._window = last_window
             self._cache.note_next_use(self._reader_groups.timeline.advance(access.key, access.position(first_window)))
@@ -134,7 +134,7 @@ class PrefetchDriver:
     def _found(self, access: EpochAccess, window: int) -> Progress:
         """Start a group whose stream is at ``window``."""
         self._reader_groups.timeline.open(access.key, access.position(window), access.epoch_bytes * _SLACK)
-        self._tell(access, access.start(window))
+        self._report(access, access.start(window))
         return self._reader_groups.found(access.key)
 
     def _leave(self, access: EpochAccess) -> None:
@@ -143,9 +143,9 @@ class PrefetchDriver:
             self._cache.note_next_use(self._reader_groups.timeline.close(access.key))
             return
         for window in left:
-            self._tell(access, access.left(window))
+            self._report(access, access.left(window))
 
-    def _tell(self, access: EpochAccess, uses: Iterable[Use]) -> None:
+    def _report(self, access: EpochAccess, uses: Iterable[Use]) -> None:
         self._cache.note_next_use(self._reader_groups.timeline.tell(access.key, uses))
 
     def _wish(self, access: EpochAccess, window: int) -> None:

@@ -23,7 +23,7 @@ WINDOW_BATCHES = 8  # steps that the fastest job may be ahead before batches are
 
 
 @dataclass(slots=True, eq=False)
-class Kept:
+class SharedBatch:
     """A decoded batch in the group's memory.
 
     Attributes:
@@ -53,12 +53,12 @@ class Keeping:
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
-        self._kept: dict[Key, Kept] = {}  # oldest first
+        self._shared_batches: dict[Key, SharedBatch] = {}  # oldest first
         self._members: set[object] = set()
         self._promised: dict[object, int] = {}
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._shared_batches)
 
     @property
     def member_count(self) -> int:
@@ -67,7 +67,7 @@ class Keeping:
 
     def join(self, member: object) -> None:
         """Add a session; batches made earlier are not kept for it."""
-        for kept in self._kept.values():
+        for kept in self._shared_batches.values():
             kept.taken_by.add(member)
         self._members.add(member)
 
@@ -84,44 +84,46 @@ class Keeping:
         self._promised.pop(member, None)
         self.sweep()
 
-    def find(self, key: Key, holder: object | None = None) -> Kept | None:
+    def find(self, key: Key, holder: object | None = None) -> SharedBatch | None:
         """Return a kept batch, or None if there is none or ``holder`` already holds it.
 
         A client never gets a second lease of the same slot, because it may have written to the first one.
         """
-        kept = self._kept.get(key)
+        kept = self._shared_batches.get(key)
         if kept is not None and holder in kept.holders:
             self._forget(key)
             return None
         return kept
 
-    def room(self) -> SlotRef | None:
+    def free_slot(self) -> SlotRef | None:
         """Return a slot to decode into, if needed by dropping the oldest unused batch; None: the caller must wait."""
         slot = self._arena.take()
         if slot is None:
-            oldest = next((key for key, kept in self._kept.items() if kept.slot is not None and not kept.in_use), None)
+            oldest = next(
+                (key for key, kept in self._shared_batches.items() if kept.slot is not None and not kept.in_use), None
+            )
             if oldest is not None:
                 self._forget(oldest)
                 slot = self._arena.take()
         return slot
 
-    def add(self, key: Key, ready: BatchReady, slot: SlotRef | None) -> Kept:
+    def add(self, key: Key, ready: BatchReady, slot: SlotRef | None) -> SharedBatch:
         """Keep a new batch; it replaces a batch of the same step, which its maker still leases."""
         self._forget(key)
-        kept = self._kept[key] = Kept(ready, slot)
+        kept = self._shared_batches[key] = SharedBatch(ready, slot)
         return kept
 
-    def hold(self, kept: Kept, holder: object) -> None:
+    def hold(self, kept: SharedBatch, holder: object) -> None:
         """Lease a batch that was just found to a member."""
         kept.taken_by.add(holder)
         kept.holders.add(holder)
 
-    def let_go(self, kept: Kept, holder: object) -> None:
+    def let_go(self, kept: SharedBatch, holder: object) -> None:
         """End a member's lease."""
         kept.holders.remove(holder)
         self._ended(kept)
 
-    def copied(self, kept: Kept, member: object) -> None:
+    def copied(self, kept: SharedBatch, member: object) -> None:
         """Record that a member has finished or cancelled its copy."""
         kept.reader_count -= 1
         kept.taken_by.add(member)
@@ -129,26 +131,26 @@ class Keeping:
 
     def sweep(self) -> None:
         """Drop batches that all members have, and the oldest ones beyond the window."""
-        idle = [key for key, kept in self._kept.items() if not kept.in_use]
-        left = [key for key in idle if not self._members <= self._kept[key].taken_by]
+        idle = [key for key, kept in self._shared_batches.items() if not kept.in_use]
+        left = [key for key in idle if not self._members <= self._shared_batches[key].taken_by]
         for key in {*idle}.difference(left[-WINDOW_BATCHES:]):
             self._forget(key)
 
     def clear(self) -> None:
         """Forget all batches, because the memory is freed."""
-        self._kept.clear()
+        self._shared_batches.clear()
 
-    def _ended(self, kept: Kept) -> None:
+    def _ended(self, kept: SharedBatch) -> None:
         if kept.gone:
             self._free(kept)
         self.sweep()
 
     def _forget(self, key: Key) -> None:
-        kept = self._kept.pop(key, None)
+        kept = self._shared_batches.pop(key, None)
         if kept is not None:
             kept.gone = True
             self._free(kept)
 
-    def _free(self, kept: Kept) -> None:
+    def _free(self, kept: SharedBatch) -> None:
         if kept.slot is not None and not kept.in_use:
             self._arena.give_back(kept.slot)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from feedd.convert.long_params import for_worker
 from feedd.errors import BadShard
 from feedd.values import ByteRange
-from feedd.workers.messages import Made, MakeRequest, NeedRanges, encode
+from feedd.workers.messages import ConvertedAnswer, MakeRequest, NeedRanges, encode
 from feedd.workers.work import ConvertedShard
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class MakeCall:
         """Return the request."""
         task = self._task
         spans = tuple((span.start, span.end) for span in task.spans)
-        sizes = (task.size_bytes, spans, task.out_at, task.limit_bytes, task.room_bytes, task.entry_bytes)
+        sizes = (task.size_bytes, spans, task.out_at, task.limit_bytes, task.memory_bytes, task.entry_bytes)
         return encode(MakeRequest(request_id, for_worker(task.form), task.url, *sizes))
 
     def accept(self, rows: range, answer: Answer, fds: list[int]) -> None:  # noqa: ARG002 - the protocol's names
@@ -48,7 +48,7 @@ class MakeCall:
         if isinstance(answer, NeedRanges):
             self.outcome = tuple(ByteRange(*span) for span in answer.spans)
             return
-        assert isinstance(answer, Made)
+        assert isinstance(answer, ConvertedAnswer)
         self.outcome = ConvertedShard(answer.size_bytes, answer.format_name, answer.busy_s)
 
     def give_up(self, rows: range, reason: str) -> None:  # noqa: ARG002 - the protocol's names

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
-from feedd.convert.conversion_io import FileOut, HeldObject
+from feedd.convert.conversion_io import FileOut, MappedObject
 from feedd.convert.conversion_registry import get, is_unpacked, split
 from feedd.convert.memory_limits import at_most
 from feedd.errors import BadShard
 from feedd.formats.refused import say_packed
 from feedd.values import ByteRange
-from feedd.workers.messages import Made, NeedRanges
+from feedd.workers.messages import ConvertedAnswer, NeedRanges
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _HEAD_BYTES: Final = 8
 
 
-def make_shard(request: MakeRequest, fds: Sequence[int]) -> Made | NeedRanges:
+def make_shard(request: MakeRequest, fds: Sequence[int]) -> ConvertedAnswer | NeedRanges:
     """Convert the available ranges of an object into a shard, or return which ranges are missing.
 
     Raises:
@@ -34,23 +34,23 @@ def make_shard(request: MakeRequest, fds: Sequence[int]) -> Made | NeedRanges:
     name, params = split(request.form)
     form = get(name)
     spans = [ByteRange(*span) for span in request.spans]
-    with HeldObject(source, request.size_bytes, spans) as held:
-        limits = request.limit_bytes, request.room_bytes
+    with MappedObject(source, request.size_bytes, spans) as held:
+        limits = request.limit_bytes, request.memory_bytes
         out = FileOut(target, request.out_at, *limits, request.url, request.entry_bytes)
         try:
-            with at_most(out.beside_bytes, request.url):
+            with at_most(out.extra_bytes, request.url):
                 wanted = [span for span in form.wanted(held, params) if not held.holds(span)]
             if wanted:
                 _check(wanted, request)
                 spans_wanted = tuple((span.start, span.end) for span in wanted)
                 return NeedRanges(request.id, time.perf_counter() - began_s, spans_wanted)
-            with at_most(out.beside_bytes, request.url):
+            with at_most(out.extra_bytes, request.url):
                 format_name = form.make(held, request.url, params, out)
         except BadShard as error:
             if is_unpacked(name):
                 say_packed(error, bytes(held.data[:_HEAD_BYTES]), name)
             raise
-    return Made(request.id, time.perf_counter() - began_s, out.at, format_name)
+    return ConvertedAnswer(request.id, time.perf_counter() - began_s, out.at, format_name)
 
 
 def _check(wanted: Sequence[ByteRange], request: MakeRequest) -> None:

@@ -199,9 +199,9 @@ class Executor:
     def _index(self, request: IndexRequest, fds: list[int]) -> Indexed:
         began_s = time.perf_counter()
         with Shard(request.file) as shard:
-            room_bytes = max(_INDEX_LEAST_BYTES, min(_INDEX_SHARE * len(shard.whole()), _INDEX_MOST_BYTES))
+            memory_bytes = max(_INDEX_LEAST_BYTES, min(_INDEX_SHARE * len(shard.whole()), _INDEX_MOST_BYTES))
             try:
-                with at_most(room_bytes, request.file.url):
+                with at_most(memory_bytes, request.file.url):
                     index = formats.get(request.format_name).index(shard.whole(), request.file.url)
             except BadShard as error:
                 say_packed(error, bytes(shard.whole()[:8]), request.format_name)
@@ -314,7 +314,7 @@ def _produce(request: MeasureRequest, fds: list[int]) -> tuple[bytes, int]:
     field = Field(request.field, codec)
     lengths = np.full(len(field), -1, np.int64)
     kept: list[NDArray[Any]] = []
-    kept_rows, room_bytes = len(lengths), _KEPT_BYTES_MAX
+    kept_rows, memory_bytes = len(lengths), _KEPT_BYTES_MAX
     with Shards(request.files) as shards:
         for row in range(len(lengths)):
             try:
@@ -324,8 +324,8 @@ def _produce(request: MeasureRequest, fds: list[int]) -> tuple[bytes, int]:
             except Exception:  # noqa: BLE001, S112 - decode meets any error again and reports it with the row
                 continue
             lengths[row] = len(values)
-            room_bytes -= values.nbytes
-            if room_bytes < 0:
+            memory_bytes -= values.nbytes
+            if memory_bytes < 0:
                 kept_rows = min(kept_rows, row)
             else:
                 kept.append(values)

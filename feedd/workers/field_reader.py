@@ -45,7 +45,7 @@ class Field:
         self._start: list[int] = start.tolist()
         self._size: list[int] = np.frombuffer(message.size, np.int64).tolist()
         self._out_at: list[int] = np.frombuffer(message.out_at, np.int64).tolist()
-        self._told = bool(are_numbers(start).any())
+        self._has_numbers = bool(are_numbers(start).any())
         shape = np.frombuffer(message.shape, np.int64).reshape(-1, max(1, spec.ndim))
         self._shape: list[list[int]] = shape.tolist()
         pad = parse_pad(message.pad)
@@ -65,7 +65,7 @@ class Field:
         size, start = self._size[row], self._start[row]
         if size < 0:
             raise BadSample("expected the field, got a sample without it")
-        number = number_of(start) if self._told else None
+        number = number_of(start) if self._has_numbers else None
         if number is not None:
             data = memoryview(number.to_bytes(NUMBER_BYTES, "little", signed=True))
         else:
@@ -95,7 +95,7 @@ class Field:
             CacheUnavailable: a shard cannot be read.
         """
         read = self._codec.read_text if isinstance(self._codec, NumberCodec) else None
-        if read is None or self._told:
+        if read is None or self._has_numbers:
             return None
         item_bytes = self._dtype.itemsize
         out_at = np.array(self._out_at, np.int64) + slot_at

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from feedd.recipe.encodings import parse_stored
+from feedd.recipe.encodings import parse_encoding
 from feedd.recipe.low_precision import item_bytes
 from feedd.recipe.params import FloatParams, ImageParams, IntParams, TensorParams, TokensParams, params_of
 from feedd.recipe.predecoded import PIXELS, prefix_of
@@ -63,7 +63,7 @@ def plain_numbers(recipe: FieldRecipe) -> Plain | None:
     Raises:
         BadRecipe: the codec or its parameters are unknown.
     """
-    params, stored = params_of(recipe), parse_stored(recipe.stored)
+    params, stored = params_of(recipe), parse_encoding(recipe.stored)
     keyed = getattr(params, "key", None) is not None
     if keyed or not _LITTLE_ENDIAN or (stored is not None and (stored.varint or stored.steps)):
         return None

@@ -91,7 +91,7 @@ class MakeRequest(msgspec.Struct, frozen=True, array_like=True, tag="make"):
     spans: tuple[tuple[int, int], ...]
     out_at: int
     limit_bytes: int
-    room_bytes: int
+    memory_bytes: int
     entry_bytes: int = -1
 
 
@@ -152,7 +152,7 @@ class Indexed(msgspec.Struct, frozen=True, array_like=True, tag="indexed"):
     unread: tuple[tuple[str, str], ...] = ()
 
 
-class Made(msgspec.Struct, frozen=True, array_like=True, tag="made"):
+class ConvertedAnswer(msgspec.Struct, frozen=True, array_like=True, tag="made"):
     """The shard is written, with this many bytes; ``format_name`` is the format that indexes it."""
 
     id: int
@@ -211,7 +211,7 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
 RequestContext: TypeAlias = IndexRequest | MakeRequest | PinRequest | MeasureRequest | DecodeRequest
 Told: TypeAlias = Attach | Detach | Prepare | ReportStart
 Request: TypeAlias = Told | RequestContext
-Answer: TypeAlias = Indexed | Made | NeedRanges | Pinned | Measured | Decoded | Failed
+Answer: TypeAlias = Indexed | ConvertedAnswer | NeedRanges | Pinned | Measured | Decoded | Failed
 Reply: TypeAlias = Hello | Started | Answer
 
 request_decoder: Final = msgspec.msgpack.Decoder(Request)

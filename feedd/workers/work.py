@@ -126,7 +126,7 @@ class MakeTask:
         out_fd: file to write to.
         out_at: offset of the shard's first byte in that file.
         limit_bytes: maximum size of the shard.
-        room_bytes: memory available for the shard and for its conversion.
+        memory_bytes: memory available for the shard and for its conversion.
         entry_bytes: bytes of the shard beyond this size are counted but not written; negative: all are written.
     """
 
@@ -138,7 +138,7 @@ class MakeTask:
     out_fd: int
     out_at: int
     limit_bytes: int
-    room_bytes: int
+    memory_bytes: int
     entry_bytes: int = -1
 
 

@@ -17,7 +17,7 @@ from feedd.codecs.codec_registry import make
 from feedd.errors import BadSample
 from feedd.recipe import tokenizers
 from feedd.recipe.params import CODECS
-from feedd.recipe.recipe import as_stored, parse_field, spec_of
+from feedd.recipe.recipe import parse_field, spec_of, with_encodings
 from feedd.values import FieldKind, ShardIndex
 from tests.budget import budget
 from tests.fakes.sounds import sines, sound
@@ -105,7 +105,7 @@ class Case:
         """The recipe, once a shard has told how the field is stored."""
         cell = np.zeros((1, 1), np.int64)
         index = ShardIndex(("x",), cell, cell, b"0", np.ones(1, np.int64), (self.stored,))
-        (recipe,) = as_stored((parse_field("x", self.recipe),), index)
+        (recipe,) = with_encodings((parse_field("x", self.recipe),), index)
         return recipe
 
 

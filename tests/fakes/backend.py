@@ -50,7 +50,7 @@ class FakeScript:
         faults: producing that step raises.
         stubborn: a cancelled production goes on until its gate opens, as a decoder in native code does.
         oversize: steps whose batch comes as a private buffer instead of in its slot.
-        at_once: batches that are asked for together; where one of them fails, all do.
+        batches_per_call: batches that are asked for together; where one of them fails, all do.
         alone: steps that are not made together with those before them.
         classes: names of classes, by field.
     """
@@ -67,7 +67,7 @@ class FakeScript:
     faults: dict[int, BaseException] = field(default_factory=dict)
     stubborn: bool = False
     oversize: set[int] = field(default_factory=set)
-    at_once: int = 1
+    batches_per_call: int = 1
     alone: set[int] = field(default_factory=set)
     classes: dict[str, tuple[str, ...]] = field(default_factory=dict)
     notices: tuple[Notice, ...] = ()
@@ -151,7 +151,7 @@ class FakeSession:
             assigned_shard_count=2,
             assigned_bytes=1 << 20,
             steps=self.script.steps if self.script.steps_known else None,
-            at_once=self.script.at_once,
+            batches_per_call=self.script.batches_per_call,
             classes=self.script.classes,
             notices=self.script.notices,
         )
@@ -170,7 +170,7 @@ class FakeSession:
         """Always the same."""
         return "decoding"
 
-    def keep_lent(self) -> None:
+    def retain_leased(self) -> None:
         """Nobody else writes to the arena."""
 
     def steps(self, epoch: int) -> int | None:
@@ -180,7 +180,7 @@ class FakeSession:
     async def produce(self, steps: Sequence[Cursor]) -> list[Produced | EpochEnd]:
         """Make the leading ones, one after another; where one fails none is made."""
         count = next((n for n, at in enumerate(steps) if n and at.step in self.script.alone), len(steps))
-        if self.script.at_once > 1:
+        if self.script.batches_per_call > 1:
             self.together.append(len(steps))
         made: list[Produced | EpochEnd] = []
         try:

@@ -86,7 +86,7 @@ class MakingFetcher(MemoryFetcher):
 async def make(task: MakeTask) -> ConvertedShard | tuple[ByteRange, ...]:
     """Do in this process what a worker does."""
     spans = tuple((span.start, span.end) for span in task.spans)
-    sizes = (task.size_bytes, spans, task.out_at, task.limit_bytes, task.room_bytes, task.entry_bytes)
+    sizes = (task.size_bytes, spans, task.out_at, task.limit_bytes, task.memory_bytes, task.entry_bytes)
     answer = make_shard(MakeRequest(1, task.form, task.url, *sizes), (task.source_fd, task.out_fd))
     if isinstance(answer, NeedRanges):
         return tuple(ByteRange(*span) for span in answer.spans)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from feedd.values import ByteRange
 from feedd.workers.convert_shard import make_shard
-from feedd.workers.messages import Made, MakeRequest
+from feedd.workers.messages import ConvertedAnswer, MakeRequest
 from feedd.workers.work import MakeTask
 
 if TYPE_CHECKING:
@@ -28,11 +28,11 @@ class Making:
     size_bytes: int
     out_at: int = 4096
 
-    def task(self, form: str, name: str, limit_bytes: int = LIMIT_BYTES, room_bytes: int = LIMIT_BYTES) -> MakeTask:
+    def task(self, form: str, name: str, limit_bytes: int = LIMIT_BYTES, memory_bytes: int = LIMIT_BYTES) -> MakeTask:
         """Return the task of making it, all of the object being here."""
         spans = (ByteRange(0, self.size_bytes),) if self.size_bytes else ()
         fds = (self.source_fd, self.out_fd, self.out_at)
-        return MakeTask(form, f"{URL}/{name}", self.size_bytes, spans, *fds, limit_bytes, room_bytes)
+        return MakeTask(form, f"{URL}/{name}", self.size_bytes, spans, *fds, limit_bytes, memory_bytes)
 
     def written(self) -> bytes:
         """Return what was written."""
@@ -58,10 +58,10 @@ def made_of(form: str, name: str, data: bytes, limit_bytes: int = LIMIT_BYTES) -
         task = it.task(form, name, limit_bytes)
         spans = tuple((span.start, span.end) for span in task.spans)
         request = MakeRequest(
-            1, task.form, task.url, task.size_bytes, spans, task.out_at, task.limit_bytes, task.room_bytes
+            1, task.form, task.url, task.size_bytes, spans, task.out_at, task.limit_bytes, task.memory_bytes
         )
         answer = make_shard(request, (task.source_fd, task.out_fd))
-        assert isinstance(answer, Made)
+        assert isinstance(answer, ConvertedAnswer)
         written = it.written()
         assert answer.size_bytes == len(written)
         return answer.format_name, written

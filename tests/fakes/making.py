@@ -9,7 +9,7 @@ import numpy as np
 
 from feedd.errors import BadShard
 from feedd.formats.format_registry import get as format_of
-from feedd.recipe.encodings import parse_stored
+from feedd.recipe.encodings import parse_encoding
 from feedd.values import ByteRange
 
 if TYPE_CHECKING:
@@ -68,11 +68,11 @@ class Made:
 
     def values(self, name: str) -> list[Any]:
         """Return a field's values as Python has them."""
-        stored_as = self.index.stored_as(self.index.fields.index(name))
-        stored = parse_stored(stored_as)
+        encoding_of = self.index.encoding_of(self.index.fields.index(name))
+        stored = parse_encoding(encoding_of)
         found: list[Any] = []
         for one in self.raw(name):
-            if one is None or (stored is None and stored_as != "text"):
+            if one is None or (stored is None and encoding_of != "text"):
                 found.append(one)
             elif stored is None:
                 found.append(one.decode())

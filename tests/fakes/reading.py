@@ -12,7 +12,7 @@ from feedd.codecs.array import pin_npy
 from feedd.codecs.codec_registry import make
 from feedd.formats import format_registry as registry
 from feedd.formats.inline_headers import header_reader
-from feedd.recipe.recipe import as_stored, check_fields, default_fields, needs_resolve, parse_field
+from feedd.recipe.recipe import check_fields, default_fields, needs_resolve, parse_field, with_encodings
 from feedd.values import FieldKind
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def read(data: bytes, format_name: str, fields: Mapping[str, str] | None = None)
     recipes = tuple(parse_field(*one) for one in fields.items()) if fields else ()
     recipes = recipes or default_fields(index.fields, index.stored)
     check_fields(recipes, index.fields)
-    recipes = tuple(_pinned(recipe, index, data) for recipe in as_stored(recipes, index))
+    recipes = tuple(_pinned(recipe, index, data) for recipe in with_encodings(recipes, index))
     codecs = {recipe.name: (make(recipe), index.fields.index(recipe.sources[0])) for recipe in recipes}
     return [
         {

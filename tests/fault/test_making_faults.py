@@ -109,7 +109,7 @@ async def test_what_cannot_be_made_says_why() -> None:
             with pytest.raises(BadShard, match="at most 1000B"):
                 await pool.make(it.task("gunzip", "a.txt.gz", limit_bytes=1000))
             with pytest.raises(ResourceExhausted, match="memory"):
-                await pool.make(it.task("gunzip", "a.txt.gz", room_bytes=1000))
+                await pool.make(it.task("gunzip", "a.txt.gz", memory_bytes=1000))
             with pytest.raises(Unsupported):
                 await pool.make(it.task("unrar", "a.txt.rar"))
             with pytest.raises(Unsupported):

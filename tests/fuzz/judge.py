@@ -14,7 +14,7 @@ from feedd.convert import conversion_registry as forms
 from feedd.errors import BadRecipe, BadSample, BadShard, ResourceExhausted, Unsupported
 from feedd.formats import format_registry as formats
 from feedd.formats.inline_headers import header_reader
-from feedd.recipe.recipe import as_stored, default_fields, needs_resolve
+from feedd.recipe.recipe import default_fields, needs_resolve, with_encodings
 from feedd.values import FieldKind
 from tests.fakes import making
 
@@ -91,7 +91,7 @@ def read_samples(index: ShardIndex, data: bytes) -> None:
     for ordinal in range(min(SAMPLES_READ, index.sample_count)):
         index.key(ordinal)
     try:
-        recipes = as_stored(default_fields(index.fields, index.stored), index)[:FIELDS_READ]
+        recipes = with_encodings(default_fields(index.fields, index.stored), index)[:FIELDS_READ]
     except BadRecipe:
         return  # nothing that can be read without being named
     for recipe in recipes:

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import zstandard
 
-from feedd.convert.conversion_registry import get as form_of
+from feedd.convert.conversion_registry import get as conversion_of
 from feedd.formats.megatron import MegatronIndex, with_index_file
 from feedd.formats.tokens import LLMC, NPY, RAW, TokenWindows, with_windows
 from feedd.recipe.predecoded import rows_params
@@ -101,7 +101,10 @@ def _arrow(*, stream: bool) -> bytes:
 
 def _table() -> list[bytes]:
     some = TABLE.select(["i32", "text", "ints"])
-    return [making.make(form_of("parquet"), parquet(some)).shard, making.make(form_of("libsvm"), b"1 1:2\n").shard]
+    return [
+        making.make(conversion_of("parquet"), parquet(some)).shard,
+        making.make(conversion_of("libsvm"), b"1 1:2\n").shard,
+    ]
 
 
 def _parquet() -> list[bytes]:

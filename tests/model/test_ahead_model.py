@@ -22,7 +22,7 @@ from feedd.serve.served_session import ServedSession
 from feedd.serve.server_options import ServeOptions
 from feedd.serve.stream import StreamCall
 from feedd.sessions.feed_session import Session, SessionParts
-from feedd.sessions.next_epoch_prefetch import AheadParts, NextEpochPrefetch
+from feedd.sessions.next_epoch_prefetch import NextEpochPrefetch, PrefetchParts
 from feedd.sessions.own_batches import BatchDecoder, OwnBatches
 from feedd.values import BatchReady, Cursor, EpochEnd, OpenSpec, Region, SessionInfo, SlotRef
 from feedd.wire import feedd_pb2 as pb
@@ -50,8 +50,8 @@ class _Pins:
 class _Decoder:
     """What is under a session: steps of two to a window, and batches that are written when the test says so."""
 
-    def __init__(self, at_once: int) -> None:
-        self.at_once = at_once
+    def __init__(self, batches_per_call: int) -> None:
+        self.batches_per_call = batches_per_call
         self.writing: dict[int, asyncio.Future[bool]] = {}
         self.lying: dict[int, tuple[int, int]] = {}  # by slot, what was written last
         self.kept: set[int] = set()  # slots that a client reads
@@ -84,7 +84,7 @@ class _Decoder:
     async def fill(
         self, group: BatchPlanGroup, slots: Sequence[SlotRef], _indexes: object, _files: object, *, early: bool
     ) -> list[BatchReady]:
-        assert len(slots) == len(group.batches) <= self.at_once
+        assert len(slots) == len(group.batches) <= self.batches_per_call
         writes = [
             asyncio.ensure_future(self._write(plan.cursor, slot, early=early))
             for plan, slot in zip(group.batches, slots, strict=True)
@@ -159,17 +159,17 @@ class _Client:
 class _Rig:
     """A session as the server hosts it, over a decoder that the test holds back, and a client that streams from it."""
 
-    def __init__(self, tasks: asyncio.TaskGroup, at_once: int) -> None:
+    def __init__(self, tasks: asyncio.TaskGroup, batches_per_call: int) -> None:
         self.tasks = tasks
         self.arena = Arena(SLOTS, mmap.PAGESIZE)
-        self.decoder = _Decoder(at_once)
+        self.decoder = _Decoder(batches_per_call)
         below: Any = self.decoder  # in the place of catalog, reader, assembler and prefetch driver
         self.leased: set[SlotRef] = set()
         listing: Any = SimpleNamespace(refs=[None])
         batch_decoder = BatchDecoder(self.decoder.stages, below, listing, below)
-        ahead = AheadParts(self.arena, batch_decoder, lambda: below, tuple(range(max(2, at_once))), tasks)
+        ahead = PrefetchParts(self.arena, batch_decoder, lambda: below, tuple(range(max(2, batches_per_call))), tasks)
         own = OwnBatches(self.arena, batch_decoder, NextEpochPrefetch(ahead))
-        info = SessionInfo((), bytes(16), 1, 1, 0, at_once=at_once)
+        info = SessionInfo((), bytes(16), 1, 1, 0, batches_per_call=batches_per_call)
         parts = SessionParts(info, below, listing, below, below, own)
         self.session = Session(parts, self.decoder.stages)
         self.hosted = ServedSession(self.session, _SPEC, NullRecorder(), SystemClock())
@@ -211,7 +211,7 @@ class _Rig:
 
     def check(self) -> None:
         machine = self.hosted.machine
-        assert machine.leases.held_count >= len(self.leased)
+        assert machine.leases.leased_count >= len(self.leased)
         assert machine.taken_count <= SLOTS
 
     async def end(self) -> None:
@@ -236,14 +236,14 @@ _steps = st.one_of(
 
 @settings(max_examples=budget(300), deadline=None)
 @given(st.lists(_steps, max_size=60), st.integers(1, SLOTS))
-def test_slots_have_one_owner(steps: list[tuple[str, int, int]], at_once: int) -> None:
+def test_slots_have_one_owner(steps: list[tuple[str, int, int]], batches_per_call: int) -> None:
     """However a client starts, asks and gives back, it gets its batches in order, each in a slot nobody writes to."""
-    asyncio.run(_run(steps, at_once))
+    asyncio.run(_run(steps, batches_per_call))
 
 
-async def _run(steps: list[tuple[str, int, int]], at_once: int) -> None:
+async def _run(steps: list[tuple[str, int, int]], batches_per_call: int) -> None:
     async with asyncio.TaskGroup() as tasks:
-        rig = _Rig(tasks, at_once)
+        rig = _Rig(tasks, batches_per_call)
         for what, first, second in steps:
             if what == "start":
                 await rig.start(Cursor(first, second))
@@ -297,14 +297,16 @@ _visits = st.lists(
 
 @settings(max_examples=budget(200), deadline=None)
 @given(_visits, st.integers(1, SLOTS), st.integers(1, 6))
-def test_an_epoch_is_streamed_whole_whatever_was_before(visits: list[_Visit], at_once: int, turns: int) -> None:
+def test_an_epoch_is_streamed_whole_whatever_was_before(
+    visits: list[_Visit], batches_per_call: int, turns: int
+) -> None:
     """Streams that go in the middle, and batches half decoded in advance, keep nothing from those that come."""
-    asyncio.run(_visited([*visits, _Visit(1, 0, 1000, turns, early=True, held=0)], at_once))
+    asyncio.run(_visited([*visits, _Visit(1, 0, 1000, turns, early=True, held=0)], batches_per_call))
 
 
-async def _visited(visits: list[_Visit], at_once: int) -> None:
+async def _visited(visits: list[_Visit], batches_per_call: int) -> None:
     async with asyncio.TaskGroup() as tasks:
-        rig, epoch = _Rig(tasks, at_once), 0
+        rig, epoch = _Rig(tasks, batches_per_call), 0
         for visit in visits:
             epoch += visit.onward
             await rig.start(Cursor(epoch, visit.step))

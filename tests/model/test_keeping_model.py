@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from feedd.flow.arena import Arena
-from feedd.sessions.shared_batches import WINDOW_BATCHES, Keeping, Kept
+from feedd.sessions.shared_batches import WINDOW_BATCHES, Keeping, SharedBatch
 from feedd.values import BatchReady, Cursor, SlotRef
 from tests.budget import budget
 
@@ -24,8 +24,8 @@ class _Job:
     """A job that is lent batches, or takes copies: what it holds, and what it waits for the making of."""
 
     leases: int = 0
-    held: list[Kept] = field(default_factory=list)
-    copying: list[Kept] = field(default_factory=list)
+    held: list[SharedBatch] = field(default_factory=list)
+    copying: list[SharedBatch] = field(default_factory=list)
     making: list[int] = field(default_factory=list)
 
     @property
@@ -75,7 +75,7 @@ class KeepingModel(RuleBasedStateMachine):
             self.take(job, kept)
             return
         if step not in self.making:
-            slot = self.keeping.room()
+            slot = self.keeping.free_slot()
             if slot is None:  # only for one that takes copies, or for what is being made for a job that went
                 orphans = set(self.making).difference(*(other.making for other in self.jobs))
                 assert orphans or any(not other.leases and other.busy_count for other in self.jobs)
@@ -85,7 +85,7 @@ class KeepingModel(RuleBasedStateMachine):
             self.wrote[slot.index] = step
         job.making.append(step)
 
-    def take(self, job: _Job, kept: Kept) -> None:
+    def take(self, job: _Job, kept: SharedBatch) -> None:
         """What follows a find at once."""
         if job.leases:
             assert kept not in job.held, "a place was lent twice"
@@ -147,7 +147,7 @@ class KeepingModel(RuleBasedStateMachine):
     def nothing_is_lost(self) -> None:
         """Slots are free but for what is read, made or kept; no more than the window is kept for those behind."""
         read = {id(kept) for job in self.jobs for kept in (*job.held, *job.copying)}
-        kept = {id(kept) for kept in self.keeping._kept.values()}
+        kept = {id(kept) for kept in self.keeping._shared_batches.values()}
         assert self.arena.taken_count == len(read | kept) + len(self.making)
         assert len(kept - read) <= WINDOW_BATCHES + len(self.making) + 1
         if not self.jobs and not kept:

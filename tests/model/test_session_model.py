@@ -225,7 +225,7 @@ class SessionModel(RuleBasedStateMachine):
         if not hasattr(self, "machine"):
             return
         assert self.machine.taken_count == self.arena.taken_count + len(self.making) <= SLOTS
-        assert self.machine.leases.held_count == len(self.leased)
+        assert self.machine.leases.leased_count == len(self.leased)
         assert self.arena.taken_count == len(self.leased) + len(self.holding), "a slot is used twice, or by nobody"
 
     @invariant()

@@ -114,15 +114,15 @@ def _is_read_packed(name: str, names: tuple[str, ...]) -> bool:
     """Whether a name with an ending of compression leads to the same format, made by some form."""
     shard = "s3://b/chunk-0-0.zstd.bin" if name == "litdata" else f"s3://b/a{names[0] if names else ''}.gz"
     try:
-        return bool(names) and bool(forms.form_for(shard)) and formats.format_for(shard) == name
+        return bool(names) and bool(forms.conversion_for(shard)) and formats.format_for(shard) == name
     except FeeddError:
         return False
 
 
 def _is_made_packed(name: str, names: tuple[str, ...]) -> bool:
     """Whether a name with an ending of compression, or a URL that says so, leads to the same form behind one."""
-    ways = {forms.form_for(f"s3://b/a{one}.gz") for one in names if one.startswith(".")}
-    return f"gunzip{forms.THEN}{name}" in ways | {forms.form_named(f"{name}.gz")}
+    ways = {forms.conversion_for(f"s3://b/a{one}.gz") for one in names if one.startswith(".")}
+    return f"gunzip{forms.THEN}{name}" in ways | {forms.conversion_named(f"{name}.gz")}
 
 
 def _count_files(name: str) -> str:

@@ -42,11 +42,14 @@ def test_what_is_said_of_compressed_shards_is_so(row: tuple[str, ...]) -> None:
     for ending in url_names:
         seed = TARGETS[name].seeds()[0]
         if ending.startswith("."):
-            url, form = f"a{ending}.gz", forms.form_for(f"s3://b/a{ending}.gz")
+            url, form = f"a{ending}.gz", forms.conversion_for(f"s3://b/a{ending}.gz")
         elif name == "litdata":
-            url, form = "chunk-0-0.zstd.bin", forms.form_for("s3://b/chunk-0-0.zstd.bin").replace("unzstd", "gunzip")
+            url, form = (
+                "chunk-0-0.zstd.bin",
+                forms.conversion_for("s3://b/chunk-0-0.zstd.bin").replace("unzstd", "gunzip"),
+            )
         else:
-            url, form = "a.xyz", forms.form_of(f"{ending.removesuffix('+')}.gz", "s3://b/a.xyz")
+            url, form = "a.xyz", forms.conversion_of(f"{ending.removesuffix('+')}.gz", "s3://b/a.xyz")
         try:
             got = made_of(form, url, gzip.compress(seed))
         except FeeddError:

@@ -95,7 +95,7 @@ def _dedented(text: str) -> str:
     return "\n".join(line[indent:] for line in lines)
 
 
-def room_of(source: Source) -> str:
+def memory_left(source: Source) -> str:
     """Return the room of a product file: its folder in feedd, ``feedd`` for the modules above them, or ``client``."""
     top, *below = source.path.parts
     return "client" if top == "client" else below[0] if len(below) > 1 else top
@@ -106,7 +106,7 @@ def long_docstrings(rooms: Collection[str]) -> list[str]:
     found = [
         (len(sentence.split()), f"{source.path}: {sentence}")
         for source in sources()
-        if source.is_product and room_of(source) in rooms
+        if source.is_product and memory_left(source) in rooms
         for text in _docstrings(source)
         for sentence in docstring_sentences(text)
     ]
@@ -170,7 +170,7 @@ Raises:
 
 def test_docstrings_are_short() -> None:
     """No sentence of a docstring is longer than 45 words, and 19 of 20 have at most 30."""
-    assert long_docstrings({room_of(source) for source in sources() if source.is_product}) == []
+    assert long_docstrings({memory_left(source) for source in sources() if source.is_product}) == []
 
 
 def test_first_pages_are_short() -> None:

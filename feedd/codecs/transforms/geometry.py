@@ -67,7 +67,7 @@ def oriented_size(height: int, width: int, tag: int) -> tuple[int, int]:
     return (width, height) if tag >= 5 else (height, width)
 
 
-def stored_box(box: Box, height: int, width: int, tag: int) -> Box:
+def encoded_box(box: Box, height: int, width: int, tag: int) -> Box:
     """Return the box, in stored pixels, of a part of the upright image of ``height`` x ``width``."""
     top = height - box.top - box.height if tag in _UPSIDE_DOWN else box.top
     left = width - box.left - box.width if tag in _MIRRORED else box.left

@@ -19,17 +19,17 @@ _FIRST: Final = 64
 class Draws:
     """The random stream of the transform at ``place`` in the list."""
 
-    __slots__ = ("_place", "_sample", "_seed")
+    __slots__ = ("_index", "_sample", "_seed")
 
     def __init__(self, sample: int, place: int) -> None:
-        self._sample, self._place = sample, place
+        self._sample, self._index = sample, place
         self._seed: int | None = None
 
     @property
     def seed(self) -> int:
         """The seed of the stream: 64 bits."""
         if self._seed is None:
-            self._seed = bits(self._sample, _FIRST + self._place)
+            self._seed = bits(self._sample, _FIRST + self._index)
         return self._seed
 
     def uniform(self, draw: int) -> float:

@@ -216,7 +216,7 @@ class Files:
         self._surplus = memoryview(bytearray(1024))
         self._spares: list[memoryview] = []
 
-    def at_once(self, sink: RangeSink) -> memoryview | None:
+    def with_head_buffer(self, sink: RangeSink) -> memoryview | None:
         """Return a buffer to receive a small body for a file together with its head, or None for another way.
 
         The buffer is free again as soon as the received bytes are processed. Compared with receiving the head alone:

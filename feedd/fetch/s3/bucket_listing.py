@@ -23,9 +23,9 @@ _PAGES_AHEAD_COUNT = 8
 
 
 async def list_pages(
-    bucket: str, asked: RequestContext, limits: SourceOptions, start_after: str, facts: BucketFacts
+    bucket: str, request: RequestContext, limits: SourceOptions, start_after: str, facts: BucketFacts
 ) -> AsyncGenerator[list[ObjectRef], None]:
-    """Yield non-empty pages of the keys under ``asked.url`` that come after ``start_after``.
+    """Yield non-empty pages of the keys under ``request.url`` that come after ``start_after``.
 
     Folder markers (zero bytes, key ending in ``/``) are left out. The thread has ended when the generator is closed.
 
@@ -36,27 +36,27 @@ async def list_pages(
     """
 
     def make() -> AsyncGenerator[Mapping[str, Any], None]:
-        return _answers(bucket, asked, limits, start_after, facts)
+        return _answers(bucket, request, limits, start_after, facts)
 
-    root, order = f"s3://{bucket}", _Order(asked, start_after)
+    root, order = f"s3://{bucket}", _Order(request, start_after)
     answers = iterate_in_thread(make, name=f"feedd-list-{bucket}", ahead_count=_PAGES_AHEAD_COUNT)
     async with contextlib.aclosing(answers):
         async for answer in answers:  # the next page is being requested meanwhile
             try:
                 wanted = await CPU.run(_page, answer, root, order)
             except BadResponse as error:
-                error.object = asked.url  # the page's parser does not know the URL
+                error.object = request.url  # the page's parser does not know the URL
                 raise
             if wanted:
                 yield wanted
 
 
 async def _answers(
-    bucket: str, asked: RequestContext, limits: SourceOptions, start_after: str, facts: BucketFacts
+    bucket: str, request: RequestContext, limits: SourceOptions, start_after: str, facts: BucketFacts
 ) -> AsyncGenerator[Mapping[str, Any], None]:
     """Request page after page, with a client of the thread's own loop; runs in the thread."""
     s3 = limits.for_bucket(bucket)
-    query = {"Bucket": bucket, "Prefix": asked.url.removeprefix(f"s3://{bucket}/")}
+    query = {"Bucket": bucket, "Prefix": request.url.removeprefix(f"s3://{bucket}/")}
     if s3.requester_pays:
         query["RequestPayer"] = "requester"
     if start_after:
@@ -69,7 +69,7 @@ async def _answers(
 
     async with contextlib.aclosing(S3Clients(s3, limits, facts)) as clients:
         while True:
-            answer = await clients.call(ask, asked, limits.listing_deadline_s)
+            answer = await clients.call(ask, request, limits.listing_deadline_s)
             yield answer
             token = answer.get("NextContinuationToken")
             if not answer.get("IsTruncated") or not token:
@@ -89,8 +89,8 @@ def _page(answer: Mapping[str, Any], root: str, order: _Order) -> list[ObjectRef
 class _Order:
     """Checks that keys rise in UTF-8 byte order across pages; drops folder markers and keys up to ``start_after``."""
 
-    def __init__(self, asked: RequestContext, start_after: str) -> None:
-        self._request = asked
+    def __init__(self, request: RequestContext, start_after: str) -> None:
+        self._request = request
         self._start_after = start_after
         self._last = ""
 

@@ -99,7 +99,7 @@ class Connection(asyncio.BufferedProtocol):
         assert self.reusable, "one request at a time"
         self._waiter = self._loop.create_future()
         self._sink, self._judge, self._progress = sink, judge, progress
-        self._shared = self._files.at_once(sink)
+        self._shared = self._files.with_head_buffer(sink)
         self._idle_timeout.begin()
         try:
             self._transport.write(request)

@@ -50,7 +50,7 @@ class _Part:
     span: ByteRange
     sink: RangeSink
     progress: ReadProgress
-    asked: RequestContext
+    request: RequestContext
 
 
 class DirectStore:
@@ -100,20 +100,22 @@ class DirectStore:
         assert sink.size_bytes == span.size_bytes, "the sink must be exactly as long as the range"
         if not span.size_bytes:
             return
-        asked = self._sdk.asked("read", ref.key, ref.etag)
+        request = self._sdk.request_context("read", ref.key, ref.etag)
         if not ref.etag.isascii() or not ref.etag.isprintable():
-            raise BadResponse(f"expected an etag fit for a header, got {ref.etag!r}", object=asked.url, stage="source")
+            raise BadResponse(
+                f"expected an etag fit for a header, got {ref.etag!r}", object=request.url, stage="source"
+            )
 
         noted = progress or ReadProgress()
 
         async def ask(client: Any) -> str:  # noqa: ANN401 - see open_client
-            return await self._read(client, _Part(ref, span, sink, noted, asked))
+            return await self._read(client, _Part(ref, span, sink, noted, request))
 
         try:
-            obstacle = await self._sdk.clients.call(ask, asked, self._limits.read_deadline_s(span.size_bytes))
+            obstacle = await self._sdk.clients.call(ask, request, self._limits.read_deadline_s(span.size_bytes))
         except BadResponse as error:
             noted.filled_bytes = 0
-            error.object = asked.url  # a connection does not know its object
+            error.object = request.url  # a connection does not know its object
             raise
         except ObjectChanged as changed:
             raise await self._sdk.explained(changed, ref) from changed.__cause__
@@ -156,7 +158,7 @@ class DirectStore:
             head = answer.headers
             progress.answered_by = answered_by(head, answer.address)
             got = RangeHead(answer.status, head.get("etag", ""), head.get("content-range"), answer.size_bytes)
-            check_head(got, ref, span, part.asked)
+            check_head(got, ref, span, part.request)
 
         # a resumed part starts later but ends at the same byte
         answer = await pool.request(request, part.sink, judge, progress=progress, subject=(ref.key, span.end))

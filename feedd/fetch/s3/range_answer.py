@@ -32,7 +32,7 @@ class RangeHead:
     size_bytes: int | None
 
 
-def plain_etag(header: str, asked: RequestContext) -> str:
+def plain_etag(header: str, request: RequestContext) -> str:
     """Return an ETag without quotes.
 
     Raises:
@@ -40,7 +40,7 @@ def plain_etag(header: str, asked: RequestContext) -> str:
     """
     etag = header.removeprefix("W/").strip('"')
     if not etag:
-        raise BadResponse("expected an ETag header, got none", object=asked.url, stage="source")
+        raise BadResponse("expected an ETag header, got none", object=request.url, stage="source")
     return etag
 
 
@@ -49,7 +49,7 @@ def answered_by(headers: Mapping[str, str], address: str) -> str:
     return f"request id {headers.get('x-amz-request-id', 'unknown')}, address {address or 'unknown'}"
 
 
-def check_head(head: RangeHead, ref: ObjectRef, span: ByteRange, asked: RequestContext) -> None:
+def check_head(head: RangeHead, ref: ObjectRef, span: ByteRange, request: RequestContext) -> None:
     """Refuse an answer that is not the requested range.
 
     Raises:
@@ -58,7 +58,7 @@ def check_head(head: RangeHead, ref: ObjectRef, span: ByteRange, asked: RequestC
     """
     whole = span.size_bytes == ref.size_bytes
     wanted = f"bytes {span.start}-{span.end - 1}/{ref.size_bytes}"
-    etag = plain_etag(head.etag, asked)
+    etag = plain_etag(head.etag, request)
     problem = ""
     if head.status == 206 and head.content_range != wanted:
         problem = f"expected content-range {wanted!r}, got {head.content_range!r}"
@@ -68,6 +68,6 @@ def check_head(head: RangeHead, ref: ObjectRef, span: ByteRange, asked: RequestC
         problem = f"expected {span.size_bytes} bytes, got an answer of {head.size_bytes}"
     if etag != ref.etag:
         message = f"expected etag {ref.etag}, got {etag}"
-        raise ObjectChanged(message, object=asked.url, hint=CHANGED_HINT, stage="source")
+        raise ObjectChanged(message, object=request.url, hint=CHANGED_HINT, stage="source")
     if problem:
-        raise BadResponse(problem, object=asked.url, stage="source")
+        raise BadResponse(problem, object=request.url, stage="source")

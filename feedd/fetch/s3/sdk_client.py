@@ -179,7 +179,7 @@ class S3Clients:
         self.facts = facts or BucketFacts()
         self._current: Once[_Generation] = Once(self._open)
 
-    async def call(self, ask: Callable[[Any], Awaitable[T]], asked: RequestContext, deadline_s: float) -> T:
+    async def call(self, ask: Callable[[Any], Awaitable[T]], request: RequestContext, deadline_s: float) -> T:
         """Run ``ask`` with a client, and once more for each cause that a second try can fix.
 
         A new client is used after credentials expired. It is also used after an object was refused that is known to
@@ -199,19 +199,19 @@ class S3Clients:
                         return await ask(generation.client)
                     except FOREIGN as error:
                         elsewhere = "region" if region != self.facts.region.name and code_of(error) in MOVED else ""
-                        bad_sample_handler = elsewhere or self._skewed(error, asked, used_s)
-                        bad_sample_handler = bad_sample_handler or self._outdated(error, asked, generation)
-                        if not bad_sample_handler or bad_sample_handler in tried:
+                        remedy = elsewhere or self._skewed(error, request, used_s)
+                        remedy = remedy or self._outdated(error, request, generation)
+                        if not remedy or remedy in tried:
                             raise
                     finally:
                         generation.user_count -= 1
                         if generation.retired:
                             await self._close_unused(generation)
-                    tried.add(bad_sample_handler)
-                    if bad_sample_handler == "renew":
+                    tried.add(remedy)
+                    if remedy == "renew":
                         await self.renew(generation.client)
         except FOREIGN as error:
-            raise translate(error, asked) from error
+            raise translate(error, request) from error
 
     async def renew(self, stale: object) -> None:
         """Replace the client ``stale`` unless another caller already has."""
@@ -232,15 +232,15 @@ class S3Clients:
         generation.user_count += 1
         return generation
 
-    def _skewed(self, error: BaseException, asked: RequestContext, used_s: float) -> str:
+    def _skewed(self, error: BaseException, request: RequestContext, used_s: float) -> str:
         """Return ``clock`` if another signing time may help. For a refusal without a body, only the date tells."""
         code = code_of(error)
         if self._s3.anonymous or code not in SKEWED | BARE:
             return ""
         least_s = _SKEW_S if code in BARE else 0.0
-        return "clock" if self.facts.clock.learn(date_of(error), asked.url, used_s, least_s) else ""
+        return "clock" if self.facts.clock.learn(date_of(error), request.url, used_s, least_s) else ""
 
-    def _outdated(self, error: BaseException, asked: RequestContext, used: _Generation) -> str:
+    def _outdated(self, error: BaseException, request: RequestContext, used: _Generation) -> str:
         """Return ``renew`` if other credentials may help.
 
         Of the other refusals, only the refusal of a read of a known version counts. A store also refuses missing
@@ -249,7 +249,7 @@ class S3Clients:
         code = code_of(error)
         if self._s3.anonymous:
             return ""
-        refused = code in DENIED and asked.op == "read" and asked.etag
+        refused = code in DENIED and request.op == "read" and request.etag
         old = used.retired or _now_s() - used.opened_s > _RENEWED_S
         return "renew" if code in RENEWABLE or (refused and old) else ""
 

@@ -122,65 +122,65 @@ def region_of(response: Mapping[str, Any]) -> str:
     return str(headers.get("x-amz-bucket-region") or response.get("Error", {}).get("Region", ""))
 
 
-def translate(error: BaseException, asked: RequestContext) -> FeeddError:
+def translate(error: BaseException, request: RequestContext) -> FeeddError:
     """Return the translated error; raise it ``from`` the original."""
     if isinstance(error, boto.ClientError):
-        return _answered(error, asked)
+        return _answered(error, request)
     if isinstance(error, _NO_CREDENTIALS):
         return PermissionDenied(
             f"there are no usable credentials: {_line(error)}",
-            object=asked.url,
-            hint=_credentials_hint(asked),
+            object=request.url,
+            hint=_credentials_hint(request),
             stage="source",
         )
     if isinstance(error, _BAD_CONFIG):
-        return BadConfig(f"the s3 configuration cannot be used: {_line(error)}", object=asked.url, stage="source")
+        return BadConfig(f"the s3 configuration cannot be used: {_line(error)}", object=request.url, stage="source")
     if isinstance(error, boto.ParamValidationError):
-        return BadRequest(f"s3 does not allow this bucket or key: {_line(error)}", object=asked.url, stage="source")
+        return BadRequest(f"s3 does not allow this bucket or key: {_line(error)}", object=request.url, stage="source")
     if isinstance(error, ResponseParserError):
-        return BadResponse(f"the answer is no s3 answer: {_line(error)}", object=asked.url, stage="source")
-    return _transport(error, asked)
+        return BadResponse(f"the answer is no s3 answer: {_line(error)}", object=request.url, stage="source")
+    return _transport(error, request)
 
 
-def _credentials_hint(asked: RequestContext) -> str:
+def _credentials_hint(request: RequestContext) -> str:
     return (
         "give credentials by AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile or a role, "
-        f"or, for a public bucket, set anonymous = true under {asked.table} in feedd.toml"
+        f"or, for a public bucket, set anonymous = true under {request.table} in feedd.toml"
     )
 
 
-def _transport(error: BaseException, asked: RequestContext) -> FeeddError:
+def _transport(error: BaseException, request: RequestContext) -> FeeddError:
     if _errno(error) in {errno.EMFILE, errno.ENFILE}:
         hint = "raise the limit of open files (ulimit -n)"
         message = f"no descriptor is free for a connection: {_cause(error)}"
-        return ResourceExhausted(message, object=asked.url, hint=hint, stage="source")
+        return ResourceExhausted(message, object=request.url, hint=hint, stage="source")
     if isinstance(error, (boto.SSLError, ssl.SSLError)) and "CERTIFICATE_VERIFY_FAILED" in str(error):
         hint = (
-            f"set AWS_CA_BUNDLE, or ca_bundle under {asked.table} in feedd.toml, to the store's certificate authority"
+            f"set AWS_CA_BUNDLE, or ca_bundle under {request.table} in feedd.toml, to the store's certificate authority"
         )
-        return BadConfig("the store's certificate is not trusted", object=asked.endpoint, hint=hint, stage="source")
+        return BadConfig("the store's certificate is not trusted", object=request.endpoint, hint=hint, stage="source")
     if isinstance(error, (boto.EndpointConnectionError, boto.ConnectTimeoutError, boto.ProxyConnectionError)):
-        message = f"cannot connect to {asked.endpoint}: {_cause(error)}"
+        message = f"cannot connect to {request.endpoint}: {_cause(error)}"
         hint = "check endpoint_url, region, proxy and network"
-        return StoreUnavailable(message, object=asked.url, hint=hint, stage="source")
+        return StoreUnavailable(message, object=request.url, hint=hint, stage="source")
     if isinstance(error, (boto.ReadTimeoutError, TimeoutError)):
-        return StoreUnavailable("no answer in time", object=asked.url, stage="source")
-    return StoreUnavailable(f"the answer broke off: {_cause(error)}", object=asked.url, stage="source")
+        return StoreUnavailable("no answer in time", object=request.url, stage="source")
+    return StoreUnavailable(f"the answer broke off: {_cause(error)}", object=request.url, stage="source")
 
 
-def _answered(error: boto.ClientError, asked: RequestContext) -> FeeddError:  # noqa: PLR0911 - one return per row of a table
+def _answered(error: boto.ClientError, request: RequestContext) -> FeeddError:  # noqa: PLR0911 - one return per row of a table
     code = code_of(error)
     meta: Mapping[str, Any] = error.response.get("ResponseMetadata", {})
     headers: Mapping[str, str] = meta.get("HTTPHeaders", {})
     status = int(meta.get("HTTPStatusCode", 0))
-    where = {"object": asked.url, "stage": "source"}
+    where = {"object": request.url, "stage": "source"}
     said = f"{status} {code}" if code != str(status) else code
     if code in _MISSING:
-        return _missing(code, asked)
+        return _missing(code, request)
     if code in MOVED:
         region = region_of(error.response)
         name = region or "its region"
-        told = f"set AWS_DEFAULT_REGION to {name}, or region = {name!r} under {asked.table} in feedd.toml"
+        told = f"set AWS_DEFAULT_REGION to {name}, or region = {name!r} under {request.table} in feedd.toml"
         return BadConfig(f"the bucket is not in the configured region: {said}", hint=told, **where)
     if code in EXPIRED:
         hint = "the credentials expired and their source gave no fresh ones; renew them"
@@ -188,15 +188,15 @@ def _answered(error: boto.ClientError, asked: RequestContext) -> FeeddError:  # 
     if code == "RequestTimeTooSkewed":
         return PermissionDenied(f"the request's time is wrong: {said}", hint="set this machine's clock", **where)
     if code in _CREDENTIALS:
-        return PermissionDenied(f"the store refused the credentials: {said}", hint=_credentials_hint(asked), **where)
+        return PermissionDenied(f"the store refused the credentials: {said}", hint=_credentials_hint(request), **where)
     if code == "InvalidObjectState":
         hint = "restore it first (aws s3api restore-object), or leave it out"
         return PermissionDenied("the object is archived", hint=hint, **where)
     if code in DENIED or code.startswith("KMS.") or status in {401, 403}:
-        return PermissionDenied(f"access denied: {said}", hint=_grant(error, code, asked), **where)
+        return PermissionDenied(f"access denied: {said}", hint=_grant(error, code, request), **where)
     if code in _CHANGED:
         got = headers.get("etag", "").strip('"') or "another"
-        return ObjectChanged(f"expected etag {asked.etag or 'none'}, got {got} ({said})", hint=CHANGED_HINT, **where)
+        return ObjectChanged(f"expected etag {request.etag or 'none'}, got {got} ({said})", hint=CHANGED_HINT, **where)
     if code in _THROTTLED or status in {429, 503}:
         return Throttled(f"the store asked to slow down: {said}", retry_after_s=_retry_after_s(headers), **where)
     if code in _TRANSIENT or not 400 <= status < 500:
@@ -206,22 +206,22 @@ def _answered(error: boto.ClientError, asked: RequestContext) -> FeeddError:  # 
     return BadRequest(f"the store refused the request: {said}: {_line(error)}", hint=hint, **where)
 
 
-def _grant(error: boto.ClientError, code: str, asked: RequestContext) -> str:
+def _grant(error: boto.ClientError, code: str, request: RequestContext) -> str:
     if code.startswith("KMS.") or "kms:" in str(error):
         return f"grant these credentials kms:Decrypt on the object's key ({_line(error)})"
-    hint = f"grant these credentials {_PERMISSIONS[asked.op]} (and kms:Decrypt if the bucket has its own key)"
+    hint = f"grant these credentials {_PERMISSIONS[request.op]} (and kms:Decrypt if the bucket has its own key)"
     return (
         hint
-        if asked.pays
-        else f"{hint}; if the bucket is requester-pays, set requester_pays = true under {asked.table} in feedd.toml"
+        if request.pays
+        else f"{hint}; if the bucket is requester-pays, set requester_pays = true under {request.table} in feedd.toml"
     )
 
 
-def _missing(code: str, asked: RequestContext) -> NotFound:
-    if code == "NoSuchBucket" or asked.op == "list":
+def _missing(code: str, request: RequestContext) -> NotFound:
+    if code == "NoSuchBucket" or request.op == "list":
         hint = "check the bucket's name and region"
-        return NotFound(f"there is no such bucket at {asked.endpoint}", object=asked.url, hint=hint, stage="source")
-    return NotFound("the object does not exist", object=asked.url, hint=MISSING_HINT, stage="source")
+        return NotFound(f"there is no such bucket at {request.endpoint}", object=request.url, hint=hint, stage="source")
+    return NotFound("the object does not exist", object=request.url, hint=MISSING_HINT, stage="source")
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:

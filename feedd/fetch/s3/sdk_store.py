@@ -54,27 +54,27 @@ class S3Store:
 
     async def list(self, prefix: str, start_after: str = "") -> AsyncGenerator[list[ObjectRef], None]:
         """Yield pages in byte order, produced in a separate thread; see ``ObjectStore.list``."""
-        asked = self.asked("list", prefix)
-        found = list_pages(self._bucket, asked, self._limits, start_after, self.clients.facts)
+        request = self.request_context("list", prefix)
+        found = list_pages(self._bucket, request, self._limits, start_after, self.clients.facts)
         async with contextlib.aclosing(found) as pages:
             async for page in pages:
                 yield page
 
     async def head(self, key: str) -> ObjectRef:
         """Return the current version; see ``ObjectStore.head``."""
-        asked = self.asked("head", key)
+        request = self.request_context("head", key)
 
         async def ask(client: Any) -> Mapping[str, Any]:  # noqa: ANN401 - see open_client
             answer: Mapping[str, Any] = await client.head_object(Bucket=self._bucket, Key=key, **self._payer)
             return answer
 
-        answer = await self.clients.call(ask, asked, self._limits.read_deadline_s(0))
-        return ObjectRef(self.root, key, int(answer["ContentLength"]), plain_etag(str(answer.get("ETag", "")), asked))
+        answer = await self.clients.call(ask, request, self._limits.read_deadline_s(0))
+        return ObjectRef(self.root, key, int(answer["ContentLength"]), plain_etag(str(answer.get("ETag", "")), request))
 
     async def checksum(self, ref: ObjectRef) -> ObjectChecksum | None:
         """Return the checksum that S3 stores, in one or two requests; see ``ObjectStore.checksum``."""
         try:
-            return await self._checksums.of(ref, self.asked("head", ref.key, ref.etag))
+            return await self._checksums.of(ref, self.request_context("head", ref.key, ref.etag))
         except ObjectChanged as changed:
             raise await self.explained(changed, ref) from changed.__cause__
 
@@ -85,7 +85,7 @@ class S3Store:
         assert sink.size_bytes == span.size_bytes, "the sink must be exactly as long as the range"
         if not span.size_bytes:
             return
-        asked = self.asked("read", ref.key, ref.etag)
+        request = self.request_context("read", ref.key, ref.etag)
         noted = progress or ReadProgress()
 
         async def ask(client: Any) -> None:  # noqa: ANN401 - see open_client
@@ -105,14 +105,14 @@ class S3Store:
                     answer.get("ContentRange"),
                     answer.get("ContentLength"),
                 )
-                check_head(head, ref, span, asked)
-                await _receive(raw.content, sink, asked, noted)
+                check_head(head, ref, span, request)
+                await _receive(raw.content, sink, request, noted)
             except BaseException:
                 raw.close()  # the rest of the body is unread, so this connection cannot serve another request
                 raise
 
         try:
-            await self.clients.call(ask, asked, self._limits.read_deadline_s(span.size_bytes))
+            await self.clients.call(ask, request, self._limits.read_deadline_s(span.size_bytes))
         except BadResponse:
             noted.filled_bytes = 0
             raise
@@ -133,32 +133,32 @@ class S3Store:
             ObjectChanged: another version exists, or a version exists although none was expected.
             PermissionDenied, NotFound, StoreUnavailable: as S3 answered.
         """
-        asked = self.asked("write", key, over or "")
+        request = self.request_context("write", key, over or "")
         try:
-            return await self._put(key, data, asked, _condition(over))
+            return await self._put(key, data, request, _condition(over))
         except StoreUnavailable as error:
             if over is None or error.__cause__ is None or code_of(error.__cause__) != "NotImplemented":
                 raise
             _log.warning(
-                "the store has no conditional PUT: of two concurrent writes, one may be lost", object=asked.url
+                "the store has no conditional PUT: of two concurrent writes, one may be lost", object=request.url
             )
-            return await self._put(key, data, asked, {})
+            return await self._put(key, data, request, {})
 
-    async def _put(self, key: str, data: bytes, asked: RequestContext, condition: Mapping[str, str]) -> ObjectRef:
+    async def _put(self, key: str, data: bytes, request: RequestContext, condition: Mapping[str, str]) -> ObjectRef:
         async def ask(client: Any) -> Mapping[str, Any]:  # noqa: ANN401 - see open_client
             answer: Mapping[str, Any] = await client.put_object(
                 Bucket=self._bucket, Key=key, Body=data, **condition, **self._payer
             )
             return answer
 
-        answer = await self.clients.call(ask, asked, self._limits.whole_deadline_s(len(data)))
-        return ObjectRef(self.root, key, len(data), plain_etag(str(answer.get("ETag", "")), asked))
+        answer = await self.clients.call(ask, request, self._limits.whole_deadline_s(len(data)))
+        return ObjectRef(self.root, key, len(data), plain_etag(str(answer.get("ETag", "")), request))
 
     async def close(self) -> None:
         """Close all connections; idempotent."""
         await self.clients.aclose()
 
-    def asked(self, op: str, key: str, etag: str = "") -> RequestContext:
+    def request_context(self, op: str, key: str, etag: str = "") -> RequestContext:
         """Return the description of a request for its errors."""
         return RequestContext(op, f"{self.root}/{key}", self._endpoint, etag, pays=self._s3.requester_pays)
 
@@ -185,19 +185,19 @@ def _condition(over: str | None) -> dict[str, str]:
     return {"IfMatch": f'"{over}"'} if over else {"IfNoneMatch": "*"}
 
 
-async def _receive(body: Any, sink: RangeSink, asked: RequestContext, noted: ReadProgress) -> None:  # noqa: ANN401 - aiohttp's StreamReader, which only this function touches
+async def _receive(body: Any, sink: RangeSink, request: RequestContext, noted: ReadProgress) -> None:  # noqa: ANN401 - aiohttp's StreamReader, which only this function touches
     at, size_bytes = 0, sink.size_bytes
     async for chunk, _ in body.iter_chunks():  # chunk by chunk, because joining them would copy once more
         if not at:
             noted.first_byte_s = time.monotonic()
         end = at + len(chunk)
         if end > size_bytes:
-            raise BadResponse(f"expected {size_bytes} bytes, got more", object=asked.url, stage="source")
+            raise BadResponse(f"expected {size_bytes} bytes, got more", object=request.url, stage="source")
         await sink.write(at, chunk)
         at = noted.filled_bytes = end
     if at != size_bytes:
         # not a BadResponse, because the received bytes are good and the rest can be requested
-        raise StoreUnavailable(f"expected {size_bytes} bytes, got {at}", object=asked.url, stage="source")
+        raise StoreUnavailable(f"expected {size_bytes} bytes, got {at}", object=request.url, stage="source")
 
 
 def _sender(headers: Mapping[str, str], raw: Any) -> str:  # noqa: ANN401 - aiohttp's ClientResponse

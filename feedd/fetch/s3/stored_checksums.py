@@ -45,40 +45,40 @@ class S3Checksums:
         self._deadline_s = deadline_s
         self._logged = False
 
-    async def of(self, ref: ObjectRef, asked: RequestContext) -> ObjectChecksum | None:
+    async def of(self, ref: ObjectRef, request: RequestContext) -> ObjectChecksum | None:
         """Return the object's checksum, or None if there is none or its parts are unknown.
 
         Raises:
             BadResponse: the store contradicts itself, or the digest is malformed.
             Whatever ``ObjectStore.checksum`` raises.
         """
-        answer = await self._call("head_object", asked, ref, ChecksumMode="ENABLED", IfMatch=f'"{ref.etag}"')
-        _check_version(str(answer.get("ETag", "")), ref, asked)
+        answer = await self._call("head_object", request, ref, ChecksumMode="ENABLED", IfMatch=f'"{ref.etag}"')
+        _check_version(str(answer.get("ETag", "")), ref, request)
         if int(answer["ContentLength"]) != ref.size_bytes:
             message = f"expected {ref.size_bytes} bytes, got an object of {answer['ContentLength']}"
-            raise BadResponse(message, object=asked.url, stage="source")
+            raise BadResponse(message, object=request.url, stage="source")
         for algorithm, name in _FIELDS.items():
             if answer.get(name):
-                return await self._read(algorithm, str(answer[name]), str(answer.get("ChecksumType", "")), ref, asked)
+                return await self._read(algorithm, str(answer[name]), str(answer.get("ChecksumType", "")), ref, request)
         return None
 
     async def _read(
-        self, algorithm: str, text: str, kind: str, ref: ObjectRef, asked: RequestContext
+        self, algorithm: str, text: str, kind: str, ref: ObjectRef, request: RequestContext
     ) -> ObjectChecksum | None:
         encoded, _, count = text.partition("-")
-        digest = _decode(algorithm, encoded, asked)
+        digest = _decode(algorithm, encoded, request)
         # A store that names no type predates other types of multipart uploads, whose ETags look like "...-3".
         untold = not kind and "-" in ref.etag and algorithm != "crc64nvme"
         if kind != "COMPOSITE" and not count and not untold:
             return ObjectChecksum(algorithm, digest)
-        parts = await self._parts(algorithm, ref, asked)
+        parts = await self._parts(algorithm, ref, request)
         sizes, digests = tuple(size for size, _ in parts), tuple(found for _, found in parts if found is not None)
         if sum(sizes) != ref.size_bytes or (count and count != str(len(parts))) or not parts:
             self._log_unknown_parts(ref, "the store does not list them")
             return None
         return ObjectChecksum(algorithm, digest, sizes, digests if len(digests) == len(sizes) else ())
 
-    async def _parts(self, algorithm: str, ref: ObjectRef, asked: RequestContext) -> list[tuple[int, bytes | None]]:
+    async def _parts(self, algorithm: str, ref: ObjectRef, request: RequestContext) -> list[tuple[int, bytes | None]]:
         """Return size and digest of each part; empty if the store does not list them."""
         found: list[tuple[int, bytes | None]] = []
         marker = 0
@@ -86,7 +86,7 @@ class S3Checksums:
             try:
                 page = await self._call(
                     "get_object_attributes",
-                    asked,
+                    request,
                     ref,
                     ObjectAttributes=["ETag", "ObjectParts"],
                     MaxParts=_PARTS_PER_PAGE,
@@ -100,23 +100,23 @@ class S3Checksums:
                     raise
                 self._log_unknown_parts(ref, error.message)
                 return []
-            _check_version(str(page.get("ETag", "")), ref, asked)  # the request has no If-Match
+            _check_version(str(page.get("ETag", "")), ref, request)  # the request has no If-Match
             listed = page.get("ObjectParts", {})
             parts = listed.get("Parts", [])
             for part in parts:
                 text = part.get(_FIELDS[algorithm])
-                found.append((int(part.get("Size", 0)), _decode(algorithm, text, asked) if text else None))
+                found.append((int(part.get("Size", 0)), _decode(algorithm, text, request) if text else None))
             if not parts or not listed.get("IsTruncated"):
                 return found
             marker = int(listed.get("NextPartNumberMarker", marker + len(parts)))
 
-    async def _call(self, name: str, asked: RequestContext, ref: ObjectRef, **arguments: object) -> Mapping[str, Any]:
+    async def _call(self, name: str, request: RequestContext, ref: ObjectRef, **arguments: object) -> Mapping[str, Any]:
         async def ask(client: Any) -> Mapping[str, Any]:  # noqa: ANN401 - see open_client
             method = getattr(client, name)
             answer: Mapping[str, Any] = await method(Bucket=self._bucket, Key=ref.key, **arguments, **self._payer)
             return answer
 
-        return await self._clients.call(ask, asked, self._deadline_s)
+        return await self._clients.call(ask, request, self._deadline_s)
 
     def _log_unknown_parts(self, ref: ObjectRef, reason: str) -> None:
         if not self._logged:
@@ -125,18 +125,18 @@ class S3Checksums:
             _log.warning("parts of a composite checksum are unknown", object=ref.url, reason=reason, hint=hint)
 
 
-def _check_version(header: str, ref: ObjectRef, asked: RequestContext) -> None:
-    etag = plain_etag(header, asked)
+def _check_version(header: str, ref: ObjectRef, request: RequestContext) -> None:
+    etag = plain_etag(header, request)
     if etag != ref.etag:
         message = f"expected etag {ref.etag}, got {etag}"
-        raise ObjectChanged(message, object=asked.url, hint=CHANGED_HINT, stage="source")
+        raise ObjectChanged(message, object=request.url, hint=CHANGED_HINT, stage="source")
 
 
-def _decode(algorithm: str, text: str, asked: RequestContext) -> bytes:
+def _decode(algorithm: str, text: str, request: RequestContext) -> bytes:
     try:
         digest = base64.b64decode(text, validate=True)
     except binascii.Error:
         digest = b""
     if len(digest) != len(digest_of(algorithm, b"")):
-        raise BadResponse(f"expected a {algorithm} in base64, got {text!r}", object=asked.url, stage="source")
+        raise BadResponse(f"expected a {algorithm} in base64, got {text!r}", object=request.url, stage="source")
     return digest

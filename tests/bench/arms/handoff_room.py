@@ -51,7 +51,7 @@ class ReadySession:
         """Of the arena."""
         return self.arena.client_mapping()
 
-    def keep_lent(self) -> None:
+    def retain_leased(self) -> None:
         """Nobody else writes to the arena."""
 
     def steps(self, epoch: int) -> int | None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from feedd.batching.packing import Packed
 from feedd.batching.precomputed_values import PrecomputedValues, fill_up
-from feedd.batching.slot_layout import FieldPlace
+from feedd.batching.slot_layout import FieldRegion
 from feedd.recipe.pack_params import Packing
 from feedd.recipe.padding import Pad
 from feedd.values import FieldKind, Region, TensorSpec
@@ -50,7 +50,7 @@ def test_values_lie_in_their_rows(lengths: list[int], cuts: list[int], lost: set
     spec = TensorSpec("x", FieldKind.RAGGED, "int32")
     view, numbers = slot()
     ready = found.ready(None)
-    found.lay(view, FieldPlace(spec, Region(AT, SLOT - AT), AT + 4 * start), AT + 4 * start, ready)
+    found.lay(view, FieldRegion(spec, Region(AT, SLOT - AT), AT + 4 * start), AT + 4 * start, ready)
     expected = np.full(len(numbers), -1)
     for row, at in enumerate(start.tolist()):
         if ready[row]:
@@ -66,7 +66,7 @@ def test_padded_rows(lengths: list[int], cuts: list[int], width: int, truncate: 
     """Filled up behind their values; too long ones are cut, or not ready."""
     found, rows = kept(lengths, cuts, set())
     out_at = AT + 4 * width * np.arange(len(rows), dtype=np.int64)
-    place = FieldPlace(
+    place = FieldRegion(
         TensorSpec("x", FieldKind.PADDED, "int32"), Region(AT, 4 * width * len(rows), dims=(width,)), out_at
     )
     view, numbers = slot()

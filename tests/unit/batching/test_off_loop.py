@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from feedd.batching import assembler as assemble
-from feedd.batching import bad_samples as bad_sample_handler
+from feedd.batching import bad_samples
 from feedd.batching.packing import Packed
 from feedd.values import Cursor
 from tests.fakes.feeding import Taken, feeding, take
@@ -78,7 +78,7 @@ async def test_bad_rows_are_seen_to_in_a_thread(
         rig.store.shard(0, [{"cls": b"no" if n == 3 else b"1", "bin": bytes(n)} for n in range(SAMPLES)])
         fields = (("cls", "int"), ("bin", "bytes"))
         session = await rig.open(fields=fields, batch_size=SAMPLES, bad_samples=policy, bad_samples_max=9)
-        seen = _watched(monkeypatch, bad_sample_handler, name)
+        seen = _watched(monkeypatch, bad_samples, name)
         made = await take(session, Cursor())
     assert seen == [False]
     assert isinstance(made, Taken)

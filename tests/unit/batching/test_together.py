@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import pytest
 
-from feedd.batching.plain_batches import slots_together
+from feedd.batching.plain_batches import slots_for_groups
 from feedd.catalog.stages import PipelineOptions
 from feedd.errors import BadSample
 from feedd.metrics import DECODE_SAMPLES, PIPELINE_EPOCHS
@@ -59,13 +59,13 @@ async def together(session: Session, steps: list[int], epoch: int = 0) -> list[t
 
 
 async def all_of(
-    session: Session, steps: int, at_once: int = 4
+    session: Session, steps: int, batches_per_call: int = 4
 ) -> tuple[list[tuple[BatchReady, bytes] | EpochEnd], list[int]]:
     """Make as many steps, up to so many at once; return them, and how many were made each time."""
     found: list[tuple[BatchReady, bytes] | EpochEnd] = []
     counts = []
     while len(found) < steps:
-        made = await together(session, list(range(len(found), len(found) + at_once)))
+        made = await together(session, list(range(len(found), len(found) + batches_per_call)))
         counts.append(len(made))
         found += made
     return found, counts
@@ -77,7 +77,7 @@ async def test_they_are_as_if_made_alone(tmp_path: Path) -> None:
         store(rig.store)
         alone = await batches(await rig.open(fields=FIELDS, shuffle=True, prefetch_batches=12))
         session = await rig.open(fields=FIELDS, shuffle=True, prefetch_batches=12)
-        assert session.info.at_once == 4
+        assert session.info.batches_per_call == 4
         steps = len(alone)
         found, counts = await all_of(session, steps + 2)
         assert 1 <= min(counts) < max(counts) == 4  # those of one window
@@ -104,8 +104,8 @@ async def test_a_step_asked_for_behind_an_end_is_left(tmp_path: Path, behind: in
         assert found == [EpochEnd(0, steps)] * 2
 
 
-@pytest.mark.parametrize("at_once", [1, 4])
-async def test_an_epoch_read_again_is_noticed(tmp_path: Path, at_once: int) -> None:
+@pytest.mark.parametrize("batches_per_call", [1, 4])
+async def test_an_epoch_read_again_is_noticed(tmp_path: Path, batches_per_call: int) -> None:
     """Whoever reads it from the start once more counts as another stream, however many batches are made at a time."""
     async with feeding(tmp_path) as rig:
         store(rig.store)
@@ -115,7 +115,7 @@ async def test_an_epoch_read_again_is_noticed(tmp_path: Path, at_once: int) -> N
         for times in (1, 2):
             at = 0
             while at <= steps:
-                at += len(await together(session, list(range(at, at + at_once))))
+                at += len(await together(session, list(range(at, at + batches_per_call))))
             assert rig.recorder.total(PIPELINE_EPOCHS) - before == times
 
 
@@ -158,7 +158,7 @@ async def test_those_made_ahead_are_as_if_made_alone(tmp_path: Path) -> None:
         session = await rig.open(fields=FIELDS, batch_size=2, shuffle=True, prefetch_batches=12)
         await batches(session)
         ahead = prefetch_of(session)
-        await until(lambda: len(ahead._held) == 4 and all(early.task.done() for early in ahead._held))
+        await until(lambda: len(ahead._early_slots) == 4 and all(early.task.done() for early in ahead._early_slots))
         before = rig.recorder.total(DECODE_SAMPLES)
         made = await together(session, list(range(6)), epoch=1)
         assert len(made) == 4  # the others are asked for again
@@ -179,7 +179,7 @@ async def test_a_bad_sample_among_those_made_ahead_is_named_when_it_is_asked_for
             made = await batches(session, Cursor(epoch))
             assert made[0].ready.bad_samples == 1
             assert sum(batch.ready.bad_samples for batch in made) == 1
-            await until(lambda: not ahead._held)
+            await until(lambda: not ahead._early_slots)
 
 
 async def test_small_batches_have_slots_for_many_at_once(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ async def test_small_batches_have_slots_for_many_at_once(tmp_path: Path) -> None
         store(rig.store)
         alone = await batches(await rig.open(fields=FIELDS, batch_size=2, shuffle=True, prefetch_batches=0))
         session = await rig.open(fields=FIELDS, batch_size=2, shuffle=True, prefetch_batches=0)
-        assert (session.slots.slot_count, session.info.at_once) == (64, 22)
+        assert (session.slots.slot_count, session.info.batches_per_call) == (64, 22)
         found, counts = await all_of(session, len(alone), 22)
         assert 8 < max(counts) <= 22
         assert found[len(alone) :] == [EpochEnd(0, len(alone))] * (len(found) - len(alone))
@@ -220,7 +220,7 @@ async def test_as_many_are_made_at_once_as_a_client_returns(tmp_path: Path, slot
         store(rig.store)
         session = await rig.open(fields=FIELDS, batch_size=2, prefetch_batches=slots)
         assert session.slots.slot_count == slots
-        assert session.info.at_once == returned
+        assert session.info.batches_per_call == returned
 
 
 @pytest.mark.parametrize("asked", [1, 2, 3, 4, 5, 15, 16, 17, 40])
@@ -231,7 +231,7 @@ async def test_few_slots_are_no_cliff(tmp_path: Path, asked: int) -> None:
         alone = await batches(await rig.open(fields=FIELDS, batch_size=2, shuffle=True, keys=True))
         session = await rig.open(fields=FIELDS, batch_size=2, shuffle=True, prefetch_batches=asked)
         assert session.slots.slot_count == max(asked, 16)
-        assert session.info.at_once >= 6
+        assert session.info.batches_per_call >= 6
         assert [batch.ready.rows for batch in await batches(session)] == [batch.ready.rows for batch in alone]
 
 
@@ -240,8 +240,8 @@ async def test_few_slots_are_no_cliff(tmp_path: Path, asked: int) -> None:
 )
 def test_slots_that_nobody_asked_for_are_bounded(slot_bytes: int, slots: int) -> None:
     """They take 4 MiB at most; larger batches have as many slots as were asked for."""
-    assert slots_together(2, slot_bytes) == slots
-    assert slots_together(20, slot_bytes) == 20
+    assert slots_for_groups(2, slot_bytes) == slots
+    assert slots_for_groups(20, slot_bytes) == 20
 
 
 @pytest.mark.parametrize(
@@ -291,4 +291,4 @@ async def test_what_is_made_one_by_one(tmp_path: Path, changes: dict[str, object
     """Fields that take decoding, keys and shared batches: nothing is gained by making several."""
     async with feeding(tmp_path) as rig:
         store(rig.store)
-        assert (await rig.open(**({"prefetch_batches": 16} | changes))).info.at_once == 1
+        assert (await rig.open(**({"prefetch_batches": 16} | changes))).info.batches_per_call == 1

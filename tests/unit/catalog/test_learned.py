@@ -83,7 +83,7 @@ async def test_a_warm_batch_learns_nothing(tmp_path: Path, monkeypatch: pytest.M
 
     counting("feedd.catalog.index_store", "format_of")
     counting("feedd.catalog.dataset_catalog", "format_of")
-    counting("feedd.catalog.index_store", "form_named")
+    counting("feedd.catalog.index_store", "conversion_named")
     counting("feedd.catalog.learned_counts", "counts_apart")
     async with feeding(tmp_path) as rig:
         rig.store.numbers(8, 8, 8, 8)

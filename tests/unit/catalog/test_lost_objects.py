@@ -72,7 +72,7 @@ async def test_a_bad_object_of_batches_made_together_is_named_as_itself(tmp_path
             rig.store.put(f"train/{number:03d}.jpg", bytes(3 if number == LOST else 4))
         fields = (("jpg", "tensor:uint8:4"),)
         session = await rig.open(fields=fields, bad_samples="quarantine", bad_samples_max=1, batch_size=2)
-        assert session.info.at_once > 1
+        assert session.info.batches_per_call > 1
         await batches(session)
     (line,) = (tmp_path / "quarantine.jsonl").read_text().splitlines()
     told = json.loads(line)
@@ -179,7 +179,7 @@ async def test_batches_that_are_made_together_lack_it_too(tmp_path: Path) -> Non
             rig.store.put(f"train/{number:03d}.jpg", bytes([number] * 4))
         await _lose(rig)
         session = await rig.open(fields=(("jpg", "tensor:uint8:4"),), bad_samples_max=1, batch_size=2)
-        assert session.info.at_once > 1
+        assert session.info.batches_per_call > 1
         found: list[int] = []
         at = Cursor()
         while isinstance(first := await take(session, at), Taken):

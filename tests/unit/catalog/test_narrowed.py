@@ -60,7 +60,7 @@ def test_a_view_and_its_listing_learn_together() -> None:
 def test_arrays_have_rows_of_their_own() -> None:
     """What one says of its rows holds for those who read the same ones; what is told of all holds for everybody."""
     whole = listing("a.npz", "b.h5.gz", "c.npz")
-    whole.tell({2: 5}, {}, ())
+    whole.add_counts({2: 5}, {}, ())
     short, long = narrowed(whole, [recipe("x")]), narrowed(whole, [recipe("y", "z")])
     short.learn(0, 2)
     long.learn(0, 7)

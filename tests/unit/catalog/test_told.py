@@ -184,7 +184,7 @@ async def test_counting_believes_only_its_own(tmp_path: Path) -> None:
         assert (fresh.counts, fresh.indexed) == ({1: 6}, False)
 
 
-async def _told(rig: Feeding) -> dict[str, tuple[int, str]]:
+async def _sidecar_counts(rig: Feeding) -> dict[str, tuple[int, str]]:
     """Return what an open tells of files beside the data: how many of each kind, and the first."""
     await _listing(rig)
     session = await rig.open()
@@ -198,12 +198,12 @@ async def test_files_that_are_not_used_are_told(tmp_path: Path) -> None:
         rig.store.numbers(5, 6)
         _sizes(rig, 5)
         _write(rig, "_feedd_index.json", b"no json")
-        count, first = (await _told(rig))["unused-sidecars"]
+        count, first = (await _sidecar_counts(rig))["unused-sidecars"]
         assert count == 2
         assert first.startswith("train/_feedd_index.json: expected")
         rig.store.delete("train/_feedd_index.json")
         _sizes(rig, 5, 6)
-        assert await _told(rig) == {}
+        assert await _sidecar_counts(rig) == {}
 
 
 async def test_more_files_than_are_read_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,7 +213,9 @@ async def test_more_files_than_are_read_are_told(tmp_path: Path, monkeypatch: py
         monkeypatch.setattr(told, "_CLAIMS_MAX", 1)
         _sizes(rig, 5)
         _write(rig, "index.json", b"small")
-        assert await _told(rig) == {"unused-sidecars": (2, "train/index.json: expected at most 1 such files, got 2")}
+        assert await _sidecar_counts(rig) == {
+            "unused-sidecars": (2, "train/index.json: expected at most 1 such files, got 2")
+        }
 
 
 async def test_counts_that_are_not_used_are_told(tmp_path: Path) -> None:
@@ -224,15 +226,15 @@ async def test_counts_that_are_not_used_are_told(tmp_path: Path) -> None:
         right = [Row("00.tar", refs[0].size_bytes, refs[0].etag, 5), Row("01.tar", refs[1].size_bytes, refs[1].etag, 6)]
         _write(rig, "_feedd_index.json", render([right[0], Row("01.tar", refs[1].size_bytes, "other", 6)]))
         first = f"train/01.tar: counted as {refs[1].size_bytes} bytes with ETag other, has {refs[1].size_bytes} with"
-        found = await _told(rig)
+        found = await _sidecar_counts(rig)
         assert found == {"unused-counts": (1, f"{first} ETag {refs[1].etag}")}
         _write(rig, "_feedd_index.json", render(right))
         _sizes(rig, 5, 7)
-        assert await _told(rig) == {
+        assert await _sidecar_counts(rig) == {
             "unused-counts": (1, "train/01.tar: counted as 6 samples, in train/sizes.json as 7")
         }
         _sizes(rig, 5, 6)
-        assert await _told(rig) == {}
+        assert await _sidecar_counts(rig) == {}
 
 
 async def test_two_indexes_that_contradict_each_other_are_told(tmp_path: Path) -> None:

@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 
 from feedd.codecs.codec_registry import make
 from feedd.errors import BadRecipe, BadSample
-from feedd.recipe.recipe import as_stored, check_fields, keeps, needs_measure, needs_resolve, parse_field, spec_of
+from feedd.recipe.recipe import (
+    check_fields,
+    keeps,
+    needs_measure,
+    needs_resolve,
+    parse_field,
+    spec_of,
+    with_encodings,
+)
 from feedd.values import FieldKind, ShardIndex
 from feedd.workers.executor import Producer
 from feedd.workers.fixed_width import plain_numbers
@@ -194,10 +202,10 @@ def test_what_the_data_stores_must_be_documents() -> None:
     recipe = parse_field("x", '{"decode": "array", "from": "json", "key": "ids", "dtype": "int32"}')
     assert not needs_resolve(recipe)
     for stored in ("json", "text", ""):
-        (told,) = as_stored([recipe], _index("json", stored))
+        (told,) = with_encodings([recipe], _index("json", stored))
         assert told.params == recipe.params
     with pytest.raises(BadRecipe, match="JSON documents for \"key\" for 'array', got int64"):
-        as_stored([recipe], _index("json", "int64"))
+        with_encodings([recipe], _index("json", "int64"))
 
 
 def test_a_member_that_is_asked_for_as_a_field_is_told_how() -> None:

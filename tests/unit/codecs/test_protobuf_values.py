@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from feedd.codecs.codec_registry import make
 from feedd.errors import BadRecipe, BadSample
-from feedd.recipe.encodings import check_stored
+from feedd.recipe.encodings import check_encoding
 from feedd.recipe.recipe import needs_measure
 from feedd.values import FieldRecipe
 from tests.budget import budget
@@ -85,9 +85,9 @@ def test_recipes_that_do_not_fit() -> None:
     """One number is not what a list of steps is; a tensor of so many values may be."""
     for codec in ("int", "float", "image", "str"):
         with pytest.raises(BadRecipe):
-            check_stored(FieldRecipe("x", ("x",), codec, stored="float32[][]"))
+            check_encoding(FieldRecipe("x", ("x",), codec, stored="float32[][]"))
     fixed = FieldRecipe("x", ("x",), "tensor", '{"dtype":"float32","shape":[2,2]}', "float32[][]")
-    check_stored(fixed)
+    check_encoding(fixed)
     assert not needs_measure(fixed)
     out = np.empty((2, 2), np.float32)
     make(fixed).decode(memoryview(feature_list([1.0, 2.0], [3.0, 4.0])), out, 0)

@@ -101,7 +101,7 @@ def test_groups_and_rows_of_any_length() -> None:
     made = make(HDF5_CONVERTER, sink.getvalue())
     assert set(made.index.fields) == {"train/ids", "many"}
     assert made.values("train/ids") == rows
-    assert made.index.stored_as(made.index.fields.index("train/ids")) == "int32[]"
+    assert made.index.encoding_of(made.index.fields.index("train/ids")) == "int32[]"
     assert sum(made.values("many"), []) == list(range(300_000))  # noqa: RUF017 - three rows
 
 

@@ -103,7 +103,7 @@ def test_a_block_needs_memory_beside_the_shard() -> None:
         """A place with room for as much, and little memory beside it."""
 
         at = 0
-        limit_bytes = beside_bytes = LEAST_BYTES
+        limit_bytes = extra_bytes = LEAST_BYTES
 
         def write(self, data: Buffer) -> None:
             written.append(bytes(data))

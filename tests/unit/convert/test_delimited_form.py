@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedd.convert.arrow_types import kept
-from feedd.convert.columnar import params_of, stored_of, strict_params, typed_params
+from feedd.convert.arrow_types import column_encoding
+from feedd.convert.columnar import params_of, strict_params, text_encoding, typed_params
 from feedd.convert.delimited_text import _TYPES
 from feedd.convert.table_converters import (
     CSV_CONVERTER,
@@ -67,9 +67,9 @@ def test_tabs_and_wanted_columns() -> None:
 def test_types_tell_how_columns_are_stored() -> None:
     """Without the library, as it tells it."""
     for name, type_ in _TYPES.items():
-        how = kept(type_)
+        how = column_encoding(type_)
         assert how is not None
-        assert stored_of(name) == how.stored, name
+        assert text_encoding(name) == how.stored, name
 
 
 @pytest.mark.parametrize("sign", [";", "\t", "|"])

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow.csv
 
 from feedd.workers.convert_shard import make_shard
-from feedd.workers.messages import Made, MakeRequest
+from feedd.workers.messages import ConvertedAnswer, MakeRequest
 from tests.fakes.made import LIMIT_BYTES, made_of, making
 
 pyarrow.csv.read_csv(io.BytesIO(b"a\n1\n"))  # the library opens a pipe for good when it is first used
@@ -24,7 +24,7 @@ def again(form: str, name: str, data: bytes, entry_bytes: int) -> tuple[int, byt
         spans = tuple((span.start, span.end) for span in task.spans)
         sizes = (task.size_bytes, spans, task.out_at, task.limit_bytes, 1 << 20, task.entry_bytes)
         answer = make_shard(MakeRequest(1, task.form, task.url, *sizes), (task.source_fd, task.out_fd))
-        assert isinstance(answer, Made)
+        assert isinstance(answer, ConvertedAnswer)
         return answer.size_bytes, it.written()
 
 

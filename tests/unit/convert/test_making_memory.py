@@ -15,7 +15,7 @@ import pytest
 
 from feedd.convert import arrow_pieces, hdf5_file
 from feedd.convert.arrow_pieces import ColumnReader
-from feedd.convert.arrow_types import kept
+from feedd.convert.arrow_types import column_encoding
 from feedd.convert.libsvm import LIBSVM_CONVERTER
 from feedd.convert.memory_limits import LEAST_BYTES, at_most
 from feedd.convert.table_converters import ARROW_CONVERTER, HDF5_CONVERTER, NPZ_CONVERTER, PARQUET_CONVERTER
@@ -34,12 +34,12 @@ LIMIT_BYTES = 64 << 20
 class TightOut(OutBytes):
     """A ``ShardWriter`` that says what memory there is beside it."""
 
-    beside_bytes: int = 1 << 20
+    extra_bytes: int = 1 << 20
 
 
-def write(form: Any, data: bytes, beside_bytes: int) -> bytes:
+def write(form: Any, data: bytes, extra_bytes: int) -> bytes:
     """Return what a form makes of a whole object with so much memory."""
-    out = TightOut(beside_bytes=beside_bytes)
+    out = TightOut(extra_bytes=extra_bytes)
     form.make(HeldBytes(len(data), (), memoryview(data)), "s3://b/shard", "", out)
     return bytes(out.written)
 
@@ -78,9 +78,9 @@ def test_a_dictionary_of_large_values_is_read_a_few_rows_at_a_time(monkeypatch: 
     sizes: list[int] = []
     pieces = ColumnReader.pieces
 
-    def watched(self: ColumnReader, array: Any, room_bytes: int) -> Any:
+    def watched(self: ColumnReader, array: Any, memory_bytes: int) -> Any:
         sizes.append(array.nbytes)
-        return pieces(self, array, room_bytes)
+        return pieces(self, array, memory_bytes)
 
     monkeypatch.setattr(ColumnReader, "pieces", watched)
     table = pa.table({"a": pa.array([str(row % 50) * 10_000 for row in range(4_000)])})
@@ -96,14 +96,14 @@ def test_runs_are_taken_apart_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(arrow_pieces, "_SPREAD_BYTES_MAX", 10_000)
     rows = 50_000
     runs = pa.RunEndEncodedArray.from_arrays(pa.array([rows - 1, rows], pa.int32()), pa.array(["x" * 100, "y"]))
-    how = kept(runs.type)
+    how = column_encoding(runs.type)
     assert how is not None
     pieces = list(ColumnReader("a", how, "").pieces(runs, LIMIT_BYTES))
     assert max(piece.values.nbytes for piece in pieces) <= 10_000
     assert b"".join(piece.values.tobytes() for piece in pieces) == b"x" * 100 * (rows - 1) + b"y"
     numbers = pa.RunEndEncodedArray.from_arrays(pa.array([rows], pa.int32()), pa.array([7], pa.int64()))
     lists = pa.ListArray.from_arrays(pa.array([0, rows], pa.int32()), numbers)
-    how = kept(lists.type)
+    how = column_encoding(lists.type)
     assert how is not None
     (piece,) = ColumnReader("a", how, "").pieces(lists, LIMIT_BYTES)
     assert piece.values.tolist() == [7] * rows
@@ -113,7 +113,7 @@ def test_runs_are_taken_apart_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_more_rows_than_any_shard_has_are_refused_first() -> None:
     """A column of nothing has no bytes that would bound it."""
-    how = kept(pa.null())
+    how = column_encoding(pa.null())
     assert how is not None
     with pytest.raises(BadShard, match="at most 67108864 rows"):
         next(ColumnReader("a", how, "").pieces(pa.nulls((1 << 26) + 1), LIMIT_BYTES))
@@ -125,7 +125,7 @@ def test_numbers_of_a_dictionary_are_taken_apart_together() -> None:
     picked = np.arange(0, 1 << 20, 7, dtype=np.int32)
     for values in (numbers, pa.ListArray.from_arrays(pa.array(np.arange((1 << 20) + 1, dtype=np.int32)), numbers)):
         array = pa.DictionaryArray.from_arrays(pa.array(picked), values)
-        how = kept(array.type)
+        how = column_encoding(array.type)
         assert how is not None
         (piece,) = ColumnReader("a", how, "").pieces(array, LIMIT_BYTES)
         assert piece.values.tolist() == picked.tolist()
@@ -136,7 +136,7 @@ def test_lists_of_no_rows_need_no_offsets() -> None:
     for type_ in (pa.list_(pa.int32()), pa.list_(pa.list_(pa.int32())), pa.list_(pa.list_(pa.int32(), 2))):
         inner = pa.array([], type_.value_type)
         array = pa.Array.from_buffers(type_, 0, [None, None], children=[inner])
-        how = kept(type_)
+        how = column_encoding(type_)
         assert how is not None
         (piece,) = ColumnReader("a", how, "").pieces(array, LIMIT_BYTES)
         assert (piece.values.nbytes, piece.sizes.tolist()) == (0, [])  # type: ignore[union-attr]  # it varies
@@ -151,7 +151,7 @@ def test_what_is_known_to_need_more_is_refused_before() -> None:
     sink = io.BytesIO()
     np.savez(sink, x=np.asfortranarray(np.arange(1 << 17, dtype=np.float64).reshape(-1, 2)))
     assert write(NPZ_CONVERTER, sink.getvalue(), 2 << 20)
-    with pytest.raises(ResourceExhausted, match=r"the 2MiB of x.npy, .*got room for 1MiB"):
+    with pytest.raises(ResourceExhausted, match=r"2MiB of x.npy, .*got room for 1MiB"):
         write(NPZ_CONVERTER, sink.getvalue(), 1 << 20)
     text = b"1 1:2\n" * 10_000
     assert write(LIBSVM_CONVERTER, text, 4 << 20)

@@ -9,7 +9,7 @@ import pytest
 
 from feedd.convert.columnar import head_params, is_head, typed_by, typed_params
 from feedd.convert.conversion_registry import split
-from feedd.convert.long_params import PARAMS_BYTES_MAX, _Kept, for_worker, spelled
+from feedd.convert.long_params import PARAMS_BYTES_MAX, _RecentTexts, for_worker, spelled
 from feedd.errors import BadRecipe, Internal
 from feedd.workers.convert_call import MakeCall
 from feedd.workers.work import MakeTask
@@ -77,7 +77,7 @@ def test_a_digest_that_nobody_keeps_is_an_error() -> None:
 def test_what_was_kept_last_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Texts take no more than their room; the one that was used longest ago goes first."""
     monkeypatch.setattr("feedd.convert.long_params._KEPT_BYTES_MAX", 10)
-    kept = _Kept()
+    kept = _RecentTexts()
     kept.keep("#a", "12345")
     kept.keep("#b", "12345")
     kept.keep("#a", "12345")

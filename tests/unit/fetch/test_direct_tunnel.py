@@ -264,9 +264,9 @@ class Above:
         tunnel: paused at the first piece, where there is one.
     """
 
-    def __init__(self, room_bytes: int) -> None:
+    def __init__(self, memory_bytes: int) -> None:
         self.tls_transport: TlsTransport | None = None
-        self.memory = memoryview(bytearray(room_bytes))
+        self.memory = memoryview(bytearray(memory_bytes))
         self.pieces: list[bytes] = []
         self.lost: list[Exception | None] = []
 
@@ -337,13 +337,13 @@ def connected(above: Above, wire: Wire, authority: Authority) -> TlsTransport:
     return tls_transport
 
 
-@pytest.mark.parametrize(("room_bytes", "count"), [(100_000, 1), (30_000, 2), (1_000, 41)])
+@pytest.mark.parametrize(("memory_bytes", "count"), [(100_000, 1), (30_000, 2), (1_000, 41)])
 @pytest.mark.parametrize("ending", ["goes on", "closed", "aborted"])
 async def test_records_are_handed_up_together(
-    context: ssl.SSLContext, authority: Authority, room_bytes: int, count: int, ending: str
+    context: ssl.SSLContext, authority: Authority, memory_bytes: int, count: int, ending: str
 ) -> None:
     """What came in one piece is handed up in as few as there is room for, and its end behind it."""
-    above, wire = Above(room_bytes), Wire(context)
+    above, wire = Above(memory_bytes), Wire(context)
     tls_transport = connected(above, wire, authority)
     sent = [os.urandom(size) for size in (16_000, 9_000, 16_000)]
     for record in sent:

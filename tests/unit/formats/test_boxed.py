@@ -13,7 +13,7 @@ from feedd.codecs.array import NpyCodec, pin_npy
 from feedd.codecs.codec_registry import make
 from feedd.errors import BadRecipe, BadSample
 from feedd.formats.inline_headers import header_reader
-from feedd.recipe.encodings import check_stored
+from feedd.recipe.encodings import check_encoding
 from feedd.recipe.params import params_of
 from feedd.values import FieldRecipe, ObjectRef, ShardFile
 from feedd.workers.calls import PinCall
@@ -40,7 +40,7 @@ def test_shape_dtype_and_values(kind: str, shape: tuple[int, ...]) -> None:
     array = np.arange(int(np.prod(shape)), dtype=np.float32).reshape(shape)
     data = memoryview(boxed(kind, array))
     recipe = FieldRecipe("x", ("x",), "npy", pin_npy(data, header_reader(kind)), kind)
-    check_stored(recipe)
+    check_encoding(recipe)
     codec = make(recipe)
     assert isinstance(codec, NpyCodec)
     assert codec.spec("x").dtype == "float32"
@@ -63,9 +63,9 @@ def test_other_recipes_are_refused(kind: str) -> None:
     """Only ``npy`` reads the shape; the message says so."""
     for codec, params in (("tensor", '{"dtype":"float32","shape":[2]}'), ("image", "{}"), ("int", "{}")):
         with pytest.raises(BadRecipe) as caught:
-            check_stored(FieldRecipe("x", ("x",), codec, params, kind))
+            check_encoding(FieldRecipe("x", ("x",), codec, params, kind))
         assert "npy" in caught.value.hint
-    check_stored(FieldRecipe("x", ("x",), "bytes", "{}", kind))
+    check_encoding(FieldRecipe("x", ("x",), "bytes", "{}", kind))
 
 
 @settings(max_examples=budget(200), deadline=None)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from feedd.dataset.sidecars import ForeignCounts
 from feedd.errors import BadRecipe, BadShard
 from feedd.formats.format_registry import format_for, get
-from feedd.recipe.recipe import as_stored, default_fields, parse_field
+from feedd.recipe.recipe import default_fields, parse_field, with_encodings
 from tests.budget import budget
 
 FIXED = {"int": 8, "uint16": 2, "float32": 4, "ndarray:uint8:2,3": 6}
@@ -75,7 +75,7 @@ def test_every_value_is_where_the_index_says(data: st.DataObject, columns: set[s
 def test_columns_have_the_recipes_that_suit_them() -> None:
     """Without ``fields`` each column is decoded as what its encoding says it is, and pickles are left out."""
     index = read(mds(COLUMNS, []))
-    found = {recipe.name: recipe for recipe in as_stored(default_fields(index.fields, index.stored), index)}
+    found = {recipe.name: recipe for recipe in with_encodings(default_fields(index.fields, index.stored), index)}
     assert {name: recipe.codec for name, recipe in found.items()} == {
         "image": "image",
         "label": "int",
@@ -149,7 +149,7 @@ def test_several_images_a_sample_are_bytes_for_who_asks(encoding: str) -> None:
     assert caught.value.object == "views"
     for text in ("image", "image:8x8", "str", "npy"):
         with pytest.raises(BadRecipe) as caught:
-            as_stored((parse_field("views", text),), index)
+            with_encodings((parse_field("views", text),), index)
         assert "take apart yourself" in caught.value.hint
-    (recipe,) = as_stored((parse_field("views", "bytes"),), index)
+    (recipe,) = with_encodings((parse_field("views", "bytes"),), index)
     assert recipe.codec == "bytes"

@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from feedd.convert import conversion_registry as forms
-from feedd.convert.conversion_io import FileOut, HeldObject
+from feedd.convert.conversion_io import FileOut, MappedObject
 from feedd.dataset.sidecars import is_sidecar
 from feedd.errors import BadShard, Unsupported
 from feedd.formats.format_registry import format_for, get
@@ -62,7 +62,7 @@ def joined(shard: bytes, params: str = "", url: str = "s3://b/a.rec") -> list[by
     with (
         memfd(shard) as source,
         memfd(b"") as target,
-        HeldObject(source, len(shard), [ByteRange(0, len(shard))]) as held,
+        MappedObject(source, len(shard), [ByteRange(0, len(shard))]) as held,
     ):
         assert form.wanted(held, params) in {(), (ByteRange(0, len(shard)),)}
         out = FileOut(target, 0, 1 << 20, 1 << 20, url)

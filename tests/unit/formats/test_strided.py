@@ -46,7 +46,7 @@ def read(name: str, shard: bytes) -> dict[str, list[Any]]:
     index = get(name).index(memoryview(shard), "s3://b/shard")
     found: dict[str, list[Any]] = {}
     for column, field in enumerate(index.fields):
-        dtype = index.stored_as(column).split("[")[0]
+        dtype = index.encoding_of(column).split("[")[0]
         dtype = NARROW.get(dtype, dtype)
         found[field] = [
             np.frombuffer(shard, dtype, int(size) // np.dtype(dtype).itemsize, int(start)).tolist()
@@ -101,7 +101,7 @@ def test_rows_of_tensors_are_samples() -> None:
         "brain": [[0], [1], [2]],
     }
     index = get("safetensors").index(memoryview(shard), "s3://b/a.safetensors")
-    assert index.stored_as(index.fields.index("brain")) == "bfloat16"
+    assert index.encoding_of(index.fields.index("brain")) == "bfloat16"
     assert format_for("s3://b/a.safetensors") == "safetensors"
     assert read("safetensors", safetensors({})) == {}
 

@@ -14,7 +14,7 @@ from feedd.errors import BadRecipe, BadSample, BadShard
 from feedd.formats.format_registry import format_for, get
 from feedd.formats.missing_reasons import missing_reason
 from feedd.formats.tfrecord import masked_crc
-from feedd.recipe.recipe import as_stored, default_fields, parse_field
+from feedd.recipe.recipe import default_fields, parse_field, with_encodings
 from tests.budget import budget
 from tests.fakes.tfrecords import example, tfrecord
 
@@ -62,7 +62,7 @@ def test_every_feature_is_where_the_index_says(data: st.DataObject, kinds: dict[
     shard = tfrecord(*(example(**sample) for sample in samples))
     index = read(shard)
     assert index.sample_count == len(samples)
-    recipes = {recipe.name: recipe for recipe in as_stored(default_fields(index.fields, index.stored), index)}
+    recipes = {recipe.name: recipe for recipe in with_encodings(default_fields(index.fields, index.stored), index)}
     for number, sample in enumerate(samples):
         for name in kinds:
             found = field(shard, index, name, number) if name in index.fields else None
@@ -85,7 +85,7 @@ def test_a_list_of_one_is_a_number() -> None:
     """Labels are lists of one: int and float read them, and any other length is a bad sample."""
     shard = tfrecord(example(label=[7], score=[0.5]), example(label=[7, 8], score=[0.5, 1.0]))
     index = read(shard)
-    label, score = as_stored((parse_field("label", "int"), parse_field("score", "float")), index)
+    label, score = with_encodings((parse_field("label", "int"), parse_field("score", "float")), index)
     number, real = np.empty((), np.int64), np.empty((), np.float32)
     make(label).decode(memoryview(field(shard, index, "label", 0) or b""), number, 0)
     make(score).decode(memoryview(field(shard, index, "score", 0) or b""), real, 0)
@@ -100,7 +100,7 @@ def test_recipes_that_cannot_read_what_is_stored() -> None:
     index = read(tfrecord(example(label=[7], score=[0.5])))
     for name, text in (("label", "image"), ("score", "int"), ("score", "tensor:int32:1"), ("label", "str")):
         with pytest.raises(BadRecipe) as caught:
-            as_stored((parse_field(name, text),), index)
+            with_encodings((parse_field(name, text),), index)
         assert "array" in caught.value.hint
 
 

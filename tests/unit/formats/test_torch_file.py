@@ -44,8 +44,8 @@ def test_tensors_of_every_type(protocol: int) -> None:
         assert found[name] == tensor.reshape(4, 6).tolist(), name
     assert found["bf"] == [[number] for number in bits.tolist()]
     index = get("torch").index(memoryview(data), "s3://b/a.pt")
-    assert index.stored_as(index.fields.index("float32")) == "float32[3,2]"
-    assert index.stored_as(index.fields.index("bf")) == "bfloat16"
+    assert index.encoding_of(index.fields.index("float32")) == "float32[3,2]"
+    assert index.encoding_of(index.fields.index("bf")) == "bfloat16"
 
 
 def test_views_are_read_where_they_lie() -> None:

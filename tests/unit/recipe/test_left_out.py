@@ -10,7 +10,7 @@ from feedd.notices import Amount, NoticeKind
 from feedd.recipe import left_out as module
 from feedd.recipe import recipe as recipes
 from feedd.recipe.left_out import LeftOutFields, left_out
-from feedd.recipe.recipe import as_stored, default_fields
+from feedd.recipe.recipe import default_fields, with_encodings
 from feedd.values import ShardIndex
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def told(fields: dict[str, str], unread: tuple[tuple[str, str], ...] = ()) -> di
     """Return what is left out of a shard with those fields, by how it stores them."""
     cells = np.zeros((len(fields), 1), np.int64)
     index = ShardIndex(tuple(fields), cells, cells, b"0", np.ones(1, np.int64), tuple(fields.values()), unread=unread)
-    chosen = as_stored(default_fields(index.fields, index.stored), index)
+    chosen = with_encodings(default_fields(index.fields, index.stored), index)
     return {kind.value: (amount.count, amount.examples) for kind, amount in left_out(index, chosen).items()}
 
 

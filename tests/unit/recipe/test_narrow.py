@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from feedd.codecs.codec_registry import make
 from feedd.errors import BadRecipe, BadSample
 from feedd.formats.format_registry import get
-from feedd.recipe.encodings import parse_stored
+from feedd.recipe.encodings import parse_encoding
 from feedd.recipe.low_precision import NARROW, item_bytes, widened
 from feedd.recipe.params import DTYPES
-from feedd.recipe.recipe import as_stored, default_fields, needs_measure, parse_field, spec_of
+from feedd.recipe.recipe import default_fields, needs_measure, parse_field, spec_of, with_encodings
 from feedd.values import ShardIndex
 from tests.budget import budget
 
@@ -60,7 +60,7 @@ def test_what_recipes_make_of_them(name: str) -> None:
     for text, numbers in wanted.items():
         one = bits[:1] if text == "float" else bits
         stored = name if text == "float" else row
-        (recipe,) = as_stored((parse_field("x", text),), _index(stored, one))
+        (recipe,) = with_encodings((parse_field("x", text),), _index(stored, one))
         codec, spec = make(recipe), spec_of(recipe)
         (count,) = codec.measure(memoryview(one.tobytes())) or (1,) if text in {"float", "array"} else (len(numbers),)
         assert count == (1 if text == "float" else len(numbers))
@@ -76,7 +76,7 @@ def test_what_recipes_make_of_them(name: str) -> None:
 def test_what_they_are_not(text: str) -> None:
     """A recipe of other numbers is refused, and told what can be read."""
     with pytest.raises(BadRecipe, match="bfloat16") as caught:
-        as_stored((parse_field("x", text),), _index("bfloat16" if text == "int" else "bfloat16[3]", np.zeros(3)))
+        with_encodings((parse_field("x", text),), _index("bfloat16" if text == "int" else "bfloat16[3]", np.zeros(3)))
     assert "float" in caught.value.hint
 
 
@@ -84,7 +84,7 @@ def test_what_they_are_not(text: str) -> None:
 @given(name=st.sampled_from(sorted(NARROW)), sides=st.lists(st.integers(1, 9), max_size=3))
 def test_names(name: str, sides: list[int]) -> None:
     """A name of such numbers says what they become; what a recipe may name as a dtype stays NumPy's."""
-    found = parse_stored(f"{name}[{','.join(map(str, sides))}]" if sides else name)
+    found = parse_encoding(f"{name}[{','.join(map(str, sides))}]" if sides else name)
     assert found is not None
     assert (found.dtype, found.shape, found.narrow) == ("float32", tuple(sides), name)
     assert name not in DTYPES

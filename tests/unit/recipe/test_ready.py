@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from feedd.codecs import jpeg as jpeg_codec
 from feedd.codecs import pixels
 from feedd.codecs.codec_registry import make
-from feedd.convert.conversion_registry import get, is_ready, ready_form, split, undecoded
+from feedd.convert.conversion_registry import get, is_ready, predecode_conversion, split, undecoded
 from feedd.errors import BadSample, Internal
 from feedd.recipe.params import ImageParams, params_of
 from feedd.recipe.predecoded import (
@@ -292,13 +292,13 @@ def test_a_size_before_a_random_cut() -> None:
 
 def test_names_of_forms() -> None:
     """Packed objects are unpacked first; what is made into a table already has no rows."""
-    assert ready_form("", "{}") == "rows:{}"
-    assert ready_form("gunzip", "{}") == "gunzip+rows:{}"
-    form = ready_form("gunzip", rows_params("tar", [field("image")], 5))
-    assert undecoded(form) == ready_form("gunzip", rows_params("tar", [field("image")], 0))
+    assert predecode_conversion("", "{}") == "rows:{}"
+    assert predecode_conversion("gunzip", "{}") == "gunzip+rows:{}"
+    form = predecode_conversion("gunzip", rows_params("tar", [field("image")], 5))
+    assert undecoded(form) == predecode_conversion("gunzip", rows_params("tar", [field("image")], 0))
     assert undecoded("parquet:rows") == "parquet:rows"
     assert split("gunzip+rows:{}") == ("gunzip+rows", "{}")
-    assert ready_form("parquet", "{}") == ready_form("gunzip+csv", "{}") == ""
+    assert predecode_conversion("parquet", "{}") == predecode_conversion("gunzip+csv", "{}") == ""
     assert [is_ready(form) for form in ("rows:{}", "gunzip+rows:{}", "", "gunzip", "parquet:rows")] == [
         True,
         True,

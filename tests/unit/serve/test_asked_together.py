@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 async def test_batches_are_asked_for_together_where_that_pays(short_dir: Path) -> None:
     """As many at once as the backend says, no more than credits and slots allow; they come in order all the same."""
-    async with serving(short_dir, FakeScript(at_once=3, steps=8)) as rig:
+    async with serving(short_dir, FakeScript(batches_per_call=3, steps=8)) as rig:
         opened = await rig.open(prefetch_batches=8)
         stream = await rig.stream(opened.session_id, credits=8, inline_only=True)
         await stream.until(8)
@@ -28,7 +28,7 @@ async def test_batches_are_asked_for_together_where_that_pays(short_dir: Path) -
 async def test_where_one_of_several_fails_each_is_asked_for_alone(short_dir: Path) -> None:
     """The error of a step is that step's, and follows the batches before it."""
     fault = BadShard("expected a tar header, got zeros", object="s3://b/1.tar", stage="decode")
-    async with serving(short_dir, FakeScript(at_once=4, faults={2: fault})) as rig:
+    async with serving(short_dir, FakeScript(batches_per_call=4, faults={2: fault})) as rig:
         opened = await rig.open(prefetch_batches=4)
         stream = await rig.stream(opened.session_id, credits=4, inline_only=True)
         await stream.finish()
@@ -39,7 +39,7 @@ async def test_where_one_of_several_fails_each_is_asked_for_alone(short_dir: Pat
 
 async def test_what_is_not_made_is_asked_for_again(short_dir: Path) -> None:
     """A backend that makes only the first of several is asked for the others, and all come in order."""
-    async with serving(short_dir, FakeScript(at_once=4, steps=9, alone={1, 3, 6})) as rig:
+    async with serving(short_dir, FakeScript(batches_per_call=4, steps=9, alone={1, 3, 6})) as rig:
         opened = await rig.open(prefetch_batches=8)
         stream = await rig.stream(opened.session_id, credits=16, inline_only=True)
         await stream.finish()
@@ -55,7 +55,7 @@ async def test_what_is_not_made_is_asked_for_again(short_dir: Path) -> None:
 async def test_what_several_ask_for_again_is_asked_for_in_order(short_dir: Path) -> None:
     """Whoever gave back first: earlier steps go first, or what is made of them may wait behind the epoch's end."""
     gate = asyncio.Event()
-    script = FakeScript(at_once=4, steps=12, alone={2, 6}, gates={1: gate, 5: gate})
+    script = FakeScript(batches_per_call=4, steps=12, alone={2, 6}, gates={1: gate, 5: gate})
     async with serving(short_dir, script) as rig:
         opened = await rig.open(prefetch_batches=8)
         stream = await rig.stream(opened.session_id, credits=8, inline_only=True)

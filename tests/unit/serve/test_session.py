@@ -92,7 +92,7 @@ def test_a_release_of_another_generation_is_stale(driver: Driver) -> None:
     slot = driver.sent(stream, steps[0], held=True).slot
     assert not stream.releases([SlotRef(slot.index, slot.generation + 1), SlotRef(slot.index, 0)])
     assert machine.leases.stale_count == 2
-    assert machine.leases.held_count == driver.arena.taken_count == 1
+    assert machine.leases.leased_count == driver.arena.taken_count == 1
 
 
 def test_a_lease_without_lifeline_is_free_again(driver: Driver) -> None:
@@ -105,7 +105,7 @@ def test_a_lease_without_lifeline_is_free_again(driver: Driver) -> None:
     out = machine.lifeline_gone()
     assert isinstance(out[0], SendError)
     assert stream.sent(send.seq, held=True) == [Free(send.slot)]
-    assert machine.leases.held_count == machine.taken_count == 0
+    assert machine.leases.leased_count == machine.taken_count == 0
 
 
 def test_nothing_is_planned_beyond_a_known_end(driver: Driver) -> None:
@@ -188,7 +188,7 @@ def test_leases_outlive_streams_until_the_lifeline_ends(driver: Driver) -> None:
     slots = [driver.sent(stream, at, held=True).slot for at in steps]
     assert stream.gone() == []
     machine.stream_ended()
-    assert driver.arena.taken_count == machine.leases.held_count == 2
+    assert driver.arena.taken_count == machine.leases.leased_count == 2
     assert driver.do(machine.lifeline_gone()) == [Reclaim(tuple(slots))]
     assert driver.arena.taken_count == machine.taken_count == 0
 

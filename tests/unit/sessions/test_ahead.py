@@ -30,7 +30,7 @@ SAMPLES = 48  # in batches of 4
 
 def _waiting(session: Session) -> list[int]:
     """Return the steps that lie ready in slots nobody took."""
-    return sorted(early.step for early in prefetch_of(session)._held if early.task.done())
+    return sorted(early.step for early in prefetch_of(session)._early_slots if early.task.done())
 
 
 async def _made_ahead(session: Session, count: int = AHEAD_BATCHES) -> None:
@@ -111,7 +111,7 @@ async def test_behind_the_last_of_the_epoch(tmp_path: Path, monkeypatch: pytest.
         await asyncio.sleep(0)
         assert isinstance(await take(session, Cursor(0, 12)), EpochEnd)
         await asyncio.sleep(0.05)
-        assert not prefetch_of(session)._held
+        assert not prefetch_of(session)._early_slots
         gate.set()
         assert isinstance(await last, Taken)
         await _made_ahead(session)
@@ -131,7 +131,7 @@ async def test_taken_side_by_side(tmp_path: Path) -> None:
             [100, 101, 102, 103],
         ]
         assert rig.recorder.total(DECODE_SAMPLES) - before == 4
-        assert not prefetch_of(session)._held
+        assert not prefetch_of(session)._early_slots
 
 
 async def test_a_trainer_that_is_faster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,13 +142,13 @@ async def test_a_trainer_that_is_faster(tmp_path: Path, monkeypatch: pytest.Monk
         before = rig.recorder.total(DECODE_SAMPLES)
         gate = _gated(session, monkeypatch, 1)
         await batches(session)
-        await until(lambda: bool(prefetch_of(session)._held))
+        await until(lambda: bool(prefetch_of(session)._early_slots))
         asked = [asyncio.ensure_future(take(session, Cursor(1, step))) for step in range(3)]
         await asyncio.sleep(0.02)
         assert not any(one.done() for one in asked)
         gate.set()
         assert [isinstance(one, Taken) for one in await asyncio.gather(*asked)] == [True] * 3
-        assert not prefetch_of(session)._held
+        assert not prefetch_of(session)._early_slots
         assert rig.recorder.total(DECODE_SAMPLES) - before == SAMPLES + 3 * 4
 
 
@@ -162,7 +162,7 @@ async def test_another_epoch_is_asked_for(tmp_path: Path) -> None:
         assert isinstance(again, Taken)
         later = await take(session, Cursor(7, 0))
         assert isinstance(later, Taken)
-        await until(lambda: not prefetch_of(session)._held)
+        await until(lambda: not prefetch_of(session)._early_slots)
         assert session._parts.batches.slots.taken_count == 0
 
 
@@ -173,10 +173,10 @@ async def test_slots_are_wanted_for_something_else(tmp_path: Path, monkeypatch: 
         session = await rig.open(prefetch_batches=2)
         gate = _gated(session, monkeypatch, 1)
         await batches(session)
-        await until(lambda: bool(prefetch_of(session)._held))  # being made, for as long as the gate is closed
+        await until(lambda: bool(prefetch_of(session)._early_slots))  # being made, for as long as the gate is closed
         made = [one for step in (4, 5) for one in await session.produce([Cursor(0, step)])]
         assert [one.batch.cursor.step for one in made if isinstance(one, Produced)] == [4, 5]
-        assert not prefetch_of(session)._held
+        assert not prefetch_of(session)._early_slots
         for one in made:
             assert isinstance(one, Produced)
             session.release(one.slot)
@@ -195,9 +195,9 @@ async def test_a_stream_that_ends_while_it_waits(tmp_path: Path, monkeypatch: py
         session = await rig.open()
         gate = _gated(session, monkeypatch, 1)
         await batches(session)
-        await until(lambda: bool(prefetch_of(session)._held))
+        await until(lambda: bool(prefetch_of(session)._early_slots))
         waiting = asyncio.ensure_future(take(session, Cursor(1, 0)))
-        await until(lambda: not prefetch_of(session)._held)
+        await until(lambda: not prefetch_of(session)._early_slots)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
@@ -227,7 +227,7 @@ async def test_a_sample_that_is_bad_in_the_next_epoch(tmp_path: Path, monkeypatc
         monkeypatch.setattr(assembler, "fill", failing)
         await batches(session)
         await failed.wait()
-        await until(lambda: not prefetch_of(session)._held)
+        await until(lambda: not prefetch_of(session)._early_slots)
         assert session._parts.batches.slots.taken_count == 0
         first = await take(session, Cursor(1, 0))
         assert isinstance(first, Taken)
@@ -242,7 +242,7 @@ async def test_bad_samples_of_an_epoch_nobody_asked_for_are_not_named(tmp_path: 
         for epoch in range(3):
             made = await batches(session, Cursor(epoch))
             assert [batch.ints() for batch in made] == [[0, 2, 3], [4, 5, 6, 7]]
-            await until(lambda: not prefetch_of(session)._held)
+            await until(lambda: not prefetch_of(session)._early_slots)
             lines = (tmp_path / "quarantine.jsonl").read_text().splitlines()
             assert [json.loads(line)["epoch"] for line in lines] == list(range(epoch + 1))
 

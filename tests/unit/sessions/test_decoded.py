@@ -16,7 +16,7 @@ from feedd.converting.converter import formed
 from feedd.dataset.listing import Listing
 from feedd.dataset.pack_layout import TAG
 from feedd.metrics import PIPELINE_MADE
-from feedd.sessions.decoded_cache import Room, made_ready
+from feedd.sessions.decoded_cache import DecodedRoom, with_predecoded
 from feedd.values import ObjectRef, OpenSpec
 from feedd.workers.work import DecodeOptions
 from tests.fakes import poison_worker
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tests.fakes.feeding import Feeding, Taken
 
 MIB = 1 << 20
-ROOM = Room(1024 * MIB, 64 * MIB)
+ROOM = DecodedRoom(1024 * MIB, 64 * MIB)
 ON = PipelineOptions(ready_bytes=64 * MIB)
 FIXED = (("jpg", "image:16x16"), ("cls", "int"))
 
@@ -53,21 +53,24 @@ def names(view: Listing) -> list[str]:
 def test_where_there_is_room() -> None:
     """Shards may grow as far as the cache has room for all of them; where that is not twice, nothing changes."""
     whole = listing("a.tar", "b.tar.gz")
-    view = made_ready(whole, request(), ROOM)
+    view = with_predecoded(whole, request(), ROOM)
     assert names(view) == ["rows", "gunzip+rows"]
     assert (view.digest, view.base, view.counts) == (whole.digest, whole, whole.counts)
-    assert made_ready(view, request(), ROOM).base is whole
-    assert len({view.view, whole.view, made_ready(whole, request(("jpg", "image:8x8")), ROOM).view}) == 3
+    assert with_predecoded(view, request(), ROOM).base is whole
+    assert len({view.view, whole.view, with_predecoded(whole, request(("jpg", "image:8x8")), ROOM).view}) == 3
     assert f'"limit_bytes":{64 * MIB}' in view.refs[0].form
     many = listing(*(f"{n}.tar" for n in range(40)))
     for cache_mib, growth in {101: 2, 151: 3, 201: 4, 299: 4, 301: 6, 401: 8}.items():
-        form = made_ready(many, request(), Room(cache_mib * MIB, 64 * MIB)).refs[0].form
+        form = with_predecoded(many, request(), DecodedRoom(cache_mib * MIB, 64 * MIB)).refs[0].form
         assert form.endswith(f'"limit_bytes":{growth * MIB}}}')
-    form = made_ready(many, request(window_shards=30), Room(240 * MIB, 64 * MIB)).refs[0].form
+    form = with_predecoded(many, request(window_shards=30), DecodedRoom(240 * MIB, 64 * MIB)).refs[0].form
     assert form.endswith(f'"limit_bytes":{2 * MIB}}}'), "all shards of four windows have room"
-    assert made_ready(whole, request(), Room(4 * MIB, 64 * MIB)) is whole
+    assert with_predecoded(whole, request(), DecodedRoom(4 * MIB, 64 * MIB)) is whole
     nodes = replace(request().spec.topology, node_count=2, world_size=2)
-    assert names(made_ready(whole, request(topology=nodes), Room(4 * MIB, 64 * MIB))) == ["rows", "gunzip+rows"]
+    assert names(with_predecoded(whole, request(topology=nodes), DecodedRoom(4 * MIB, 64 * MIB))) == [
+        "rows",
+        "gunzip+rows",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +89,7 @@ def test_where_nothing_changes(asked: dict[str, Any]) -> None:
     """Not asked for, nothing to do ahead, or something else reads the same bytes; said where it was asked for."""
     plain = listing("a.tar")
     with capture_logs() as logs:
-        assert made_ready(plain, request(**({"fields": FIXED} | asked)), ROOM) is plain
+        assert with_predecoded(plain, request(**({"fields": FIXED} | asked)), ROOM) is plain
     assert len(logs) == asked.get("decoded_cache", True)
     assert all(line["event"] == "decoded_cache=True changes nothing" for line in logs)
 
@@ -96,30 +99,30 @@ def test_why_nothing_changes_is_said() -> None:
     plain = listing("a.tar")
     pack = replace(plain, refs=(replace(plain.refs[0], etag=TAG + "0"),))
     cases = [
-        (plain, request(), Room(1024 * MIB, 0), "configured not to keep them"),
-        (plain, request(), Room(MIB, 64 * MIB), "the cache is smaller"),
+        (plain, request(), DecodedRoom(1024 * MIB, 0), "configured not to keep them"),
+        (plain, request(), DecodedRoom(MIB, 64 * MIB), "the cache is smaller"),
         (plain, request(("jpg", "image:raw")), ROOM, "same in every epoch"),
         (plain, request(fields=()), ROOM, "names no fields"),
         (pack, request(), ROOM, "objects such as s3://b/a.tar are single samples"),
     ]
-    for held, asked, room, reason in cases:
+    for held, asked, free_slot, reason in cases:
         with capture_logs() as logs:
-            made_ready(held, asked, room)
+            with_predecoded(held, asked, free_slot)
         assert [line["urls"] for line in logs] == [["s3://b/"]]
         assert reason in logs[0]["reason"]
     with capture_logs() as logs:
-        made_ready(plain, request(), ROOM)
+        with_predecoded(plain, request(), ROOM)
     assert not logs
 
 
 def test_sources_with_anything_else_stay() -> None:
     """All shards of a source, or none; the daemon may forbid it."""
     for other in (listing("a.tar", "b.parquet"), listing("a.tar", "b.zip")):
-        assert made_ready(other, request(), ROOM) is other
+        assert with_predecoded(other, request(), ROOM) is other
     pack = Listing.of([ObjectRef("s3://b", "p", MIB, TAG + "x")], 0.0)
-    assert made_ready(pack, request(), ROOM) is pack
+    assert with_predecoded(pack, request(), ROOM) is pack
     plain = listing("a.tar")
-    assert made_ready(plain, request(), Room(1024 * MIB, 0)) is plain
+    assert with_predecoded(plain, request(), DecodedRoom(1024 * MIB, 0)) is plain
 
 
 def test_only_a_random_cut_makes_another_run() -> None:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedd.flow.arena import Arena
-from feedd.sessions.job_sharing import slots_to_lend
-from feedd.sessions.shared_batches import WINDOW_BATCHES, Keeping, Kept
+from feedd.sessions.job_sharing import slots_to_lease
+from feedd.sessions.shared_batches import WINDOW_BATCHES, Keeping, SharedBatch
 from feedd.values import BatchReady, Cursor
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ def arena() -> Iterator[Arena]:
         yield arena
 
 
-def _made(keeping: Keeping, step: int) -> Kept:
-    slot = keeping.room()
+def _made(keeping: Keeping, step: int) -> SharedBatch:
+    slot = keeping.free_slot()
     assert slot is not None
     return keeping.add((0, step), BatchReady(Cursor(0, step), 1, (), 1), slot)
 
@@ -70,4 +70,4 @@ def test_fewer_leases_than_slots(arena: Arena) -> None:
 @pytest.mark.parametrize(("leases", "slot_bytes", "slots"), [(4, 38 << 20, 17), (8, 1 << 20, 33), (4, 1 << 30, 13)])
 def test_slots_of_a_group(leases: int, slot_bytes: int, slots: int) -> None:
     """Four members' leases and one slot more; of large batches the window and one member's."""
-    assert slots_to_lend(leases, slot_bytes) == slots >= WINDOW_BATCHES + leases + 1
+    assert slots_to_lease(leases, slot_bytes) == slots >= WINDOW_BATCHES + leases + 1

@@ -89,9 +89,9 @@ async def test_a_job_that_ends_keeps_nothing(tmp_path: Path, lent: bool) -> None
         one, two = [await rig.open(share="a", shared_arena=lent) for _ in range(2)]
         group = group_of(one)
         await take(one, Cursor())
-        assert len(group._kept) == group._arena.taken_count == 1
+        assert len(group._shared_batches) == group._arena.taken_count == 1
         await rig.close(two)
-        assert len(group._kept) == group._arena.taken_count == 0
+        assert len(group._shared_batches) == group._arena.taken_count == 0
         late = await rig.open(share="a", shared_arena=lent)
         assert group_of(late) is group
         assert isinstance(await take(late, Cursor(0, 3)), Taken)

@@ -55,7 +55,7 @@ async def test_auto_drops_where_counts_are_known(tmp_path: Path) -> None:
     async with feeding(tmp_path / "counted") as rig:
         rig.store.numbers(5, 6, 7)
         listing = await rig.pipeline.catalog.listing((URL,), lambda _: True)
-        listing.tell({0: 5, 1: 6, 2: 7}, {}, ())
+        listing.add_counts({0: 5, 1: 6, 2: 7}, {}, ())
         session = await rig.open(uneven="auto", topology=rank(1, 2))
         assert (session.info.uneven, session.info.steps) == ("drop", 2)
 

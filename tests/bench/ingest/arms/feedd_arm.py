@@ -115,8 +115,8 @@ async def _in_full_cache(
     """Fill a cache that has room for half of the objects with one half; time the other half and the first again."""
     assert len(refs) > 1, "expected at least two objects, to evict one for the other"
     halves = refs[: len(refs) // 2], refs[len(refs) // 2 :]
-    room_bytes = max(sum(ref.size_bytes + MIB for ref in half) for half in halves)
-    options = CacheOptions(job.folder, size_bytes=room_bytes, free_reserve_bytes=0)
+    memory_bytes = max(sum(ref.size_bytes + MIB for ref in half) for half in halves)
+    options = CacheOptions(job.folder, size_bytes=memory_bytes, free_reserve_bytes=0)
     cache = await stack.enter_async_context(DiskCache(options, sources.fetcher, PrometheusRecorder(), SystemClock()))
     (await cache.acquire(halves[0])).release()
     sources.parts_s.clear()
