@@ -95,10 +95,12 @@ SERVE_BATCH_WAIT = Metric("feedd_serve_batch_wait_seconds_total", _C, "seconds",
 PIPELINE_BATCH_SECONDS = Metric(
     "feedd_pipeline_batch_seconds", _H, "seconds", "time from shards acquired to batch ready"
 )
-PIPELINE_MADE = Metric("feedd_pipeline_made_shards_total", _C, "", "shards converted from objects", ("form",))
-PIPELINE_MADE_BYTES = Metric("feedd_pipeline_made_bytes_total", _C, "bytes", "bytes of converted shards", ("form",))
+PIPELINE_MADE = Metric("feedd_pipeline_made_shards_total", _C, "", "shards converted from objects", ("conversion",))
+PIPELINE_MADE_BYTES = Metric(
+    "feedd_pipeline_made_bytes_total", _C, "bytes", "bytes of converted shards", ("conversion",)
+)
 PIPELINE_MADE_SECONDS = Metric(
-    "feedd_pipeline_made_seconds_total", _C, "seconds", "worker time spent on conversions", ("form",)
+    "feedd_pipeline_made_seconds_total", _C, "seconds", "worker time spent on conversions", ("conversion",)
 )
 PIPELINE_MAKING = Metric(
     "feedd_pipeline_making_bytes", _G, "bytes", "memory of objects being converted and of shards just converted"

@@ -41,7 +41,7 @@ class ObjectRef:
         key: key in the store, exactly as listed; for ``file://`` the absolute path.
         size_bytes: length of the object.
         etag: version tag without quotes; for files derived from size, mtime and inode. Never empty.
-        form: conversion that makes the shard, ``name`` or ``name:parameters`` (see ``convert``); empty: the object
+        conversion: what makes the shard, ``name`` or ``name:parameters`` (see ``convert``); empty: the object
             itself. A converted shard has its own ``size_bytes``.
     """
 
@@ -49,7 +49,7 @@ class ObjectRef:
     key: str
     size_bytes: int
     etag: str
-    form: str = ""
+    conversion: str = ""
 
     @property
     def url(self) -> str:
@@ -118,7 +118,7 @@ class ShardIndex:
         sizes: int64[field, sample], bytes of the field; -1 if the sample lacks it.
         key_blob: UTF-8 keys, concatenated.
         key_ends: int64[sample], end of each key in ``key_blob``.
-        stored: encoding of each field (see ``recipe.encodings``); empty: each field is a separate file, as in a tar.
+        encodings: of each field (see ``recipe.encodings``); empty: each field is a separate file, as in a tar.
         notes: field's number (-1: all), sample, and what the data holds instead of a value; for the first of each kind.
         unread: name and type of columns that no field can read if all are requested, or that lose their decimal point.
     """
@@ -128,13 +128,13 @@ class ShardIndex:
     sizes: NDArray[np.int64]
     key_blob: bytes
     key_ends: NDArray[np.int64]
-    stored: tuple[str, ...] = ()
+    encodings: tuple[str, ...] = ()
     notes: tuple[tuple[int, int, str], ...] = ()
     unread: tuple[tuple[str, str], ...] = ()
 
     def encoding_of(self, column: int) -> str:
         """Return how one field is stored."""
-        return self.stored[column] if self.stored else ""
+        return self.encodings[column] if self.encodings else ""
 
     @property
     def sample_count(self) -> int:
@@ -166,7 +166,7 @@ class FieldRecipe:
         sources: extensions that may hold it, first match wins.
         codec: name in the codec registry ("image", "int", "bytes", ...).
         params: the codec's parameters as canonical JSON text (sorted keys), part of the fingerprint.
-        stored: encoding in the data (see ``recipe.encodings``), set once a shard is known; users do not set it.
+        encoding: in the data (see ``recipe.encodings``), set once a shard is known; users do not set it.
         pad: how samples of different shapes become equal (see ``recipe.padding``), canonical JSON; empty: not padded.
     """
 
@@ -174,7 +174,7 @@ class FieldRecipe:
     sources: tuple[str, ...]
     codec: str
     params: str = "{}"
-    stored: str = ""
+    encoding: str = ""
     pad: str = ""
 
 

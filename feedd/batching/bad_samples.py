@@ -200,8 +200,8 @@ def failure_of(
     absent = None if held else missing_reason(index, known, ordinal)
     if absent is not None:
         return Failure(ref.url, index.key(ordinal), bad.field, absent.reason, bad.row, ordinal, absent.at)
-    if held and field is not None and not reads_as(index.encoding_of(held[0]), field.stored) and not told:
-        reason = f"expected encoding {field.stored or 'a file'}, got {index.encoding_of(held[0]) or 'a file'}"
+    if held and field is not None and not reads_as(index.encoding_of(held[0]), field.encoding) and not told:
+        reason = f"expected encoding {field.encoding or 'a file'}, got {index.encoding_of(held[0]) or 'a file'}"
     if not held and not told and is_label(sources[0]):
         reason = f"the sample has no label: {unlabelled(sources[0])}"
     columns = held[:1] or np.flatnonzero(index.sizes[:, ordinal] >= 0).tolist()

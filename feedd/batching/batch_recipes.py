@@ -169,7 +169,7 @@ def estimated_bytes(specs: Sequence[TensorSpec], batch_size: int, found: Sequenc
 
 def _value_bytes(field: FieldRecipe) -> int:
     """Return the bytes that a stored value takes at least, or nearly always."""
-    stored = parse_encoding(field.stored)
+    stored = parse_encoding(field.encoding)
     if stored is not None:
         return 1 if stored.varint else item_bytes(stored.narrow or stored.dtype)
     if field.codec == "npy":

@@ -105,7 +105,7 @@ class Filters:
         rows, indexes = batch.rows, batch.indexes
         missing = np.ones(len(rows.ordinal), np.bool_)
         for stored in _ways_of_storing(indexes, sources):
-            recipe = FieldRecipe(one.field, sources, "bytes", stored=stored)
+            recipe = FieldRecipe(one.field, sources, "bytes", encoding=stored)
             (span,) = gather(indexes, rows.shard_no, rows.ordinal, [recipe]).spans
             missing &= span.size < 0
             if not any(reader.codec in _INSIDE for reader in readers):
@@ -113,7 +113,7 @@ class Filters:
             for reader in readers:
                 at = np.flatnonzero((span.size >= 0) & verdict.fits)
                 start = span.start[at]
-                work = FieldWork(replace(reader, stored=stored), rows.shard_no[at], start, span.size[at], start)
+                work = FieldWork(replace(reader, encoding=stored), rows.shard_no[at], start, span.size[at], start)
                 fits, known = await self._read(one, batch.files, work)
                 verdict.fits[at] = fits | ~known  # bad rows stay, to be counted as bad
                 verdict.bad |= dict.fromkeys(at[~known].tolist(), (one.field, _UNREADABLE[reader.codec]))

@@ -89,7 +89,7 @@ def _look_up(
         if source not in index.fields or not len(rows):
             continue
         column = index.fields.index(source)
-        if not reads_as(index.encoding_of(column), recipe.stored):
+        if not reads_as(index.encoding_of(column), recipe.encoding):
             continue  # another type than in the first shard: counts as missing
         size = index.sizes[column, ordinals]
         found = size >= 0

@@ -205,9 +205,9 @@ def sample_bytes(
     columns = [index.fields.index(source) for source in recipe.sources if source in index.fields]
     sizes = index.sizes[columns].reshape(-1)
     growth = _IMAGE_GROWTH if recipe.codec == "image" and spec.ndim > 1 else 1
-    if recipe.stored == "pixels":  # already decoded
+    if recipe.encoding == "pixels":  # already decoded
         growth = np.dtype(spec.dtype).itemsize
-    growth = _WIDENED_GROWTH.get(recipe.stored.partition("[")[0], growth)
+    growth = _WIDENED_GROWTH.get(recipe.encoding.partition("[")[0], growth)
     return sizes[sizes >= 0] * growth
 
 

@@ -14,14 +14,14 @@ class CacheEntry:
         etag: the object's version.
         size_bytes: length of the object; the file is larger by a header and block rounding.
         pins: current pins; 0 in listings made without the owner of the directory.
-        form: the conversion that made the entry from the object; empty: the object itself.
+        conversion: the conversion that made the entry from the object; empty: the object itself.
     """
 
     url: str
     etag: str
     size_bytes: int
     pins: int = 0
-    form: str = ""
+    conversion: str = ""
 
 
 @dataclass(frozen=True, slots=True)

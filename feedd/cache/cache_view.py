@@ -50,7 +50,7 @@ class CacheView:
     def entries(self) -> list[CacheEntry]:
         """Return the whole entries, in no particular order."""
         return [
-            CacheEntry(entry.ref.url, entry.ref.etag, entry.ref.size_bytes, entry.pins, entry.ref.form)
+            CacheEntry(entry.ref.url, entry.ref.etag, entry.ref.size_bytes, entry.pins, entry.ref.conversion)
             for entry in self._index
             if entry.state is EntryState.COMMITTED
         ]

@@ -80,7 +80,7 @@ def _texts(ref: ObjectRef) -> tuple[bytes, bytes, bytes]:
 
 def version_of(ref: ObjectRef) -> str:
     """Return the part of the identity besides key and size: the etag, and for a converted shard the conversion."""
-    return f"{ref.etag}{_FORM_MARK}{ref.form}{_FORM_MARK}{FORMS_VERSION}" if ref.form else ref.etag
+    return f"{ref.etag}{_FORM_MARK}{ref.conversion}{_FORM_MARK}{FORMS_VERSION}" if ref.conversion else ref.etag
 
 
 def ref_of(root: str, key: str, size_bytes: int, version: str) -> ObjectRef:

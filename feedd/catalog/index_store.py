@@ -97,7 +97,7 @@ class Indexes:
         if is_pack(key.ref):
             index = await _index_of_pack(listing, key.ref)
         else:
-            name = key.format or ("" if key.ref.form else format_for(key.ref.url))  # before it is fetched
+            name = key.format or ("" if key.ref.conversion else format_for(key.ref.url))  # before it is fetched
             index = await with_pinned(
                 self._stages.cache,
                 [counted_by(key.ref, key.format)],
@@ -114,7 +114,7 @@ def _key(listing: Listing, shard: int) -> _Key:
     ref, name = listing.refs[shard], listing.read_as.get(shard)
     if name is None:
         named = format_of(listing, shard)
-        name = listing.read_as[shard] = "" if conversion_named(named) or is_ready(ref.form) else named
+        name = listing.read_as[shard] = "" if conversion_named(named) or is_ready(ref.conversion) else named
     return _Key(ref, name)
 
 

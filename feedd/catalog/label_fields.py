@@ -269,8 +269,8 @@ def _labelled(index: ShardIndex, columns: Mapping[str, NDArray[np.int64]]) -> Sh
     numbers = [np.where(one, values, 0) for one, values in zip(known, columns.values(), strict=True)]
     starts = np.vstack([index.starts, *map(number_at, numbers)])
     sizes = np.vstack([index.sizes, *(np.where(one, np.int64(NUMBER_BYTES), np.int64(-1)) for one in known)])
-    stored = (*(index.stored or ("",) * len(index.fields)), *(NUMBER_STORED,) * len(columns))
-    return replace(index, fields=(*index.fields, *columns), starts=starts, sizes=sizes, stored=stored)
+    stored = (*(index.encodings or ("",) * len(index.fields)), *(NUMBER_STORED,) * len(columns))
+    return replace(index, fields=(*index.fields, *columns), starts=starts, sizes=sizes, encodings=stored)
 
 
 def _labels(recipe: Sequence[FieldRecipe]) -> list[str]:

@@ -43,7 +43,7 @@ class Learned:
 
     def note(self, ref: ObjectRef, sample_count: int, reader: str = "") -> None:
         """Record an object's number of samples; another format would read other samples from the same bytes."""
-        if counts_apart(ref.form):
+        if counts_apart(ref.conversion):
             return  # its count holds only for this conversion's sessions
         key = (ref.url, _version(ref, reader), ref.size_bytes)
         if self._counts.get(key) != sample_count:
@@ -86,5 +86,5 @@ class Learned:
 
 def _version(ref: ObjectRef, reader: str) -> str:
     """Return an object's version and how it is read; columns do not matter, because all have as many rows."""
-    form = ref.form.partition(":")[0]
+    form = ref.conversion.partition(":")[0]
     return f"{ref.etag}\0{form}\0{reader}" if form or reader else ref.etag

@@ -55,7 +55,7 @@ async def with_heads(
         forms |= found
     if not forms:
         return tuple(refs)
-    return tuple(replace(ref, form=forms[at]) if at in forms else ref for at, ref in enumerate(refs))
+    return tuple(replace(ref, conversion=forms[at]) if at in forms else ref for at, ref in enumerate(refs))
 
 
 async def first_bytes(sources: Sources, ref: ObjectRef, most: int) -> bytes:
@@ -89,7 +89,7 @@ def _unsaid(
             continue
         for at in range(first, end):
             ref = refs[at]
-            if ref.form or not ref.size_bytes or at in named or is_pack(ref):
+            if ref.conversion or not ref.size_bytes or at in named or is_pack(ref):
                 continue
             ending = ending_of(ref.key)
             if ending not in said:

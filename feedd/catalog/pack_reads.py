@@ -113,7 +113,9 @@ class PackReads:
             FeeddError: as ``with_pinned``.
         """
         missing = [
-            number for number, ref in enumerate(refs) if is_pack(ref) and not ref.form and not self._cache.holds(ref)
+            number
+            for number, ref in enumerate(refs)
+            if is_pack(ref) and not ref.conversion and not self._cache.holds(ref)
         ]
         if not missing:
             return await with_pinned(self._cache, refs, read)

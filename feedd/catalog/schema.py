@@ -83,7 +83,7 @@ class Looked:
     @property
     def has_values(self) -> bool:
         """Whether samples can be read from it; a footer only lists columns."""
-        return self.whole or split(self.ref.form)[0] == HEAD
+        return self.whole or split(self.ref.conversion)[0] == HEAD
 
 
 @dataclass(slots=True)
@@ -164,7 +164,7 @@ class Schema:
         search, named = _Search({}), bool(wanted)
         async for one in self._with_samples():
             if not looked:
-                wanted = wanted or default_fields(one.index.fields, one.index.stored)
+                wanted = wanted or default_fields(one.index.fields, one.index.encodings)
                 search.left = dict(enumerate((*wanted, *beside(wanted))))
             looked.append(one)
             await self._ask(one, search)
@@ -221,10 +221,10 @@ class Schema:
         """
         if search.left and search.bad is not None:
             raise search.bad
-        name, params = split(first.ref.form)
+        name, params = split(first.ref.conversion)
         if search.left and name in COLUMNAR:  # the strict conversion raises if a wanted column cannot be a field
             await self._catalog.readings.of_conversion(
-                self._listing, replace(first.ref, form=f"{name}:{strict_params(params)}")
+                self._listing, replace(first.ref, conversion=f"{name}:{strict_params(params)}")
             )
         for one in search.left.values():
             check_fields((one,), first.index.fields)
@@ -249,9 +249,9 @@ class Schema:
         plain, ready = self._plain(shard)
         if is_pack(ref) or ref.size_bytes <= HEAD_BYTES[0]:
             return await self.whole(shard)
-        form = head_conversion(plain.form, self._format(shard))
+        form = head_conversion(plain.conversion, self._format(shard))
         if form:
-            ref = replace(plain, form=form)
+            ref = replace(plain, conversion=form)
             index = await self._catalog.readings.of_conversion(self._listing, ref)
             if index.sample_count or split(form)[0] != HEAD:
                 return Looked(shard, ref, _with_ready(index, ready), whole=False)
@@ -265,15 +265,15 @@ class Schema:
     def _plain(self, shard: int) -> tuple[ObjectRef, Sequence[ReadyField]]:
         """Return a shard without predecoded images, and the fields that are predecoded."""
         ref = self._listing.refs[shard]
-        if not is_ready(ref.form):
+        if not is_ready(ref.conversion):
             return ref, ()
-        asked = msgspec.json.decode(split(ref.form)[1].encode(), type=RowsParams)
+        asked = msgspec.json.decode(split(ref.conversion)[1].encode(), type=RowsParams)
         return (self._listing.base or self._listing).refs[shard], asked.fields
 
     def _format(self, shard: int) -> str:
         """Return the format of a shard that is read in place or only decompressed; empty: it is converted."""
         ref, _ = self._plain(shard)
-        form, params = split(ref.form)
+        form, params = split(ref.conversion)
         if form and not only_unpacks(form):
             return ""
         named = format_of(self._listing, shard)
@@ -293,7 +293,7 @@ class Schema:
 
 def _encodings_by(format_name: str, ref: ObjectRef, sources: Sequence[str]) -> dict[str, str]:
     """Return encodings of fields that the format or conversion determines; other encodings must be read from shards."""
-    form, params = split(ref.form)
+    form, params = split(ref.conversion)
     if form in DELIMITED:  # the types are parameters of the conversion, the same for all shards
         types = typed_by(params).types
         return {source: text_encoding(types[source]) for source in sources if source in types}
@@ -314,4 +314,6 @@ def _with_ready(index: ShardIndex, ready: Sequence[ReadyField]) -> ShardIndex:
             places[one.sources[0]] = columns[0], PIXELS
     columns = [column for column, _ in places.values()]
     stored = tuple(stored for _, stored in places.values())
-    return replace(index, fields=tuple(places), starts=index.starts[columns], sizes=index.sizes[columns], stored=stored)
+    return replace(
+        index, fields=tuple(places), starts=index.starts[columns], sizes=index.sizes[columns], encodings=stored
+    )

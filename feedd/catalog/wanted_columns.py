@@ -29,7 +29,7 @@ def narrowed(listing: Listing, wanted: Sequence[Sequence[FieldRecipe]]) -> Listi
         listing: the listing that all sessions share.
         wanted: recipes of each source; empty: all columns.
     """
-    if not any(ref.form in COLUMNAR for ref in listing.refs):
+    if not any(ref.conversion in COLUMNAR for ref in listing.refs):
         return listing
     refs: list[ObjectRef] = []
     view: list[str] = []
@@ -38,7 +38,7 @@ def narrowed(listing: Listing, wanted: Sequence[Sequence[FieldRecipe]]) -> Listi
         params = params_of(asked) if asked else ""
         view.append(params)
         refs.extend(_of_columns(listing.refs[shard], params) for shard in listing.shards_of(source))
-    return view_of(listing, tuple(refs), tuple(view), apart=any(counts_apart(ref.form) for ref in refs))
+    return view_of(listing, tuple(refs), tuple(view), apart=any(counts_apart(ref.conversion) for ref in refs))
 
 
 def possible_columns(recipe: Sequence[FieldRecipe]) -> list[tuple[str, ...]]:
@@ -55,8 +55,11 @@ def counting(refs: Sequence[ObjectRef], named: Mapping[int, str] | None = None) 
         named: see ``formed``.
     """
     found = formed(refs, named)
-    return tuple(replace(ref, form=f"{ref.form}:{ROWS_ONLY}") if ref.form in _CHEAP_TO_COUNT else ref for ref in found)
+    return tuple(
+        replace(ref, conversion=f"{ref.conversion}:{ROWS_ONLY}") if ref.conversion in _CHEAP_TO_COUNT else ref
+        for ref in found
+    )
 
 
 def _of_columns(ref: ObjectRef, params: str) -> ObjectRef:
-    return replace(ref, form=f"{ref.form}:{params}") if params and ref.form in COLUMNAR else ref
+    return replace(ref, conversion=f"{ref.conversion}:{params}") if params and ref.conversion in COLUMNAR else ref

@@ -59,7 +59,7 @@ def _scanned(options: Effective) -> Iterable[CacheEntry]:
 
 async def _look(daemon: AdminClient, state: CacheState) -> tuple[CacheState, list[CacheEntry]]:
     rows = await daemon.entries()
-    return state, [CacheEntry(row.url, row.etag, row.size_bytes, row.pins, row.form) for row in rows]
+    return state, [CacheEntry(row.url, row.etag, row.size_bytes, row.pins, row.conversion) for row in rows]
 
 
 @cache.command("ls", epilog="Example: feedd cache ls 's3://bucket/train/*' --json")
@@ -78,7 +78,7 @@ def list_entries(
     found = _scanned(options) if seen is None else seen[1]
     entries = sorted((entry for entry in found if matches(entry.url, pattern)), key=lambda entry: entry.url)
     if json_:
-        fields = ("url", "etag", "size_bytes", "pins", "form")
+        fields = ("url", "etag", "size_bytes", "pins", "conversion")
         typer.echo(json.dumps([{name: asdict(entry)[name] for name in fields} for entry in entries], indent=2))
         return
     table = Table(title=f"{len(entries)} objects, {format_size(_bytes(entries))} in {directory}", title_justify="left")
@@ -86,7 +86,7 @@ def list_entries(
     table.add_column("etag", no_wrap=True)
     table.add_column("url", overflow="fold")
     for entry in entries:
-        made = f" ({entry.form})" if entry.form else ""
+        made = f" ({entry.conversion})" if entry.conversion else ""
         table.add_row(format_size(entry.size_bytes), escape(entry.etag[:12]), escape(entry.url + made))
     Console().print(table)
 

@@ -202,7 +202,7 @@ def _format(listing: Listing, shard: int) -> str:
     ref = listing.refs[shard]
     if is_pack(ref):
         return "files"
-    form, _ = split(ref.form)
+    form, _ = split(ref.conversion)
     if form and not only_unpacks(form):
         return form
     name = format_of(listing, shard).partition(":")[0] or format_for(ref.url)

@@ -64,15 +64,15 @@ def make(recipe: FieldRecipe) -> SampleCodec:
     params = params_of(recipe)
     if isinstance(params, InstalledParams):  # an installed codec gets the stored bytes
         return plugins.codec(params.name, params.options)
-    encoding = parse_encoding(recipe.stored)
+    encoding = parse_encoding(recipe.encoding)
     if isinstance(params, (IntParams, FloatParams)):
         return _number(params, encoding)
     if encoding is not None:
         return _over(params, encoding)
     if isinstance(params, ImageParams):
-        return _encoded_image(params, recipe.stored)
+        return _encoded_image(params, recipe.encoding)
     if isinstance(params, NpyParams):
-        return NpyCodec(params, header_reader(recipe.stored))
+        return NpyCodec(params, header_reader(recipe.encoding))
     return _extra(params) if isinstance(params, (AudioParams, TokenizeParams)) else _plain(params)
 
 

@@ -31,7 +31,7 @@ class Entry(NamedTuple):
 
     value: int
     at: int
-    form: str
+    struct_format: str
 
 
 def is_tiff(data: memoryview) -> bool:
@@ -105,5 +105,5 @@ def without_orientation(data: memoryview) -> bytes | memoryview:
         entry = found.get(tag)
         if entry is not None and entry.value > 1:
             copy = copy or bytearray(data)
-            struct.pack_into(entry.form, copy, entry.at, 1)
+            struct.pack_into(entry.struct_format, copy, entry.at, 1)
     return data if copy is None else bytes(copy)

@@ -39,12 +39,12 @@ class ColumnEncoding:
     """The encoding of a table's column.
 
     Attributes:
-        stored: see ``recipe.encodings``.
+        encoding: see ``recipe.encodings``.
         width: bytes of a value; None: it varies.
         dtype: dtype of numbers; empty: the values are text or bytes.
     """
 
-    stored: str
+    encoding: str
     width: int | None
     dtype: str = ""
 
@@ -86,9 +86,9 @@ class TableWriter:
     def add(self, name: str, how: ColumnEncoding, pieces: Iterable[Piece]) -> None:
         """Write a column with its encoding; see ``fixed`` and ``variable``."""
         if how.width is None:
-            self.variable(name, how.stored, pieces)
+            self.variable(name, how.encoding, pieces)
         else:
-            self.fixed(name, how.stored, how.width, pieces)
+            self.fixed(name, how.encoding, how.width, pieces)
 
     def fixed(self, name: str, stored: str, width: int, pieces: Iterable[Piece]) -> None:
         """Write a column whose values all take ``width`` bytes, at least 1.
@@ -200,7 +200,7 @@ def write_outline(
     writer.leave_out(unread)
     for name, how in columns:
         nothing = Piece(np.zeros(0, np.uint8), np.zeros(count, np.int64), np.zeros(count, np.bool_))
-        writer.variable(name, how.stored, (nothing,))
+        writer.variable(name, how.encoding, (nothing,))
     return writer.finish()
 
 

@@ -74,7 +74,7 @@ class ConversionLog:
     def converted(self, ref: ObjectRef) -> ObjectRef | None:
         """Return the ref of the shard converted from an object; None: its size is not known yet."""
         fact = self._use(_key(ref))
-        return None if fact is None else ObjectRef(ref.root, ref.key, fact.size_bytes, ref.etag, ref.form)
+        return None if fact is None else ObjectRef(ref.root, ref.key, fact.size_bytes, ref.etag, ref.conversion)
 
     def note(self, ref: ObjectRef, fact: ConversionFact) -> bool:
         """Record a result; return True if it is new and should be kept in the file."""
@@ -160,4 +160,4 @@ def _line(key: _Key, fact: ConversionFact) -> bytes:
 
 
 def _key(ref: ObjectRef) -> _Key:
-    return ref.url, ref.etag, ref.form, ref.size_bytes
+    return ref.url, ref.etag, ref.conversion, ref.size_bytes

@@ -59,7 +59,9 @@ class ConversionWishes:
 
     def shards(self) -> set[ObjectRef | None]:
         """Return the shards in all lists, as far as they are known."""
-        return {self._converter.facts.converted(ref) for wishes in self._lists.values() for ref in wishes if ref.form}
+        return {
+            self._converter.facts.converted(ref) for wishes in self._lists.values() for ref in wishes if ref.conversion
+        }
 
     def ended(self, ref: ObjectRef, error: BaseException | None) -> None:
         """Record the end of a conversion. A failure is dropped here; ``acquire`` of the shard will raise it."""
@@ -104,7 +106,7 @@ class ConversionWishes:
         return None if best is None else best[1]
 
     def _is_due(self, ref: ObjectRef) -> bool:
-        if not ref.form or ref in self._running or ref in self._failed:
+        if not ref.conversion or ref in self._running or ref in self._failed:
             return False
         return self._converter.facts.known(ref) is None
 
@@ -112,7 +114,9 @@ class ConversionWishes:
         """Pass the known shards to the inner cache, in order; if none is known yet, keep one earlier wish alive."""
         wishes = self._lists.get(owner, ())
         known = [
-            shard for ref in wishes if (shard := self._converter.facts.converted(ref) if ref.form else ref) is not None
+            shard
+            for ref in wishes
+            if (shard := self._converter.facts.converted(ref) if ref.conversion else ref) is not None
         ]
         if wishes and not known:
             known = [shard for shard in self._passed_on.get(owner, []) if self._inner.knows(shard)][:1]

@@ -49,7 +49,7 @@ def formed(refs: Sequence[ObjectRef], named: Mapping[int, str] | None = None) ->
     """
     names = named or {}
     forms = (registry.conversion_of(names.get(at, ""), ref.key) for at, ref in enumerate(refs))
-    return tuple(replace(ref, form=form) if form else ref for ref, form in zip(refs, forms, strict=True))
+    return tuple(replace(ref, conversion=form) if form else ref for ref, form in zip(refs, forms, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class Converter:
             CacheUnavailable: the shard now has another size than before; a retry converts it again.
             StoreUnavailable: the conversion took longer than its deadline.
         """
-        if not ref.form:
+        if not ref.conversion:
             await self._fetcher.fetch(ref, sink, watch)
             return
         fresh = self._take(ref)
@@ -249,8 +249,8 @@ class Converter:
 
     async def _converted(self, ref: ObjectRef, task: MakeTask, urgency: Callable[[], float]) -> ConvertedShard:
         """Fetch the ranges that the conversion needs, until a worker has made the shard."""
-        plain = replace(ref, form="")
-        name, params = registry.split(ref.form)
+        plain = replace(ref, conversion="")
+        name, params = registry.split(ref.conversion)
         with MemoryFile("feedd-object", ref.size_bytes) as source:
             self._recorder.move(PIPELINE_MAKING, ref.size_bytes)
             try:
@@ -277,10 +277,10 @@ class Converter:
         try:
             return await self._make(task)
         except BadShard:
-            form = registry.undecoded(task.form)
-            if form == task.form:
+            form = registry.undecoded(task.conversion)
+            if form == task.conversion:
                 raise
-        return await self._make(replace(task, form=form))
+        return await self._make(replace(task, conversion=form))
 
     async def _fetch(
         self, plain: ObjectRef, wanted: Sequence[ByteRange], source: MemoryFile, watch: FetchWatch, *, again: bool
@@ -311,12 +311,12 @@ class Converter:
     def _task(self, ref: ObjectRef, out_fd: int, out_at: int, memory_bytes: int, entry_bytes: int = -1) -> MakeTask:
         limit_bytes = min(self._options.limit_bytes, 1 << 62)
         sizes = limit_bytes, memory_bytes, entry_bytes
-        return MakeTask(ref.form, ref.url, ref.size_bytes, (), -1, out_fd, out_at, *sizes)
+        return MakeTask(ref.conversion, ref.url, ref.size_bytes, (), -1, out_fd, out_at, *sizes)
 
     def _count(self, form: str, made: ConvertedShard) -> None:
-        self._recorder.count(PIPELINE_MADE, form=form)
-        self._recorder.count(PIPELINE_MADE_BYTES, made.size_bytes, form=form)
-        self._recorder.count(PIPELINE_MADE_SECONDS, made.busy_s, form=form)
+        self._recorder.count(PIPELINE_MADE, conversion=form)
+        self._recorder.count(PIPELINE_MADE_BYTES, made.size_bytes, conversion=form)
+        self._recorder.count(PIPELINE_MADE_SECONDS, made.busy_s, conversion=form)
 
     def _memory_left(self, object_bytes: int, ref: ObjectRef) -> int:
         """Return the memory available for a shard in addition to its object, per running conversion."""

@@ -39,6 +39,6 @@ async def cache_remove(cache: ConvertingCache, pattern: str) -> tuple[Amount, Am
             in_use = in_use.plus(entry.size_bytes)
             continue
         location = parse_url(entry.url)
-        await cache.discard(ObjectRef(location.root, location.key, entry.size_bytes, entry.etag, entry.form))
+        await cache.discard(ObjectRef(location.root, location.key, entry.size_bytes, entry.etag, entry.conversion))
         removed = removed.plus(entry.size_bytes)
     return removed, in_use

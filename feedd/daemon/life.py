@@ -201,7 +201,7 @@ def _stat_samples(recorder: PrometheusRecorder) -> Iterator[StatSample]:
 
 def _cache_rows(pipeline: Pipeline) -> Iterator[CacheRow]:
     for entry in pipeline.cache.entries():
-        yield CacheRow(entry.url, entry.etag, entry.size_bytes, entry.pins, entry.form)
+        yield CacheRow(entry.url, entry.etag, entry.size_bytes, entry.pins, entry.conversion)
 
 
 def _log_start(effective: Effective, life: _Life) -> None:

@@ -91,7 +91,7 @@ class Warmer:
         shards = await self._shards(listed, spec)
         refs = await CPU.run(_assigned, shards, spec)  # balancing takes microseconds per object
         held = self._cache.entries()
-        missing = await CPU.run(_missing, refs, {(entry.url, entry.etag, entry.form) for entry in held})
+        missing = await CPU.run(_missing, refs, {(entry.url, entry.etag, entry.conversion) for entry in held})
         if not spec.fit:
             _check_space(missing, self._cache.stats)
         total, absent = _amount(refs), _amount(missing)
@@ -108,7 +108,7 @@ class Warmer:
         with suppress(NotFound, ObjectChanged):  # an error of one object is reported when its turn comes
             refs = await with_heads(self._sources, refs, listed.named)
         refs = await CPU.run(formed, refs, listed.named)
-        if not any(split(ref.form)[0] in COLUMNAR for ref in refs):
+        if not any(split(ref.conversion)[0] in COLUMNAR for ref in refs):
             return refs
         recipes = [tuple(parse_field(name, text) for name, text in spec.fields)]
         listing = await CPU.run(Listing.of, refs, 0.0)
@@ -184,7 +184,7 @@ def _assigned(listed: Sequence[ObjectRef], spec: WarmSpec) -> list[ObjectRef]:
 
 
 def _missing(refs: Sequence[ObjectRef], held: set[tuple[str, str, str]]) -> list[ObjectRef]:
-    return [ref for ref in refs if (ref.url, ref.etag, ref.form) not in held]
+    return [ref for ref in refs if (ref.url, ref.etag, ref.conversion) not in held]
 
 
 def _amount(refs: Sequence[ObjectRef]) -> Amount:

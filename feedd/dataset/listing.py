@@ -288,7 +288,7 @@ def format_of(listing: Listing, shard: int) -> str:
 
 def _twins(refs: Sequence[ObjectRef]) -> NDArray[np.int64] | None:
     first: dict[tuple[str, str, str], int] = {}
-    found = [first.setdefault((ref.root, ref.key, ref.form), number) for number, ref in enumerate(refs)]
+    found = [first.setdefault((ref.root, ref.key, ref.conversion), number) for number, ref in enumerate(refs)]
     return np.array(found, dtype=np.int64) if len(first) < len(refs) else None
 
 

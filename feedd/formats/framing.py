@@ -87,11 +87,11 @@ class NamedCells(Cells, Generic[_Name]):
 
     Attributes:
         names: names of the columns with their numbers, in order.
-        stored: encoding of each column, see ``recipe.encodings``.
+        encodings: of each column, see ``recipe.encodings``.
     """
 
     names: dict[_Name, int] = field(default_factory=dict)
-    stored: list[str] = field(default_factory=list)
+    encodings: list[str] = field(default_factory=list)
 
     def add(self, reader: ShardReader, sample: int, name: _Name, stored: str, place: tuple[int, int]) -> None:
         """Add the start and end of a sample's field.
@@ -104,9 +104,9 @@ class NamedCells(Cells, Generic[_Name]):
             if len(self.names) == _FIELDS_MAX:
                 reader.fail(place[0], f"at most {_FIELDS_MAX} different fields", "one more")
             column = self.names[name] = len(self.names)
-            self.stored.append(stored)
-        elif self.stored[column] != stored:
-            reader.fail(place[0], f"field {name!r} as {self.stored[column] or 'bytes'}", stored or "bytes")
+            self.encodings.append(stored)
+        elif self.encodings[column] != stored:
+            reader.fail(place[0], f"field {name!r} as {self.encodings[column] or 'bytes'}", stored or "bytes")
         self.column.append(column)
         self.sample.append(sample)
         self.start.append(place[0])
@@ -116,7 +116,7 @@ class NamedCells(Cells, Generic[_Name]):
         """Drop the entries and names beyond these numbers, because their sample is bad."""
         for one in (self.column, self.sample, self.start, self.size):
             del one[entries:]
-        del self.stored[names:]
+        del self.encodings[names:]
         while len(self.names) > names:
             self.names.popitem()
 

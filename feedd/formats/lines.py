@@ -57,7 +57,9 @@ class LinesFormat:
         starts, sizes = _lines(data)
         if len(starts) > _LINES_MAX:
             raise BadShard(f"expected at most {_LINES_MAX} lines, got {len(starts)}", object=url, stage="decode")
-        return ShardIndex((self._field,), starts[None], sizes[None], *numbered(len(starts)), stored=(self._encoding,))
+        return ShardIndex(
+            (self._field,), starts[None], sizes[None], *numbered(len(starts)), encodings=(self._encoding,)
+        )
 
 
 def _lines(data: memoryview) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -127,7 +127,7 @@ class _Reader(RowsReader):
             else:
                 self._check_sizes(column, name, starts[column], sizes[column])
         names = field_names(params.names, self._url)
-        return ShardIndex(names, starts, sizes, *numbered(len(offsets) - 1), stored=tuple(stored))
+        return ShardIndex(names, starts, sizes, *numbered(len(offsets) - 1), encodings=tuple(stored))
 
     def _nested(self, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> str:
         """Skip the headers of lists and dicts; return their encoding, which the first item determines.

@@ -100,7 +100,7 @@ class _Reader(RowsReader):
             starts,
             sizes,
             *numbered(len(offsets) - 1),
-            stored=tuple(map(_encoding, header.column_encodings)),
+            encodings=tuple(map(_encoding, header.column_encodings)),
         )
 
     def _header(self, start: int, end: int) -> _Header:

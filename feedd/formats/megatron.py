@@ -169,7 +169,7 @@ class _Reader(ShardReader):
         sizes = where[firsts[1:]] - starts
         if documents and sizes.max() > SAMPLE_BYTES_MAX:
             self.fail(ends_at, f"documents of at most {SAMPLE_BYTES_MAX} bytes", f"{sizes.max()}")
-        return ShardIndex((FIELD,), starts[None], sizes[None], *numbered(documents), stored=(f"{dtype}[]",))
+        return ShardIndex((FIELD,), starts[None], sizes[None], *numbered(documents), encodings=(f"{dtype}[]",))
 
     def _check_firsts(self, firsts: NDArray[np.int64], at: int) -> None:
         if firsts[0] != 0 or firsts[-1] != self._head.sequences or (np.diff(firsts) < 0).any():

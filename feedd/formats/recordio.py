@@ -207,7 +207,7 @@ class _Reader(PartsReader):
             np.stack([np.where(several, starts + _IMAGE_HEAD, starts + 4), starts + 8, starts + heads]),
             np.stack([np.where(several, 4 * labels, 4), np.full(len(starts), 8), sizes - heads]),
             *numbered(len(starts)),
-            stored=("float32[]" if several.any() else "float32", "uint64", "image"),
+            encodings=("float32[]" if several.any() else "float32", "uint64", "image"),
         )
 
 

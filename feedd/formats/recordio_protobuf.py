@@ -78,7 +78,7 @@ class _Reader(PartsReader, MessageReader):
             places[column, alike] = starts[alike] + (start - starts[0])
             lengths[column, alike] = size
         names = field_names(list(columns.names), self._url)
-        return ShardIndex(names, places, lengths, *numbered(len(starts)), stored=tuple(columns.stored))
+        return ShardIndex(names, places, lengths, *numbered(len(starts)), encodings=tuple(columns.encodings))
 
     def _alike(
         self, starts: NDArray[np.int64], sizes: NDArray[np.int64], first: list[tuple[int, int, int]]

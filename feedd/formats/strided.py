@@ -74,7 +74,7 @@ class StridedArray:
         return math.prod(self.inner) * item_bytes(self.dtype)
 
     @property
-    def stored(self) -> str:
+    def encoding(self) -> str:
         """Encoding of a sample, see ``recipe.encodings``."""
         if not self.inner:
             return self.dtype
@@ -164,8 +164,8 @@ class StridedReader(ShardReader):
         starts = at + np.array(steps, np.int64).reshape(-1, 1) * np.arange(rows, dtype=np.int64)
         sizes = np.broadcast_to(width, starts.shape).copy()
         names = field_names([array.name for array in arrays], self._url)
-        stored = tuple(array.stored for array in arrays)
-        return ShardIndex(names, starts, sizes, *numbered(rows), stored=stored, unread=unread_of(unread or {}))
+        stored = tuple(array.encoding for array in arrays)
+        return ShardIndex(names, starts, sizes, *numbered(rows), encodings=stored, unread=unread_of(unread or {}))
 
 
 class _NpyReader(StridedReader):

@@ -44,7 +44,7 @@ class TableColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One column.
 
     Attributes:
-        stored: encoding of its values, see ``recipe.encodings``.
+        encoding: encoding of its values, see ``recipe.encodings``.
         at: offset of the values.
         width: bytes of each value; -1: varies.
         ends_at: offset of the int64 ends; -1 if the width is fixed.
@@ -52,7 +52,7 @@ class TableColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     name: str
-    stored: str
+    encoding: str = msgspec.field(name="stored")
     at: int
     width: int = NOWHERE
     ends_at: int = NOWHERE
@@ -122,11 +122,11 @@ class _Reader(ShardReader):
         for number, column in enumerate(columns):
             self._column(column, rows, end, starts[number], sizes[number])
         names = field_names([column.name for column in columns], self._url)
-        stored = tuple(column.stored for column in columns)
+        stored = tuple(column.encoding for column in columns)
         keys = numbered(rows) if foot.keys is None else self._keys(foot.keys, rows, end)
         notes = tuple((column, row, text[:NOTE_CHARS_MAX]) for column, row, text in foot.notes[:NOTES_MAX])
         unread = unread_of(dict(foot.unread))
-        return ShardIndex(names, starts, sizes, *keys, stored=stored, notes=notes, unread=unread)
+        return ShardIndex(names, starts, sizes, *keys, encodings=stored, notes=notes, unread=unread)
 
     def _foot(self) -> tuple[TableFoot, int]:
         """Return the foot and its start."""
@@ -152,7 +152,7 @@ class _Reader(ShardReader):
     ) -> None:
         """Fill in starts and sizes of one column."""
         try:
-            parse_encoding(column.stored)
+            parse_encoding(column.encoding)
         except ValueError as error:
             self.fail(end, f"a known encoding for column {column.name!r}", str(error))
         if column.width >= 0:

@@ -218,7 +218,7 @@ class _Reader(MessageReader):
         starts, sizes = columns.tables(self, len(columns.names), samples)
         self._mark(starts, sizes)
         names = field_names([name.decode("utf-8", "replace") for name in columns.names], self._url)
-        return ShardIndex(names, starts, sizes, *numbered(samples), stored=tuple(columns.stored))
+        return ShardIndex(names, starts, sizes, *numbered(samples), encodings=tuple(columns.encodings))
 
     def _whole(self, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> ShardIndex:
         """Return an index of unchanged records."""

@@ -155,7 +155,7 @@ class _Reader(ShardReader):
         self.check_cells(1, count)
         starts: NDArray[np.int64] = at + np.arange(count, dtype=np.int64) * (cut.stride * cut.item_bytes)
         sizes = np.minimum(cut.count * cut.item_bytes, total - starts)
-        return ShardIndex((FIELD,), starts[None], sizes[None], *numbered(count), stored=(f"{cut.dtype}[]",))
+        return ShardIndex((FIELD,), starts[None], sizes[None], *numbered(count), encodings=(f"{cut.dtype}[]",))
 
     def _refuse_header(self) -> None:
         """Refuse a file with llm.c's header, which would otherwise begin with 512 wrong tokens."""

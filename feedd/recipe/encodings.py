@@ -126,38 +126,38 @@ def check_encoding(recipe: FieldRecipe) -> None:
     Raises:
         BadRecipe: the codec cannot read it; the hint names a codec that can.
     """
-    stored = parse_encoding(recipe.stored)
+    stored = parse_encoding(recipe.encoding)
     codec = recipe.codec
     key = getattr(params_of(recipe), "key", None)
-    check_whole_documents(recipe.name, codec, key, is_json=recipe.stored == "json")
+    check_whole_documents(recipe.name, codec, key, is_json=recipe.encoding == "json")
     if key is not None:
-        if stored is not None or recipe.stored in _ONLY:
-            raise _unfit(recipe, 'JSON documents for "key"', recipe.stored, default_codec(recipe.stored) or "bytes")
+        if stored is not None or recipe.encoding in _ONLY:
+            raise _unfit(recipe, 'JSON documents for "key"', recipe.encoding, default_codec(recipe.encoding) or "bytes")
         return
     if stored is None:
-        only = _ONLY.get(recipe.stored, codec)
-        raw = recipe.stored == "pil" and getattr(params_of(recipe), "raw", False)
+        only = _ONLY.get(recipe.encoding, codec)
+        raw = recipe.encoding == "pil" and getattr(params_of(recipe), "raw", False)
         if codec not in {only, "bytes"} or raw:
-            instead = _YOURSELF.get(recipe.stored, f"{only}, or bytes")
-            raise _unfit(recipe, "an encoded file" if raw else "another kind of data", recipe.stored, instead)
+            instead = _YOURSELF.get(recipe.encoding, f"{only}, or bytes")
+            raise _unfit(recipe, "an encoded file" if raw else "another kind of data", recipe.encoding, instead)
         if codec == "array":
             raise _unfit(recipe, "numbers", "a separate file, such as a tar member", "npy, tensor:DTYPE:SHAPE or bytes")
         return
     if codec in _FILES:
-        raise _unfit(recipe, "a separate file", recipe.stored, suggest(stored))
+        raise _unfit(recipe, "a separate file", recipe.encoding, suggest(stored))
     if codec in {"int", "float"} and (stored.shape or stored.steps):  # "any number" may be one: each sample is checked
-        raise _unfit(recipe, "one number per sample", recipe.stored, suggest(stored))
+        raise _unfit(recipe, "one number per sample", recipe.encoding, suggest(stored))
     if codec == "int" and stored.dtype.startswith("float"):
-        raise _unfit(recipe, "integers", recipe.stored, suggest(stored))
+        raise _unfit(recipe, "integers", recipe.encoding, suggest(stored))
     params = params_of(recipe)
     if getattr(params, "classes", ()):
-        raise _unfit(recipe, "class names", recipe.stored, suggest(stored))
+        raise _unfit(recipe, "class names", recipe.encoding, suggest(stored))
     if (
         isinstance(params, (TensorParams, TokensParams))
         and not stored.varint
         and params.dtype not in _read_as(stored, params)
     ):
-        raise _unfit(recipe, params.dtype, recipe.stored, suggest(stored))
+        raise _unfit(recipe, params.dtype, recipe.encoding, suggest(stored))
 
 
 def _read_as(stored: Encoding, params: TensorParams | TokensParams) -> tuple[str, ...]:

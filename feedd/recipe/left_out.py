@@ -27,7 +27,7 @@ class LeftOutFields:
     def add(self, index: ShardIndex) -> None:
         """Add the fields of a shard. Nothing is added if default recipes fail, because then opening is an error."""
         try:
-            recipes = with_encodings(default_fields(index.fields, index.stored), index)
+            recipes = with_encodings(default_fields(index.fields, index.encodings), index)
         except BadRecipe:
             return
         for kind, names in _names_left_out(index, recipes).items():
@@ -65,7 +65,7 @@ def _names_left_out(index: ShardIndex, recipes: Sequence[FieldRecipe]) -> dict[N
         NoticeKind.RESERVED_NAMES: [index.fields[number] for number in others if index.fields[number] not in pickled],
         NoticeKind.UNDECODED_FIELDS: [recipe.name for recipe in recipes if lacking_library(recipe)],
         NoticeKind.NARROWED_NUMBERS: [
-            recipe.name for recipe in recipes if recipe.codec == "float" and recipe.stored == "float64"
+            recipe.name for recipe in recipes if recipe.codec == "float" and recipe.encoding == "float64"
         ],
     }
 

@@ -161,7 +161,7 @@ def crop_friendly(recipe: FieldRecipe) -> FieldRecipe:
     longer = cut.size if isinstance(cut.size, int) else max(cut.size)
     side = max(_SIDE_LEAST, math.ceil(longer * _MARGIN))
     params = msgspec.structs.replace(params, size=None, augment=(), transforms=(Resize(side), *transforms))
-    return FieldRecipe(recipe.name, recipe.sources, recipe.codec, canonical(params), recipe.stored, recipe.pad)
+    return FieldRecipe(recipe.name, recipe.sources, recipe.codec, canonical(params), recipe.encoding, recipe.pad)
 
 
 def original_mark(size_bytes: int, width_bytes: int | None) -> bytes:

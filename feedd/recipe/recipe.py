@@ -267,7 +267,7 @@ def _usual_codec(extension: str) -> str:
 def lacking_library(recipe: FieldRecipe) -> bool:
     """Whether a default recipe is ``bytes`` only because the library of its usual codec is not installed."""
     codec = _usual_codec(recipe.sources[0])
-    return recipe.codec == "bytes" and not recipe.stored and codec in _EXTRAS and not present(*_EXTRAS[codec][1:])
+    return recipe.codec == "bytes" and not recipe.encoding and codec in _EXTRAS and not present(*_EXTRAS[codec][1:])
 
 
 def _nameable(extension: str) -> bool:
@@ -288,9 +288,9 @@ def with_encodings(recipes: Iterable[FieldRecipe], index: ShardIndex) -> tuple[F
 
 def _with_encoding(recipe: FieldRecipe, index: ShardIndex) -> FieldRecipe:
     found = (index.encoding_of(index.fields.index(source)) for source in recipe.sources if source in index.fields)
-    recipe = replace(recipe, stored=next(found, ""))
+    recipe = replace(recipe, encoding=next(found, ""))
     check_encoding(recipe)
-    stored = parse_encoding(recipe.stored)
+    stored = parse_encoding(recipe.encoding)
     if recipe.codec == "array" and stored is not None:
         params = params_of(recipe)
         assert isinstance(params, ArrayParams)
@@ -340,7 +340,7 @@ def keeps(recipe: FieldRecipe) -> bool:
 
 def needs_measure(recipe: FieldRecipe) -> bool:
     """Whether shapes must come from ``DecodePool.measure``; else they are fixed or follow from sizes in bytes."""
-    stored = parse_encoding(recipe.stored)
+    stored = parse_encoding(recipe.encoding)
     return params_of(recipe).measured or (
         stored is not None and bool(stored.varint or stored.steps or stored.narrow) and recipe.codec == "array"
     )

@@ -101,7 +101,9 @@ class AdminService:
         except Exception as error:  # noqa: BLE001 -- the border: every error becomes a status
             await abort(context, as_feedd_error(error, "listing the cache"))
         for row in rows:
-            yield pb.CacheEntry(url=row.url, etag=row.etag, size_bytes=row.size_bytes, pins=row.pins, form=row.form)
+            yield pb.CacheEntry(
+                url=row.url, etag=row.etag, size_bytes=row.size_bytes, pins=row.pins, form=row.conversion
+            )
 
     async def cache_remove(self, request: pb.CacheRemoveRequest, context: AnyContext) -> pb.CacheRemoveResponse:
         """Remove matching entries that are not in use; allowed on this machine only."""

@@ -91,7 +91,7 @@ class CacheRow:
     etag: str
     size_bytes: int
     pins: int
-    form: str = ""
+    conversion: str = ""
 
 
 @dataclass(frozen=True, slots=True)

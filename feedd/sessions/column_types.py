@@ -94,9 +94,9 @@ def _firsts(listing: Listing, sources: int) -> list[list[ObjectRef]]:
         refs: list[ObjectRef] = []
         for shard in listing.shards_of(source):
             ref = listing.refs[shard]
-            name = split(ref.form)[0]
+            name = split(ref.conversion)[0]
             if name in DELIMITED and ref.size_bytes:
-                refs.append(replace(ref, form=f"{name}:{TYPES}"))
+                refs.append(replace(ref, conversion=f"{name}:{TYPES}"))
                 if len(refs) == _LOOKED_AT:
                     break
         found.append(refs)
@@ -153,9 +153,9 @@ def _formed(listing: Listing, params: Sequence[str]) -> Listing:
     for source, text in enumerate(params):
         if text:
             for shard in listing.shards_of(source):
-                name = split(refs[shard].form)[0]
+                name = split(refs[shard].conversion)[0]
                 if name in DELIMITED:
-                    refs[shard] = replace(refs[shard], form=f"{name}:{text}")
+                    refs[shard] = replace(refs[shard], conversion=f"{name}:{text}")
     return view_of(listing, tuple(refs), (*listing.view, *params))
 
 

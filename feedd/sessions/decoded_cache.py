@@ -69,7 +69,7 @@ def with_predecoded(listing: Listing, request: Request, room: DecodedRoom) -> Li
             _in_vain(request.sources[source], reason)
         view.append(rows_params("", fields if whole else (), 0))
         refs.extend(
-            replace(listing.refs[shard], form=form) if whole else listing.refs[shard]
+            replace(listing.refs[shard], conversion=form) if whole else listing.refs[shard]
             for shard, form in zip(shards, found, strict=True)
         )
     return view_of(listing, tuple(refs), tuple(view)) if tuple(refs) != listing.refs else listing
@@ -128,4 +128,4 @@ def _formed(listing: Listing, shard: int, fields: Sequence[FieldRecipe], growth:
         params = rows_params(name or format_for(ref.url), fields, min(ref.size_bytes * growth, most_bytes))
     except Unsupported:
         return ""  # reading the shard reports the error
-    return predecode_conversion(ref.form, params) if len(params.encode()) <= PARAMS_BYTES_MAX else ""
+    return predecode_conversion(ref.conversion, params) if len(params.encode()) <= PARAMS_BYTES_MAX else ""

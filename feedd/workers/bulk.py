@@ -124,7 +124,7 @@ def _write_labels(
 ) -> NDArray[np.bool_]:
     """Write labels that lie in no file (see ``recipe.label_recipes``); return bool[rows], which rows these are."""
     told: NDArray[np.bool_] = are_numbers(start) & (size == NUMBER_BYTES)
-    if plain.stored != NUMBER_STORED or plain.count != 1 or not told.any():
+    if plain.encoding != NUMBER_STORED or plain.count != 1 or not told.any():
         return np.zeros(len(start), np.bool_)
     numbers = numbers_of(start[told]).astype(plain.out)
     windows(arena, plain.out_bytes)[out_at[told]] = numbers.view(f"V{plain.out_bytes}")
@@ -136,23 +136,23 @@ def _copy(
 ) -> NDArray[np.bool_] | None:
     """Copy rows; return bool[rows], which numbers fit the batch's dtype, or None if all do."""
     width = plain.width_bytes
-    narrow = plain.stored in NARROW
-    if (plain.stored == plain.out or narrow) and width > _GATHERED_BYTES_MAX:
+    narrow = plain.encoding in NARROW
+    if (plain.encoding == plain.out or narrow) and width > _GATHERED_BYTES_MAX:
         with source.bytes().data as data, memoryview(arena) as into:
             for low, at in zip(start.tolist(), out_at.tolist(), strict=True):
                 row = data[low : low + width]
-                into[at : at + plain.out_bytes] = _wide_bytes(row, plain.stored) if narrow else row
+                into[at : at + plain.out_bytes] = _wide_bytes(row, plain.encoding) if narrow else row
         return None
-    if plain.stored == plain.out and width >= _TOUCHED_BYTES_LEAST:
+    if plain.encoding == plain.out and width >= _TOUCHED_BYTES_LEAST:
         _copy_touched(width, source, start, arena, out_at)
         return None
     rows: NDArray[Any] = source.windows(width)[start]
     fitting = None
     if narrow:
-        rows = widened(rows, plain.stored).view(f"V{plain.out_bytes}")
-    elif plain.stored != plain.out:
-        numbers = rows.view(plain.stored)
-        if plain.out == "int64" and plain.stored == "uint64":
+        rows = widened(rows, plain.encoding).view(f"V{plain.out_bytes}")
+    elif plain.encoding != plain.out:
+        numbers = rows.view(plain.encoding)
+        if plain.out == "int64" and plain.encoding == "uint64":
             fitting = numbers <= np.iinfo(np.int64).max
         with np.errstate(over="ignore", invalid="ignore"):  # numbers beyond float32 become infinity, as in IEEE
             rows = numbers.astype(plain.out).view(f"V{plain.out_bytes}")

@@ -242,7 +242,7 @@ class PinCall(_Short):
 
     def packet(self, rows: range, request_id: int) -> bytes:  # noqa: ARG002 - the protocol's names
         """Return the request."""
-        return encode(PinRequest(request_id, split.file_message(self._file), *self._span, self.recipe.stored))
+        return encode(PinRequest(request_id, split.file_message(self._file), *self._span, self.recipe.encoding))
 
     def accept(self, rows: range, answer: Answer, fds: list[int]) -> None:  # noqa: ARG002 - the protocol's names
         """Take dtype and dimensions from the answer."""

@@ -41,7 +41,7 @@ class MakeCall:
         task = self._task
         spans = tuple((span.start, span.end) for span in task.spans)
         sizes = (task.size_bytes, spans, task.out_at, task.limit_bytes, task.memory_bytes, task.entry_bytes)
-        return encode(MakeRequest(request_id, for_worker(task.form), task.url, *sizes))
+        return encode(MakeRequest(request_id, for_worker(task.conversion), task.url, *sizes))
 
     def accept(self, rows: range, answer: Answer, fds: list[int]) -> None:  # noqa: ARG002 - the protocol's names
         """Store the converted shard, or the ranges that are still needed."""

@@ -31,7 +31,7 @@ def make_shard(request: MakeRequest, fds: Sequence[int]) -> ConvertedAnswer | Ne
     """
     began_s = time.perf_counter()
     source, target = fds
-    name, params = split(request.form)
+    name, params = split(request.conversion)
     form = get(name)
     spans = [ByteRange(*span) for span in request.spans]
     with MappedObject(source, request.size_bytes, spans) as held:

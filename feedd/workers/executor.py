@@ -186,7 +186,7 @@ class Executor:
                     answer = make_shard(request, _descriptors_of(given, 2))
                 case PinRequest():
                     with Shard(request.file) as shard:
-                        params = pin_npy(shard.read(request.start, request.size), header_reader(request.stored))
+                        params = pin_npy(shard.read(request.start, request.size), header_reader(request.encoding))
                     answer = Pinned(request.id, busy_s(), params)
         except FeeddError as error:
             answer = Failed(
@@ -208,7 +208,7 @@ class Executor:
                 raise
         fds.append(columns.pack(index))
         busy_s = time.perf_counter() - began_s
-        told = index.fields, index.sample_count, len(index.key_blob), index.stored, index.notes, index.unread
+        told = index.fields, index.sample_count, len(index.key_blob), index.encodings, index.notes, index.unread
         return Indexed(request.id, busy_s, *told)
 
     def _sizes(self, request: MeasureRequest, fds: list[int]) -> tuple[bytes, int]:
@@ -335,7 +335,7 @@ def _produce(request: MeasureRequest, fds: list[int]) -> tuple[bytes, int]:
 
 
 def _recipe(message: FieldMessage) -> FieldRecipe:
-    return FieldRecipe(message.name, (), message.codec, message.params, message.stored)
+    return FieldRecipe(message.name, (), message.codec, message.params, message.encoding)
 
 
 def _codec(message: FieldMessage) -> SampleCodec:

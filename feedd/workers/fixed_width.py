@@ -36,19 +36,19 @@ class Plain:
     """A field with equally many numbers in every sample.
 
     Attributes:
-        stored: dtype in the data, possibly of ``recipe.low_precision``.
+        encoding: dtype in the data, possibly of ``recipe.low_precision``.
         out: dtype in a batch.
         count: numbers per sample.
     """
 
-    stored: str
+    encoding: str
     out: str
     count: int
 
     @property
     def width_bytes(self) -> int:
         """Bytes of a sample in the data."""
-        return self.count * item_bytes(self.stored)
+        return self.count * item_bytes(self.encoding)
 
     @property
     def out_bytes(self) -> int:
@@ -63,7 +63,7 @@ def plain_numbers(recipe: FieldRecipe) -> Plain | None:
     Raises:
         BadRecipe: the codec or its parameters are unknown.
     """
-    params, stored = params_of(recipe), parse_encoding(recipe.stored)
+    params, stored = params_of(recipe), parse_encoding(recipe.encoding)
     keyed = getattr(params, "key", None) is not None
     if keyed or not _LITTLE_ENDIAN or (stored is not None and (stored.varint or stored.steps)):
         return None
@@ -71,7 +71,7 @@ def plain_numbers(recipe: FieldRecipe) -> Plain | None:
         count = params.count if isinstance(params, TokensParams) else math.prod(params.shape)
         own = "" if stored is None or params.dtype != stored.dtype else stored.narrow
         return Plain(own or params.dtype, params.dtype, count)
-    if isinstance(params, ImageParams) and recipe.stored == PIXELS:
+    if isinstance(params, ImageParams) and recipe.encoding == PIXELS:
         return _ready(params)
     if not isinstance(params, (IntParams, FloatParams)) or params.transforms:
         return None

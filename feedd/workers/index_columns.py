@@ -85,7 +85,7 @@ def unpack(fd: int, reply: Indexed) -> ShardIndex:
         sizes=numbers[cells : 2 * cells].reshape(shape),
         key_blob=bytes(keys),
         key_ends=numbers[2 * cells :],
-        stored=reply.stored,
+        encodings=reply.encodings,
         notes=reply.notes,
         unread=reply.unread,
     )

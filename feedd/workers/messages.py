@@ -34,7 +34,7 @@ class FieldMessage(msgspec.Struct, frozen=True, array_like=True):
     name: str
     codec: str
     params: str
-    stored: str
+    encoding: str
     file_no: bytes  # int32[rows]
     start: bytes  # int64[rows]
     size: bytes  # int64[rows]
@@ -63,7 +63,7 @@ class Prepare(msgspec.Struct, frozen=True, array_like=True, tag="prepare"):
     modules: tuple[str, ...]
 
 
-class ReportStart(msgspec.Struct, frozen=True, array_like=True, tag="mind"):
+class ReportStart(msgspec.Struct, frozen=True, array_like=True, tag="report_start"):
     """Answer ``Started`` when the request with this id, which comes next, is begun.
 
     If that request kills the worker after ``Started``, its row is given up. A worker that died before it read this
@@ -85,7 +85,7 @@ class MakeRequest(msgspec.Struct, frozen=True, array_like=True, tag="make"):
     """Convert an object. Descriptors of its available ranges and of the file to write come with the message."""
 
     id: int
-    form: str
+    conversion: str
     url: str
     size_bytes: int
     spans: tuple[tuple[int, int], ...]
@@ -102,7 +102,7 @@ class PinRequest(msgspec.Struct, frozen=True, array_like=True, tag="pin"):
     file: FileMessage
     start: int
     size: int
-    stored: str = ""
+    encoding: str = ""
 
 
 class MeasureRequest(msgspec.Struct, frozen=True, array_like=True, tag="measure"):
@@ -133,7 +133,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     build: str = ""
 
 
-class Started(msgspec.Struct, frozen=True, array_like=True, tag="begun"):
+class Started(msgspec.Struct, frozen=True, array_like=True, tag="started"):
     """Sent before the request that ``ReportStart`` named; there is no answer to it."""
 
     id: int
@@ -147,12 +147,12 @@ class Indexed(msgspec.Struct, frozen=True, array_like=True, tag="indexed"):
     fields: tuple[str, ...]
     sample_count: int
     key_bytes: int
-    stored: tuple[str, ...] = ()
+    encodings: tuple[str, ...] = ()
     notes: tuple[tuple[int, int, str], ...] = ()
     unread: tuple[tuple[str, str], ...] = ()
 
 
-class ConvertedAnswer(msgspec.Struct, frozen=True, array_like=True, tag="made"):
+class ConvertedAnswer(msgspec.Struct, frozen=True, array_like=True, tag="converted"):
     """The shard is written, with this many bytes; ``format_name`` is the format that indexes it."""
 
     id: int

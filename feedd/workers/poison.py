@@ -56,4 +56,4 @@ class Poison:
 def _spot(files: Sequence[ShardFile], fields: Sequence[FieldWork], row: int) -> _Spot:
     """Return a key for a row. It includes all fields, because samples with the same label may start at one place."""
     ref = files[int(fields[0].file_no[row])].ref
-    return ref.url, ref.etag, ref.form, tuple(int(work.start[row]) for work in fields)
+    return ref.url, ref.etag, ref.conversion, tuple(int(work.start[row]) for work in fields)

@@ -68,7 +68,7 @@ def _field(work: FieldWork, rows: range, renumber: NDArray[np.int32] | None) -> 
         name=work.recipe.name,
         codec=work.recipe.codec,
         params=work.recipe.params,
-        stored=work.recipe.stored,
+        encoding=work.recipe.encoding,
         file_no=file_no.astype("<i4", copy=False).tobytes(),
         start=work.start[part].astype("<i8", copy=False).tobytes(),
         size=work.size[part].astype("<i8", copy=False).tobytes(),

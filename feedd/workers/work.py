@@ -118,7 +118,7 @@ class MakeTask:
     """One object to convert into a shard.
 
     Attributes:
-        form: name of the conversion, or name and parameters.
+        conversion: name of the conversion, or name and parameters.
         url: URL of the object.
         size_bytes: size of the object.
         spans: available ranges of the object, in order.
@@ -130,7 +130,7 @@ class MakeTask:
         entry_bytes: bytes of the shard beyond this size are counted but not written; negative: all are written.
     """
 
-    form: str
+    conversion: str
     url: str
     size_bytes: int
     spans: tuple[ByteRange, ...]

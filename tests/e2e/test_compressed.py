@@ -141,7 +141,7 @@ def test_commands_of_the_cache(s3: S3Server, daemons: Callable[..., Daemon], sho
     assert done.returncode == 0, done.stderr
     assert "3 warmed" in done.stderr
     listed = json.loads(command.run("ls", "--json").stdout)
-    assert [(row["form"], row["size_bytes"]) for row in listed] == [("unzstd", len(numbered(0, 10)))] * 3
+    assert [(row["conversion"], row["size_bytes"]) for row in listed] == [("unzstd", len(numbered(0, 10)))] * 3
     assert "(unzstd)" in command.run("ls").stdout.replace("\n", "")
     again = command.run("warm", url)
     assert "3 there before" in again.stderr

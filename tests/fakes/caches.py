@@ -143,7 +143,7 @@ def rig_on(place: str, tmp_path: Path) -> Iterator[CacheRig]:
         from tests.fakes.forms import FORM, MadeRig, same_form  # noqa: PLC0415 - likewise
 
         with same_form():
-            yield MadeRig(tmp_path / "cache", form=FORM if place == "made" else "")
+            yield MadeRig(tmp_path / "cache", conversion=FORM if place == "made" else "")
         return
     if not MEMORY_FOLDER.is_dir():
         pytest.skip(f"needs a tmpfs at {MEMORY_FOLDER}")

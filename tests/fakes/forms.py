@@ -71,7 +71,7 @@ class MakingFetcher(MemoryFetcher):
 
     def data(self, ref: ObjectRef) -> bytes:
         """Return what was stored."""
-        return super().data(replace(ref, form=""))
+        return super().data(replace(ref, conversion=""))
 
     async def fetch_spans(
         self, ref: ObjectRef, spans: Sequence[ByteRange], sink: RangeSink, watch: FetchWatch | None = None
@@ -87,7 +87,7 @@ async def make(task: MakeTask) -> ConvertedShard | tuple[ByteRange, ...]:
     """Do in this process what a worker does."""
     spans = tuple((span.start, span.end) for span in task.spans)
     sizes = (task.size_bytes, spans, task.out_at, task.limit_bytes, task.memory_bytes, task.entry_bytes)
-    answer = make_shard(MakeRequest(1, task.form, task.url, *sizes), (task.source_fd, task.out_fd))
+    answer = make_shard(MakeRequest(1, task.conversion, task.url, *sizes), (task.source_fd, task.out_fd))
     if isinstance(answer, NeedRanges):
         return tuple(ByteRange(*span) for span in answer.spans)
     return ConvertedShard(answer.size_bytes, answer.format_name, answer.busy_s)
@@ -98,20 +98,20 @@ class MadeRig(CacheRig):
     """The rig of the conformance suite, with ``ConvertingCache`` on top.
 
     Attributes:
-        form: of all shards; empty: plain ones.
+        conversion: of all shards; empty: plain ones.
         made_before: whether the sizes of made shards are known.
         facts: what was learned; survives the cache.
     """
 
-    form: str = ""
+    conversion: str = ""
     made_before: bool = True
     facts: ConversionLog = field(default_factory=ConversionLog)
     fetcher: MakingFetcher = field(default_factory=MakingFetcher)
 
     def shard(self, name: str, size_bytes: int = SHARD_BYTES, etag: str = "v1") -> ObjectRef:
         """Store an object; return it in its form, which is as long."""
-        ref = replace(super().shard(name, size_bytes, etag), form=self.form)
-        if self.form and self.made_before:
+        ref = replace(super().shard(name, size_bytes, etag), conversion=self.conversion)
+        if self.conversion and self.made_before:
             self.facts.note(ref, ConversionFact(size_bytes, size_bytes, "tar"))
         return ref
 

@@ -58,7 +58,7 @@ def made_of(form: str, name: str, data: bytes, limit_bytes: int = LIMIT_BYTES) -
         task = it.task(form, name, limit_bytes)
         spans = tuple((span.start, span.end) for span in task.spans)
         request = MakeRequest(
-            1, task.form, task.url, task.size_bytes, spans, task.out_at, task.limit_bytes, task.memory_bytes
+            1, task.conversion, task.url, task.size_bytes, spans, task.out_at, task.limit_bytes, task.memory_bytes
         )
         answer = make_shard(request, (task.source_fd, task.out_fd))
         assert isinstance(answer, ConvertedAnswer)

@@ -25,7 +25,7 @@ def read(data: bytes, format_name: str, fields: Mapping[str, str] | None = None)
     """Return every sample of a shard, decoded; without ``fields`` as the shard suggests."""
     index = registry.get(format_name).index(memoryview(data), "s3://b/shard")
     recipes = tuple(parse_field(*one) for one in fields.items()) if fields else ()
-    recipes = recipes or default_fields(index.fields, index.stored)
+    recipes = recipes or default_fields(index.fields, index.encodings)
     check_fields(recipes, index.fields)
     recipes = tuple(_pinned(recipe, index, data) for recipe in with_encodings(recipes, index))
     codecs = {recipe.name: (make(recipe), index.fields.index(recipe.sources[0])) for recipe in recipes}
@@ -45,7 +45,7 @@ def _pinned(recipe: FieldRecipe, index: ShardIndex, data: bytes) -> FieldRecipe:
     column = index.fields.index(recipe.sources[0])
     sample = int(np.argmax(index.sizes[column] >= 0))
     start, size = int(index.starts[column, sample]), int(index.sizes[column, sample])
-    return replace(recipe, params=pin_npy(memoryview(data)[start : start + size], header_reader(recipe.stored)))
+    return replace(recipe, params=pin_npy(memoryview(data)[start : start + size], header_reader(recipe.encoding)))
 
 
 def _value(codec: Any, data: bytes) -> Any:

@@ -76,7 +76,7 @@ def check_index(index: ShardIndex, size_bytes: int) -> None:
     assert index.starts.shape == index.sizes.shape == shape, (index.starts.shape, index.sizes.shape, shape)
     assert index.starts.dtype == index.sizes.dtype == index.key_ends.dtype == np.int64
     assert len(set(index.fields)) == len(index.fields), index.fields
-    assert not index.stored or len(index.stored) == len(index.fields)
+    assert not index.encodings or len(index.encodings) == len(index.fields)
     there = index.sizes >= 0
     assert (index.sizes >= -1).all()
     assert (index.starts[there] >= 0).all()
@@ -91,7 +91,7 @@ def read_samples(index: ShardIndex, data: bytes) -> None:
     for ordinal in range(min(SAMPLES_READ, index.sample_count)):
         index.key(ordinal)
     try:
-        recipes = with_encodings(default_fields(index.fields, index.stored), index)[:FIELDS_READ]
+        recipes = with_encodings(default_fields(index.fields, index.encodings), index)[:FIELDS_READ]
     except BadRecipe:
         return  # nothing that can be read without being named
     for recipe in recipes:
@@ -112,7 +112,7 @@ def _pinned(recipe: FieldRecipe, index: ShardIndex, view: memoryview) -> FieldRe
         return recipe
     sample = int(np.argmax(index.sizes[column] >= 0))
     start, size = int(index.starts[column, sample]), int(index.sizes[column, sample])
-    return replace(recipe, params=pin_npy(view[start : start + size], header_reader(recipe.stored)))
+    return replace(recipe, params=pin_npy(view[start : start + size], header_reader(recipe.encoding)))
 
 
 def _read_one(codec: Any, sample: memoryview) -> None:

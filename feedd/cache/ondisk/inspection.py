@@ -66,4 +66,4 @@ def _examine_all(directory: Path) -> Iterator[tuple[Path, CacheEntry]]:
     for found in files.examine_all(directory):
         if found.header is not None and ledger.believes(found.header):
             ref = found.header.ref
-            yield found.path, CacheEntry(ref.url, ref.etag, ref.size_bytes, form=ref.form)
+            yield found.path, CacheEntry(ref.url, ref.etag, ref.size_bytes, conversion=ref.conversion)

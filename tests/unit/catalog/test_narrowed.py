@@ -26,7 +26,7 @@ def recipe(*names: str) -> tuple[FieldRecipe, ...]:
 
 def forms(view: Listing) -> list[str]:
     """Return the form of each object."""
-    return [ref.form for ref in view.refs]
+    return [ref.conversion for ref in view.refs]
 
 
 def test_columns_are_part_of_the_form() -> None:
@@ -82,4 +82,4 @@ def test_very_many_columns_are_all() -> None:
 def test_rows_are_counted_without_columns_where_that_is_less() -> None:
     """Of Parquet only."""
     refs = [ObjectRef("s3://b", key, 10, "e") for key in ("a.parquet", "b.csv", "c.tar")]
-    assert [ref.form for ref in counting(refs)] == ["parquet:rows", "csv", ""]
+    assert [ref.conversion for ref in counting(refs)] == ["parquet:rows", "csv", ""]

@@ -85,7 +85,7 @@ def test_recipes_that_do_not_fit() -> None:
     """One number is not what a list of steps is; a tensor of so many values may be."""
     for codec in ("int", "float", "image", "str"):
         with pytest.raises(BadRecipe):
-            check_encoding(FieldRecipe("x", ("x",), codec, stored="float32[][]"))
+            check_encoding(FieldRecipe("x", ("x",), codec, encoding="float32[][]"))
     fixed = FieldRecipe("x", ("x",), "tensor", '{"dtype":"float32","shape":[2,2]}', "float32[][]")
     check_encoding(fixed)
     assert not needs_measure(fixed)

@@ -73,7 +73,7 @@ def test_every_type_of_npz(compressed: bool) -> None:
     assert made.index.fields == tuple(name.lower() for name in ARRAYS)
     for name, array in ARRAYS.items():
         assert made.values(name.lower()) == expected(array), name
-    stored = dict(zip(made.index.fields, made.index.stored, strict=True))
+    stored = dict(zip(made.index.fields, made.index.encodings, strict=True))
     assert (stored["x"], stored["big"], stored["flag"], stored["text"]) == ("float32[3,2]", "int16[2]", "bool", "text")
 
 

@@ -37,14 +37,14 @@ def test_columns_are_typed_by_all_their_values() -> None:
     text = b'Name,n,x,ok,"two, words"\na,1,0.5,true,\n"b\n""c""",,2,false,z\n'
     made = make(CSV_CONVERTER, text)
     assert made.index.fields == ("name", "n", "x", "ok", "two, words")
-    assert made.index.stored == ("text", "int64", "float64", "bool", "text")
+    assert made.index.encodings == ("text", "int64", "float64", "bool", "text")
     assert made.values("name") == ["a", 'b\n"c"']
     assert made.values("n") == [1, None]
     assert made.values("x") == [0.5, 2.0]
     assert made.values("ok") == [1, 0]
     assert made.values("two, words") == ["", "z"]
     late = b"n\n" + b"1\n" * 400_000 + b"1.5\n"
-    assert make(CSV_CONVERTER, late).index.stored == ("float64",)
+    assert make(CSV_CONVERTER, late).index.encodings == ("float64",)
 
 
 def test_rows_without_a_header() -> None:
@@ -69,7 +69,7 @@ def test_types_tell_how_columns_are_stored() -> None:
     for name, type_ in _TYPES.items():
         how = column_encoding(type_)
         assert how is not None
-        assert text_encoding(name) == how.stored, name
+        assert text_encoding(name) == how.encoding, name
 
 
 @pytest.mark.parametrize("sign", [";", "\t", "|"])
@@ -280,10 +280,10 @@ def test_columns_are_read_with_the_types_they_are_said_to_have() -> None:
     """Whatever their values look like; a hole stays one, of text too where it is read as numbers."""
     params = typed_params([["n"], ["t"]], {"n": "float", "t": "string"})
     made = make(CSV_CONVERTER, b"N,t,u\n1,7,2\n,08,x\n", params)
-    assert (made.index.fields, made.index.stored) == (("n", "t"), ("float32", "text"))
+    assert (made.index.fields, made.index.encodings) == (("n", "t"), ("float32", "text"))
     assert (made.values("n"), made.values("t")) == ([1.0, None], ["7", "08"])
     every = make(CSV_CONVERTER, b"a,b\n1,2\n", typed_params([], {"a": "int8"}, "double"))
-    assert every.index.stored == ("int8", "float64")
+    assert every.index.encodings == ("int8", "float64")
 
 
 @pytest.mark.parametrize(

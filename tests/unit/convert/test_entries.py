@@ -23,7 +23,7 @@ def again(form: str, name: str, data: bytes, entry_bytes: int) -> tuple[int, byt
         task = replace(it.task(form, name), entry_bytes=entry_bytes)
         spans = tuple((span.start, span.end) for span in task.spans)
         sizes = (task.size_bytes, spans, task.out_at, task.limit_bytes, 1 << 20, task.entry_bytes)
-        answer = make_shard(MakeRequest(1, task.form, task.url, *sizes), (task.source_fd, task.out_fd))
+        answer = make_shard(MakeRequest(1, task.conversion, task.url, *sizes), (task.source_fd, task.out_fd))
         assert isinstance(answer, ConvertedAnswer)
         return answer.size_bytes, it.written()
 

@@ -77,7 +77,7 @@ def test_first_samples_are_the_shards_own(kind: str) -> None:
             made = make(HEAD_CONVERTER, data, asked, limit_bytes=64 << 20)
         whole, head = index_of(name, data), made.index
         assert 2 <= head.sample_count <= 4
-        assert (head.fields, head.stored) == (whole.fields, whole.stored)
+        assert (head.fields, head.encodings) == (whole.fields, whole.encodings)
         assert [head.key(n) for n in range(2)] == [whole.key(n) for n in range(2)]
         assert values(head, made.shard, 2) == values(whole, data, 2)
 

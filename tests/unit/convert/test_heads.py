@@ -65,14 +65,14 @@ def test_a_head_tells_columns_and_that_there_are_rows(way: str) -> None:
     """With a small part of the object, the same names and ways of storing as the whole; rows only where it has some."""
     form, data = written(LARGE, way)
     whole, head = make(form, data).index, make(form, data, head_params(""))
-    assert (head.index.fields, head.index.stored) == (whole.fields, whole.stored)
+    assert (head.index.fields, head.index.encodings) == (whole.fields, whole.encodings)
     assert (head.index.sample_count, head.index.sizes.tolist()) == (1, [[-1]] * 4)
     assert head.fetched_bytes <= 1 << 20 < len(data)
     some = make(form, data, head_params(params_of([["text"], ["list"], ["nothing"]])))
     assert some.index.fields == ("text", "list")
     form, data = written(LARGE.slice(0, 0), way)
     empty = make(form, data, head_params("")).index
-    assert (empty.fields, empty.stored, empty.sample_count) == (whole.fields, whole.stored, 0)
+    assert (empty.fields, empty.encodings, empty.sample_count) == (whole.fields, whole.encodings, 0)
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ def test_rows_are_labels_and_pairs() -> None:
     assert made.values("label") == [1.0, -1.0, 0.0, 2.5]
     assert made.values("indices") == [[1, 7], [3], [], [10]]
     assert repr(made.values("values")) == "[[0.5, -2000.0], [nan], [], [1.0]]"
-    assert made.index.stored == ("float32", "int64[]", "float32[]")
+    assert made.index.encodings == ("float32", "int64[]", "float32[]")
 
 
 def test_rows_may_have_a_query() -> None:

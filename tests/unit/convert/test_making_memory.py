@@ -69,7 +69,7 @@ def test_one_value_of_a_dictionary_in_every_row() -> None:
         spans = ((0, task.size_bytes),)
         sizes = (task.size_bytes, spans, task.out_at, 64 << 30, 128 << 20, -1)
         with pytest.raises(ResourceExhausted, match="memory"):
-            make_shard(MakeRequest(1, task.form, task.url, *sizes), (task.source_fd, task.out_fd))
+            make_shard(MakeRequest(1, task.conversion, task.url, *sizes), (task.source_fd, task.out_fd))
 
 
 @pytest.mark.slow

@@ -124,7 +124,7 @@ def test_every_type_is_what_pyarrow_reads(options: dict[str, Any]) -> None:
 def test_types_are_told() -> None:
     """Numbers come as what they are, lists by their length if it is fixed."""
     made = make(PARQUET_CONVERTER, parquet(TABLE))
-    stored = dict(zip(made.index.fields, made.index.stored, strict=True))
+    stored = dict(zip(made.index.fields, made.index.encodings, strict=True))
     assert stored["u16"] == "uint16"
     assert stored["flag"] == "bool"
     assert stored["ints"] == "int32[]"

@@ -36,10 +36,10 @@ async def test_types_of_very_many_columns_are_the_first_shards(tmp_path: Path) -
         assert made[0].ints(NAMES[COUNT - 2]) == [1, 2]
         specs = {spec.name: spec.dtype for spec in made[0].specs}
         assert [specs[name] for name in NAMES] == ["int64", "float32"] * (COUNT // 2)
-        (form,) = {ref.form for ref in session._parts.listing.refs}
+        (form,) = {ref.conversion for ref in session._parts.listing.refs}
         assert len(form) < 64
         for entry in rig.cache.entries():
-            assert len(entry.form) < PARAMS_BYTES_MAX
+            assert len(entry.conversion) < PARAMS_BYTES_MAX
 
 
 def test_long_parameters_stand_for_what_they_were() -> None:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 def rig(tmp_path: Path) -> Iterator[MadeRig]:
     """A cache whose shards nobody has made yet."""
     with same_form():
-        yield MadeRig(tmp_path / "cache", form=FORM, made_before=False, facts=ConversionLog(tmp_path / "made"))
+        yield MadeRig(tmp_path / "cache", conversion=FORM, made_before=False, facts=ConversionLog(tmp_path / "made"))
 
 
 async def test_what_was_never_made_is_made_once(rig: MadeRig) -> None:
@@ -74,7 +74,7 @@ async def test_sizes_outlive_the_daemon(rig: MadeRig, tmp_path: Path) -> None:
         rig.facts = ConversionLog(path)
         async with rig.open_made() as cache:
             assert len(cache.entries()) == 3
-            assert {entry.form for entry in cache.entries()} == {FORM}
+            assert {entry.conversion for entry in cache.entries()} == {FORM}
             with await cache.acquire(refs) as pins:
                 rig.check(pins, refs)
             assert len(cache.entries()) == 3
@@ -84,7 +84,7 @@ async def test_sizes_outlive_the_daemon(rig: MadeRig, tmp_path: Path) -> None:
 async def test_wishes_are_made_in_order_and_wait_in_the_cache(rig: MadeRig) -> None:
     """What is wished for comes without being asked for, the first wish first, plain and made ones alike."""
     refs = rig.shards(6)
-    refs[2] = replace(refs[2], form="")
+    refs[2] = replace(refs[2], conversion="")
     async with rig.open_made(prefetch_fills=1) as cache:
         cache.prefetch(refs, "me")
         await until(lambda: len(cache.entries()) == 6)
@@ -223,7 +223,7 @@ async def test_another_size_than_before_is_made_anew(rig: MadeRig) -> None:
 
 async def test_parts_of_an_object_are_enough(rig: MadeRig) -> None:
     """A form that asks for ranges gets those, one answer after the other."""
-    rig.form = f"{FORM}:halves"
+    rig.conversion = f"{FORM}:halves"
     refs = [*rig.shards(2), rig.shard("one", 1)]
     async with rig.open_made() as cache:
         with await cache.acquire(refs) as pins:
@@ -295,29 +295,29 @@ async def test_a_shard_of_unknown_origin_is_refused(rig: MadeRig) -> None:
 async def test_the_form_is_part_of_the_entry(rig: MadeRig) -> None:
     """The object itself and what was made of it lie beside each other, told apart also after a start."""
     converted = rig.shard("a")
-    plain = replace(converted, form="")
+    plain = replace(converted, conversion="")
     assert disk_bytes(converted) >= disk_bytes(plain)
     for _ in range(2):
         async with rig.open_made() as cache:
             with await cache.acquire([converted, plain]) as pins:
                 rig.check(pins, [converted, plain])
-            assert sorted(entry.form for entry in cache.entries()) == ["", FORM]
+            assert sorted(entry.conversion for entry in cache.entries()) == ["", FORM]
     assert rig.fetcher.calls["a"] == 2
     async with rig.open_made() as cache:
         await cache.discard(converted)
-        assert [entry.form for entry in cache.entries()] == [""]
+        assert [entry.conversion for entry in cache.entries()] == [""]
         (await cache.acquire([converted])).release()
         rig.facts.note(converted, ConversionFact(1, SHARD_BYTES, "tar"))
         await cache.discard(converted)  # by the name it has in the cache
-        assert [entry.form for entry in cache.entries()] == [""]
+        assert [entry.conversion for entry in cache.entries()] == [""]
 
 
 def test_listed_objects_get_their_form() -> None:
     """Packed objects are read unpacked; others as they lie."""
     names = {"a.tar": "", "b.tar.gz": "gunzip", "c.TGZ": "gunzip", "d.mds.zstd": "unzstd", "e.tar.lz4": "", "gz": ""}
     refs = [ObjectRef(ROOT, name, 5, "v1") for name in names]
-    assert [ref.form for ref in formed(refs)] == list(names.values())
-    assert [replace(ref, form="") for ref in formed(refs)] == refs
+    assert [ref.conversion for ref in formed(refs)] == list(names.values())
+    assert [replace(ref, conversion="") for ref in formed(refs)] == refs
 
 
 def test_spans_that_touch_are_one() -> None:
@@ -369,16 +369,16 @@ async def test_an_object_in_the_cache_is_not_fetched_for_what_is_made_of_it(rig:
     """For the first making, of all of it or of parts, and where what was made has gone: one GET in all."""
     ref = rig.shard("a")
     async with rig.open_made() as cache:
-        with await cache.acquire([replace(ref, form="")]):
+        with await cache.acquire([replace(ref, conversion="")]):
             pass
         for form in (FORM, f"{FORM}:halves"):
             for _ in range(2):
-                with await cache.acquire([replace(ref, form=form)]) as pins:
-                    rig.check(pins, [replace(ref, form=form)])
-                await cache.discard(replace(ref, form=form))
+                with await cache.acquire([replace(ref, conversion=form)]) as pins:
+                    rig.check(pins, [replace(ref, conversion=form)])
+                await cache.discard(replace(ref, conversion=form))
         assert rig.fetcher.calls[ref.key] == 1
         assert rig.recorder.total(PIPELINE_MADE) == 4
-        await cache.discard(replace(ref, form=""))
+        await cache.discard(replace(ref, conversion=""))
         with await cache.acquire([ref]) as pins:
             rig.check(pins, [ref])
         assert rig.fetcher.calls[ref.key] == 2
@@ -393,7 +393,7 @@ async def test_an_object_that_goes_from_the_disk_is_fetched(rig: MadeRig) -> Non
     """Under the cache's feet: what is made of it is right all the same."""
     ref = rig.shard("a")
     async with rig.open_made() as cache:
-        with await cache.acquire([replace(ref, form="")]) as pins:
+        with await cache.acquire([replace(ref, conversion="")]) as pins:
             lose(pins.files[0])
         with await cache.acquire([ref]) as pins:
             rig.check(pins, [ref])

@@ -149,7 +149,7 @@ async def test_what_no_name_says_is_warmed_as_it_is_read(tmp_path: Path) -> None
     async with warming(tmp_path) as rig:
         rig.store.put("train/part-0", gzip.compress(b'{"a": 1}\n'))
         await rig.warm(PREFIX)
-        assert [entry.form for entry in rig.cache.entries()] == ["gunzip"]
+        assert [entry.conversion for entry in rig.cache.entries()] == ["gunzip"]
         rig.put("a", "b")
 
         async def vanish(*_: object) -> Resolved:
@@ -275,7 +275,7 @@ async def test_of_columns_those_are_warmed_that_a_session_reads(tmp_path: Path) 
             urls, fields = (f"{ROOT}/{folder}/",), (("n", field),)
             done = await warmer.warm(WarmSpec(urls, fields=fields), lambda *_: None)
             assert (done.warmed.object_count, done.failed.object_count) == (2, 0)
-            assert {entry.form for entry in rig.cache.entries() if folder in entry.url} == forms
+            assert {entry.conversion for entry in rig.cache.entries() if folder in entry.url} == forms
             read = len(rig.store.reads)
             assert folder == "train" or rig.store.reads.count(f"{folder}/0.csv") == 1
             assert await batches(await rig.open(urls=urls, fields=fields))
@@ -285,4 +285,4 @@ async def test_of_columns_those_are_warmed_that_a_session_reads(tmp_path: Path) 
         with pytest.raises(BadRecipe):
             await warmer.warm(WarmSpec((PREFIX,), fields=(("n", "nothing"),)), lambda *_: None)
         await warmer.warm(WarmSpec((PREFIX,)), lambda *_: None)
-        assert "parquet" in {entry.form for entry in rig.cache.entries()}
+        assert "parquet" in {entry.conversion for entry in rig.cache.entries()}

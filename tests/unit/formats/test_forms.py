@@ -37,13 +37,13 @@ RAW = bytes(range(256)) * 5000 + b"end"
 class Kind:
     """A compression, its form, and a name it goes by."""
 
-    form: str
+    conversion: str
     name: str
     pack: Callable[[bytes], bytes]
 
     def unpack(self, data: bytes, limit_bytes: int = 64 << 20) -> bytes:
         """Return what is made of it."""
-        return made_of(self.form, self.name, data, limit_bytes)[1]
+        return made_of(self.conversion, self.name, data, limit_bytes)[1]
 
 
 def _streaming_zstd(data: bytes) -> bytes:
@@ -192,7 +192,7 @@ def test_packed_tables_are_made_in_two_steps(pack: Callable[[bytes], bytes]) -> 
 
 def test_everything_is_wanted_once(kind: Kind) -> None:
     """A compressed object is needed whole."""
-    form = registry.get(kind.form)
+    form = registry.get(kind.conversion)
     assert form.wanted(MappedObject(-1, 10), "") == (ByteRange(0, 10),)
     assert form.wanted(MappedObject(-1, 10, [ByteRange(0, 10)]), "") == ()
     assert form.wanted(MappedObject(-1, 0), "") == ()

@@ -34,5 +34,5 @@ def test_what_a_line_is(name: str, format_name: str, codec: str) -> None:
     """Lines of text are text, lines of JSON Lines are JSON."""
     assert format_for(f"s3://b/{name}") == format_name
     index = get(format_name).index(memoryview(b"{}\n"), name)
-    (recipe,) = default_fields(index.fields, index.stored)
+    (recipe,) = default_fields(index.fields, index.encodings)
     assert recipe.codec == codec

@@ -75,7 +75,7 @@ def test_every_value_is_where_the_index_says(data: st.DataObject, columns: set[s
 def test_columns_have_the_recipes_that_suit_them() -> None:
     """Without ``fields`` each column is decoded as what its encoding says it is, and pickles are left out."""
     index = read(mds(COLUMNS, []))
-    found = {recipe.name: recipe for recipe in with_encodings(default_fields(index.fields, index.stored), index)}
+    found = {recipe.name: recipe for recipe in with_encodings(default_fields(index.fields, index.encodings), index)}
     assert {name: recipe.codec for name, recipe in found.items()} == {
         "image": "image",
         "label": "int",
@@ -83,7 +83,7 @@ def test_columns_have_the_recipes_that_suit_them() -> None:
         "tokens": "tensor",
         "w": "float",
     }
-    assert found["tokens"].stored == "uint8[2,3]"
+    assert found["tokens"].encoding == "uint8[2,3]"
 
 
 def test_shards_are_known_by_their_name() -> None:
@@ -145,7 +145,7 @@ def test_several_images_a_sample_are_bytes_for_who_asks(encoding: str) -> None:
     shard = mds({"label": "int", "views": encoding}, [{"label": bytes(8), "views": b"\1\0\0\0\1\0\0\0x"}])
     index = get("mds").index(memoryview(shard), "s3://b/x.mds")
     with pytest.raises(BadRecipe, match="several") as caught:
-        default_fields(index.fields, index.stored)
+        default_fields(index.fields, index.encodings)
     assert caught.value.object == "views"
     for text in ("image", "image:8x8", "str", "npy"):
         with pytest.raises(BadRecipe) as caught:

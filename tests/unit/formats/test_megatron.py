@@ -39,7 +39,7 @@ def index_of(index: bytes, tokens_bytes: int) -> ShardIndex:
 
 def samples(index: ShardIndex, tokens: bytes) -> list[list[int]]:
     """Return the tokens of each sample."""
-    (stored,) = index.stored
+    (stored,) = index.encodings
     dtype = np.dtype(stored.removesuffix("[]"))
     spans = zip(index.starts[0].tolist(), index.sizes[0].tolist(), strict=True)
     return [np.frombuffer(tokens[start : start + size], dtype).tolist() for start, size in spans]

@@ -146,7 +146,7 @@ def test_images_with_one_label() -> None:
     assert [float(one["label"]) for one in samples] == [0, 0.5, 1]
     assert [int(one["id"]) for one in samples] == [7, 8, 9]
     assert [one["image"].tobytes() for one in samples] == [JPEG + bytes([n]) for n in range(3)]
-    assert index(shard).stored == ("float32", "uint64", "image")
+    assert index(shard).encodings == ("float32", "uint64", "image")
 
 
 def test_images_with_several_labels() -> None:
@@ -234,7 +234,7 @@ def test_records_that_lie_alike_are_read_as_others(numbers: list[int], other: in
             where = found.fields.index(name)
             assert found.starts[where, sample] == begin + one.starts[column, 0]
             assert found.sizes[where, sample] == one.sizes[column, 0]
-            assert found.stored[where] == one.stored[column]
+            assert found.encodings[where] == one.encodings[column]
         lacking = [where for where, name in enumerate(found.fields) if name not in one.fields]
         assert (found.sizes[lacking, sample] == -1).all()
         begin += len(recordio(bytes(records[sample])))

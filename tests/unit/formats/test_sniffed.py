@@ -63,7 +63,11 @@ def test_shards_without_an_extension_are_read(name: str) -> None:
     data = memoryview(SHARDS[name])
     assert registry.sniff(data) == name
     found, wanted = registry.get("auto").index(data, "s3://b/x"), registry.get(name).index(data, "s3://b/x")
-    assert (found.fields, found.starts.tolist(), found.stored) == (wanted.fields, wanted.starts.tolist(), wanted.stored)
+    assert (found.fields, found.starts.tolist(), found.encodings) == (
+        wanted.fields,
+        wanted.starts.tolist(),
+        wanted.encodings,
+    )
 
 
 @pytest.mark.parametrize("what", FILES)

@@ -60,7 +60,7 @@ def test_rows_of_npy_are_samples() -> None:
     array = np.arange(24, dtype=np.float32).reshape(4, 3, 2)
     assert read("npy", npy(array))["data"] == array.reshape(4, -1).tolist()
     assert read("npy", npy(np.arange(3)))["data"] == [[0], [1], [2]]
-    assert get("npy").index(memoryview(npy(array)), "u").stored == ("float32[3,2]",)
+    assert get("npy").index(memoryview(npy(array)), "u").encodings == ("float32[3,2]",)
     assert get("npy").index(memoryview(npy(np.zeros((0, 2)))), "u").sample_count == 0
 
 

@@ -93,7 +93,7 @@ def test_what_is_written_is_found(numbers: list[int | None], data: st.DataObject
     assert found["b"] == blobs
     index = get("table").index(memoryview(shard), URL)
     assert [index.key(number) for number in range(rows)] == [f"{number:08}" for number in range(rows)]
-    assert index.stored == ("int32", "")
+    assert index.encodings == ("int32", "")
     if rows:
         assert index.starts[0, 0] % 64 == index.starts[1, 0] % 64 == 0
 
@@ -126,7 +126,7 @@ GOOD = TableColumn("n", "int32", 8, width=4)
         {"at": 128},
         {"width": 61},
         {"width": 1 << 62},
-        {"stored": "int33"},
+        {"encoding": "int33"},
         {"valid_at": 127},
         {"valid_at": -2},
         {"width": -1, "ends_at": 120},

@@ -62,7 +62,7 @@ def test_every_feature_is_where_the_index_says(data: st.DataObject, kinds: dict[
     shard = tfrecord(*(example(**sample) for sample in samples))
     index = read(shard)
     assert index.sample_count == len(samples)
-    recipes = {recipe.name: recipe for recipe in with_encodings(default_fields(index.fields, index.stored), index)}
+    recipes = {recipe.name: recipe for recipe in with_encodings(default_fields(index.fields, index.encodings), index)}
     for number, sample in enumerate(samples):
         for name in kinds:
             found = field(shard, index, name, number) if name in index.fields else None
@@ -165,7 +165,7 @@ OTHERS = [example(a=b"x"), example(a=[0.5]), b"\x0a\xff", example(z=[1], a=b"x")
 def test_one_schema_per_shard(second: bytes) -> None:
     """A feature that changes its type, or a record that is no Example among Examples, makes a bad sample, no more."""
     index = read(tfrecord(example(a=[1]), second, example(a=[3], b=[4])))
-    assert (index.sample_count, index.fields, index.stored) == (3, ("a", "b"), ("varint[]", "varint[]"))
+    assert (index.sample_count, index.fields, index.encodings) == (3, ("a", "b"), ("varint[]", "varint[]"))
     assert index.sizes.tolist() == [[1, -1, 1], [-1, -1, 1]]
     told = missing_reason(index, [0], 1)
     assert told is not None

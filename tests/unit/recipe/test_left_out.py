@@ -21,7 +21,7 @@ def told(fields: dict[str, str], unread: tuple[tuple[str, str], ...] = ()) -> di
     """Return what is left out of a shard with those fields, by how it stores them."""
     cells = np.zeros((len(fields), 1), np.int64)
     index = ShardIndex(tuple(fields), cells, cells, b"0", np.ones(1, np.int64), tuple(fields.values()), unread=unread)
-    chosen = with_encodings(default_fields(index.fields, index.stored), index)
+    chosen = with_encodings(default_fields(index.fields, index.encodings), index)
     return {kind.value: (amount.count, amount.examples) for kind, amount in left_out(index, chosen).items()}
 
 
@@ -35,7 +35,7 @@ def test_decimals_lose_their_point_whoever_names_them() -> None:
     cells = np.zeros((2, 1), np.int64)
     unread = (("Price", "decimal128(5, 2)"), ("chat", "map<string, int64>"))
     index = ShardIndex(("price", "n"), cells, cells, b"0", np.ones(1, np.int64), ("int64", "int64"), unread=unread)
-    both, other = default_fields(index.fields, index.stored), default_fields(("n",), ("int64",))
+    both, other = default_fields(index.fields, index.encodings), default_fields(("n",), ("int64",))
     assert [kind.value for kind in left_out(index, both)] == ["unread-columns", "unscaled-decimals"]
     assert [kind.value for kind in left_out(index, both, named=True)] == ["unscaled-decimals"]
     assert left_out(index, other, named=True) == {}

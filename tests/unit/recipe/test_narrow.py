@@ -98,7 +98,7 @@ def test_torch_saves_them(name: str, protocol: int) -> None:
     torch.save({"x": values.to(KINDS[name])[1::2]}, sink, pickle_protocol=protocol)
     data = sink.getvalue()
     index = get("torch").index(memoryview(data), "s3://b/a.pt")
-    assert index.stored == (f"{name}[2]",)
+    assert index.encodings == (f"{name}[2]",)
     rows = [data[at : at + 2 * item_bytes(name)] for at in index.starts[0].tolist()]
     found = widened(np.frombuffer(b"".join(rows), np.uint8), name)
     assert found.tolist() == values.to(KINDS[name]).to(torch.float32)[1::2].flatten().tolist()
@@ -111,6 +111,6 @@ def test_whole_numbers_without_a_sign(name: str) -> None:
     torch.save(torch.from_numpy(values), sink)
     data = sink.getvalue()
     index = get("torch").index(memoryview(data), "s3://b/a.pt")
-    assert index.stored == (name,)
+    assert index.encodings == (name,)
     found = [data[at : at + values.itemsize] for at in index.starts[0].tolist()]
     assert b"".join(found) == values.tobytes()

@@ -121,7 +121,7 @@ def test_what_is_done_ahead(name: str) -> None:
     recipe, done, shape, whole = RECIPES[name]
     found = prefix(field(recipe))
     assert (found.done, found.shape, found.whole) == (done, shape, whole)
-    plain = plain_numbers(replace(field(recipe), stored=PIXELS))
+    plain = plain_numbers(replace(field(recipe), encoding=PIXELS))
     assert (plain is not None) == (whole and shape is not None)
     assert plain is None or plain.width_bytes == plain.out_bytes == found.width_bytes
 
@@ -133,7 +133,7 @@ def test_what_is_not(recipe: object) -> None:
     assert ready_prefix(parse_field("jpg", text)) is None
     assert ready_prefix(parse_field("jpg", "bytes")) is None
     with pytest.raises(Internal):
-        make(replace(parse_field("jpg", "image:24x24:random"), stored=PIXELS))
+        make(replace(parse_field("jpg", "image:24x24:random"), encoding=PIXELS))
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -147,7 +147,7 @@ def test_batches_are_what_they_would_be(name: str, room: str) -> None:
     limit_bytes = {"all": 64 << 20, "none": 0, "some": (len(data) + len(whole.shard)) // 2 + (40 << 10)}[room]
     limit_bytes = max(limit_bytes, len(data)) if room == "some" else limit_bytes
     ready = made(data, recipe, limit_bytes) if room != "all" else whole
-    ready_recipe = replace(recipe, stored=PIXELS)
+    ready_recipe = replace(recipe, encoding=PIXELS)
     cells, width = ready.raw("jpg"), prefix(recipe).width_bytes
     rows = [original_of(memoryview(cell or b""), width) is None for cell in cells]
     assert {"all": all(rows), "some": True, "none": not any(rows)}[room]
@@ -156,7 +156,7 @@ def test_batches_are_what_they_would_be(name: str, room: str) -> None:
         assert cell is not None
         for seed in (0, 7, 2**63 + 5):
             np.testing.assert_array_equal(decoded(ready_recipe, cell, seed), decoded(recipe, encoded, seed))
-    assert ready.index.stored == (PIXELS, "")
+    assert ready.index.encodings == (PIXELS, "")
     assert ready.raw("cls") == [str(n).encode() for n in range(len(samples))]
     assert [ready.index.key(n) for n in range(len(samples))] == [f"k{n:03}" for n in range(len(samples))]
 
@@ -175,7 +175,7 @@ def test_rows_need_no_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, (recipe, *_) in RECIPES.items():
         for cell in ready[name].raw("jpg"):
             assert cell is not None
-            decoded(replace(field(recipe), stored=PIXELS), cell, 3)
+            decoded(replace(field(recipe), encoding=PIXELS), cell, 3)
 
 
 @pytest.mark.parametrize("name", ["fixed", "whole", "friendly"])
@@ -194,13 +194,13 @@ def test_bad_samples_stay_bad(name: str) -> None:
     for one, cell in zip(bad, cells, strict=True):
         assert cell is not None
         reasons = []
-        for how, sample in ((recipe, one), (replace(recipe, stored=PIXELS), cell)):
+        for how, sample in ((recipe, one), (replace(recipe, encoding=PIXELS), cell)):
             with pytest.raises(BadSample) as caught:
                 decoded(how, sample, 0)
             reasons.append(caught.value.message)
         assert reasons[0] == reasons[1]
     assert good is not None
-    np.testing.assert_array_equal(decoded(replace(recipe, stored=PIXELS), good, 0), decoded(recipe, picture, 0))
+    np.testing.assert_array_equal(decoded(replace(recipe, encoding=PIXELS), good, 0), decoded(recipe, picture, 0))
 
 
 @settings(max_examples=budget(100), deadline=None)
@@ -226,7 +226,7 @@ def test_mutated_cells_do_no_harm(name: str, data: bytes, at: int, cut: int) -> 
     mutated = cell[:at] + data + cell[at + cut :]
     for one in (mutated, data):
         try:
-            decoded(replace(recipe, stored=PIXELS), one, 1)
+            decoded(replace(recipe, encoding=PIXELS), one, 1)
         except BadSample:
             continue
 
@@ -240,7 +240,7 @@ def test_several_fields_and_objects_of_another_kind() -> None:
     params = rows_params("tar", [mask, image], 1 << 20)
     assert params == rows_params("tar", [image, mask], 1 << 20)
     ready = making.make(get("rows"), data, params)
-    assert dict(zip(ready.index.fields, ready.index.stored, strict=True)) == {
+    assert dict(zip(ready.index.fields, ready.index.encodings, strict=True)) == {
         "jpg": PIXELS,
         "seg.png": PIXELS,
         "json": "",
@@ -249,7 +249,7 @@ def test_several_fields_and_objects_of_another_kind() -> None:
     assert ready.raw("seg.png") == [bytes([9]) * 192] * 2
     assert ready.raw("json") == [b"{}", None]
     lines = making.make(get("rows"), b'{"a": 1}\n', rows_params("jsonl", [parse_field("json", "image:8x8")], 1 << 20))
-    assert (lines.raw("json"), lines.index.stored) == ([b'{"a": 1}'], ("json",))
+    assert (lines.raw("json"), lines.index.encodings) == ([b'{"a": 1}'], ("json",))
 
 
 def test_packed_objects() -> None:

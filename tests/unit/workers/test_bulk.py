@@ -36,17 +36,17 @@ if TYPE_CHECKING:
 
 ARENA_BYTES = 1 << 20
 RECIPES = {
-    "tokens": replace(parse_field("x", "tokens:uint16:5"), stored="uint16[]"),
+    "tokens": replace(parse_field("x", "tokens:uint16:5"), encoding="uint16[]"),
     "tensor": parse_field("x", "tensor:float32:2,3"),
     "padded": parse_field("x", '{"decode": "tokens", "dtype": "uint16", "count": 5, "last": "pad", "fill": 7}'),
-    "int of uint64": replace(parse_field("x", "int"), stored="uint64"),
-    "int of int16": replace(parse_field("x", "int"), stored="int16"),
-    "float of float64": replace(parse_field("x", "float"), stored="float64"),
-    "float of bfloat16": replace(parse_field("x", "float"), stored="bfloat16"),
-    "tensor of bfloat16": replace(parse_field("x", "tensor:float32:3"), stored="bfloat16[3]"),
-    "bits of bfloat16": replace(parse_field("x", "tensor:uint16:3"), stored="bfloat16[3]"),
-    "tensor of float8": replace(parse_field("x", "tensor:float32:2,2"), stored="float8_e4m3fn[2,2]"),
-    "int of bool": replace(parse_field("x", "int"), stored="bool"),
+    "int of uint64": replace(parse_field("x", "int"), encoding="uint64"),
+    "int of int16": replace(parse_field("x", "int"), encoding="int16"),
+    "float of float64": replace(parse_field("x", "float"), encoding="float64"),
+    "float of bfloat16": replace(parse_field("x", "float"), encoding="bfloat16"),
+    "tensor of bfloat16": replace(parse_field("x", "tensor:float32:3"), encoding="bfloat16[3]"),
+    "bits of bfloat16": replace(parse_field("x", "tensor:uint16:3"), encoding="bfloat16[3]"),
+    "tensor of float8": replace(parse_field("x", "tensor:float32:2,2"), encoding="float8_e4m3fn[2,2]"),
+    "int of bool": replace(parse_field("x", "int"), encoding="bool"),
 }
 
 
@@ -161,7 +161,7 @@ def test_labels_are_written_without_their_shards(
     codec: str, numbers: list[int], lacking: set[int], inside: set[int], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Numbers that lie in no file are the same at once as one by one; the file is opened for rows that lie in it."""
-    recipe = replace(parse_field("x", codec), stored="int64")
+    recipe = replace(parse_field("x", codec), encoding="int64")
     starts = number_at(np.array(numbers, np.int64))
     spans = np.stack([np.zeros(len(numbers), np.int64), starts, np.full(len(numbers), 8)], axis=1)
     for row in range(len(numbers)):
