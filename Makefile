@@ -47,6 +47,10 @@ nightly: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not gpu' --hypothesis-profile=nightly \
 	  -o timeout=600 -o faulthandler_timeout=3600 $(ARGS)
 
+# More tests run at a time than there are cores. Threads of numpy and torch would only spin and take time from them.
+test nightly check-samples check-rooms: export OMP_NUM_THREADS := 1
+test nightly check-samples check-rooms: export OPENBLAS_NUM_THREADS := 1
+
 # Compiled once, and not by each of the hundreds of processes that tests start.
 unexport PYTHONDONTWRITEBYTECODE
 
