@@ -349,7 +349,7 @@ class SessionInfo:
         uneven: how the steps of all ranks are equalised: as requested, or as chosen.
         left_out: samples of the rank in no step of an epoch, reported to its first consumer only; None: not known.
         batches_per_call: number of batches to request together; above 1 if a batch is little work.
-        places: slots of the arena, if other sessions read it too; 0: the arena belongs to the session alone.
+        shared_slot_count: slots of the arena, if other sessions read it too; 0: the arena belongs to the session alone.
         classes: class names behind the numbers of text labels, in order, by field; the same on all nodes.
         notices: which data is left out or changed.
     """
@@ -363,7 +363,7 @@ class SessionInfo:
     uneven: str = "allow"
     left_out: int | None = None
     batches_per_call: int = 1
-    places: int = 0
+    shared_slot_count: int = 0
     classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     notices: tuple[Notice, ...] = ()
 
@@ -376,7 +376,7 @@ class BatchReady:
         oversize: private buffer of ``size_bytes`` for a batch larger than its slot; sent inline.
         again: one byte per row, 1 if the sample came before in this epoch, to fill up a step; empty: no row did.
         filtered: number of samples that the recipe's filters left out.
-        place: the batch's slot, in an arena that several sessions read (``SessionInfo.places``).
+        arena_slot: the batch's slot, in an arena that several sessions read (``SessionInfo.shared_slot_count``).
         samples: number of samples packed into its rows; 0: each row is one sample.
     """
 
@@ -388,7 +388,7 @@ class BatchReady:
     oversize: memoryview | None = None
     again: bytes = b""
     filtered: int = 0
-    place: int = 0
+    arena_slot: int = 0
     samples: int = 0
 
 

@@ -155,7 +155,7 @@ def with_values(batch: Mapping[Any, Any], values: Mapping[Any, Any]) -> Any:  # 
         for key, value in values.items():
             made[key] = value
     except TypeError as error:
-        raise _cannot_walk(_BATCH, batch) from error
+        raise _unsupported(_BATCH, batch) from error
     return made
 
 
@@ -214,7 +214,7 @@ def _parts(value: object, place: _Place) -> tuple[Sequence[str], Sequence[Any], 
             [getattr(value, name) for name in names],
             lambda made: _dataclass(value, dict(zip(names, made, strict=True))),
         )
-    raise _cannot_walk(place, value)
+    raise _unsupported(place, value)
 
 
 def _sequence(was: list[Any] | tuple[Any, ...] | deque[Any], made: list[Any], place: _Place) -> Any:  # noqa: ANN401 - see above
@@ -226,7 +226,7 @@ def _sequence(was: list[Any] | tuple[Any, ...] | deque[Any], made: list[Any], pl
         for index, value in enumerate(made):
             copied[index] = value
     except TypeError as error:
-        raise _cannot_walk(place, was) from error
+        raise _unsupported(place, was) from error
     return copied
 
 
@@ -270,7 +270,7 @@ def _checked(tensor: torch.Tensor, place: _Place) -> torch.Tensor:
     return tensor
 
 
-def _cannot_walk(place: _Place, value: object) -> BadOptionError:
+def _unsupported(place: _Place, value: object) -> BadOptionError:
     kind = type(value)
     return BadOptionError(
         f"expected tensors and supported containers of tensors, got {kind.__module__}.{kind.__qualname__}",

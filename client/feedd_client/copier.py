@@ -32,14 +32,14 @@ class BatchCopier(Protocol):
     def enter_thread(self) -> None:
         """Prepare the calling thread, which will make all copies."""
 
-    def place(self) -> DeviceSlot:
-        """Return a new place with its own events."""
+    def new_slot(self) -> DeviceSlot:
+        """Return a new slot with its own events."""
 
-    def copy(self, batch: object, mapping: Mapping | None, place: DeviceSlot, at: BatchNumber) -> object:
+    def copy(self, batch: object, mapping: Mapping | None, slot: DeviceSlot, at: BatchNumber) -> object:
         """Start the copy and return the device batch.
 
-        The caller keeps ``batch`` and its memory unchanged until ``place.copied``. The caller's stream waits for
-        ``place.ready`` before using the result. If this method raises, nothing reads the host memory any more.
+        The caller keeps ``batch`` and its memory unchanged until ``slot.copied``. The caller's stream waits for
+        ``slot.ready`` before using the result. If this method raises, nothing reads the host memory any more.
         """
 
 
@@ -101,8 +101,8 @@ class Copier:
         torch.set_num_threads(1)
         capture.relax()
 
-    def place(self) -> DeviceSlot:
-        """Return a new place. The host waits for its ``copied`` and ``taken`` events without spinning."""
+    def new_slot(self) -> DeviceSlot:
+        """Return a new slot. The host waits for its ``copied`` and ``taken`` events without spinning."""
         copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         ready = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         taken = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -119,7 +119,7 @@ class Copier:
             self._seen = weakref.ref(mapping)
             self._registered(time.perf_counter() - began_s)
 
-    def copy(self, batch: object, mapping: Mapping | None, place: DeviceSlot, at: BatchNumber) -> object:
+    def copy(self, batch: object, mapping: Mapping | None, slot: DeviceSlot, at: BatchNumber) -> object:
         """Start the copy and return the device batch (see ``BatchCopier``)."""
         self.register(mapping)
         check_fields(batch, self._on_host)
@@ -129,9 +129,9 @@ class Copier:
                 if bounced_bytes:
                     self._buffers.begin(bounced_bytes)
                 moved = map_leaves(batch, self._move_tensor, self._move_object, self._on_host)
-                place.copied.record(self._stream)
+                slot.copied.record(self._stream)
                 if bounced_bytes:
-                    self._buffers.end(place.copied)
+                    self._buffers.end(slot.copied)
                 if self._pipeline:
                     context = self._generators.context(at, channels_last=self._pipeline.channels_last)
                     moved = self._pipeline(moved, context)
@@ -139,8 +139,8 @@ class Copier:
             except BaseException:
                 self._stream.synchronize()  # queued copies still read the host memory
                 raise
-            assert place.ready is not None
-            place.ready.record(self._stream)
+            assert slot.ready is not None
+            slot.ready.record(self._stream)
         return moved
 
     def _to_move(self, batch: object) -> Iterator[torch.Tensor]:

@@ -24,7 +24,7 @@ class HostEvent(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceSlot:
-    """Room for one batch on the device. Its events are reused for each batch in the place.
+    """Room for one batch on the device. Its events are reused for each batch in the slot.
 
     Attributes:
         copied: the host memory has been read.

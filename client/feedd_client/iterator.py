@@ -76,14 +76,14 @@ class FeedIterator(Iterator[Item], Generic[Item]):
     Attributes:
         auto_commit: report positions as items are handed out. A prefetching wrapper sets it to False and
             reports ``position`` itself when the trainer takes the item.
-        ahead: maximum number of items that a prefetching wrapper holds and the trainer has not taken.
+        prefetched_max: maximum number of items that a prefetching wrapper holds and the trainer has not taken.
         position: position of the first item that is not handed out yet.
         end: (epoch, steps of the rank) once the epoch is over.
     """
 
     def __init__(self, feeder: Feeder, plan: PassPlan, hooks: PassHooks, stats: LoaderStats) -> None:
         self.auto_commit = True
-        self.ahead = 0
+        self.prefetched_max = 0
         self.position = Position()
         self.end: tuple[int, int] | None = None
         self._pid = os.getpid()
@@ -199,8 +199,8 @@ class FeedIterator(Iterator[Item], Generic[Item]):
         """Tell the other ranks that this rank leaves the pass."""
         join = self._plan.join
         if join is not None:
-            steps = self._trainer_steps if self.ahead else self._taken_steps
-            join.leave((steps or 0) + self.ahead)
+            steps = self._trainer_steps if self.prefetched_max else self._taken_steps
+            join.leave((steps or 0) + self.prefetched_max)
 
     def _end(self) -> None:
         epoch = self._feeder.epoch

@@ -34,7 +34,7 @@ class Staged:
     """One batch on its way from the copy thread to the trainer; ``over``: the end, with or without an error."""
 
     batch: Any = None
-    place: DeviceSlot | None = None
+    slot: DeviceSlot | None = None
     position: Any = None
     error: BaseException | None = None
     over: bool = False
@@ -43,8 +43,8 @@ class Staged:
 class CopyLane:
     """Copies one pass's batches in advance, in a thread.
 
-    The lane refers neither to loader nor to pass, so that dropping them ends the lane. A batch needs a place, and there
-    are ``prefetch`` places. A place is free again once the trainer has taken its batch **and** the device has done the
+    The lane refers neither to loader nor to pass, so that dropping them ends the lane. A batch needs a slot, and there
+    are ``prefetch`` slots. A slot is free again once the trainer has taken its batch **and** the device has done the
     work that the trainer had queued by then. So device memory stays bounded however far the host runs ahead. A slot
     returns to the daemon once the device has read it.
     """
@@ -52,7 +52,7 @@ class CopyLane:
     def __init__(self, batches: Iterator[Any], copier: BatchCopier, prefetch: int, progress: Progress) -> None:
         self.batches = batches
         if isinstance(batches, FeedIterator):
-            batches.auto_commit, batches.ahead = False, prefetch
+            batches.auto_commit, batches.prefetched_max = False, prefetch
         self.staged: queue.SimpleQueue[Staged] = queue.SimpleQueue()
         self._copier = copier
         self._positions = progress.positions(batches)
@@ -65,10 +65,10 @@ class CopyLane:
         self._thread.start()
 
     def taken(self, staged: Staged) -> None:
-        """Record that the trainer took a batch; its place is free after the place's ``taken`` event."""
+        """Record that the trainer took a batch; its slot is free after the slot's ``taken`` event."""
         if isinstance(self.batches, FeedIterator) and isinstance(staged.position, Position):
             self.batches.took(staged.position)
-        self._free.put(staged.place)
+        self._free.put(staged.slot)
 
     def stop(self) -> None:
         """End the thread; staged batches are dropped."""
@@ -97,8 +97,8 @@ class CopyLane:
                 self.batches.close()
 
     def _copy_next(self) -> bool:
-        place = self._next_slot()
-        if place is None or self._stopped:
+        slot = self._next_slot()
+        if slot is None or self._stopped:
             return False
         try:
             batch = next(self.batches)
@@ -106,9 +106,9 @@ class CopyLane:
             return False
         mapping = self.batches.mapping if isinstance(self.batches, FeedIterator) else None
         number, position = self._positions()
-        moved = self._copier.copy(batch, mapping, place, number)
-        self._unread.append((batch, place))
-        self.staged.put(Staged(moved, place, position))
+        moved = self._copier.copy(batch, mapping, slot, number)
+        self._unread.append((batch, slot))
+        self.staged.put(Staged(moved, slot, position))
         del batch, moved
         self._return_read()
         return not self._stopped
@@ -116,17 +116,17 @@ class CopyLane:
     def _next_slot(self) -> DeviceSlot | None:
         if self._fresh_slots:
             self._fresh_slots -= 1
-            return self._copier.place()
-        place = self._free.get()
-        if place is not None:
-            place.taken.synchronize()
-        return place
+            return self._copier.new_slot()
+        slot = self._free.get()
+        if slot is not None:
+            slot.taken.synchronize()
+        return slot
 
     def _return_read(self) -> None:
         """Wait until the device has read the copied batches, and return their slots."""
         while self._unread:
-            batch, place = self._unread.popleft()
-            place.copied.synchronize()
+            batch, slot = self._unread.popleft()
+            slot.copied.synchronize()
             del batch
             if isinstance(self.batches, FeedIterator):
                 self.batches.return_now()
@@ -157,12 +157,12 @@ class DevicePass(Iterator[Any]):
                 raise staged.error
             self._progress.finished(lane.batches)
             raise StopIteration
-        assert staged.place is not None
+        assert staged.slot is not None
         # looked up per batch, because the trainer may have switched streams
         stream = torch.cuda.current_stream(self._device)
-        staged.place.taken.record(stream)
-        if staged.place.ready is not None:
-            stream.wait_event(staged.place.ready)
+        staged.slot.taken.record(stream)
+        if staged.slot.ready is not None:
+            stream.wait_event(staged.slot.ready)
         record_stream(staged.batch, stream)  # allocated on the copy stream, freed on the trainer's stream
         lane.taken(staged)
         self._progress.took(staged.position, wait_s)

@@ -71,7 +71,7 @@ class Runtime:
         if session is None:
             return None
         session.collect()
-        if session.free_count < min(2, session.slot_count) or (pinned and session.places):
+        if session.free_count < min(2, session.slot_count) or (pinned and session.shared_slot_count):
             for payload in session.leased.payloads():
                 self.copies.count(payload)
             session.close()

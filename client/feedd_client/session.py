@@ -88,11 +88,11 @@ class Session:
         self.granted = granted
         self.notices = tuple(granted.notices)  # the latest notices: streams may replace them
         self.slot_count = granted.slot_count
-        self.places = granted.arena.places
+        self.shared_slot_count = granted.arena.places
         self.decoder = BatchDecoder(granted.specs)
         self.mapping = _attach(granted)
         self.generations: dict[int, int] = {}
-        self.held: dict[int, int] = {}  # slot -> generation of received, unreturned batches
+        self.received: dict[int, int] = {}  # slot -> generation of received, unreturned batches
         self.leased = LeasedSlots()  # the held slots whose batches the trainer has
         self.fresh = True
 
@@ -103,12 +103,12 @@ class Session:
 
     def refresh(self, place: int, size_bytes: int) -> None:
         """Drop the trainer's writes to a batch in a shared arena, and free their memory."""
-        if self.mapping is not None and self.places:
+        if self.mapping is not None and self.shared_slot_count:
             self.mapping.refresh(place * self.granted.arena.slot_bytes, size_bytes)
 
     def forget(self, lease: Lease) -> None:
         """Stop holding a slot; the next stream's start reports it as free."""
-        self.held.pop(lease.slot, None)
+        self.received.pop(lease.slot, None)
 
     def collect(self) -> list[pb.Release]:
         """Return releases for the slots whose batches have died; they are no longer held."""
@@ -118,8 +118,8 @@ class Session:
             message = died.popleft().message
             slot = message.slot
             self.leased.forget(slot)
-            del self.held[slot]
-            if self.places:
+            del self.received[slot]
+            if self.shared_slot_count:
                 self.refresh(message.place, message.size_bytes)
             found.append(pb.Release(slot=slot, generation=message.generation))
         return found
@@ -180,10 +180,10 @@ class Stream:
                 session_id=session.id,
                 next=cursor_of(start),
                 inline_only=session.mapping is None,
-                held=pb.HeldLeases(leases=[pb.Release(slot=s, generation=g) for s, g in session.held.items()]),
+                held=pb.HeldLeases(leases=[pb.Release(slot=s, generation=g) for s, g in session.received.items()]),
                 heartbeat_ms=math.ceil(heartbeat_s * 1000),
             ),
-            credits=session.slot_count - len(session.held),
+            credits=session.slot_count - len(session.received),
         )
         self._expected_count = request.credits
         self._requests: queue.SimpleQueue[pb.StreamRequest | None] = queue.SimpleQueue()
@@ -244,7 +244,7 @@ class Stream:
     def give_back(self, lease: Lease) -> None:
         """Return a batch that was not handed out; its slot travels with the next request."""
         if lease.slot >= 0:
-            if self._session.held.pop(lease.slot, None) is None:
+            if self._session.received.pop(lease.slot, None) is None:
                 return
             self._returns.append(pb.Release(slot=lease.slot, generation=lease.generation))
             self._session.refresh(lease.message.place, lease.message.size_bytes)
@@ -350,15 +350,15 @@ class Stream:
         if session.mapping is None or not 0 <= slot < session.slot_count:
             raise ProtocolError(f"expected a slot below {session.slot_count} of an attached arena, got {slot}")
         slot_bytes = session.granted.arena.slot_bytes
-        if slot in session.held or generation <= session.generations.get(slot, -1) or batch.size_bytes > slot_bytes:
+        if slot in session.received or generation <= session.generations.get(slot, -1) or batch.size_bytes > slot_bytes:
             raise ProtocolError(
                 f"expected a free slot of a new generation and at most {slot_bytes} bytes,"
                 f" got slot {slot} generation {generation} with {batch.size_bytes} bytes"
             )
-        place = batch.place if session.places else slot
-        if place >= (session.places or session.slot_count):
-            raise ProtocolError(f"expected a place below {session.places} of a shared arena, got {place}")
-        session.generations[slot] = session.held[slot] = generation
+        place = batch.place if session.shared_slot_count else slot
+        if place >= (session.shared_slot_count or session.slot_count):
+            raise ProtocolError(f"expected a place below {session.shared_slot_count} of a shared arena, got {place}")
+        session.generations[slot] = session.received[slot] = generation
         session.mapping.refresh(place * slot_bytes, batch.size_bytes)  # an earlier batch here may have been written to
         payload = session.mapping.view(place * slot_bytes, batch.size_bytes)
         self.ready.append(Lease(payload, batch, slot, generation))

@@ -292,7 +292,7 @@ class Assembler:
         else:
             results = await run_all(self._stages.pool.decode(task) for task in tasks)
         self._stages.pool.produced(sum(one.done for one in divided))
-        masks_bytes = sum(layout.place(name + MASK_SUFFIX).region.values_bytes for name in self._masked)
+        masks_bytes = sum(layout.field(name + MASK_SUFFIX).region.values_bytes for name in self._masked)
         await off_loop(lambda: self._write_side_regions(view, layout, work), masks_bytes)
         failures: Sequence[Failure] = [_failure(work, bad) for bad in _bad_rows(decoded, results)]
         failures = await self._stages.lost.with_object_names(failures, work.files) if failures else failures
@@ -316,7 +316,7 @@ class Assembler:
                 part.shard_no,
                 span.start,
                 span.size,
-                part.of(layout.place(recipe.name).out_at),
+                part.of(layout.field(recipe.name).out_at),
                 None
                 if spec.kind is FieldKind.DENSE
                 else part.of(work.shapes[spec.name].reshape(len(work.rows.ordinal), max(1, spec.ndim))),

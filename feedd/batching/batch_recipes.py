@@ -171,7 +171,7 @@ def _value_bytes(field: FieldRecipe) -> int:
     """Return the bytes that a stored value takes at least, or nearly always."""
     stored = parse_encoding(field.encoding)
     if stored is not None:
-        return 1 if stored.varint else item_bytes(stored.narrow or stored.dtype)
+        return 1 if stored.varint else item_bytes(stored.low_precision or stored.dtype)
     if field.codec == "npy":
         return np.dtype(spec_of(field).dtype).itemsize
     return 2  # tokens of text, and numbers followed by a comma

@@ -87,7 +87,7 @@ class Packed:
         """
         total = self.rows * self.packing.length
         tokens, document, position, *beside = (
-            np.frombuffer(view, place.spec.dtype, total, place.region.values_at) for place in layout.places
+            np.frombuffer(view, place.spec.dtype, total, place.region.values_at) for place in layout.fields
         )
         lengths = self.lengths.copy()
         lengths[list(bad)] = 0

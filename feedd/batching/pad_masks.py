@@ -34,7 +34,7 @@ def write_lengths(view: memoryview, layout: Layout, name: str, lengths: NDArray[
         name: the field.
         lengths: int64[rows, ndim].
     """
-    at = layout.place(name).region.values_at
+    at = layout.field(name).region.values_at
     np.frombuffer(view, np.int64, lengths.size, at)[:] = lengths.reshape(-1)
 
 
@@ -47,7 +47,7 @@ def write_mask(view: memoryview, layout: Layout, name: str, lengths: NDArray[np.
         name: the field.
         lengths: int64[rows, ndim]; for dimensions that the mask lacks, only 0 or not 0 matters.
     """
-    region = layout.place(name).region
+    region = layout.field(name).region
     dims = region.dims
     mask = np.frombuffer(view, np.bool_, layout.rows * math.prod(dims), region.values_at)
     mask = mask.reshape(layout.rows, *dims)

@@ -107,7 +107,7 @@ class PlainBatches:
                 span.start,
                 span.size,
                 np.concatenate(
-                    [layout.places[number].out_at + at for layout, at in zip(layouts, slot_at, strict=True)]
+                    [layout.fields[number].out_at + at for layout, at in zip(layouts, slot_at, strict=True)]
                 ),
             )
             for number, (field, span) in enumerate(zip(recipe, gathered.spans, strict=True))

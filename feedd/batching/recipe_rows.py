@@ -140,8 +140,8 @@ def copy_precomputed(
         pads: the padding of padded fields, by name.
     """
     for name in {part.recipe[number].name for part in parts for number in part.keeps_values} & pads.keys():
-        fill_up(view, layout.place(name), pads[name])
+        fill_up(view, layout.field(name), pads[name])
     for part, one in zip(parts, divided, strict=True):
         for number, keeps_values in part.keeps_values.items():
-            place = layout.place(part.recipe[number].name)
+            place = layout.field(part.recipe[number].name)
             keeps_values.lay(view, place, part.of(place.out_at), one.ready)

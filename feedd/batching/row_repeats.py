@@ -36,11 +36,11 @@ def repeated(layout: Layout, source: NDArray[np.int64]) -> Layout:
         layout: the current layout.
         source: int64[rows].
     """
-    shapes = {place.spec.name: place.shapes[source] for place in layout.places if place.shapes is not None}
+    shapes = {place.spec.name: place.shapes[source] for place in layout.fields if place.shapes is not None}
     if not shapes:
         return layout
-    dims = {place.spec.name: place.region.dims for place in layout.places}
-    return lay_out([place.spec for place in layout.places], layout.rows, shapes, dims)
+    dims = {place.spec.name: place.region.dims for place in layout.fields}
+    return lay_out([place.spec for place in layout.fields], layout.rows, shapes, dims)
 
 
 def repeat_in_place(view: memoryview, layout: Layout, source: NDArray[np.int64]) -> None:
@@ -52,7 +52,7 @@ def repeat_in_place(view: memoryview, layout: Layout, source: NDArray[np.int64])
         source: int64[rows]; an overwritten row must not be the source of another row.
     """
     moved = np.flatnonzero(source != np.arange(layout.rows))
-    for place in layout.places:
+    for place in layout.fields:
         rows = np.frombuffer(view, np.uint8, place.region.values_bytes, place.region.values_at)
         rows = rows.reshape(layout.rows, -1)
         rows[moved] = rows[source[moved]]
@@ -71,7 +71,7 @@ def repeat_into(view: memoryview, layout: Layout, source: NDArray[np.int64], tar
     breaks = np.flatnonzero(np.diff(source) != 1) + 1
     first = np.concatenate((np.zeros(min(len(source), 1), np.int64), breaks))  # runs of adjacent source rows
     last = np.append(breaks, len(source))[: len(first)] - 1
-    for place, its in zip(layout.places, fresh.places, strict=True):
+    for place, its in zip(layout.fields, fresh.fields, strict=True):
         start = place.out_at[source[first]]
         end = (place.out_at + place.row_bytes)[source[last]]
         at = its.out_at[first]

@@ -69,22 +69,22 @@ class Layout:
 
     Attributes:
         rows: samples in the batch.
-        places: one place per spec, in the order of the specs.
+        fields: one region per spec, in the order of the specs.
         size_bytes: bytes of the slot that the batch takes.
     """
 
     rows: int
-    places: tuple[FieldRegion, ...]
+    fields: tuple[FieldRegion, ...]
     size_bytes: int
 
     @property
     def regions(self) -> tuple[Region, ...]:
         """The regions of all fields, as a lease lists them."""
-        return tuple(place.region for place in self.places)
+        return tuple(place.region for place in self.fields)
 
-    def place(self, name: str) -> FieldRegion:
-        """Return the place of the field ``name``."""
-        return next(place for place in self.places if place.spec.name == name)
+    def field(self, name: str) -> FieldRegion:
+        """Return the region of the field ``name``."""
+        return next(place for place in self.fields if place.spec.name == name)
 
 
 def _align(at: int) -> int:
@@ -219,7 +219,7 @@ def write_tables(view: memoryview, layout: Layout, literals: Mapping[str, Text] 
         layout: the layout of the batch; it must use the lengths of the same texts.
         literals: texts by field name (``__key__``, ``__url__``).
     """
-    for place in layout.places:
+    for place in layout.fields:
         region = place.region
         if place.offsets is not None:
             _int64(view, region.offsets_at, place.offsets.size)[:] = place.offsets
@@ -252,7 +252,7 @@ def drop_rows(view: memoryview, layout: Layout, bad_rows: Sequence[int] | NDArra
     keep[np.asarray(bad_rows, np.int64)] = False
     if keep.all():
         return layout
-    places = tuple(_close_gaps(view, place, keep) for place in layout.places)
+    places = tuple(_close_gaps(view, place, keep) for place in layout.fields)
     left = Layout(int(keep.sum()), places, layout.size_bytes)
     write_tables(view, left)
     return left

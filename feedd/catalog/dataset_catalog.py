@@ -163,7 +163,7 @@ class DatasetCatalog:
             indexes = await self.indexes(listing, drawn.shards)
             if isinstance(drawn, NeedLengths):
                 drawn.learn(indexes)
-        following = reader.ahead()
+        following = reader.next_order()
         if following is not None:
             self._sorting.begin(following)
         return drawn

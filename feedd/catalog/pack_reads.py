@@ -86,9 +86,9 @@ class PackReads:
         self._group = group
         self._started: dict[Acquiring, tuple[object, frozenset[ObjectRef]]] = {}
 
-    def turn(self) -> int:
+    def ticket(self) -> int:
         """Return a ticket that has priority over all later requests."""
-        return self._sources.packs.turn()
+        return self._sources.packs.ticket()
 
     async def read(
         self,
@@ -96,7 +96,7 @@ class PackReads:
         group: BatchPlanGroup,
         read: Callable[[tuple[ShardFile, ...]], Awaitable[_T]],
         owner: object,
-        turn: int | None = None,
+        ticket: int | None = None,
     ) -> _T:
         """Return the result of ``read`` for the files of ``refs``, which have at least the samples of ``group``.
 
@@ -107,7 +107,7 @@ class PackReads:
             group: batches.
             read: may be called twice.
             owner: the reader, which must call ``withdraw`` at its end.
-            turn: a ticket from ``turn``, to keep an earlier place in the order; None: a new ticket.
+            ticket: a ticket from ``ticket``, to keep an earlier place in the order; None: a new ticket.
 
         Raises:
             FeeddError: as ``with_pinned``.
@@ -120,7 +120,7 @@ class PackReads:
         if not missing:
             return await with_pinned(self._cache, refs, read)
         wanted = {refs[number]: group.ordinal[group.shard_no == number] for number in missing}
-        awaited = self._sources.packs.wait_for(wanted, self.turn() if turn is None else turn)
+        awaited = self._sources.packs.wait_for(wanted, self.ticket() if ticket is None else ticket)
         whole = Acquiring(self._group, self._cache, refs)
         self._started[whole] = owner, frozenset()
         whole.task.add_done_callback(lambda _: self._started.pop(whole))

@@ -102,8 +102,8 @@ def _number(params: IntParams | FloatParams, encoding: Encoding | None) -> Numbe
         if isinstance(params, FloatParams):
             return NumberCodec(params, read_float)
         return NumberCodec(params, class_reader(params.classes) if params.classes else read_int)
-    if encoding.narrow:
-        return NumberCodec(params, only_number(low_precision_reader(encoding.narrow)))
+    if encoding.low_precision:
+        return NumberCodec(params, only_number(low_precision_reader(encoding.low_precision)))
     return NumberCodec(params, only_number(read_varints) if encoding.varint else binary_reader(params, encoding))
 
 
@@ -115,8 +115,8 @@ def _over(params: Params, encoding: Encoding) -> SampleCodec:
         return ValuesCodec(params, steps_reader(encoding.steps))
     if encoding.varint:
         return ValuesCodec(params, read_varints, count_varints)
-    if encoding.narrow and isinstance(params, (ArrayParams, TensorParams)) and params.dtype == encoding.dtype:
-        return ValuesCodec(params, low_precision_reader(encoding.narrow))
+    if encoding.low_precision and isinstance(params, (ArrayParams, TensorParams)) and params.dtype == encoding.dtype:
+        return ValuesCodec(params, low_precision_reader(encoding.low_precision))
     return _CODECS[type(params)](params)
 
 

@@ -46,7 +46,7 @@ def marked(pieces: Iterable[Piece], marks: NDArray[np.uint8] | None, width: int 
         yield piece
 
 
-def places(bad: NDArray[np.int64], rows: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+def row_positions(bad: NDArray[np.int64], rows: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Return the index of the good row for each place, int64[rows], and which places are bad, bool[rows].
 
     Args:

@@ -120,14 +120,16 @@ class StreamConverter(CompressedConverter):
         name: name of the conversion.
         library: loads the library; raises Unsupported, which names the URL, if it is not installed.
         padding: zeros after a stream must be a multiple of this; 0: none are allowed.
-        several: whether another stream may follow.
+        many_streams: whether another stream may follow.
     """
 
-    def __init__(self, name: str, library: Callable[[str], Library], *, padding: int = 0, several: bool = True) -> None:
+    def __init__(
+        self, name: str, library: Callable[[str], Library], *, padding: int = 0, many_streams: bool = True
+    ) -> None:
         self.name = name
         self._library = library
         self._padding = padding
-        self._several = several
+        self._many_streams = many_streams
 
     def decompress(self, data: memoryview, url: str, out: ShardWriter) -> None:
         """Write the decompressed streams; raises BadShard, Unsupported."""
@@ -139,7 +141,7 @@ class StreamConverter(CompressedConverter):
                 at = self._after(data, at, url)
                 if at == len(data):
                     return
-                if not self._several:
+                if not self._many_streams:
                     self._fail(url, at, "no bytes after the stream", f"{len(data) - at} bytes")
         except errors as error:
             self._fail(url, at, "whole compressed data", str(error), error)
@@ -350,5 +352,5 @@ UNXZ_CONVERTER: Final = StreamConverter(
     UNXZ, lambda _: (lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, _XZ_MEMORY_BYTES), (lzma.LZMAError,)), padding=4
 )
 UNZSTD_CONVERTER: Final = ZstdConverter()
-UNBROTLI_CONVERTER: Final = StreamConverter(UNBROTLI, _brotli, several=False)
+UNBROTLI_CONVERTER: Final = StreamConverter(UNBROTLI, _brotli, many_streams=False)
 UNSNAPPY_CONVERTER: Final = SnappyConverter()

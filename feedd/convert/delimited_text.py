@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import csv as arrow_csv
 
-from feedd.convert.bad_rows import are_most, places, with_reason
+from feedd.convert.bad_rows import are_most, row_positions, with_reason
 from feedd.errors import BadShard
 from feedd.formats.missing_reasons import Why, marks_of
 from feedd.formats.table import NOTES_MAX
@@ -202,7 +202,7 @@ def _placed(table: pa.Table, bad: NDArray[np.int64], cells: Mapping[str, _Cells]
         marks = {name: marks_of(Why.CELL, one.wrong) for name, one in cells.items()}
         return Rows(table, marks, None, {name: one.notes for name, one in cells.items()}, [])
     rows = table.num_rows + len(bad)
-    of_good, is_lost = places(bad, rows)
+    of_good, is_lost = row_positions(bad, rows)
     lost = marks_of(Why.ROW, is_lost)
     own = {
         name: with_reason(Why.CELL, one.wrong[of_good] & ~is_lost, lost)

@@ -167,7 +167,7 @@ class Converter:
         return within(deadline_s, lambda: StoreUnavailable(message, object=ref.url, stage="cache"))
 
     async def _bring(self, ref: ObjectRef, urgency: Callable[[], float]) -> ObjectRef:
-        async with self._turn():
+        async with self._admitted():
             file = MemoryFile("feedd-made")
             try:
                 while len(self._fresh) >= _FRESH_MAX:
@@ -188,7 +188,7 @@ class Converter:
             return shard
 
     @asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
+    async def _admitted(self) -> AsyncIterator[None]:
         """Wait until another conversion may run, and count it while it runs."""
         async with self._semaphore:
             self._running_count += 1
@@ -224,7 +224,7 @@ class Converter:
         if fact is None:
             raise _unknown(shard, "an object that was never converted")
         ref = replace(shard, size_bytes=fact.object_bytes)
-        async with self._turn():
+        async with self._admitted():
             memory_bytes = self._memory_left(ref.size_bytes, ref)
             if isinstance(sink, FileSink):
                 task = self._task(ref, sink.file.fd, sink.offset, memory_bytes, shard.size_bytes)

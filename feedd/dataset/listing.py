@@ -160,7 +160,7 @@ class Listing:
             return uneven
         return Uneven.DROP if self.indexed else Uneven.JOIN
 
-    def cut(self, spec: OpenSpec) -> Partitioning:
+    def partitioning(self, spec: OpenSpec) -> Partitioning:
         """Return how the spec wants the dataset cut.
 
         Raises:
@@ -185,7 +185,9 @@ class Listing:
         Raises:
             BadRequest: see ``Partitioning``.
         """
-        return self.cut(spec).shares(self.sizes, self.counts, spec.topology.node_count, spec.topology.node_rank)
+        return self.partitioning(spec).shares(
+            self.sizes, self.counts, spec.topology.node_count, spec.topology.node_rank
+        )
 
     def steps(self, spec: OpenSpec, uneven: Uneven) -> int | None:
         """Return the steps of every rank; None: ranks differ, or the steps are not known in advance.
@@ -200,7 +202,7 @@ class Listing:
         counts = known_counts(self.counts, len(self.refs))
         if counts is None:
             raise needs_counts(uneven)
-        samples = partition_samples(self.cut(spec), self.sizes, counts)
+        samples = partition_samples(self.partitioning(spec), self.sizes, counts)
         return common_steps(uneven, samples, spec.batch_size, spec.topology)
 
     def fingerprint(

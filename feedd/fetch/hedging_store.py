@@ -171,7 +171,7 @@ class _Race:
 
     async def _run_second(self) -> None:
         rest = ByteRange(self._span.start + self._rest_at, self._span.end)
-        self.hedged_bytes, self._asked_again_s = rest.size_bytes, self._now_s()
+        self.hedged_bytes, self._hedged_s = rest.size_bytes, self._now_s()
         try:
             part = self._sink.part(self._rest_at, self._sink.size_bytes)
             await self._inner.read_into(self._ref, rest, part, self._rest)
@@ -206,7 +206,7 @@ class _Race:
                 self._hedger.note_slow(now_s - self._started_s)
                 progress.first_byte_s = rest.first_byte_s
             progress.filled_bytes, progress.answered_by = self._span.size_bytes, rest.answered_by
-            self._note(self.hedged_bytes, self._asked_again_s, rest, now_s)
+            self._note(self.hedged_bytes, self._hedged_s, rest, now_s)
         else:
             if self._second.started:
                 progress.filled_bytes = max(progress.filled_bytes, self._rest_at + rest.filled_bytes)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from feedd.flow.range_sinks import FileSink
     from feedd.values import ObjectRef
 
-_turn_of = attrgetter("turn")
+_ticket_of = attrgetter("ticket")
 _LANDED_S: Final = 5.0  # by then the cache knows the entry, which it publishes within milliseconds
 
 
@@ -46,7 +46,7 @@ class InflightPack(Protocol):
     def whole(self, objects: set[int]) -> bool:
         """Whether all of ``objects`` have arrived and none is lost."""
 
-    def expedite(self, turn: int, objects: set[int]) -> None:
+    def expedite(self, ticket: int, objects: set[int]) -> None:
         """Fetch these objects before others."""
 
 
@@ -56,17 +56,17 @@ class PartialWait:
     Args:
         book: reports arriving objects.
         wanted: objects of packs, whether or not these packs are being fetched yet.
-        turn: order among competing waits; a lower turn goes first.
+        ticket: order among competing waits; a lower turn goes first.
 
     Attributes:
-        turn: as given.
+        ticket: as given.
         ready: done once all objects had arrived. A fetch that fails afterwards takes them away again.
     """
 
-    def __init__(self, book: InflightPacks, wanted: Mapping[ObjectRef, set[int]], turn: int) -> None:
+    def __init__(self, book: InflightPacks, wanted: Mapping[ObjectRef, set[int]], ticket: int) -> None:
         self._book = book
         self._wanted = wanted
-        self.turn = turn
+        self.ticket = ticket
         self._left = {ref: set(objects) for ref, objects in wanted.items()}
         self._fds: list[int] = []
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -87,7 +87,7 @@ class PartialWait:
         left = running.missing(self._wanted[running.ref])
         self._left[running.ref] = set(left)
         if left:
-            running.expedite(self.turn, left)
+            running.expedite(self.ticket, left)
         else:
             self._look(running.ref)
 
@@ -165,7 +165,7 @@ class InflightPacks:
         """Register a wait and tell it about running fetches."""
         since_s = asyncio.get_running_loop().time() - _LANDED_S
         for ref in refs:
-            bisect.insort(self._waiting.setdefault(ref, []), awaited, key=_turn_of)
+            bisect.insort(self._waiting.setdefault(ref, []), awaited, key=_ticket_of)
             running = self._running.get(ref)
             if running is not None:
                 awaited.began(running)

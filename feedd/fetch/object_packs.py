@@ -42,12 +42,12 @@ class PackBook:
     """The content of each pack of the listings in use, and the packs being fetched.
 
     Args:
-        turns: numbers the waits, from the scheduler's own sequence.
+        tickets: numbers the waits, from the scheduler's own sequence.
     """
 
-    def __init__(self, turns: Iterator[int]) -> None:
+    def __init__(self, tickets: Iterator[int]) -> None:
         self._listed: weakref.WeakSet[Packs] = weakref.WeakSet()
-        self._turns = turns
+        self._turns = tickets
         self.inflight = InflightPacks()
 
     def note(self, packs: Packs) -> None:
@@ -67,18 +67,18 @@ class PackBook:
         message = "the pack belongs to no listing in use"
         raise ObjectChanged(message, object=ref.url, hint=CHANGED_HINT, stage="source")
 
-    def turn(self) -> int:
+    def ticket(self) -> int:
         """Return a turn number in the scheduler's order, before all later requests."""
         return next(self._turns)
 
-    def wait_for(self, wanted: Mapping[ObjectRef, NDArray[np.int64]], turn: int) -> PartialWait:
+    def wait_for(self, wanted: Mapping[ObjectRef, NDArray[np.int64]], ticket: int) -> PartialWait:
         """Return a wait for samples of packs, given as ordinals within each pack.
 
         Raises:
             ObjectChanged: see ``find``.
         """
         objects = {ref: objects_of(*self.find(ref), samples) for ref, samples in wanted.items()}
-        return PartialWait(self.inflight, objects, turn)
+        return PartialWait(self.inflight, objects, ticket)
 
 
 class ObjectsFetcher:
@@ -164,11 +164,11 @@ class _PackArrivals(Arrivals):
         """Whether all of ``objects`` have arrived and none is lost."""
         return self._lost.isdisjoint(objects) and not self.missing(objects)
 
-    def expedite(self, turn: int, objects: set[int]) -> None:
+    def expedite(self, ticket: int, objects: set[int]) -> None:
         """Fetch these objects before others."""
         assert self._entry is not None, "the pack has joined the scheduler"
         edges = self._edges
-        self._entry.expedite(turn, (ByteRange(edges[one], edges[one + 1]) for one in sorted(objects)))
+        self._entry.expedite(ticket, (ByteRange(edges[one], edges[one + 1]) for one in sorted(objects)))
 
     async def begin(self) -> list[ByteRange]:
         """Write the table and return the span of each non-empty object."""

@@ -95,8 +95,8 @@ class RangeFetcher:
 
     @property
     def turns(self) -> Iterator[int]:
-        """See ``FetchScheduler.turns``."""
-        return self._scheduler.turns
+        """See ``FetchScheduler.tickets``."""
+        return self._scheduler.tickets
 
     async def fetch(self, ref: ObjectRef, sink: RangeSink, watch: FetchWatch | None = None) -> None:
         """Fill ``sink``; see ``ShardFetcher.fetch``. The first part that fails stops the others."""

@@ -54,7 +54,7 @@ class FetchEntry:
         return not self.waiting and not self.in_flight_count
 
     @property
-    def turn(self) -> int | None:
+    def ticket(self) -> int | None:
         """Turn of the caller that waits for its next part; None: no caller waits for that part before the rest."""
         return self._expedited[0][0] if self._expedited else None
 
@@ -64,21 +64,23 @@ class FetchEntry:
         span = self._expedited[0][1] if self._expedited else self._spans[0]
         return min(span.size_bytes, self._part_size_bytes)
 
-    def expedite(self, turn: int, spans: Iterable[ByteRange]) -> None:
+    def expedite(self, ticket: int, spans: Iterable[ByteRange]) -> None:
         """Take these spans before the rest, but after those of an earlier turn.
 
         Args:
-            turn: number from the scheduler's sequence that stands for the time of the request.
+            ticket: number from the scheduler's sequence that stands for the time of the request.
             spans: whole spans among those given at the start; spans that have begun are ignored.
         """
         if not self.waiting:
             return  # all parts have begun, or the fetch was given up
         self.expedited = True
         wanted = {span.start: span for span in spans}
-        fresh = [(turn, span) for start, span in wanted.items() if start not in self._gone]
+        fresh = [(ticket, span) for start, span in wanted.items() if start not in self._gone]
         self._gone.update(wanted)
-        if self._expedited and turn < self._expedited[-1][0]:  # this caller took an earlier turn number but calls later
-            moved = [(min(turn, its) if span.start in wanted else its, span) for its, span in self._expedited]
+        if (
+            self._expedited and ticket < self._expedited[-1][0]
+        ):  # this caller took an earlier turn number but calls later
+            moved = [(min(ticket, its) if span.start in wanted else its, span) for its, span in self._expedited]
             self._expedited = deque(sorted((*moved, *fresh), key=itemgetter(0)))
         else:
             self._expedited.extend(fresh)
@@ -86,18 +88,18 @@ class FetchEntry:
 
     def next_part(self) -> ByteRange:
         """Remove and return its next part."""
-        turn = self.turn
-        span = self._spans.popleft() if turn is None else self._expedited.popleft()[1]
+        ticket = self.ticket
+        span = self._spans.popleft() if ticket is None else self._expedited.popleft()[1]
         rest = None
         if span.size_bytes > self._part_size_bytes:
             end = span.start + self._part_size_bytes
             span, rest = ByteRange(span.start, end), ByteRange(end, span.end)
         if self.many:
             self._gone.add(span.start)
-        if rest is not None and turn is None:
+        if rest is not None and ticket is None:
             self._spans.appendleft(rest)
-        elif rest is not None and turn is not None:
-            self._expedited.appendleft((turn, rest))
+        elif rest is not None and ticket is not None:
+            self._expedited.appendleft((ticket, rest))
         self._settle()
         return span
 
@@ -171,7 +173,7 @@ class FetchScheduler(Generic[_S]):
         return f"FetchScheduler({len(self._waiting)} waiting, {self._in_flight_count}/{self._slots_max} in flight)"
 
     @property
-    def turns(self) -> Iterator[int]:
+    def tickets(self) -> Iterator[int]:
         """Turn counter shared with ``FetchEntry.expedite``; the next number is always the last in order."""
         return self._numbers
 
@@ -255,8 +257,10 @@ class FetchScheduler(Generic[_S]):
                 room[group] = self._weights[group] < max(1, self._limit_of(group)) * PARTS_PER_PLACE
             if room[group]:
                 urgency = standing.urgency() if len(self._waiting) > 1 else 0.0
-                turn = standing.turn
-                able.append((urgency, turn is None and standing.expedited, number if turn is None else turn, number))
+                ticket = standing.ticket
+                able.append(
+                    (urgency, ticket is None and standing.expedited, number if ticket is None else ticket, number)
+                )
         if not able:
             return None
         first, *rest = sorted(able)[: self._lanes]  # for a few dozen fetches, sorting is faster than a heap
@@ -271,8 +275,8 @@ class FetchScheduler(Generic[_S]):
         """Whether neither of two candidates is needed before the other."""
         if one[:2] != other[:2]:
             return False
-        turns = (self._waiting[one[-1]].turn, self._waiting[other[-1]].turn)
-        return turns[0] == turns[1]
+        tickets = (self._waiting[one[-1]].ticket, self._waiting[other[-1]].ticket)
+        return tickets[0] == tickets[1]
 
     def _waited_for(self, urgency: float) -> bool:
         """Whether a caller waits for the most urgent fetch or for one in flight."""

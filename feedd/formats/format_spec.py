@@ -73,11 +73,11 @@ def cut_at(end_of: Callable[[memoryview], int], tail: bytes = b"") -> Callable[[
         tail: bytes that end a shard.
     """
 
-    def cut(data: memoryview) -> Parts:
+    def first_samples(data: memoryview) -> Parts:
         end = end_of(data)
         return (data[:end], tail) if end else ()
 
-    return cut
+    return first_samples
 
 
 def cut_rows(first_rows: Callable[[memoryview], tuple[bytes, memoryview]]) -> Callable[[memoryview], Parts]:
@@ -87,8 +87,8 @@ def cut_rows(first_rows: Callable[[memoryview], tuple[bytes, memoryview]]) -> Ca
         first_rows: returns the head and the rows of a shard of the whole rows; both are empty if none is whole.
     """
 
-    def cut(data: memoryview) -> Parts:
+    def first_samples(data: memoryview) -> Parts:
         head, rows = first_rows(data)
         return (head, rows) if head else ()
 
-    return cut
+    return first_samples

@@ -104,7 +104,7 @@ class MixedPlan:
         Raises:
             BadRequest: sample counts are unknown, or the request does not fit the data.
         """
-        topology, cut = spec.topology, listing.cut(spec)
+        topology, cut = spec.topology, listing.partitioning(spec)
         _check(spec, cut)
         counts = [_counts(listing, spec, source) for source in range(len(listing.firsts))]
         sizes = [listing.sizes[_slice(listing, source)] for source in range(len(listing.firsts))]
@@ -253,7 +253,7 @@ class MixedReader:
         window = self.window(at)
         return BatchPlan(Cursor(at.epoch, at.step), shard, ordinal, lambda: seed, window, window)
 
-    def ahead(self) -> None:
+    def next_order(self) -> None:
         """Do nothing, because the streams sort their own windows."""
 
 

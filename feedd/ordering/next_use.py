@@ -57,7 +57,7 @@ class NextUseTimeline:
         assert name not in self._streams, "a stream opens once"
         self._streams[name] = _Stream(at, self._now - at, slack_bytes)
 
-    def tell(self, name: Hashable, uses: Iterable[tuple[ObjectRef, float]]) -> Iterator[Use]:
+    def set_uses(self, name: Hashable, uses: Iterable[tuple[ObjectRef, float]]) -> Iterator[Use]:
         """Set at which position of the stream each object is needed next."""
         stream = self._streams[name]
         others = [other for other in self._streams.values() if other is not stream]

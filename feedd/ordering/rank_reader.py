@@ -98,7 +98,7 @@ class Reader:
         self._lengths: dict[int, NDArray[np.int64]] = {}  # of the shards of a window that is being sorted by length
         self._orders = orders or own_orders(len(shares))
         self._latest: frozenset[WindowName] = frozenset()  # windows of the batch drawn last
-        self._foreseen: Collection[WindowName] = ()  # windows for which the next ones were returned by ``ahead``
+        self._foreseen: Collection[WindowName] = ()  # windows for which the next ones were returned by ``next_order``
         self._positions: dict[int, int] = {}
         self._positions_epoch = -1
 
@@ -131,7 +131,7 @@ class Reader:
         """Number of the node's shards."""
         return int(self._assigned.shape[0])
 
-    def places(self, epoch: int) -> dict[int, int]:
+    def positions(self, epoch: int) -> dict[int, int]:
         """Return each assigned shard's first place in the order of ``epoch``; computed once per epoch."""
         if self._positions_epoch != epoch:
             order = NodeEpoch(self._shares, self.epoch_options(epoch), self._counts, self._deal).order.tolist()
@@ -163,7 +163,7 @@ class Reader:
         Raises:
             BadRequest: see ``epoch_map``.
         """
-        return NodeAccess(listing, at.epoch, self.epoch_map(at), self.places)
+        return NodeAccess(listing, at.epoch, self.epoch_map(at), self.positions)
 
     def left_out(self) -> int | None:
         """Return the rank's samples of an epoch after its last step, or None if not known yet."""
@@ -208,7 +208,7 @@ class Reader:
         self._latest = frozenset(rows)
         return self._gather(plan, rows, found, at)
 
-    def ahead(self) -> NeedOrder | None:
+    def next_order(self) -> NeedOrder | None:
         """Return the job that sorts the windows after those of the last drawn batch, or None.
 
         The job is optional: a window that is not sorted in advance delays the batch that reads it.

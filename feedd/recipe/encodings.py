@@ -78,14 +78,14 @@ class Encoding:
         shape: shape of a sample: empty for one number, None for any number of numbers.
         varint: whether the numbers are protobuf varints.
         steps: type of a feature list: ``float32``, ``varint``, ``bytes`` or ``lengths``; else empty.
-        narrow: the stored type, if it is one of ``recipe.low_precision``; else empty.
+        low_precision: the stored type, if it is one of ``recipe.low_precision``; else empty.
     """
 
     dtype: str
     shape: tuple[int, ...] | None
     varint: bool = False
     steps: str = ""
-    narrow: str = ""
+    low_precision: str = ""
 
     @property
     def scalar(self) -> bool:
@@ -113,11 +113,11 @@ def parse_encoding(name: str) -> Encoding | None:
     if dtype not in DTYPES:
         raise ValueError(f"expected one of the dtypes {', '.join(DTYPES)}, or {_VARINT}, got {name!r}")
     if not sides:
-        return Encoding(dtype, () if sides is None else None, narrow=narrow)
+        return Encoding(dtype, () if sides is None else None, low_precision=narrow)
     shape = tuple(int(side) for side in sides.split(",") if side)
     if len(shape) > DIMS_MAX or not 0 < math.prod(shape) <= SAMPLE_BYTES_MAX:
         raise ValueError(f"expected at most {DIMS_MAX} sizes of 1 or more, got {name!r}")
-    return Encoding(dtype, shape, narrow=narrow)
+    return Encoding(dtype, shape, low_precision=narrow)
 
 
 def check_encoding(recipe: FieldRecipe) -> None:
@@ -162,9 +162,9 @@ def check_encoding(recipe: FieldRecipe) -> None:
 
 def _read_as(stored: Encoding, params: TensorParams | TokensParams) -> tuple[str, ...]:
     """Return the dtypes that a recipe may name; for low-precision numbers also the unsigned type of the bits."""
-    if not stored.narrow:
+    if not stored.low_precision:
         return (stored.dtype,)
-    bits = NARROW[stored.narrow]
+    bits = NARROW[stored.low_precision]
     return (stored.dtype, bits) if isinstance(params, TensorParams) else (bits,)
 
 

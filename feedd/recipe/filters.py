@@ -96,7 +96,7 @@ class Filter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         (``str`` or ``json``).
         """
         recipes = tuple(recipes)
-        sources, (key, is_text) = self.sources(recipes), self._way(recipes)
+        sources, (key, is_text) = self.sources(recipes), self._checked_key(recipes)
         found: list[tuple[str, Params]] = []
         if self.height != (None, None) or self.width != (None, None):
             found.append(("image", ImageParams()))
@@ -106,7 +106,7 @@ class Filter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
             found.append(("str", StrParams(key=key)) if is_text else ("json", JsonParams(key=key)))
         return tuple(FieldRecipe(self.field, sources, codec, canonical(params)) for codec, params in found)
 
-    def _way(self, recipes: Iterable[FieldRecipe]) -> tuple[Key | None, bool]:
+    def _checked_key(self, recipes: Iterable[FieldRecipe]) -> tuple[Key | None, bool]:
         """Return the key of the checked value, from the filter or the decoded field, and whether it must be text."""
         if self.key is not None:
             return self.key, True

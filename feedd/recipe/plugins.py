@@ -85,7 +85,7 @@ def log_unusable(group: str, name: str, why: str, **more: str) -> None:
 
 
 @functools.lru_cache(maxsize=256)
-def _made(group: str, name: str, options: str) -> Any:  # noqa: ANN401 - what the operator's factory returns
+def _created(group: str, name: str, options: str) -> Any:  # noqa: ANN401 - what the operator's factory returns
     factory = load(group, name)
     if isinstance(factory, str):
         raise BadRecipe(
@@ -110,7 +110,7 @@ def codec(name: str, options: str) -> SampleCodec:
     Raises:
         BadRecipe: the codec does not load, or does not accept the options.
     """
-    return cast("SampleCodec", _made(CODECS, name, options))
+    return cast("SampleCodec", _created(CODECS, name, options))
 
 
 def transform(name: str, options: str) -> ImagePlugin:
@@ -119,7 +119,7 @@ def transform(name: str, options: str) -> ImagePlugin:
     Raises:
         BadRecipe: the transform does not load, or does not accept the options.
     """
-    return cast("ImagePlugin", _made(TRANSFORMS, name, options))
+    return cast("ImagePlugin", _created(TRANSFORMS, name, options))
 
 
 def store(root: str) -> ObjectStore:

@@ -342,7 +342,7 @@ def needs_measure(recipe: FieldRecipe) -> bool:
     """Whether shapes must come from ``DecodePool.measure``; else they are fixed or follow from sizes in bytes."""
     stored = parse_encoding(recipe.encoding)
     return params_of(recipe).measured or (
-        stored is not None and bool(stored.varint or stored.steps or stored.narrow) and recipe.codec == "array"
+        stored is not None and bool(stored.varint or stored.steps or stored.low_precision) and recipe.codec == "array"
     )
 
 

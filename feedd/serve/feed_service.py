@@ -151,10 +151,10 @@ class FeedService:
         if self.arena_path is not None:
             response.arena.socket_path = str(self.arena_path)
             response.arena.token = hosted.token
-            places = hosted.feed.info.places
-            response.arena.size_bytes = (places or slots.slot_count) * slots.slot_bytes
+            shared_slot_count = hosted.feed.info.shared_slot_count
+            response.arena.size_bytes = (shared_slot_count or slots.slot_count) * slots.slot_bytes
             response.arena.slot_bytes = slots.slot_bytes
-            response.arena.places = places
+            response.arena.places = shared_slot_count
         return response
 
     # ------------------------------------------------------------------ Stream

@@ -70,7 +70,7 @@ class ServedSession:
     def reads_on(self) -> bool:
         """Whether the client may be reading a batch in an arena that other sessions write to."""
         held = self.call is not None or self.machine.leases.leased_count > 0
-        return held and bool(self.lifelines) and self.feed.info.places > 0
+        return held and bool(self.lifelines) and self.feed.info.shared_slot_count > 0
 
     def carry_out(self, instructions: list[Instruction]) -> None:
         """Pass the machine's instructions to the stream; without a stream there are only reclaimed slots."""

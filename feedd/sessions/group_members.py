@@ -117,7 +117,7 @@ class SharedCopies(GroupMember):
 class SharedLeases(GroupMember):
     """Batches that the session reads in its group's arena (implements ``Slots``).
 
-    A slot here is a ticket. Its number says nothing about a batch's address; ``BatchReady.place`` does.
+    A slot here is a ticket. Its number says nothing about a batch's address; ``BatchReady.arena_slot`` does.
     """
 
     def __init__(self, count: int) -> None:
@@ -177,7 +177,7 @@ class SharedLeases(GroupMember):
         if kept.slot is None:
             return [Produced(kept.ready, ticket)]
         self._taken[ticket] = kept
-        return [Produced(replace(kept.ready, place=kept.slot.index), ticket)]
+        return [Produced(replace(kept.ready, arena_slot=kept.slot.index), ticket)]
 
     def release(self, slot: SlotRef) -> None:
         """Free the ticket and end its lease."""

@@ -61,7 +61,7 @@ class _Early:
     Attributes:
         task: decodes this batch and others, and writes to the slot until it is done. Its list ends before a batch that
             could not be decoded.
-        place: index of the batch in that list.
+        index: index of the batch in that list.
         wanted: a stream may still request the batch.
     """
 
@@ -69,7 +69,7 @@ class _Early:
     step: int
     slot: SlotRef
     task: asyncio.Task[list[BatchReady]]
-    place: int
+    index: int
     wanted: bool = True
 
     @property
@@ -78,7 +78,7 @@ class _Early:
         if self.task.cancelled() or self.task.exception() is not None:
             return None
         found = self.task.result()
-        return found[self.place] if self.place < len(found) else None
+        return found[self.index] if self.index < len(found) else None
 
 
 class NextEpochPrefetch:
@@ -113,13 +113,13 @@ class NextEpochPrefetch:
         steps, self._left = self._left[: len(slots)], self._left[len(slots) :]
         task = self._parts.tasks.create_task(self._make([Cursor(self._epoch, step) for step in steps], slots))
         started = [
-            _Early(self._epoch, step, slot, task, place)
-            for place, (step, slot) in enumerate(zip(steps, slots, strict=True))
+            _Early(self._epoch, step, slot, task, index)
+            for index, (step, slot) in enumerate(zip(steps, slots, strict=True))
         ]
         self._early_slots += started
         task.add_done_callback(lambda _: self._ended(started))
 
-    def claim(self, plans: Sequence[BatchPlan]) -> tuple[Sequence[BatchPlan], list[_Early]]:
+    def split(self, plans: Sequence[BatchPlan]) -> tuple[Sequence[BatchPlan], list[_Early]]:
         """Split requested batches by whether they were decoded in advance.
 
         Returns:

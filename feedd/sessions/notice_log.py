@@ -31,7 +31,7 @@ class NoticeLog:
         self._recorder = recorder
         self._sidecar_counts: dict[tuple[str, ...], frozenset[Notice]] = {}
 
-    def tell(self, urls: tuple[str, ...], notices: Sequence[Notice]) -> None:
+    def note(self, urls: tuple[str, ...], notices: Sequence[Notice]) -> None:
         """Count and log the notices of a session that opens."""
         for notice in notices:
             self._recorder.count(metrics.PIPELINE_NOTICES, notice.amount.count, kind=notice.kind.value)

@@ -171,12 +171,12 @@ class Pipeline:
             left_out = [source.left_out for source in memory.found]
             reasons = summed([listing.passed_over.reasons, *left_out, {NoticeKind.LATE_FIELDS: late.amount}])
             notices = notices_of(reasons)
-            self._notice_log.tell(request.spec.urls, notices)
+            self._notice_log.note(request.spec.urls, notices)
             info = replace(
                 one.info(memory.recipes),
                 notices=notices,
                 batches_per_call=batches.batches_per_call,
-                places=batches.shared_slot_count,
+                shared_slot_count=batches.shared_slot_count,
                 classes=classes,
             )
             parts = SessionParts(

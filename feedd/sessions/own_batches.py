@@ -94,7 +94,7 @@ class BatchDecoder:
         Raises:
             As ``Session.produce``.
         """
-        turn = self.stages.inflight.turn()
+        ticket = self.stages.inflight.ticket()
         group = BatchPlanGroup.of(plans)
         refs = [self.listing.refs[shard] for shard in group.shards]
         indexes = await self.catalog.indexes(self.listing, group.shards)
@@ -105,7 +105,7 @@ class BatchDecoder:
 
         if early:
             return await with_pinned(self.stages.cache, refs, fill)
-        return await self.stages.inflight.read(refs, group, fill, owner, turn)
+        return await self.stages.inflight.read(refs, group, fill, owner, ticket)
 
 
 class OwnBatches:
@@ -141,7 +141,7 @@ class OwnBatches:
         Raises:
             As ``Session.produce``. No slot is taken in that case.
         """
-        plans, early = self.prefetch.claim(plans)
+        plans, early = self.prefetch.split(plans)
         if early and (made := await self.prefetch.collect(early)):
             filtered = sum(one.batch.filtered for one in made)
             if filtered:

@@ -146,7 +146,7 @@ class PrefetchDriver:
             self._report(access, access.left(window))
 
     def _report(self, access: EpochAccess, uses: Iterable[Use]) -> None:
-        self._cache.note_next_use(self._reader_groups.timeline.tell(access.key, uses))
+        self._cache.note_next_use(self._reader_groups.timeline.set_uses(access.key, uses))
 
     def _wish(self, access: EpochAccess, window: int) -> None:
         self._cache.prefetch([self._listing.refs[shard] for shard in access.wishes(window)], self._name)

@@ -334,7 +334,7 @@ class BatchWriter:
             bad_samples=batch.bad_samples,
             again=batch.again,
             filtered=batch.filtered,
-            place=batch.place,
+            place=batch.arena_slot,
             samples=batch.samples,
         )
 

@@ -69,9 +69,9 @@ class Autoscaler:
         self._recorder.gauge(metrics.DECODE_DEMAND, 0)
 
     def _later(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(PERIOD_S, self._turn)
+        self._timer = asyncio.get_running_loop().call_later(PERIOD_S, self._adjust)
 
-    def _turn(self) -> None:
+    def _adjust(self) -> None:
         self._later()
         seen = self._next_slots()
         self.resize(self._dispatch.take_load(self._contended(seen)))

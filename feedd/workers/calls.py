@@ -184,9 +184,9 @@ class ProduceCall(MeasureCall):
         """Store lengths and values; values that were lost on the way are decoded again later."""
         super().accept(rows, answer, fds)
         assert isinstance(answer, Measured)
-        if not fds or not answer.kept_rows:
+        if not fds or not answer.retained_rows:
             return
-        kept = range(rows.start, rows.start + answer.kept_rows)
+        kept = range(rows.start, rows.start + answer.retained_rows)
         size_bytes = int(np.maximum(self.shapes[kept.start : kept.stop], 0).sum()) * self._dtype.itemsize
         values = columns.mapped(fds[0], size_bytes)
         self.pieces.append(Piece(kept, np.frombuffer(values, self._dtype)))

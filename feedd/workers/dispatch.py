@@ -116,7 +116,7 @@ class Dispatch:
         if call.error is not None:
             raise call.error
 
-    def tell(self, packet: Packet) -> None:
+    def broadcast(self, packet: Packet) -> None:
         """Send a message without an answer to every worker, in order with its chunks."""
         for child in self._children.values():
             try:

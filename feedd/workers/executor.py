@@ -176,8 +176,8 @@ class Executor:
                     bad = self._decode(request)
                     answer = Decoded(request.id, busy_s(), bad)
                 case MeasureRequest():
-                    shapes, kept_rows = self._sizes(request, fds)
-                    answer = Measured(request.id, busy_s(), shapes, kept_rows)
+                    shapes, retained_rows = self._sizes(request, fds)
+                    answer = Measured(request.id, busy_s(), shapes, retained_rows)
                 case IndexRequest():
                     self._cached_files.drop()  # indexing and converting take long: keep no mapping meanwhile
                     answer = self._index(request, fds)
@@ -314,7 +314,7 @@ def _produce(request: MeasureRequest, fds: list[int]) -> tuple[bytes, int]:
     field = Field(request.field, codec)
     lengths = np.full(len(field), -1, np.int64)
     kept: list[NDArray[Any]] = []
-    kept_rows, memory_bytes = len(lengths), _KEPT_BYTES_MAX
+    retained_rows, memory_bytes = len(lengths), _KEPT_BYTES_MAX
     with Shards(request.files) as shards:
         for row in range(len(lengths)):
             try:
@@ -326,12 +326,12 @@ def _produce(request: MeasureRequest, fds: list[int]) -> tuple[bytes, int]:
             lengths[row] = len(values)
             memory_bytes -= values.nbytes
             if memory_bytes < 0:
-                kept_rows = min(kept_rows, row)
+                retained_rows = min(retained_rows, row)
             else:
                 kept.append(values)
     if sum(map(len, kept)):
         fds.append(columns.pack_values(np.concatenate(kept)))
-    return lengths.tobytes(), kept_rows
+    return lengths.tobytes(), retained_rows
 
 
 def _recipe(message: FieldMessage) -> FieldRecipe:

@@ -69,14 +69,14 @@ def plain_numbers(recipe: FieldRecipe) -> Plain | None:
         return None
     if isinstance(params, (TensorParams, TokensParams)):
         count = params.count if isinstance(params, TokensParams) else math.prod(params.shape)
-        own = "" if stored is None or params.dtype != stored.dtype else stored.narrow
+        own = "" if stored is None or params.dtype != stored.dtype else stored.low_precision
         return Plain(own or params.dtype, params.dtype, count)
     if isinstance(params, ImageParams) and recipe.encoding == PIXELS:
         return _ready(params)
     if not isinstance(params, (IntParams, FloatParams)) or params.transforms:
         return None
     if stored is not None and stored.dtype != "bool":
-        own = stored.narrow or stored.dtype
+        own = stored.low_precision or stored.dtype
         return Plain(own, params.spec("").dtype, 1)  # bool is excluded: a byte that is neither 0 nor 1 is an error
     return None
 

@@ -180,13 +180,13 @@ class Pinned(msgspec.Struct, frozen=True, array_like=True, tag="pinned"):
 class Measured(msgspec.Struct, frozen=True, array_like=True, tag="measured"):
     """Shapes, -1 in rows that cannot be measured; for ``values``, 1 and the bits of a float64.
 
-    For ``keep``, the values of the first ``kept_rows`` rows come with the message as a memfd, back to back.
+    For ``keep``, the values of the first ``retained_rows`` rows come with the message as a memfd, back to back.
     """
 
     id: int
     busy_s: float
     shapes: bytes  # int64[rows, ndim]
-    kept_rows: int = 0
+    retained_rows: int = 0
 
 
 class Decoded(msgspec.Struct, frozen=True, array_like=True, tag="decoded"):

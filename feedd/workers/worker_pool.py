@@ -83,7 +83,7 @@ class DecodePool:
         """Have workers import slow modules for these fields, while no samples wait."""
         modules = {slow_module(params_of(one)) for one in recipes} - {""}
         if modules:
-            self._dispatch.tell(Packet(encode(Prepare(tuple(sorted(modules))))))
+            self._dispatch.broadcast(Packet(encode(Prepare(tuple(sorted(modules))))))
 
     async def index(self, file: ShardFile, format_name: str) -> ShardIndex:
         """Return the index of the samples of ``file``.
@@ -218,7 +218,7 @@ class DecodePool:
         self.detach(arena_id)
         (copy,) = copies((fd,))
         self._arenas[arena_id] = (copy, size_bytes)
-        self._dispatch.tell(self._arena_packet(arena_id))
+        self._dispatch.broadcast(self._arena_packet(arena_id))
 
     def detach(self, arena_id: int) -> None:
         """Have all workers unmap an arena; no decode into it may be running. Unknown ids are ignored."""
@@ -226,7 +226,7 @@ class DecodePool:
         held = self._arenas.pop(arena_id, None)
         if held is not None:
             os.close(held[0])
-            self._dispatch.tell(Packet(encode(Detach(arena_id))))
+            self._dispatch.broadcast(Packet(encode(Detach(arena_id))))
 
     def _arena_packet(self, arena_id: int) -> Packet:
         fd, size_bytes = self._arenas[arena_id]

@@ -65,7 +65,7 @@ def test_what_one_writes_no_other_sees(daemon: Daemon) -> None:
                 batch["cls"].zero_()
         assert all(next(one, None) is None for one in passes)
     sessions = [job._runtime._idle for job in jobs]
-    assert all(session is not None and session.places for session in sessions)
+    assert all(session is not None and session.shared_slot_count for session in sessions)
 
 
 def test_a_batch_outlives_its_session(daemon: Daemon) -> None:

@@ -69,7 +69,7 @@ class Rig:
         assert SLOT_AT + layout.size_bytes <= self.size_bytes
         fields_work = tuple(
             FieldWork(recipe, shard_no, span.start, span.size, place.out_at, place.shapes)
-            for recipe, span, place in zip(resolved, gathered.spans, layout.places, strict=True)
+            for recipe, span, place in zip(resolved, gathered.spans, layout.fields, strict=True)
         )
         seeds = ordinal.astype(np.uint64) * np.uint64(7919)
         return DecodeTask(self.files, ARENA_ID, SLOT_AT, fields_work, seeds), layout
@@ -85,7 +85,7 @@ class Rig:
         """Return what the slot holds, row by row."""
         slot = os.pread(self.fd, layout.size_bytes, SLOT_AT)
         read = {}
-        for place in layout.places:
+        for place in layout.fields:
             end = place.region.values_at + place.region.values_bytes
             edges = [*place.out_at.tolist(), end]
             read[place.spec.name] = [slot[a:b] for a, b in pairwise(edges)]

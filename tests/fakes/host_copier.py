@@ -60,7 +60,7 @@ class LateCopier:
         """Take note of the thread."""
         self.threads.add(threading.current_thread().name)
 
-    def place(self) -> DeviceSlot:
+    def new_slot(self) -> DeviceSlot:
         """Return a place."""
         return DeviceSlot(LateEvent(), None, LateEvent())
 

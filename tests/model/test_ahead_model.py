@@ -56,7 +56,7 @@ class _Decoder:
         self.lying: dict[int, tuple[int, int]] = {}  # by slot, what was written last
         self.kept: set[int] = set()  # slots that a client reads
         self.early: set[int] = set()  # slots being written that nobody asked for
-        self.inflight = SimpleNamespace(turn=lambda: 0, read=self.read, withdraw=self.withdraw)
+        self.inflight = SimpleNamespace(ticket=lambda: 0, read=self.read, withdraw=self.withdraw)
         self.stages: Any = SimpleNamespace(
             inflight=self.inflight, cache=self, recorder=NullRecorder(), clock=SystemClock()
         )

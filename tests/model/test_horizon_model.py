@@ -41,7 +41,7 @@ class HorizonMachine(RuleBasedStateMachine):
     def tell(self, name: str, uses: list[tuple[ObjectRef, int]]) -> None:
         if name in self.at:
             ahead = [(ref, self.at[name] + distance) for ref, distance in uses]
-            self.told.update(self.timeline.tell(name, ahead))
+            self.told.update(self.timeline.set_uses(name, ahead))
             self.positions[name].update(ahead)
 
     @rule(name=names, step=st.integers(-30, 120))

@@ -44,7 +44,7 @@ class Addresses:
 
     def __init__(self) -> None:
         self._known: dict[str, _Health] = {}
-        self._turn = 0
+        self._next = 0
         self._usual_s = 0.0  # usual time per MiB
 
     def __repr__(self) -> str:
@@ -65,8 +65,8 @@ class Addresses:
         each call starts one address further.
         """
         known = list(self._known)
-        at = self._turn % max(1, len(known))
-        self._turn += 1
+        at = self._next % max(1, len(known))
+        self._next += 1
         in_turn = known[at:] + known[:at]
         return sorted(in_turn, key=lambda one: (self._quarantined(one), one in avoid, load.get(one, 0)))
 

@@ -26,7 +26,7 @@ def main() -> None:
     shares = node.shares()
     assigned_s = time.perf_counter()
     reader = node.reader(shares, None)
-    reader.places(0)
+    reader.positions(0)
     rows_at(reader, 0, 0)
     first_s = time.perf_counter()
     resident_bytes = peak_resident_bytes()

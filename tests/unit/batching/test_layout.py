@@ -23,7 +23,7 @@ SPECS = (IMAGE, CLOUD, LABEL, TEXT, BYTES)
 def spans(layout: Layout) -> list[tuple[int, int]]:
     """Return every part of the slot that a layout uses, (start, end)."""
     found = []
-    for place in layout.places:
+    for place in layout.fields:
         region = place.region
         found.append((region.values_at, region.values_at + region.values_bytes))
         if place.offsets is not None:
@@ -53,15 +53,15 @@ def test_regions_are_aligned_and_disjoint(data: st.DataObject, rows: int) -> Non
     assert all(start % ALIGN_BYTES == 0 for start, _ in used)
     assert all(end <= start for (_, end), (start, _) in pairwise(used))
     assert layout.size_bytes == max(end for _, end in used)
-    assert layout.regions == tuple(place.region for place in layout.places)
+    assert layout.regions == tuple(place.region for place in layout.fields)
 
 
 def test_rows_lie_back_to_back() -> None:
     """DENSE rows are rows x shape; ragged rows follow each other, offsets count elements and text counts bytes."""
     sizes = {"npy": np.array([[2, 3], [-1, -1], [1, 4]]), "txt": np.array([3, 0, 2]), "bin": np.array([7, -1, 1])}
     layout = lay_out(SPECS, 3, sizes)
-    assert np.diff(layout.place("jpg").out_at).tolist() == [60, 60]
-    cloud, text = layout.place("npy"), layout.place("txt")
+    assert np.diff(layout.field("jpg").out_at).tolist() == [60, 60]
+    cloud, text = layout.field("npy"), layout.field("txt")
     assert cloud.offsets is not None
     assert cloud.shapes is not None
     assert cloud.offsets.tolist() == [0, 6, 6, 10]
@@ -91,7 +91,7 @@ def test_tables_and_literals_are_written_where_the_regions_say() -> None:
 def rows_of(slot: bytearray, layout: Layout) -> list[list[bytes]]:
     """Return every row's values, shape and length per field, read from the slot by regions only."""
     read: list[list[bytes]] = []
-    for place in layout.places:
+    for place in layout.fields:
         region, itemsize = place.region, np.dtype(place.spec.dtype).itemsize
         if place.spec.kind is FieldKind.DENSE:
             row = int(np.prod(place.spec.shape, dtype=np.int64)) * itemsize
@@ -121,7 +121,7 @@ def test_dropping_rows_keeps_the_others_and_their_order(data: st.DataObject, row
     kept = [row for row in range(rows) if row not in bad]
     assert left.rows == len(kept)
     assert rows_of(slot, left) == [[field[row] for row in kept] for field in before]
-    for place in left.places:
+    for place in left.fields:
         assert len(place.out_at) == len(kept)
     again = drop_rows(memoryview(slot), left, list(range(left.rows)))
     assert (again.rows, [region.values_bytes for region in again.regions]) == (0, [0] * len(SPECS))

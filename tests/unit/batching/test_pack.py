@@ -27,13 +27,13 @@ def packed(
     made = Packed.of(np.array(lengths, np.int64), packing)
     layout = made.layout(specs)
     view = memoryview(bytearray(b"\xee" * layout.size_bytes))
-    for document, (at, size) in enumerate(zip(layout.places[0].out_at.tolist(), lengths, strict=True)):
+    for document, (at, size) in enumerate(zip(layout.fields[0].out_at.tolist(), lengths, strict=True)):
         if size > 0 and document not in (bad or []):
             np.frombuffer(view, np.uint16, size, at)[:] = 100 * document + np.arange(size)
     made.finish(view, layout, bad or [])
     return tuple(
         np.frombuffer(view, place.spec.dtype, made.rows * length, place.region.values_at).reshape(made.rows, length)
-        for place in layout.places
+        for place in layout.fields
     )
 
 

@@ -24,7 +24,7 @@ TEXT = TensorSpec("txt", FieldKind.TEXT, "uint8")
 def _values(view: memoryview, layout: Layout) -> list[list[list[Any]]]:
     """Return every row's numbers, per field."""
     found = []
-    for place in layout.places:
+    for place in layout.fields:
         dtype = np.dtype(place.spec.dtype)
         spans = zip(place.out_at.tolist(), place.row_bytes.tolist(), strict=True)
         found.append([np.frombuffer(view, dtype, size // dtype.itemsize, at).tolist() for at, size in spans])
@@ -46,7 +46,7 @@ def batches(draw: st.DrawFn) -> tuple[memoryview, Layout]:
     layout = lay_out(specs, rows, lengths, {"tok": (draw(st.integers(0, 3)),)})
     view = memoryview(bytearray(max(layout.size_bytes, 1) + draw(st.integers(0, 600))))
     rng = np.random.default_rng(draw(st.integers(0, 99)))
-    for place in layout.places:
+    for place in layout.fields:
         for at, size in zip(place.out_at.tolist(), place.row_bytes.tolist(), strict=True):
             view[at : at + size] = rng.integers(0, 120, size, np.uint8).tobytes()
     write_tables(view, layout, {"txt": text} if ragged else {})
@@ -71,7 +71,7 @@ def test_repeated_rows_are_the_rows_they_repeat(made: tuple[memoryview, Layout],
         target = memoryview(bytearray(fresh.size_bytes))
         repeat_into(view, layout, source, target, fresh)
         view = target
-        for place in fresh.places:
+        for place in fresh.fields:
             if place.offsets is not None:
                 told = np.frombuffer(view, np.int64, fresh.rows + 1, place.region.offsets_at)
                 assert told.tolist() == place.offsets.tolist()
@@ -123,7 +123,7 @@ def test_masks_are_true_where_a_value_is_its_own(
     own = own_lengths(held.reshape(rows, ndim), dims)
     write_mask(view, layout, "x_mask", own)
     write_lengths(view, layout, "x_length", own)
-    region = layout.place("x_mask").region
+    region = layout.field("x_mask").region
     mask = np.frombuffer(view, np.bool_, rows * int(np.prod(region.dims)), region.values_at).reshape(rows, *region.dims)
     for row in range(rows):
         whole = np.zeros(dims, np.bool_)
@@ -131,5 +131,5 @@ def test_masks_are_true_where_a_value_is_its_own(
             whole[tuple(slice(0, one) for one in shapes[row])] = True
         one = whole if ndim == 1 else whole.any(axis=-1)
         assert np.array_equal(mask[row], one)
-        got = np.frombuffer(view, np.int64, ndim, layout.place("x_length").region.values_at + row * ndim * 8)
+        got = np.frombuffer(view, np.int64, ndim, layout.field("x_length").region.values_at + row * ndim * 8)
         assert got.tolist() == [0 if row in bad else min(*pair) for pair in zip(shapes[row], dims, strict=True)]

@@ -203,14 +203,14 @@ async def test_as_many_are_made_at_once_as_a_client_returns(tmp_path: Path, slot
     """Of a client that returns one more, that one would be made in a group of its own; of few slots none wait."""
     sent: list[pb.StreamRequest] = []
     granted = SimpleNamespace(
-        id="", held={}, mapping=object(), slot_count=slots, pid=0, fresh=True, collect=list, refresh=lambda *_: None
+        id="", received={}, mapping=object(), slot_count=slots, pid=0, fresh=True, collect=list, refresh=lambda *_: None
     )
     granted.endpoint = SimpleNamespace(stub=SimpleNamespace(Stream=lambda requests: requests))
     stream = Stream(cast("Granted", granted), Position(0, 0), 1)
     requests = cast("Iterator[pb.StreamRequest]", stream._call)
     sent.append(next(requests))
     for slot in range(slots):
-        granted.held[slot] = 1
+        granted.received[slot] = 1
         stream.give_back(Lease(np.zeros(0, np.uint8), pb.Batch(), slot, 1))
     stream._requests.put(None)
     sent += requests

@@ -93,8 +93,8 @@ def _lane(dataset: FeedDataset, copier: LateCopier, prefetch: int) -> CopyLane:
 
 
 def _read(staged: Staged) -> None:
-    assert staged.place is not None
-    staged.place.copied.synchronize()
+    assert staged.slot is not None
+    staged.slot.copied.synchronize()
 
 
 def test_the_copy_thread_stays_within_its_places(bench: Bench) -> None:

@@ -40,10 +40,10 @@ def test_sizes_are_balanced_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked == [(6, 2)]
     assert [share.shards.tolist() for share in listing.shares(_spec(3, 0))] == [[4]]
     assert asked == [(6, 2), (6, 3)]
-    cut = listing.cut(_spec(3, 0))
+    cut = listing.partitioning(_spec(3, 0))
     assert cut.owners_of(listing.sizes[:4], 3).tolist() == balance(listing.sizes[:4], 3).tolist()
     assert asked == [(6, 2), (6, 3), (4, 3)]
-    assert cut == listing.cut(_spec(3, 1))
+    assert cut == listing.partitioning(_spec(3, 1))
 
 
 def test_a_count_that_was_learned_outlives_a_newer_listing() -> None:

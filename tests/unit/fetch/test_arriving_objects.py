@@ -52,7 +52,7 @@ async def _fetch(sources: Sources, found: Resolved) -> None:
 
 
 def _wait(sources: Sources, found: Resolved, *numbers: int) -> PartialWait:
-    return sources.packs.wait_for({found.refs[0]: np.array(numbers)}, sources.packs.turn())
+    return sources.packs.wait_for({found.refs[0]: np.array(numbers)}, sources.packs.ticket())
 
 
 def _read(awaited: PartialWait, found: Resolved, number: int) -> bytes:

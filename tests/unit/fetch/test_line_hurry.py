@@ -56,7 +56,7 @@ def test_what_is_hurried_goes_first() -> None:
     """In the order of turns over all packs; each once; then the rest as it lies."""
     one, other = pack(5), pack(5)
     line = line_of(one, other)
-    first, second = next(line.turns), next(line.turns)
+    first, second = next(line.tickets), next(line.tickets)
     one.expedite(first, spans(4))
     one.expedite(second, spans(2, 4))
     other.expedite(first, spans(3))
@@ -72,7 +72,7 @@ def test_an_earlier_turn_goes_first_whenever_it_is_said() -> None:
     """Who took a turn before may say later what it waits for: also for what was hurried for the other one."""
     one = pack(6)
     line = line_of(one)
-    first, second = next(line.turns), next(line.turns)
+    first, second = next(line.tickets), next(line.tickets)
     one.expedite(second, spans(0, 5, 2))
     one.expedite(first, spans(4, 2))
     assert numbers(one, all_of(line)) == [2, 4, 0, 5, 1, 3]
@@ -83,7 +83,7 @@ def test_who_came_before_goes_before() -> None:
     shard = FetchEntry("bucket", [ByteRange(0, 20)], PART_BYTES, lambda: -math.inf)
     one = pack(3)
     line = line_of(one, shard)
-    one.expedite(next(line.turns), spans(2))
+    one.expedite(next(line.tickets), spans(2))
     taken = all_of(line)
     assert [standing for standing, _ in taken[:3]] == [shard, shard, one]
     assert taken[2][1] == ByteRange(10, 15)
@@ -93,7 +93,7 @@ def test_who_waits_goes_before_who_does_not() -> None:
     """However it was hurried: what nobody needs yet stays behind."""
     later, now = pack(3, urgency=5.0), pack(3, urgency=-math.inf)
     line = line_of(later, now)
-    later.expedite(next(line.turns), spans(1))
+    later.expedite(next(line.tickets), spans(1))
     assert [standing for standing, _ in all_of(line)[:3]] == [now] * 3
 
 
@@ -102,12 +102,12 @@ def test_what_has_begun_is_left_as_it_is() -> None:
     one = pack(3)
     line = line_of(one)
     assert line.take() == (one, ByteRange(0, 5))
-    one.expedite(next(line.turns), spans(0, 1))
+    one.expedite(next(line.tickets), spans(0, 1))
     assert numbers(one, all_of(line)) == [1, 2]
     gone = pack(3)
     line = line_of(gone)
     line.leave(gone)
-    gone.expedite(next(line.turns), spans(0, 1))
+    gone.expedite(next(line.tickets), spans(0, 1))
     assert gone.over
     assert line.take() is None
 
@@ -122,7 +122,7 @@ def test_everything_is_taken_once(count: int, size_bytes: int, calls: list[tuple
     one = pack(count, size_bytes)
     line = line_of(one)
     taken: list[tuple[FetchEntry, ByteRange]] = []
-    turns = [next(line.turns) for _ in range(10)]
+    turns = [next(line.tickets) for _ in range(10)]
     for wanted, before, turn in calls:
         taken += [part for _ in range(before) if (part := line.take()) is not None]
         one.expedite(

@@ -83,15 +83,15 @@ def test_what_a_step_reads_is_kept_together() -> None:
 def test_windows_ahead_are_said_once_and_then_there() -> None:
     """With what ``ahead`` says done, no batch but the first waits for a window, over epochs' ends too."""
     reader = _reader()
-    assert reader.ahead() is None  # nothing was drawn
+    assert reader.next_order() is None  # nothing was drawn
     waited = said = 0
     for at in [Cursor(epoch, step) for epoch in range(3) for step in range(_STEPS)]:
         waited += _sorted_by(reader, at)
-        need = reader.ahead()
+        need = reader.next_order()
         if need is not None:
             said += 1
             need.learn(need.sort())
-        assert reader.ahead() is None
+        assert reader.next_order() is None
     assert (waited, said) == (1, 3 * _SHARDS // 2)
 
 
@@ -110,7 +110,7 @@ def test_windows_ahead_change_no_batch() -> None:
                 expected.ordinal.tolist(),
                 expected.seeds.tolist(),
             )
-            need = eager.ahead()
+            need = eager.next_order()
             if need is not None:
                 need.learn(need.sort())
 
@@ -120,7 +120,7 @@ def test_nothing_is_said_of_windows_that_are_not_counted() -> None:
     counts = dict.fromkeys(_SHARE.shards[Reader((_SHARE,), _OPTIONS, {}).epoch_map(Cursor(0)).order[:2]].tolist(), 10)
     reader = Reader((_SHARE,), _OPTIONS, counts)
     assert _sorted_by(reader, Cursor(0)) == 1
-    assert reader.ahead() is None
+    assert reader.next_order() is None
 
 
 def _window(number: int) -> WindowName:

@@ -86,7 +86,7 @@ def test_names(name: str, sides: list[int]) -> None:
     """A name of such numbers says what they become; what a recipe may name as a dtype stays NumPy's."""
     found = parse_encoding(f"{name}[{','.join(map(str, sides))}]" if sides else name)
     assert found is not None
-    assert (found.dtype, found.shape, found.narrow) == ("float32", tuple(sides), name)
+    assert (found.dtype, found.shape, found.low_precision) == ("float32", tuple(sides), name)
     assert name not in DTYPES
 
 

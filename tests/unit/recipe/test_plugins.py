@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def _forget() -> None:
-    for cache in (plugins.names, plugins.load, plugins._made):
+    for cache in (plugins.names, plugins.load, plugins._created):
         cache.cache_clear()
     sys.modules.pop("feedd_fake_plugins", None)
 

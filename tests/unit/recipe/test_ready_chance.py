@@ -50,7 +50,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     """Install transforms, of which ``tile`` is left to chance."""
 
     def forget() -> None:
-        for cache in (plugins.names, plugins.load, plugins._made):
+        for cache in (plugins.names, plugins.load, plugins._created):
             cache.cache_clear()
         sys.modules.pop("feedd_fake_plugins", None)
 

@@ -135,7 +135,7 @@ async def test_a_lent_batch_stays_until_it_is_given_back(tmp_path: Path) -> None
     async with feeding(tmp_path) as rig:
         rig.store.numbers(*[8] * 6)
         slow, fast = [await rig.open(share="a", shared_arena=True) for _ in range(2)]
-        assert slow.info.places == fast.info.places > slow.slots.slot_count
+        assert slow.info.shared_slot_count == fast.info.shared_slot_count > slow.slots.slot_count
         (held,) = await slow.produce([Cursor()])
         assert isinstance(held, Produced)
         before = bytes(slow.slots.view(held.slot)[: held.batch.size_bytes])
@@ -152,12 +152,12 @@ async def test_one_too_many_takes_copies(tmp_path: Path) -> None:
     async with feeding(tmp_path) as rig:
         rig.store.numbers(*[8] * 6)
         jobs = [await rig.open(share="a", shared_arena=True, prefetch_batches=16) for _ in range(5)]
-        assert [job.info.places > 0 for job in jobs] == [True] * 4 + [False]
+        assert [job.info.shared_slot_count > 0 for job in jobs] == [True] * 4 + [False]
         taken = await asyncio.gather(*[batches(job) for job in jobs])
         assert all([batch.data for batch in each] == [batch.data for batch in taken[0]] for each in taken)
         assert _shared(rig)["made"] == BATCHES
         await rig.close(jobs[0])
-        assert (await rig.open(share="a", shared_arena=True, prefetch_batches=16)).info.places > 0
+        assert (await rig.open(share="a", shared_arena=True, prefetch_batches=16)).info.shared_slot_count > 0
 
 
 async def test_jobs_that_open_at_once_make_one_memory(tmp_path: Path) -> None:

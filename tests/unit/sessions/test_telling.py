@@ -25,7 +25,7 @@ def test_each_session_is_counted_and_each_dataset_is_logged_once() -> None:
             (("s3://b/",), HIDDEN),
             (("s3://a/",), more),
         ):
-            log.tell(urls, (notice, QUIET))
+            log.note(urls, (notice, QUIET))
     assert recorder.total(PIPELINE_NOTICES, kind="hidden-shards") == 13
     assert recorder.total(PIPELINE_NOTICES, kind="side-files") == 8
     assert [(line["urls"], line["count"]) for line in lines] == [(["s3://a/"], 3), (["s3://b/"], 3), (["s3://a/"], 4)]
@@ -38,7 +38,7 @@ def test_what_was_told_is_bounded() -> None:
     log = NoticeLog(TallyRecorder())
     with structlog.testing.capture_logs() as lines:
         for number in range(257):
-            log.tell((f"s3://b/{number}",), (HIDDEN,))
-        log.tell(("s3://b/256",), (HIDDEN,))
-        log.tell(("s3://b/0",), (HIDDEN,))
+            log.note((f"s3://b/{number}",), (HIDDEN,))
+        log.note(("s3://b/256",), (HIDDEN,))
+        log.note(("s3://b/0",), (HIDDEN,))
     assert [line["urls"][0] for line in lines[256:]] == ["s3://b/256", "s3://b/0"]
