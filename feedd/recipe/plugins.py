@@ -31,6 +31,7 @@ CODECS: Final = "feedd.codecs"
 TRANSFORMS: Final = "feedd.transforms"
 FORMATS: Final = "feedd.formats"
 STORES: Final = "feedd.stores"
+_UNLOADED_HINT: Final = "the operator's installation is broken; see the daemon's log"
 
 
 class ImagePlugin(Protocol):
@@ -75,6 +76,10 @@ def load(group: str, name: str) -> Any | str:  # noqa: ANN401 - whatever the ope
         return why
 
 
+def _unloaded(group: str, name: str, why: str) -> str:
+    return f"expected {name!r} of {group} to load, got {why}"
+
+
 def log_unusable(group: str, name: str, why: str, **more: str) -> None:
     """Log that an installed plug-in cannot be used."""
     import structlog  # noqa: PLC0415 - workers have no other use for it, and start without
@@ -88,12 +93,7 @@ def log_unusable(group: str, name: str, why: str, **more: str) -> None:
 def _created(group: str, name: str, options: str) -> Any:  # noqa: ANN401 - what the operator's factory returns
     factory = load(group, name)
     if isinstance(factory, str):
-        raise BadRecipe(
-            f"expected {name!r} of {group} to load, got {factory}",
-            object=name,
-            hint="the operator's installation is broken; see the daemon's log",
-            stage="decode",
-        )
+        raise BadRecipe(_unloaded(group, name, factory), object=name, hint=_UNLOADED_HINT, stage="decode")
     try:
         return factory(**msgspec.json.decode(options.encode(), type=dict[str, Any]))
     except Exception as error:
@@ -136,12 +136,7 @@ def store(root: str) -> ObjectStore:
         raise BadRequest(f"expected s3://, file:// or an installed store, got {root}", object=root, stage="source")
     factory = load(STORES, scheme)
     if isinstance(factory, str):
-        raise BadRequest(
-            f"expected {scheme!r} of {STORES} to load, got {factory}",
-            object=root,
-            hint="the operator's installation is broken; the daemon's log has the details",
-            stage="source",
-        )
+        raise BadRequest(_unloaded(STORES, scheme, factory), object=root, hint=_UNLOADED_HINT, stage="source")
     try:
         return cast("ObjectStore", factory(root))
     except Exception as error:

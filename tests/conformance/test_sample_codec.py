@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ from feedd.recipe.params import CODECS
 from feedd.recipe.recipe import parse_field, spec_of, with_encodings
 from feedd.values import FieldKind, ShardIndex
 from tests.budget import budget
+from tests.fakes.files import npy
 from tests.fakes.sounds import sines, sound
 from tests.fakes.tars import jpeg, natural_image
 from tests.fakes.texts import word_tokenizer
@@ -34,13 +34,6 @@ if TYPE_CHECKING:
     from feedd.values import FieldRecipe
 
 GUARD = 64
-
-
-def npy(array: NDArray[Any]) -> bytes:
-    """Return a .npy file."""
-    buffer = io.BytesIO()
-    np.save(buffer, array, allow_pickle=False)
-    return buffer.getvalue()
 
 
 def png(image: NDArray[np.uint8]) -> bytes:

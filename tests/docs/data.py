@@ -5,14 +5,14 @@ from __future__ import annotations
 import gzip
 import io
 import json
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from tests.docs.pictures import CLASSES, folder_files, picture
 from tests.e2e.shards import tar
+from tests.fakes.files import npy, parquet_of
 from tests.fakes.megatron import megatron
 from tests.fakes.recordio import Record, recordio
 from tests.fakes.sounds import sines, sound
@@ -28,18 +28,6 @@ SAMPLES: Final = 24
 _SHARDS: Final = 8
 WORDS: Final = ("the", "cat", "saw", "dog")
 _WRITTEN: Final = ROOT / "tests" / "fixtures" / "guides"
-
-
-def _npy(values: np.ndarray[Any, Any]) -> bytes:
-    out = io.BytesIO()
-    np.save(out, values)
-    return out.getvalue()
-
-
-def _parquet(**columns: Any) -> bytes:
-    out = io.BytesIO()
-    pq.write_table(pa.table(columns), out)
-    return out.getvalue()
 
 
 def _tars(prefix: str, make: Callable[[int], Mapping[str, bytes]], count: int = SAMPLES) -> Iterator[tuple[str, bytes]]:
@@ -69,7 +57,7 @@ def _photo(number: int) -> dict[str, bytes]:
 
 
 def _arrays(number: int) -> dict[str, bytes]:
-    return {"pixels": _npy(np.full((3, 64, 64), number, np.float32)), "labels": str(number).encode()}
+    return {"pixels": npy(np.full((3, 64, 64), number, np.float32)), "labels": str(number).encode()}
 
 
 def _room(number: int) -> dict[str, bytes]:
@@ -117,11 +105,11 @@ def _tables() -> Iterator[tuple[str, bytes]]:
     numbers = np.arange(64)
     ids = [[*range(8 + number % 200)] for number in numbers]
     score = 0.4 + numbers / 100
-    yield "text/0.parquet", _parquet(ids=pa.array(ids, pa.list_(pa.int32())), score=score)
+    yield "text/0.parquet", parquet_of(ids=pa.array(ids, pa.list_(pa.int32())), score=score)
     for part in range(2):
-        yield f"job/part-{part:05d}", _parquet(user=numbers)
+        yield f"job/part-{part:05d}", parquet_of(user=numbers)
         tags = pa.array([[1, 2]] * 64, pa.list_(pa.int32()))
-        yield f"clicks/{part}.parquet", _parquet(user=numbers, price=numbers / 4, tags=tags)
+        yield f"clicks/{part}.parquet", parquet_of(user=numbers, price=numbers / 4, tags=tags)
     yield "old/0", gzip.compress(tfrecord(*(example(label=[number]) for number in range(64))))
     out = io.BytesIO()
     np.savez(out, x=np.zeros((64, 768), np.float32), y=numbers)

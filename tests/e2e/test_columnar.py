@@ -18,7 +18,8 @@ from pyarrow import csv, ipc
 
 from feedd_client import BadRequestError, FeedDataset, FeedError
 from tests.fakes import forks
-from tests.unit.formats.test_strided import npy, safetensors
+from tests.fakes.files import npy
+from tests.unit.formats.test_strided import safetensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable

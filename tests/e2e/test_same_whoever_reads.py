@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from feedd_client import BadRequestError, FeedDataset, FeedError, Shuffle, Topology
 from tests.e2e.shards import tar
+from tests.fakes.files import parquet_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,18 +24,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_daemon"), pytest.ma
 SHARDS = 6
 
 
-def parquet(**columns: Any) -> bytes:
-    """Return a Parquet file."""
-    sink = io.BytesIO()
-    pq.write_table(pa.table(columns), sink)
-    return sink.getvalue()
-
-
 def columns(s3: S3Server) -> None:
     """Store two rows a file, whole numbers, but in one file."""
     for shard in range(SHARDS):
         kind = pa.float64() if shard == 3 else pa.int64()
-        s3.put("data", f"columns/{shard}.parquet", parquet(a=pa.array([shard * 10, shard * 10 + 1], kind)))
+        s3.put("data", f"columns/{shard}.parquet", parquet_of(a=pa.array([shard * 10, shard * 10 + 1], kind)))
 
 
 def arrays(s3: S3Server) -> None:
@@ -118,10 +111,10 @@ def test_nodes_together_take_what_one_takes(s3: S3Server, daemons: Callable[...,
 
 def test_shards_that_lack_a_column(s3: S3Server, daemons: Callable[..., Daemon]) -> None:
     """Empty ones first, then one without it: its rows are bad samples, named; what no shard has is refused at open."""
-    s3.put("data", "lack/0.parquet", parquet(a=pa.array([], pa.int64())))
-    s3.put("data", "lack/1.parquet", parquet(a=[1, 2]))
-    s3.put("data", "lack/2.parquet", parquet(b=[5, 5]))
-    s3.put("data", "lack/3.parquet", parquet(a=[3, 4]))
+    s3.put("data", "lack/0.parquet", parquet_of(a=pa.array([], pa.int64())))
+    s3.put("data", "lack/1.parquet", parquet_of(a=[1, 2]))
+    s3.put("data", "lack/2.parquet", parquet_of(b=[5, 5]))
+    s3.put("data", "lack/3.parquet", parquet_of(a=[3, 4]))
     daemon = daemons()
     found = dataset(daemon, "lack", {"a": "int"}, shuffle=False)
     assert [one for batch in found for one in taken(batch)] == [1, 2, 3, 4]

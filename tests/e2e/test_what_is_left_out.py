@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from pyarrow import ipc
 
 from feedd_client import BadRequestError, FeedDataset
+from tests.fakes.files import parquet
 from tests.fakes.tars import tar_bytes
 from tests.unit.convert.test_arrays_form import hdf5
 from tests.unit.formats.test_mds import mds
@@ -39,13 +39,6 @@ CHAT = pa.table(
         "scores": pa.array([[("a", 1)], []], pa.map_(pa.string(), pa.int64())),
     }
 )
-
-
-def parquet(table: Any) -> bytes:
-    """Return a Parquet file."""
-    sink = io.BytesIO()
-    pq.write_table(table, sink)
-    return sink.getvalue()
 
 
 def arrow(table: Any) -> bytes:

@@ -11,6 +11,7 @@ from feedd.flow.sink_file import SinkFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from feedd.range_sink import RangeSink
@@ -26,25 +27,18 @@ def content(sink: RangeSink) -> bytes:
     return b"".join(bytes(piece) for piece in sink.read())
 
 
-@contextmanager
-def sink_file(path: Path, size_bytes: int) -> Iterator[SinkFile]:
-    """Yield a new file of zeros."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
-    try:
-        os.ftruncate(fd, size_bytes)
-        file = SinkFile(fd)
-    finally:
-        os.close(fd)
-    try:
-        yield file
-    finally:
-        file.close()
+def sink_file(path: Path, size_bytes: int) -> AbstractContextManager[SinkFile]:
+    """Return a new file of zeros."""
+    return _zeros(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC), size_bytes)
+
+
+def memory_sink_file(size_bytes: int) -> AbstractContextManager[SinkFile]:
+    """Return a new file of zeros in memory."""
+    return _zeros(os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), size_bytes)
 
 
 @contextmanager
-def memory_sink_file(size_bytes: int) -> Iterator[SinkFile]:
-    """Yield a new file of zeros in memory."""
-    fd = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+def _zeros(fd: int, size_bytes: int) -> Iterator[SinkFile]:
     try:
         os.ftruncate(fd, size_bytes)
         file = SinkFile(fd)

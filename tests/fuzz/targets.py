@@ -27,6 +27,7 @@ from feedd.formats.tokens import LLMC, NPY, RAW, TokenWindows, with_windows
 from feedd.recipe.predecoded import rows_params
 from feedd.recipe.recipe import parse_field
 from tests.fakes import making
+from tests.fakes.files import npy, parquet
 from tests.fakes.megatron import megatron
 from tests.fakes.recordio import Record, dmlc, image_record, recordio
 from tests.fakes.tars import tar_bytes
@@ -34,13 +35,13 @@ from tests.fakes.tfrecords import example, tfrecord
 from tests.fuzz.judge import URL, make_shard, read_shard
 from tests.unit.convert.test_arrays_form import ARRAYS, hdf5, npz
 from tests.unit.convert.test_arrow_form import MORE, arrow
-from tests.unit.convert.test_parquet_form import TABLE, check_harmless, parquet
+from tests.unit.convert.test_parquet_form import TABLE, check_harmless
 from tests.unit.formats import test_tokens_format as tokens
 from tests.unit.formats.test_files import pack
 from tests.unit.formats.test_litdata import chunk, index_json, reader
 from tests.unit.formats.test_lmdb import write as lmdb
 from tests.unit.formats.test_mds import mds
-from tests.unit.formats.test_strided import npy, safetensors
+from tests.unit.formats.test_strided import safetensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

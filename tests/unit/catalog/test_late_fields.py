@@ -10,8 +10,8 @@ import structlog
 from feedd.metrics import PIPELINE_NOTICES
 from feedd.notices import Amount, NoticeKind
 from tests.fakes.feeding import Feeding, batches, feeding
+from tests.fakes.files import parquet
 from tests.fakes.tfrecords import example, tfrecord
-from tests.unit.convert.test_parquet_form import parquet
 from tests.unit.sessions.test_mixed_sessions import asked, fill, source
 
 if TYPE_CHECKING:

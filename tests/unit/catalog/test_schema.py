@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from pyarrow import ipc
 
@@ -16,11 +15,12 @@ from feedd.errors import BadRecipe, BadSample, Unsupported
 from feedd.units import MIB
 from feedd.values import Cursor, Topology
 from tests.fakes.feeding import batches, feeding
+from tests.fakes.files import npy, parquet_of
 from tests.fakes.tars import jpeg, tar_bytes
 from tests.fakes.tfrecords import example, tfrecord
 from tests.unit.catalog.test_empty_first_shards import hdf5, npz, values
 from tests.unit.formats.test_mds import mds
-from tests.unit.formats.test_strided import npy, safetensors
+from tests.unit.formats.test_strided import safetensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,13 +33,6 @@ if TYPE_CHECKING:
 
 SKIP: dict[str, Any] = {"bad_samples": "skip", "bad_samples_max": 99, "window_shards": 1, "batch_size": 2}
 POLICIES = ("skip", "replace", "quarantine")
-
-
-def parquet(**columns: Any) -> bytes:
-    """Return a Parquet file."""
-    sink = io.BytesIO()
-    pq.write_table(pa.table(columns), sink)
-    return sink.getvalue()
 
 
 def arrow(**columns: Any) -> bytes:
@@ -73,7 +66,7 @@ def parquets(rig: Feeding) -> None:
     """Store six shards of whole numbers, but for one."""
     for shard in range(6):
         kind = pa.float64() if shard == 3 else pa.int64()
-        rig.store.put(f"train/{shard}.parquet", parquet(a=pa.array([shard * 10, shard * 10 + 1], kind)))
+        rig.store.put(f"train/{shard}.parquet", parquet_of(a=pa.array([shard * 10, shard * 10 + 1], kind)))
 
 
 def arrays(rig: Feeding) -> None:
@@ -165,13 +158,13 @@ async def test_a_large_file_of_columns_is_not_fetched_to_tell(tmp_path: Path) ->
         "raw": [np.random.default_rng(n).bytes(MIB) for n in range(10)],
     }
     for name, data, most in (
-        ("parquet", parquet(**wide), 65 << 10),
+        ("parquet", parquet_of(**wide), 65 << 10),
         ("arrow", arrow(**wide), MIB),
         ("csv", b"n,t\n" + (b"1," + b"x" * 1000 + b"\n") * 10_000, 8 * MIB),
     ):
         async with feeding(tmp_path / name, cache_bytes=512 << 20) as rig:
             first = rig.store.put(f"train/0.{name}", data)
-            small = b"n,t\n1,y\n" if name == "csv" else (parquet if name == "parquet" else arrow)(n=np.arange(3))
+            small = b"n,t\n1,y\n" if name == "csv" else (parquet_of if name == "parquet" else arrow)(n=np.arange(3))
             rig.store.put(f"train/1.{name}", small)
             assert first.size_bytes > 8 * MIB
             spans = noted(rig)
@@ -234,9 +227,9 @@ async def test_arrays_that_cannot_be_read_are_named(tmp_path: Path, policy: str)
 
 
 LACKING: dict[str, tuple[str, bytes, bytes]] = {
-    "parquet": (".parquet", parquet(a=[1, 2], b=[3, 4]), parquet(b=[5, 6, 7])),
-    "parquet, another type": (".parquet", parquet(a=[1, 2]), parquet(a=["x", "y", "z"])),
-    "parquet, no field": (".parquet", parquet(a=[1, 2]), parquet(a=[[["x"]], [["y"]], [["z"]]])),
+    "parquet": (".parquet", parquet_of(a=[1, 2], b=[3, 4]), parquet_of(b=[5, 6, 7])),
+    "parquet, another type": (".parquet", parquet_of(a=[1, 2]), parquet_of(a=["x", "y", "z"])),
+    "parquet, no field": (".parquet", parquet_of(a=[1, 2]), parquet_of(a=[[["x"]], [["y"]], [["z"]]])),
     "arrow": (".arrow", arrow(a=[1, 2]), arrow(b=[5, 6, 7])),
     "csv": (".csv", b"a,b\n1,2\n3,4\n", b"b\n5\n6\n7\n"),
     "npz": (".npz", npz([1, 2]), npz([5, 6, 7], "b")),
@@ -295,7 +288,7 @@ async def test_a_field_that_the_first_shards_lack_is_told_by_the_next(tmp_path: 
 async def test_what_the_first_shard_has_and_no_codec_can_take_is_refused(tmp_path: Path) -> None:
     """At open: a column that is no field, and one of another type than the recipe's."""
     async with feeding(tmp_path) as rig:
-        rig.store.put("train/0.parquet", parquet(m=[[["x"]]], s=["x"], n=[1]))
+        rig.store.put("train/0.parquet", parquet_of(m=[[["x"]]], s=["x"], n=[1]))
         with pytest.raises(Unsupported, match=r"expected a column of numbers, text or bytes, .* got m"):
             await rig.open(**SKIP, fields=(("m", "array"),))
         with pytest.raises(BadRecipe, match="expected numbers for 'array'"):

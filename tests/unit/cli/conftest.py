@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import pytest
 import structlog
+import uvloop
 
 from feedd.cli import main
 
@@ -31,6 +33,12 @@ class Feedd(Protocol):
     def __call__(self, *arguments: str | Path) -> Outcome:
         """Run it."""
         ...
+
+
+@pytest.fixture(scope="module")
+def first_loop() -> None:
+    """The first uvloop of a process opens a pipe for signals that it keeps."""
+    uvloop.run(asyncio.sleep(0))
 
 
 @pytest.fixture

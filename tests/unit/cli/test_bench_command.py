@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import TYPE_CHECKING
 
 import pytest
-import uvloop
 from typer.testing import CliRunner
 
 from feedd.cli.app import app
@@ -19,13 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("first_loop", "aws_credentials")
 _OBJECTS = {f"train/{index}.tar": bytes([index]) * 400_000 for index in range(4)}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _first_loop() -> None:
-    """The first uvloop of a process opens a pipe for signals that it keeps."""
-    uvloop.run(asyncio.sleep(0))
 
 
 @pytest.fixture
@@ -34,9 +27,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
     with S3Server() as server:
         for key, data in _OBJECTS.items():
             server.put("bucket", key, data)
-        values = {"ENDPOINT_URL": server.url, "ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b", "REGION": "us-east-1"}
-        for name, value in values.items():
-            monkeypatch.setenv(f"AWS_{name}", value)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
         yield server
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
-import uvloop
 
 from feedd.cli.bucket_check import examine_url
 from feedd.cli.machine_check import Verdict
@@ -23,14 +21,8 @@ if TYPE_CHECKING:
     from feedd.cli.machine_check import Finding
     from tests.unit.cli.conftest import Feedd
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("aws_credentials")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("first_loop", "aws_credentials")]
 _URL = "s3://bucket/train/"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _first_loop() -> None:
-    """The first uvloop of a process opens a pipe for signals that it keeps."""
-    uvloop.run(asyncio.sleep(0))
 
 
 @pytest.fixture

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
-import io
 import json
 from typing import TYPE_CHECKING, Any
 
 import cv2
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-import uvloop
 
 from feedd.recipe.recipe import parse_field
+from tests.fakes.files import npy, parquet_of
 from tests.fakes.s3.server import S3Server
 from tests.fakes.tars import tar_bytes
 from tests.fakes.tfrecords import example, tfrecord
@@ -27,13 +24,7 @@ if TYPE_CHECKING:
 
     from tests.unit.cli.conftest import Feedd
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _first_loop() -> None:
-    """The first uvloop of a process opens a pipe for signals that it keeps."""
-    uvloop.run(asyncio.sleep(0))
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("first_loop", "aws_credentials")]
 
 
 @pytest.fixture(autouse=True)
@@ -47,9 +38,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
     """A store that the environment names, with one bucket."""
     with S3Server() as server:
         server.create_bucket("bucket")
-        values = {"ENDPOINT_URL": server.url, "ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b", "REGION": "us-east-1"}
-        for name, value in values.items():
-            monkeypatch.setenv(f"AWS_{name}", value)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
         yield server
 
 
@@ -57,21 +46,9 @@ def _jpeg(height: int, width: int) -> bytes:
     return cv2.imencode(".jpg", np.full((height, width, 3), 90, np.uint8))[1].tobytes()
 
 
-def _npy(array: Any) -> bytes:
-    file = io.BytesIO()
-    np.save(file, array)
-    return file.getvalue()
-
-
-def _parquet(**columns: Any) -> bytes:
-    sink = io.BytesIO()
-    pq.write_table(pa.table(columns), sink)
-    return sink.getvalue()
-
-
 def _tar(count: int = 3) -> bytes:
     samples = [
-        (f"{n:04}", {"jpg": _jpeg(20 + n, 30), "cls": str(n).encode(), "npy": _npy(np.zeros((2, 5), np.float32))})
+        (f"{n:04}", {"jpg": _jpeg(20 + n, 30), "cls": str(n).encode(), "npy": npy(np.zeros((2, 5), np.float32))})
         for n in range(count)
     ]
     return tar_bytes(samples)
@@ -140,7 +117,7 @@ def test_of_a_large_tar_only_the_head_is_fetched(feedd: Feedd, store: S3Server) 
     [
         (
             "0.parquet",
-            _parquet(text=["hello"] * 4, x=pa.array([1.5] * 4, pa.float32()), y=[7] * 4),
+            parquet_of(text=["hello"] * 4, x=pa.array([1.5] * 4, pa.float32()), y=[7] * 4),
             "parquet",
             {"text": "str", "x": "float", "y": "int"},
             {"text": "hello", "x": "1.5", "y": "7"},
@@ -166,7 +143,7 @@ def test_other_formats(
 
 def test_a_format_before_the_url_is_that_of_all_shards(feedd: Feedd, tmp_path: Path) -> None:
     """Rows of an array are samples if the URL says so; else a .npy file is one sample."""
-    (tmp_path / "0.npy").write_bytes(_npy(np.zeros((6, 3), np.float32)))
+    (tmp_path / "0.npy").write_bytes(npy(np.zeros((6, 3), np.float32)))
     assert _facts(feedd, f"{tmp_path}/")["formats"] == {"files": 1}
     found = _facts(feedd, f"npy+file://{tmp_path}/")
     assert found["formats"] == {"npy": 1}
@@ -199,7 +176,7 @@ def test_what_cannot_be_decoded_is_said(feedd: Feedd, tmp_path: Path) -> None:
 
 def test_no_samples_are_shown_if_none_are_wanted(feedd: Feedd, tmp_path: Path) -> None:
     """With --samples 0 a footer is enough for Parquet."""
-    (tmp_path / "0.parquet").write_bytes(_parquet(x=[1] * 9))
+    (tmp_path / "0.parquet").write_bytes(parquet_of(x=[1] * 9))
     found = _facts(feedd, f"{tmp_path}/", "--samples", "0")
     assert (found["samples"], found["recipe"]) == ([], {"x": "int"})
 
@@ -210,7 +187,7 @@ def test_a_shard_that_is_too_large_for_a_look_is_not_fetched(
     """Its columns are shown, and why there are no samples."""
     monkeypatch.setattr("feedd.cli.peek._WHOLE_BYTES_MAX", 1)
     numbers = np.random.default_rng(0).integers(0, 1 << 60, 700_000)
-    store.put("bucket", "train/0.parquet", _parquet(x=numbers))
+    store.put("bucket", "train/0.parquet", parquet_of(x=numbers))
     found = _facts(feedd, "s3://bucket/train/")
     assert (found["samples"], found["recipe"]) == ([], {"x": "int"})
     assert "needs a whole shard" in found["note"]

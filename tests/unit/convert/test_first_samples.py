@@ -14,13 +14,13 @@ from feedd.convert.first_samples import HEAD_CONVERTER
 from feedd.errors import BadShard, Unsupported
 from feedd.formats import format_registry as formats
 from tests.budget import budget
+from tests.fakes.files import npy
 from tests.fakes.making import make
 from tests.fakes.recordio import image_record, recordio
 from tests.fakes.tars import jpeg, tar_bytes
 from tests.fakes.tfrecords import example, tfrecord
 from tests.unit.formats.test_litdata import chunk, index_json, reader
 from tests.unit.formats.test_mds import mds
-from tests.unit.formats.test_strided import npy
 
 if TYPE_CHECKING:
     from feedd.values import ShardIndex

@@ -15,12 +15,12 @@ import pytest
 from feedd.cache.entry_layout import FORMS_VERSION
 from feedd.convert.conversion_registry import get, split
 from feedd.convert.table_converters import TYPES
+from tests.fakes.files import parquet
 from tests.fakes.making import HeldBytes, OutBytes, make
 from tests.fakes.recordio import dmlc
 from tests.fakes.tars import tar_bytes
 from tests.unit.convert.test_arrays_form import hdf5, npz
 from tests.unit.convert.test_arrow_form import arrow
-from tests.unit.convert.test_parquet_form import parquet
 
 if TYPE_CHECKING:
     from collections.abc import Callable

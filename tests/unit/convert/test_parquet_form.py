@@ -24,17 +24,11 @@ from feedd.convert.parquet_file import dictionary_value_bytes
 from feedd.convert.table_converters import PARQUET_CONVERTER
 from feedd.errors import BadRecipe, BadShard, Unsupported
 from tests.budget import budget
+from tests.fakes.files import parquet
 from tests.fakes.making import make
 
 EPOCH = dt.date(1970, 1, 1)
 MIDNIGHT = dt.datetime(1970, 1, 1)  # noqa: DTZ001 - as pyarrow has times without a zone
-
-
-def parquet(table: Any, **options: Any) -> bytes:
-    """Return a file."""
-    sink = io.BytesIO()
-    pq.write_table(table, sink, **options)
-    return sink.getvalue()
 
 
 def micros(value: dt.datetime) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +18,7 @@ from feedd.recipe import tokenizers
 from feedd.values import FieldKind
 from feedd.workers import executor as execute
 from tests.fakes.feeding import ROOT, Taken, batches, feeding
+from tests.fakes.files import npy
 from tests.fakes.texts import word_tokenizer
 from tests.unit.formats.test_mds import mds
 
@@ -221,13 +222,6 @@ async def test_a_sample_of_uneven_fields_says_so(tmp_path: Path) -> None:
         session = await opened(rig, {"x": {**one, "key": "ids"}, "m": {**one, "key": "mask"}}, bad_samples="error")
         with pytest.raises(Exception, match="as many values as 'x' has, 3, got 1"):
             await batches(session)
-
-
-def npy(numbers: Any) -> bytes:
-    """Return a .npy file."""
-    file = io.BytesIO()
-    np.save(file, numbers)
-    return file.getvalue()
 
 
 @pytest.mark.parametrize("how", ["concat", "bins"])

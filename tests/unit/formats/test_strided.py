@@ -16,14 +16,7 @@ from feedd.errors import BadShard
 from feedd.formats.format_registry import format_for, get
 from feedd.recipe.low_precision import NARROW
 from tests.budget import budget
-
-
-def npy(array: Any) -> bytes:
-    """Return a .npy file."""
-    sink = io.BytesIO()
-    np.save(sink, array)
-    return sink.getvalue()
-
+from tests.fakes.files import npy
 
 TYPES = {"float32": "F32", "int64": "I64", "bool": "BOOL", "uint16": "U16", "float64": "F64"}
 

@@ -16,7 +16,7 @@ from feedd.prepare.index_writer import IndexTarget
 from feedd.prepare.sample_counter import Counter, Counting
 from tests.fakes.feeding import URL, Feeding, feeding
 from tests.fakes.fetchers import until
-from tests.unit.convert.test_parquet_form import parquet
+from tests.fakes.files import parquet
 
 if TYPE_CHECKING:
     from pathlib import Path

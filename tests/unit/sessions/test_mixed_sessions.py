@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import itertools
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ from feedd.errors import BadRecipe, BadRequest, BadSample, ObjectChanged
 from feedd.values import Cursor, EpochEnd, SourceSpec
 from tests.fakes.feeding import ROOT, Taken, batches, feeding, rank, take
 from tests.fakes.fetchers import until
+from tests.fakes.files import npy
 from tests.fakes.tars import jpeg, natural_image, tar_bytes
 
 if TYPE_CHECKING:
@@ -24,13 +24,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.fakes.feeding import Feeding
-
-
-def npy(array: np.ndarray) -> bytes:
-    """Return the bytes of a .npy file."""
-    buffer = io.BytesIO()
-    np.save(buffer, array)
-    return buffer.getvalue()
 
 
 def fill(rig: Feeding, folder: str, shards: Sequence[Sequence[Mapping[str, bytes]]], *, counted: bool = True) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from feedd.fetch.memory_store import MemoryStore
 from feedd.values import Topology
 from tests.fakes.feeding import ROOT, batches, feeding
 from tests.fakes.fetchers import until
+from tests.fakes.files import npy
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -23,13 +23,6 @@ if TYPE_CHECKING:
     from feedd.values import ObjectRef
 
 NOBODY = Topology(9, 8, 1, 0, 9, 8)
-
-
-def npy(array: np.ndarray) -> bytes:
-    """Return the bytes of a .npy file."""
-    buffer = io.BytesIO()
-    np.save(buffer, array)
-    return buffer.getvalue()
 
 
 async def test_a_failed_open_leaves_nothing(tmp_path: Path) -> None:
