@@ -126,11 +126,6 @@ class Reader:
         """The node's shards (dataset indices), ascending, each once."""
         return self._assigned
 
-    @property
-    def assigned_count(self) -> int:
-        """Number of the node's shards."""
-        return int(self._assigned.shape[0])
-
     def positions(self, epoch: int) -> dict[int, int]:
         """Return each assigned shard's first place in the order of ``epoch``; computed once per epoch."""
         if self._positions_epoch != epoch:

@@ -127,7 +127,7 @@ class AdminService:
     async def _warm(self, spec: WarmSpec, context: AnyContext) -> None:
         warm, progress_stream = _offered(self._hooks.warm), ProgressStream()
         await both(
-            progress_stream.send(context.write), _warm_message(warm(spec, progress_stream.report), progress_stream)
+            progress_stream.send(context.write), _run_to_end(warm(spec, progress_stream.report), progress_stream)
         )
 
     async def drain(self, request: pb.DrainRequest, context: AnyContext) -> pb.DrainResponse:
@@ -149,7 +149,7 @@ class AdminService:
         self._hooks.drain(grace_s)
 
 
-async def _warm_message(work: Awaitable[object], progress_stream: ProgressStream) -> None:
+async def _run_to_end(work: Awaitable[object], progress_stream: ProgressStream) -> None:
     await work
     progress_stream.end()
 

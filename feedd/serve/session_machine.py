@@ -226,17 +226,17 @@ class StreamMachine:
         out: list[Instruction] = []
         if self._ended or self._gone:
             return out
-        line = self._steps
-        while line and (outcome := line[0].outcome) is not None:
+        steps = self._steps
+        while steps and (outcome := steps[0].outcome) is not None:
             if isinstance(outcome, EpochEnd):
                 return out + self._end(SendEnd(outcome, self._samples, self._bad_samples))
             if isinstance(outcome, FeeddError):
                 return out + self._end(SendError(outcome))
-            line.popleft()
+            steps.popleft()
             out.append(self._send(outcome))
         while self._credits and not self._planned_all and (planned := self._plan()) is not None:
             out.append(planned)
-        if self._half_closed and not line and not self._sending:
+        if self._half_closed and not steps and not self._sending:
             self._ended = True
             out.append(Finish())
         return out

@@ -65,7 +65,7 @@ def with_predecoded(listing: Listing, request: Request, room: DecodedRoom) -> Li
         found = [_formed(listing, shard, fields, growth, most_bytes) if fields else "" for shard in shards]
         whole = all(found)  # all or none: a field's encoding is read from the first shard
         if not whole:
-            reason = _why_not(recipe, fields, growth) or _undecoded(listing, shards[found.index("")])
+            reason = _why_not(recipe, fields, growth) or _why_undecoded(listing, shards[found.index("")])
             _in_vain(request.sources[source], reason)
         view.append(rows_params("", fields if whole else (), 0))
         refs.extend(
@@ -86,7 +86,7 @@ def _why_not(recipe: Sequence[FieldRecipe], fields: Sequence[FieldRecipe], growt
     return ""
 
 
-def _undecoded(listing: Listing, shard: int) -> str:
+def _why_undecoded(listing: Listing, shard: int) -> str:
     url = listing.refs[shard].url
     if is_pack(listing.refs[shard]):
         return f"objects such as {url} are single samples, not shards"

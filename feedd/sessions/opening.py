@@ -225,7 +225,7 @@ class Pipeline:
         spec, key = one.request.spec, one.group_key
         count = spec.prefetch_batches or min(slots_for(memory.slot_bytes, spec.consumer_count), LEASES_MOST)
         leases = SharedLeases(self._within(count))
-        group = await self._sharing.join(key, leases, lambda: memory.leased_per_job(leases.slot_count))
+        group = await self._sharing.join(key, leases, lambda: memory.for_leasing(leases.slot_count))
         if leases.admitted(group):
             self._enter(one, leases, group)
             return leases
@@ -355,7 +355,7 @@ class _Memory:
         """Allocate memory for jobs that share batches as copies."""
         return await self.pipeline.decoded(slot_count, self.slot_bytes, self.request, self.recipes)
 
-    async def leased_per_job(self, lease_count: int) -> SharedBatches:
+    async def for_leasing(self, lease_count: int) -> SharedBatches:
         """Allocate memory for jobs that share batches as leases, ``lease_count`` each."""
         return await self.shared(slots_to_lease(lease_count, self.slot_bytes))
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from feedd.errors import FeeddError
 from feedd.flow.arena import Arena, ArenaBudget
 from feedd.protocols import Produced
 from feedd.values import BatchReady, Cursor, EpochEnd, FieldKind, OpenSpec, Region, SessionInfo, SlotRef, TensorSpec
@@ -287,9 +285,3 @@ class FakeBackend:
         session = FakeSession(spec, self.script, arena)
         self.sessions.append(session)
         return session
-
-    def close_leftovers(self) -> None:
-        """Close the arenas of sessions nobody closed; for tests that drive sessions without a server."""
-        for session in self.sessions:
-            with contextlib.suppress(FeeddError):
-                session.arena.close()
