@@ -29,13 +29,19 @@ START_S = 40.0
 STOP_S = 20.0
 
 
-_PORTS = itertools.count(10_000 + os.getpid() * 97 % 20_000)
+_PORTS_EACH = 1250
+_PORTS_AT = 10_000 + _PORTS_EACH * int(os.environ.get("PYTEST_XDIST_WORKER", "gw15").removeprefix("gw"))
+_PORTS = itertools.count(os.getpid() * 97)
 
 
 def free_port() -> int:
-    """Return a loopback port that is free, and that no connection is given: those come from 32,768 on."""
+    """Return a free loopback port that no other test process is given.
+
+    Each process of pytest-xdist has ports of its own: a port is free until its daemon listens, which takes a while.
+    None of them is given to a connection: those ports begin at 32,768.
+    """
     while True:
-        port = 10_000 + next(_PORTS) % 20_000
+        port = _PORTS_AT + next(_PORTS) % _PORTS_EACH
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
