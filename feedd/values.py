@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from feedd.conversion import Conversion
     from feedd.notices import Notice
 
 
@@ -41,15 +42,14 @@ class ObjectRef:
         key: key in the store, exactly as listed; for ``file://`` the absolute path.
         size_bytes: length of the object.
         etag: version tag without quotes; for files derived from size, mtime and inode. Never empty.
-        conversion: what makes the shard, ``name`` or ``name:parameters`` (see ``convert``); empty: the object
-            itself. A converted shard has its own ``size_bytes``.
+        conversion: what makes the shard; None: it is the object itself. A converted shard has its own ``size_bytes``.
     """
 
     root: str
     key: str
     size_bytes: int
     etag: str
-    conversion: str = ""
+    conversion: Conversion | None = None
 
     @property
     def url(self) -> str:

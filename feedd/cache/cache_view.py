@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from feedd.cache.cache_report import CacheEntry
 from feedd.cache.policy.eviction_order import EntryState
+from feedd.conversion import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sized
@@ -50,7 +51,7 @@ class CacheView:
     def entries(self) -> list[CacheEntry]:
         """Return the whole entries, in no particular order."""
         return [
-            CacheEntry(entry.ref.url, entry.ref.etag, entry.ref.size_bytes, entry.pins, entry.ref.conversion)
+            CacheEntry(entry.ref.url, entry.ref.etag, entry.ref.size_bytes, entry.pins, text_of(entry.ref.conversion))
             for entry in self._index
             if entry.state is EntryState.COMMITTED
         ]

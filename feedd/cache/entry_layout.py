@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 from awscrt.checksums import crc32c
 
+from feedd.conversion import Conversion
 from feedd.units import MIB
 from feedd.values import ObjectRef
 
@@ -80,7 +81,9 @@ def _texts(ref: ObjectRef) -> tuple[bytes, bytes, bytes]:
 
 def version_of(ref: ObjectRef) -> str:
     """Return the part of the identity besides key and size: the etag, and for a converted shard the conversion."""
-    return f"{ref.etag}{_FORM_MARK}{ref.conversion}{_FORM_MARK}{FORMS_VERSION}" if ref.conversion else ref.etag
+    if ref.conversion is None:
+        return ref.etag
+    return f"{ref.etag}{_FORM_MARK}{ref.conversion.text}{_FORM_MARK}{FORMS_VERSION}"
 
 
 def ref_of(root: str, key: str, size_bytes: int, version: str) -> ObjectRef:
@@ -89,8 +92,8 @@ def ref_of(root: str, key: str, size_bytes: int, version: str) -> ObjectRef:
     For output of another converter version, the returned ref matches no request.
     """
     etag, *made = version.split(_FORM_MARK)
-    form = "" if not made else made[0] if made[1:] == [FORMS_VERSION] else " ".join(("by another version:", *made))
-    return ObjectRef(root, key, size_bytes, etag, form)
+    text = "" if not made else made[0] if made[1:] == [FORMS_VERSION] else " ".join(("by another version:", *made))
+    return ObjectRef(root, key, size_bytes, etag, Conversion.parse(text))
 
 
 def whole_pages(size_bytes: int) -> int:

@@ -86,5 +86,5 @@ class Learned:
 
 def _version(ref: ObjectRef, reader: str) -> str:
     """Return an object's version and how it is read; columns do not matter, because all have as many rows."""
-    form = ref.conversion.partition(":")[0]
-    return f"{ref.etag}\0{form}\0{reader}" if form or reader else ref.etag
+    converter = "" if ref.conversion is None else ref.conversion.name
+    return f"{ref.etag}\0{converter}\0{reader}" if converter or reader else ref.etag

@@ -92,7 +92,7 @@ def _named(resolved: Resolved) -> list[int]:
 
 
 async def _index_file(sources: Sources, ref: ObjectRef, beside: Mapping[tuple[str, str], ObjectRef]) -> ObjectRef:
-    if not ref.key.endswith(_TOKENS) or ref.conversion:
+    if not ref.key.endswith(_TOKENS) or ref.conversion is not None:
         raise BadRequest(
             f"expected files of tokens, {_TOKENS} with an {_INDEX} beside each, got another object",
             object=ref.url,

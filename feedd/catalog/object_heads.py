@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from feedd.catalog.sources import Sources
+    from feedd.conversion import Conversion
     from feedd.values import ObjectRef
 
 _NUMBER = re.compile(r"[-_.]?\d+([-_]of[-_]\d+)?")
@@ -50,12 +51,12 @@ async def with_heads(
         ObjectChanged, NotFound, PermissionDenied, StoreUnavailable: the store's answer about a checked object.
     """
     unsaid = await CPU.run(_unsaid, refs, named, firsts, cuts)
-    forms: dict[int, str] = {}
+    conversions: dict[int, Conversion] = {}
     for found in await run_all(_looked(sources, refs, numbers) for numbers in unsaid):
-        forms |= found
-    if not forms:
+        conversions |= found
+    if not conversions:
         return tuple(refs)
-    return tuple(replace(ref, conversion=forms[at]) if at in forms else ref for at, ref in enumerate(refs))
+    return tuple(replace(ref, conversion=conversions[at]) if at in conversions else ref for at, ref in enumerate(refs))
 
 
 async def first_bytes(sources: Sources, ref: ObjectRef, most: int) -> bytes:
@@ -71,11 +72,11 @@ async def first_bytes(sources: Sources, ref: ObjectRef, most: int) -> bytes:
     return bytes(head)
 
 
-async def _looked(sources: Sources, refs: Sequence[ObjectRef], numbers: Sequence[int]) -> dict[int, str]:
+async def _looked(sources: Sources, refs: Sequence[ObjectRef], numbers: Sequence[int]) -> dict[int, Conversion]:
     """Return the conversion of all objects with one ending, by index; empty: they need none."""
     ref = refs[numbers[0]]
-    form = conversion_by_head(await first_bytes(sources, ref, DETECT_BYTES), ref.size_bytes)
-    return dict.fromkeys(numbers, form) if form else {}
+    conversion = conversion_by_head(await first_bytes(sources, ref, DETECT_BYTES), ref.size_bytes)
+    return {} if conversion is None else dict.fromkeys(numbers, conversion)
 
 
 def _unsaid(
@@ -89,7 +90,7 @@ def _unsaid(
             continue
         for at in range(first, end):
             ref = refs[at]
-            if ref.conversion or not ref.size_bytes or at in named or is_pack(ref):
+            if ref.conversion is not None or not ref.size_bytes or at in named or is_pack(ref):
                 continue
             ending = ending_of(ref.key)
             if ending not in said:

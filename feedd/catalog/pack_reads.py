@@ -115,7 +115,7 @@ class PackReads:
         missing = [
             number
             for number, ref in enumerate(refs)
-            if is_pack(ref) and not ref.conversion and not self._cache.holds(ref)
+            if is_pack(ref) and ref.conversion is None and not self._cache.holds(ref)
         ]
         if not missing:
             return await with_pinned(self._cache, refs, read)

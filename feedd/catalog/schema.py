@@ -19,17 +19,17 @@ import numpy as np
 
 from feedd.cache.pinned_reads import with_pinned
 from feedd.catalog.late_fields import known_fields
+from feedd.conversion import Conversion
 from feedd.convert.columnar import strict_params, text_encoding, typed_by
 from feedd.convert.conversion_registry import (
-    COLUMNAR,
-    DELIMITED,
-    HEAD,
     HEAD_BYTES,
     conversion_named,
     head_conversion,
+    is_columnar,
+    is_delimited,
+    is_head,
     is_ready,
     only_unpacks,
-    split,
 )
 from feedd.dataset.listing import format_of
 from feedd.dataset.pack_layout import is_pack
@@ -83,7 +83,7 @@ class Looked:
     @property
     def has_values(self) -> bool:
         """Whether samples can be read from it; a footer only lists columns."""
-        return self.whole or split(self.ref.conversion)[0] == HEAD
+        return self.whole or is_head(self.ref.conversion)
 
 
 @dataclass(slots=True)
@@ -221,11 +221,11 @@ class Schema:
         """
         if search.left and search.bad is not None:
             raise search.bad
-        name, params = split(first.ref.conversion)
-        if search.left and name in COLUMNAR:  # the strict conversion raises if a wanted column cannot be a field
-            await self._catalog.readings.of_conversion(
-                self._listing, replace(first.ref, conversion=f"{name}:{strict_params(params)}")
-            )
+        conversion = first.ref.conversion
+        if search.left and conversion is not None and is_columnar(conversion):
+            # the strict conversion raises if a wanted column cannot be a field
+            strict = Conversion(conversion.name, strict_params(conversion.params))
+            await self._catalog.readings.of_conversion(self._listing, replace(first.ref, conversion=strict))
         for one in search.left.values():
             check_fields((one,), first.index.fields)
 
@@ -249,11 +249,11 @@ class Schema:
         plain, ready = self._plain(shard)
         if is_pack(ref) or ref.size_bytes <= HEAD_BYTES[0]:
             return await self.whole(shard)
-        form = head_conversion(plain.conversion, self._format(shard))
-        if form:
-            ref = replace(plain, conversion=form)
+        head = head_conversion(plain.conversion, self._format(shard))
+        if head is not None:
+            ref = replace(plain, conversion=head)
             index = await self._catalog.readings.of_conversion(self._listing, ref)
-            if index.sample_count or split(form)[0] != HEAD:
+            if index.sample_count or not is_head(head):
                 return Looked(shard, ref, _with_ready(index, ready), whole=False)
         return await self.whole(shard)
 
@@ -265,19 +265,19 @@ class Schema:
     def _plain(self, shard: int) -> tuple[ObjectRef, Sequence[ReadyField]]:
         """Return a shard without predecoded images, and the fields that are predecoded."""
         ref = self._listing.refs[shard]
-        if not is_ready(ref.conversion):
+        if ref.conversion is None or not is_ready(ref.conversion):
             return ref, ()
-        asked = msgspec.json.decode(split(ref.conversion)[1].encode(), type=RowsParams)
+        asked = msgspec.json.decode(ref.conversion.params.encode(), type=RowsParams)
         return (self._listing.base or self._listing).refs[shard], asked.fields
 
     def _format(self, shard: int) -> str:
         """Return the format of a shard that is read in place or only decompressed; empty: it is converted."""
         ref, _ = self._plain(shard)
-        form, params = split(ref.conversion)
-        if form and not only_unpacks(form):
+        if ref.conversion is not None and not only_unpacks(ref.conversion):
             return ""
         named = format_of(self._listing, shard)
-        return (params if form else "") or ("" if conversion_named(named) else named) or format_for(ref.url)
+        inside = "" if ref.conversion is None else ref.conversion.params
+        return inside or ("" if conversion_named(named) else named) or format_for(ref.url)
 
     def _no_fields(self, looked: Sequence[Looked]) -> BadRequest:
         """Return the error for data that gives no default fields."""
@@ -293,9 +293,8 @@ class Schema:
 
 def _encodings_by(format_name: str, ref: ObjectRef, sources: Sequence[str]) -> dict[str, str]:
     """Return encodings of fields that the format or conversion determines; other encodings must be read from shards."""
-    form, params = split(ref.conversion)
-    if form in DELIMITED:  # the types are parameters of the conversion, the same for all shards
-        types = typed_by(params).types
+    if ref.conversion is not None and is_delimited(ref.conversion):  # the types are the same for all shards
+        types = typed_by(ref.conversion.params).types
         return {source: text_encoding(types[source]) for source in sources if source in types}
     kind, _, params = format_name.partition(":")
     if kind in {RAW, LLMC, NPY} and params:

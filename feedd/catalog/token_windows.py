@@ -84,7 +84,7 @@ def token_files(refs: Sequence[ObjectRef], firsts: Sequence[int], cuts: Cuts, na
             kind = kind_of(named.get(number, ""), ref.url)
             if not kind:
                 continue
-            if ref.conversion:
+            if ref.conversion is not None:
                 hint = "decompress it, because its windows are counted by its size"
                 raise Unsupported(
                     "expected an uncompressed file of tokens, got a compressed one", object=ref.url, hint=hint

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from feedd.conversion import PARAMS_BYTES_MAX, Conversion
 from feedd.convert.columnar import ROWS_ONLY, params_of
-from feedd.convert.conversion_registry import COLUMNAR, counts_apart
-from feedd.convert.long_params import PARAMS_BYTES_MAX
+from feedd.convert.conversion_registry import counts_apart, is_columnar
 from feedd.converting.converter import formed
 from feedd.dataset.listing import view_of
 
@@ -29,7 +29,7 @@ def narrowed(listing: Listing, wanted: Sequence[Sequence[FieldRecipe]]) -> Listi
         listing: the listing that all sessions share.
         wanted: recipes of each source; empty: all columns.
     """
-    if not any(ref.conversion in COLUMNAR for ref in listing.refs):
+    if not any(_has_columns(ref.conversion) for ref in listing.refs):
         return listing
     refs: list[ObjectRef] = []
     view: list[str] = []
@@ -56,10 +56,19 @@ def counting(refs: Sequence[ObjectRef], named: Mapping[int, str] | None = None) 
     """
     found = formed(refs, named)
     return tuple(
-        replace(ref, conversion=f"{ref.conversion}:{ROWS_ONLY}") if ref.conversion in _CHEAP_TO_COUNT else ref
+        replace(ref, conversion=Conversion(ref.conversion.name, ROWS_ONLY))
+        if ref.conversion is not None and ref.conversion.name in _CHEAP_TO_COUNT
+        else ref
         for ref in found
     )
 
 
 def _of_columns(ref: ObjectRef, params: str) -> ObjectRef:
-    return replace(ref, conversion=f"{ref.conversion}:{params}") if params and ref.conversion in COLUMNAR else ref
+    if not params or ref.conversion is None or not _has_columns(ref.conversion):
+        return ref
+    return replace(ref, conversion=Conversion(ref.conversion.name, params))
+
+
+def _has_columns(conversion: Conversion | None) -> bool:
+    """Whether a conversion makes a table of all columns, as it does before a session names some."""
+    return conversion is not None and not conversion.params and is_columnar(conversion)

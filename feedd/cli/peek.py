@@ -194,7 +194,7 @@ def _summary(url: str, listing: Listing) -> PeekReport:
 
 
 def _format(listing: Listing, shard: int) -> str:
-    from feedd.convert.conversion_registry import only_unpacks, split  # noqa: PLC0415 - see _run
+    from feedd.convert.conversion_registry import only_unpacks  # noqa: PLC0415 - see _run
     from feedd.dataset.listing import format_of  # noqa: PLC0415 - see _run
     from feedd.dataset.pack_layout import is_pack  # noqa: PLC0415 - see _run
     from feedd.formats.format_registry import format_for  # noqa: PLC0415 - see _run
@@ -202,11 +202,10 @@ def _format(listing: Listing, shard: int) -> str:
     ref = listing.refs[shard]
     if is_pack(ref):
         return "files"
-    form, _ = split(ref.conversion)
-    if form and not only_unpacks(form):
-        return form
+    if ref.conversion is not None and not only_unpacks(ref.conversion):
+        return ref.conversion.name
     name = format_of(listing, shard).partition(":")[0] or format_for(ref.url)
-    return f"{name}, compressed" if form else name
+    return f"{name}, compressed" if ref.conversion is not None else name
 
 
 async def _with_samples(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import zlib
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from feedd.convert.long_params import named, spelled
+from feedd.conversion import PARAMS_BYTES_MAX
 from feedd.convert.memory_limits import no_memory
 from feedd.errors import BadRecipe, BadShard, FeeddError, Internal, Unsupported
 
@@ -23,6 +24,7 @@ ROWS_ONLY: Final = "rows"
 """Parameters of a conversion that makes no columns: only the number of rows is requested."""
 
 _NAMES_SHOWN: Final = 60
+_TEXT_BYTES_MAX: Final = 48 << 10  # compressed, it fits into a message to a worker
 _TYPE_CHARS_SHOWN: Final = 200
 _STORED: Final = {"float": "float32", "double": "float64", "string": "text", "binary": "", "null": ""}
 _TIMES: Final = ("date32", "time32", "timestamp")
@@ -87,7 +89,7 @@ def head_params(params: str) -> str:
 
 def is_head(params: str) -> bool:
     """Whether ``head_params`` made the parameters."""
-    return spelled(params).startswith("{") and typed_by(params).head
+    return params.startswith("{") and typed_by(params).head
 
 
 def typed_by(params: str) -> Typed:
@@ -96,7 +98,6 @@ def typed_by(params: str) -> Typed:
     Raises:
         Internal: neither of them made the parameters.
     """
-    params = spelled(params)
     try:
         if params.startswith("{"):
             return msgspec.json.decode(params.encode(), type=Typed)
@@ -106,7 +107,16 @@ def typed_by(params: str) -> Typed:
 
 
 def _text(typed: Typed) -> str:
-    return named(msgspec.json.encode(typed).decode())
+    """Return parameters as text.
+
+    Raises:
+        BadRecipe: they are too long for a message to a worker.
+    """
+    text = msgspec.json.encode(typed)
+    if len(text) > PARAMS_BYTES_MAX and (size_bytes := len(zlib.compress(text))) > _TEXT_BYTES_MAX:
+        message = f"expected column types of at most {_TEXT_BYTES_MAX} compressed bytes, got {size_bytes}"
+        raise BadRecipe(message, hint="name fewer columns in fields", stage="decode")
+    return text.decode()
 
 
 def wanted_by(params: str) -> WantedColumns:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
 
+from feedd.conversion import PARAMS_BYTES_MAX, Conversion
 from feedd.convert.columnar import head_params
 from feedd.errors import Unsupported
 from feedd.formats import format_registry as formats
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 _COMPRESSION: Final = "feedd.convert.compression"
 _TABLES: Final = "feedd.convert.table_converters"
-_FORMS: Final = {
+_CONVERTERS: Final = {
     GUNZIP: (_COMPRESSION, "GUNZIP_CONVERTER"),
     BUNZIP2: (_COMPRESSION, "BUNZIP2_CONVERTER"),
     UNXZ: (_COMPRESSION, "UNXZ_CONVERTER"),
@@ -69,13 +70,12 @@ _OWN: Final = {
     READY: ("feedd.convert.predecode", "ROWS_CONVERTER"),
     HEAD: ("feedd.convert.first_samples", "HEAD_CONVERTER"),
 }
-_PARAMS_BYTES_MAX: Final = 4096
 
 _BY_FORMAT: Final = {
-    "litdata-arrow": "litdata-arrow",
-    "recordio-join": "join",
-    "recordio-join-dmlc": "join:dmlc",
-    "recordio-join-concat": "join:concat",
+    "litdata-arrow": Conversion("litdata-arrow"),
+    "recordio-join": Conversion("join"),
+    "recordio-join-dmlc": Conversion("join", "dmlc"),
+    "recordio-join-concat": Conversion("join", "concat"),
 }
 """Conversion by the name that a URL has in place of a format; its output states its own format."""
 
@@ -107,29 +107,34 @@ _EXTENSIONS: Final = tuple(MADE)
 _NAMED: Final = frozenset((*MADE.values(), *_TEXT))
 
 
-def conversion_for(url: str) -> str:
-    """Return the conversion that a shard needs, by its extension, or an empty string.
+def conversion_for(url: str) -> Conversion | None:
+    """Return the conversion that a shard needs, by its extension; None: it needs none.
 
     Files of a dataset may have their number after the extension: ``x.parquet-00000-of-00010``.
     """
+    name = _converter_for(url)
+    return Conversion(name) if name else None
+
+
+def _converter_for(url: str) -> str:
     name = _PART_OF.sub("", url.rsplit("/", 1)[-1].lower())
     if name.endswith(_EXTENSIONS):
-        return next(form for extension, form in MADE.items() if name.endswith(extension))
-    inside, form = uncompressed(name)
-    if not form:
+        return next(converter for extension, converter in MADE.items() if name.endswith(extension))
+    inside, packed = uncompressed(name)
+    if not packed:
         return ""
     inside = _PART_OF.sub("", inside)
     if inside.endswith(_EXTENSIONS):
-        return f"{form}{THEN}{conversion_for(inside)}"
+        return f"{packed}{THEN}{_converter_for(inside)}"
     try:
         format_for(inside)
     except Unsupported:
         return ""  # the name is refused before the object is fetched
-    return form
+    return packed
 
 
-def conversion_named(name: str, url: str = "") -> str:
-    """Return the conversion that a URL names in place of a format, or an empty string if the name is no conversion.
+def conversion_named(name: str, url: str = "") -> Conversion | None:
+    """Return the conversion that a URL names in place of a format; None: the name is no conversion.
 
     Args:
         name: the name in the URL: ``csv``, ``tfrecord.gz``, or only ``gz``.
@@ -141,20 +146,20 @@ def conversion_named(name: str, url: str = "") -> str:
     inner = inside[1:]
     packed = said or (packing_of(url) if url else "")
     if inner in _NAMED:
-        return f"{packed}{THEN}{inner}" if packed else inner
+        return Conversion(f"{packed}{THEN}{inner}" if packed else inner)
     if said and not inner:
-        own = conversion_for(url) if url else ""
-        return f"{said}{THEN}{own}" if own in _NAMED else said
-    return f"{said}:{inner}" if said and inner in formats.extensions() else ""
+        own = _converter_for(url) if url else ""
+        return Conversion(f"{said}{THEN}{own}" if own in _NAMED else said)
+    return Conversion(said, inner) if said and inner in formats.extensions() else None
 
 
 def packing_of(url: str) -> str:
-    """Return the conversion that decompresses an object, by its ending, or an empty string if it is not compressed."""
+    """Return the converter that decompresses an object, by its ending, or an empty string if it is not compressed."""
     return uncompressed(_PART_OF.sub("", url.rsplit("/", 1)[-1].lower()))[1]
 
 
-def conversion_of(name: str, url: str) -> str:
-    """Return the conversion that a shard needs, or an empty string.
+def conversion_of(name: str, url: str) -> Conversion | None:
+    """Return the conversion that a shard needs; None: it needs none.
 
     Args:
         name: the format that the user named; empty: none.
@@ -162,9 +167,12 @@ def conversion_of(name: str, url: str) -> str:
     """
     if not name:
         return conversion_for(url)
-    form = conversion_named(name, url) or packing_of(url)
-    in_breton = name == "text" and form == UNBROTLI and says_no_format(url)
-    return "" if in_breton else form
+    named = conversion_named(name, url)
+    if named is not None:
+        return named
+    packed = packing_of(url)
+    in_breton = name == "text" and packed == UNBROTLI and says_no_format(url)
+    return Conversion(packed) if packed and not in_breton else None
 
 
 def says_no_format(url: str) -> bool:
@@ -177,19 +185,24 @@ def says_no_format(url: str) -> bool:
 
 def is_unsaid(url: str) -> bool:
     """Whether an object's name gives neither format nor conversion, so that its first bytes must."""
-    return not conversion_for(url) and says_no_format(url)
+    return not _converter_for(url) and says_no_format(url)
 
 
-def conversion_by_head(head: bytes, size_bytes: int) -> str:
-    """Return the conversion that an object needs; empty: it needs none, or its bytes do not determine one.
+def conversion_by_head(head: bytes, size_bytes: int) -> Conversion | None:
+    """Return the conversion that an object needs; None: it needs none, or its bytes do not determine one.
 
     Args:
         head: its first bytes: ``DETECT_BYTES``, or all if the object is shorter.
         size_bytes: size of the object.
     """
-    for magic, form in _MAGIC.items():
+    name = _converter_by_head(head, size_bytes)
+    return Conversion(name) if name else None
+
+
+def _converter_by_head(head: bytes, size_bytes: int) -> str:
+    for magic, converter in _MAGIC.items():
         if head.startswith(magic):
-            return form
+            return converter
     if head.startswith(_ZIP) and len(head) > _ZIP_HEAD_BYTES:
         name_bytes = int.from_bytes(head[_ZIP_NAME_AT : _ZIP_NAME_AT + 2], "little")
         name = head[_ZIP_HEAD_BYTES : _ZIP_HEAD_BYTES + name_bytes]
@@ -208,7 +221,7 @@ def check_named(name: str) -> None:
     Raises:
         Unsupported: no format and no conversion has that name; the message lists the existing names.
     """
-    if conversion_named(name):
+    if conversion_named(name) is not None:
         return
     try:
         formats.get(name)
@@ -222,51 +235,61 @@ def check_named(name: str) -> None:
         ) from error
 
 
-def split(form: str) -> tuple[str, str]:
-    """Return name and parameters of a conversion."""
-    name, _, params = form.partition(":")
-    return name, params
+def is_columnar(conversion: Conversion | None) -> bool:
+    """Whether a conversion makes tables (see ``COLUMNAR``)."""
+    return conversion is not None and conversion.name in COLUMNAR
 
 
-def counts_apart(form: str) -> bool:
+def is_delimited(conversion: Conversion | None) -> bool:
+    """Whether a conversion reads text whose column types may be stated (see ``DELIMITED``)."""
+    return conversion is not None and conversion.name in DELIMITED
+
+
+def counts_apart(conversion: Conversion | None) -> bool:
     """Whether a conversion reads only some arrays of an object; the other arrays may have other numbers of rows."""
-    name, params = split(form)
-    return bool(params) and name.rpartition(THEN)[2] in _ARRAYS
+    return conversion is not None and bool(conversion.params) and conversion.name.rpartition(THEN)[2] in _ARRAYS
 
 
 def is_unpacked(name: str) -> bool:
-    """Whether a conversion does not begin by decompressing."""
+    """Whether a converter does not begin by decompressing."""
     return name.partition(THEN)[0] not in _PACKED
 
 
-def is_ready(form: str) -> bool:
+def is_ready(conversion: Conversion | None) -> bool:
     """Whether a conversion predecodes images."""
-    return split(form)[0].rpartition(THEN)[2] == READY
+    return conversion is not None and conversion.name.rpartition(THEN)[2] == READY
 
 
-def predecode_conversion(form: str, params: str) -> str:
-    """Return a shard's conversion with predecoded images, or an empty string if there is none.
+def is_head(conversion: Conversion | None) -> bool:
+    """Whether a conversion makes a shard of an object's first samples."""
+    return conversion is not None and conversion.name == HEAD
+
+
+def predecode_conversion(conversion: Conversion | None, params: str) -> Conversion | None:
+    """Return a shard's conversion with predecoded images; None: there is none.
 
     Args:
-        form: the shard's conversion without that; empty if it has none.
+        conversion: the shard's conversion without that; None if it has none.
         params: see ``recipe.predecoded.rows_params``.
     """
-    if not form:
-        return f"{READY}:{params}"
-    return f"{form}{THEN}{READY}:{params}" if form in _PACKED else ""
+    if conversion is None:
+        return Conversion(READY, params)
+    if not only_unpacks(conversion) or conversion.params:
+        return None
+    return Conversion(f"{conversion.name}{THEN}{READY}", params)
 
 
-def head_conversion(form: str, format_name: str) -> str:
-    """Return the conversion of an object's first bytes or footer, or an empty string if the whole object is needed.
+def head_conversion(conversion: Conversion | None, format_name: str) -> Conversion | None:
+    """Return the conversion of an object's first bytes or footer; None: the whole object is needed.
 
     Args:
-        form: the shard's conversion; empty if it has none.
+        conversion: the shard's conversion; None if it has none.
         format_name: format of the object, if it has no conversion.
     """
-    name, params = split(form)
-    if not form and _has_first_samples(format_name) and len(format_name.encode()) <= _PARAMS_BYTES_MAX:
-        return f"{HEAD}:{format_name}"
-    return f"{name}:{head_params(params)}" if name in _OUTLINED else ""
+    if conversion is None:
+        fits = len(format_name.encode()) <= PARAMS_BYTES_MAX
+        return Conversion(HEAD, format_name) if fits and _has_first_samples(format_name) else None
+    return Conversion(conversion.name, head_params(conversion.params)) if conversion.name in _OUTLINED else None
 
 
 def _has_first_samples(format_name: str) -> bool:
@@ -275,18 +298,17 @@ def _has_first_samples(format_name: str) -> bool:
     return kind == formats.AUTO or (spec is not None and spec.first_samples is not None)
 
 
-def only_unpacks(form: str) -> bool:
+def only_unpacks(conversion: Conversion | None) -> bool:
     """Whether a conversion only decompresses; the object's name then determines the format."""
-    return form in _PACKED
+    return conversion is not None and conversion.name in _PACKED
 
 
-def undecoded(form: str) -> str:
+def undecoded(conversion: Conversion) -> Conversion:
     """Return a conversion to predecoded images that keeps every sample encoded; return other conversions unchanged."""
-    name, params = split(form)
-    if not is_ready(form):
-        return form
-    asked = msgspec.json.decode(params.encode(), type=RowsParams)
-    return f"{name}:{rows_text(msgspec.structs.replace(asked, limit_bytes=0))}"
+    if not is_ready(conversion):
+        return conversion
+    asked = msgspec.json.decode(conversion.params.encode(), type=RowsParams)
+    return Conversion(conversion.name, rows_text(msgspec.structs.replace(asked, limit_bytes=0)))
 
 
 def get(name: str) -> ShardConverter:
@@ -301,20 +323,20 @@ def get(name: str) -> ShardConverter:
 
         return ChainedConverter(cast("CompressedConverter", get(packed)), get(inner))
     try:
-        module, attribute = _FORMS.get(name) or _OWN[name]
+        module, attribute = _CONVERTERS.get(name) or _OWN[name]
     except KeyError:
-        known = ", ".join(_FORMS)
+        known = ", ".join(_CONVERTERS)
         raise Unsupported(f"expected a converter of {known}, got {name!r}", object=name, stage="decode") from None
     return cast("ShardConverter", getattr(importlib.import_module(module), attribute))
 
 
 def names() -> dict[str, tuple[str, ...]]:
     """Return each conversion with the endings of names that select it, or with its name in URLs."""
-    found: dict[str, tuple[str, ...]] = dict.fromkeys(_FORMS, ())
+    found: dict[str, tuple[str, ...]] = dict.fromkeys(_CONVERTERS, ())
     for extension, name in MADE.items():
         found[name] = (*found[name], extension)
     for name in _NAMED - set(MADE.values()):
         found[name] = (f"{name}+",)
-    for name, form in _BY_FORMAT.items():
-        found[split(form)[0]] = (*found[split(form)[0]], f"{name}+")
+    for name, conversion in _BY_FORMAT.items():
+        found[conversion.name] = (*found[conversion.name], f"{name}+")
     return found | endings()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
+from feedd.conversion import text_of
 from feedd.errors import FeeddError
 from feedd.fetch.local_store import write_file
 from feedd.values import ObjectRef
@@ -160,4 +161,4 @@ def _line(key: _Key, fact: ConversionFact) -> bytes:
 
 
 def _key(ref: ObjectRef) -> _Key:
-    return ref.url, ref.etag, ref.conversion, ref.size_bytes
+    return ref.url, ref.etag, text_of(ref.conversion), ref.size_bytes

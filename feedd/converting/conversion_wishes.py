@@ -60,7 +60,10 @@ class ConversionWishes:
     def shards(self) -> set[ObjectRef | None]:
         """Return the shards in all lists, as far as they are known."""
         return {
-            self._converter.facts.converted(ref) for wishes in self._lists.values() for ref in wishes if ref.conversion
+            self._converter.facts.converted(ref)
+            for wishes in self._lists.values()
+            for ref in wishes
+            if ref.conversion is not None
         }
 
     def ended(self, ref: ObjectRef, error: BaseException | None) -> None:
@@ -106,7 +109,7 @@ class ConversionWishes:
         return None if best is None else best[1]
 
     def _is_due(self, ref: ObjectRef) -> bool:
-        if not ref.conversion or ref in self._running or ref in self._failed:
+        if ref.conversion is None or ref in self._running or ref in self._failed:
             return False
         return self._converter.facts.known(ref) is None
 
@@ -116,7 +119,7 @@ class ConversionWishes:
         known = [
             shard
             for ref in wishes
-            if (shard := self._converter.facts.converted(ref) if ref.conversion else ref) is not None
+            if (shard := self._converter.facts.converted(ref) if ref.conversion is not None else ref) is not None
         ]
         if wishes and not known:
             known = [shard for shard in self._passed_on.get(owner, []) if self._inner.knows(shard)][:1]

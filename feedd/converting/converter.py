@@ -48,8 +48,11 @@ def formed(refs: Sequence[ObjectRef], named: Mapping[int, str] | None = None) ->
         named: format names given in URLs, by index of the object.
     """
     names = named or {}
-    forms = (registry.conversion_of(names.get(at, ""), ref.key) for at, ref in enumerate(refs))
-    return tuple(replace(ref, conversion=form) if form else ref for ref, form in zip(refs, forms, strict=True))
+    found = (registry.conversion_of(names.get(at, ""), ref.key) for at, ref in enumerate(refs))
+    return tuple(
+        ref if conversion is None else replace(ref, conversion=conversion)
+        for ref, conversion in zip(refs, found, strict=True)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +136,7 @@ class Converter:
             CacheUnavailable: the shard now has another size than before; a retry converts it again.
             StoreUnavailable: the conversion took longer than its deadline.
         """
-        if not ref.conversion:
+        if ref.conversion is None:
             await self._fetcher.fetch(ref, sink, watch)
             return
         fresh = self._take(ref)
@@ -249,19 +252,18 @@ class Converter:
 
     async def _converted(self, ref: ObjectRef, task: MakeTask, urgency: Callable[[], float]) -> ConvertedShard:
         """Fetch the ranges that the conversion needs, until a worker has made the shard."""
-        plain = replace(ref, conversion="")
-        name, params = registry.split(ref.conversion)
+        plain, conversion = replace(ref, conversion=None), task.conversion
         with MemoryFile("feedd-object", ref.size_bytes) as source:
             self._recorder.move(PIPELINE_MAKING, ref.size_bytes)
             try:
                 spans: tuple[ByteRange, ...] = ()
-                wanted = registry.get(name).wanted(MappedObject(-1, ref.size_bytes), params)
+                wanted = registry.get(conversion.name).wanted(MappedObject(-1, ref.size_bytes), conversion.params)
                 for _ in range(_ROUNDS_MAX):
-                    await self._fetch(plain, wanted, source, _Watch(urgency), again=params == TYPES)
+                    await self._fetch(plain, wanted, source, _Watch(urgency), again=conversion.params == TYPES)
                     spans = joined((*spans, *wanted))
                     outcome = await self._ask_worker(replace(task, spans=spans, source_fd=source.fd))
                     if isinstance(outcome, ConvertedShard):
-                        self._count(name, outcome)
+                        self._count(conversion.name, outcome)
                         return outcome
                     wanted = outcome
             except FeeddError as error:
@@ -277,10 +279,10 @@ class Converter:
         try:
             return await self._make(task)
         except BadShard:
-            form = registry.undecoded(task.conversion)
-            if form == task.conversion:
+            conversion = registry.undecoded(task.conversion)
+            if conversion == task.conversion:
                 raise
-        return await self._make(replace(task, conversion=form))
+        return await self._make(replace(task, conversion=conversion))
 
     async def _fetch(
         self, plain: ObjectRef, wanted: Sequence[ByteRange], source: MemoryFile, watch: FetchWatch, *, again: bool
@@ -311,12 +313,13 @@ class Converter:
     def _task(self, ref: ObjectRef, out_fd: int, out_at: int, memory_bytes: int, entry_bytes: int = -1) -> MakeTask:
         limit_bytes = min(self._options.limit_bytes, 1 << 62)
         sizes = limit_bytes, memory_bytes, entry_bytes
+        assert ref.conversion is not None
         return MakeTask(ref.conversion, ref.url, ref.size_bytes, (), -1, out_fd, out_at, *sizes)
 
-    def _count(self, form: str, made: ConvertedShard) -> None:
-        self._recorder.count(PIPELINE_MADE, conversion=form)
-        self._recorder.count(PIPELINE_MADE_BYTES, made.size_bytes, conversion=form)
-        self._recorder.count(PIPELINE_MADE_SECONDS, made.busy_s, conversion=form)
+    def _count(self, converter: str, made: ConvertedShard) -> None:
+        self._recorder.count(PIPELINE_MADE, conversion=converter)
+        self._recorder.count(PIPELINE_MADE_BYTES, made.size_bytes, conversion=converter)
+        self._recorder.count(PIPELINE_MADE_SECONDS, made.busy_s, conversion=converter)
 
     def _memory_left(self, object_bytes: int, ref: ObjectRef) -> int:
         """Return the memory available for a shard in addition to its object, per running conversion."""

@@ -73,9 +73,9 @@ class ConvertingCache:
             BadShard, Unsupported: an object cannot be converted.
             ResourceExhausted: not enough memory for a conversion.
         """
-        if not any(ref.conversion for ref in refs):
+        if not any(ref.conversion is not None for ref in refs):
             return await self._inner.acquire(refs)
-        wanted = [ref for ref in dict.fromkeys(refs) if ref.conversion]
+        wanted = [ref for ref in dict.fromkeys(refs) if ref.conversion is not None]
         with self._awaiting(wanted):
             while unknown := [ref for ref in wanted if self._converter.facts.known(ref) is None]:
                 await run_all(self._land(ref, alone=len(unknown) == 1) for ref in unknown)
@@ -95,7 +95,7 @@ class ConvertingCache:
         """Record when each shard is needed next; kept here for shards that are not converted yet."""
         told: list[tuple[ObjectRef, float]] = []
         for ref, position in uses:
-            shard = self._converter.facts.converted(ref) if ref.conversion else ref
+            shard = self._converter.facts.converted(ref) if ref.conversion is not None else ref
             if shard is not None:
                 told.append((shard, position))
             elif position == math.inf:
@@ -106,7 +106,7 @@ class ConvertingCache:
 
     async def discard(self, ref: ObjectRef) -> None:
         """Drop a damaged entry, named as listed or as in the cache; it is converted again on the next use."""
-        shard = self._converter.facts.converted(ref) or ref if ref.conversion else ref
+        shard = self._converter.facts.converted(ref) or ref if ref.conversion is not None else ref
         self._converter.drop(shard)
         await self._inner.discard(shard)
 
@@ -135,12 +135,12 @@ class ConvertingCache:
 
     def holds(self, ref: ObjectRef) -> bool:
         """Whether a shard is complete in the cache."""
-        shard = self._converter.facts.converted(ref) if ref.conversion else ref
+        shard = self._converter.facts.converted(ref) if ref.conversion is not None else ref
         return shard is not None and self._inner.holds(shard)
 
     def knows(self, ref: ObjectRef) -> bool:
         """Whether a shard is in the cache, or being filled."""
-        shard = self._converter.facts.converted(ref) if ref.conversion else ref
+        shard = self._converter.facts.converted(ref) if ref.conversion is not None else ref
         return shard is not None and self._inner.knows(shard)
 
     @asynccontextmanager
@@ -150,7 +150,7 @@ class ConvertingCache:
         Raises:
             FeeddError: as ``acquire`` for conversions.
         """
-        if not ref.conversion:
+        if ref.conversion is None:
             yield ref
             return
         with self._awaiting((ref,)):
@@ -170,14 +170,14 @@ class ConvertingCache:
             return None  # the converter fetches the object itself, and reports its errors
 
     def _shard(self, ref: ObjectRef) -> ObjectRef:
-        if not ref.conversion:
+        if ref.conversion is None:
             return ref
         shard = self._converter.facts.converted(ref)
         assert shard is not None, "made before it is asked for"
         return shard
 
     def _format(self, ref: ObjectRef) -> str:
-        fact = self._converter.facts.known(ref) if ref.conversion else None
+        fact = self._converter.facts.known(ref) if ref.conversion is not None else None
         return "" if fact is None else fact.format_name
 
     async def _land(self, ref: ObjectRef, *, alone: bool) -> None:

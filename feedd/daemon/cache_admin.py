@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from feedd.cache.policy.object_match import matches
 from feedd.catalog.urls import parse_url
+from feedd.conversion import Conversion
 from feedd.serve.server_options import CacheState
 from feedd.values import ObjectRef
 from feedd.warming import Amount
@@ -39,6 +40,7 @@ async def cache_remove(cache: ConvertingCache, pattern: str) -> tuple[Amount, Am
             in_use = in_use.plus(entry.size_bytes)
             continue
         location = parse_url(entry.url)
-        await cache.discard(ObjectRef(location.root, location.key, entry.size_bytes, entry.etag, entry.conversion))
+        conversion = Conversion.parse(entry.conversion)
+        await cache.discard(ObjectRef(location.root, location.key, entry.size_bytes, entry.etag, conversion))
         removed = removed.plus(entry.size_bytes)
     return removed, in_use

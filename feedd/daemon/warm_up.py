@@ -13,7 +13,8 @@ from feedd.cache.entry_layout import disk_bytes
 from feedd.catalog.object_heads import with_heads
 from feedd.catalog.sources import Sources
 from feedd.catalog.wanted_columns import narrowed
-from feedd.convert.conversion_registry import COLUMNAR, split
+from feedd.conversion import text_of
+from feedd.convert.conversion_registry import is_columnar
 from feedd.converting.converter import formed
 from feedd.converting.converting_cache import ConvertingCache
 from feedd.daemon.wiring import cache_options, decode_options, node_converter, source_options
@@ -108,7 +109,7 @@ class Warmer:
         with suppress(NotFound, ObjectChanged):  # an error of one object is reported when its turn comes
             refs = await with_heads(self._sources, refs, listed.named)
         refs = await CPU.run(formed, refs, listed.named)
-        if not any(split(ref.conversion)[0] in COLUMNAR for ref in refs):
+        if not any(is_columnar(ref.conversion) for ref in refs):
             return refs
         recipes = [tuple(parse_field(name, text) for name, text in spec.fields)]
         listing = await CPU.run(Listing.of, refs, 0.0)
@@ -184,7 +185,7 @@ def _assigned(listed: Sequence[ObjectRef], spec: WarmSpec) -> list[ObjectRef]:
 
 
 def _missing(refs: Sequence[ObjectRef], held: set[tuple[str, str, str]]) -> list[ObjectRef]:
-    return [ref for ref in refs if (ref.url, ref.etag, ref.conversion) not in held]
+    return [ref for ref in refs if (ref.url, ref.etag, text_of(ref.conversion)) not in held]
 
 
 def _amount(refs: Sequence[ObjectRef]) -> Amount:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from feedd.conversion import Conversion
     from feedd.dataset.assignment import Assignment
     from feedd.dataset.fingerprint import Runs
     from feedd.dataset.packs import Packs
@@ -289,7 +290,7 @@ def format_of(listing: Listing, shard: int) -> str:
 
 
 def _twins(refs: Sequence[ObjectRef]) -> NDArray[np.int64] | None:
-    first: dict[tuple[str, str, str], int] = {}
+    first: dict[tuple[str, str, Conversion | None], int] = {}
     found = [first.setdefault((ref.root, ref.key, ref.conversion), number) for number, ref in enumerate(refs)]
     return np.array(found, dtype=np.int64) if len(first) < len(refs) else None
 

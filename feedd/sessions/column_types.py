@@ -15,9 +15,9 @@ import msgspec
 
 from feedd.cache.pinned_reads import with_pinned
 from feedd.catalog.wanted_columns import possible_columns
+from feedd.conversion import PARAMS_BYTES_MAX, Conversion
 from feedd.convert.columnar import typed_params
-from feedd.convert.conversion_registry import DELIMITED, split
-from feedd.convert.long_params import PARAMS_BYTES_MAX, is_long
+from feedd.convert.conversion_registry import is_delimited
 from feedd.convert.table_converters import DELIMITER, TYPES
 from feedd.dataset.listing import view_of
 from feedd.errors import BadRecipe, CacheUnavailable
@@ -94,9 +94,8 @@ def _firsts(listing: Listing, sources: int) -> list[list[ObjectRef]]:
         refs: list[ObjectRef] = []
         for shard in listing.shards_of(source):
             ref = listing.refs[shard]
-            name = split(ref.conversion)[0]
-            if name in DELIMITED and ref.size_bytes:
-                refs.append(replace(ref, conversion=f"{name}:{TYPES}"))
+            if ref.conversion is not None and is_delimited(ref.conversion) and ref.size_bytes:
+                refs.append(replace(ref, conversion=Conversion(ref.conversion.name, TYPES)))
                 if len(refs) == _LOOKED_AT:
                     break
         found.append(refs)
@@ -142,7 +141,7 @@ def _short(asked: Sequence[Sequence[str]], types: Mapping[str, str], sign: str) 
         return ""
     if sum(map(len, types)) < PARAMS_BYTES_MAX:
         params = typed_params(asked, types, delimiter=sign)
-        if not is_long(params):
+        if len(params.encode()) <= PARAMS_BYTES_MAX:
             return params
     ((other, _),) = Counter(types.values()).most_common(1)
     return typed_params(asked, {name: kind for name, kind in types.items() if kind != other}, other, sign)
@@ -153,9 +152,9 @@ def _formed(listing: Listing, params: Sequence[str]) -> Listing:
     for source, text in enumerate(params):
         if text:
             for shard in listing.shards_of(source):
-                name = split(refs[shard].conversion)[0]
-                if name in DELIMITED:
-                    refs[shard] = replace(refs[shard], conversion=f"{name}:{text}")
+                ref = refs[shard]
+                if ref.conversion is not None and is_delimited(ref.conversion):
+                    refs[shard] = replace(ref, conversion=Conversion(ref.conversion.name, text))
     return view_of(listing, tuple(refs), (*listing.view, *params))
 
 

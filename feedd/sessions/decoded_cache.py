@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import structlog
 
+from feedd.conversion import PARAMS_BYTES_MAX, Conversion
 from feedd.convert.conversion_registry import conversion_named, predecode_conversion
-from feedd.convert.long_params import PARAMS_BYTES_MAX
 from feedd.dataset.listing import format_of, view_of
 from feedd.dataset.pack_layout import is_pack
 from feedd.errors import Unsupported
@@ -62,15 +62,15 @@ def with_predecoded(listing: Listing, request: Request, room: DecodedRoom) -> Li
     for source, recipe in enumerate(request.wanted):
         shards = listing.shards_of(source)
         fields = _ready_fields(recipe, request.read[source]) if growth else []
-        found = [_formed(listing, shard, fields, growth, most_bytes) if fields else "" for shard in shards]
-        whole = all(found)  # all or none: a field's encoding is read from the first shard
+        found = [_predecoded(listing, shard, fields, growth, most_bytes) if fields else None for shard in shards]
+        whole = None not in found  # all or none: a field's encoding is read from the first shard
         if not whole:
-            reason = _why_not(recipe, fields, growth) or _why_undecoded(listing, shards[found.index("")])
+            reason = _why_not(recipe, fields, growth) or _why_undecoded(listing, shards[found.index(None)])
             _in_vain(request.sources[source], reason)
         view.append(rows_params("", fields if whole else (), 0))
         refs.extend(
-            replace(listing.refs[shard], conversion=form) if whole else listing.refs[shard]
-            for shard, form in zip(shards, found, strict=True)
+            replace(listing.refs[shard], conversion=conversion) if whole else listing.refs[shard]
+            for shard, conversion in zip(shards, found, strict=True)
         )
     return view_of(listing, tuple(refs), tuple(view)) if tuple(refs) != listing.refs else listing
 
@@ -119,13 +119,15 @@ def _ready_fields(recipe: Sequence[FieldRecipe], read: Sequence[FieldRecipe]) ->
     return found
 
 
-def _formed(listing: Listing, shard: int, fields: Sequence[FieldRecipe], growth: int, most_bytes: int) -> str:
-    """Return the conversion that decodes a shard's images, or an empty string if the shard cannot have one."""
+def _predecoded(
+    listing: Listing, shard: int, fields: Sequence[FieldRecipe], growth: int, most_bytes: int
+) -> Conversion | None:
+    """Return the conversion that decodes a shard's images; None: the shard cannot have one."""
     ref, name = listing.refs[shard], format_of(listing, shard)
     if is_pack(ref) or conversion_named(name):
-        return ""
+        return None
     try:
         params = rows_params(name or format_for(ref.url), fields, min(ref.size_bytes * growth, most_bytes))
     except Unsupported:
-        return ""  # reading the shard reports the error
-    return predecode_conversion(ref.conversion, params) if len(params.encode()) <= PARAMS_BYTES_MAX else ""
+        return None  # reading the shard reports the error
+    return predecode_conversion(ref.conversion, params) if len(params.encode()) <= PARAMS_BYTES_MAX else None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import TYPE_CHECKING, Final
 
-from feedd.convert.long_params import for_worker
 from feedd.errors import BadShard
 from feedd.values import ByteRange
 from feedd.workers.messages import ConvertedAnswer, MakeRequest, NeedRanges, encode
@@ -41,7 +41,8 @@ class MakeCall:
         task = self._task
         spans = tuple((span.start, span.end) for span in task.spans)
         sizes = (task.size_bytes, spans, task.out_at, task.limit_bytes, task.memory_bytes, task.entry_bytes)
-        return encode(MakeRequest(request_id, for_worker(task.conversion), task.url, *sizes))
+        params = zlib.compress(task.conversion.params.encode())
+        return encode(MakeRequest(request_id, task.conversion.name, params, task.url, *sizes))
 
     def accept(self, rows: range, answer: Answer, fds: list[int]) -> None:  # noqa: ARG002 - the protocol's names
         """Store the converted shard, or the ranges that are still needed."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+import zlib
 from typing import TYPE_CHECKING, Final
 
 from feedd.convert.conversion_io import FileOut, MappedObject
-from feedd.convert.conversion_registry import get, is_unpacked, split
+from feedd.convert.conversion_registry import get, is_unpacked
 from feedd.convert.memory_limits import at_most
 from feedd.errors import BadShard
 from feedd.formats.refused import say_packed
@@ -31,24 +32,24 @@ def make_shard(request: MakeRequest, fds: Sequence[int]) -> ConvertedAnswer | Ne
     """
     began_s = time.perf_counter()
     source, target = fds
-    name, params = split(request.conversion)
-    form = get(name)
+    params = zlib.decompress(request.params).decode()
+    converter = get(request.converter)
     spans = [ByteRange(*span) for span in request.spans]
     with MappedObject(source, request.size_bytes, spans) as held:
         limits = request.limit_bytes, request.memory_bytes
         out = FileOut(target, request.out_at, *limits, request.url, request.entry_bytes)
         try:
             with at_most(out.extra_bytes, request.url):
-                wanted = [span for span in form.wanted(held, params) if not held.holds(span)]
+                wanted = [span for span in converter.wanted(held, params) if not held.holds(span)]
             if wanted:
                 _check(wanted, request)
                 spans_wanted = tuple((span.start, span.end) for span in wanted)
                 return NeedRanges(request.id, time.perf_counter() - began_s, spans_wanted)
             with at_most(out.extra_bytes, request.url):
-                format_name = form.make(held, request.url, params, out)
+                format_name = converter.make(held, request.url, params, out)
         except BadShard as error:
-            if is_unpacked(name):
-                say_packed(error, bytes(held.data[:_HEAD_BYTES]), name)
+            if is_unpacked(request.converter):
+                say_packed(error, bytes(held.data[:_HEAD_BYTES]), request.converter)
             raise
     return ConvertedAnswer(request.id, time.perf_counter() - began_s, out.at, format_name)
 

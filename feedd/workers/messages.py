@@ -85,7 +85,8 @@ class MakeRequest(msgspec.Struct, frozen=True, array_like=True, tag="make"):
     """Convert an object. Descriptors of its available ranges and of the file to write come with the message."""
 
     id: int
-    conversion: str
+    converter: str
+    params: bytes  # of the converter, compressed by zlib because they may be long
     url: str
     size_bytes: int
     spans: tuple[tuple[int, int], ...]

@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from feedd.conversion import Conversion
     from feedd.values import FieldRecipe, ShardFile
     from feedd.workers.work import FieldWork
 
 REMEMBERED_S: Final = 3600.0
 _ROWS_MAX: Final = 4096
 
-_Spot = tuple[str, str, str, tuple[int, ...]]  # the object's URL, version, conversion, and the starts of the fields
+_Spot = tuple[
+    str, str, "Conversion | None", tuple[int, ...]
+]  # the object's URL, version, conversion, and the starts of the fields
 
 
 class Poison:

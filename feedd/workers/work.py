@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from feedd.conversion import Conversion
     from feedd.values import ByteRange, FieldRecipe, ShardFile
 
 
@@ -118,7 +119,7 @@ class MakeTask:
     """One object to convert into a shard.
 
     Attributes:
-        conversion: name of the conversion, or name and parameters.
+        conversion: what makes the shard.
         url: URL of the object.
         size_bytes: size of the object.
         spans: available ranges of the object, in order.
@@ -130,7 +131,7 @@ class MakeTask:
         entry_bytes: bytes of the shard beyond this size are counted but not written; negative: all are written.
     """
 
-    conversion: str
+    conversion: Conversion
     url: str
     size_bytes: int
     spans: tuple[ByteRange, ...]

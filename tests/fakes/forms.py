@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from feedd.cache.caches import DiskCache
+from feedd.conversion import Conversion
 from feedd.convert import conversion_registry as registry
 from feedd.convert.wanted_ranges import everything
 from feedd.converting.conversion_log import ConversionFact, ConversionLog
@@ -16,11 +17,11 @@ from feedd.converting.converter import Converter, ConverterOptions
 from feedd.converting.converting_cache import ConvertingCache
 from feedd.metrics import CACHE_BYTES, CACHE_ENTRIES, CACHE_PINS, CACHE_RESERVED, PIPELINE_MAKING
 from feedd.values import ByteRange
-from feedd.workers.convert_shard import make_shard
-from feedd.workers.messages import MakeRequest, NeedRanges
+from feedd.workers.messages import NeedRanges
 from feedd.workers.work import ConvertedShard
 from tests.fakes.caches import SHARD_BYTES, SLOT_BYTES, CacheRig
 from tests.fakes.fetchers import MemoryFetcher
+from tests.fakes.made import answer_to
 from tests.fakes.sinks import write_to
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ SAME = SameForm()
 def same_form() -> Iterator[None]:
     """Have the form known meanwhile."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(registry._FORMS, FORM, (__name__, "SAME"))
+        patch.setitem(registry._CONVERTERS, FORM, (__name__, "SAME"))
         yield
 
 
@@ -71,7 +72,7 @@ class MakingFetcher(MemoryFetcher):
 
     def data(self, ref: ObjectRef) -> bytes:
         """Return what was stored."""
-        return super().data(replace(ref, conversion=""))
+        return super().data(replace(ref, conversion=None))
 
     async def fetch_spans(
         self, ref: ObjectRef, spans: Sequence[ByteRange], sink: RangeSink, watch: FetchWatch | None = None
@@ -85,9 +86,7 @@ class MakingFetcher(MemoryFetcher):
 
 async def make(task: MakeTask) -> ConvertedShard | tuple[ByteRange, ...]:
     """Do in this process what a worker does."""
-    spans = tuple((span.start, span.end) for span in task.spans)
-    sizes = (task.size_bytes, spans, task.out_at, task.limit_bytes, task.memory_bytes, task.entry_bytes)
-    answer = make_shard(MakeRequest(1, task.conversion, task.url, *sizes), (task.source_fd, task.out_fd))
+    answer = answer_to(task)
     if isinstance(answer, NeedRanges):
         return tuple(ByteRange(*span) for span in answer.spans)
     return ConvertedShard(answer.size_bytes, answer.format_name, answer.busy_s)
@@ -110,7 +109,7 @@ class MadeRig(CacheRig):
 
     def shard(self, name: str, size_bytes: int = SHARD_BYTES, etag: str = "v1") -> ObjectRef:
         """Store an object; return it in its form, which is as long."""
-        ref = replace(super().shard(name, size_bytes, etag), conversion=self.conversion)
+        ref = replace(super().shard(name, size_bytes, etag), conversion=Conversion.parse(self.conversion))
         if self.conversion and self.made_before:
             self.facts.note(ref, ConversionFact(size_bytes, size_bytes, "tar"))
         return ref

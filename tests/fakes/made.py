@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import zlib
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from feedd.conversion import Conversion
 from feedd.values import ByteRange
 from feedd.workers.convert_shard import make_shard
 from feedd.workers.messages import ConvertedAnswer, MakeRequest
@@ -14,6 +16,8 @@ from feedd.workers.work import MakeTask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from feedd.workers.messages import NeedRanges
 
 URL = "s3://bucket/shard"
 LIMIT_BYTES = 64 << 20
@@ -32,7 +36,7 @@ class Making:
         """Return the task of making it, all of the object being here."""
         spans = (ByteRange(0, self.size_bytes),) if self.size_bytes else ()
         fds = (self.source_fd, self.out_fd, self.out_at)
-        return MakeTask(form, f"{URL}/{name}", self.size_bytes, spans, *fds, limit_bytes, memory_bytes)
+        return MakeTask(a_conversion(form), f"{URL}/{name}", self.size_bytes, spans, *fds, limit_bytes, memory_bytes)
 
     def written(self) -> bytes:
         """Return what was written."""
@@ -52,15 +56,26 @@ def making(data: bytes) -> Iterator[Making]:
         os.close(out)
 
 
+def a_conversion(text: str) -> Conversion:
+    """Return the conversion that a text stands for."""
+    conversion = Conversion.parse(text)
+    assert conversion is not None
+    return conversion
+
+
+def answer_to(task: MakeTask) -> ConvertedAnswer | NeedRanges:
+    """Do in this process what a worker does."""
+    spans = tuple((span.start, span.end) for span in task.spans)
+    sizes = (task.size_bytes, spans, task.out_at, task.limit_bytes, task.memory_bytes, task.entry_bytes)
+    params = zlib.compress(task.conversion.params.encode())
+    return make_shard(MakeRequest(1, task.conversion.name, params, task.url, *sizes), (task.source_fd, task.out_fd))
+
+
 def made_of(form: str, name: str, data: bytes, limit_bytes: int = LIMIT_BYTES) -> tuple[str, bytes]:
     """Return format and bytes of what a worker would make, in this process."""
     with making(data) as it:
         task = it.task(form, name, limit_bytes)
-        spans = tuple((span.start, span.end) for span in task.spans)
-        request = MakeRequest(
-            1, task.conversion, task.url, task.size_bytes, spans, task.out_at, task.limit_bytes, task.memory_bytes
-        )
-        answer = make_shard(request, (task.source_fd, task.out_fd))
+        answer = answer_to(task)
         assert isinstance(answer, ConvertedAnswer)
         written = it.written()
         assert answer.size_bytes == len(written)

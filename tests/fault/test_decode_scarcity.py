@@ -16,6 +16,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from feedd import metrics
+from feedd.conversion import Conversion
 from feedd.errors import Internal, ResourceExhausted
 from feedd.values import ByteRange
 from feedd.workers import autoscaler, backoff, supervisor
@@ -98,7 +99,7 @@ async def test_a_request_whose_descriptors_cannot_go_along_fails(
     """A shard to be made takes two descriptors along: without room that call fails at once, and only that."""
     source, out = (os.memfd_create(name, os.MFD_CLOEXEC) for name in ("source", "out"))
     os.write(source, b"{}\n")
-    task = MakeTask("gzip", "s3://b/x.gz", 3, (ByteRange(0, 3),), source, out, 0, 1 << 20, 1 << 20)
+    task = MakeTask(Conversion("gzip"), "s3://b/x.gz", 3, (ByteRange(0, 3),), source, out, 0, 1 << 20, 1 << 20)
     try:
         async with decoding([shard(tmp_path)], DecodeOptions()) as rig:
             with monkeypatch.context() as scarce:

@@ -46,7 +46,7 @@ def make_shard(form: str, data: bytes, url: str = URL) -> None:
     Raises:
         BadShard, Unsupported, ResourceExhausted: refused. AssertionError: no shard came out.
     """
-    name, params = forms.split(form)
+    name, _, params = form.partition(":")
     limited = _Limited(forms.get(name), len(data))
     made = making.make(limited, data, params, url, LIMIT_BYTES)
     check_index(made.index, len(made.shard))

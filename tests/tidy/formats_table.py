@@ -11,6 +11,7 @@ import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from feedd.conversion import Conversion
 from feedd.convert import conversion_registry as forms
 from feedd.dataset import sidecars as beside
 from feedd.errors import FeeddError
@@ -106,7 +107,7 @@ def _row(name: str, names: tuple[str, ...], *others: str) -> tuple[str, ...]:
 def _fields(name: str) -> str:
     if name in _FIELDS:
         return _FIELDS[name]
-    kind = forms._FORMS[name][0] if name in forms.names() else type(formats.get(name)).__module__
+    kind = forms._CONVERTERS[name][0] if name in forms.names() else type(formats.get(name)).__module__
     return (ast.get_docstring(ast.parse(inspect.getsource(importlib.import_module(kind)))) or "").partition("\n")[0]
 
 
@@ -114,7 +115,7 @@ def _is_read_packed(name: str, names: tuple[str, ...]) -> bool:
     """Whether a name with an ending of compression leads to the same format, made by some form."""
     shard = "s3://b/chunk-0-0.zstd.bin" if name == "litdata" else f"s3://b/a{names[0] if names else ''}.gz"
     try:
-        return bool(names) and bool(forms.conversion_for(shard)) and formats.format_for(shard) == name
+        return bool(names) and forms.conversion_for(shard) is not None and formats.format_for(shard) == name
     except FeeddError:
         return False
 
@@ -122,7 +123,7 @@ def _is_read_packed(name: str, names: tuple[str, ...]) -> bool:
 def _is_made_packed(name: str, names: tuple[str, ...]) -> bool:
     """Whether a name with an ending of compression, or a URL that says so, leads to the same form behind one."""
     ways = {forms.conversion_for(f"s3://b/a{one}.gz") for one in names if one.startswith(".")}
-    return f"gunzip{forms.THEN}{name}" in ways | {forms.conversion_named(f"{name}.gz")}
+    return Conversion(f"gunzip{forms.THEN}{name}") in ways | {forms.conversion_named(f"{name}.gz")}
 
 
 def _count_files(name: str) -> str:

@@ -12,6 +12,7 @@ from feedd.cache.cache_report import CacheEntry
 from feedd.cache.ondisk import entry_files as files
 from feedd.cache.ondisk.directory_lock import DirectoryLock
 from feedd.cache.ondisk.durability import RunLedger
+from feedd.conversion import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -66,4 +67,4 @@ def _examine_all(directory: Path) -> Iterator[tuple[Path, CacheEntry]]:
     for found in files.examine_all(directory):
         if found.header is not None and ledger.believes(found.header):
             ref = found.header.ref
-            yield found.path, CacheEntry(ref.url, ref.etag, ref.size_bytes, conversion=ref.conversion)
+            yield found.path, CacheEntry(ref.url, ref.etag, ref.size_bytes, conversion=text_of(ref.conversion))

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 
 from feedd.cache import entry_layout
+from feedd.conversion import Conversion
 from feedd.units import MIB
 from feedd.values import ObjectRef
 
@@ -54,7 +55,7 @@ def test_path_too_long_for_a_page_takes_another() -> None:
 
 def test_what_another_version_made_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """A made shard comes back as it was; where forms write otherwise by now, it lies under another name."""
-    made = ObjectRef("s3://bucket", "a.csv.gz", 1000, "e", 'gunzip+csv:[["a"]]')
+    made = ObjectRef("s3://bucket", "a.csv.gz", 1000, "e", Conversion("gunzip+csv", '[["a"]]'))
     path, page = entry_layout.file_path(Path("/c"), made), entry_layout.pack_header(made, BOOT, RUN, bytes(4))
     header = entry_layout.unpack_header(page)
     assert header is not None

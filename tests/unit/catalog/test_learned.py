@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedd.catalog.learned_counts import Learned
+from feedd.conversion import Conversion
 from feedd.values import Cursor, ObjectRef
 from tests.fakes.feeding import batches, feeding
 
@@ -38,8 +39,11 @@ def test_rows_of_some_arrays_say_nothing_of_others(tmp_path: Path) -> None:
     """Of a file's arrays only what was counted of all of them is kept; columns of a table all have as many rows."""
     learned = Learned(tmp_path / "counts")
     for form, count in (('npz:[["x"]]', 2), ('gunzip+hdf5:[["x"]]', 2), ("npz", 5), ('csv:[["x"]]', 3)):
-        learned.note(replace(REFS[0], conversion=form), count)
-    refs = [replace(REFS[0], conversion=form) for form in ('npz:[["y"]]', "gunzip+hdf5", "npz", 'csv:[["y"]]')]
+        learned.note(replace(REFS[0], conversion=Conversion.parse(form)), count)
+    refs = [
+        replace(REFS[0], conversion=Conversion.parse(form))
+        for form in ('npz:[["y"]]', "gunzip+hdf5", "npz", 'csv:[["y"]]')
+    ]
     assert learned.known(refs) == {0: 5, 2: 5, 3: 3}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from feedd.catalog.wanted_columns import counting, narrowed
+from feedd.conversion import text_of
 from feedd.converting.converter import formed
 from feedd.dataset.listing import Listing
 from feedd.recipe.recipe import parse_field
@@ -26,7 +27,7 @@ def recipe(*names: str) -> tuple[FieldRecipe, ...]:
 
 def forms(view: Listing) -> list[str]:
     """Return the form of each object."""
-    return [ref.conversion for ref in view.refs]
+    return [text_of(ref.conversion) for ref in view.refs]
 
 
 def test_columns_are_part_of_the_form() -> None:
@@ -82,4 +83,4 @@ def test_very_many_columns_are_all() -> None:
 def test_rows_are_counted_without_columns_where_that_is_less() -> None:
     """Of Parquet only."""
     refs = [ObjectRef("s3://b", key, 10, "e") for key in ("a.parquet", "b.csv", "c.tar")]
-    assert [ref.conversion for ref in counting(refs)] == ["parquet:rows", "csv", ""]
+    assert [text_of(ref.conversion) for ref in counting(refs)] == ["parquet:rows", "csv", ""]

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from feedd.catalog.wanted_columns import narrowed
+from feedd.conversion import text_of
 from feedd.errors import BadRecipe, BadRequest, BadSample, BadShard
 from feedd.metrics import SOURCE_BYTES
 from feedd.recipe.recipe import parse_field
@@ -174,7 +175,7 @@ async def test_only_the_start_of_a_large_shard_is_fetched_to_tell_types(tmp_path
         assert listing.refs[0].size_bytes == first.size_bytes > 9 << 20
         recipe = (parse_field("n", "int"),)
         view = await typed(rig.pipeline.cache, narrowed(listing, [recipe]), [recipe])
-        assert {ref.conversion for ref in view.refs} == {'csv:{"columns":[["n"]],"types":{"n":"int64"}}'}
+        assert {text_of(ref.conversion) for ref in view.refs} == {'csv:{"columns":[["n"]],"types":{"n":"int64"}}'}
         assert fetched_bytes(rig) == 8 << 20
 
 

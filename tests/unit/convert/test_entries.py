@@ -10,9 +10,8 @@ import h5py
 import numpy as np
 import pyarrow.csv
 
-from feedd.workers.convert_shard import make_shard
-from feedd.workers.messages import ConvertedAnswer, MakeRequest
-from tests.fakes.made import LIMIT_BYTES, made_of, making
+from feedd.workers.messages import ConvertedAnswer
+from tests.fakes.made import LIMIT_BYTES, answer_to, made_of, making
 
 pyarrow.csv.read_csv(io.BytesIO(b"a\n1\n"))  # the library opens a pipe for good when it is first used
 
@@ -20,10 +19,8 @@ pyarrow.csv.read_csv(io.BytesIO(b"a\n1\n"))  # the library opens a pipe for good
 def again(form: str, name: str, data: bytes, entry_bytes: int) -> tuple[int, bytes]:
     """Make a shard into an entry; return its size, and what was written."""
     with making(data) as it:
-        task = replace(it.task(form, name), entry_bytes=entry_bytes)
-        spans = tuple((span.start, span.end) for span in task.spans)
-        sizes = (task.size_bytes, spans, task.out_at, task.limit_bytes, 1 << 20, task.entry_bytes)
-        answer = make_shard(MakeRequest(1, task.conversion, task.url, *sizes), (task.source_fd, task.out_fd))
+        task = replace(it.task(form, name), entry_bytes=entry_bytes, memory_bytes=1 << 20)
+        answer = answer_to(task)
         assert isinstance(answer, ConvertedAnswer)
         return answer.size_bytes, it.written()
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from feedd.conversion import Conversion
 from feedd.convert import conversion_registry as registry
 from feedd.convert.first_samples import HEAD_CONVERTER
 from feedd.errors import BadShard, Unsupported
@@ -70,7 +71,7 @@ def test_first_samples_are_the_shards_own(kind: str) -> None:
     """Some MiB are fetched; fields, ways of storing, keys and bytes are those of the shard's first samples."""
     name, data = shard(kind, 12, 1 << 20)
     for asked in (name,) if kind in {"litdata", "text", "npy"} else (name, "auto"):
-        assert registry.head_conversion("", asked) == f"head:{asked}"
+        assert registry.head_conversion(None, asked) == Conversion("head", asked)
         made = make(HEAD_CONVERTER, data, asked, limit_bytes=64 << 20) if asked == name else None
         assert made is None or made.fetched_bytes == 4 << 20
         if made is None:
@@ -98,8 +99,10 @@ def test_larger_samples_take_more_bytes(kind: str) -> None:
 def test_what_has_no_head() -> None:
     """Archives with a directory at their end, arrays, and what is compressed."""
     for form, name in (("", "torch"), ("", "lmdb"), ("", "safetensors"), ("npz", ""), ("hdf5", ""), ("gunzip", "tar")):
-        assert registry.head_conversion(form, name) == ""
-    assert registry.head_conversion('parquet:[["a"]]', "") == 'parquet:{"columns":[["a"]],"head":true}'
+        assert registry.head_conversion(Conversion.parse(form), name) is None
+    assert registry.head_conversion(Conversion("parquet", '[["a"]]'), "") == Conversion(
+        "parquet", '{"columns":[["a"]],"head":true}'
+    )
 
 
 def test_a_sample_of_a_tar_is_whole_where_the_next_begins() -> None:

@@ -21,9 +21,7 @@ from feedd.convert.memory_limits import LEAST_BYTES, at_most
 from feedd.convert.table_converters import ARROW_CONVERTER, HDF5_CONVERTER, NPZ_CONVERTER, PARQUET_CONVERTER
 from feedd.errors import BadShard, ResourceExhausted
 from feedd.formats.view_file import ViewFile
-from feedd.workers.convert_shard import make_shard
-from feedd.workers.messages import MakeRequest
-from tests.fakes.made import making
+from tests.fakes.made import answer_to, making
 from tests.fakes.making import HeldBytes, OutBytes, make
 from tests.unit.convert.test_arrow_form import arrow
 
@@ -65,11 +63,9 @@ def test_one_value_of_a_dictionary_in_every_row() -> None:
     options = {"compression": "zstd", "dictionary_pagesize_limit": 64 << 20, "data_page_size": 1 << 20}
     pq.write_table(pa.table({"a": values}), sink, **options)
     with making(sink.getvalue()) as it:
-        task = it.task("parquet", "a.parquet")
-        spans = ((0, task.size_bytes),)
-        sizes = (task.size_bytes, spans, task.out_at, 64 << 30, 128 << 20, -1)
+        task = it.task("parquet", "a.parquet", limit_bytes=64 << 30, memory_bytes=128 << 20)
         with pytest.raises(ResourceExhausted, match="memory"):
-            make_shard(MakeRequest(1, task.conversion, task.url, *sizes), (task.source_fd, task.out_fd))
+            answer_to(task)
 
 
 @pytest.mark.slow

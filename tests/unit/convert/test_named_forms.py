@@ -22,6 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import ipc
 
+from feedd.conversion import text_of
 from feedd.convert import conversion_registry as registry
 from feedd.convert.conversion_registry import DETECT_BYTES, conversion_by_head, is_unsaid
 from feedd.errors import BadShard, Unsupported
@@ -100,7 +101,7 @@ HEADS = {
 def test_first_bytes_tell_a_form(what: str) -> None:
     """What each library writes begins so that the form is known, and it can be made by that."""
     data, form = HEADS[what], what.partition(" ")[0]
-    assert conversion_by_head(data[:DETECT_BYTES], len(data)) == form
+    assert text_of(conversion_by_head(data[:DETECT_BYTES], len(data))) == form
     assert made_of(form, "part-00000", data)[0] == "table"
 
 
@@ -108,7 +109,7 @@ def test_first_bytes_tell_a_form(what: str) -> None:
 def test_first_bytes_tell_a_compression(ending: str) -> None:
     """But for zlib's two bytes, which may begin anything, and for those that begin with no mark."""
     data = PACKINGS[ending](tar_bytes([("a", {"txt": b"x"})]))
-    form = conversion_by_head(data[:DETECT_BYTES], len(data))
+    form = text_of(conversion_by_head(data[:DETECT_BYTES], len(data)))
     assert form == (UNPACK[ending] if ending in NO_TEXT else "")
     if form:
         assert made_of(form, "part-00000", data)[0] == formats.AUTO
@@ -127,15 +128,15 @@ def test_what_is_no_form_is_left_alone() -> None:
         b"PK\3\4",
         b"a,b",
     ):
-        assert conversion_by_head(data[:DETECT_BYTES], len(data)) == ""
-    assert conversion_by_head(b"\xff\xff\xff\xff\x07\0\0\0", 1000) == ""
-    assert conversion_by_head(b"\xff\xff\xff\xff\x10\0\0\0", 16) == ""
+        assert text_of(conversion_by_head(data[:DETECT_BYTES], len(data))) == ""
+    assert text_of(conversion_by_head(b"\xff\xff\xff\xff\x07\0\0\0", 1000)) == ""
+    assert text_of(conversion_by_head(b"\xff\xff\xff\xff\x10\0\0\0", 16)) == ""
 
 
 @given(st.binary(max_size=600), st.integers(0, 1 << 40))
 def test_any_head_has_an_answer(head: bytes, size_bytes: int) -> None:
     """One of the forms there are, or none."""
-    assert conversion_by_head(head, size_bytes) in {"", *registry.names()}
+    assert text_of(conversion_by_head(head, size_bytes)) in {"", *registry.names()}
 
 
 def test_only_names_that_say_nothing_are_looked_into() -> None:
@@ -149,23 +150,23 @@ def test_only_names_that_say_nothing_are_looked_into() -> None:
 @pytest.mark.parametrize("form", sorted(set(MADE.values())))
 def test_every_form_can_be_named(form: str) -> None:
     """As formats can; and behind it how it is compressed, which the object's own ending may say as well."""
-    assert registry.conversion_named(form) == form
+    assert text_of(registry.conversion_named(form)) == form
     registry.check_named(form)
     for ending, unpack in UNPACK.items():
-        assert registry.conversion_named(f"{form}.{ending}") == f"{unpack}+{form}"
-        assert registry.conversion_of(form, f"s3://b/x.{ending}") == f"{unpack}+{form}"
-        assert registry.conversion_of(form, f"s3://b/x.{ending}-00000-of-00002") == f"{unpack}+{form}"
-    assert registry.conversion_of(form, "s3://b/x.tar") == form
+        assert text_of(registry.conversion_named(f"{form}.{ending}")) == f"{unpack}+{form}"
+        assert text_of(registry.conversion_of(form, f"s3://b/x.{ending}")) == f"{unpack}+{form}"
+        assert text_of(registry.conversion_of(form, f"s3://b/x.{ending}-00000-of-00002")) == f"{unpack}+{form}"
+    assert text_of(registry.conversion_of(form, "s3://b/x.tar")) == form
 
 
 def test_every_format_can_be_named_compressed() -> None:
     """What is unpacked is then read as that, whatever the object is called."""
     for name in formats.extensions():
         for ending, unpack in UNPACK.items():
-            assert registry.conversion_named(f"{name}.{ending}") == f"{unpack}:{name}"
+            assert text_of(registry.conversion_named(f"{name}.{ending}")) == f"{unpack}:{name}"
             registry.check_named(f"{name}.{ending}")
-        assert registry.conversion_named(name) == ""
-    assert registry.conversion_named("tgz") == "gunzip:tar"
+        assert text_of(registry.conversion_named(name)) == ""
+    assert text_of(registry.conversion_named("tgz")) == "gunzip:tar"
     for ending, pack in PACKINGS.items():
         raw = tfrecord(example(a=[1]))
         assert made_of(f"{UNPACK[ending]}:tfrecord", "a.xyz", pack(raw)) == ("tfrecord", raw)
@@ -174,17 +175,17 @@ def test_every_format_can_be_named_compressed() -> None:
 def test_a_compression_can_be_named_alone() -> None:
     """What is in it is what the object's name says, or its first bytes."""
     for url, form in (("s3://b/a.tar", "gunzip"), ("s3://b/a.csv", "gunzip+csv"), ("s3://b/part-0", "gunzip")):
-        assert registry.conversion_of("gz", url) == form
+        assert text_of(registry.conversion_of("gz", url)) == form
     raw = tar_bytes([("a", {"txt": b"x"})])
     assert made_of("gunzip", "a.tar", gzip.compress(raw)) == ("tar", raw)
 
 
 def test_a_named_format_goes_before_the_name() -> None:
     """A table may be read as lines; what is compressed by its ending is unpacked all the same."""
-    assert registry.conversion_of("text", "s3://b/a.csv") == ""
-    assert registry.conversion_of("text", "s3://b/a.csv.gz") == "gunzip"
-    assert registry.conversion_of("", "s3://b/a.csv.gz") == "gunzip+csv"
-    assert registry.conversion_of("litdata-arrow", "s3://b/a.bin") == "litdata-arrow"
+    assert text_of(registry.conversion_of("text", "s3://b/a.csv")) == ""
+    assert text_of(registry.conversion_of("text", "s3://b/a.csv.gz")) == "gunzip"
+    assert text_of(registry.conversion_of("", "s3://b/a.csv.gz")) == "gunzip+csv"
+    assert text_of(registry.conversion_of("litdata-arrow", "s3://b/a.bin")) == "litdata-arrow"
 
 
 def test_what_nobody_has_is_refused_with_what_there_is() -> None:
@@ -220,13 +221,13 @@ def test_compressed_bytes_are_no_lines(name: str, ending: str) -> None:
 
 def test_text_in_breton_is_not_unpacked() -> None:
     """Text may end in the name of its language; where the name inside says something, or somebody, it is unpacked."""
-    assert registry.conversion_of("text", "s3://b/wiki.br") == ""
+    assert text_of(registry.conversion_of("text", "s3://b/wiki.br")) == ""
     for inside in ("wiki.txt", "0.mds", "a.tar", "a.lz4"):
-        assert registry.conversion_of("text", f"s3://b/{inside}.br") == "unbrotli"
-    assert registry.conversion_of("text.br", "s3://b/wiki.br") == "unbrotli:text"
-    assert registry.conversion_of("jsonl", "s3://b/wiki.br") == "unbrotli"
-    assert registry.conversion_of("text", "s3://b/wiki.snappy") == "unsnappy"
-    assert registry.conversion_of("text", "s3://b/wiki.gz") == "gunzip"
+        assert text_of(registry.conversion_of("text", f"s3://b/{inside}.br")) == "unbrotli"
+    assert text_of(registry.conversion_of("text.br", "s3://b/wiki.br")) == "unbrotli:text"
+    assert text_of(registry.conversion_of("jsonl", "s3://b/wiki.br")) == "unbrotli"
+    assert text_of(registry.conversion_of("text", "s3://b/wiki.snappy")) == "unsnappy"
+    assert text_of(registry.conversion_of("text", "s3://b/wiki.gz")) == "gunzip"
 
 
 def test_endings_are_those_there_are() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import zlib
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
+from feedd.conversion import PARAMS_BYTES_MAX, Conversion, text_of
 from feedd.convert.columnar import head_params, is_head, typed_by, typed_params
-from feedd.convert.conversion_registry import split
-from feedd.convert.long_params import PARAMS_BYTES_MAX, _RecentTexts, for_worker, spelled
 from feedd.errors import BadRecipe, Internal
 from feedd.workers.convert_call import MakeCall
 from feedd.workers.work import MakeTask
@@ -36,28 +37,42 @@ async def test_types_of_very_many_columns_are_the_first_shards(tmp_path: Path) -
         assert made[0].ints(NAMES[COUNT - 2]) == [1, 2]
         specs = {spec.name: spec.dtype for spec in made[0].specs}
         assert [specs[name] for name in NAMES] == ["int64", "float32"] * (COUNT // 2)
-        (form,) = {ref.conversion for ref in session._parts.listing.refs}
-        assert len(form) < 64
+        (text,) = {text_of(ref.conversion) for ref in session._parts.listing.refs}
+        assert len(text) < 64
         for entry in rig.cache.entries():
             assert len(entry.conversion) < PARAMS_BYTES_MAX
 
 
-def test_long_parameters_stand_for_what_they_were() -> None:
-    """By a digest here, in full for a worker; of the same columns it is the same."""
+def test_long_parameters_have_a_digest_and_stay_whole() -> None:
+    """Cache and catalog compare the digest; a worker is told all."""
     types = dict.fromkeys(NAMES, "double")
     params = typed_params([], types, delimiter=";")
     assert params == typed_params([], dict(reversed(types.items())), delimiter=";")
     assert typed_by(params).types == types
-    told = for_worker(f"csv:{params}")
-    assert len(told) > len(params)
-    assert spelled(split(told)[1]) == spelled(params)
-    assert typed_by(split(told)[1]).types == types
     assert not is_head(params)
     assert is_head(head_params(params))
     assert typed_by(head_params(params)).types == types
-    assert for_worker("csv:rows") == "csv:rows"
-    task = MakeTask(f"csv:{params}", "s3://b/k", 1, (), -1, -1, 0, 1, 1, 1)
-    assert told.encode() in MakeCall(task).packet(range(1), 1)
+    conversion = Conversion("csv", params)
+    assert len(params) > PARAMS_BYTES_MAX > 64 > len(conversion.text)
+    request = msgspec.msgpack.decode(
+        MakeCall(MakeTask(conversion, "s3://b/k", 1, (), -1, -1, 0, 1, 1)).packet(range(1), 1)
+    )
+    assert zlib.decompress(request[3]).decode() == params
+
+
+def test_what_was_read_from_disk_is_the_same_and_cannot_be_made() -> None:
+    """A digest does not tell what it stands for, and nothing is made by a guess at it."""
+    params = typed_params([], dict.fromkeys(NAMES, "double"))
+    for conversion in (Conversion("csv", params), Conversion("csv", "[]"), Conversion("gunzip")):
+        found = Conversion.parse(conversion.text)
+        assert (found, hash(found)) == (conversion, hash(conversion))
+    other = Conversion("csv", params.replace("double", "string"))
+    assert other != Conversion("csv", params)
+    assert Conversion.parse("") is None
+    found = Conversion.parse(other.text)
+    assert found is not None
+    with pytest.raises(Internal, match="expected names of columns"):
+        typed_by(found.params)
 
 
 def test_more_than_a_worker_can_be_told_is_an_error() -> None:
@@ -66,20 +81,3 @@ def test_more_than_a_worker_can_be_told_is_an_error() -> None:
     with pytest.raises(BadRecipe) as caught:
         typed_params([], dict.fromkeys(names, "int64"))
     assert "name fewer columns" in caught.value.hint
-
-
-def test_a_digest_that_nobody_keeps_is_an_error() -> None:
-    """Nothing is made by a guess at what it stood for."""
-    with pytest.raises(Internal, match="known"):
-        spelled("#00")
-
-
-def test_what_was_kept_last_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Texts take no more than their room; the one that was used longest ago goes first."""
-    monkeypatch.setattr("feedd.convert.long_params._KEPT_BYTES_MAX", 10)
-    kept = _RecentTexts()
-    kept.keep("#a", "12345")
-    kept.keep("#b", "12345")
-    kept.keep("#a", "12345")
-    kept.keep("#c", "12345")
-    assert [kept.find(name) for name in ("#a", "#b", "#c")] == ["12345", None, "12345"]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from feedd.conversion import Conversion
 from feedd.converting.conversion_log import ConversionFact, ConversionLog
 from feedd.values import ObjectRef
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-ROOT, FORM = "s3://b", "gunzip"
+ROOT, FORM = "s3://b", Conversion("gunzip")
 
 
 def test_as_many_facts_are_kept_as_were_used_last(tmp_path: Path) -> None:

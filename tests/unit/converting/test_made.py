@@ -13,6 +13,7 @@ import pytest
 from feedd.cache.caches import DiskCache
 from feedd.cache.entry_layout import disk_bytes
 from feedd.cache.pinned_reads import with_pinned
+from feedd.conversion import Conversion, text_of
 from feedd.converting.conversion_log import ConversionFact, ConversionLog
 from feedd.converting.converter import Converter, ConverterOptions, formed, joined
 from feedd.converting.converting_cache import ConvertingCache
@@ -84,7 +85,7 @@ async def test_sizes_outlive_the_daemon(rig: MadeRig, tmp_path: Path) -> None:
 async def test_wishes_are_made_in_order_and_wait_in_the_cache(rig: MadeRig) -> None:
     """What is wished for comes without being asked for, the first wish first, plain and made ones alike."""
     refs = rig.shards(6)
-    refs[2] = replace(refs[2], conversion="")
+    refs[2] = replace(refs[2], conversion=None)
     async with rig.open_made(prefetch_fills=1) as cache:
         cache.prefetch(refs, "me")
         await until(lambda: len(cache.entries()) == 6)
@@ -160,7 +161,7 @@ async def test_failures_are_told_and_forgotten(rig: MadeRig) -> None:
         with await cache.acquire([ref]) as pins:
             rig.check(pins, [ref])
         with pytest.raises(NotFound):
-            await cache.acquire([ObjectRef(ROOT, "gone", 5, "v1", FORM)])
+            await cache.acquire([ObjectRef(ROOT, "gone", 5, "v1", Conversion(FORM))])
 
 
 async def test_next_uses_told_before_the_making_count(rig: MadeRig) -> None:
@@ -295,7 +296,7 @@ async def test_a_shard_of_unknown_origin_is_refused(rig: MadeRig) -> None:
 async def test_the_form_is_part_of_the_entry(rig: MadeRig) -> None:
     """The object itself and what was made of it lie beside each other, told apart also after a start."""
     converted = rig.shard("a")
-    plain = replace(converted, conversion="")
+    plain = replace(converted, conversion=None)
     assert disk_bytes(converted) >= disk_bytes(plain)
     for _ in range(2):
         async with rig.open_made() as cache:
@@ -316,8 +317,8 @@ def test_listed_objects_get_their_form() -> None:
     """Packed objects are read unpacked; others as they lie."""
     names = {"a.tar": "", "b.tar.gz": "gunzip", "c.TGZ": "gunzip", "d.mds.zstd": "unzstd", "e.tar.lz4": "", "gz": ""}
     refs = [ObjectRef(ROOT, name, 5, "v1") for name in names]
-    assert [ref.conversion for ref in formed(refs)] == list(names.values())
-    assert [replace(ref, conversion="") for ref in formed(refs)] == refs
+    assert [text_of(ref.conversion) for ref in formed(refs)] == list(names.values())
+    assert [replace(ref, conversion=None) for ref in formed(refs)] == refs
 
 
 def test_spans_that_touch_are_one() -> None:
@@ -329,7 +330,7 @@ def test_spans_that_touch_are_one() -> None:
 def test_half_a_line_of_facts_is_no_fact(tmp_path: Path) -> None:
     """A file cut anywhere gives the facts before the cut; one with many old rows is written anew."""
     path = tmp_path / "made"
-    refs = [ObjectRef(ROOT, f"ä{n}.gz", n, "v1", "gunzip") for n in range(3)]
+    refs = [ObjectRef(ROOT, f"ä{n}.gz", n, "v1", Conversion("gunzip")) for n in range(3)]
     facts = ConversionLog(path)
     for again in range(3):
         for ref in refs:
@@ -369,16 +370,16 @@ async def test_an_object_in_the_cache_is_not_fetched_for_what_is_made_of_it(rig:
     """For the first making, of all of it or of parts, and where what was made has gone: one GET in all."""
     ref = rig.shard("a")
     async with rig.open_made() as cache:
-        with await cache.acquire([replace(ref, conversion="")]):
+        with await cache.acquire([replace(ref, conversion=None)]):
             pass
-        for form in (FORM, f"{FORM}:halves"):
+        for form in (Conversion(FORM), Conversion(FORM, "halves")):
             for _ in range(2):
                 with await cache.acquire([replace(ref, conversion=form)]) as pins:
                     rig.check(pins, [replace(ref, conversion=form)])
                 await cache.discard(replace(ref, conversion=form))
         assert rig.fetcher.calls[ref.key] == 1
         assert rig.recorder.total(PIPELINE_MADE) == 4
-        await cache.discard(replace(ref, conversion=""))
+        await cache.discard(replace(ref, conversion=None))
         with await cache.acquire([ref]) as pins:
             rig.check(pins, [ref])
         assert rig.fetcher.calls[ref.key] == 2
@@ -393,7 +394,7 @@ async def test_an_object_that_goes_from_the_disk_is_fetched(rig: MadeRig) -> Non
     """Under the cache's feet: what is made of it is right all the same."""
     ref = rig.shard("a")
     async with rig.open_made() as cache:
-        with await cache.acquire([replace(ref, conversion="")]) as pins:
+        with await cache.acquire([replace(ref, conversion=None)]) as pins:
             lose(pins.files[0])
         with await cache.acquire([ref]) as pins:
             rig.check(pins, [ref])

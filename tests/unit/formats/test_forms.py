@@ -16,6 +16,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from feedd.conversion import text_of
 from feedd.convert import conversion_registry as registry
 from feedd.convert.conversion_io import MappedObject
 from feedd.errors import BadShard, Unsupported
@@ -152,7 +153,7 @@ def test_the_name_tells_the_format() -> None:
         ("shard.00000.mds.gz", GUNZIP, "mds"),
         ("A.TXT.GZ", GUNZIP, "text"),
     ):
-        assert registry.conversion_for(f"s3://b.gz/{name}") == form
+        assert text_of(registry.conversion_for(f"s3://b.gz/{name}")) == form
         assert made_of(form, name, gzip.compress(b"x"))[0] == expected
     with pytest.raises(Unsupported, match="expected a converter of"):
         registry.get("unrar")
@@ -162,23 +163,23 @@ def test_a_number_behind_the_extension_changes_nothing() -> None:
     """As Spark's and TensorFlow's tools name the files of one data set: for every ending, packed or not."""
     part = "-00000-of-00010"
     for extension, form in MADE.items():
-        assert registry.conversion_for(f"s3://b/part{extension}{part}") == form
+        assert text_of(registry.conversion_for(f"s3://b/part{extension}{part}")) == form
         for name in (f"a{extension}{part}.gz", f"A{extension}.gz{part}"):
-            assert registry.conversion_for(f"s3://b/{name}") == f"{GUNZIP}+{form}"
+            assert text_of(registry.conversion_for(f"s3://b/{name}")) == f"{GUNZIP}+{form}"
     for name, extensions in formats.extensions().items():
         for extension in extensions:
             if extension.startswith("."):
                 assert formats.format_for(f"s3://b/a{extension}{part}") == name
                 assert formats.format_for(f"s3://b/a{extension}{part}.gz") == name
-    assert registry.conversion_for("s3://b/a.tgz-1-of-2") == GUNZIP
-    assert registry.conversion_for("s3://b/a.parquet-1-of-") == ""
+    assert text_of(registry.conversion_for("s3://b/a.tgz-1-of-2")) == GUNZIP
+    assert text_of(registry.conversion_for("s3://b/a.parquet-1-of-")) == ""
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress])
 def test_packed_tables_are_made_in_two_steps(pack: Callable[[bytes], bytes]) -> None:
     """What is packed and needs a form unpacked too gives the table that the unpacked object gives."""
     raw = b"a,b\n1,x\n2,y\n"
-    form = registry.conversion_for("s3://b/t.csv.gz" if pack is gzip.compress else "s3://b/t.csv.zst")
+    form = text_of(registry.conversion_for("s3://b/t.csv.gz" if pack is gzip.compress else "s3://b/t.csv.zst"))
     assert form in registry.COLUMNAR
     packed = pack(raw)
     assert made_of(form, "T.csv.gz", packed) == made_of("csv", "t.csv", raw)

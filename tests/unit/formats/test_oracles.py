@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import tests.fixtures
+from feedd.conversion import text_of
 from feedd.convert.conversion_registry import conversion_for
 from feedd.dataset.sidecars import ForeignCounts, Surroundings, is_sidecar
 from feedd.errors import BadRecipe, Unsupported
@@ -110,7 +111,7 @@ def test_compressed_mds_is_what_was_written(how: str) -> None:
     for number, path in enumerate(files):
         url = f"s3://b/{path.name}"
         assert format_for(url) == "mds"
-        made, data = made_of(conversion_for(url), path.name, path.read_bytes())
+        made, data = made_of(text_of(conversion_for(url)), path.name, path.read_bytes())
         assert made == "mds"
         held = read(data, "mds", expected["fields"])
         assert len(held) == counts[number]

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from feedd.codecs import jpeg as jpeg_codec
 from feedd.codecs import pixels
 from feedd.codecs.codec_registry import make
-from feedd.convert.conversion_registry import get, is_ready, predecode_conversion, split, undecoded
+from feedd.conversion import Conversion
+from feedd.convert.conversion_registry import get, is_ready, predecode_conversion, undecoded
 from feedd.errors import BadSample, Internal
 from feedd.recipe.params import ImageParams, params_of
 from feedd.recipe.predecoded import (
@@ -292,14 +293,17 @@ def test_a_size_before_a_random_cut() -> None:
 
 def test_names_of_forms() -> None:
     """Packed objects are unpacked first; what is made into a table already has no rows."""
-    assert predecode_conversion("", "{}") == "rows:{}"
-    assert predecode_conversion("gunzip", "{}") == "gunzip+rows:{}"
-    form = predecode_conversion("gunzip", rows_params("tar", [field("image")], 5))
-    assert undecoded(form) == predecode_conversion("gunzip", rows_params("tar", [field("image")], 0))
-    assert undecoded("parquet:rows") == "parquet:rows"
-    assert split("gunzip+rows:{}") == ("gunzip+rows", "{}")
-    assert predecode_conversion("parquet", "{}") == predecode_conversion("gunzip+csv", "{}") == ""
-    assert [is_ready(form) for form in ("rows:{}", "gunzip+rows:{}", "", "gunzip", "parquet:rows")] == [
+    gunzip, parquet = Conversion("gunzip"), Conversion("parquet", "rows")
+    assert predecode_conversion(None, "{}") == Conversion("rows", "{}")
+    assert predecode_conversion(gunzip, "{}") == Conversion("gunzip+rows", "{}")
+    form = predecode_conversion(gunzip, rows_params("tar", [field("image")], 5))
+    assert form is not None
+    assert undecoded(form) == predecode_conversion(gunzip, rows_params("tar", [field("image")], 0))
+    assert undecoded(parquet) == parquet
+    for other in (Conversion("parquet"), Conversion("gunzip+csv"), Conversion("gunzip", "tar")):
+        assert predecode_conversion(other, "{}") is None
+    forms = ("rows:{}", "gunzip+rows:{}", "", "gunzip", "parquet:rows")
+    assert [is_ready(Conversion.parse(form)) for form in forms] == [
         True,
         True,
         False,

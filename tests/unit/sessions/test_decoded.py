@@ -11,7 +11,8 @@ from structlog.testing import capture_logs
 
 from feedd.catalog.open_request import Request
 from feedd.catalog.stages import PipelineOptions
-from feedd.convert.conversion_registry import is_ready, split
+from feedd.conversion import Conversion, text_of
+from feedd.convert.conversion_registry import is_ready
 from feedd.converting.converter import formed
 from feedd.dataset.listing import Listing
 from feedd.dataset.pack_layout import TAG
@@ -47,7 +48,7 @@ def listing(*keys: str, size_bytes: int = MIB) -> Listing:
 
 def names(view: Listing) -> list[str]:
     """Return the forms, without parameters."""
-    return [split(ref.conversion)[0] for ref in view.refs]
+    return [text_of(ref.conversion).partition(":")[0] for ref in view.refs]
 
 
 def test_where_there_is_room() -> None:
@@ -58,12 +59,13 @@ def test_where_there_is_room() -> None:
     assert (view.digest, view.base, view.counts) == (whole.digest, whole, whole.counts)
     assert with_predecoded(view, request(), ROOM).base is whole
     assert len({view.view, whole.view, with_predecoded(whole, request(("jpg", "image:8x8")), ROOM).view}) == 3
-    assert f'"limit_bytes":{64 * MIB}' in view.refs[0].conversion
+    assert f'"limit_bytes":{64 * MIB}' in text_of(view.refs[0].conversion)
     many = listing(*(f"{n}.tar" for n in range(40)))
     for cache_mib, growth in {101: 2, 151: 3, 201: 4, 299: 4, 301: 6, 401: 8}.items():
-        form = with_predecoded(many, request(), DecodedRoom(cache_mib * MIB, 64 * MIB)).refs[0].conversion
+        form = text_of(with_predecoded(many, request(), DecodedRoom(cache_mib * MIB, 64 * MIB)).refs[0].conversion)
         assert form.endswith(f'"limit_bytes":{growth * MIB}}}')
-    form = with_predecoded(many, request(window_shards=30), DecodedRoom(240 * MIB, 64 * MIB)).refs[0].conversion
+    view = with_predecoded(many, request(window_shards=30), DecodedRoom(240 * MIB, 64 * MIB))
+    form = text_of(view.refs[0].conversion)
     assert form.endswith(f'"limit_bytes":{2 * MIB}}}'), "all shards of four windows have room"
     assert with_predecoded(whole, request(), DecodedRoom(4 * MIB, 64 * MIB)) is whole
     nodes = replace(request().spec.topology, node_count=2, world_size=2)
@@ -190,7 +192,7 @@ async def test_batches_are_equal(tmp_path: Path, image: str) -> None:
                 assert one.ready.cursor == other.ready.cursor
         assert rig.recorder.total(PIPELINE_MADE) == 3
         assert len(rig.store.reads) == fetched, "objects that are in the cache are made ready of from there"
-        assert all(is_ready(entry.conversion) for entry in rig.cache.entries() if entry.conversion)
+        assert all(is_ready(Conversion.parse(entry.conversion)) for entry in rig.cache.entries() if entry.conversion)
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from feedd.conversion import Conversion
 from feedd.recipe.recipe import parse_field
 from feedd.values import ObjectRef, ShardFile
 from feedd.workers import poison
@@ -59,7 +60,7 @@ def test_rows_that_share_a_field_are_not_condemned_together() -> None:
 def test_columns_of_one_object_are_not_taken_for_each_other() -> None:
     """Two shards that are made of one object begin their rows at the same places."""
     known = Poison()
-    narrow = [replace(file, ref=replace(file.ref, conversion='parquet:[["a"]]')) for file in files()]
+    narrow = [replace(file, ref=replace(file.ref, conversion=Conversion("parquet", '[["a"]]'))) for file in files()]
     known.add(narrow, (field("a"),), 3, "why")
     assert known.rows(narrow, (field("a"),)) == {3: "why"}
     assert known.rows(files(), (field("a"),)) == {}
