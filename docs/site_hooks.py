@@ -2,7 +2,7 @@
 
 - The first page of the site is README.md.
 - A file of the repository that a page links to is shown below ``repository/``.
-- ``<!-- api: NAME -->`` becomes the signature and the docstring of that name.
+- ``<!-- api: NAME -->`` becomes the signature and the docstring of that name. The table after it is left out.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ _FIRST: Final = "README.md"
 _PAGES: Final = ("feedd/ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE")
 _LINK: Final = re.compile(r"(?P<text>\]\()(?P<target>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
 _FENCE: Final = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
-_API: Final = re.compile(r"^<!-- api: (?P<name>[\w.]+) -->$", re.MULTILINE)
+_API: Final = re.compile(
+    r"^<!-- api: (?P<name>[\w.]+) -->$(\n\n<!-- table: .*?<!-- end of table -->$)?", re.MULTILINE | re.DOTALL
+)
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:

@@ -38,7 +38,7 @@ REFUSED: Final = (
         rb"\x02\x00[\x01-\x40]\x00\x00\x00[\x00-\xff]{2}",
         "write the samples as tar, MDS or TFRecord shards: only FFCV can read FFCV's pages",
     ),
-    Refusal("a PyTorch file", (".ckpt",), rb"PK\x03\x04[\x00-\xff]{26}[^/\x00]{1,200}/data\.pkl", _TORCH),
+    Refusal("a PyTorch checkpoint", (".ckpt",), rb"PK\x03\x04[\x00-\xff]{26}[^/\x00]{1,200}/data\.pkl", _TORCH),
     Refusal("a pickle", (".pkl", ".pickle"), rb"\x80[\x02-\x05][\x95cK\]}()\x8c]", _PICKLE),
     Refusal("gzip", (), rb"\x1f\x8b\x08", _NAME),
     Refusal("zstd", (), rb"\x28\xb5\x2f\xfd", _NAME),

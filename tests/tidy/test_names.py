@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 DOTTED = re.compile(r"``([a-z_]\w*(?:\.\w+)+)``")
 FILE = re.compile(r"`((?:\w+/)+\w+\.py)(?::\s(\w+)(?:\.(\w+))?)?`")
+METHOD = re.compile(r"`([A-Z]\w+)\.(\w+)`")
 ROOTS = ("feedd", "client", ".")
 NOT_MODULES = {CODECS, STORES, TRANSFORMS, *(dotted(option.path) for option in options(Config))}
 
@@ -93,3 +94,12 @@ def test_files_that_the_architecture_names_exist() -> None:
         assert tree is not None, path
         assert not name or name in set(_defined(tree.body)), f"{path}: {name}"
         assert not member or member in _methods(tree, name), f"{path}: {name}.{member}"
+
+
+def test_methods_that_the_architecture_names_exist() -> None:
+    """A method that is named without its file is one of a class of the product."""
+    named = METHOD.findall((ROOT / "feedd/ARCHITECTURE.md").read_text(encoding="utf-8"))
+    trees = [source.tree for source in sources() if source.is_product]
+    assert len(named) > 1
+    for name, member in named:
+        assert any(member in _methods(tree, name) for tree in trees), f"{name}.{member}"

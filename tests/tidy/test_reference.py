@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import yaml
 
+from tests.tidy import api_page
 from tests.tidy.cli_page import PAGE, page
 from tests.tidy.tree import ROOT, tracked
 
@@ -21,6 +22,13 @@ _API = re.compile(r"^<!-- api: ([\w.]+) -->$", re.MULTILINE)
 def test_the_page_of_commands_is_as_the_commands_are() -> None:
     """Renew it with ``python -m tests.tidy.cli_page``."""
     assert PAGE.read_text(encoding="utf-8") == page()
+
+
+def test_the_tables_of_arguments_are_as_the_docstrings_are() -> None:
+    """Renew them with ``python -m tests.tidy.api_page``."""
+    text = api_page.PAGE.read_text(encoding="utf-8")
+    assert text.count("<!-- table: ") == text.count("<!-- end of table -->") > 5
+    assert text == api_page.page()
 
 
 def test_the_api_page_has_every_public_name() -> None:

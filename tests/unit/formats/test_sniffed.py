@@ -45,7 +45,7 @@ def _npy() -> bytes:
 
 
 FILES = {
-    "a PyTorch file": _zip("archive/data.pkl", "archive/data/0"),
+    "a PyTorch checkpoint": _zip("archive/data.pkl", "archive/data/0"),
     "a pickle": pickle.dumps({"a": [1, 2]}),
     "a zip": _zip("a.npy"),
     "a .npy array": _npy(),
