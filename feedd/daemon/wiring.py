@@ -26,7 +26,9 @@ from feedd.converting.converter import Converter, ConverterOptions
 from feedd.converting.converting_cache import ConvertingCache
 from feedd.errors import CacheUnavailable
 from feedd.fetch.fetch_options import S3Options, SourceOptions
-from feedd.flow.pools import CACHE_DISK
+from feedd.flow.pools import CACHE_DISK, CPU
+from feedd.formats import format_registry
+from feedd.recipe import plugins
 from feedd.recipe.tokenizers import offered
 from feedd.sessions.opening import Pipeline
 from feedd.workers.work import DecodeOptions
@@ -141,6 +143,13 @@ async def _hinted(cache: AnyCache) -> AsyncIterator[None]:
         yield
 
 
+def _load_plugins() -> None:
+    """Import all formats, and find what the operator installed, because no request should read files for that."""
+    format_registry.specs()
+    for group in (plugins.CODECS, plugins.TRANSFORMS, plugins.STORES):
+        plugins.names(group)
+
+
 @asynccontextmanager
 async def open_pipeline(
     config: Config, recorder: Recorder, clock: Clock, takeover: Callable[[], Awaitable[None]] | None = None
@@ -166,6 +175,7 @@ async def open_pipeline(
     )
     async with AsyncExitStack() as stack:
         stack.enter_context(offered(config.decode.tokenizers))
+        await CPU.run(_load_plugins)
         pool = await stack.enter_async_context(DecodePool(decode_options(config), recorder))
         sources = await stack.enter_async_context(Sources(source_options(config), recorder, clock))
         if takeover is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import inspect
 import sys
 import tempfile
 import threading
@@ -75,8 +76,10 @@ class Tracer:
             self._trace = before
 
     def _called(self, frame: FrameType, event: str, _: Any) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(_PRODUCT):
-            self._trace.codes.add(frame.f_code)
+        code = frame.f_code
+        is_function = bool(code.co_flags & inspect.CO_OPTIMIZED)  # and not the body of a module or of a class
+        if event == "call" and is_function and code.co_filename.startswith(_PRODUCT):
+            self._trace.codes.add(code)
 
 
 def _data(folder: Path) -> None:

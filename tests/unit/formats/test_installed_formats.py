@@ -8,8 +8,12 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from structlog.testing import capture_logs
 
+from feedd.clock import SystemClock
+from feedd.config import load
+from feedd.daemon.wiring import open_pipeline
 from feedd.errors import Unsupported
 from feedd.formats import format_registry as registry
+from feedd.observe.recorder import NullRecorder
 from feedd.recipe import plugins
 
 if TYPE_CHECKING:
@@ -97,3 +101,16 @@ def test_own_formats_come_first() -> None:
     """No installed format takes a name or an extension from a format of feedd."""
     assert registry.get("tar") is registry.built_in()["tar"].reader
     assert registry.format_for("s3://b/x.tar") == "tar"
+
+
+async def test_a_daemon_looks_for_them_when_it_starts(tmp_path: Path) -> None:
+    """The log says at once what is unusable, and no request reads files on the event loop for it."""
+    settings = {"cache.dir": str(tmp_path / "cache"), "cache.size": "64MiB", "decode.workers": "1"}
+    config = load({name: (value, "the test") for name, value in settings.items()}, {}).config
+    with capture_logs() as logs:
+        async with open_pipeline(config, NullRecorder(), SystemClock()):
+            assert sum(line["event"] == "installed plug-in cannot be loaded" for line in logs) == 8
+            searched = plugins.names.cache_info().misses
+            for group in (plugins.FORMATS, plugins.CODECS, plugins.TRANSFORMS, plugins.STORES):
+                plugins.names(group)
+            assert plugins.names.cache_info().misses == searched == 4
