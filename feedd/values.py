@@ -114,13 +114,14 @@ class ShardIndex:
 
     Attributes:
         fields: extensions found anywhere in the shard, in order of first appearance.
-        starts: int64[field, sample], byte offset of the field in the object; if missing, ``formats.missing_reasons``.
+        starts: int64[field, sample], byte offset of the field in the object; with a reason, of its record, 0: unknown.
         sizes: int64[field, sample], bytes of the field; -1 if the sample lacks it.
         key_blob: UTF-8 keys, concatenated.
         key_ends: int64[sample], end of each key in ``key_blob``.
         encodings: of each field (see ``recipe.encodings``); empty: each field is a separate file, as in a tar.
         notes: field's number (-1: all), sample, and what the data holds instead of a value; for the first of each kind.
         unread: name and type of columns that no field can read if all are requested, or that lose their decimal point.
+        reasons: uint8[field, sample], why a field is missing (``formats.missing_reasons``); None: nothing is known.
     """
 
     fields: tuple[str, ...]
@@ -131,6 +132,7 @@ class ShardIndex:
     encodings: tuple[str, ...] = ()
     notes: tuple[tuple[int, int, str], ...] = ()
     unread: tuple[tuple[str, str], ...] = ()
+    reasons: NDArray[np.uint8] | None = None
 
     def encoding_of(self, column: int) -> str:
         """Return how one field is stored."""
@@ -235,8 +237,7 @@ class Cursor:
     """Resume position of one rank; travels with every batch.
 
     Attributes:
-        anchors: for each partition of the rank's node, a window and its start in the partition's stream. With them
-            a restarted daemon need not count earlier windows. Empty: nothing is known.
+        anchors: a window and its start in the stream, for each partition of the node, to count from; empty: unknown.
     """
 
     epoch: int = 0
@@ -272,8 +273,7 @@ class SourceSpec:
     """One of several datasets in a mixture.
 
     Attributes:
-        urls: see ``OpenSpec``.
-        fields: see ``OpenSpec``.
+        urls, fields: see ``OpenSpec``.
         weights: (first epoch, weight) pairs, ascending from epoch 0.
     """
 

@@ -107,7 +107,8 @@ class Indexes:
             )
         if shard in listing.idx_bytes:
             await CPU.run(say_fewer, key.ref, listing.idx_bytes[shard], index)
-        weight = index.starts.nbytes + index.sizes.nbytes + index.key_ends.nbytes + len(index.key_blob)
+        arrays = (index.starts, index.sizes, index.key_ends, index.reasons)
+        weight = sum(array.nbytes for array in arrays if array is not None) + len(index.key_blob)
         self._cached.put(key, index, weight)
         return index
 

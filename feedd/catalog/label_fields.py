@@ -270,7 +270,10 @@ def _labelled(index: ShardIndex, columns: Mapping[str, NDArray[np.int64]]) -> Sh
     starts = np.vstack([index.starts, *map(number_at, numbers)])
     sizes = np.vstack([index.sizes, *(np.where(one, np.int64(NUMBER_BYTES), np.int64(-1)) for one in known)])
     stored = (*(index.encodings or ("",) * len(index.fields)), *(NUMBER_STORED,) * len(columns))
-    return replace(index, fields=(*index.fields, *columns), starts=starts, sizes=sizes, encodings=stored)
+    fields, reasons = (*index.fields, *columns), index.reasons
+    if reasons is not None:
+        reasons = np.vstack([reasons, np.zeros((len(columns), index.sample_count), np.uint8)])
+    return replace(index, fields=fields, starts=starts, sizes=sizes, encodings=stored, reasons=reasons)
 
 
 def _labels(recipe: Sequence[FieldRecipe]) -> list[str]:

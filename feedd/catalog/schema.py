@@ -314,5 +314,10 @@ def _with_ready(index: ShardIndex, ready: Sequence[ReadyField]) -> ShardIndex:
     columns = [column for column, _ in places.values()]
     stored = tuple(stored for _, stored in places.values())
     return replace(
-        index, fields=tuple(places), starts=index.starts[columns], sizes=index.sizes[columns], encodings=stored
+        index,
+        fields=tuple(places),
+        starts=index.starts[columns],
+        sizes=index.sizes[columns],
+        encodings=stored,
+        reasons=None if index.reasons is None else index.reasons[columns],
     )

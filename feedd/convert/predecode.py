@@ -16,7 +16,7 @@ from feedd.convert.table_writer import Piece, TableWriter
 from feedd.convert.wanted_ranges import WholeObject
 from feedd.errors import Internal
 from feedd.formats import format_registry as formats
-from feedd.formats.missing_reasons import HAS, mark_of
+from feedd.formats.missing_reasons import HAS, table_marks
 from feedd.recipe.params import SAMPLE_BYTES_MAX, ImageParams
 from feedd.recipe.predecoded import HEAD, PIXELS, RowsParams, original_mark, prefix_of
 
@@ -92,23 +92,32 @@ class _Making:
         prefix = prefix_of(params)
         if prefix is None:
             raise Internal(f"this recipe has no part to predecode: {field.params}", stage="decode")
-        starts, sizes = self._index.starts[columns[0]].copy(), self._index.sizes[columns[0]].copy()
+        index = self._index
+        starts, sizes = index.starts[columns[0]].copy(), index.sizes[columns[0]].copy()
+        marks = self._marks(columns[0])
         for column in columns[1:]:
             lacking = sizes < 0
-            starts[lacking], sizes[lacking] = self._index.starts[column][lacking], self._index.sizes[column][lacking]
-        codec, places = make_prefix(params), zip(starts.tolist(), sizes.tolist(), strict=True)
+            starts[lacking], sizes[lacking] = index.starts[column][lacking], index.sizes[column][lacking]
+            marks[lacking] = self._marks(column)[lacking]
+        codec, places = make_prefix(params), zip(starts.tolist(), sizes.tolist(), marks.tolist(), strict=True)
         cells = (
-            mark_of(start) if size < 0 else self._cell(codec, prefix, self._data[start : start + size])
-            for start, size in places
+            self._cell(codec, prefix, self._data[start : start + size]) if mark == HAS else mark
+            for start, size, mark in places
         )
         self._writer.variable(field.sources[0], PIXELS, _pieces(cells))
 
     def _as_is(self, column: int) -> None:
         """Write a field unchanged."""
         index = self._index
-        places = zip(index.starts[column].tolist(), index.sizes[column].tolist(), strict=True)
-        cells = (mark_of(start) if size < 0 else [self._data[start : start + size]] for start, size in places)
+        starts, sizes, marks = index.starts[column], index.sizes[column], self._marks(column)
+        places = zip(starts.tolist(), sizes.tolist(), marks.tolist(), strict=True)
+        cells = ([self._data[start : start + size]] if mark == HAS else mark for start, size, mark in places)
         self._writer.variable(index.fields[column], index.encoding_of(column), _pieces(cells))
+
+    def _marks(self, column: int) -> NDArray[np.uint8]:
+        """Return which samples have a field, and why the others lack it, see ``formats.missing_reasons``."""
+        index = self._index
+        return table_marks(index.sizes[column], None if index.reasons is None else index.reasons[column])
 
     def _cell(self, codec: SampleCodec, prefix: Prefix, data: memoryview) -> Cell:
         """Return the cell of a sample: a predecoded row, or the unchanged sample if that fails."""

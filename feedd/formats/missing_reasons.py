@@ -1,7 +1,7 @@
-"""Reason codes for missing fields, encoded in an index as negative start offsets. Pure.
+"""Why fields are missing: numbers in an index and in tables, and texts for people. Pure.
 
-A sample with a damaged record keeps its place in the shard. Its fields have size -1, and their negative start encodes
-the reason and the start of the record.
+A sample with a damaged record keeps its place in the shard. Its fields have size -1, and the index tells the reason and
+the start of the record.
 """
 
 from __future__ import annotations
@@ -23,9 +23,6 @@ HAS: Final = 1
 
 ALL: Final = -1
 """Field number of a note that concerns the whole sample."""
-
-_REASON_BITS: Final = 3
-_REASONS_MASK: Final = (1 << _REASON_BITS) - 1
 
 
 class Why(enum.IntEnum):
@@ -60,24 +57,15 @@ class MissingField(NamedTuple):
     at: int
 
 
-def start_of_missing(why: Why, at: int | NDArray[np.int64] = 0) -> int | NDArray[np.int64]:
-    """Return the start offset that encodes a missing field; ``at`` is the start of the record, 0: unknown."""
-    return -((at << _REASON_BITS) | int(why))
-
-
 def marks_of(why: Why, bad: NDArray[np.bool_]) -> NDArray[np.uint8]:
     """Return uint8[rows], the marks of a column: ``bad`` rows lack it for the reason, others have it (``HAS``)."""
     return np.where(bad, HAS + int(why), HAS).astype(np.uint8)
 
 
-def mark_of(start: int) -> int:
-    """Return a table's mark for a field without a size from its start offset."""
-    return HAS + (-start & _REASONS_MASK) if start < 0 else 0
-
-
-def starts_of_missing(marks: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Return int64[rows], the start offsets for marks that are all reasons."""
-    return -(marks.astype(np.int64) - HAS)
+def table_marks(sizes: NDArray[np.int64], reasons: NDArray[np.uint8] | None) -> NDArray[np.uint8]:
+    """Return uint8[rows], a table's marks for a column of an index with these sizes and reasons."""
+    why = np.zeros(len(sizes), np.uint8) if reasons is None else reasons
+    return np.where(sizes >= 0, HAS, np.where(why > 0, HAS + why, 0)).astype(np.uint8)
 
 
 def missing_reason(index: ShardIndex, columns: Sequence[int], ordinal: int) -> MissingField | None:
@@ -88,13 +76,15 @@ def missing_reason(index: ShardIndex, columns: Sequence[int], ordinal: int) -> M
         columns: columns that may hold the field; empty: the shard has no such field.
         ordinal: number of the sample.
     """
+    if index.reasons is None:
+        return None
     for column in columns or range(len(index.fields)):
-        start = int(index.starts[column, ordinal])
-        if index.sizes[column, ordinal] >= 0 or start >= 0 or (number := -start & _REASONS_MASK) not in _TEXTS:
+        number = int(index.reasons[column, ordinal])
+        if index.sizes[column, ordinal] >= 0 or number not in _TEXTS:
             continue
         why = Why(number)
         if columns or why is not Why.CELL:  # a bad value in one column does not concern others
-            stored, place = index.encoding_of(column) or "text", -start >> _REASON_BITS
+            stored, place = index.encoding_of(column) or "text", int(index.starts[column, ordinal])
             got = next((text for of, at, text in index.notes if of in {column, ALL} and at == ordinal), "another")
             return MissingField(_TEXTS[why].format(stored=stored, name=index.fields[column], got=got), place or -1)
     return None

@@ -20,11 +20,13 @@ import numpy as np
 
 from feedd.formats.format_spec import FormatSpec
 from feedd.formats.framing import ShardReader, field_names, numbered, unread_of
-from feedd.formats.missing_reasons import HAS, starts_of_missing
+from feedd.formats.missing_reasons import HAS
 from feedd.recipe.encodings import parse_encoding
 from feedd.values import ShardIndex
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
 MAGIC: Final = b"feeddtbl"
@@ -119,14 +121,18 @@ class _Reader(ShardReader):
         self.check_cells(max(1, len(columns)), rows)
         starts = np.zeros((len(columns), rows), np.int64)
         sizes = np.zeros((len(columns), rows), np.int64)
+        why: dict[int, NDArray[np.uint8]] = {}
         for number, column in enumerate(columns):
-            self._column(column, rows, end, starts[number], sizes[number])
+            marks = self._column(column, rows, end, starts[number], sizes[number])
+            if marks is not None and bool((marks > HAS).any()):
+                why[number] = marks
+        reasons = _reasons(why, starts) if why else None
         names = field_names([column.name for column in columns], self._url)
         stored = tuple(column.encoding for column in columns)
         keys = numbered(rows) if foot.keys is None else self._keys(foot.keys, rows, end)
         notes = tuple((column, row, text[:NOTE_CHARS_MAX]) for column, row, text in foot.notes[:NOTES_MAX])
         unread = unread_of(dict(foot.unread))
-        return ShardIndex(names, starts, sizes, *keys, encodings=stored, notes=notes, unread=unread)
+        return ShardIndex(names, starts, sizes, *keys, stored, notes, unread, reasons)
 
     def _foot(self) -> tuple[TableFoot, int]:
         """Return the foot and its start."""
@@ -149,8 +155,8 @@ class _Reader(ShardReader):
 
     def _column(
         self, column: TableColumn, rows: int, end: int, starts: NDArray[np.int64], sizes: NDArray[np.int64]
-    ) -> None:
-        """Fill in starts and sizes of one column."""
+    ) -> NDArray[np.uint8] | None:
+        """Fill in starts and sizes of one column; return its marks, or None if it has none."""
         try:
             parse_encoding(column.encoding)
         except ValueError as error:
@@ -164,12 +170,12 @@ class _Reader(ShardReader):
             starts[1:] = ends[:-1]
             np.subtract(ends, starts, out=sizes)
             starts += column.at
-        if column.valid_at != NOWHERE:
-            self._check(column.name, column.valid_at, rows, end)
-            marks = np.frombuffer(self._data, np.uint8, rows, column.valid_at)
-            sizes[marks != HAS] = -1
-            why = marks > HAS
-            starts[why] = starts_of_missing(marks[why])
+        if column.valid_at == NOWHERE:
+            return None
+        self._check(column.name, column.valid_at, rows, end)
+        marks = np.frombuffer(self._data, np.uint8, rows, column.valid_at)
+        sizes[marks != HAS] = -1
+        return marks
 
     def _ends(self, name: str, ends_at: int, at: int, rows: int, end: int) -> tuple[NDArray[np.int64], int]:
         """Return the ends of the values at ``at``, int64[rows], borrowed, and the total size of the values."""
@@ -184,6 +190,16 @@ class _Reader(ShardReader):
     def _check(self, name: str, at: int, size: int, end: int) -> None:
         if at < 0 or at + size > end:
             self.fail(max(at, 0), f"{size} bytes of column {name!r} before byte {end}", f"an offset of {at}")
+
+
+def _reasons(marks: Mapping[int, NDArray[np.uint8]], starts: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """Return the reasons of an index by the marks of its columns. A table does not tell where its rows came from."""
+    reasons = np.zeros(starts.shape, np.uint8)
+    for number, column in marks.items():
+        why = column > HAS
+        reasons[number, why] = column[why] - HAS
+        starts[number, why] = 0
+    return reasons
 
 
 FORMATS: Final = (FormatSpec(TableFormat()),)

@@ -23,7 +23,7 @@ import numpy as np
 from feedd.errors import BadShard
 from feedd.formats.format_spec import FormatSpec, cut_at
 from feedd.formats.framing import NamedCells, field_names, numbered
-from feedd.formats.missing_reasons import Why, start_of_missing
+from feedd.formats.missing_reasons import Why
 from feedd.formats.protobuf import MessageReader, NotAMessage
 from feedd.values import ShardIndex
 
@@ -90,7 +90,7 @@ class _Reader(MessageReader):
     def __init__(self, data: memoryview, url: str) -> None:
         super().__init__(data, url)
         self._columns = NamedCells[bytes]()
-        self._bad: dict[int, int] = {}  # sample -> start offset with its reason, see formats.missing_reasons
+        self._bad: dict[int, tuple[Why, int]] = {}  # sample -> why it is bad, and the start of its record
 
     def read(self) -> ShardIndex:
         """Read all records; return the index."""
@@ -128,7 +128,7 @@ class _Reader(MessageReader):
             self._example(sample, start, end)
         except (NotAMessage, BadShard) as error:
             columns.forget(entries, names)
-            self._bad[sample] = int(start_of_missing(Why.RECORD, start))
+            self._bad[sample] = Why.RECORD, start
             return error
         return None
 
@@ -148,7 +148,7 @@ class _Reader(MessageReader):
             if end + _FOOT_BYTES > total:
                 self.fail(start, f"{length} bytes of record and their checksum", f"end of data after {total} bytes")
             if int.from_bytes(data[end : end + _FOOT_BYTES], "little") != masked_crc(data[start:end]):
-                self._bad[sample] = int(start_of_missing(Why.CHECKSUM, start))
+                self._bad[sample] = Why.CHECKSUM, start
             yield start, end
             at = end + _FOOT_BYTES
             sample += 1
@@ -216,21 +216,25 @@ class _Reader(MessageReader):
     def _index(self, samples: int) -> ShardIndex:
         columns = self._columns
         starts, sizes = columns.tables(self, len(columns.names), samples)
-        self._mark(starts, sizes)
+        reasons = self._marked(starts, sizes)
         names = field_names([name.decode("utf-8", "replace") for name in columns.names], self._url)
-        return ShardIndex(names, starts, sizes, *numbered(samples), encodings=tuple(columns.encodings))
+        encodings = tuple(columns.encodings)
+        return ShardIndex(names, starts, sizes, *numbered(samples), encodings=encodings, reasons=reasons)
 
     def _whole(self, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> ShardIndex:
         """Return an index of unchanged records."""
-        self._mark(starts[None], sizes[None])
-        return ShardIndex((DATA,), starts[None], sizes[None], *numbered(len(starts)))
+        reasons = self._marked(starts[None], sizes[None])
+        return ShardIndex((DATA,), starts[None], sizes[None], *numbered(len(starts)), reasons=reasons)
 
-    def _mark(self, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
-        """Write the reasons of bad samples into an index."""
-        if self._bad:
-            samples = np.fromiter(self._bad, np.intp, len(self._bad))
-            starts[:, samples] = np.fromiter(self._bad.values(), np.int64, len(self._bad))
-            sizes[:, samples] = -1
+    def _marked(self, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.uint8] | None:
+        """Mark bad samples as missing, in place; return the reasons of the index."""
+        if not self._bad:
+            return None
+        samples = np.fromiter(self._bad, np.intp, len(self._bad))
+        reasons = np.zeros(starts.shape, np.uint8)
+        reasons[:, samples], starts[:, samples] = np.array(list(self._bad.values()), np.int64).T
+        sizes[:, samples] = -1
+        return reasons
 
 
 def _begins(data: memoryview) -> bool:

@@ -209,7 +209,7 @@ class Executor:
         fds.append(columns.pack(index))
         busy_s = time.perf_counter() - began_s
         told = index.fields, index.sample_count, len(index.key_blob), index.encodings, index.notes, index.unread
-        return Indexed(request.id, busy_s, *told)
+        return Indexed(request.id, busy_s, *told, has_reasons=index.reasons is not None)
 
     def _sizes(self, request: MeasureRequest, fds: list[int]) -> tuple[bytes, int]:
         if request.keep:

@@ -1,6 +1,7 @@
 """Sends a shard index from worker to daemon: too large for a packet, it travels as a memfd.
 
-Layout: int64 starts[field, sample], int64 sizes[field, sample], int64 key_ends[sample], then the key blob.
+Layout: int64 starts[field, sample], int64 sizes[field, sample], int64 key_ends[sample], then the key blob, then uint8
+reasons[field, sample] if there are any.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ def pack(index: ShardIndex) -> int:
         for column in (index.starts, index.sizes, index.key_ends):
             _write(fd, np.ascontiguousarray(column, "<i8").reshape(-1).view(np.uint8).data)
         _write(fd, memoryview(index.key_blob))
+        if index.reasons is not None:
+            _write(fd, np.ascontiguousarray(index.reasons).reshape(-1).data)
     except BaseException:
         os.close(fd)
         raise
@@ -79,6 +82,9 @@ def unpack(fd: int, reply: Indexed) -> ShardIndex:
     _read(fd, numbers.view(np.uint8).data, 0)
     _read(fd, memoryview(keys), numbers.nbytes)
     shape = (len(reply.fields), samples)
+    reasons = np.empty(shape, np.uint8) if reply.has_reasons else None
+    if reasons is not None:
+        _read(fd, reasons.reshape(-1).data, numbers.nbytes + len(keys))
     return ShardIndex(
         fields=reply.fields,
         starts=numbers[:cells].reshape(shape),
@@ -88,6 +94,7 @@ def unpack(fd: int, reply: Indexed) -> ShardIndex:
         encodings=reply.encodings,
         notes=reply.notes,
         unread=reply.unread,
+        reasons=reasons,
     )
 
 

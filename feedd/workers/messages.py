@@ -151,6 +151,7 @@ class Indexed(msgspec.Struct, frozen=True, array_like=True, tag="indexed"):
     encodings: tuple[str, ...] = ()
     notes: tuple[tuple[int, int, str], ...] = ()
     unread: tuple[tuple[str, str], ...] = ()
+    has_reasons: bool = False
 
 
 class ConvertedAnswer(msgspec.Struct, frozen=True, array_like=True, tag="converted"):

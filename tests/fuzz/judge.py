@@ -79,7 +79,9 @@ def check_index(index: ShardIndex, size_bytes: int) -> None:
     assert not index.encodings or len(index.encodings) == len(index.fields)
     there = index.sizes >= 0
     assert (index.sizes >= -1).all()
-    assert (index.starts[there] >= 0).all()
+    assert (index.starts >= 0).all()
+    assert index.reasons is None or (index.reasons.shape == shape and index.reasons.dtype == np.uint8)
+    assert index.reasons is None or not index.reasons[there].any()
     assert (index.starts[there] <= size_bytes - index.sizes[there]).all()
     ends = index.key_ends
     assert not ends.size or (ends[0] >= 0 and (np.diff(ends) >= 0).all() and ends[-1] <= len(index.key_blob))

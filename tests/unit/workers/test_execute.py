@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from feedd.errors import Internal, ResourceExhausted
+from feedd.formats.missing_reasons import Why
 from feedd.formats.tar import TarFormat
 from feedd.recipe.recipe import parse_field
 from feedd.values import ShardFile, ShardIndex
@@ -30,6 +32,7 @@ from feedd.workers.messages import (
 )
 from feedd.workers.work import DecodeTask, FieldWork
 from tests.fakes.tars import shard_file, tar_bytes
+from tests.fakes.tfrecords import example, tfrecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -139,6 +142,22 @@ def test_an_index_survives_its_transport(shard: ShardFile) -> None:
     assert [index.key(n) for n in range(5)] == list("01234")
     assert index.fields == ("cls", "txt")
     assert index.sizes.tolist() == [[1] * 5, [0, 1, 2, 3, 4]]
+
+
+def test_why_fields_are_missing_survives_too(shard: ShardFile, tmp_path: Path) -> None:
+    """A damaged record is bad for a reason, and the daemon knows it."""
+    data = bytearray(tfrecord(example(a=[1]), example(a=[2])))
+    data[-1] ^= 1
+    (tmp_path / "damaged").write_bytes(data)
+    ref = replace(shard.ref, size_bytes=len(data))
+    request = IndexRequest(1, split.file_message(ShardFile(ref, str(tmp_path / "damaged"), 0)), "tfrecord")
+    answer, fds = Executor().run(request)
+    assert isinstance(answer, Indexed)
+    index = columns.unpack(fds[0], answer)
+    os.close(fds[0])
+    assert index.reasons is not None
+    assert index.reasons.tolist() == [[0, Why.CHECKSUM]]
+    assert index.starts.tolist()[0][1] == len(data) // 2 + 12
 
 
 def test_measuring_never_fails_for_a_sample(shard: ShardFile) -> None:
