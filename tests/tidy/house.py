@@ -1,7 +1,8 @@
 """Sizes of the house: files, lines and classes, and how many files and functions a batch and an open run through.
 
 ``python -m tests.tidy.house`` prints them. The files and functions are those of the daemon's process, decode workers
-left out, over local tars: one session of two fields, batches of 32 samples, one worker.
+left out, over local tars: one session of two fields, batches of 32 samples, one worker. The objects that a byte range
+passes are those whose coroutines wait for it: from a shard that is acquired to the connection that receives it.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import collections
 import inspect
+import json
 import sys
 import tempfile
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from feedd.clock import SystemClock
 from feedd.config import load
@@ -23,6 +25,8 @@ from feedd.daemon.wiring import open_pipeline
 from feedd.observe.recorder import NullRecorder
 from feedd.protocols import Produced
 from feedd.values import Cursor, OpenSpec, Topology
+from tests.fakes.s3.faults import Fault
+from tests.fakes.s3.server import S3Server
 from tests.fakes.tars import tar_bytes
 from tests.tidy.tree import ROOT, sources
 
@@ -31,6 +35,9 @@ if TYPE_CHECKING:
     from types import CodeType, FrameType
 
 _PRODUCT = str(ROOT / "feedd") + "/"
+_WAY: Final = {"cache", "converting", "fetch", "flow"}
+_ASIDE: Final = {"DiskWatch", "S3Store", "S3Checksums", "ClosingSession"}  # watch the disk, ask for a checksum
+_WAIT_S: Final = 20.0
 _SHARDS, _SAMPLES, _BATCH_SIZE = 4, 96, 32
 
 
@@ -133,6 +140,46 @@ def walk() -> dict[str, Trace]:
             tracer.stop()
 
 
+async def _range_way(folder: Path, url: str) -> list[str]:
+    settings = {"cache.dir": str(folder), "cache.size": "64MiB", "decode.workers": "1"}
+    access = json.dumps({"*": {"endpoint_url": url, "anonymous": True}})
+    config = load({name: (value, "the sizes") for name, value in settings.items()}, {"FEEDD_S3": access}).config
+    async with open_pipeline(config, NullRecorder(), SystemClock()) as pipeline:
+        (ref,) = await pipeline.stages.sources.resolve(["s3://bucket/shard.tar"])
+        acquired = asyncio.create_task(pipeline.stages.cache.acquire([ref]))
+        try:
+            async with asyncio.timeout(_WAIT_S):
+                while "Connection" not in (found := _waiting()):  # noqa: ASYNC110 - the tasks themselves are looked at
+                    await asyncio.sleep(0.01)
+        finally:
+            acquired.cancel()
+            await asyncio.wait([acquired])
+    return found
+
+
+def _waiting() -> list[str]:
+    """Return the classes of the objects of the way's rooms in whose coroutines tasks wait."""
+    found: dict[int, str] = {}
+    for task in asyncio.all_tasks():
+        inner: Any = task.get_coro()
+        while inner is not None:
+            frame = getattr(inner, "cr_frame", None)
+            path = "" if frame is None else frame.f_code.co_filename.removeprefix(_PRODUCT)
+            if frame is not None and path.partition("/")[0] in _WAY and "self" in frame.f_locals:
+                owner = frame.f_locals["self"]
+                found.setdefault(id(owner), type(owner).__name__)
+            inner = getattr(inner, "cr_await", None)
+    return [name for name in found.values() if name not in _ASIDE]
+
+
+def range_way() -> list[str]:
+    """Return the classes of the objects that a byte range passes, from its acquirer to its connection."""
+    with tempfile.TemporaryDirectory(prefix="feedd-house-") as folder, S3Server() as server:
+        server.put("bucket", "shard.tar", bytes(3 << 20))
+        server.script("bucket", "shard.tar", always=Fault(hang=True))
+        return asyncio.run(_range_way(Path(folder), server.url))
+
+
 def repeated_names() -> list[str]:
     """Return names of modules that ``feedd`` has more than once."""
     names = [source.path.stem for source in sources() if source.path.parts[0] == "feedd"]
@@ -146,7 +193,10 @@ def main() -> None:
     print(f"feedd: {len(own)} files, {sum(source.line_count for source in own)} lines", end=", ")
     print(f"{sum(1 for source in own for _ in source.classes())} classes")
     print("module names that stand more than once:", ", ".join(repeated_names()) or "none")
-    for name, trace in walk().items():
+    traces = walk()
+    way = range_way()
+    print(f"a byte range passes {len(way)} objects: {', '.join(way)}")
+    for name, trace in traces.items():
         print(f"{name}: {len(trace.files)} files, {len(trace.codes)} functions")
         if "--files" in sys.argv:
             print("   ", "\n    ".join(sorted(trace.files)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.tidy.house import repeated_names, walk
+from tests.tidy.house import range_way, repeated_names, walk
 
 
 def test_no_module_name_stands_twice() -> None:
@@ -18,3 +18,11 @@ def test_a_batch_runs_through_few_files() -> None:
     files = {name: len(trace.files) for name, trace in walk().items()}
     assert files["open, cold"] <= 165
     assert 20 < files["warm batch"] <= 82  # 20: else nothing was traced
+
+
+def test_a_byte_range_passes_few_objects() -> None:
+    """Who follows one part of a shard from the cache to its connection meets no more objects than these."""
+    way = range_way()
+    assert {"PlacedCache", "DiskCache"} & set(way)
+    assert way.count("Connection") == 1
+    assert len(way) <= 21
