@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from feedd.metrics import Metric
+    from feedd.open_spec import OpenSpec
     from feedd.range_sink import RangeSink
     from feedd.values import (
         BatchReady,
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
         EpochEnd,
         ObjectChecksum,
         ObjectRef,
-        OpenSpec,
         ReadProgress,
         SessionInfo,
         ShardFile,

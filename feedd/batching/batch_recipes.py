@@ -133,7 +133,7 @@ async def resolve(
         BadRequest: the data does not determine the fields, a field is missing, or the sources do not agree.
         BadShard, NotFound, ...: raised while the shard is read.
     """
-    orders = reader.orders(Cursor(request.spec.epoch))
+    orders = reader.orders(Cursor(request.spec.session.epoch))
     found = await run_all(
         _resolve(
             catalog,
@@ -221,8 +221,8 @@ def _filter_fields(request: Request, recipe: Sequence[FieldRecipe]) -> list[Fiel
         for one in request.filters
         for field in one.readers(recipe) or (FieldRecipe(one.field, one.sources(recipe), *_ANY),)
     ]
-    if request.spec.bucket_by:
-        found.append(FieldRecipe(request.spec.bucket_by, request.bucket_sources, *_ANY))
+    if request.spec.order.bucket_by:
+        found.append(FieldRecipe(request.spec.order.bucket_by, request.bucket_sources, *_ANY))
     return found
 
 

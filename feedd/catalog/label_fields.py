@@ -65,7 +65,10 @@ async def with_tables(sources: Sources, request: Request) -> Request:
     wanted = tuple(
         tuple(_with_versions(field, number, refs) for field in recipe) for number, recipe in enumerate(request.wanted)
     )
-    return replace(request, wanted=wanted, mix=mix_facts(request.spec, wanted) if request.spec.sources else None)
+    spec = request.spec
+    return replace(
+        request, wanted=wanted, mix=mix_facts(spec.order, spec.data.sources, wanted) if spec.data.sources else None
+    )
 
 
 class Labelling:
@@ -195,7 +198,7 @@ def _check_labelled(known: _Known, url: str, source: str, request: Request) -> N
 
     If there are filters, they may leave out samples without a label, so such samples are reported later.
     """
-    strict = not request.filters and (request.policy is BadSamples.ERROR or not request.spec.bad_samples_max)
+    strict = not request.filters and (request.policy is BadSamples.ERROR or not request.spec.data.bad_samples_max)
     if not known.missing or (known.missing < known.total and not strict):
         return
     table = table_of(source)

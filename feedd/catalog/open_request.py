@@ -19,7 +19,7 @@ from feedd.values import FieldRecipe
 
 if TYPE_CHECKING:
     from feedd.dataset.listing import Listing
-    from feedd.values import OpenSpec
+    from feedd.open_spec import OpenSpec
 
 PACKS_PER_WINDOW: Final = 16  # about 320 MiB
 
@@ -57,41 +57,41 @@ class Request:
         Raises:
             BadRequest: the request cannot be served.
         """
-        check_mode(spec.sharding)
-        parse_uneven(spec.uneven)
-        fields = [source.fields for source in spec.sources] or [spec.fields]
+        check_mode(spec.order.sharding)
+        parse_uneven(spec.order.uneven)
+        fields = [source.fields for source in spec.data.sources] or [spec.data.fields]
         wanted = tuple(tuple(parse_field(name, text) for name, text in one) for one in fields)
-        if spec.decoded_cache:
+        if spec.data.decoded_cache:
             wanted = tuple(tuple(map(crop_friendly, one)) for one in wanted)
         check_packing(spec, wanted)
-        mix = mix_facts(spec, wanted) if spec.sources else None
+        mix = mix_facts(spec.order, spec.data.sources, wanted) if spec.data.sources else None
         cuts = tuple(windows_of(one) for one in wanted)
-        if spec.bucket_by and (spec.sources or not spec.shuffle):
+        if spec.order.bucket_by and (spec.data.sources or not spec.order.shuffle):
             raise Unsupported(
                 "expected a single, shuffled dataset for bucket_by, got another request",
                 object="bucket_by",
                 hint="leave bucket_by out, or use Shuffle(bucket_by=...) with one url",
                 stage="plan",
             )
-        filters = tuple(map(parse_filter, spec.filters))
-        policy = parse_policy(spec.bad_samples)
-        window_shards = spec.window_shards or window_shards
+        filters = tuple(map(parse_filter, spec.data.filters))
+        policy = parse_policy(spec.data.bad_samples)
+        window_shards = spec.order.window_shards or window_shards
         return cls(spec, wanted, window_shards, mix, cuts if any(cuts) else (), filters, policy)
 
     @property
     def sources(self) -> tuple[tuple[str, ...], ...]:
         """URLs of each source."""
-        return tuple(source.urls for source in self.spec.sources) or (self.spec.urls,)
+        return tuple(source.urls for source in self.spec.data.sources) or (self.spec.data.urls,)
 
     def window(self, listing: Listing) -> int:
         """Return the shards per shuffle window. The default is larger for packs, which hold neighbours of one class."""
-        told = self.spec.window_shards or not listing.packs
+        told = self.spec.order.window_shards or not listing.packs
         return self.window_shards if told else max(self.window_shards, PACKS_PER_WINDOW)
 
     @property
     def strict(self) -> bool:
         """Whether the first bad sample is an error."""
-        return self.policy is BadSamples.ERROR or not self.spec.bad_samples_max
+        return self.policy is BadSamples.ERROR or not self.spec.data.bad_samples_max
 
     @property
     def read(self) -> tuple[tuple[FieldRecipe, ...], ...]:
@@ -101,13 +101,13 @@ class Request:
     @property
     def bucket_sources(self) -> tuple[str, ...]:
         """Names that the data may use for the ``bucket_by`` field; empty without ``bucket_by``."""
-        name = self.spec.bucket_by
+        name = self.spec.order.bucket_by
         decoded = (field.sources for field in self.wanted[0] if field.name == name)
         return next(decoded, tuple(part.strip().lower() for part in name.split(";") if part.strip()))
 
     def _looked_at(self, recipe: tuple[FieldRecipe, ...]) -> list[FieldRecipe]:
         found = [FieldRecipe(one.field, one.sources(recipe), "bytes") for one in self.filters]
-        name = self.spec.bucket_by
+        name = self.spec.order.bucket_by
         return [*found, FieldRecipe(name, self.bucket_sources, "bytes")] if name else found
 
     def fingerprint(self, listing: Listing) -> bytes:
@@ -116,4 +116,4 @@ class Request:
         rules = sorted(map(filter_text, self.filters))
         if self.policy is BadSamples.REPLACE:  # changes the samples in batches; other policies only leave some out
             rules.append(f"bad_samples={self.policy.value}")
-        return listing.fingerprint(self.spec, plain, self.window(listing), self.mix, rules)
+        return listing.fingerprint(self.spec.order, plain, self.window(listing), self.mix, rules)

@@ -156,10 +156,10 @@ async def _look(config: Config, url: str, count: int) -> _Found:
     from feedd.clock import SystemClock  # noqa: PLC0415 - see _run
     from feedd.daemon.wiring import open_pipeline  # noqa: PLC0415 - see _run
     from feedd.observe.recorder import NullRecorder  # noqa: PLC0415 - see _run
+    from feedd.open_spec import DataSpec, OpenSpec, OrderSpec  # noqa: PLC0415 - see _run
     from feedd.sessions.column_types import typed  # noqa: PLC0415 - see _run
-    from feedd.values import OpenSpec  # noqa: PLC0415 - see _run
 
-    request = Request.of(OpenSpec((url,), (), 1), 1)
+    request = Request.of(OpenSpec(DataSpec((url,)), OrderSpec(1)), 1)
     async with open_pipeline(config, NullRecorder(), SystemClock()) as pipeline:
         stages = pipeline.stages
         listing = await pipeline.catalog.mixed(request.sources, lambda _: False)

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from feedd.dataset.assignment import Assignment
     from feedd.dataset.fingerprint import Runs
     from feedd.dataset.packs import Packs
-    from feedd.values import FieldRecipe, ObjectRef, OpenSpec
+    from feedd.open_spec import OrderSpec
+    from feedd.values import FieldRecipe, ObjectRef
 
 _APART_MAX: Final = 64
 
@@ -161,13 +162,13 @@ class Listing:
             return uneven
         return Uneven.DROP if self.indexed else Uneven.JOIN
 
-    def partitioning(self, spec: OpenSpec) -> Partitioning:
-        """Return how the spec wants the dataset cut.
+    def partitioning(self, order: OrderSpec) -> Partitioning:
+        """Return how the dataset is cut.
 
         Raises:
             BadRequest: partitions and topology do not fit together.
         """
-        cut = Partitioning.of(spec.sharding, spec.partitions, spec.batch_size, spec.topology)
+        cut = Partitioning.of(order.sharding, order.partitions, order.batch_size, order.topology)
         return replace(cut, owners_of=self._owners_of)
 
     def _owners_of(self, sizes: NDArray[np.int64], count: int) -> NDArray[np.int64]:
@@ -180,35 +181,35 @@ class Listing:
             last[1].setflags(write=False)
         return last[1]
 
-    def shares(self, spec: OpenSpec) -> tuple[Assignment, ...]:
-        """Return the partitions of the node that the spec's rank runs on.
+    def shares(self, order: OrderSpec) -> tuple[Assignment, ...]:
+        """Return the partitions of the node that the rank runs on.
 
         Raises:
             BadRequest: see ``Partitioning``.
         """
-        return self.partitioning(spec).shares(
-            self.sizes, self.counts, spec.topology.node_count, spec.topology.node_rank
+        return self.partitioning(order).shares(
+            self.sizes, self.counts, order.topology.node_count, order.topology.node_rank
         )
 
-    def steps(self, spec: OpenSpec, uneven: Uneven) -> int | None:
+    def steps(self, order: OrderSpec, uneven: Uneven) -> int | None:
         """Return the steps of every rank; None: ranks differ, or the steps are not known in advance.
 
         Raises:
             BadRequest, Unsupported: equal steps are required but cannot be computed.
         """
-        if spec.steps:
-            return spec.steps
+        if order.steps:
+            return order.steps
         if uneven in UNEQUAL:
             return None
         counts = known_counts(self.counts, len(self.refs))
         if counts is None:
             raise needs_counts(uneven)
-        samples = partition_samples(self.partitioning(spec), self.sizes, counts)
-        return common_steps(uneven, samples, spec.batch_size, spec.topology)
+        samples = partition_samples(self.partitioning(order), self.sizes, counts)
+        return common_steps(uneven, samples, order.batch_size, order.topology)
 
     def fingerprint(
         self,
-        spec: OpenSpec,
+        order: OrderSpec,
         recipes: Sequence[FieldRecipe],
         window_shards: int,
         mix: Mapping[str, object] | None = None,
@@ -220,7 +221,7 @@ class Listing:
         how a step's samples are dealt out to ranks and nodes, which may change when a run resumes.
 
         Args:
-            spec: the request.
+            order: what the request says about order and steps.
             recipes: recipes of the fields; for several sources they are among the facts of ``mix``.
             window_shards: shards per shuffle window.
             mix: facts of a mixture.
@@ -229,11 +230,11 @@ class Listing:
         columns: dict[str, Runs] = {}
         facts: dict[str, object] = {
             "fields": recipe_facts(recipes),
-            "step_samples": spec.batch_size * spec.topology.world_size,
-            "partitions": spec.partitions or spec.topology.node_count,
-            "sharding": spec.sharding,
-            "shuffle": [spec.shuffle, window_shards if spec.shuffle else 1, spec.window_bytes],
-            "seed": spec.seed,
+            "step_samples": order.batch_size * order.topology.world_size,
+            "partitions": order.partitions or order.topology.node_count,
+            "sharding": order.sharding,
+            "shuffle": [order.shuffle, window_shards if order.shuffle else 1, order.window_bytes],
+            "seed": order.seed,
         }
         if self.named:
             columns["formats"] = self._named_runs()
@@ -241,8 +242,8 @@ class Listing:
             facts["mix"] = {**mix, "firsts": list(self.firsts)}
         if filters:
             facts["filters"] = list(filters)
-        if spec.bucket_by:
-            facts["bucket_by"] = spec.bucket_by
+        if order.bucket_by:
+            facts["bucket_by"] = order.bucket_by
         return fingerprint(self.digest, facts, columns)
 
     def _named_runs(self) -> Runs:

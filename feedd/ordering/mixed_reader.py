@@ -38,8 +38,9 @@ if TYPE_CHECKING:
 
     from feedd.dataset.assignment import Partitioning
     from feedd.dataset.listing import Listing
+    from feedd.open_spec import OrderSpec, SourceSpec
     from feedd.ordering.batch_plan import BatchRows
-    from feedd.values import FieldRecipe, OpenSpec, SourceSpec, Topology
+    from feedd.values import FieldRecipe, Topology
 
 # Domains in addition to ``mixing.MIX`` and those of ``rng``: part of the order, never renumber.
 SOURCES = 17
@@ -63,20 +64,22 @@ def weights_of(sources: Sequence[SourceSpec]) -> dict[int, tuple[float, ...]]:
     }
 
 
-def mix_facts(spec: OpenSpec, recipes: Sequence[Sequence[FieldRecipe]]) -> dict[str, object]:
+def mix_facts(
+    order: OrderSpec, sources: Sequence[SourceSpec], recipes: Sequence[Sequence[FieldRecipe]]
+) -> dict[str, object]:
     """Return the facts of a mixture that decide which samples a step holds, for the fingerprint.
 
     Raises:
         BadRequest: weights or a mode that cannot be served.
     """
     # Any end will do, but there must be one.
-    options = MixOptions(0, spec.mix, spec.batch_size, samples_per_epoch=spec.batch_size)
-    whole = Mixture(weights_of(spec.sources), options)
+    options = MixOptions(0, order.mix, order.batch_size, samples_per_epoch=order.batch_size)
+    whole = Mixture(weights_of(sources), options)
     return {
-        "mode": spec.mix,
-        "batch": spec.batch_size if spec.mix in {BATCH, BATCH_SAMPLE} else 0,
+        "mode": order.mix,
+        "batch": order.batch_size if order.mix in {BATCH, BATCH_SAMPLE} else 0,
         "weights": [[epoch, list(parts)] for epoch, parts in whole.ratios],
-        "samples": _epoch_samples(spec) or 0,
+        "samples": _epoch_samples(order) or 0,
         "fields": [recipe_facts(one) for one in recipes],
     }
 
@@ -86,44 +89,44 @@ class MixedPlan:
     """The plan of a node's ranks. Shared by readers; not thread-safe.
 
     Attributes:
-        spec: the request.
+        order: what the request says about order and steps.
         partitions: for each partition of the node, its mixture and its streams of the sources.
         rank_samples: samples that each partition gives to a step.
         twins: see ``Listing``.
     """
 
-    spec: OpenSpec
+    order: OrderSpec
     partitions: tuple[tuple[Mixture, tuple[RepeatingSource, ...]], ...]
     rank_samples: int
     twins: NDArray[np.int64] | None = None
 
     @classmethod
-    def of(cls, listing: Listing, spec: OpenSpec, window_shards: int) -> MixedPlan:
+    def of(cls, listing: Listing, order: OrderSpec, sources: Sequence[SourceSpec], window_shards: int) -> MixedPlan:
         """Plan a mixture; takes microseconds per shard.
 
         Raises:
             BadRequest: sample counts are unknown, or the request does not fit the data.
         """
-        topology, cut = spec.topology, listing.partitioning(spec)
-        _check(spec, cut)
-        counts = [_counts(listing, spec, source) for source in range(len(listing.firsts))]
+        topology, cut = order.topology, listing.partitioning(order)
+        _check(order, cut)
+        counts = [_counts(listing, sources[source].urls, source) for source in range(len(listing.firsts))]
         sizes = [listing.sizes[_slice(listing, source)] for source in range(len(listing.firsts))]
         held = [partition_samples(cut, size, count) for size, count in zip(sizes, counts, strict=True)]
-        mixture = _mixture(spec, cut, [int(samples.min()) for samples in held])
+        mixture = _mixture(order, sources, cut, [int(samples.min()) for samples in held])
         nodes, node = topology.node_count, topology.node_rank
         streams: list[list[RepeatingSource]] = []
         for source, first in enumerate(listing.firsts):
             known = dict(enumerate(counts[source].tolist())) if cut.how == SAMPLE else {}
-            seed = source_seed(spec.seed, source)
-            options = EpochOptions(0, seed, spec.shuffle, window_shards, spec.window_bytes)
+            seed = source_seed(order.seed, source)
+            options = EpochOptions(0, seed, order.shuffle, window_shards, order.window_bytes)
             shares = cut.shares(sizes[source], known, nodes, node)
             streams.append([RepeatingSource(share, first, counts[source], options) for share in shares])
         numbers = range(node, cut.partition_count, nodes)
-        drawn = [rng.derive(PARTITIONS, spec.seed, 0 if cut.how == REPLICATED else number) for number in numbers]
+        drawn = [rng.derive(PARTITIONS, order.seed, 0 if cut.how == REPLICATED else number) for number in numbers]
         partitions = tuple(
             (mixture.with_seed(seed), its) for seed, its in zip(drawn, zip(*streams, strict=True), strict=True)
         )
-        return cls(spec, partitions, _step_samples(spec) // cut.partition_count, listing.twins)
+        return cls(order, partitions, _step_samples(order) // cut.partition_count, listing.twins)
 
     @cached_property
     def assigned(self) -> NDArray[np.int64]:
@@ -242,8 +245,8 @@ class MixedReader:
         steps = plan.steps(at.epoch)
         if at.step >= steps:
             return EpochEnd(at.epoch, steps)
-        per_step, batch_size = plan.rank_samples, plan.spec.batch_size
-        low = plan.spec.topology.local_rank * batch_size
+        per_step, batch_size = plan.rank_samples, plan.order.batch_size
+        low = plan.order.topology.local_rank * batch_size
         parts = []
         for number in range(low // per_step, -(-(low + batch_size) // per_step)):
             begin, end = max(low - number * per_step, 0), min(low + batch_size - number * per_step, per_step)
@@ -257,40 +260,40 @@ class MixedReader:
         """Do nothing, because the streams sort their own windows."""
 
 
-def _step_samples(spec: OpenSpec) -> int:
+def _step_samples(order: OrderSpec) -> int:
     """Return the samples of a step of all ranks."""
-    return spec.batch_size * spec.topology.world_size
+    return order.batch_size * order.topology.world_size
 
 
-def _epoch_samples(spec: OpenSpec) -> int | None:
+def _epoch_samples(order: OrderSpec) -> int | None:
     """Return the samples of a mixed epoch of all ranks, whole steps; None: until the first source ends."""
-    if spec.steps:
-        return spec.steps * _step_samples(spec)
-    if not spec.samples_per_epoch:
+    if order.steps:
+        return order.steps * _step_samples(order)
+    if not order.samples_per_epoch:
         return None
-    steps = spec.samples_per_epoch // _step_samples(spec)
+    steps = order.samples_per_epoch // _step_samples(order)
     if not steps:
         raise _bad(
-            f"samples_per_epoch to hold a step of {_step_samples(spec)} samples of all ranks",
-            spec.samples_per_epoch,
+            f"samples_per_epoch to hold a step of {_step_samples(order)} samples of all ranks",
+            order.samples_per_epoch,
             "raise samples_per_epoch",
         )
-    return steps * _step_samples(spec)
+    return steps * _step_samples(order)
 
 
-def _check(spec: OpenSpec, cut: Partitioning) -> None:
-    topology: Topology = spec.topology
-    if spec.mix not in MODES:
-        raise _bad(f"mix to be one of {', '.join(MODES)}", repr(spec.mix), "choose a listed mode")
+def _check(order: OrderSpec, cut: Partitioning) -> None:
+    topology: Topology = order.topology
+    if order.mix not in MODES:
+        raise _bad(f"mix to be one of {', '.join(MODES)}", repr(order.mix), "choose a listed mode")
     if topology.world_size != topology.node_count * topology.local_world_size:
         raise _bad(
             "the same number of ranks on all nodes to mix datasets",
             f"{topology.world_size} ranks on {topology.node_count} nodes, {topology.local_world_size} of them on this",
             "run the same number of ranks on every node",
         )
-    if spec.mix in {BATCH, BATCH_SAMPLE} and cut.partition_count != topology.node_count:
+    if order.mix in {BATCH, BATCH_SAMPLE} and cut.partition_count != topology.node_count:
         raise _bad(
-            f"as many partitions as nodes for mix={spec.mix!r}, whose batches come from one source",
+            f"as many partitions as nodes for mix={order.mix!r}, whose batches come from one source",
             cut.partition_count,
             "leave partitions out, or use mix='stratified' or 'sample'",
         )
@@ -301,7 +304,7 @@ def _slice(listing: Listing, source: int) -> slice:
     return slice(shards.start, shards.stop)
 
 
-def _counts(listing: Listing, spec: OpenSpec, source: int) -> NDArray[np.int64]:
+def _counts(listing: Listing, urls: Sequence[str], source: int) -> NDArray[np.int64]:
     """Return the samples of each shard of a source, int64[shards].
 
     Raises:
@@ -311,7 +314,6 @@ def _counts(listing: Listing, spec: OpenSpec, source: int) -> NDArray[np.int64]:
     try:
         return np.fromiter((known[shard] for shard in shards), np.int64, len(shards))
     except KeyError:
-        urls = spec.sources[source].urls
         raise BadRequest(
             f"expected the sample counts of all {len(shards)} shards of a mixed dataset, got"
             f" {sum(shard in known for shard in shards)}",
@@ -321,42 +323,43 @@ def _counts(listing: Listing, spec: OpenSpec, source: int) -> NDArray[np.int64]:
         ) from None
 
 
-def _mixture(spec: OpenSpec, cut: Partitioning, held: list[int]) -> Mixture:
+def _mixture(order: OrderSpec, sources: Sequence[SourceSpec], cut: Partitioning, held: list[int]) -> Mixture:
     """Return the mixture of every partition.
 
     Args:
-        spec: the request.
+        order: what the request says about order and steps.
+        sources: the mixed datasets.
         cut: how the sources are partitioned.
         held: for each source, the samples of the partition with the fewest.
     """
-    weights = weights_of(spec.sources)
+    weights = weights_of(sources)
     for source, samples in enumerate(held):
         if not samples and any(by_source[source] for by_source in weights.values()):
             raise BadRequest(
                 f"expected samples of every mixed dataset in all {cut.partition_count} partitions, got none in some",
-                object=" ".join(spec.sources[source].urls),
+                object=" ".join(sources[source].urls),
                 hint="use sharding='sample' or 'replicated', or more and smaller shards",
                 stage="plan",
             )
-    per_epoch = _epoch_samples(spec)
+    per_epoch = _epoch_samples(order)
     options = MixOptions(
         seed=0,
-        mode=spec.mix,
-        batch_size=spec.batch_size,
+        mode=order.mix,
+        batch_size=order.batch_size,
         source_samples=tuple(held),
         samples_per_epoch=None if per_epoch is None else per_epoch // cut.partition_count,
-        step_samples=_step_samples(spec) // cut.partition_count,
+        step_samples=_step_samples(order) // cut.partition_count,
     )
     try:
         mixture = Mixture(weights, options)
     except BadRequest as error:
-        names = "; ".join(f"source {number}: {source.urls[0]}" for number, source in enumerate(spec.sources[:8]))
+        names = "; ".join(f"source {number}: {source.urls[0]}" for number, source in enumerate(sources[:8]))
         raise BadRequest(error.message, object=names, hint=error.hint, stage="plan") from error
-    _check_rounds(spec, mixture, held, options.step_samples)
+    _check_rounds(sources, mixture, held, options.step_samples)
     return mixture
 
 
-def _check_rounds(spec: OpenSpec, mixture: Mixture, held: list[int], step_samples: int) -> None:
+def _check_rounds(sources: Sequence[SourceSpec], mixture: Mixture, held: list[int], step_samples: int) -> None:
     """Refuse a source that one step would read hundreds of times, because planning would take seconds."""
     for (_, parts), source in itertools.product(mixture.ratios, range(len(held))):
         taken = step_samples * parts[source] / sum(parts)
@@ -364,7 +367,7 @@ def _check_rounds(spec: OpenSpec, mixture: Mixture, held: list[int], step_sample
             raise BadRequest(
                 f"expected a mixed dataset to repeat at most {_ROUNDS_MAX} times in a step, got one of {held[source]}"
                 f" samples with a weight of {parts[source] / sum(parts):.3g} in a step of {step_samples}",
-                object=" ".join(spec.sources[source].urls),
+                object=" ".join(sources[source].urls),
                 hint="lower its weight or batch_size",
                 stage="plan",
             )

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from feedd.values import FieldRecipe, OpenSpec
+    from feedd.open_spec import OpenSpec
+    from feedd.values import FieldRecipe
 
 
 def packing_of(recipe: Sequence[FieldRecipe]) -> Packing | None:
@@ -68,8 +69,8 @@ def check_packing(spec: OpenSpec, wanted: Sequence[Sequence[FieldRecipe]]) -> No
     if not any(packing_of(recipe) for recipe in wanted):
         return
     padded = any(field.pad for recipe in wanted for field in recipe)
-    several, replaced = len(wanted) > 1, spec.bad_samples == "replace"
-    asked = {"keys": spec.keys, "uneven='pad'": spec.uneven == "pad", "several datasets": several}
+    several, replaced = len(wanted) > 1, spec.data.bad_samples == "replace"
+    asked = {"keys": spec.data.keys, "uneven='pad'": spec.order.uneven == "pad", "several datasets": several}
     asked |= {"'pad'": padded, "bad_samples='replace'": replaced}
     for what, wrong in asked.items():
         if wrong:

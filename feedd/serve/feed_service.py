@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
+    from feedd.open_spec import OpenSpec
     from feedd.protocols import FeedBackend, FeedSession
     from feedd.serve.served_session import ServedSession
     from feedd.serve.server_options import ServeOptions
     from feedd.serve.session_registry import Sessions
     from feedd.serve.stream import Context
-    from feedd.values import OpenSpec
 
     OpenContext = grpc.aio.ServicerContext[pb.OpenRequest, pb.OpenResponse]
     ClassesContext = grpc.aio.ServicerContext[pb.ClassesRequest, pb.ClassesResponse]
@@ -117,7 +117,7 @@ class FeedService:
             _log_failed_open(ours, request, context.peer(), progress)
             await abort(context, ours)
         told = {"steps": hosted.feed.info.steps, "left_out": hosted.feed.info.left_out}
-        about = {"client": client_version(request), "urls": list(spec.urls[:3])}
+        about = {"client": client_version(request), "urls": list(spec.data.urls[:3])}
         _log.info("session opened", session=hosted.id[:8], **about, **told)
         return self._response(hosted)
 
@@ -222,7 +222,7 @@ def _late(spec: OpenSpec, progress: OpenProgress, deadline_s: float) -> FeeddErr
     """Return the error of an Open that took too long; an Open nearly always waits for the store."""
     message = f"the dataset did not open within {format_duration(deadline_s)}: no answer while {progress}"
     hint = "check endpoint, region, proxy and network of the store; for a slow store raise open_timeout_s"
-    return StoreUnavailable(message, object=spec.urls[0], hint=hint, stage="serve")
+    return StoreUnavailable(message, object=spec.data.urls[0], hint=hint, stage="serve")
 
 
 def _log_failed_open(error: FeeddError, request: pb.OpenRequest, peer: str, progress: OpenProgress) -> None:

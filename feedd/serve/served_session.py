@@ -11,10 +11,10 @@ from feedd.serve.instructions import Free
 from feedd.serve.session_machine import SessionMachine
 
 if TYPE_CHECKING:
+    from feedd.open_spec import OpenSpec
     from feedd.protocols import Clock, FeedSession, Recorder
     from feedd.serve.instructions import Instruction, Reclaim
     from feedd.serve.stream import StreamCall
-    from feedd.values import OpenSpec
 
 
 class Lifeline(Protocol):
@@ -56,7 +56,7 @@ class ServedSession:
         self.notices = feed.info.notices
         self.recorder = recorder
         self.clock = clock
-        self.machine = SessionMachine(feed.slots.slot_count, spec.consumer_count, spec.consumer_index)
+        self.machine = SessionMachine(feed.slots.slot_count, spec.session.consumer_count, spec.session.consumer_index)
         self.call: StreamCall | None = None
         self.lifelines: set[Lifeline] = set()
         self.had_lifeline = False

@@ -16,10 +16,10 @@ from feedd.serve.served_session import ServedSession
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
 
+    from feedd.open_spec import OpenSpec
     from feedd.protocols import Clock, FeedSession, Recorder
     from feedd.serve.served_session import Lifeline
     from feedd.serve.server_options import ServeOptions
-    from feedd.values import OpenSpec
 
     Spawn = Callable[[Coroutine[None, None, None]], object]  # starts a task in the server's task group
 

@@ -49,10 +49,12 @@ def with_predecoded(listing: Listing, request: Request, room: DecodedRoom) -> Li
 
     The maximum size of a shard depends on the dataset and the daemon's options. It is part of a shard's identity.
     """
-    if not request.spec.decoded_cache:
+    if not request.spec.data.decoded_cache:
         return listing
     if not room.shard_bytes:
-        _in_vain(request.spec.urls, "this daemon has no space for decoded images, or is configured not to keep them")
+        _in_vain(
+            request.spec.data.urls, "this daemon has no space for decoded images, or is configured not to keep them"
+        )
         return listing
     growth = _growth(listing, request, room)
     window = max(1, request.window(listing))
@@ -100,7 +102,7 @@ def _in_vain(urls: Sequence[str], reason: str) -> None:
 def _growth(listing: Listing, request: Request, room: DecodedRoom) -> int:
     """Return how many times larger than its object a shard may become; 0: the space is too small to be useful."""
     spec = request.spec
-    nodes = 1 if spec.sharding == "replicated" else max(1, spec.topology.node_count)
+    nodes = 1 if spec.order.sharding == "replicated" else max(1, spec.order.topology.node_count)
     held_bytes = max(1, int(listing.sizes.sum()) // nodes)
     growth = int(room.cache_bytes * _SHARE) // held_bytes
     if growth < _GROWTH_LEAST:

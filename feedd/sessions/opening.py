@@ -52,11 +52,12 @@ if TYPE_CHECKING:
     from feedd.catalog.stages import PipelineOptions, Stages
     from feedd.converting.converting_cache import ConvertingCache
     from feedd.dataset.listing import Listing
+    from feedd.open_spec import DataSpec, OpenSpec, SessionSpec
     from feedd.ordering.mixed_reader import AnyReader
     from feedd.sessions.feed_session import Batches
     from feedd.sessions.group_members import GroupMember
     from feedd.sessions.rank_plan import Planned
-    from feedd.values import OpenSpec, TensorSpec
+    from feedd.values import TensorSpec
 
     Classes = Mapping[str, tuple[str, ...]]
 
@@ -111,13 +112,13 @@ class Pipeline:
         self.stages.pool.prepare(itertools.chain.from_iterable(request.wanted))
         if request.policy is BadSamples.QUARANTINE and self._quarantine is None:
             raise Unsupported("this daemon has no quarantine file configured", object="bad_samples")
-        enter_stage(f"listing {_shortened(spec.urls)}")
+        enter_stage(f"listing {_shortened(spec.data.urls)}")
         with self.catalog.started(request.sources, request.cuts):
             request = await with_tables(self.stages.sources, request)
             listing, tables = await both(
                 self.catalog.mixed(
                     request.sources,
-                    lambda held: request.fingerprint(held) == spec.expect_fingerprint,
+                    lambda held: request.fingerprint(held) == spec.session.expect_fingerprint,
                     request.cuts,
                 ),
                 self._labelling.tables(request),
@@ -129,16 +130,16 @@ class Pipeline:
 
     async def _listed(self, request: Request, listing: Listing, tables: Tables) -> Session:
         """Open a session on a listing."""
-        spec, expected = request.spec, request.spec.expect_fingerprint
+        spec, expected = request.spec, request.spec.session.expect_fingerprint
         mark = await CPU.run(request.fingerprint, listing)  # on a thread: the fingerprint covers a format per shard
         if expected and mark != expected:
             raise ObjectChanged(
                 f"expected the dataset with fingerprint {expected.hex()}, got {mark.hex()}",
-                object=" ".join(spec.urls),
+                object=" ".join(spec.data.urls),
                 hint="objects, recipe or topology changed since this run began: start the run anew",
                 stage="plan",
             )
-        enter_stage(f"reading the first shards of {_shortened(spec.urls)}")
+        enter_stage(f"reading the first shards of {_shortened(spec.data.urls)}")
         await self.stages.lost.renew(listing.packs, self.stages.sources, self.stages.cache)
         try:
             view = await CPU.run(narrowed, listing, request.read)  # microseconds per shard
@@ -164,14 +165,14 @@ class Pipeline:
             )
             undo.push_async_callback(prefetch_driver.ended)
             undo.callback(prefetch_driver.close)
-            prefetch_driver.enter(Cursor(request.spec.epoch))
+            prefetch_driver.enter(Cursor(request.spec.session.epoch))
             memory, batches, classes = await self._batches(one)
-            tell_late = partial(self._notice_log.log_more, request.spec.urls, NoticeKind.LATE_FIELDS)
+            tell_late = partial(self._notice_log.log_more, request.spec.data.urls, NoticeKind.LATE_FIELDS)
             late = LateFields(listing, [source.fields for source in memory.found], tell_late)
             left_out = [source.left_out for source in memory.found]
             reasons = summed([listing.passed_over.reasons, *left_out, {NoticeKind.LATE_FIELDS: late.amount}])
             notices = notices_of(reasons)
-            self._notice_log.note(request.spec.urls, notices)
+            self._notice_log.note(request.spec.data.urls, notices)
             info = replace(
                 one.info(memory.recipes),
                 notices=notices,
@@ -194,22 +195,22 @@ class Pipeline:
 
     async def _batches(self, one: _Opening) -> tuple[_Memory, Batches, Classes]:
         """Resolve the recipes; return the memory for their batches, their maker, and the class names of labels."""
-        spec = one.request.spec
+        spec, asked = one.request.spec, one.request.spec.session
         size = _fixed_bytes(one.request) if one.reader.assigned.size else 1
         arena: Arena | None = None
-        more = size is not None and _may_need_more(spec, size)  # the slot count then depends on the recipes
-        if size is not None and not spec.shared_arena and not more:  # allocation takes long: both at once
+        more = size is not None and _may_need_more(asked, size)  # the slot count then depends on the recipes
+        if size is not None and not asked.shared_arena and not more:  # allocation takes long: both at once
             (recipes, found, classes), arena = await both(self._resolved(one), self._arena(one, size))
         else:
             recipes, found, classes = await self._resolved(one)
-            size = size or estimated_bytes(_specs(spec, recipes), spec.batch_size, found)
+            size = size or estimated_bytes(_specs(spec.data, recipes), spec.order.batch_size, found)
         memory = _Memory(self, size, one.request, recipes, found)
-        if spec.share and spec.shared_arena and (leases := await self._leases(one, memory)) is not None:
+        if asked.share and asked.shared_arena and (leases := await self._leases(one, memory)) is not None:
             return memory, leases, classes
         if arena is None:
-            plain = not (spec.keys or spec.share or one.request.filters) and are_plain(recipes)
+            plain = not (spec.data.keys or asked.share or one.request.filters) and are_plain(recipes)
             arena = await self._arena(one, size, together=plain)
-        if spec.share:
+        if asked.share:
             return memory, await self._copies(one, memory, arena), classes
         assembler = Assembler(self.stages, recipes, arena, self._assembling(one.number, one.request))
         return memory, self._own(one, arena, assembler), classes
@@ -222,8 +223,8 @@ class Pipeline:
 
     async def _leases(self, one: _Opening, memory: _Memory) -> SharedLeases | None:
         """Join a group whose batches the session leases in place, or return None if the group has too few slots."""
-        spec, key = one.request.spec, one.group_key
-        count = spec.prefetch_batches or min(slots_for(memory.slot_bytes, spec.consumer_count), LEASES_MOST)
+        asked, key = one.request.spec.session, one.group_key
+        count = asked.prefetch_batches or min(slots_for(memory.slot_bytes, asked.consumer_count), LEASES_MOST)
         leases = SharedLeases(self._within(count))
         group = await self._sharing.join(key, leases, lambda: memory.for_leasing(leases.slot_count))
         if leases.admitted(group):
@@ -245,10 +246,10 @@ class Pipeline:
 
     def _own(self, one: _Opening, arena: Arena, assembler: Assembler) -> OwnBatches:
         """Return the batches of a session that shares none; the next epoch's first batches use its free slots."""
-        spec = one.request.spec
+        asked = one.request.spec.session
         decoder = BatchDecoder(self.stages, self.catalog, one.listing, assembler)
         count = max(AHEAD_BATCHES, assembler.batches_per_call)
-        first = tuple(spec.consumer_index + n * spec.consumer_count for n in range(count))
+        first = tuple(asked.consumer_index + n * asked.consumer_count for n in range(count))
         prefetch = NextEpochPrefetch(PrefetchParts(arena, decoder, one.plan.reader, first, self._group))
         return OwnBatches(arena, decoder, prefetch)
 
@@ -270,8 +271,8 @@ class Pipeline:
 
     def _assembling(self, number: int, request: Request) -> AssemblerOptions:
         """Return the options of an assembler that fills an arena."""
-        bad_sample_handler = BadSampleOptions(request.policy, request.spec.bad_samples_max, self._quarantine)
-        return AssemblerOptions(number, request.spec.keys, bad_sample_handler, request.filters)
+        bad_sample_handler = BadSampleOptions(request.policy, request.spec.data.bad_samples_max, self._quarantine)
+        return AssemblerOptions(number, request.spec.data.keys, bad_sample_handler, request.filters)
 
     def _within(self, slots: int) -> int:
         return min(max(slots, _LEAST_SLOTS), self._options.slots_max)
@@ -284,8 +285,8 @@ class Pipeline:
             size_bytes: size of a slot.
             together: several batches can be made at once.
         """
-        spec = one.request.spec
-        count = self._within(spec.prefetch_batches or slots_for(size_bytes, spec.consumer_count))
+        asked = one.request.spec.session
+        count = self._within(asked.prefetch_batches or slots_for(size_bytes, asked.consumer_count))
         if together:
             count = min(slots_for_groups(count, size_bytes), self._options.slots_max)
         arena = await Arena.create(count, size_bytes, self._budget)
@@ -323,21 +324,22 @@ class _Opening:
     def group_key(self) -> tuple[object, ...]:
         """The key that sessions with the same batches share."""
         spec, plan = self.request.spec, self.plan
-        key = (spec.share, spec.batch_size, spec.topology, spec.keys, spec.bad_samples_max, spec.bad_samples)
-        return (*key, self.mark, plan.uneven, plan.steps, spec.decoded_cache)
+        order, data = spec.order, spec.data
+        key = (spec.session.share, order.batch_size, order.topology, data.keys, data.bad_samples_max, data.bad_samples)
+        return (*key, self.mark, plan.uneven, plan.steps, data.decoded_cache)
 
     def info(self, recipes: Recipes) -> SessionInfo:
         """Return the answer to Open, as far as the plan and the recipes determine it."""
         spec, reader, listing = self.request.spec, self.reader, self.listing
         return SessionInfo(
-            specs=_specs(spec, recipes),
+            specs=_specs(spec.data, recipes),
             fingerprint=self.mark,
             shard_count=len(listing.refs),
             assigned_shard_count=int(reader.assigned.shape[0]),
             assigned_bytes=int(listing.sizes[reader.assigned].sum()),
-            steps=reader.steps(spec.epoch),
+            steps=reader.steps(spec.session.epoch),
             uneven=self.plan.uneven.value,
-            left_out=0 if spec.consumer_index else reader.left_out(),
+            left_out=0 if spec.session.consumer_index else reader.left_out(),
         )
 
 
@@ -378,13 +380,13 @@ def _shortened(urls: Sequence[str]) -> str:
     return f"{urls[0]}{more}"
 
 
-def _may_need_more(spec: OpenSpec, size_bytes: int) -> bool:
+def _may_need_more(asked: SessionSpec, size_bytes: int) -> bool:
     """Whether more slots are granted than the request names, so that several batches can be made at once."""
-    return not spec.share and 0 < spec.prefetch_batches < slots_for_groups(spec.prefetch_batches, size_bytes)
+    return not asked.share and 0 < asked.prefetch_batches < slots_for_groups(asked.prefetch_batches, size_bytes)
 
 
-def _specs(spec: OpenSpec, recipes: Recipes) -> tuple[TensorSpec, ...]:
-    return recipes.specs + (KEY_SPECS if spec.keys else ())
+def _specs(data: DataSpec, recipes: Recipes) -> tuple[TensorSpec, ...]:
+    return recipes.specs + (KEY_SPECS if data.keys else ())
 
 
 def _fixed_bytes(request: Request) -> int | None:
@@ -392,6 +394,6 @@ def _fixed_bytes(request: Request) -> int | None:
     specs = resolved_by(request)
     if any(packing_of(recipe) for recipe in request.wanted):
         return None  # the number of rows depends on the samples
-    if specs is None or request.spec.keys or any(one.kind is not FieldKind.DENSE for one in specs):
+    if specs is None or request.spec.data.keys or any(one.kind is not FieldKind.DENSE for one in specs):
         return None
-    return lay_out(specs, request.spec.batch_size, {}).size_bytes
+    return lay_out(specs, request.spec.order.batch_size, {}).size_bytes

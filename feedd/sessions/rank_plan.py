@@ -39,11 +39,12 @@ def windows_of(windows: SortedWindows, listing: Listing, request: Request) -> Or
     """
     if request.mix is not None:
         return None
-    spec, topology = request.spec, request.spec.topology
-    parts = len(range(topology.node_rank, spec.partitions or topology.node_count, topology.node_count))
-    order = (spec.seed, spec.shuffle, request.window(listing), spec.window_bytes, request.bucket_sources)
-    step = (spec.batch_size, topology.local_world_size) if request.bucket_sources else ()
-    cut = (spec.sharding, spec.partitions, topology.node_count, topology.node_rank)
+    asked = request.spec.order
+    topology = asked.topology
+    parts = len(range(topology.node_rank, asked.partitions or topology.node_count, topology.node_count))
+    order = (asked.seed, asked.shuffle, request.window(listing), asked.window_bytes, request.bucket_sources)
+    step = (asked.batch_size, topology.local_world_size) if request.bucket_sources else ()
+    cut = (asked.sharding, asked.partitions, topology.node_count, topology.node_rank)
     key = (id(listing.counts), listing.view, *order, *step, *cut)
     return windows.enter(key, WINDOWS_KEPT * max(parts, 1), listing.counts)
 
@@ -59,23 +60,24 @@ def planned(listing: Listing, request: Request, orders: Orders | None = None) ->
     Raises:
         BadRequest, Unsupported: the request does not suit the data.
     """
-    spec = request.spec
-    uneven = parse_uneven(spec.uneven)
+    asked = request.spec.order
+    uneven = parse_uneven(asked.uneven)
     if request.mix is not None:
-        plan = MixedPlan.of(listing, spec, request.window(listing))  # its ranks always have equal steps
+        sources = request.spec.data.sources
+        plan = MixedPlan.of(listing, asked, sources, request.window(listing))  # its ranks always have equal steps
         return Planned(lambda: MixedReader(plan), Uneven.DROP if uneven is Uneven.AUTO else uneven)
     uneven = listing.settled(uneven)
-    shares, steps = listing.shares(spec), listing.steps(spec, uneven)
+    shares, steps = listing.shares(asked), listing.steps(asked, uneven)
     wrap = uneven in {Uneven.PAD, Uneven.REPEAT}
     options = ReaderOptions(
-        spec.seed,
-        spec.shuffle,
+        asked.seed,
+        asked.shuffle,
         request.window(listing),
-        spec.batch_size,
-        spec.topology,
+        asked.batch_size,
+        asked.topology,
         steps,
         wrap,
-        spec.window_bytes,
+        asked.window_bytes,
         request.bucket_sources,
     )
     own = orders or own_orders(len(shares))

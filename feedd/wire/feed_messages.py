@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from feedd.errors import BadRequest, VersionMismatch
 from feedd.notices import NOTICES_MAX
-from feedd.values import Cursor, FieldKind, OpenSpec, SlotRef, SourceSpec, Topology
+from feedd.open_spec import DataSpec, OpenSpec, OrderSpec, SessionSpec, SourceSpec
+from feedd.values import Cursor, FieldKind, SlotRef, Topology
 from feedd.wire import feedd_pb2 as pb
 
 if TYPE_CHECKING:
@@ -135,36 +136,41 @@ def open_spec(request: pb.OpenRequest, limits: OpenLimits) -> OpenSpec:
     bounded("length of expect_fingerprint", len(request.expect_fingerprint), 0, 64)
     recipe = request.recipe
     consumer_count = bounded("consumer_count", request.consumer_count or 1, 1, limits.consumer_count_max)
-    return OpenSpec(
+    data = DataSpec(
         urls=urls,
         fields=fields,
-        batch_size=bounded("batch_size", recipe.batch_size, 1, limits.batch_size_max),
-        topology=_topology(request, limits),
+        sources=sources,
         keys=recipe.keys,
         bad_samples_max=recipe.bad_samples_max,
+        bad_samples=bounded_texts("bad_samples", [recipe.bad_samples], 1, 64)[0],
+        filters=bounded_texts("filters", recipe.filters, limits.filters_max, limits.recipe_bytes_max),
+        decoded_cache=request.decoded_cache,
+    )
+    order = OrderSpec(
+        batch_size=bounded("batch_size", recipe.batch_size, 1, limits.batch_size_max),
+        topology=_topology(request, limits),
         shuffle=request.shuffle.enabled,
         window_shards=bounded("window_shards", request.shuffle.window_shards, 0, limits.window_shards_max),
         window_bytes=bounded("window_bytes", request.shuffle.window_bytes, 0, _INT64_MAX),
+        bucket_by=bounded_texts("bucket_by", [request.shuffle.bucket_by], 1, limits.url_bytes_max)[0],
         seed=request.seed,
         sharding=bounded_texts("sharding", [request.sharding or "key"], 1, 64)[0],
         partitions=bounded("partitions", request.partitions, 0, limits.world_size_max),
         uneven=bounded_texts("uneven", [request.uneven or "allow"], 1, 64)[0],
         steps=bounded("steps", request.steps, 0, _INT64_MAX),
+        mix=bounded_texts("mix", [request.mix.mode or "stratified"], 1, 64)[0] if sources else "",
+        samples_per_epoch=bounded("samples_per_epoch", request.mix.samples_per_epoch, 0, _INT64_MAX),
+    )
+    session = SessionSpec(
         epoch=bounded("epoch", request.epoch, 0, _INT64_MAX),
         prefetch_batches=bounded("prefetch_batches", request.prefetch_batches, 0, limits.prefetch_batches_max),
         consumer_count=consumer_count,
         consumer_index=bounded("consumer_index", request.consumer_index, 0, consumer_count - 1),
-        share=bounded_texts("share", [request.share], 1, 256)[0],
         shared_arena=request.shared_arena and bool(request.share),
+        share=bounded_texts("share", [request.share], 1, 256)[0],
         expect_fingerprint=request.expect_fingerprint,
-        sources=sources,
-        mix=bounded_texts("mix", [request.mix.mode or "stratified"], 1, 64)[0] if sources else "",
-        samples_per_epoch=bounded("samples_per_epoch", request.mix.samples_per_epoch, 0, _INT64_MAX),
-        bucket_by=bounded_texts("bucket_by", [request.shuffle.bucket_by], 1, limits.url_bytes_max)[0],
-        bad_samples=bounded_texts("bad_samples", [recipe.bad_samples], 1, 64)[0],
-        filters=bounded_texts("filters", recipe.filters, limits.filters_max, limits.recipe_bytes_max),
-        decoded_cache=request.decoded_cache,
     )
+    return OpenSpec(data, order, session)
 
 
 def _urls(given: Sequence[str], limits: OpenLimits, name: str = "urls") -> tuple[str, ...]:

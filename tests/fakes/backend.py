@@ -10,7 +10,7 @@ import numpy as np
 
 from feedd.flow.arena import Arena, ArenaBudget
 from feedd.protocols import Produced
-from feedd.values import BatchReady, Cursor, EpochEnd, FieldKind, OpenSpec, Region, SessionInfo, SlotRef, TensorSpec
+from feedd.values import BatchReady, Cursor, EpochEnd, FieldKind, Region, SessionInfo, SlotRef, TensorSpec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from feedd.notices import Notice
+    from feedd.open_spec import OpenSpec
     from feedd.protocols import Recorder
 
 ALIGN_BYTES = 64
@@ -132,7 +133,7 @@ class FakeSession:
         self.spec = spec
         self.script = script
         self.arena = arena
-        self.specs = (*SPECS, KEYS) if spec.keys else SPECS
+        self.specs = (*SPECS, KEYS) if spec.data.keys else SPECS
         self.produced: list[Cursor] = []
         self.together: list[int] = []
         self.producing_count = 0
@@ -233,11 +234,11 @@ class FakeSession:
             raise cancelled
 
     def _fill(self, at: Cursor, slot: SlotRef) -> BatchReady:
-        rows = self.spec.batch_size
+        rows = self.spec.order.batch_size
         cursor = Cursor(at.epoch, at.step, ((at.step // 4, at.step // 4 * 4 * rows),))
         if self.script.blank:
             return BatchReady(cursor, rows, _BLANK_REGIONS, 4096)
-        arrays = expected_arrays(at.epoch, at.step, self.spec.topology.rank, rows)
+        arrays = expected_arrays(at.epoch, at.step, self.spec.order.topology.rank, rows)
         regions, size_bytes = layout(self.specs, arrays)
         if at.step in self.script.oversize or size_bytes > self.arena.slot_bytes:
             private = memoryview(bytearray(size_bytes))
@@ -280,7 +281,7 @@ class FakeBackend:
             await self.script.open_gate.wait()
         if self.script.open_error is not None:
             raise self.script.open_error
-        slot_count = max(1, min(spec.prefetch_batches or 4, self.script.slot_count_max))
+        slot_count = max(1, min(spec.session.prefetch_batches or 4, self.script.slot_count_max))
         arena = await Arena.create(slot_count, self.script.slot_bytes, self.budget)
         session = FakeSession(spec, self.script, arena)
         self.sessions.append(session)

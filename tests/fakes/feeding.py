@@ -34,10 +34,11 @@ from feedd.fetch.memory_store import MemoryStore
 from feedd.sessions.group_members import GroupMember
 from feedd.sessions.opening import Pipeline
 from feedd.sessions.own_batches import OwnBatches
-from feedd.values import BatchReady, Cursor, EpochEnd, FieldKind, OpenSpec, Topology
+from feedd.values import BatchReady, Cursor, EpochEnd, FieldKind, Topology
 from feedd.workers.work import DecodeOptions
 from feedd.workers.worker_pool import DecodePool
 from tests.fakes.fetchers import until
+from tests.fakes.specs import open_spec
 from tests.fakes.tally import TallyRecorder
 from tests.fakes.tars import tar_bytes
 from tests.fakes.thread_worker import cheap_workers
@@ -105,7 +106,7 @@ class Feeding:
     async def open(self, **changes: object) -> Session:
         """Open a session of batches of 4 ``cls``, unless told otherwise; closed at the end."""
         asked: dict[str, object] = {"urls": (URL,), "fields": (("cls", "int"),), "batch_size": 4, "window_shards": 2}
-        spec = OpenSpec(**(asked | changes))  # type: ignore[arg-type]  # the caller's to get right
+        spec = open_spec(**(asked | changes))  # type: ignore[arg-type]  # the caller's to get right
         try:
             session = await self.pipeline.open(spec)
         except BaseException:

@@ -24,9 +24,10 @@ from feedd.serve.stream import StreamCall
 from feedd.sessions.feed_session import Session, SessionParts
 from feedd.sessions.next_epoch_prefetch import NextEpochPrefetch, PrefetchParts
 from feedd.sessions.own_batches import BatchDecoder, OwnBatches
-from feedd.values import BatchReady, Cursor, EpochEnd, OpenSpec, Region, SessionInfo, SlotRef
+from feedd.values import BatchReady, Cursor, EpochEnd, Region, SessionInfo, SlotRef
 from feedd.wire import feedd_pb2 as pb
 from tests.budget import budget
+from tests.fakes.specs import open_spec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 SLOTS = 3
 STEPS = 4
-_SPEC = OpenSpec((), (), 1)
+_SPEC = open_spec((), 1)
 
 
 class _Pins:

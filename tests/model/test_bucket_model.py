@@ -16,8 +16,9 @@ from feedd.ordering.batch_plan import BatchRows
 from feedd.ordering.buckets import NeedLengths, by_length, lengths_of
 from feedd.ordering.epoch import NeedCounts
 from feedd.ordering.rank_reader import Reader, ReaderOptions
-from feedd.values import Cursor, EpochEnd, OpenSpec, ShardIndex, Topology
+from feedd.values import Cursor, EpochEnd, ShardIndex, Topology
 from tests.budget import budget
+from tests.fakes.specs import changed, open_spec
 from tests.model.test_plan_model import Run, Sample, ids, ranks_of, runs
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class Bucketed(Run):
     @classmethod
     def of(cls, run: Run) -> Bucketed:
         """Give a run's samples lengths."""
-        spec = replace(run.spec, shuffle=True, bucket_by="txt")
+        spec = changed(run.spec, shuffle=True, bucket_by="txt")
         return cls(run.truth, spec, run.window, run.uneven, run.counted)
 
     def lengths(self, shard: int) -> list[int]:
@@ -46,13 +47,20 @@ class Bucketed(Run):
 
     def reader(self, topology: Topology, listing: Listing) -> Reader:
         """Return a rank's reader, as a session has it."""
-        spec = replace(self.spec, topology=topology)
+        spec = changed(self.spec, topology=topology)
         wrap = self.uneven in {Uneven.PAD, Uneven.REPEAT}
-        steps = listing.steps(spec, self.uneven)
+        steps = listing.steps(spec.order, self.uneven)
         options = ReaderOptions(
-            spec.seed, spec.shuffle, self.window, spec.batch_size, topology, steps, wrap, bucket_by=("txt",)
+            spec.order.seed,
+            spec.order.shuffle,
+            self.window,
+            spec.order.batch_size,
+            topology,
+            steps,
+            wrap,
+            bucket_by=("txt",),
         )
-        return Reader(listing.shares(spec), options, listing.counts)
+        return Reader(listing.shares(spec.order), options, listing.counts)
 
     def access_at(self, topology: Topology, at: Cursor) -> list[BatchRows]:
         """Read from ``at`` to the end, step by step, learning counts and lengths only when asked to."""
@@ -121,7 +129,7 @@ def test_elastic(sharding: str) -> None:
     truth = tuple(np.random.default_rng(7).integers(3, 30, 40).tolist())
     seen: dict[tuple[int, int], list[list[Sample]]] = {}
     for nodes, ranks in itertools.product((1, 2, 4, 8), (1, 2, 4)):
-        spec = OpenSpec(("s3://b/",), (), 32 // (nodes * ranks), shuffle=True, seed=3, sharding=sharding, partitions=8)
+        spec = open_spec(("s3://b/",), 32 // (nodes * ranks), shuffle=True, seed=3, sharding=sharding, partitions=8)
         run = Bucketed.of(Run(truth, spec, 3, Uneven.ALLOW, counted=sharding == "sample"))
         walks = [run.access_at(topology, Cursor(2)) for topology in ranks_of(nodes, ranks)]
         steps = itertools.zip_longest(*walks)
@@ -132,7 +140,7 @@ def test_elastic(sharding: str) -> None:
 
 def test_batches_hold_similar_lengths() -> None:
     """Steps that lie in one window are runs of the sorted lengths, and come in no order of length; seeds matter."""
-    run = Bucketed.of(Run((50,) * 8, OpenSpec(("s3://b/",), (), 10, seed=1), 4, Uneven.ALLOW, counted=False))
+    run = Bucketed.of(Run((50,) * 8, open_spec(("s3://b/",), 10, seed=1), 4, Uneven.ALLOW, counted=False))
     access = run.access_at(Topology(), Cursor(0))
     steps = [[run.lengths(shard)[ordinal] for shard, ordinal in ids(rows)] for rows in access]
     for window in (steps[:20], steps[20:]):
@@ -140,7 +148,7 @@ def test_batches_hold_similar_lengths() -> None:
         assert all(before[1] <= after[0] for before, after in itertools.pairwise(spans))
         means = [sum(step) for step in window]
         assert means not in (sorted(means), sorted(means, reverse=True))
-    other = replace(run, spec=replace(run.spec, seed=2)).access_at(Topology(), Cursor(0))
+    other = replace(run, spec=changed(run.spec, seed=2)).access_at(Topology(), Cursor(0))
     assert [ids(rows) for rows in access] != [ids(rows) for rows in other]
 
 

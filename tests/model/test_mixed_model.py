@@ -13,13 +13,15 @@ from hypothesis import strategies as st
 from feedd.dataset.assignment import Partitioning
 from feedd.dataset.listing import Listing
 from feedd.errors import BadRequest
+from feedd.open_spec import OpenSpec, SourceSpec
 from feedd.ordering import mixing, rng
 from feedd.ordering.batch_plan import BatchRows
 from feedd.ordering.mixed_reader import PARTITIONS, MixedPlan, MixedReader, source_seed
 from feedd.ordering.mixing import BATCH, BATCH_SAMPLE, MODES, SAMPLE
 from feedd.ordering.rank_reader import Reader, ReaderOptions
-from feedd.values import Cursor, EpochEnd, ObjectRef, OpenSpec, SourceSpec, Topology
+from feedd.values import Cursor, EpochEnd, ObjectRef, Topology
 from tests.budget import budget
+from tests.fakes.specs import changed, open_spec
 from tests.model.test_mixing_model import one_by_one, shuffled, until_one_ends
 from tests.model.test_plan_model import ranks_of
 
@@ -61,11 +63,16 @@ class Mix:
             SourceSpec((f"s3://b/{source}/",), (), tuple((since, its[source]) for since, its in self.weights.items()))
             for source in range(len(self.truth))
         )
-        return replace(self.spec, topology=topology, sources=sources)
+        return changed(self.spec, topology=topology, sources=sources)
+
+    def plan(self, topology: Topology, window: int, listing: Listing | None = None) -> MixedPlan:
+        """Return the plan of a node's ranks; of another listing of the same sources, if one is given."""
+        spec = self.at(topology)
+        return MixedPlan.of(listing or self.listing(), spec.order, spec.data.sources, window)
 
     def reader(self, topology: Topology) -> MixedReader:
         """Return a rank's reader, as a session has it."""
-        return MixedReader(MixedPlan.of(self.listing(), self.at(topology), WINDOW))
+        return MixedReader(self.plan(topology, WINDOW))
 
 
 def samples(rows: BatchRows) -> list[Sample]:
@@ -90,9 +97,9 @@ class Simulation:
     def __init__(self, mix: Mix, topology: Topology) -> None:
         self._mix = mix
         self._spec = spec = mix.at(topology)
-        self._parts = spec.partitions or topology.node_count
-        self._step = spec.batch_size * topology.world_size // self._parts
-        self._unit = spec.batch_size if spec.mix in {BATCH, BATCH_SAMPLE} else 1
+        self._parts = spec.order.partitions or topology.node_count
+        self._step = spec.order.batch_size * topology.world_size // self._parts
+        self._unit = spec.order.batch_size if spec.order.mix in {BATCH, BATCH_SAMPLE} else 1
         self._streams = [
             [self._epochs(source, part) for source in range(len(mix.truth))] for part in range(self._parts)
         ]
@@ -102,9 +109,11 @@ class Simulation:
         refs = [ObjectRef("s3://b", f"{shard:03}", count + 1, "") for shard, count in enumerate(counts)]
         alone = Listing.of(refs, 0.0)
         alone.counts.update(enumerate(counts))
-        (share,) = Partitioning(self._spec.sharding, self._parts).shares(alone.sizes, alone.counts, self._parts, part)
-        seed = source_seed(self._spec.seed, source)
-        options = ReaderOptions(seed, self._spec.shuffle, WINDOW, 7, Topology())
+        (share,) = Partitioning(self._spec.order.sharding, self._parts).shares(
+            alone.sizes, alone.counts, self._parts, part
+        )
+        seed = source_seed(self._spec.order.seed, source)
+        options = ReaderOptions(seed, self._spec.order.shuffle, WINDOW, 7, Topology())
         return alone, Reader((share,), options, alone.counts)
 
     def _epochs(self, source: int, part: int) -> itertools.chain[Sample]:
@@ -133,21 +142,21 @@ class Simulation:
         """Whether a source would end an epoch before it gave its first batch."""
         weighted = [any(its) for its in zip(*self._mix.weights.values(), strict=True)]
         short = [has and held < self._unit for has, held in zip(weighted, self.held(), strict=True)]
-        return not self._spec.samples_per_epoch and any(short)
+        return not self._spec.order.samples_per_epoch and any(short)
 
     def epoch(self, number: int) -> list[list[list[Sample]]]:
         """Return, of each step, what each partition gives; to be asked for one epoch after another."""
         weights = list(self._mix.weights[max(since for since in self._mix.weights if since <= number)])
-        if self._spec.samples_per_epoch:
-            units = self._spec.samples_per_epoch // (self._step * self._parts) * self._step // self._unit
+        if self._spec.order.samples_per_epoch:
+            units = self._spec.order.samples_per_epoch // (self._step * self._parts) * self._step // self._unit
         else:
             units = until_one_ends(weights, [samples // self._unit for samples in self.held()])
             units -= units % (self._step // self._unit)
         given = []
         for part, streams in enumerate(self._streams):
             sources = one_by_one(weights, units)
-            if self._spec.mix in {SAMPLE, BATCH_SAMPLE}:
-                sources = shuffled(sources, rng.derive(PARTITIONS, self._spec.seed, part), number, mixing._BLOCK)
+            if self._spec.order.mix in {SAMPLE, BATCH_SAMPLE}:
+                sources = shuffled(sources, rng.derive(PARTITIONS, self._spec.order.seed, part), number, mixing._BLOCK)
             order = [next(streams[source]) for source in sources for _ in range(self._unit)]
             given.append([order[low : low + self._step] for low in range(0, len(order), self._step)])
         return [list(step) for step in zip(*given, strict=True)]
@@ -172,7 +181,7 @@ def mixes(draw: st.DrawFn) -> tuple[Mix, list[Topology]]:
     weight = st.tuples(*[st.integers(0, 5)] * source_count).filter(any)
     shard = st.integers(1, 5)
     batch_size = draw(st.integers(1, 3)) * per_node
-    spec = OpenSpec(
+    spec = open_spec(
         urls=("s3://b/",),
         fields=(),
         batch_size=batch_size,
@@ -205,9 +214,9 @@ def test_as_simulated(made: tuple[Mix, list[Topology]], block: int) -> None:
         readers = [mix.reader(topology) for topology in topologies]
         for epoch, expected in enumerate(given_out):
             for topology, reader in zip(topologies, readers, strict=True):
-                low = topology.local_rank * mix.spec.batch_size
+                low = topology.local_rank * mix.spec.order.batch_size
                 node_steps = [list(itertools.chain(*step[topology.node_rank :: nodes])) for step in expected]
-                assert access_at(reader, epoch) == [step[low : low + mix.spec.batch_size] for step in node_steps]
+                assert access_at(reader, epoch) == [step[low : low + mix.spec.order.batch_size] for step in node_steps]
                 assert reader.steps(epoch) == len(expected)
 
 
@@ -232,7 +241,7 @@ def test_sources_in_their_own_order(made: tuple[Mix, list[Topology]], epoch: int
     Partitions go round by themselves: what each holds comes as often as what else it holds, to within one.
     """
     mix, topologies = made
-    mix = replace(mix, spec=replace(mix.spec, sharding="key"))
+    mix = replace(mix, spec=changed(mix.spec, sharding="key"))
     try:
         readers = [mix.reader(topology) for topology in topologies]
     except BadRequest:
@@ -241,7 +250,7 @@ def test_sources_in_their_own_order(made: tuple[Mix, list[Topology]], epoch: int
     for reader, number in itertools.product(readers, range(epoch + 1)):
         for shard, ordinal, _ in itertools.chain(*access_at(reader, number)):
             times[shard, ordinal] = times.get((shard, ordinal), 0) + 1
-    listing, parts = mix.listing(), mix.spec.partitions or topologies[0].node_count
+    listing, parts = mix.listing(), mix.spec.order.partitions or topologies[0].node_count
     for source, counts in enumerate(mix.truth):
         first = listing.firsts[source]
         for part in range(parts):
@@ -261,8 +270,8 @@ def test_elastic(sharding: str, mode: str) -> None:
     truth = tuple(tuple(draw.integers(3, 30, 12).tolist()) for _ in range(2))
     seen = {}
     for nodes, ranks in itertools.product((1, 2, 4), (1, 2)):
-        spec = OpenSpec(("s3://b/",), (), 16 // (nodes * ranks), shuffle=True, seed=3, sharding=sharding, mix=mode)
-        mix = Mix(truth, {0: (7, 3)}, replace(spec, partitions=4))
+        spec = open_spec(("s3://b/",), 16 // (nodes * ranks), shuffle=True, seed=3, sharding=sharding, mix=mode)
+        mix = Mix(truth, {0: (7, 3)}, changed(spec, partitions=4))
         walks = [access_at(mix.reader(topology), 2) for topology in ranks_of(nodes, ranks)]
         seen[nodes, ranks] = [sorted(itertools.chain(*step)) for step in zip(*walks, strict=True)]
     first = seen[1, 1]

@@ -17,10 +17,12 @@ from feedd.dataset.step_counts import Uneven
 from feedd.errors import BadRequest, Unsupported
 from feedd.ordering.epoch import NeedCounts
 from feedd.ordering.rank_reader import Reader, ReaderOptions
-from feedd.values import Cursor, EpochEnd, ObjectRef, OpenSpec, Topology
+from feedd.values import Cursor, EpochEnd, ObjectRef, Topology
 from tests.budget import budget
+from tests.fakes.specs import changed, open_spec
 
 if TYPE_CHECKING:
+    from feedd.open_spec import OpenSpec
     from feedd.ordering.batch_plan import BatchRows
 
 Sample = tuple[int, int]
@@ -51,11 +53,13 @@ class Run:
 
     def reader(self, topology: Topology, listing: Listing) -> Reader:
         """Return a rank's reader, as a session has it."""
-        spec = replace(self.spec, topology=topology)
+        spec = changed(self.spec, topology=topology)
         wrap = self.uneven in {Uneven.PAD, Uneven.REPEAT}
-        steps = listing.steps(spec, self.uneven)
-        options = ReaderOptions(spec.seed, spec.shuffle, self.window, spec.batch_size, topology, steps, wrap)
-        return Reader(listing.shares(spec), options, listing.counts)
+        steps = listing.steps(spec.order, self.uneven)
+        options = ReaderOptions(
+            spec.order.seed, spec.order.shuffle, self.window, spec.order.batch_size, topology, steps, wrap
+        )
+        return Reader(listing.shares(spec.order), options, listing.counts)
 
     def access_at(self, topology: Topology, at: Cursor) -> list[BatchRows]:
         """Read from ``at`` to the end of its epoch with a reader of its own, that learns counts when asked to."""
@@ -85,7 +89,7 @@ def samples_of(run: Run, topology: Topology) -> list[int]:
     shares = [
         share
         for node in range(nodes)
-        for share in listing.shares(replace(run.spec, topology=replace(topology, node_rank=node)))
+        for share in listing.shares(replace(run.spec.order, topology=replace(topology, node_rank=node)))
     ]
     found = [share.counts(dict(enumerate(run.truth))) for share in shares]
     return [int(counts.sum()) for counts in found if counts is not None]
@@ -107,7 +111,7 @@ def runs(draw: st.DrawFn, uneven: tuple[Uneven, ...]) -> tuple[Run, list[Topolog
     sharding = draw(st.sampled_from(["key", "size", "sample"]))
     batch_size = draw(st.integers(1, 3)) * per_node
     counted = sharding == "sample" or policy not in {Uneven.ALLOW, Uneven.JOIN} or draw(st.booleans())
-    spec = OpenSpec(
+    spec = open_spec(
         urls=("s3://b/",),
         fields=(),
         batch_size=batch_size,
@@ -136,11 +140,11 @@ def test_exactly_once(made: tuple[Run, list[Topology]], epoch: int) -> None:
 def test_what_is_left_out_is_told(made: tuple[Run, list[Topology]], epoch: int, fewer: int) -> None:
     """Each rank's figure is exactly what it would have got besides, had every rank ended with its samples."""
     run, topologies = made
-    free = replace(run, uneven=Uneven.ALLOW, spec=replace(run.spec, steps=0))
-    steps = run.listing().steps(replace(run.spec, topology=topologies[0]), Uneven.DROP)
+    free = replace(run, uneven=Uneven.ALLOW, spec=changed(run.spec, steps=0))
+    steps = run.listing().steps(replace(run.spec.order, topology=topologies[0]), Uneven.DROP)
     assert steps is not None
     if steps > fewer:  # with fewer than there could be, as a user may ask for
-        run = replace(run, spec=replace(run.spec, steps=steps - fewer))
+        run = replace(run, spec=changed(run.spec, steps=steps - fewer))
     for topology in topologies:
         got, could = (sum(len(rows.ordinal) for rows in one.access_at(topology, Cursor(epoch))) for one in (run, free))
         assert run.reader(topology, run.listing()).left_out() == could - got
@@ -175,7 +179,7 @@ def test_equal_steps(made: tuple[Run, list[Topology]]) -> None:
         return
     walks = [run.access_at(topology, Cursor(0)) for topology in topologies]
     assert len({len(access) for access in walks}) == 1
-    assert all(len(rows.ordinal) == run.spec.batch_size for access in walks for rows in access)
+    assert all(len(rows.ordinal) == run.spec.order.batch_size for access in walks for rows in access)
     came = [sample for access in walks for rows in access for sample in ids(rows)]
     again = [
         bool(flag)
@@ -187,9 +191,9 @@ def test_equal_steps(made: tuple[Run, list[Topology]]) -> None:
     if run.uneven is Uneven.DROP:
         assert max(Counter(came).values(), default=0) <= 1
         assert not any(again)
-        if run.spec.sharding == "sample":  # equal to within one sample: less than a step of all, and one of each
+        if run.spec.order.sharding == "sample":  # equal to within one sample: less than a step of all, and one of each
             partition_count = len(samples_of(run, topologies[0]))
-            assert len(every) - len(came) < run.spec.batch_size * len(topologies) + partition_count
+            assert len(every) - len(came) < run.spec.order.batch_size * len(topologies) + partition_count
     else:
         first = [sample for sample, flag in zip(came, again, strict=True) if not flag]
         assert sorted(first) == sorted(every)
@@ -204,7 +208,7 @@ def test_elastic(sharding: str, uneven: Uneven) -> None:
     truth = tuple(draw.integers(3, 30, 40).tolist())
     seen: dict[tuple[int, int], list[list[Sample]]] = {}
     for nodes, ranks in itertools.product((1, 2, 4, 8), (1, 2, 4)):
-        spec = OpenSpec(("s3://b/",), (), 32 // (nodes * ranks), shuffle=True, seed=3, sharding=sharding, partitions=8)
+        spec = open_spec(("s3://b/",), 32 // (nodes * ranks), shuffle=True, seed=3, sharding=sharding, partitions=8)
         run = Run(truth, spec, 3, uneven, counted=sharding == "sample" or uneven is not Uneven.ALLOW)
         walks = [run.access_at(topology, Cursor(2)) for topology in ranks_of(nodes, ranks)]
         steps = itertools.zip_longest(*walks)
@@ -217,7 +221,7 @@ def test_elastic(sharding: str, uneven: Uneven) -> None:
 def test_resumed_elsewhere() -> None:
     """A run stopped on 2 nodes of 2 ranks goes on on 4 nodes of 1 rank: together they took every sample once."""
     truth = tuple(range(5, 45))
-    spec = OpenSpec(("s3://b/",), (), 4, shuffle=True, partitions=4)
+    spec = open_spec(("s3://b/",), 4, shuffle=True, partitions=4)
     run = Run(truth, spec, 2, Uneven.ALLOW, counted=False)
     seen = [s for topology in ranks_of(2, 2) for rows in run.access_at(topology, Cursor(0))[:9] for s in ids(rows)]
     seen += [s for topology in ranks_of(4, 1) for rows in run.access_at(topology, Cursor(0, 9)) for s in ids(rows)]
@@ -226,12 +230,12 @@ def test_resumed_elsewhere() -> None:
 
 def test_fingerprint_tells_what_matters() -> None:
     """The same samples in every step have the same fingerprint, on however many nodes; others have others."""
-    run = Run((5, 5, 5, 5), OpenSpec(("s3://b/",), (), 8, partitions=4), 2, Uneven.ALLOW, counted=True)
+    run = Run((5, 5, 5, 5), open_spec(("s3://b/",), 8, partitions=4), 2, Uneven.ALLOW, counted=True)
     listing = run.listing()
 
     def mark(batch_size: int, topology: Topology, partitions: int = 4, seed: int = 0) -> bytes:
-        spec = replace(run.spec, batch_size=batch_size, topology=topology, partitions=partitions, seed=seed)
-        return listing.fingerprint(spec, (), 2)
+        spec = changed(run.spec, batch_size=batch_size, topology=topology, partitions=partitions, seed=seed)
+        return listing.fingerprint(spec.order, (), 2)
 
     same = {mark(8, Topology()), mark(4, ranks_of(2, 1)[0]), mark(2, ranks_of(2, 2)[3]), mark(2, ranks_of(4, 1)[2])}
     assert len(same) == 1
@@ -241,24 +245,24 @@ def test_fingerprint_tells_what_matters() -> None:
 
 def test_what_cannot_be_planned_is_refused() -> None:
     """Equal steps without counts, partitions that nodes cannot share, and batches they cannot fill say what to do."""
-    run = Run((5, 0, 5), OpenSpec(("s3://b/",), (), 4, partitions=3), 2, Uneven.DROP, counted=False)
+    run = Run((5, 0, 5), open_spec(("s3://b/",), 4, partitions=3), 2, Uneven.DROP, counted=False)
     with pytest.raises(Unsupported, match="sample counts"):
         run.reader(Topology(), run.listing())
     with pytest.raises(BadRequest, match="multiple of the 2 nodes"):
         replace(run, uneven=Uneven.ALLOW).reader(ranks_of(2, 1)[0], run.listing())
-    counted = replace(run, counted=True, uneven=Uneven.PAD, spec=replace(run.spec, batch_size=3))
+    counted = replace(run, counted=True, uneven=Uneven.PAD, spec=changed(run.spec, batch_size=3))
     with pytest.raises(BadRequest, match="none in 1 of them"):
         counted.reader(Topology(), counted.listing())
     with pytest.raises(BadRequest, match="multiple of its 3 partitions"):
         replace(run, uneven=Uneven.ALLOW).reader(Topology(), run.listing())
-    sampled = replace(run, uneven=Uneven.ALLOW, spec=replace(run.spec, batch_size=3, sharding="sample"))
+    sampled = replace(run, uneven=Uneven.ALLOW, spec=changed(run.spec, batch_size=3, sharding="sample"))
     with pytest.raises(BadRequest, match="sharding='sample'"):
         sampled.reader(Topology(), sampled.listing())
 
 
 def test_steps_given_repeat_what_is_there() -> None:
     """With steps= a rank without known counts has that many, and begins again where its samples end."""
-    run = Run((3, 4), OpenSpec(("s3://b/",), (), 2, steps=9), 2, Uneven.REPEAT, counted=False)
+    run = Run((3, 4), open_spec(("s3://b/",), 2, steps=9), 2, Uneven.REPEAT, counted=False)
     access = run.access_at(Topology(), Cursor(0))
     came = [sample for rows in access for sample in ids(rows)]
     assert len(access) == 9

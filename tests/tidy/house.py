@@ -24,9 +24,10 @@ from feedd.config import load
 from feedd.daemon.wiring import open_pipeline
 from feedd.observe.recorder import NullRecorder
 from feedd.protocols import Produced
-from feedd.values import Cursor, OpenSpec, Topology
+from feedd.values import Cursor, Topology
 from tests.fakes.s3.faults import Fault
 from tests.fakes.s3.server import S3Server
+from tests.fakes.specs import open_spec
 from tests.fakes.tars import tar_bytes
 from tests.tidy.tree import ROOT, sources
 
@@ -102,7 +103,7 @@ async def _walk(folder: Path, tracer: Tracer) -> dict[str, Trace]:
     data = folder / "data"
     data.mkdir()
     _data(data)
-    spec = OpenSpec(
+    spec = open_spec(
         urls=(f"file://{data}/",),
         fields=(("cls", "int"), ("bin", "tensor:uint8:100")),
         batch_size=_BATCH_SIZE,

@@ -21,11 +21,13 @@ from feedd.protocols import Produced
 from feedd.serve.grpc_server import FeedServer
 from feedd.serve.server_options import ServeOptions
 from feedd.sessions.opening import slots_for
-from feedd.values import BatchReady, Cursor, EpochEnd, FieldKind, OpenSpec, Region, SessionInfo, SlotRef, TensorSpec
+from feedd.values import BatchReady, Cursor, EpochEnd, FieldKind, Region, SessionInfo, SlotRef, TensorSpec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from contextlib import AbstractContextManager
+
+    from feedd.open_spec import OpenSpec
 
 
 @dataclass(slots=True)
@@ -94,7 +96,9 @@ class ReadyBackend:
 
     async def open(self, spec: OpenSpec) -> ReadySession:
         """Allocate an arena of as many slots as the daemon chooses."""
-        return ReadySession(self.spec, spec.batch_size, await Arena.create(slots_for(self.slot_bytes), self.slot_bytes))
+        return ReadySession(
+            self.spec, spec.order.batch_size, await Arena.create(slots_for(self.slot_bytes), self.slot_bytes)
+        )
 
 
 async def _serve(socket: str, shape: list[int], dtype: str) -> None:

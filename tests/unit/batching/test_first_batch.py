@@ -16,14 +16,15 @@ from feedd.batching.gather import gather
 from feedd.dataset.listing import Listing
 from feedd.ordering.rank_reader import Reader, ReaderOptions
 from feedd.dataset.assignment import Assignment
-from feedd.values import Cursor, FieldRecipe, ObjectRef, OpenSpec, ShardIndex, Topology
+from feedd.open_spec import OpenSpec
+from feedd.values import Cursor, FieldRecipe, ObjectRef, ShardIndex, Topology
 
 before = set(sys.modules)
 refs = [ObjectRef("s3://b", str(n), 10, "x") for n in range(5)]
 listing = Listing.of(refs, 0.0)
 listing.counts.update(dict.fromkeys(range(5), 3))
 for sharding in ("key", "size", "sample", "replicated"):
-    spec = OpenSpec(("s3://b/",), (), 4, sharding=sharding)
+    spec = open_spec(("s3://b/",), 4, sharding=sharding)
     reader = Reader(listing.shares(spec), ReaderOptions(0, True, 2, 4, Topology()), listing.counts)
     rows = reader.rows(Cursor())
     assert reader.assigned.tolist() == list(range(5))

@@ -10,17 +10,19 @@ from feedd.dataset import listing as module
 from feedd.dataset.listing import Listing
 from feedd.dataset.sharding import balance
 from feedd.dataset.step_counts import Uneven
-from feedd.values import ObjectRef, OpenSpec, Topology
+from feedd.open_spec import OrderSpec
+from feedd.values import ObjectRef, Topology
 
 if TYPE_CHECKING:
     import pytest
     from numpy.typing import NDArray
 
+
 SIZES = (7, 1, 5, 3, 9, 2)
 
 
-def _spec(nodes: int, node: int) -> OpenSpec:
-    return OpenSpec(("s3://b/",), (), 2, sharding="size", topology=Topology(nodes, node, 1, 0, nodes, node))
+def _spec(nodes: int, node: int) -> OrderSpec:
+    return OrderSpec(2, sharding="size", topology=Topology(nodes, node, 1, 0, nodes, node))
 
 
 def test_sizes_are_balanced_once(monkeypatch: pytest.MonkeyPatch) -> None:

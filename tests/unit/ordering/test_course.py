@@ -14,15 +14,16 @@ from feedd.ordering.batch_plan import BatchRows
 from feedd.ordering.mixed_reader import MixedPlan, MixedReader
 from feedd.ordering.mixed_schedule import MixedAccess, ShardSchedule
 from feedd.ordering.mixing import BATCH, BATCH_SAMPLE, MODES, SAMPLE, STRATIFIED
-from feedd.values import Cursor, OpenSpec, Topology
+from feedd.values import Cursor, Topology
 from tests.budget import budget
+from tests.fakes.specs import changed, open_spec
 from tests.model.test_mixed_model import WINDOW, Mix, mixes
 from tests.model.test_plan_model import ranks_of
 
 
 def _plan(mix: Mix, topology: Topology) -> MixedPlan:
     try:
-        return MixedPlan.of(mix.listing(), mix.at(topology), WINDOW)
+        return mix.plan(topology, WINDOW)
     except BadRequest:
         reject()
 
@@ -46,7 +47,7 @@ def test_a_window_names_what_its_steps_read(made: tuple[Mix, list[Topology]], ep
     its = plan.schedule(epoch)
     assert its.begins.tolist() == sorted(its.begins.tolist())
     assert (its.begins <= its.ends).all()
-    drawn = mix.spec.mix in {SAMPLE, BATCH_SAMPLE}
+    drawn = mix.spec.order.mix in {SAMPLE, BATCH_SAMPLE}
     for step, shards in enumerate(_read(plan, epoch)):
         window = its.window(step)
         assert its.edges[window] <= step
@@ -62,7 +63,7 @@ def test_a_window_names_what_its_steps_read(made: tuple[Mix, list[Topology]], ep
 @pytest.mark.parametrize("mode", MODES)
 def test_no_more_is_needed_than_windows_are_open(mode: str) -> None:
     """With hundreds of windows, what is said to be needed at a time is what two windows of each source hold."""
-    spec = OpenSpec(("s3://b/",), (), 8, shuffle=True, mix=mode)
+    spec = open_spec(("s3://b/",), 8, shuffle=True, mix=mode)
     mix = Mix(((40,) * 300, (30,) * 200), {0: (2, 1)}, spec)
     plan = _plan(mix, ranks_of(1, 2)[0])
     its = plan.schedule(1)
@@ -76,7 +77,7 @@ def test_no_more_is_needed_than_windows_are_open(mode: str) -> None:
 
 def test_a_small_source_is_needed_all_the_time() -> None:
     """One that goes round ten times in an epoch is named once, from the epoch's begin to its end."""
-    spec = OpenSpec(("s3://b/",), (), 5, shuffle=True, mix=STRATIFIED)
+    spec = open_spec(("s3://b/",), 5, shuffle=True, mix=STRATIFIED)
     plan = _plan(Mix(((50,) * 40, (10, 10)), {0: (10, 1)}, spec), Topology())
     its = plan.schedule(0)
     small = [place for place, shard in enumerate(its.shards.tolist()) if shard >= 40]
@@ -125,12 +126,12 @@ def test_uses_as_looked_up_one_by_one(made: tuple[Mix, list[Topology]], epoch: i
 @pytest.mark.parametrize("window", [0, 3, 7])
 def test_the_same_data_twice_is_due_when_either_source_needs_it(window: int) -> None:
     """Two sources of the same objects, each in its own order: an object is named once, due where it comes first."""
-    spec = OpenSpec(("s3://b/",), (), 4, shuffle=True, mix=STRATIFIED)
+    spec = open_spec(("s3://b/",), 4, shuffle=True, mix=STRATIFIED)
     mix = Mix(((8,) * 12, (8,) * 12), {0: (2, 1)}, spec)
     refs = mix.listing().refs[:12]
     listing = Listing.of(refs * 2, 0.0, (0, 12))
     listing.counts.update(dict.fromkeys(range(24), 8))
-    plan = MixedPlan.of(listing, mix.at(Topology()), WINDOW)
+    plan = mix.plan(Topology(), WINDOW, listing)
     its = plan.schedule(0)
     told = list(MixedReader(plan).access_at(listing, Cursor(0)).start(window))
     assert sorted(ref.key for ref, _ in told) == sorted(ref.key for ref in refs)
@@ -145,12 +146,12 @@ def test_the_same_data_twice_is_due_when_either_source_needs_it(window: int) -> 
 
 def test_walks_are_told_apart() -> None:
     """The same mixture has one key on all ranks of a node; another seed, epoch or batch size has another."""
-    spec = OpenSpec(("s3://b/",), (), 4, shuffle=True, mix=BATCH)
+    spec = open_spec(("s3://b/",), 4, shuffle=True, mix=BATCH)
     mix = Mix(((9,) * 8, (7,) * 8), {0: (1, 1)}, spec)
     listing = mix.listing()
 
     def key(topology: Topology, epoch: int = 0, **changes: int) -> object:
-        other = Mix(mix.truth, mix.weights, OpenSpec(**{**_facts(spec), **changes}))  # type: ignore[arg-type]  # as in spec
+        other = Mix(mix.truth, mix.weights, changed(spec, **changes))
         return MixedReader(_plan(other, topology)).access_at(listing, Cursor(epoch)).key
 
     one, two = ranks_of(1, 2)
@@ -158,13 +159,9 @@ def test_walks_are_told_apart() -> None:
     assert len({key(one), key(one, 1), key(one, seed=1), key(one, batch_size=2)}) == 4
 
 
-def _facts(spec: OpenSpec) -> dict[str, object]:
-    return {name: getattr(spec, name) for name in ("urls", "fields", "batch_size", "shuffle", "mix")}
-
-
 def test_orders_begin_with_what_is_needed_first() -> None:
     """What opening looks at first, of each source, is a shard of the epoch's first step; all of the node's follow."""
-    spec = OpenSpec(("s3://b/",), (), 12, shuffle=True, mix=STRATIFIED)
+    spec = open_spec(("s3://b/",), 12, shuffle=True, mix=STRATIFIED)
     mix = Mix(((9,) * 8, (7,) * 30), {0: (1, 1)}, spec)
     reader = mix.reader(Topology())
     for epoch in range(4):

@@ -5,14 +5,16 @@ from __future__ import annotations
 import pytest
 
 from feedd.errors import BadRequest
+from feedd.open_spec import SourceSpec
 from feedd.ordering import mixed_reader as mixed
 from feedd.ordering import mixing, rng
 from feedd.ordering.batch_plan import BatchRows
-from feedd.ordering.mixed_reader import MixedPlan, MixedReader, source_seed, weights_of
-from feedd.values import Cursor, EpochEnd, OpenSpec, SourceSpec, Topology
+from feedd.ordering.mixed_reader import MixedReader, source_seed, weights_of
+from feedd.values import Cursor, EpochEnd, Topology
+from tests.fakes.specs import open_spec
 from tests.model.test_mixed_model import Mix, samples
 
-SPEC = OpenSpec(("s3://b/",), (), 6, shuffle=True, seed=7, mix="sample")
+SPEC = open_spec(("s3://b/",), 6, shuffle=True, seed=7, mix="sample")
 TWINS = Mix(((9,) * 6, (9,) * 6), {0: (1, 1)}, SPEC)
 
 
@@ -66,7 +68,7 @@ def test_weights_of_all_sources_by_epoch() -> None:
 
 def test_a_plan_serves_several_readers() -> None:
     """Two readers of one plan, in different epochs, give what each gives alone."""
-    plan = MixedPlan.of(TWINS.listing(), TWINS.at(Topology()), 2)
+    plan = TWINS.plan(Topology(), 2)
     one, two = MixedReader(plan), MixedReader(plan)
     for step in range(4):
         for reader, epoch in ((one, 0), (two, 5)):

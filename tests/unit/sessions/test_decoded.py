@@ -18,10 +18,11 @@ from feedd.dataset.listing import Listing
 from feedd.dataset.pack_layout import TAG
 from feedd.metrics import PIPELINE_MADE
 from feedd.sessions.decoded_cache import DecodedRoom, with_predecoded
-from feedd.values import ObjectRef, OpenSpec
+from feedd.values import ObjectRef
 from feedd.workers.work import DecodeOptions
 from tests.fakes import poison_worker
 from tests.fakes.feeding import batches, feeding
+from tests.fakes.specs import open_spec
 from tests.fakes.tars import jpeg, natural_image
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ FIXED = (("jpg", "image:16x16"), ("cls", "int"))
 def request(*fields: tuple[str, str], **changes: Any) -> Request:
     """Return what a client asks for."""
     asked: dict[str, Any] = {"urls": ("s3://b/",), "fields": fields or FIXED, "batch_size": 4, "decoded_cache": True}
-    return Request.of(OpenSpec(**(asked | changes)), 2)
+    return Request.of(open_spec(**(asked | changes)), 2)
 
 
 def listing(*keys: str, size_bytes: int = MIB) -> Listing:
@@ -68,7 +69,7 @@ def test_where_there_is_room() -> None:
     form = text_of(view.refs[0].conversion)
     assert form.endswith(f'"limit_bytes":{2 * MIB}}}'), "all shards of four windows have room"
     assert with_predecoded(whole, request(), DecodedRoom(4 * MIB, 64 * MIB)) is whole
-    nodes = replace(request().spec.topology, node_count=2, world_size=2)
+    nodes = replace(request().spec.order.topology, node_count=2, world_size=2)
     assert names(with_predecoded(whole, request(topology=nodes), DecodedRoom(4 * MIB, 64 * MIB))) == [
         "rows",
         "gunzip+rows",

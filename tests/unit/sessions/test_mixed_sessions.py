@@ -13,7 +13,8 @@ import pytest
 from feedd import metrics
 from feedd.dataset.index_file import INDEX_NAME, Row, render
 from feedd.errors import BadRecipe, BadRequest, BadSample, ObjectChanged
-from feedd.values import Cursor, EpochEnd, SourceSpec
+from feedd.open_spec import SourceSpec
+from feedd.values import Cursor, EpochEnd
 from tests.fakes.feeding import ROOT, Taken, batches, feeding, rank, take
 from tests.fakes.fetchers import until
 from tests.fakes.files import npy

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedd.errors import BadRequest, NotFound
-from feedd.values import BatchReady, Cursor, FieldKind, Region, SessionInfo, SlotRef, SourceSpec, TensorSpec, Topology
+from feedd.open_spec import SourceSpec
+from feedd.values import BatchReady, Cursor, FieldKind, Region, SessionInfo, SlotRef, TensorSpec, Topology
 from feedd.wire import feedd_pb2 as pb
 from feedd.wire.feed_messages import (
     BatchWriter,
@@ -38,13 +39,19 @@ def test_a_full_open_arrives_whole() -> None:
         expect_fingerprint=b"f" * 16,
     )
     spec = open_spec(request, OpenLimits())
-    assert spec.urls == ("s3://b/a/", "s3://b/c.tar")
-    assert spec.fields == (("jpg", "image:8x8"),)
-    assert (spec.batch_size, spec.keys, spec.bad_samples_max) == (32, True, 5)
-    assert spec.topology == Topology(16, 9, 8, 1, 2, 1)
-    assert (spec.shuffle, spec.window_shards, spec.seed, spec.sharding, spec.epoch) == (True, 3, 2**64 - 1, "size", 4)
-    assert (spec.prefetch_batches, spec.consumer_count, spec.consumer_index) == (6, 2, 1)
-    assert spec.expect_fingerprint == b"f" * 16
+    assert spec.data.urls == ("s3://b/a/", "s3://b/c.tar")
+    assert spec.data.fields == (("jpg", "image:8x8"),)
+    assert (spec.order.batch_size, spec.data.keys, spec.data.bad_samples_max) == (32, True, 5)
+    assert spec.order.topology == Topology(16, 9, 8, 1, 2, 1)
+    assert (spec.order.shuffle, spec.order.window_shards, spec.order.seed, spec.order.sharding, spec.session.epoch) == (
+        True,
+        3,
+        2**64 - 1,
+        "size",
+        4,
+    )
+    assert (spec.session.prefetch_batches, spec.session.consumer_count, spec.session.consumer_index) == (6, 2, 1)
+    assert spec.session.expect_fingerprint == b"f" * 16
 
 
 def _mixed(**changes: object) -> pb.OpenRequest:
@@ -67,15 +74,15 @@ def test_sources_arrive_whole() -> None:
     """Each source has its URLs and weights, and its own fields where it has any; all URLs together are the spec's."""
     spec = open_spec(_mixed(), OpenLimits())
     own = (("cls", '{"decode":"int","from":["num"]}'),)
-    assert spec.sources == (
+    assert spec.data.sources == (
         SourceSpec(("s3://a/", "s3://aa/"), (("cls", "int"),), ((0, 0.7), (3, 0.5))),
         SourceSpec(("s3://b/",), own, ((0, 0.3),)),
     )
-    assert spec.urls == ("s3://a/", "s3://aa/", "s3://b/")
-    assert (spec.mix, spec.samples_per_epoch) == ("sample", 99)
-    assert open_spec(_mixed(mix=None), OpenLimits()).mix == "stratified"
+    assert spec.data.urls == ("s3://a/", "s3://aa/", "s3://b/")
+    assert (spec.order.mix, spec.order.samples_per_epoch) == ("sample", 99)
+    assert open_spec(_mixed(mix=None), OpenLimits()).order.mix == "stratified"
     plain = open_spec(pb.OpenRequest(urls=["s3://b/"], recipe=pb.Recipe(batch_size=1)), OpenLimits())
-    assert (plain.sources, plain.mix, plain.samples_per_epoch) == ((), "", 0)
+    assert (plain.data.sources, plain.order.mix, plain.order.samples_per_epoch) == ((), "", 0)
 
 
 @pytest.mark.parametrize(
@@ -112,8 +119,13 @@ def test_sources_are_bounded(changes: dict[str, object], named: str) -> None:
 def test_a_bare_open_has_defaults() -> None:
     """What is left out is one rank, one consumer, sharded by key, one batch ahead."""
     spec = open_spec(pb.OpenRequest(urls=["s3://b/"], recipe=pb.Recipe(batch_size=1)), OpenLimits())
-    assert spec.topology == Topology()
-    assert (spec.sharding, spec.consumer_count, spec.prefetch_batches, spec.shuffle) == ("key", 1, 0, False)
+    assert spec.order.topology == Topology()
+    assert (spec.order.sharding, spec.session.consumer_count, spec.session.prefetch_batches, spec.order.shuffle) == (
+        "key",
+        1,
+        0,
+        False,
+    )
 
 
 @given(
