@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import re
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
@@ -34,27 +36,62 @@ if TYPE_CHECKING:
 
 _COMPRESSION: Final = "feedd.convert.compression"
 _TABLES: Final = "feedd.convert.table_converters"
-_CONVERTERS: Final = {
-    GUNZIP: (_COMPRESSION, "GUNZIP_CONVERTER"),
-    BUNZIP2: (_COMPRESSION, "BUNZIP2_CONVERTER"),
-    UNXZ: (_COMPRESSION, "UNXZ_CONVERTER"),
-    INFLATE: (_COMPRESSION, "INFLATE_CONVERTER"),
-    UNZSTD: (_COMPRESSION, "UNZSTD_CONVERTER"),
-    UNBROTLI: (_COMPRESSION, "UNBROTLI_CONVERTER"),
-    UNSNAPPY: (_COMPRESSION, "UNSNAPPY_CONVERTER"),
-    "join": ("feedd.convert.recordio_join", "JOIN_CONVERTER"),
-    "litdata-arrow": (_TABLES, "LITDATA_ARROW_CONVERTER"),
-    "arrow": (_TABLES, "ARROW_CONVERTER"),
-    "csv": (_TABLES, "CSV_CONVERTER"),
-    "csv-pipe": (_TABLES, "PIPE_CONVERTER"),
-    "csv-semicolon": (_TABLES, "SEMICOLON_CONVERTER"),
-    "hdf5": (_TABLES, "HDF5_CONVERTER"),
-    "libsvm": ("feedd.convert.libsvm", "LIBSVM_CONVERTER"),
-    "npz": (_TABLES, "NPZ_CONVERTER"),
-    "parquet": (_TABLES, "PARQUET_CONVERTER"),
-    "tsv": (_TABLES, "TSV_CONVERTER"),
-}
-"""Module and name of each converter; a module is imported at first use."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConversionSpec:
+    """One conversion. The extensions that select it are in ``formats.suffixes``.
+
+    Attributes:
+        name: of the converter, as in ``Conversion``.
+        module: where the converter is; imported at first use.
+        attribute: its name there.
+        unpacks: it only decompresses, and another conversion may follow.
+        columnar: it makes a table, and its parameters may name columns (``convert.columnar.params_of``).
+        typed: its parameters may also state column types, because text does not (``columnar.typed_params``).
+        outlined: the beginning or the footer of an object tells its columns.
+        counts_apart: the arrays of one object may differ in their numbers of rows.
+        magic: what the bytes of its objects begin with; empty: that tells nothing.
+        url_names: what a URL may have in place of a format, and the parameters that this means.
+    """
+
+    name: str
+    module: str
+    attribute: str
+    unpacks: bool = False
+    columnar: bool = False
+    typed: bool = False
+    outlined: bool = False
+    counts_apart: bool = False
+    magic: tuple[bytes, ...] = ()
+    url_names: tuple[tuple[str, str], ...] = ()
+
+
+_JOINS: Final = (("recordio-join", ""), ("recordio-join-dmlc", "dmlc"), ("recordio-join-concat", "concat"))
+_text: Final = partial(ConversionSpec, module=_TABLES, columnar=True, typed=True, outlined=True)
+_table: Final = partial(ConversionSpec, module=_TABLES, columnar=True)
+_unpack: Final = partial(ConversionSpec, module=_COMPRESSION, unpacks=True)
+_SPECS: Final = (
+    _unpack(GUNZIP, attribute="GUNZIP_CONVERTER"),
+    _unpack(BUNZIP2, attribute="BUNZIP2_CONVERTER"),
+    _unpack(UNXZ, attribute="UNXZ_CONVERTER"),
+    _unpack(INFLATE, attribute="INFLATE_CONVERTER"),
+    _unpack(UNZSTD, attribute="UNZSTD_CONVERTER"),
+    _unpack(UNBROTLI, attribute="UNBROTLI_CONVERTER"),
+    _unpack(UNSNAPPY, attribute="UNSNAPPY_CONVERTER"),
+    ConversionSpec("join", "feedd.convert.recordio_join", "JOIN_CONVERTER", url_names=_JOINS),
+    _table("litdata-arrow", attribute="LITDATA_ARROW_CONVERTER", url_names=(("litdata-arrow", ""),)),
+    _table("arrow", attribute="ARROW_CONVERTER", outlined=True, magic=(b"ARROW1",)),
+    _text("csv", attribute="CSV_CONVERTER"),
+    _text("csv-pipe", attribute="PIPE_CONVERTER"),
+    _text("csv-semicolon", attribute="SEMICOLON_CONVERTER"),
+    _table("hdf5", attribute="HDF5_CONVERTER", counts_apart=True, magic=(b"\x89HDF\r\n\x1a\n",)),
+    ConversionSpec("libsvm", "feedd.convert.libsvm", "LIBSVM_CONVERTER"),
+    _table("npz", attribute="NPZ_CONVERTER", counts_apart=True),
+    _table("parquet", attribute="PARQUET_CONVERTER", outlined=True, magic=(b"PAR1", b"PARE")),
+    _text("tsv", attribute="TSV_CONVERTER"),
+)
+_CONVERTERS: Final = {spec.name: spec for spec in _SPECS}
 
 READY: Final = "rows"
 """The conversion to predecoded images; it is requested, and never derived from an object's name or bytes."""
@@ -67,44 +104,27 @@ HEAD_BYTES: Final = (4 << 20, 32 << 20)
 object up to the first size does not need this conversion."""
 
 _OWN: Final = {
-    READY: ("feedd.convert.predecode", "ROWS_CONVERTER"),
-    HEAD: ("feedd.convert.first_samples", "HEAD_CONVERTER"),
+    READY: ConversionSpec(READY, "feedd.convert.predecode", "ROWS_CONVERTER"),
+    HEAD: ConversionSpec(HEAD, "feedd.convert.first_samples", "HEAD_CONVERTER"),
 }
 
-_BY_FORMAT: Final = {
-    "litdata-arrow": Conversion("litdata-arrow"),
-    "recordio-join": Conversion("join"),
-    "recordio-join-dmlc": Conversion("join", "dmlc"),
-    "recordio-join-concat": Conversion("join", "concat"),
-}
+_BY_FORMAT: Final = {name: Conversion(spec.name, params) for spec in _SPECS for name, params in spec.url_names}
 """Conversion by the name that a URL has in place of a format; its output states its own format."""
 
 THEN: Final = "+"
 """Separates the conversion that decompresses an object from the conversion of its content."""
 
-_PACKED: Final = (GUNZIP, BUNZIP2, UNXZ, UNZSTD, INFLATE, UNBROTLI, UNSNAPPY)
-_TEXT: Final = ("csv", "csv-pipe", "csv-semicolon", "tsv")
-_OUTLINED: Final = frozenset(("arrow", "parquet", *_TEXT))
-_COLUMNAR: Final = ("arrow", "hdf5", "litdata-arrow", "npz", "parquet", *_TEXT)
-COLUMNAR: Final = frozenset((*_COLUMNAR, *(f"{packed}{THEN}{name}" for packed in _PACKED for name in _COLUMNAR)))
-"""Conversions whose parameters may name columns (``convert.columnar.params_of``): they make a table of these only."""
-
-_ARRAYS: Final = frozenset(("hdf5", "npz"))
-
-DELIMITED: Final = frozenset((*_TEXT, *(f"{packed}{THEN}{name}" for packed in _PACKED for name in _TEXT)))
-"""Conversions whose parameters may also state column types, because text does not: ``columnar.typed_params``."""
-
 DETECT_BYTES: Final = 512
 """Bytes at an object's start that determine its conversion if its name does not."""
 
-_MAGIC: Final = {b"PAR1": "parquet", b"PARE": "parquet", b"ARROW1": "arrow", b"\x89HDF\r\n\x1a\n": "hdf5"}
+_MAGIC: Final = {magic: spec.name for spec in _SPECS for magic in spec.magic}
 _ZIP, _ZIP_NAME_AT, _ZIP_HEAD_BYTES = b"PK\x03\x04", 26, 30
 _STREAM: Final = b"\xff\xff\xff\xff"
 _ARROW_ALIGN: Final = 8
 
 _PART_OF: Final = re.compile(r"-\d+-of-\d+$")  # as in formats.registry
 _EXTENSIONS: Final = tuple(MADE)
-_NAMED: Final = frozenset((*MADE.values(), *_TEXT))
+_NAMED: Final = frozenset((*MADE.values(), *(spec.name for spec in _SPECS if spec.typed)))
 
 
 def conversion_for(url: str) -> Conversion | None:
@@ -235,24 +255,33 @@ def check_named(name: str) -> None:
         ) from error
 
 
+def _spec_of(conversion: Conversion | None) -> ConversionSpec | None:
+    """Return the conversion of an object's content, after it was decompressed; None: there is none."""
+    return None if conversion is None else _CONVERTERS.get(conversion.name.rpartition(THEN)[2])
+
+
 def is_columnar(conversion: Conversion | None) -> bool:
-    """Whether a conversion makes tables (see ``COLUMNAR``)."""
-    return conversion is not None and conversion.name in COLUMNAR
+    """Whether a conversion makes tables, of which only some columns may be wanted."""
+    spec = _spec_of(conversion)
+    return spec is not None and spec.columnar
 
 
 def is_delimited(conversion: Conversion | None) -> bool:
-    """Whether a conversion reads text whose column types may be stated (see ``DELIMITED``)."""
-    return conversion is not None and conversion.name in DELIMITED
+    """Whether a conversion reads text whose column types may be stated."""
+    spec = _spec_of(conversion)
+    return spec is not None and spec.typed
 
 
 def counts_apart(conversion: Conversion | None) -> bool:
     """Whether a conversion reads only some arrays of an object; the other arrays may have other numbers of rows."""
-    return conversion is not None and bool(conversion.params) and conversion.name.rpartition(THEN)[2] in _ARRAYS
+    spec = _spec_of(conversion)
+    return conversion is not None and bool(conversion.params) and spec is not None and spec.counts_apart
 
 
 def is_unpacked(name: str) -> bool:
     """Whether a converter does not begin by decompressing."""
-    return name.partition(THEN)[0] not in _PACKED
+    spec = _CONVERTERS.get(name.partition(THEN)[0])
+    return spec is None or not spec.unpacks
 
 
 def is_ready(conversion: Conversion | None) -> bool:
@@ -289,7 +318,8 @@ def head_conversion(conversion: Conversion | None, format_name: str) -> Conversi
     if conversion is None:
         fits = len(format_name.encode()) <= PARAMS_BYTES_MAX
         return Conversion(HEAD, format_name) if fits and _has_first_samples(format_name) else None
-    return Conversion(conversion.name, head_params(conversion.params)) if conversion.name in _OUTLINED else None
+    spec = _CONVERTERS.get(conversion.name)
+    return Conversion(conversion.name, head_params(conversion.params)) if spec is not None and spec.outlined else None
 
 
 def _has_first_samples(format_name: str) -> bool:
@@ -300,7 +330,8 @@ def _has_first_samples(format_name: str) -> bool:
 
 def only_unpacks(conversion: Conversion | None) -> bool:
     """Whether a conversion only decompresses; the object's name then determines the format."""
-    return conversion is not None and conversion.name in _PACKED
+    spec = None if conversion is None else _CONVERTERS.get(conversion.name)
+    return spec is not None and spec.unpacks
 
 
 def undecoded(conversion: Conversion) -> Conversion:
@@ -318,16 +349,16 @@ def get(name: str) -> ShardConverter:
         Unsupported: there is no such conversion; the message lists the existing names.
     """
     packed, then, inner = name.partition(THEN)
-    if then and packed in _PACKED:
+    if then and not is_unpacked(packed):
         from feedd.convert.compression import ChainedConverter  # noqa: PLC0415 - loaded when such data is found
 
         return ChainedConverter(cast("CompressedConverter", get(packed)), get(inner))
     try:
-        module, attribute = _CONVERTERS.get(name) or _OWN[name]
+        spec = _CONVERTERS.get(name) or _OWN[name]
     except KeyError:
         known = ", ".join(_CONVERTERS)
         raise Unsupported(f"expected a converter of {known}, got {name!r}", object=name, stage="decode") from None
-    return cast("ShardConverter", getattr(importlib.import_module(module), attribute))
+    return cast("ShardConverter", getattr(importlib.import_module(spec.module), spec.attribute))
 
 
 def names() -> dict[str, tuple[str, ...]]:

@@ -140,7 +140,7 @@ def _weak_is_jpeg(data: memoryview) -> bool:
 
 if __name__ == "__main__":
     codecs._image = weak_image
-    forms._CONVERTERS["poison"] = ("tests.fakes.poison_worker", "POISON")
+    forms._CONVERTERS["poison"] = forms.ConversionSpec("poison", "tests.fakes.poison_worker", "POISON")
     execute._codec_for = make_poison  # type: ignore[assignment]  # the seams of the worker
     execute.pin_npy = pin_poison  # type: ignore[assignment, attr-defined]  # another
     execute.formats = SimpleNamespace(get=lambda name: PoisonFormat(registry.get(name)))  # type: ignore[attr-defined, assignment]  # a third

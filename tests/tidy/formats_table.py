@@ -107,7 +107,7 @@ def _row(name: str, names: tuple[str, ...], *others: str) -> tuple[str, ...]:
 def _fields(name: str) -> str:
     if name in _FIELDS:
         return _FIELDS[name]
-    kind = forms._CONVERTERS[name][0] if name in forms.names() else type(formats.get(name)).__module__
+    kind = forms._CONVERTERS[name].module if name in forms.names() else type(formats.get(name)).__module__
     return (ast.get_docstring(ast.parse(inspect.getsource(importlib.import_module(kind)))) or "").partition("\n")[0]
 
 
