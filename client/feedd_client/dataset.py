@@ -65,8 +65,8 @@ class FeedDataset(DatasetBase):
         uneven: how all ranks get the same number of steps. "drop" leaves out steps that some rank would miss or have
             short. "pad" gives ranks that end early samples again, marked False in ``batch["__valid__"]``. "repeat" does
             the same without marks. These three need sample counts or ``steps``. "join" stops all ranks where the first
-            rank ends (needs torch.distributed). "allow" lets each rank end by itself. None is "allow" for one rank,
-            "drop" if sample counts are known, and "join" otherwise.
+            rank ends (needs torch.distributed). "allow" lets each rank end by itself. None is "repeat" with
+            ``steps``, "allow" for one rank, "drop" if sample counts are known, and "join" otherwise.
         partitions: number of parts of the dataset, a multiple of the number of nodes; None: one part per node. A run
             may resume with other numbers of nodes and ranks. The number of partitions must stay the same, and so must
             the number of samples that all ranks together take in a step.
@@ -81,8 +81,8 @@ class FeedDataset(DatasetBase):
             own batches unless ``share`` is given.
         share: "job-group", or any name. Jobs on this node that give the same name and request the same batches share
             one decode of each batch. Batches are decoded again for a job that falls far behind.
-        address: address of the daemon; None: ``$FEEDD_ADDRESS``, else ``unix:///run/feedd/feedd.sock``. If no daemon
-            answers there, the client starts one for this process tree.
+        address: address of the daemon; None: ``$FEEDD_ADDRESS``, else ``unix:///run/feedd/feedd.sock``. If neither is
+            given and no daemon answers at that socket, the client starts one for this process tree.
         topology: ranks and nodes of this process; None: from torch.distributed or the launcher's variables.
         keys: add ``"__key__"`` and ``"__url__"``.
         copy: yield private copies.

@@ -155,9 +155,9 @@ class DeviceLoader:
     def stats(self) -> dict[str, Any]:
         """Return the dataset's counters, with ``batches`` and ``wait_s`` as the trainer saw them.
 
-        ``wait_s`` divided by wall time is the share of time in which the trainer waited for input. ``host_wait_s`` is
-        the time that the copy thread waited for the daemon. ``register_s`` is the time to register shared memory with
-        CUDA.
+        ``wait_s`` is the time that the trainer's loop waited for a batch, also if it ran ahead of the device.
+        ``host_wait_s`` is the time that the copy thread waited for the daemon: divided by wall time, the share of time
+        limited by input. ``register_s`` is the time to register shared memory with CUDA.
         """
         inner = self._source.stats() if isinstance(self._source, FeedDataset) else {}
         progress = self._progress

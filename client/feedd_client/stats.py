@@ -29,7 +29,8 @@ class LoaderStats:
         bytes: payload bytes received.
         bad_samples: samples that could not be decoded and were dropped or replaced; see ``bad_samples=``.
         filtered_samples: samples that ``filter=`` left out.
-        wait_s: seconds spent waiting for the daemon. Divided by wall time: the share of time limited by input.
+        wait_s: seconds spent waiting for the daemon, ``host_wait_s`` of a ``DeviceLoader``. Divided by wall time: the
+            share of time limited by input.
         time_to_first_batch_s: seconds from the start of the first iteration to its first batch; None before.
         reconnects: streams resumed after they were lost.
         leftover_batches: batches of this rank that ``uneven="join"`` left out, as far as known.

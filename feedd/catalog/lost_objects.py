@@ -17,7 +17,7 @@ from feedd.dataset.object_names import split_name
 from feedd.dataset.pack_layout import HEAD_BYTES, head_bytes, is_pack, parse
 from feedd.errors import CacheUnavailable, FeeddError, NotFound
 from feedd.flow.lru import WeightedLru
-from feedd.flow.pools import CACHE_DISK, CPU
+from feedd.flow.pools import CACHE_DISK
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -147,7 +147,7 @@ class LostObjects:
         if not any(one.url in packs for one in failures):
             return failures
         try:
-            return await CPU.run(_named, failures, packs)
+            return await CACHE_DISK.run(_named, failures, packs)
         except (OSError, ValueError) as error:
             raise CacheUnavailable(f"expected packs, got {error}", object=failures[0].url, stage="decode") from error
 

@@ -96,7 +96,7 @@ def _why_undecoded(listing: Listing, shard: int) -> str:
 
 
 def _in_vain(urls: Sequence[str], reason: str) -> None:
-    _log.warning("decoded_cache=True changes nothing", urls=list(urls[:_URLS_TOLD]), reason=reason)
+    _log.warning("decoded_cache=True keeps no image decoded", urls=list(urls[:_URLS_TOLD]), reason=reason)
 
 
 def _growth(listing: Listing, request: Request, room: DecodedRoom) -> int:

@@ -61,7 +61,7 @@ calls = []
 class Model(torch.nn.Linear):
     def forward(self, images):
         calls.append(len(images))
-        return super().forward(images.float().mean((1, 2)))
+        return super().forward(images.mean((2, 3)))
 
 def run(**options):
     model = Model(3, 1)

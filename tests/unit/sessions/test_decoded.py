@@ -94,7 +94,7 @@ def test_where_nothing_changes(asked: dict[str, Any]) -> None:
     with capture_logs() as logs:
         assert with_predecoded(plain, request(**({"fields": FIXED} | asked)), ROOM) is plain
     assert len(logs) == asked.get("decoded_cache", True)
-    assert all(line["event"] == "decoded_cache=True changes nothing" for line in logs)
+    assert all(line["event"] == "decoded_cache=True keeps no image decoded" for line in logs)
 
 
 def test_why_nothing_changes_is_said() -> None:
