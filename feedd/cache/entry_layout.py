@@ -6,8 +6,8 @@ called ``.tmp-<32 hex>`` in the same folder. The header is written last.
 Header, little-endian: magic[8], version u32, crc32c u32 (of the whole header with this field zero), data_at u64,
 data_bytes u64. Then block_bytes u32, boot[16], run[16], root_bytes u16, key_bytes u16, etag_bytes u16.
 
-Then root, key and etag as UTF-8 (of a converted shard: etag, a zero byte, form). Then one crc32c u32 per block of data,
-then zeros up to data_at. The object's size alone decides the number of blocks, and with it data_at.
+Then root, key and etag as UTF-8 (of a converted shard: etag, a zero byte, conversion). Then one crc32c u32 per block of
+data, then zeros up to data_at. The object's size alone decides the number of blocks, and with it data_at.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _MAGIC = b"feeddshd"
 _FIXED = struct.Struct("<8sIIQQI16s16sHHH")
 _CRC_AT = 12
 _SUM_BYTES = 4
-FORMS_VERSION: Final = "3"
+CONVERSIONS_VERSION: Final = "3"
 """Version of all converters' output. Bump it when any output changes; older cached output is then ignored."""
 
-_FORM_MARK = "\0"  # no store's etag contains this character
+_CONVERSION_MARK = "\0"  # no store's etag contains this character
 _BLOCKS_MAX = 1 << 18  # 1 MiB of checksums; an object above 256 GiB gets larger blocks
 # Three texts of at most 65,535 bytes each, and the checksums.
 _HEADER_BYTES_MAX = 64 * PAGE_BYTES + _SUM_BYTES * _BLOCKS_MAX
@@ -83,7 +83,7 @@ def version_of(ref: ObjectRef) -> str:
     """Return the part of the identity besides key and size: the etag, and for a converted shard the conversion."""
     if ref.conversion is None:
         return ref.etag
-    return f"{ref.etag}{_FORM_MARK}{ref.conversion.text}{_FORM_MARK}{FORMS_VERSION}"
+    return f"{ref.etag}{_CONVERSION_MARK}{ref.conversion.text}{_CONVERSION_MARK}{CONVERSIONS_VERSION}"
 
 
 def ref_of(root: str, key: str, size_bytes: int, version: str) -> ObjectRef:
@@ -91,8 +91,10 @@ def ref_of(root: str, key: str, size_bytes: int, version: str) -> ObjectRef:
 
     For output of another converter version, the returned ref matches no request.
     """
-    etag, *made = version.split(_FORM_MARK)
-    text = "" if not made else made[0] if made[1:] == [FORMS_VERSION] else " ".join(("by another version:", *made))
+    etag, *made = version.split(_CONVERSION_MARK)
+    text = (
+        "" if not made else made[0] if made[1:] == [CONVERSIONS_VERSION] else " ".join(("by another version:", *made))
+    )
     return ObjectRef(root, key, size_bytes, etag, Conversion.parse(text))
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from feedd.dataset.object_names import split_name
 from feedd.formats.format_registry import specs
 from feedd.formats.format_spec import AmongSamples
-from feedd.formats.suffixes import MADE, shortened
+from feedd.formats.suffixes import EXTENSION_CONVERTERS, shortened
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,7 +52,7 @@ def _kinds() -> Mapping[str, int]:
     for spec in specs():
         kind = _AMONG_SAMPLES.get(spec.among_samples)
         found |= {_last(extension): kind for extension in spec.extensions if kind is not None}
-    found |= {_last(extension): SHARD for extension in MADE if _last(extension) not in _TABLES}
+    found |= {_last(extension): SHARD for extension in EXTENSION_CONVERTERS if _last(extension) not in _TABLES}
     inner_kinds = {short: found.get(_last(inner)) for short, inner in shortened().items()}
     return found | {_last(short): SHARD for short, kind in inner_kinds.items() if kind == SHARD}
 

@@ -11,7 +11,7 @@ from feedd.recipe import plugins
 
 FILE_ROOT = "file://"
 _SCHEME = re.compile(r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]*)://(?P<rest>.*)", re.DOTALL)
-_FORMS = "expected s3://bucket/prefix, file:///directory, a path, or manifest+s3://bucket/key"
+_ACCEPTED = "expected s3://bucket/prefix, file:///directory, a path, or manifest+s3://bucket/key"
 _MANIFEST = "manifest"
 _ARN = re.compile(
     r"(?P<head>arn:[a-z0-9-]+:s3[a-z-]*:[a-z0-9-]*:[0-9]*:(outpost[:/][^:/]+[:/])?accesspoint)[:/](?P<name>[^:/]+)"
@@ -67,7 +67,7 @@ def parse_url(url: str) -> Location:
     match = _SCHEME.fullmatch(url)
     if match is None:
         if not url or "\0" in url:
-            raise BadRequest(f"{_FORMS}, got {url!r}", stage="source")
+            raise BadRequest(f"{_ACCEPTED}, got {url!r}", stage="source")
         kept_slash = "/" if url.endswith("/") else ""
         return Location(url, FILE_ROOT, str(Path(url).absolute()).rstrip("/") + kept_slash, manifest=False)
     scheme, rest = match["scheme"].lower(), match["rest"]
@@ -79,7 +79,7 @@ def parse_url(url: str) -> Location:
     known = inner in {S3_SCHEME, _FILE_SCHEME} or inner in plugins.names(plugins.STORES)
     if not known or len(named) > 1 or len(kinds) > len(named) + 1 or not _formats(named):
         hint = "" if known else _HINTS.get(inner, "")
-        raise BadRequest(f"{_FORMS}, got scheme {scheme!r}", object=url, hint=hint, stage="source")
+        raise BadRequest(f"{_ACCEPTED}, got scheme {scheme!r}", object=url, hint=hint, stage="source")
     kind = _MANIFEST if _MANIFEST in kinds else ""
     if inner == _FILE_SCHEME:
         location = _file(url, rest, kind)

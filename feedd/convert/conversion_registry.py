@@ -17,9 +17,9 @@ from feedd.formats import format_registry as formats
 from feedd.formats.format_registry import format_for
 from feedd.formats.suffixes import (
     BUNZIP2,
+    EXTENSION_CONVERTERS,
     GUNZIP,
     INFLATE,
-    MADE,
     UNBROTLI,
     UNSNAPPY,
     UNXZ,
@@ -123,8 +123,8 @@ _STREAM: Final = b"\xff\xff\xff\xff"
 _ARROW_ALIGN: Final = 8
 
 _PART_OF: Final = re.compile(r"-\d+-of-\d+$")  # as in formats.registry
-_EXTENSIONS: Final = tuple(MADE)
-_NAMED: Final = frozenset((*MADE.values(), *(spec.name for spec in _SPECS if spec.typed)))
+_EXTENSIONS: Final = tuple(EXTENSION_CONVERTERS)
+_NAMED: Final = frozenset((*EXTENSION_CONVERTERS.values(), *(spec.name for spec in _SPECS if spec.typed)))
 
 
 def conversion_for(url: str) -> Conversion | None:
@@ -139,7 +139,7 @@ def conversion_for(url: str) -> Conversion | None:
 def _converter_for(url: str) -> str:
     name = _PART_OF.sub("", url.rsplit("/", 1)[-1].lower())
     if name.endswith(_EXTENSIONS):
-        return next(converter for extension, converter in MADE.items() if name.endswith(extension))
+        return next(converter for extension, converter in EXTENSION_CONVERTERS.items() if name.endswith(extension))
     inside, packed = uncompressed(name)
     if not packed:
         return ""
@@ -364,9 +364,9 @@ def get(name: str) -> ShardConverter:
 def names() -> dict[str, tuple[str, ...]]:
     """Return each conversion with the endings of names that select it, or with its name in URLs."""
     found: dict[str, tuple[str, ...]] = dict.fromkeys(_CONVERTERS, ())
-    for extension, name in MADE.items():
+    for extension, name in EXTENSION_CONVERTERS.items():
         found[name] = (*found[name], extension)
-    for name in _NAMED - set(MADE.values()):
+    for name in _NAMED - set(EXTENSION_CONVERTERS.values()):
         found[name] = (f"{name}+",)
     for name, conversion in _BY_FORMAT.items():
         found[conversion.name] = (*found[conversion.name], f"{name}+")

@@ -136,8 +136,10 @@ class ConversionLog:
             lines = file.read().splitlines()
         for line in lines[-2 * self._rows_max :]:
             with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):  # the last line may be cut short
-                url, etag, form, *fact = _rows.decode(line)
-                self._put((url, etag, sys.intern(form), fact[0]), ConversionFact(*fact))  # many rows share a conversion
+                url, etag, conversion, *fact = _rows.decode(line)
+                self._put(
+                    (url, etag, sys.intern(conversion), fact[0]), ConversionFact(*fact)
+                )  # many rows share a conversion
         self._line_count = len(lines)
         if len(lines) > 2 * len(self._facts):
             self._write(self._path)

@@ -13,7 +13,7 @@ from feedd.errors import Unsupported
 from feedd.formats.format_spec import FormatSpec
 from feedd.formats.refused import refuse_name
 from feedd.formats.sniffed import SniffedFormat
-from feedd.formats.suffixes import MADE, is_refused, uncompressed
+from feedd.formats.suffixes import EXTENSION_CONVERTERS, is_refused, uncompressed
 from feedd.recipe import plugins
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def installed() -> dict[str, FormatSpec]:
     A format of this folder keeps its name and its extensions.
     """
     found: dict[str, FormatSpec] = {}
-    taken = {extension for spec in built_in().values() for extension in spec.extensions} | set(MADE)
+    taken = {extension for spec in built_in().values() for extension in spec.extensions} | set(EXTENSION_CONVERTERS)
     for point in plugins.names(plugins.FORMATS):
         spec = plugins.load(plugins.FORMATS, point)
         if isinstance(spec, str):  # the reason is in the log
@@ -66,7 +66,7 @@ def _unusable(point: str, spec: object, taken: set[str]) -> str:
         return f"expected a FormatSpec, got {type(spec).__name__}"
     if spec.name != point or not _NAME.fullmatch(point):
         return f"expected the entry point's name, lower-case letters, digits, dots and dashes, got {spec.name!r}"
-    if point in built_in() or point in MADE.values() or point == AUTO:
+    if point in built_in() or point in EXTENSION_CONVERTERS.values() or point == AUTO:
         return f"the name {point!r} belongs to a format of feedd"
     wrong = [one for one in spec.extensions if not _EXTENSION.fullmatch(one) or one in taken]
     return f"expected unused lower-case extensions with a dot, got {wrong}" if wrong else ""
@@ -158,4 +158,6 @@ def _with_params(kind: str, params: str) -> ShardFormat:
 
 @functools.cache
 def _known() -> str:
-    return " or ".join(sorted((*(extension for spec in specs() for extension in spec.extensions), *MADE)))
+    return " or ".join(
+        sorted((*(extension for spec in specs() for extension in spec.extensions), *EXTENSION_CONVERTERS))
+    )

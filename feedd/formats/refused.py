@@ -96,13 +96,13 @@ def say_packed(error: BadShard, head: bytes, format_name: str) -> None:
         head: the shard's first bytes.
         format_name: format as which the shard was read.
     """
-    form = head_says(head)
-    if form and not error.hint.startswith(_PACKED):
-        ending = ending_of(form)
+    converter = head_says(head)
+    if converter and not error.hint.startswith(_PACKED):
+        ending = ending_of(converter)
         name = format_name.partition(":")[0]
         error.hint = (
-            f"{_PACKED} {WHAT[form]}: if so, write the format before the URL, {name}.{ending}+s3://bucket/prefix/, "
-            f"or end the file's name in .{ending}"
+            f"{_PACKED} {WHAT[converter]}: if so, write the format before the URL, {name}.{ending}+s3://bucket/prefix/,"
+            f" or end the file's name in .{ending}"
         )
 
 
@@ -113,9 +113,9 @@ def refuse_packed(data: memoryview, url: str, format_name: str) -> None:
         BadShard: the shard is compressed.
     """
     head = bytes(data[:_MAGIC_BYTES])
-    form = head_says(head)
-    if form and form != INFLATE:  # the two bytes of zlib may be text
-        error = BadShard(f"expected {format_name}, got {WHAT[form]}", object=url, stage="decode")
+    converter = head_says(head)
+    if converter and converter != INFLATE:  # the two bytes of zlib may be text
+        error = BadShard(f"expected {format_name}, got {WHAT[converter]}", object=url, stage="decode")
         say_packed(error, head, format_name)
         raise error
 

@@ -28,7 +28,7 @@ _COMPRESSED: Final = {
     ".br": ("", UNBROTLI),
     ".snappy": ("", UNSNAPPY),
 }
-MADE: Final[dict[str, str]] = {
+EXTENSION_CONVERTERS: Final[dict[str, str]] = {
     ".arrow": "arrow",
     ".arrows": "arrow",
     ".csv": "csv",
@@ -56,9 +56,9 @@ _ENDINGS: Final = tuple(_COMPRESSED)
 def uncompressed(name: str) -> tuple[str, str]:
     """Return a lower-case file name without the ending of its compression, and the conversion (empty: none)."""
     if name.endswith(_ENDINGS):
-        for ending, (instead, form) in _COMPRESSED.items():
+        for ending, (instead, converter) in _COMPRESSED.items():
             if name.endswith(ending):
-                return name[: -len(ending)] + instead, form
+                return name[: -len(ending)] + instead, converter
     return name, ""
 
 
@@ -77,8 +77,8 @@ def is_refused(name: str) -> bool:
 def endings() -> dict[str, tuple[str, ...]]:
     """Return the file name endings of each compression, by its conversion."""
     found: dict[str, tuple[str, ...]] = {}
-    for ending, (_, form) in _COMPRESSED.items():
-        found[form] = (*found.get(form, ()), ending)
+    for ending, (_, converter) in _COMPRESSED.items():
+        found[converter] = (*found.get(converter, ()), ending)
     return found
 
 
@@ -87,14 +87,14 @@ def head_says(head: bytes) -> str:
 
     zlib's streams have only two distinctive bytes, which may also be the start of text.
     """
-    for magic, form in _MAGIC.items():
+    for magic, converter in _MAGIC.items():
         if head.startswith(magic):
-            return form
+            return converter
     if len(head) > 1 and head[0] & 15 == 8 and head[0] >> 4 <= 7 and not int.from_bytes(head[:2]) % 31:
         return INFLATE
     return ""
 
 
-def ending_of(form: str) -> str:
+def ending_of(converter: str) -> str:
     """Return the usual file name ending for a decompression, without its dot."""
-    return next(ending for ending, (_, its) in _COMPRESSED.items() if its == form)[1:].replace("zstd.bin", "zst")
+    return next(ending for ending, (_, its) in _COMPRESSED.items() if its == converter)[1:].replace("zstd.bin", "zst")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
-MADE = "feedd_pipeline_made_shards_total"
+EXTENSION_CONVERTERS = "feedd_pipeline_made_shards_total"
 FETCHED = "feedd_source_bytes_total"
 FIELDS = {"jpg": "image:32x32", "cls": "int"}
 
@@ -38,7 +38,7 @@ def dataset(daemon: Daemon, url: str = "s3://data/t/", **changes: Any) -> FeedDa
 
 def made(daemon: Daemon) -> float:
     """Return how many shards it has made."""
-    return daemon.metrics().get(MADE, 0)
+    return daemon.metrics().get(EXTENSION_CONVERTERS, 0)
 
 
 def same(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> None:

@@ -60,7 +60,7 @@ def test_what_another_version_made_is_not_asked_for(monkeypatch: pytest.MonkeyPa
     header = entry_layout.unpack_header(page)
     assert header is not None
     assert header.ref == made
-    monkeypatch.setattr(entry_layout, "FORMS_VERSION", entry_layout.FORMS_VERSION + "x")
+    monkeypatch.setattr(entry_layout, "CONVERSIONS_VERSION", entry_layout.CONVERSIONS_VERSION + "x")
     header = entry_layout.unpack_header(page)
     assert header is None or header.ref != made
     assert entry_layout.file_path(Path("/c"), made) != path

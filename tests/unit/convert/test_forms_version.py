@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pytest
 
-from feedd.cache.entry_layout import FORMS_VERSION
+from feedd.cache.entry_layout import CONVERSIONS_VERSION
 from feedd.convert.conversion_registry import get
 from feedd.convert.table_converters import TYPES
 from tests.fakes.files import parquet
@@ -75,7 +75,7 @@ MADE_BY: dict[str, tuple[str, Callable[[], bytes], str]] = {
 
 @pytest.mark.parametrize("name", MADE_BY)
 def test_what_is_made_changes_with_the_version_only(name: str) -> None:
-    """Where this fails: raise FORMS_VERSION, for caches hold what was made before, and renew the digests here."""
+    """Where this fails: raise CONVERSIONS_VERSION, for caches hold what was made before, and renew the digests here."""
     form, data, digest = MADE_BY[name]
     kind, _, params = form.partition(":")
     url = "s3://b/shard.txt.gz" if form == "gunzip" else "s3://b/shard"
@@ -86,4 +86,4 @@ def test_what_is_made_changes_with_the_version_only(name: str) -> None:
         made = bytes(out.written)
     else:
         made = make(get(kind), data(), params, url, limit_bytes=1 << 30).shard
-    assert (FORMS_VERSION, hashlib.blake2b(made, digest_size=8).hexdigest()) == ("3", digest)
+    assert (CONVERSIONS_VERSION, hashlib.blake2b(made, digest_size=8).hexdigest()) == ("3", digest)

@@ -28,7 +28,7 @@ from feedd.convert.conversion_registry import DETECT_BYTES, conversion_by_head, 
 from feedd.errors import BadShard, Unsupported
 from feedd.formats import format_registry as formats
 from feedd.formats.refused import say_packed
-from feedd.formats.suffixes import MADE, endings
+from feedd.formats.suffixes import EXTENSION_CONVERTERS, endings
 from tests.fakes.made import made_of
 from tests.fakes.tars import tar_bytes
 from tests.fakes.tfrecords import example, tfrecord
@@ -147,7 +147,7 @@ def test_only_names_that_say_nothing_are_looked_into() -> None:
         assert not is_unsaid(f"d/{name}"), name
 
 
-@pytest.mark.parametrize("form", sorted(set(MADE.values())))
+@pytest.mark.parametrize("form", sorted(set(EXTENSION_CONVERTERS.values())))
 def test_every_form_can_be_named(form: str) -> None:
     """As formats can; and behind it how it is compressed, which the object's own ending may say as well."""
     assert text_of(registry.conversion_named(form)) == form

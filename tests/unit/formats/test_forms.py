@@ -21,7 +21,7 @@ from feedd.convert import conversion_registry as registry
 from feedd.convert.conversion_io import MappedObject
 from feedd.errors import BadShard, Unsupported
 from feedd.formats import format_registry as formats
-from feedd.formats.suffixes import BUNZIP2, GUNZIP, MADE, UNXZ, UNZSTD
+from feedd.formats.suffixes import BUNZIP2, EXTENSION_CONVERTERS, GUNZIP, UNXZ, UNZSTD
 from feedd.values import ByteRange
 from tests.budget import budget
 from tests.fakes.made import made_of
@@ -162,7 +162,7 @@ def test_the_name_tells_the_format() -> None:
 def test_a_number_behind_the_extension_changes_nothing() -> None:
     """As Spark's and TensorFlow's tools name the files of one data set: for every ending, packed or not."""
     part = "-00000-of-00010"
-    for extension, form in MADE.items():
+    for extension, form in EXTENSION_CONVERTERS.items():
         assert text_of(registry.conversion_for(f"s3://b/part{extension}{part}")) == form
         for name in (f"a{extension}{part}.gz", f"A{extension}.gz{part}"):
             assert text_of(registry.conversion_for(f"s3://b/{name}")) == f"{GUNZIP}+{form}"
