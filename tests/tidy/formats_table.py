@@ -100,7 +100,7 @@ def _row(name: str, names: tuple[str, ...], *others: str) -> tuple[str, ...]:
     read, fetched, compressed, *rest = others
     counts, extra = (*rest, "")[:2]
     shown = " ".join(f"`{one}`" for one in names) or _NAMES.get(name, "")
-    counts = counts or _LISTED.get(name, "`feedd index`")
+    counts = f"{counts}, `feedd index`" if counts else _LISTED.get(name, "`feedd index`")
     return (name, shown, _fields(name), read, fetched, compressed, counts, extra)
 
 
