@@ -107,8 +107,8 @@ class FeedDataset(DatasetBase):
         open_timeout_s: seconds for opening. This includes the fetch of a first shard and the wait for the successor of
             a daemon that is shutting down.
         reconnect_timeout_s: seconds that a daemon may be away in the middle of an epoch.
-        stall_timeout_s: seconds without any message or heartbeat from the daemon while a batch is awaited. The client then
-            gives the stream up and opens again. A wait of 20 s is logged with its reason.
+        stall_timeout_s: seconds without any message or heartbeat from the daemon while a batch is awaited. The client
+            then gives the stream up and opens again. A wait of 20 s is logged with its reason.
 
     Raises:
         BadOptionError: an argument is invalid.
