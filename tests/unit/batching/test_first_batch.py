@@ -16,7 +16,7 @@ from feedd.batching.gather import gather
 from feedd.dataset.listing import Listing
 from feedd.ordering.rank_reader import Reader, ReaderOptions
 from feedd.dataset.assignment import Assignment
-from feedd.open_spec import OpenSpec
+from feedd.open_spec import OrderSpec
 from feedd.values import Cursor, FieldRecipe, ObjectRef, ShardIndex, Topology
 
 before = set(sys.modules)
@@ -24,8 +24,8 @@ refs = [ObjectRef("s3://b", str(n), 10, "x") for n in range(5)]
 listing = Listing.of(refs, 0.0)
 listing.counts.update(dict.fromkeys(range(5), 3))
 for sharding in ("key", "size", "sample", "replicated"):
-    spec = open_spec(("s3://b/",), 4, sharding=sharding)
-    reader = Reader(listing.shares(spec), ReaderOptions(0, True, 2, 4, Topology()), listing.counts)
+    order = OrderSpec(4, sharding=sharding)
+    reader = Reader(listing.shares(order), ReaderOptions(0, True, 2, 4, Topology()), listing.counts)
     rows = reader.rows(Cursor())
     assert reader.assigned.tolist() == list(range(5))
     blob = ShardIndex(("cls",), np.zeros((1, 3), np.int64), np.ones((1, 3), np.int64), b"abc", np.arange(1, 4))
