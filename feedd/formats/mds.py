@@ -20,6 +20,7 @@ import msgspec
 from feedd.formats.format_spec import FormatSpec, cut_rows
 from feedd.formats.framing import field_names, numbered
 from feedd.formats.rows import RowsReader, first_rows
+from feedd.recipe.encodings import parse_encoding
 from feedd.recipe.params import DTYPES
 from feedd.values import ShardIndex
 
@@ -138,7 +139,11 @@ def _encoding(encoding: str) -> str:
     """Return the encoding of a column, see ``recipe.encodings``."""
     array = _ARRAY.fullmatch(encoding)
     if array is not None and array[1] in DTYPES:
-        return f"{array[1]}[{array[2]}]"
+        try:
+            parse_encoding(stored := f"{array[1]}[{array[2]}]")
+        except ValueError:
+            return ""  # an array without elements, or with too many: its bytes can still be read
+        return stored
     kind, _, dtype = encoding.partition(":")
     if kind == "ndarray" and dtype in DTYPES:
         return f"mds:{dtype}"

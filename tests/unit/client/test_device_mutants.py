@@ -133,7 +133,7 @@ MUTANTS: Final[dict[str, tuple[ModuleType, dict[str, str]]]] = {
 _USERS: Final[dict[ModuleType, tuple[tuple[ModuleType, str], ...]]] = {
     lane: ((device, "CopyLane"), (device, "DevicePass")),
     copier: ((device, "Copier"),),
-    pinning: ((copier, "PinnedRing"), (copier, "register"), (pinning, "PinnedRing")),
+    pinning: ((copier, "PinnedBuffers"), (copier, "register"), (pinning, "PinnedBuffers")),
 }
 
 

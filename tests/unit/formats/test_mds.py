@@ -153,3 +153,11 @@ def test_several_images_a_sample_are_bytes_for_who_asks(encoding: str) -> None:
         assert "take apart yourself" in caught.value.hint
     (recipe,) = with_encodings((parse_field("views", "bytes"),), index)
     assert recipe.codec == "bytes"
+
+
+@pytest.mark.parametrize("encoding", ["ndarray:int16:0,3", "ndarray:uint8:1,1,1,1,1,1,1,1,1"])
+def test_arrays_of_no_elements_or_too_many_sizes_are_bytes(encoding: str) -> None:
+    """The column is there for who asks for its bytes, and spoils no other column."""
+    index = read(mds({"x": encoding, "label": "int"}, [{"x": b"ab", "label": bytes(8)}]))
+    found = {one.name: one.codec for one in with_encodings(default_fields(index.fields, index.encodings), index)}
+    assert found == {"label": "int", "x": "bytes"}
