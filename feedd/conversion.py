@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from dataclasses import dataclass, field
 from typing import Final
@@ -11,6 +12,14 @@ PARAMS_BYTES_MAX: Final = 4096
 
 _DIGEST: Final = "#"
 _DIGEST_CHARS: Final = 32
+
+
+@functools.lru_cache(maxsize=32)  # all shards of a source have the same parameters
+def _key_of(params: str) -> str:
+    encoded = params.encode()
+    if len(encoded) <= PARAMS_BYTES_MAX:
+        return params
+    return _DIGEST + hashlib.sha256(encoded).hexdigest()[:_DIGEST_CHARS]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +40,7 @@ class Conversion:
     key: str = field(init=False)
 
     def __post_init__(self) -> None:
-        encoded = self.params.encode()
-        is_short = len(encoded) <= PARAMS_BYTES_MAX
-        key = self.params if is_short else _DIGEST + hashlib.sha256(encoded).hexdigest()[:_DIGEST_CHARS]
-        object.__setattr__(self, "key", key)
+        object.__setattr__(self, "key", _key_of(self.params))
 
     @staticmethod
     def parse(text: str) -> Conversion | None:

@@ -97,9 +97,8 @@ class Indexes:
         if is_pack(key.ref):
             index = await _index_of_pack(listing, key.ref)
         else:
-            name = key.format or (
-                "" if key.ref.conversion is not None else format_for(key.ref.url)
-            )  # before it is fetched
+            # a name that no format has is refused before the object is fetched
+            name = key.format or ("" if key.ref.conversion is not None else format_for(key.ref.url))
             index = await with_pinned(
                 self._stages.cache,
                 [counted_by(key.ref, key.format)],
