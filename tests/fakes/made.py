@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-import zlib
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from feedd.conversion import Conversion
 from feedd.values import ByteRange
+from feedd.workers.convert_call import MakeCall
 from feedd.workers.convert_shard import make_shard
-from feedd.workers.messages import ConvertedAnswer, MakeRequest
+from feedd.workers.messages import ConvertedAnswer, MakeRequest, request_decoder
 from feedd.workers.work import MakeTask
 
 if TYPE_CHECKING:
@@ -65,10 +65,10 @@ def a_conversion(text: str) -> Conversion:
 
 def answer_to(task: MakeTask) -> ConvertedAnswer | NeedRanges:
     """Do in this process what a worker does."""
-    spans = tuple((span.start, span.end) for span in task.spans)
-    sizes = (task.size_bytes, spans, task.out_at, task.limit_bytes, task.memory_bytes, task.entry_bytes)
-    params = zlib.compress(task.conversion.params.encode())
-    return make_shard(MakeRequest(1, task.conversion.name, params, task.url, *sizes), (task.source_fd, task.out_fd))
+    call = MakeCall(task)
+    request = request_decoder.decode(call.packet(range(1), 1))
+    assert isinstance(request, MakeRequest)
+    return make_shard(request, call.fds)
 
 
 def made_of(form: str, name: str, data: bytes, limit_bytes: int = LIMIT_BYTES) -> tuple[str, bytes]:
