@@ -24,7 +24,7 @@ def _key_of(params: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """What makes a shard of an object that cannot be read at random; part of the identity of shards and cache entries.
+    """What makes a shard of an object that cannot be read at random. Shards and cache entries are told apart by it.
 
     Conversions are equal if the same converter gets the same parameters. Long parameters are compared by their digest.
 
