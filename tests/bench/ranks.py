@@ -82,6 +82,7 @@ def _arm(url: str, ranks: int, prefetch: int, partitions: int = 0) -> Arm:
         "rank_count": ranks,
         "prefetch": prefetch,
         "partitions": partitions,
+        "sharding": "sample" if partitions > _SHARDS else "key",  # a partition without a shard would end every epoch
         "processes": 4,
         "workers": 2,
     }

@@ -53,7 +53,7 @@ class Rank:
                     node_rank=0,
                 ),
                 shuffle=pb.Shuffle(enabled=True, window_shards=settings["window_shards"]),
-                sharding="key",
+                sharding=settings["sharding"],
                 partitions=settings["partitions"],
                 uneven="drop",
                 prefetch_batches=settings["prefetch"],
