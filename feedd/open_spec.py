@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from feedd.owner import Owner
 from feedd.values import Topology
 
 
@@ -106,8 +107,13 @@ class SessionSpec:
 
 @dataclass(frozen=True, slots=True)
 class OpenSpec:
-    """A client's Open request."""
+    """A client's Open request.
+
+    Attributes:
+        owner: who asks; the server sets it.
+    """
 
     data: DataSpec
     order: OrderSpec
     session: SessionSpec = field(default_factory=SessionSpec)
+    owner: Owner = field(default_factory=Owner.of_this_process)

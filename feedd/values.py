@@ -99,6 +99,7 @@ class ShardFile:
         data_at: offset of the object's first byte in the file; a multiple of the page size.
         format: format by which a converted shard is indexed; empty: derived from its name.
         inflight: the object is being fetched, and only the awaited parts are present.
+        fd: descriptor of a file without a name, which the cache owns; -1: open ``path``.
     """
 
     ref: ObjectRef
@@ -106,6 +107,7 @@ class ShardFile:
     data_at: int
     format: str = ""
     inflight: bool = False
+    fd: int = -1
 
 
 @dataclass(frozen=True, slots=True)

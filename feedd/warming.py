@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from feedd.owner import Owner
+
 
 @dataclass(frozen=True, slots=True)
 class WarmSpec:
@@ -15,6 +17,7 @@ class WarmSpec:
         node_rank: the node whose assignment is fetched.
         sharding: "key", "replicated" or "size".
         fit: fill a cache that is too small with the objects that fit.
+        owner: who asks; the server sets it.
         fields: as in ``OpenSpec``: only the columns of these fields are converted from columnar objects; empty: all.
     """
 
@@ -24,6 +27,7 @@ class WarmSpec:
     sharding: str = "key"
     fit: bool = False
     fields: tuple[tuple[str, str], ...] = ()
+    owner: Owner = field(default_factory=Owner.of_this_process)
 
 
 @dataclass(frozen=True, slots=True)

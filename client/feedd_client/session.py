@@ -189,7 +189,7 @@ class Stream:
         self._requests: queue.SimpleQueue[pb.StreamRequest | None] = queue.SimpleQueue()
         self._requests.put(request)
         # The iterator must not refer to this object: gRPC's sender thread holds it until the None arrives.
-        self._call = session.endpoint.stub.Stream(iter(self._requests.get, None))
+        self._call = session.endpoint.stub.Stream(iter(self._requests.get, None), metadata=session.endpoint.headers)
         session.fresh = False
 
     @property

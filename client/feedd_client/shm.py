@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 ARENA_GREETING: Final = b"ARENA"
 HOLD_GREETING: Final = b"HOLD!"
+OWNER_GREETING: Final = b"OWNER"
 TOKEN_BYTES: Final = 16
+TICKET_BYTES: Final = 32
 HANDSHAKE_TIMEOUT_S: Final = 10.0
 _YES: Final = b"\x01"
 _ENTRY: Final = np.dtype(np.uint64)  # one entry of /proc/self/pagemap per page
@@ -145,6 +147,37 @@ def _map(fds: list[int], size_bytes: int, socket_path: str, flags: int) -> Mappi
         raise ProtocolError(f"expected an arena of {size_bytes} bytes, got {got_bytes}", object=socket_path)
     # Writable: a host batch belongs to the trainer until it is returned, so in-place operations must work.
     return Mapping(fds[0], size_bytes, flags, mmap.PROT_READ | mmap.PROT_WRITE)
+
+
+class Ticket:
+    """Names this process's user to the daemon, in calls that carry it; it ends with its connection.
+
+    Attributes:
+        value: the ticket; empty: the daemon issues none, because it is older than protocol 1.9, out of reach, or
+            refuses this user.
+    """
+
+    def __init__(self, socket_path: str, timeout_s: float = HANDSHAKE_TIMEOUT_S) -> None:
+        """Ask the daemon's arena socket for a ticket."""
+        self.value = b""
+        self._fd = -1  # a descriptor, because a socket object that is not closed warns
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as unix, contextlib.suppress(OSError):
+            unix.settimeout(min(timeout_s, HANDSHAKE_TIMEOUT_S))
+            unix.connect(socket_path)
+            unix.sendall(OWNER_GREETING + bytes(TOKEN_BYTES))
+            answer = unix.recv(1 + TICKET_BYTES, socket.MSG_WAITALL)
+            if len(answer) == 1 + TICKET_BYTES:
+                self.value, self._fd = answer[1:], unix.detach()
+
+    def close(self) -> None:
+        """End the ticket. Calling it again has no effect."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():  # the end of the process closes it too
+            self.close()
 
 
 def hold(socket_path: str) -> None:

@@ -6,12 +6,14 @@ import functools
 import logging
 import os
 import socket
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
+from feedd_client import shm
 from feedd_client._wire import feedd_pb2 as pb
 from feedd_client._wire import feedd_pb2_grpc as stubs
 from feedd_client.errors import (
@@ -37,7 +39,11 @@ UDS_PATH_MAX: Final = 100  # the kernel's limit of 108 bytes, less ".arena" and 
 CONNECT_TIMEOUT_S: Final = 5.0
 MESSAGE_LIMIT_BYTES: Final = 64 * 1024 * 1024
 ERROR_TRAILER: Final = "feedd-error-bin"
+TICKET_HEADER: Final = "feedd-ticket-bin"
+ARENA_SUFFIX: Final = ".arena"
 _HEALTH_CHECK: Final = "/grpc.health.v1.Health/Check"
+_CREDENTIALS: Final = struct.Struct("3i")  # process, user, group
+_UNKNOWN_UID: Final = 65534  # how a user outside of this container's user namespace is shown
 _NO_ANSWER: Final = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
 _OPTIONS: Final[list[tuple[str, Any]]] = [
     ("grpc.max_receive_message_length", MESSAGE_LIMIT_BYTES),
@@ -122,17 +128,37 @@ def parse_address(text: str) -> Address:
 
 
 def probe(address: Address) -> OSError | None:
-    """Return None if something accepts connections at ``address``, else the error."""
+    """Return None if something accepts connections at ``address``, else the error.
+
+    Raises:
+        AccessDenied: another user listens there, who could send any data.
+    """
     try:
         if address.uds_path is not None:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as unix:
                 unix.settimeout(CONNECT_TIMEOUT_S)
                 unix.connect(address.uds_path)
+                _check_listener(unix, address)
         else:
             socket.create_connection(address.host_port, CONNECT_TIMEOUT_S).close()
     except OSError as error:
         return error
     return None
+
+
+def _check_listener(unix: socket.socket, address: Address) -> None:
+    """Refuse a daemon of a user that is neither root, nor this one, nor the owner of the socket's folder."""
+    credentials = unix.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, uid, _ = _CREDENTIALS.unpack(credentials)
+    folder = Path(address.uds_path or "/").parent
+    if uid in {0, os.geteuid(), folder.stat().st_uid, _UNKNOWN_UID}:
+        return
+    raise AccessDenied(
+        f"expected a daemon of root, of user {os.geteuid()} or of the owner of {folder}, got one of user {uid}",
+        object=address.text,
+        hint="let the daemon listen in a folder that its user owns, such as /run/feedd or /run/user/UID",
+        stage="client",
+    )
 
 
 def unreachable(address: Address, reason: object) -> DaemonUnreachable:
@@ -166,6 +192,12 @@ class Endpoint:
         _hold_grpc(self.pid)
         self._channel = _channel(address)
         self.stub: Any = stubs.FeedStub(self._channel)  # type: ignore[no-untyped-call]  # generated code has no types
+        self._ticket: shm.Ticket | None = None
+
+    @property
+    def headers(self) -> tuple[tuple[str, bytes], ...]:
+        """Headers that name this process's user to a daemon on this machine."""
+        return ((TICKET_HEADER, self._ticket.value),) if self._ticket is not None and self._ticket.value else ()
 
     def open(self, request: pb.OpenRequest, timeout_s: float) -> pb.OpenResponse:
         """Call Feed.Open.
@@ -173,11 +205,21 @@ class Endpoint:
         Raises:
             FeedError: the error of the daemon or of the transport.
         """
+        self._renew_ticket(timeout_s)
+        opened: pb.OpenResponse
         try:
             with telling_why(self.stub, request, self.address.text):
-                return self.stub.Open(request, timeout=timeout_s)  # type: ignore[no-any-return]  # untyped stub
+                opened = self.stub.Open(request, timeout=timeout_s, metadata=self.headers)
         except grpc.RpcError as error:
             raise translate(error, self.address) from None
+        return opened
+
+    def _renew_ticket(self, timeout_s: float) -> None:
+        """Get a ticket of the daemon that listens now, because tickets end with their daemon."""
+        if self.address.uds_path is not None:
+            former, self._ticket = self._ticket, shm.Ticket(f"{self.address.uds_path}{ARENA_SUFFIX}", timeout_s)
+            if former is not None:
+                former.close()
 
     def classes(self, session_id: str, field: str, timeout_s: float) -> list[str]:
         """Call Feed.Classes.
@@ -188,7 +230,11 @@ class Endpoint:
         """
         request = pb.ClassesRequest(session_id=session_id, field=field)
         try:
-            return [name for part in self.stub.Classes(request, timeout=timeout_s) for name in part.names]
+            return [
+                name
+                for part in self.stub.Classes(request, timeout=timeout_s, metadata=self.headers)
+                for name in part.names
+            ]
         except grpc.RpcError as error:
             told = translate(error, self.address)
             if isinstance(told, DaemonVersionError):
@@ -202,7 +248,7 @@ class Endpoint:
     def close_session(self, session_id: str, timeout_s: float) -> None:
         """Call Feed.Close. Failures are ignored, because the daemon also notices the end of a session without it."""
         try:
-            self.stub.Close(pb.CloseRequest(session_id=session_id), timeout=timeout_s)
+            self.stub.Close(pb.CloseRequest(session_id=session_id), timeout=timeout_s, metadata=self.headers)
         except (grpc.RpcError, ValueError):  # ValueError: the channel is closed already
             return
 
@@ -210,6 +256,8 @@ class Endpoint:
         """Close the channel. Calling it again has no effect."""
         if self.pid == os.getpid():
             self._channel.close()
+        if self._ticket is not None:
+            self._ticket.close()
 
 
 def _channel(address: Address) -> grpc.Channel:

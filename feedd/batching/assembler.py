@@ -30,7 +30,7 @@ from feedd.values import BatchReady, FieldKind, TensorSpec
 from feedd.workers.work import DecodeTask, FieldWork
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Hashable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -58,12 +58,14 @@ class AssemblerOptions:
         keys: add ``__key__`` and ``__url__``.
         bad_sample_handler: how bad samples are handled.
         filters: conditions that samples must meet.
+        owner: who is charged for the workers' time.
     """
 
     arena_id: int
     keys: bool
     bad_sample_handler: BadSampleOptions
     filters: tuple[Filter, ...] = ()
+    owner: Hashable = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,7 +342,7 @@ class Assembler:
         slot = arena.take()
         assert slot is not None
         try:
-            self._stages.pool.attach(arena_id, arena.fd, arena.size_bytes)
+            self._stages.pool.attach(arena_id, arena.fd, arena.size_bytes, self._options.owner)
             ready = await self._decode(work, layout, arena_id, 0, arena.view(slot))
             return (
                 ready if ready.oversize is not None else replace(ready, oversize=arena.view(slot)[: ready.size_bytes])

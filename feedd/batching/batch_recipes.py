@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from feedd.catalog.dataset_catalog import DatasetCatalog
     from feedd.catalog.open_request import Request
     from feedd.catalog.stages import Stages
-    from feedd.dataset.listing import Listing
+    from feedd.dataset.listing import DatasetView
     from feedd.notices import Amount, NoticeKind
     from feedd.ordering.mixed_reader import AnyReader
     from feedd.recipe.pack_params import Packing
@@ -125,7 +125,7 @@ def resolved_by(request: Request) -> tuple[TensorSpec, ...] | None:
 
 
 async def resolve(
-    stages: Stages, catalog: DatasetCatalog, listing: Listing, reader: AnyReader, request: Request
+    stages: Stages, catalog: DatasetCatalog, view: DatasetView, reader: AnyReader, request: Request
 ) -> tuple[Recipes, list[Resolved]]:
     """Resolve each source's recipe against its data. The result is a property of the dataset (see ``Schema``).
 
@@ -137,15 +137,15 @@ async def resolve(
     found = await run_all(
         _resolve(
             catalog,
-            listing,
+            view,
             request.wanted[source],
             request,
-            Schema(stages, catalog, listing, source, strict=request.strict),
+            Schema(stages, catalog, view, source, strict=request.strict),
             order,
         )
         for source, order in enumerate(orders)
     )
-    return agreed(request, [one.recipe for one in found], listing.firsts), found
+    return agreed(request, [one.recipe for one in found], view.listing.firsts), found
 
 
 def estimated_bytes(specs: Sequence[TensorSpec], batch_size: int, found: Sequence[Resolved]) -> int:
@@ -227,13 +227,13 @@ def _filter_fields(request: Request, recipe: Sequence[FieldRecipe]) -> list[Fiel
 
 
 async def _resolve(
-    catalog: DatasetCatalog, listing: Listing, wanted: Recipe, request: Request, schema: Schema, order: Sequence[int]
+    catalog: DatasetCatalog, view: DatasetView, wanted: Recipe, request: Request, schema: Schema, order: Sequence[int]
 ) -> Resolved:
     check_fields(wanted, [source for field in wanted for source in field.sources])
     beside = _filter_fields(request, wanted)
     told = schema.by_name((*wanted, *beside)) if wanted else None
     if told is not None:
-        index = await _own(catalog, listing, order)
+        index = await _own(catalog, view, order)
         here = index.fields if index is not None and index.sample_count else None
         lacking = [one for one in (*wanted, *beside) if here is not None and not set(one.sources) & set(here)]
         if lacking:
@@ -242,15 +242,15 @@ async def _resolve(
     if wanted and not order and not any(map(needs_resolve, wanted)):
         return Resolved(wanted, None, {})  # this rank reads no shard
     settled = schema.settled(wanted, lambda recipe: _filter_fields(request, recipe))
-    recipe, index = await both(settled, _own(catalog, listing, order))
+    recipe, index = await both(settled, _own(catalog, view, order))
     return Resolved(recipe, index, schema.left_out, schema.fields)
 
 
-async def _own(catalog: DatasetCatalog, listing: Listing, order: Sequence[int]) -> ShardIndex | None:
+async def _own(catalog: DatasetCatalog, view: DatasetView, order: Sequence[int]) -> ShardIndex | None:
     """Return the index of the session's first shard with samples, or else of another, or None if it reads none."""
     index = None
     for shard in order[:_LOOKED_AT]:
-        index = await catalog.index(listing, shard)
+        index = await catalog.index(view, shard)
         if index.sample_count:
             break
     return index

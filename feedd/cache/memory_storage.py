@@ -36,7 +36,7 @@ _NAMES: Final = Names(
 
 
 class MemoryStorage:
-    """Anonymous files (memfd) of this process: an ``EntryStorage``. Workers open them as ``/proc/<pid>/fd/<n>``.
+    """Anonymous files (memfd) of this process: an ``EntryStorage``. Workers get their descriptors.
 
     The storage never allocates memory that could wake the kernel's OOM killer. Before each step, the machine and the
     control group must have the step's bytes plus the reserve left.
@@ -78,7 +78,8 @@ class MemoryStorage:
 
     def file(self, ref: ObjectRef) -> ShardFile:
         """Return how to open an entry."""
-        return ShardFile(ref, f"/proc/{os.getpid()}/fd/{self._fds[ref]}", entry_layout.data_at(ref))
+        fd = self._fds[ref]
+        return ShardFile(ref, f"/proc/{os.getpid()}/fd/{fd}", entry_layout.data_at(ref), fd=fd)
 
     async def create(self, ref: ObjectRef) -> Draft:
         """Allocate an anonymous file."""

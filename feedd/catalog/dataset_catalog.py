@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from feedd.access import EVERYTHING, Access
 from feedd.catalog.braces import Allowance
 from feedd.catalog.index_store import Indexes
 from feedd.catalog.label_fields import LabelledIndexes
@@ -22,7 +23,7 @@ from feedd.catalog.wanted_columns import counting
 from feedd.catalog.window_sorting import Sorting
 from feedd.convert.conversion_registry import check_named
 from feedd.converting.converter import formed
-from feedd.dataset.listing import Listing, format_of
+from feedd.dataset.listing import Listing
 from feedd.dataset.passed_over import PassedOver
 from feedd.errors import ObjectChanged
 from feedd.flow.pools import CACHE_DISK, CPU
@@ -41,13 +42,14 @@ if TYPE_CHECKING:
     from feedd.catalog.sidecar_counts import SidecarCounts
     from feedd.catalog.stages import Stages
     from feedd.catalog.token_windows import TokenFiles
+    from feedd.dataset.listing import DatasetView
     from feedd.ordering.batch_plan import BatchPlan
     from feedd.ordering.mixed_reader import AnyReader
     from feedd.values import Cursor, EpochEnd, ShardIndex
 
 _Urls = tuple[tuple[str, ...], ...]
 """URLs of each source of a dataset."""
-_Wanted = tuple[_Urls, Cuts]
+_Wanted = tuple[_Urls, Cuts, Access]
 
 _FRESH_S = 30.0  # ranks of one launch open within this time and share one listing
 _LISTINGS_KEPT = 16
@@ -72,17 +74,20 @@ class DatasetCatalog:
 
     async def listing(self, urls: tuple[str, ...], known: Callable[[Listing], bool]) -> Listing:
         """Return a held listing that is ``known`` to the run, else the newest if it is fresh, else a new listing."""
-        return await self.mixed((urls,), known)
+        return await self.mixed((urls,), known, EVERYTHING)
 
-    async def mixed(self, sources: _Urls, known: Callable[[Listing], bool], cuts: Cuts = ()) -> Listing:
+    async def mixed(
+        self, sources: _Urls, known: Callable[[Listing], bool], access: Access = EVERYTHING, cuts: Cuts = ()
+    ) -> Listing:
         """Return one listing of several sources, one after another; otherwise like ``listing``.
 
         Args:
             sources: URLs of each source.
             known: whether a held listing is the run's; called in a thread.
+            access: what the caller may read; listings are shared only by callers who may read the same.
             cuts: how each source's files of tokens are split; empty: there are no such files.
         """
-        wanted = sources, cuts
+        wanted = sources, cuts, access
         cached = {name: listing for name, listing in self._listings.items() if name[0] == wanted}
         if cached:  # checking ``known`` may take as long as the listing is
             found = await CPU.run(lambda: next((one for one in cached.items() if known(one[1])), None))
@@ -94,16 +99,16 @@ class DatasetCatalog:
         newest = max(cached.values(), key=lambda listing: listing.listed_s, default=None)
         if newest is not None and self._stages.clock.monotonic_s() - newest.listed_s < _FRESH_S:
             return newest
-        return await self._listing_flight.do(wanted, lambda: self._list(sources, cuts))
+        return await self._listing_flight.do(wanted, lambda: self._list(wanted))
 
     @contextlib.contextmanager
-    def started(self, sources: _Urls, cuts: Cuts = ()) -> Iterator[None]:
+    def started(self, sources: _Urls, access: Access, cuts: Cuts = ()) -> Iterator[None]:
         """Start listing, inside the context, for a following call of ``mixed``, unless a listing is held."""
-        wanted = sources, cuts
+        wanted = sources, cuts, access
         if any(name[0] == wanted for name in self._listings):
             yield
             return
-        flight = self._listing_flight.join(wanted, lambda: self._list(sources, cuts))
+        flight = self._listing_flight.join(wanted, lambda: self._list(wanted))
         try:
             yield
         finally:
@@ -111,37 +116,37 @@ class DatasetCatalog:
 
     def forget(self, listing: Listing) -> None:
         """Drop a stale listing; sessions that hold it keep it."""
-        for name in [name for name, cached in self._listings.items() if cached is listing or cached is listing.base]:
+        for name in [name for name, cached in self._listings.items() if cached is listing]:
             del self._listings[name]
 
-    async def index(self, listing: Listing, shard: int) -> ShardIndex:
+    async def index(self, view: DatasetView, shard: int) -> ShardIndex:
         """Return a shard's sample index, fetching the shard if needed; the listing then knows the shard's count.
 
         Raises:
             ObjectChanged: the listing had another count; it is dropped.
         """
-        index = await self.readings.of(listing, shard)
-        self._learn(listing, shard, index)
-        return self._labelled.of(listing, shard, index)
+        index = await self.readings.of(view, shard)
+        self._learn(view, shard, index)
+        return self._labelled.of(view.listing, shard, index)
 
-    async def indexes(self, listing: Listing, shards: Iterable[int]) -> list[ShardIndex]:
+    async def indexes(self, view: DatasetView, shards: Iterable[int]) -> list[ShardIndex]:
         """Return the indexes of several shards, fetched in parallel; the listing then knows all their counts.
 
         Raises:
             ObjectChanged: see ``index``.
         """
         wanted = tuple(shards)
-        known = {shard: self.readings.cached(listing, shard) for shard in wanted}
+        known = {shard: self.readings.cached(view, shard) for shard in wanted}
         cached = {shard: index for shard, index in known.items() if index is not None}
         for shard, index in cached.items():
-            self._learn(listing, shard, index)
+            self._learn(view, shard, index)
         if len(cached) == len(wanted):
-            return [self._labelled.of(listing, shard, cached[shard]) for shard in wanted]
-        return await run_all(self.index(listing, shard) for shard in wanted)
+            return [self._labelled.of(view.listing, shard, cached[shard]) for shard in wanted]
+        return await run_all(self.index(view, shard) for shard in wanted)
 
     async def fresh(self, urls: tuple[str, ...]) -> Listing:
         """Return a separate listing that knows only the counts of feedd's own index beside the data."""
-        found = await self._stages.sources.resolve_all(urls)
+        found = await self._stages.sources.resolve_all(urls, EVERYTHING)
         refs = await with_heads(self._stages.sources, found.refs, found.named)
         resolved = replace(found, refs=await CPU.run(counting, refs, found.named))
         listing = await CPU.run(Listing.of, resolved.refs, self._stages.clock.monotonic_s())
@@ -154,13 +159,13 @@ class DatasetCatalog:
         listing.formats = told.formats
         return listing
 
-    async def draw(self, listing: Listing, reader: AnyReader, at: Cursor) -> BatchPlan | EpochEnd:
+    async def draw(self, view: DatasetView, reader: AnyReader, at: Cursor) -> BatchPlan | EpochEnd:
         """Return the plan of ``reader`` for ``at``, after indexing the shards that the plan needs."""
         while isinstance(drawn := reader.draw(at), NeedCounts | NeedOrder):
             if isinstance(drawn, NeedOrder):
                 await self._sorting.sort(drawn)
                 continue
-            indexes = await self.indexes(listing, drawn.shards)
+            indexes = await self.indexes(view, drawn.shards)
             if isinstance(drawn, NeedLengths):
                 drawn.learn(indexes)
         following = reader.next_order()
@@ -175,8 +180,9 @@ class DatasetCatalog:
         await self._sorting.close()
         await CACHE_DISK.run(self._learned.save)
 
-    async def _list(self, sources: _Urls, cuts: Cuts) -> Listing:
-        resolve = partial(self._stages.sources.resolve_all, allowance=Allowance())
+    async def _list(self, wanted: _Wanted) -> Listing:
+        sources, cuts, access = wanted
+        resolve = partial(self._stages.sources.resolve_all, access=access, allowance=Allowance())
         cut = [one is not None for one in cuts] or [False] * len(sources)  # a .npy file of tokens is a shard
         resolved = await run_all(resolve(urls, shards=shards) for urls, shards in zip(sources, cut, strict=True))
         firsts = tuple(itertools.accumulate((len(one.refs) for one in resolved[:-1]), initial=0))
@@ -190,15 +196,14 @@ class DatasetCatalog:
         if any(cuts):
             told = await self._with_token_windows(whole, firsts, cuts, told)
         listing.formats, listing.passed_over = told.formats, whole.passed_over.with_reasons(told.left_out)
-        reader_of = partial(format_of, listing)
-        listing.counts = await CPU.run(self._learned.known, listing.refs, reader_of)
+        listing.counts = await CPU.run(self._learned.known, listing.refs, listing.format_of)
         await CPU.run(listing.add_counts, told.exact, told.claimed, told.by)
-        cached = self._listings.pop(((sources, cuts), listing.digest), None)
+        cached = self._listings.pop((wanted, listing.digest), None)
         # If nothing changed, keep the learned counts, unless a sidecar was corrected after runs had planned with it.
         if cached is not None and await CPU.run(_unchanged, cached, listing):
             await CPU.run(cached.renew, listing)
             listing = cached
-        self._listings[(sources, cuts), listing.digest] = listing
+        self._listings[wanted, listing.digest] = listing
         while len(self._listings) > _LISTINGS_KEPT:
             del self._listings[next(iter(self._listings))]
         return listing
@@ -221,16 +226,16 @@ class DatasetCatalog:
         await check_types(self._stages.sources, whole, files.dtypes)
         return cut_told
 
-    def _learn(self, listing: Listing, shard: int, index: ShardIndex) -> None:
+    def _learn(self, view: DatasetView, shard: int, index: ShardIndex) -> None:
         """Record a count, once, for this listing and for later daemons, because indexes may be dropped."""
-        if shard in listing.learned:
+        if shard in view.learned:
             return
-        listing.field_names.add(listing.source_of(shard), shard, index.fields, index.unread)
-        self._learned.note(listing.refs[shard], index.sample_count, format_of(listing, shard))
+        view.field_names.add(view.listing.source_of(shard), shard, index.fields, index.unread)
+        self._learned.note(view.refs[shard], index.sample_count, view.listing.format_of(shard))
         try:
-            listing.learn(shard, index.sample_count)
+            view.learn(shard, index.sample_count)
         except ObjectChanged:
-            self.forget(listing)  # plans used a wrong count, so the next open lists again
+            self.forget(view.listing)  # plans used a wrong count, so the next open lists again
             raise
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from feedd.catalog.index_store import Indexes, IndexRun
     from feedd.converting.converting_cache import ConvertingCache
-    from feedd.dataset.listing import Listing
+    from feedd.dataset.listing import DatasetView
     from feedd.values import ShardIndex
 
 
@@ -31,10 +31,10 @@ _LOOKED_AT = 64  # missing shards to check, because this runs for every batch
 class IndexPrefetcher:
     """Prefetches the indexes of one session. Failures are ignored: a batch that needs an index requests it again."""
 
-    def __init__(self, indexes: Indexes, listing: Listing, cache: ConvertingCache) -> None:
-        """Start nothing yet; ``indexes`` reads the indexes of ``listing``, whose shards ``cache`` holds."""
+    def __init__(self, indexes: Indexes, view: DatasetView, cache: ConvertingCache) -> None:
+        """Start nothing yet; ``indexes`` reads the indexes of ``view``, whose shards ``cache`` holds."""
         self._indexes = indexes
-        self._listing = listing
+        self._view = view
         self._cache = cache
         self._missing: list[int] = []  # shards whose indexes are missing
         self._patience = _PATIENCE_DRAWS
@@ -48,7 +48,7 @@ class IndexPrefetcher:
 
     def expect(self, shards: Iterable[int]) -> None:
         """Replace the dataset indices of shards whose indexes to read once ``look`` finds the shards in the cache."""
-        self._missing = [shard for shard in dict.fromkeys(shards) if self._indexes.cached(self._listing, shard) is None]
+        self._missing = [shard for shard in dict.fromkeys(shards) if self._indexes.cached(self._view, shard) is None]
 
     def look(self) -> None:
         """Start indexing shards that have arrived; called once for each batch."""
@@ -69,7 +69,7 @@ class IndexPrefetcher:
             await asyncio.wait([run.result for run in self._ending])
 
     def _go_on(self) -> None:
-        holds, refs = self._cache.holds, self._listing.refs
+        holds, refs = self._cache.holds, self._view.refs
         while len(self._started) < _AT_ONCE:
             first = itertools.islice(self._missing, _LOOKED_AT)
             shard = next((one for one in first if holds(refs[one])), None)
@@ -80,7 +80,7 @@ class IndexPrefetcher:
 
     def _begin(self, shard: int) -> None:
         with contextlib.suppress(Draining):
-            run = self._indexes.begin(self._listing, shard)
+            run = self._indexes.begin(self._view, shard)
             if run is None:
                 return
             if run in self._started:  # it was begun by another stream, or for an overlapping window

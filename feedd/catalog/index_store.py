@@ -8,7 +8,6 @@ from feedd.cache.pinned_reads import with_pinned
 from feedd.catalog.megatron_index import counted_by
 from feedd.catalog.record_idx import say_fewer
 from feedd.convert.conversion_registry import conversion_named, is_ready
-from feedd.dataset.listing import format_of
 from feedd.dataset.pack_layout import is_pack
 from feedd.flow.lru import WeightedLru
 from feedd.flow.pools import CPU
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from feedd.catalog.stages import Stages
-    from feedd.dataset.listing import Listing
+    from feedd.dataset.listing import DatasetView
     from feedd.values import ObjectRef, ShardIndex
 
 _KEPT_BYTES = 256 << 20
@@ -48,21 +47,21 @@ class Indexes:
         self._cached: WeightedLru[_Key, ShardIndex] = WeightedLru(_KEPT_BYTES)
         self._runs: SingleFlight[_Key, ShardIndex] = SingleFlight(group)
 
-    def cached(self, listing: Listing, shard: int) -> ShardIndex | None:
+    def cached(self, view: DatasetView, shard: int) -> ShardIndex | None:
         """Return a shard's index if it is in memory."""
-        return self._cached.get(_key(listing, shard))
+        return self._cached.get(_key(view, shard))
 
-    async def of(self, listing: Listing, shard: int) -> ShardIndex:
+    async def of(self, view: DatasetView, shard: int) -> ShardIndex:
         """Return a shard's index, fetching the shard if needed.
 
         Raises:
             FeeddError: an error of the shard or of its store, such as BadShard or NotFound.
         """
-        key = _key(listing, shard)
+        key = _key(view, shard)
         index = self._cached.get(key)
-        return index or await self._runs.do(key, lambda: self._read(listing, key, shard))
+        return index or await self._runs.do(key, lambda: self._read(view, key, shard))
 
-    async def of_conversion(self, listing: Listing, ref: ObjectRef) -> ShardIndex:
+    async def of_conversion(self, view: DatasetView, ref: ObjectRef) -> ShardIndex:
         """Return the index of a conversion of a listed object other than its shard, such as its first samples.
 
         Raises:
@@ -70,9 +69,9 @@ class Indexes:
         """
         key = _Key(ref, "")
         index = self._cached.get(key)
-        return index or await self._runs.do(key, lambda: self._read(listing, key))
+        return index or await self._runs.do(key, lambda: self._read(view, key))
 
-    def begin(self, listing: Listing, shard: int) -> IndexRun | None:
+    def begin(self, view: DatasetView, shard: int) -> IndexRun | None:
         """Start reading a shard's index, fetching the shard if needed; None: the index is in memory.
 
         Each started read needs one call of ``leave``.
@@ -80,10 +79,10 @@ class Indexes:
         Raises:
             Draining: the daemon is shutting down.
         """
-        key = _key(listing, shard)
+        key = _key(view, shard)
         if self._cached.get(key) is not None:
             return None
-        return self._runs.join(key, lambda: self._read(listing, key, shard))
+        return self._runs.join(key, lambda: self._read(view, key, shard))
 
     def leave(self, run: IndexRun) -> bool:
         """Release a started read; return True if no other caller wants it and it is ending."""
@@ -93,9 +92,9 @@ class Indexes:
         """End all running reads."""
         await self._runs.cancel_all()
 
-    async def _read(self, listing: Listing, key: _Key, shard: int = -1) -> ShardIndex:
+    async def _read(self, view: DatasetView, key: _Key, shard: int = -1) -> ShardIndex:
         if is_pack(key.ref):
-            index = await _index_of_pack(listing, key.ref)
+            index = await _index_of_pack(view, key.ref)
         else:
             # a name that no format has is refused before the object is fetched
             name = key.format or ("" if key.ref.conversion is not None else format_for(key.ref.url))
@@ -104,23 +103,23 @@ class Indexes:
                 [counted_by(key.ref, key.format)],
                 lambda files: self._stages.pool.index(files[0], key.format or files[0].format or name),
             )
-        if shard in listing.idx_bytes:
-            await CPU.run(say_fewer, key.ref, listing.idx_bytes[shard], index)
+        if shard in view.listing.idx_bytes:
+            await CPU.run(say_fewer, key.ref, view.listing.idx_bytes[shard], index)
         arrays = (index.starts, index.sizes, index.key_ends, index.reasons)
         weight = sum(array.nbytes for array in arrays if array is not None) + len(index.key_blob)
         self._cached.put(key, index, weight)
         return index
 
 
-def _key(listing: Listing, shard: int) -> _Key:
-    ref, name = listing.refs[shard], listing.read_as.get(shard)
+def _key(view: DatasetView, shard: int) -> _Key:
+    ref, name = view.refs[shard], view.read_as.get(shard)
     if name is None:
-        named = format_of(listing, shard)
-        name = listing.read_as[shard] = "" if conversion_named(named) or is_ready(ref.conversion) else named
+        named = view.listing.format_of(shard)
+        name = view.read_as[shard] = "" if conversion_named(named) or is_ready(ref.conversion) else named
     return _Key(ref, name)
 
 
-async def _index_of_pack(listing: Listing, ref: ObjectRef) -> ShardIndex:
+async def _index_of_pack(view: DatasetView, ref: ObjectRef) -> ShardIndex:
     """Return the index that the pack itself would give, from the listing."""
-    packs, number = next((one, number) for one in listing.packs if (number := one.find(ref)) is not None)
+    packs, number = next((one, number) for one in view.listing.packs if (number := one.find(ref)) is not None)
     return await off_loop(lambda: index_of(packs.table(number)), len(packs.span(number)) * _INDEXED_BYTES)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from feedd.catalog.urls import FILE_ROOT, parse_url
+from feedd.access import EVERYTHING, FILE_ROOT
+from feedd.catalog.urls import parse_url
 from feedd.dataset.object_labels import TABLE_BYTES_MAX, UNLABELLED, folder_labels, parse_table, table_labels
 from feedd.errors import BadRequest, FeeddError, StoreUnavailable
 from feedd.flow.lru import WeightedLru
@@ -61,7 +62,7 @@ async def with_tables(sources: Sources, request: Request) -> Request:
     }
     if not files:
         return request
-    refs = {one: await sources.head(_placed(request.sources[one[0]], one[1])) for one in sorted(files)}
+    refs = {one: await sources.head(_placed(request.sources[one[0]], one[1]), request.access) for one in sorted(files)}
     wanted = tuple(
         tuple(_with_versions(field, number, refs) for field in recipe) for number, recipe in enumerate(request.wanted)
     )
@@ -222,7 +223,7 @@ def _disagree(name: str, url: str) -> BadRequest:
 
 
 async def _rows(sources: Sources, table: TableLabel) -> LabelTable:
-    ref = await sources.head(table.file)
+    ref = await sources.head(table.file, EVERYTHING)  # ``with_tables`` has checked that the caller may read it
     if ref.size_bytes > TABLE_BYTES_MAX:
         raise ValueError(f"expected a table of at most {TABLE_BYTES_MAX} bytes, got {ref.size_bytes}")
     ref = replace(ref, etag=table.version)  # the version in the fingerprint

@@ -9,7 +9,7 @@ from feedd.notices import EXAMPLES_MAX, Amount
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from feedd.dataset.listing import Listing
+    from feedd.dataset.listing import DatasetView
     from feedd.values import ShardIndex
 
 
@@ -17,7 +17,7 @@ class LateFields:
     """Late fields of a listing as far as known. No shard is read for this; indexing shards finds them.
 
     Args:
-        listing: the session's listing.
+        view: the session's listing.
         known: fields of each source's first shard; None: the user named the fields.
         tell: called with the new amount and its growth.
 
@@ -26,10 +26,10 @@ class LateFields:
     """
 
     def __init__(
-        self, listing: Listing, known: Sequence[frozenset[str] | None], tell: Callable[[Amount, int], None]
+        self, view: DatasetView, known: Sequence[frozenset[str] | None], tell: Callable[[Amount, int], None]
     ) -> None:
         self.amount = Amount()
-        self._listing, self._known, self._report = listing, known, tell
+        self._view, self._known, self._report = view, known, tell
         self._name_count = 0
         self._look()
 
@@ -43,10 +43,10 @@ class LateFields:
         return True
 
     def _look(self) -> None:
-        name_count = len(self._listing.field_names)
+        name_count = len(self._view.field_names)
         if name_count != self._name_count:
             self._name_count = name_count
-            self.amount = late_fields(self._listing, self._known)
+            self.amount = late_fields(self._view, self._known)
 
 
 def known_fields(index: ShardIndex) -> frozenset[str]:
@@ -54,15 +54,15 @@ def known_fields(index: ShardIndex) -> frozenset[str]:
     return frozenset((*index.fields, *(name.lower() for name, _ in index.unread)))
 
 
-def late_fields(listing: Listing, known: Sequence[frozenset[str] | None], *, unread: bool = True) -> Amount:
+def late_fields(view: DatasetView, known: Sequence[frozenset[str] | None], *, unread: bool = True) -> Amount:
     """Return the fields of indexed shards that are not among the known fields.
 
     Args:
-        listing: the listing.
+        view: the listing.
         known: known fields of each source; None: skip the source.
         unread: whether unreadable fields count.
     """
-    names = listing.field_names
+    names = view.field_names
     found = [
         late
         for source, fields in enumerate(known)
@@ -71,7 +71,7 @@ def late_fields(listing: Listing, known: Sequence[frozenset[str] | None], *, unr
         if unread or not late[1]
     ]
     examples = [
-        f"{name}{f': {kind}' if kind else ''}, first in {listing.refs[shard].key}"
+        f"{name}{f': {kind}' if kind else ''}, first in {view.refs[shard].key}"
         for name, kind, shard in found[:EXAMPLES_MAX]
     ]
     return Amount(len(found), 0, tuple(examples))

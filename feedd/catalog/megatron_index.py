@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
+from feedd.access import EVERYTHING
 from feedd.catalog.object_heads import first_bytes
 from feedd.errors import BadRecipe, BadRequest, FeeddError, NotFound
 from feedd.flow.pools import CPU
@@ -103,7 +104,7 @@ async def _index_file(sources: Sources, ref: ObjectRef, beside: Mapping[tuple[st
     index = beside.get((ref.root, key))
     if index is None:  # the URL names a single file, or a manifest names only files of tokens
         try:
-            index = await sources.head(replace(ref, key=key).url)
+            index = await sources.head(replace(ref, key=key).url, EVERYTHING)  # beside an object that may be read
         except NotFound as error:
             hint = "put it there, or let a recipe split the tokens into windows: tokens:uint16:2049, without megatron+"
             message = f"expected Megatron's index beside the file, {key.rpartition('/')[2]}, got none"

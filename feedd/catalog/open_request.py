@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from feedd.access import EVERYTHING, Access
 from feedd.catalog.token_windows import Cuts, windows_of
 from feedd.dataset.sharding import check_mode
 from feedd.dataset.step_counts import parse_uneven
@@ -18,6 +19,8 @@ from feedd.recipe.recipe import parse_field
 from feedd.values import FieldRecipe
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from feedd.dataset.listing import Listing
     from feedd.open_spec import OpenSpec
 
@@ -36,6 +39,7 @@ class Request:
         cuts: how each source's recipe splits files of tokens; empty: no recipe does.
         filters: conditions that samples must meet.
         policy: what to do with bad samples.
+        access: what the client may read.
     """
 
     spec: OpenSpec
@@ -45,14 +49,16 @@ class Request:
     cuts: Cuts = ()
     filters: tuple[Filter, ...] = ()
     policy: BadSamples = BadSamples.SKIP
+    access: Access = EVERYTHING
 
     @classmethod
-    def of(cls, spec: OpenSpec, window_shards: int) -> Request:
+    def of(cls, spec: OpenSpec, window_shards: int, access: Access = EVERYTHING) -> Request:
         """Check names, recipes and weights.
 
         Args:
             spec: the request as it came.
             window_shards: the daemon's default.
+            access: what the client may read.
 
         Raises:
             BadRequest: the request cannot be served.
@@ -76,7 +82,7 @@ class Request:
         filters = tuple(map(parse_filter, spec.data.filters))
         policy = parse_policy(spec.data.bad_samples)
         window_shards = spec.order.window_shards or window_shards
-        return cls(spec, wanted, window_shards, mix, cuts if any(cuts) else (), filters, policy)
+        return cls(spec, wanted, window_shards, mix, cuts if any(cuts) else (), filters, policy, access)
 
     @property
     def sources(self) -> tuple[tuple[str, ...], ...]:
@@ -117,3 +123,9 @@ class Request:
         if self.policy is BadSamples.REPLACE:  # changes the samples in batches; other policies only leave some out
             rules.append(f"bad_samples={self.policy.value}")
         return listing.fingerprint(self.spec.order, plain, self.window(listing), self.mix, rules)
+
+
+def shortened(urls: Sequence[str]) -> str:
+    """Return the first URL and the number of further URLs."""
+    more = f" and {len(urls) - 1} more" if len(urls) > 1 else ""
+    return f"{urls[0]}{more}"

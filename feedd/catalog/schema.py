@@ -31,7 +31,6 @@ from feedd.convert.conversion_registry import (
     is_ready,
     only_unpacks,
 )
-from feedd.dataset.listing import format_of
 from feedd.dataset.pack_layout import is_pack
 from feedd.errors import BadRequest, BadSample
 from feedd.flow.tasks import run_all
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
 
     from feedd.catalog.dataset_catalog import DatasetCatalog
     from feedd.catalog.stages import Stages
-    from feedd.dataset.listing import Listing
+    from feedd.dataset.listing import DatasetView
     from feedd.notices import Amount, NoticeKind
     from feedd.recipe.predecoded import ReadyField
     from feedd.values import FieldRecipe, ObjectRef, ShardFile
@@ -107,7 +106,7 @@ class Schema:
     Args:
         stages: the open stages.
         catalog: knows the shards' indexes.
-        listing: the session's listing.
+        view: the session's listing.
         source: number of the source.
         strict: raise if a sample that should decide cannot be read; otherwise try other samples.
 
@@ -117,9 +116,11 @@ class Schema:
         first: the first shard with samples that ``settled`` examined; None: it examined none.
     """
 
-    def __init__(self, stages: Stages, catalog: DatasetCatalog, listing: Listing, source: int, *, strict: bool) -> None:
-        self._stages, self._catalog, self._listing = stages, catalog, listing
-        self._shards = listing.shards_of(source)
+    def __init__(
+        self, stages: Stages, catalog: DatasetCatalog, view: DatasetView, source: int, *, strict: bool
+    ) -> None:
+        self._stages, self._catalog, self._view = stages, catalog, view
+        self._shards = view.listing.shards_of(source)
         self.left_out: dict[NoticeKind, Amount] = {}
         self.fields: frozenset[str] | None = None
         self.first: Looked | None = None
@@ -225,7 +226,7 @@ class Schema:
         if search.left and conversion is not None and is_columnar(conversion):
             # the strict conversion raises if a wanted column cannot be a field
             strict = Conversion(conversion.name, strict_params(conversion.params))
-            await self._catalog.readings.of_conversion(self._listing, replace(first.ref, conversion=strict))
+            await self._catalog.readings.of_conversion(self._view, replace(first.ref, conversion=strict))
         for one in search.left.values():
             check_fields((one,), first.index.fields)
 
@@ -240,49 +241,49 @@ class Schema:
 
     def _filled(self) -> Iterator[int]:
         """Return the shards that are not known to be empty."""
-        listing = self._listing
-        return (shard for shard in self._shards if listing.sizes[shard] and listing.counts.get(shard) != 0)
+        view = self._view
+        return (shard for shard in self._shards if view.listing.sizes[shard] and view.counts.get(shard) != 0)
 
     async def _look(self, shard: int) -> Looked:
         """Read just enough of a shard to know its fields."""
-        ref = self._listing.refs[shard]
+        ref = self._view.refs[shard]
         plain, ready = self._plain(shard)
         if is_pack(ref) or ref.size_bytes <= HEAD_BYTES[0]:
             return await self.whole(shard)
         head = head_conversion(plain.conversion, self._format(shard))
         if head is not None:
             ref = replace(plain, conversion=head)
-            index = await self._catalog.readings.of_conversion(self._listing, ref)
+            index = await self._catalog.readings.of_conversion(self._view, ref)
             if index.sample_count or not is_head(head):
                 return Looked(shard, ref, _with_ready(index, ready), whole=False)
         return await self.whole(shard)
 
     async def whole(self, shard: int) -> Looked:
         """Return a shard that was read completely."""
-        index = await self._catalog.index(self._listing, shard)
-        return Looked(shard, self._listing.refs[shard], index, whole=True)
+        index = await self._catalog.index(self._view, shard)
+        return Looked(shard, self._view.refs[shard], index, whole=True)
 
     def _plain(self, shard: int) -> tuple[ObjectRef, Sequence[ReadyField]]:
         """Return a shard without predecoded images, and the fields that are predecoded."""
-        ref = self._listing.refs[shard]
+        ref = self._view.refs[shard]
         if ref.conversion is None or not is_ready(ref.conversion):
             return ref, ()
         asked = msgspec.json.decode(ref.conversion.params.encode(), type=RowsParams)
-        return (self._listing.base or self._listing).refs[shard], asked.fields
+        return self._view.listing.refs[shard], asked.fields
 
     def _format(self, shard: int) -> str:
         """Return the format of a shard that is read in place or only decompressed; empty: it is converted."""
         ref, _ = self._plain(shard)
         if ref.conversion is not None and not only_unpacks(ref.conversion):
             return ""
-        named = format_of(self._listing, shard)
+        named = self._view.listing.format_of(shard)
         inside = "" if ref.conversion is None else ref.conversion.params
         return inside or ("" if conversion_named(named) else named) or format_for(ref.url)
 
     def _no_fields(self, looked: Sequence[Looked]) -> BadRequest:
         """Return the error for data that gives no default fields."""
         first = looked[0].shard if looked else next(iter(self._shards), None)
-        url = "" if first is None else self._listing.refs[first].url
+        url = "" if first is None else self._view.refs[first].url
         if looked:
             names = ", ".join(looked[0].index.fields)[:200]
             message = f"expected field names that can be read by default, got {names or 'none'}"

@@ -6,15 +6,15 @@ import contextlib
 import functools
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Self
 
-import structlog
-
+from feedd.access import EVERYTHING, FILE_ROOT
 from feedd.catalog.manifest import MANIFEST_BYTES_MAX, head_all, names_in
+from feedd.catalog.skipped_log import SkippedLog
 from feedd.catalog.texts import Texts
 from feedd.catalog.url_listing import UrlListing
 from feedd.catalog.url_lists import UrlList, lists_of, runs_of
-from feedd.catalog.urls import FILE_ROOT, S3_SCHEME, Location, likely_bucket, parse_url
+from feedd.catalog.urls import S3_SCHEME, Location, likely_bucket, parse_url
 from feedd.dataset.passed_over import PassedOver
 from feedd.errors import BadRequest, FeeddError, NotFound, PermissionDenied, Unsupported
 from feedd.fetch.bucket_state import BucketState
@@ -35,21 +35,17 @@ from feedd.fetch.scheduler import PARTS_PER_PLACE
 from feedd.fetch.turn_gate import TurnGate
 from feedd.flow.budget import ByteBudget
 from feedd.flow.pools import CPU, LOCAL_FILES
-from feedd.notices import OBJECTS_EVENT, notices_of
 from feedd.recipe import plugins
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from feedd.access import Access
     from feedd.catalog.braces import Allowance
     from feedd.dataset.packs import Packs
     from feedd.fetch.fetch_options import SourceOptions
     from feedd.protocols import Clock, ObjectStore, Recorder, SpanFetcher
     from feedd.values import ObjectRef
-
-
-_TOLD_MOST: Final = 256  # URLs to remember
-_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,26 +66,6 @@ class Resolved:
     packs: tuple[Packs, ...] = ()
     named: Mapping[int, str] = field(default_factory=dict)
     passed_over: PassedOver = field(default_factory=PassedOver)
-
-
-class _SkippedLog:
-    """Logs skipped objects, once while they stay the same."""
-
-    def __init__(self) -> None:
-        self._reported: dict[str, PassedOver] = {}
-
-    def report(self, url: str, passed: PassedOver) -> None:
-        """Log the skipped objects of a URL, if there are any that were not logged before."""
-        if not passed.count or self._reported.get(url) == passed:
-            return
-        self._reported.pop(url, None)
-        self._reported[url] = passed
-        if len(self._reported) > _TOLD_MOST:
-            del self._reported[next(iter(self._reported))]
-        notices = notices_of(passed.reasons)
-        log = _log.warning if any(notice.warns for notice in notices) else _log.info
-        why = [notice.text for notice in notices]
-        log(OBJECTS_EVENT, url=url, objects=passed.count, first=list(passed.keys), why=why)
 
 
 class Sources:
@@ -113,7 +89,7 @@ class Sources:
         self._facts: defaultdict[str, BucketFacts] = defaultdict(BucketFacts)
         self._heads = TurnGate(options.heads_in_flight)
         self._closed = False
-        self._skipped_log = _SkippedLog()
+        self._skipped_log = SkippedLog()
         plain = RangeFetcher(
             self.store,
             ByteBudget(options.bytes_in_flight),
@@ -174,15 +150,20 @@ class Sources:
             found = self._tempos[root] = BucketState(self._options)
         return found
 
-    async def resolve(self, urls: Sequence[str]) -> tuple[ObjectRef, ...]:
+    async def resolve(self, urls: Sequence[str], access: Access = EVERYTHING) -> tuple[ObjectRef, ...]:
         """Return the current versions of the objects that ``urls`` name, in order; see ``resolve_all``.
 
         Packs among them cannot be fetched, because their contents are not kept.
         """
-        return (await self.resolve_all(urls)).refs
+        return (await self.resolve_all(urls, access)).refs
 
     async def resolve_all(
-        self, urls: Sequence[str], *, shards: bool = False, allowance: Allowance | None = None
+        self,
+        urls: Sequence[str],
+        access: Access = EVERYTHING,
+        *,
+        shards: bool = False,
+        allowance: Allowance | None = None,
     ) -> Resolved:
         """Find the current versions of the objects that ``urls`` name, in order; duplicates stay.
 
@@ -192,6 +173,7 @@ class Sources:
 
         Args:
             urls: URLs of one dataset.
+            access: what the caller may read; every URL and every object that a manifest names is checked.
             shards: treat all objects as shards; otherwise objects that look like samples are packed.
             allowance: limit for braces, shared by the datasets of a request; None: this dataset has its own.
 
@@ -199,15 +181,16 @@ class Sources:
             BadRequest: malformed URL or manifest.
             Unsupported: the URL is understood but not served.
             NotFound: a URL names nothing.
-            PermissionDenied, StoreUnavailable: the store's answer.
+            PermissionDenied: the caller may not read a URL, or the store's answer.
+            StoreUnavailable: the store's answer.
         """
         found: list[ObjectRef] = []
         sidecar_refs: dict[ObjectRef, None] = {}
         packs: list[Packs] = []
         named: dict[int, str] = {}
         passed_over = PassedOver()
-        lists = await CPU.run(lists_of, urls, allowance)  # checks all URLs before the first request
-        for taking in [taking for one in lists for taking in await self._named(one, shards=shards)]:
+        lists = await CPU.run(_permitted, urls, allowance, access)  # all, before the first request
+        for taking in [taking for one in lists for taking in await self._named(one, access, shards=shards)]:
             location = taking.location
             passed = PassedOver()
             for grouped in await CPU.run(taking.grouped):  # takes microseconds per object
@@ -225,11 +208,11 @@ class Sources:
             raise _nothing(" ".join(urls))
         return Resolved(tuple(found), tuple(sidecar_refs), tuple(packs), named, passed_over)
 
-    async def _named(self, one: UrlList, *, shards: bool) -> list[UrlListing]:
+    async def _named(self, one: UrlList, access: Access, *, shards: bool) -> list[UrlListing]:
         """Return the listing of a URL as it is written, or, if no such object exists, of the URLs in its braces."""
         if one.itself is not None:
             try:
-                return [await self._taken(one.itself, shards=shards)]
+                return [await self._taken(one.itself, access, shards=shards)]
             except (NotFound, PermissionDenied):
                 if len(one.locations) == 1:
                     raise
@@ -240,13 +223,17 @@ class Sources:
                 found.append(UrlListing(location, shards=shards))
                 found[-1].take_listed(refs)
             else:
-                found.append(await self._taken(location, shards=shards))
+                found.append(await self._taken(location, access, shards=shards))
         return found
 
-    async def _taken(self, location: Location, *, shards: bool) -> UrlListing:
+    async def _taken(self, location: Location, access: Access, *, shards: bool) -> UrlListing:
         taking = UrlListing(location, shards=shards)
         try:
-            await (self._manifest(location, taking) if location.manifest else self._plain(location, taking))
+            await (
+                self._manifest(location, access, taking)
+                if location.manifest
+                else _take_plain(self.store(location.root), location, taking)
+            )
         except NotFound as error:
             error.hint = error.hint or likely_bucket(location)
             raise
@@ -264,14 +251,16 @@ class Sources:
         except NotFound:
             return None
 
-    async def head(self, url: str) -> ObjectRef:
+    async def head(self, url: str, access: Access = EVERYTHING) -> ObjectRef:
         """Return the current version of one object or file.
 
         Raises:
             BadRequest: malformed URL.
-            NotFound, PermissionDenied, StoreUnavailable: the store's answer.
+            PermissionDenied: the caller may not read the URL, or the store's answer.
+            NotFound, StoreUnavailable: the store's answer.
         """
         location = parse_url(url)
+        access.check(location.root, location.key, url)
         return await self.store(location.root).head(location.key)
 
     async def put(self, url: str, data: bytes, over: str | None = None) -> ObjectRef:
@@ -303,7 +292,7 @@ class Sources:
 
     def _bare(self, root: str) -> ObjectStore:
         if root == FILE_ROOT:
-            return LocalStore(self._options.file_threads)
+            return LocalStore(self._options.file_threads, self._options.file_folders)
         if not _is_s3(root):
             return plugins.store(root)
         kind = S3Store if self._options.transport == "aiobotocore" else DirectStore
@@ -324,33 +313,29 @@ class Sources:
         limits = RetryLimits(policy, self._options.whole_deadline_s, state.quota, state.concurrency.throttled)
         return RetryStore(inner, limits, self._clock, self._recorder)
 
-    async def _plain(self, location: Location, taking: UrlListing) -> None:
-        store = self.store(location.root)
-        if location.root == FILE_ROOT and location.key[-1:] != "/":
-            location = await _directory_or_file(store, location)
-            taking.within(location.key)
-        try:
-            async with closing_pages(store.list(location.key)) as pages:
-                async for page in pages:
-                    if not taking.count and page[0].key == location.key:
-                        taking.take(page[:1])  # byte order puts the exact key first
-                        return
-                    taking.take(page)
-        except PermissionDenied as denied:
-            if taking.count:
-                raise
-            taking.take(await _without_listing(store, location, denied))
-        if not taking.count:
-            raise _nothing(location.url)
-
-    async def _manifest(self, location: Location, taking: UrlListing) -> None:
+    async def _manifest(self, location: Location, access: Access, taking: UrlListing) -> None:
         ref = await self.store(location.root).head(location.key)
         if ref.size_bytes > MANIFEST_BYTES_MAX:
             message = f"expected a manifest of at most {MANIFEST_BYTES_MAX} bytes, got {ref.size_bytes}"
             raise BadRequest(message, object=location.url, stage="source")
         names = await self.texts.parse(ref, functools.partial(names_in, url=location.url))
+        await CPU.run(access.check_names, names, location.url)
         refs = await head_all(names, self._head, self._options.heads_in_flight)
         await CPU.run(taking.take_all_named, refs)
+
+
+def _permitted(urls: Sequence[str], allowance: Allowance | None, access: Access) -> list[UrlList]:
+    """Expand URLs and refuse those that the caller may not read.
+
+    A URL with braces that may not be read as it is written is only expanded.
+    """
+    found = lists_of(urls, allowance)
+    for number, one in enumerate(found):
+        for location in one.locations:
+            access.check(location.root, location.key, location.url)
+        if one.itself is not None and not access.covers(one.itself.root, one.itself.key):
+            found[number] = replace(one, itself=None)
+    return found
 
 
 def _is_s3(root: str) -> bool:
@@ -362,6 +347,26 @@ def _nothing(url: str) -> NotFound:
     if set(url) & set("*?["):
         hint = "globs are not expanded: write the prefix before the first of * ? [, or a range like {000..127}"
     return NotFound("expected at least one object, got none", object=url, hint=hint, stage="source")
+
+
+async def _take_plain(store: ObjectStore, location: Location, taking: UrlListing) -> None:
+    """List a directory or prefix, or take the object that the location names."""
+    if location.root == FILE_ROOT and location.key[-1:] != "/":
+        location = await _directory_or_file(store, location)
+        taking.within(location.key)
+    try:
+        async with closing_pages(store.list(location.key)) as pages:
+            async for page in pages:
+                if not taking.count and page[0].key == location.key:
+                    taking.take(page[:1])  # byte order puts the exact key first
+                    return
+                taking.take(page)
+    except PermissionDenied as denied:
+        if taking.count:
+            raise
+        taking.take(await _without_listing(store, location, denied))
+    if not taking.count:
+        raise _nothing(location.url)
 
 
 async def _without_listing(store: ObjectStore, location: Location, denied: PermissionDenied) -> list[ObjectRef]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from feedd.access import AccessRules
 from feedd.catalog.lost_objects import LostObjects
 
 if TYPE_CHECKING:
@@ -22,14 +23,18 @@ class PipelineOptions:
     Attributes:
         window_shards: shards per shuffle window if the client names no window.
         arena_bytes: maximum memory of all arenas together.
+        arena_per_owner_bytes: maximum memory of the arenas of one owner; 0: ``arena_bytes``.
         slots_max: maximum slots of one session.
         ready_bytes: size limit of a shard with predecoded images (see ``sessions.decoded_cache``); 0: no predecoding.
+        access_rules: what each owner may read.
     """
 
     window_shards: int = 4
     arena_bytes: int = 4 << 30
+    arena_per_owner_bytes: int = 0
     slots_max: int = 64
     ready_bytes: int = 0
+    access_rules: AccessRules = field(default_factory=AccessRules)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,10 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from feedd.access import FILE_ROOT
 from feedd.errors import BadRequest, Unsupported
 from feedd.recipe import plugins
 
-FILE_ROOT = "file://"
 _SCHEME = re.compile(r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]*)://(?P<rest>.*)", re.DOTALL)
 _ACCEPTED = "expected s3://bucket/prefix, file:///directory, a path, or manifest+s3://bucket/key"
 _MANIFEST = "manifest"

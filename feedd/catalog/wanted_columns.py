@@ -9,36 +9,35 @@ from feedd.conversion import PARAMS_BYTES_MAX, Conversion
 from feedd.convert.columnar import ROWS_ONLY, params_of
 from feedd.convert.conversion_registry import counts_apart, is_columnar
 from feedd.converting.converter import formed
-from feedd.dataset.listing import view_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from feedd.dataset.listing import Listing
+    from feedd.dataset.listing import DatasetView
     from feedd.values import FieldRecipe, ObjectRef
 
 _CHEAP_TO_COUNT: Final = frozenset({"parquet"})
 
 
-def narrowed(listing: Listing, wanted: Sequence[Sequence[FieldRecipe]]) -> Listing:
-    """Return a listing whose columnar objects are converted with only the columns that recipes name.
+def narrowed(view: DatasetView, wanted: Sequence[Sequence[FieldRecipe]]) -> DatasetView:
+    """Return a view whose columnar objects are converted with only the columns that recipes name.
 
     Sessions that name other columns of the same objects have other shards.
 
     Args:
-        listing: the listing that all sessions share.
+        view: the objects as they were listed.
         wanted: recipes of each source; empty: all columns.
     """
-    if not any(_has_columns(ref.conversion) for ref in listing.refs):
-        return listing
+    if not any(_has_columns(ref.conversion) for ref in view.refs):
+        return view
     refs: list[ObjectRef] = []
-    view: list[str] = []
+    name: list[str] = []
     for source, recipe in enumerate(wanted):
         asked = possible_columns(recipe)
         params = params_of(asked) if asked else ""
-        view.append(params)
-        refs.extend(_of_columns(listing.refs[shard], params) for shard in listing.shards_of(source))
-    return view_of(listing, tuple(refs), tuple(view), apart=any(counts_apart(ref.conversion) for ref in refs))
+        name.append(params)
+        refs.extend(_of_columns(view.refs[shard], params) for shard in view.listing.shards_of(source))
+    return view.converted(tuple(refs), tuple(name), apart=any(counts_apart(ref.conversion) for ref in refs))
 
 
 def possible_columns(recipe: Sequence[FieldRecipe]) -> list[tuple[str, ...]]:

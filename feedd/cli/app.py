@@ -20,6 +20,7 @@ COMMANDS: Final = {
     "peek": "Show what is in a dataset: format, shards, bytes, fields, and the first samples.",
     "plan": "Show which node gets which keys and bytes, and how well shuffling mixes.",
     "index": "Count the samples of every shard and write them beside the data, as _feedd_index.json.",
+    "sessions": "List the sessions of a running daemon, and end one.",
     "cache": "List and clear the cache, and fill it in advance.",
     "demo": "Train a small model end to end: S3 server, daemons and trainers as real processes on this machine.",
     "bench": "Measure a stage of the daemon on this machine.",

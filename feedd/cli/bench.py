@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from feedd.access import EVERYTHING
 from feedd.cli.flags import ConfigFlag, Flags, SetFlag
 from feedd.errors import BadConfig, BadRequest
 from feedd.metrics import SOURCE_RETRIES, SOURCE_SECONDS
@@ -106,7 +107,7 @@ def _run(url: str, size_bytes: int, round_count: int, folder: Path, config: Conf
     async def run() -> list[Round]:
         recorder = PrometheusRecorder()
         async with Sources(source_options(config), recorder, SystemClock()) as sources:
-            refs = _first(await sources.resolve([url]), size_bytes, url)
+            refs = _first(await sources.resolve([url], EVERYTHING), size_bytes, url)
             _check_space(folder, sum(ref.size_bytes for ref in refs))
             return [await _one_round(sources, refs, folder, recorder) for _ in range(round_count)]
 

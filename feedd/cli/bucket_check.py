@@ -56,8 +56,9 @@ def examine_url(config: Config, url: str) -> list[Finding]:
     # The SDK takes most of a second to import, which other commands do not need.
     import uvloop  # noqa: PLC0415 - see above
 
+    from feedd.access import FILE_ROOT  # noqa: PLC0415 - see above
     from feedd.catalog.braces import expand, split  # noqa: PLC0415 - see above
-    from feedd.catalog.urls import FILE_ROOT, parse_url  # noqa: PLC0415 - see above
+    from feedd.catalog.urls import parse_url  # noqa: PLC0415 - see above
     from feedd.daemon.failures import single  # noqa: PLC0415 - see above
     from feedd.daemon.wiring import source_options  # noqa: PLC0415 - see above
 
@@ -141,7 +142,7 @@ async def _address(location: Location, options: SourceOptions, facts: BucketFact
 
 async def _read(store: ObjectStore, location: Location, steps: _Steps) -> None:
     """List the first page, read the first object's first bytes, and report its checksum."""
-    from feedd.catalog.urls import FILE_ROOT  # noqa: PLC0415 - see examine_url
+    from feedd.access import FILE_ROOT  # noqa: PLC0415 - see examine_url
     from feedd.flow.range_sinks import MemorySink  # noqa: PLC0415 - see examine_url
     from feedd.values import ByteRange  # noqa: PLC0415 - see examine_url
 

@@ -18,7 +18,7 @@ from feedd.cache.policy.object_match import matches
 from feedd.cli import warm
 from feedd.cli.error_report import EXIT_FAILED, say
 from feedd.cli.flags import CacheDirFlag, ConfigFlag, Flags
-from feedd.cli.owner import AddressFlag, ask, chosen_address
+from feedd.cli.running_daemon import AddressFlag, ask, chosen_address
 from feedd.config.machine_defaults import existing_parent
 from feedd.errors import NotFound
 from feedd.units import format_size

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from feedd.cache.late_disk import RETRY_S, may_pass
 from feedd.cache.ondisk import mounts
-from feedd.cache.ondisk.directory_lock import DirectoryLock
+from feedd.cache.ondisk.directory_lock import DirectoryLock, check_private
 from feedd.cache.ondisk.inspection import disk_bytes
 from feedd.cache.ondisk.recovery import limit_bytes
 from feedd.cache.os_errors import is_full, unavailable
@@ -26,6 +26,7 @@ from feedd.daemon.wiring import cache_options
 from feedd.errors import CacheUnavailable
 from feedd.fetch.part_sizes import PartSize
 from feedd.units import MIB, format_duration, format_size, parse_host_port
+from feedd.workers import sandbox
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -93,6 +94,12 @@ def _cache(config: Config) -> Iterator[Finding]:
         return
     made = "" if found == directory else f" ({directory} will be created)"
     yield Finding("cache directory", Verdict.FINE, f"{found} is writable{made}")
+    if found == directory:
+        with contextlib.suppress(OSError):
+            try:
+                check_private(directory)
+            except CacheUnavailable as error:
+                yield Finding("cache directory", Verdict.CANNOT, error.message, error.hint)
     yield _file_system(directory, allowed=config.cache.allow_network_fs)
     if found == directory and (directory / "lock").exists():
         yield _owner(directory)
@@ -249,4 +256,17 @@ def _memfd() -> Finding:
 
 def examine(config: Config) -> list[Finding]:
     """Answer every question, in the order of the daemon's start."""
-    return [*_cache(config), *_listen(config), *_process(config)]
+    return [*_cache(config), *_listen(config), *_process(config), _sandbox(config)]
+
+
+def _sandbox(config: Config) -> Finding:
+    """Return which of the kernel's measures decode workers run under."""
+    if not config.decode.sandbox:
+        hint = "set decode.sandbox = true; decode.readable names folders that installed codecs need"
+        return Finding("worker sandbox", Verdict.NOTE, "switched off: a decoder's bug has the daemon's rights", hint)
+    here = sandbox.supported()
+    lacking = [name for name, there in (("seccomp", here.seccomp), ("Landlock", here.landlock)) if not there]
+    if lacking:
+        detail = f"this kernel lacks {' and '.join(lacking)}, so decode workers run without"
+        return Finding("worker sandbox", Verdict.NOTE, detail, "Linux 5.13 and newer have both, if they are enabled")
+    return Finding("worker sandbox", Verdict.FINE, "seccomp and Landlock hold decode workers")

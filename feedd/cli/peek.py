@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from feedd.catalog.schema import Looked, Schema
     from feedd.config import Config
-    from feedd.dataset.listing import Listing
+    from feedd.dataset.listing import DatasetView, Listing
     from feedd.notices import Notice
     from feedd.sessions.opening import Pipeline
     from feedd.values import FieldRecipe, ShardFile, ShardIndex
@@ -151,6 +151,7 @@ def _run(flags: Flags, url: str, count: int) -> _Found:
 
 
 async def _look(config: Config, url: str, count: int) -> _Found:
+    from feedd.access import EVERYTHING  # noqa: PLC0415 - see _run
     from feedd.catalog.open_request import Request  # noqa: PLC0415 - see _run
     from feedd.catalog.schema import Schema  # noqa: PLC0415 - see _run
     from feedd.clock import SystemClock  # noqa: PLC0415 - see _run
@@ -162,16 +163,16 @@ async def _look(config: Config, url: str, count: int) -> _Found:
     request = Request.of(OpenSpec(DataSpec((url,)), OrderSpec(1)), 1)
     async with open_pipeline(config, NullRecorder(), SystemClock()) as pipeline:
         stages = pipeline.stages
-        listing = await pipeline.catalog.mixed(request.sources, lambda _: False)
+        listing = await pipeline.catalog.mixed(request.sources, lambda _: False, EVERYTHING)
         summary = _summary(url, listing)
         reasons = [listing.passed_over.reasons]
         try:
             await stages.lost.renew(listing.packs, stages.sources, stages.cache)
-            listing = await typed(stages.cache, listing, request.read)
-            schema = Schema(stages, pipeline.catalog, listing, 0, strict=False)
+            view = await typed(stages.cache, listing.as_listed, request.read)
+            schema = Schema(stages, pipeline.catalog, view, 0, strict=False)
             recipes = await schema.settled(())
             reasons.append(schema.left_out)
-            summary = await _with_samples(pipeline, listing, schema, recipes, (summary, count))
+            summary = await _with_samples(pipeline, view, schema, recipes, (summary, count))
         except FeeddError as error:
             return _Found(summary, notices_of(summed(reasons)), error)
         return _Found(summary, notices_of(summed(reasons)))
@@ -195,7 +196,6 @@ def _summary(url: str, listing: Listing) -> PeekReport:
 
 def _format(listing: Listing, shard: int) -> str:
     from feedd.convert.conversion_registry import only_unpacks  # noqa: PLC0415 - see _run
-    from feedd.dataset.listing import format_of  # noqa: PLC0415 - see _run
     from feedd.dataset.pack_layout import is_pack  # noqa: PLC0415 - see _run
     from feedd.formats.format_registry import format_for  # noqa: PLC0415 - see _run
 
@@ -204,12 +204,16 @@ def _format(listing: Listing, shard: int) -> str:
         return "files"
     if ref.conversion is not None and not only_unpacks(ref.conversion):
         return ref.conversion.name
-    name = format_of(listing, shard).partition(":")[0] or format_for(ref.url)
+    name = listing.format_of(shard).partition(":")[0] or format_for(ref.url)
     return f"{name}, compressed" if ref.conversion is not None else name
 
 
 async def _with_samples(
-    pipeline: Pipeline, listing: Listing, schema: Schema, recipes: Sequence[FieldRecipe], wanted: tuple[PeekReport, int]
+    pipeline: Pipeline,
+    view: DatasetView,
+    schema: Schema,
+    recipes: Sequence[FieldRecipe],
+    wanted: tuple[PeekReport, int],
 ) -> PeekReport:
     """Return the report with the fields of a shard and its first samples."""
     from feedd.cache.pinned_reads import with_pinned  # noqa: PLC0415 - see _run
@@ -218,7 +222,7 @@ async def _with_samples(
     summary, count = wanted
     first = schema.first
     assert first is not None, "settled without a shard"
-    whole_bytes = listing.refs[first.shard].size_bytes
+    whole_bytes = view.refs[first.shard].size_bytes
     note = ""
     if count and not first.has_values:
         if whole_bytes <= _WHOLE_BYTES_MAX:
@@ -235,7 +239,7 @@ async def _with_samples(
         values_of = await with_pinned(pipeline.stages.cache, [first.ref], read)
     return replace(
         summary,
-        first=listing.refs[first.shard].url,
+        first=view.refs[first.shard].url,
         looked_at=first.index.sample_count if first.has_values else 0,
         fields=_fields(first, recipes),
         samples=tuple(values_of),

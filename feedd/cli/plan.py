@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from feedd.access import EVERYTHING
 from feedd.cli.error_report import log_without_notices, notice_facts, say, say_notices
 from feedd.cli.flags import ConfigFlag, Flags, SetFlag
 from feedd.dataset.assignment import Assignment
@@ -215,7 +216,7 @@ def _resolve(urls: list[str], config: Config) -> tuple[Resolved, SidecarCounts]:
 
     async def resolve() -> tuple[Resolved, SidecarCounts]:
         async with Sources(source_options(config), NullRecorder(), SystemClock()) as sources:
-            found = await sources.resolve_all(urls)
+            found = await sources.resolve_all(urls, EVERYTHING)
             return found, await read_sidecars(sources, found, claims=False)
 
     try:

@@ -10,7 +10,7 @@ import typer
 
 from feedd.cli.error_report import EXIT_FAILED, say
 from feedd.cli.flags import CacheDirFlag, CacheSizeFlag, ConfigFlag, Flags, SetFlag
-from feedd.cli.owner import AddressFlag, chosen_address, owner_of
+from feedd.cli.running_daemon import AddressFlag, chosen_address, owner_of
 from feedd.cli.warm_display import Display, display
 from feedd.dataset.sharding import check_mode
 from feedd.units import format_size

@@ -43,6 +43,11 @@ class Scratch(threading.local):
         return self._memory
 
 
+_START_OF_SCAN: Final = b"\xff\xda"
+_SCANS_MAX: Final = 100
+_SCANS_COUNTED_FROM: Final = 1 << 41
+"""Pixels times bytes from which scans could cost a second: 2.7 ms for each scan of 8192 x 8192 pixels."""
+
 scratch: Final = Scratch()
 
 
@@ -57,7 +62,20 @@ def header(data: memoryview) -> tuple[int, int, str]:
     except ValueError as error:
         raise BadSample(f"expected a JPEG, got {len(data)} bytes: {error}") from error
     check_pixels(height, width)
+    if height * width * len(data) >= _SCANS_COUNTED_FROM:
+        _check_scans(data)
     return height, width, colorspace
+
+
+def _check_scans(data: memoryview) -> None:
+    """Refuse a picture with very many scans: each costs as much as a pass over all pixels, and takes 138 bytes.
+
+    Raises:
+        BadSample: there are too many; a progressive photograph has about 10.
+    """
+    scans = bytes(data).count(_START_OF_SCAN)  # these two bytes are no part of compressed data
+    if scans > _SCANS_MAX:
+        raise BadSample(f"expected a JPEG of at most {_SCANS_MAX} scans, got {scans}")
 
 
 def decode(data: memoryview, **options: Any) -> NDArray[np.uint8]:  # noqa: ANN401 - simplejpeg's own options

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from feedd.config.models import Config, S3Config
-from feedd.config.option_list import dotted, options, render, section_of
+from feedd.config.models import Config
+from feedd.config.option_list import NAMED_SECTIONS, dotted, options, render, section_of
 from feedd.config.toml_lines import line_of
 from feedd.config.types import is_open_tcp
 from feedd.errors import BadConfig
@@ -39,6 +39,11 @@ _CLIENTS = {
 _NOT_OPTIONS = _CLIENTS | {ENV_FILE, "FEEDD_DEBUG"}  # these two configure the command, not the daemon
 # Kubernetes sets these in every pod that can see a Service named feedd.
 _SERVICE_LINK = re.compile(r"FEEDD_(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_\d+_(TCP|UDP|SCTP)(_.*)?)?)")
+
+_EXAMPLES = {
+    "s3": '{"bucket": {"region": "eu-west-1"}}',
+    "owners": '{"1000": {"allow_urls": ["s3://bucket/train/"]}}',
+}
 
 Path_ = tuple[str, ...]
 
@@ -126,8 +131,8 @@ def _known() -> dict[Path_, str]:
 
 
 def _is_option(path: Path_) -> bool:
-    if path[0] == "s3" and len(path) == 3:
-        return path[2] in S3Config.model_fields
+    if path[0] in NAMED_SECTIONS and len(path) == 3:
+        return path[2] in NAMED_SECTIONS[path[0]][0].model_fields
     return path in _known()
 
 
@@ -147,8 +152,8 @@ def _flatten(tree: Mapping[str, Any], above: Path_ = ()) -> Iterator[tuple[Path_
 
 
 def _suggest(path: Path_) -> str:
-    if path[0] == "s3" and len(path) == 3:
-        return _closest(path[2], iter(S3Config.model_fields))
+    if path[0] in NAMED_SECTIONS and len(path) == 3:
+        return _closest(path[2], iter(NAMED_SECTIONS[path[0]][0].model_fields))
     return _closest(dotted(path), (option.name for option in options()))
 
 
@@ -157,7 +162,9 @@ def _put_tree(layers: _Layers, tree: Mapping[str, Any], origin: str, text: str =
         line = line_of(text, path) if text else None
         where = f"{origin} line {line}" if line else origin
         info = Config.model_fields.get(path[0])
-        whole_section = len(path) == 1 and info is not None and (section_of(info) is not None or path == ("s3",))
+        whole_section = (
+            len(path) == 1 and info is not None and (section_of(info) is not None or path[0] in NAMED_SECTIONS)
+        )
         if whole_section:
             layers.problems.append(Problem(path[0], _shown(value), where, f"expected a table [{path[0]}]"))
         elif _is_option(path):
@@ -186,24 +193,26 @@ def _read_env(layers: _Layers, env: Mapping[str, str]) -> None:
         if not variable.startswith(ENV_PREFIX) or variable in _NOT_OPTIONS or _SERVICE_LINK.fullmatch(variable):
             continue
         origin = f"env {variable}"
-        if variable == "FEEDD_S3":
-            _read_env_s3(layers, env[variable], origin)
+        named = variable.removeprefix(ENV_PREFIX).lower()
+        if named in NAMED_SECTIONS:
+            _read_named(layers, named, env[variable], origin)
         elif variable in by_variable:
             layers.put(by_variable[variable], env[variable], origin)
         else:
             layers.unknown(variable, env[variable], origin, _closest(variable, iter(by_variable)))
 
 
-def _read_env_s3(layers: _Layers, text: str, origin: str) -> None:
+def _read_named(layers: _Layers, name: str, text: str, origin: str) -> None:
     try:
         tree = json.loads(text)
     except ValueError:
         tree = None
     if not isinstance(tree, dict) or not all(isinstance(each, dict) for each in tree.values()):
-        expected = 'expected a JSON object like {"bucket": {"region": "eu-west-1"}}'
-        layers.problems.append(Problem("s3", redact_text(text), origin, expected))
+        layers.problems.append(
+            Problem(name, redact_text(text), origin, f"expected a JSON object like {_EXAMPLES[name]}")
+        )
         return
-    _put_tree(layers, {"s3": tree}, origin)
+    _put_tree(layers, {name: tree}, origin)
 
 
 def _read_flags(layers: _Layers, flags: Mapping[str, tuple[object, str]]) -> None:
@@ -247,6 +256,17 @@ def _cross_checks(config: Config, origins: Mapping[str, str]) -> list[Problem]:
             "listen",
             f"expected TLS for {', '.join(beyond)}, which other machines can reach: set tls.cert and tls.key, "
             "or security.allow_insecure_tcp = true on a network you trust",
+        )
+    if (
+        beyond
+        and tls.cert
+        and not tls.client_ca
+        and not (config.security.allow_anonymous_tcp or config.security.allow_insecure_tcp)
+    ):
+        problem(
+            "listen",
+            f"expected tls.client_ca for {', '.join(beyond)}, which other machines can reach: without client "
+            "certificates anybody there may read; or set security.allow_anonymous_tcp = true",
         )
     part_size = config.fetch.part_size
     if part_size != "auto" and part_size > config.fetch.bytes_in_flight:

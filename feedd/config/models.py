@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
+from feedd.access import NO_FILES, AccessRules
 from feedd.config.machine_defaults import (
     PARTS_MIN,
     default_arena_bytes,
@@ -19,6 +20,7 @@ from feedd.config.machine_defaults import (
     memory_bytes,
 )
 from feedd.config.types import (
+    UNIX_PREFIX,
     AbsolutePath,
     Cpus,
     Duration,
@@ -32,7 +34,9 @@ from feedd.config.types import (
     Size,
     SocketMode,
     Status,
+    UrlRules,
     Workers,
+    is_unix,
     split_list,
 )
 from feedd.units import GIB, MIB, format_size
@@ -145,6 +149,13 @@ class DecodeConfig(Section):
     nice: int = Field(0, ge=0, le=19, description="niceness of workers; above 0 the trainer has priority")
     task_deadline: Duration = Field(60.0, gt=0, description="maximum time for one task; then its worker is replaced")
     tokenizers: Folder | None = Field(None, description="folder of the tokenizer.json files that recipes may name")
+    sandbox: bool = Field(
+        default=True,
+        description="decode workers open no sockets, start no programs and read only the cache",
+    )
+    readable: Annotated[list[Folder], BeforeValidator(split_list)] = Field(
+        [], description="folders that installed codecs read, besides their Python installation"
+    )
 
 
 class ArenaConfig(Section):
@@ -187,11 +198,43 @@ class SecurityConfig(Section):
     """Access to the daemon."""
 
     allow_insecure_tcp: bool = Field(default=False, description="listen beyond this machine without TLS")
+    allow_anonymous_tcp: bool = Field(
+        default=False, description="listen beyond this machine for clients that show no certificate"
+    )
     allow_uids: Annotated[list[Annotated[int, Field(ge=0)]], BeforeValidator(split_list)] = Field(
-        [], description="ids of users, besides the daemon's user and root, that may map a session's shared memory"
+        [],
+        description="ids of users, besides the daemon's user and root, that may connect; none: all that can open it",
+    )
+    allow_urls: UrlRules | None = Field(
+        None, description="starts of URLs that clients may read; default: all, but no file:// if others may connect"
+    )
+    admin_socket: AbsolutePath | None = Field(
+        None,
+        description="socket for administrators; default: the first Unix socket with .admin, if others may connect",
     )
     socket_mode: SocketMode = Field(
         "0600", description="permission bits of the Unix socket, octal, in quotes; 0660 admits the socket's group"
+    )
+
+
+class LimitsConfig(Section):
+    """What one owner (a user, or the holder of a certificate) may take of the daemon."""
+
+    sessions: int = Field(1024, ge=1, le=65536, description="maximum open sessions: ranks times DataLoader workers")
+    sessions_per_owner: int = Field(
+        default_factory=lambda data: data.get("sessions", 1024), ge=1, description="of one owner; default: all"
+    )
+    warmups_per_owner: int = Field(4, ge=1, le=1024, description="maximum warm-ups of one owner at one time")
+    arena_per_owner: Size = Field(
+        0, description="maximum memory for the slots of one owner; 0: 3/4, if others may connect"
+    )
+
+
+class OwnerConfig(Section):
+    """Settings for one user or certificate."""
+
+    allow_urls: UrlRules | None = Field(
+        None, description="starts of URLs that this owner may read, in place of the general"
     )
 
 
@@ -258,10 +301,35 @@ class Config(Section):
     quarantine: QuarantineConfig = _section(QuarantineConfig)
     tls: TlsConfig = _section(TlsConfig)
     security: SecurityConfig = _section(SecurityConfig)
+    limits: LimitsConfig = _section(LimitsConfig)
     drain: DrainConfig = _section(DrainConfig)
     watchdog: WatchdogConfig = _section(WatchdogConfig)
     log: LogConfig = _section(LogConfig)
     s3: dict[str, S3Config] = Field(default_factory=dict, description='settings per bucket; "*" for all others')
+    owners: dict[str, OwnerConfig] = Field(
+        default_factory=dict, description="settings per owner: a user id, or the common name of a client's certificate"
+    )
+
+    @property
+    def shared(self) -> bool:
+        """Whether users other than the daemon's own and root may connect."""
+        return int(self.security.socket_mode, 8) & 0o077 != 0 or not all(map(is_unix, self.listen))
+
+    @property
+    def admin_socket(self) -> Path | None:
+        """Path of the socket for administrators; None: the daemon has none."""
+        if self.security.admin_socket is not None or not self.shared:
+            return self.security.admin_socket  # where only one user may connect, that user administers by any socket
+        first = next(filter(is_unix, self.listen), None)
+        return None if first is None else Path(first.removeprefix(UNIX_PREFIX) + ".admin")
+
+    @property
+    def access_rules(self) -> AccessRules:
+        """What each owner may read."""
+        by_owner = {name: tuple(one.allow_urls) for name, one in self.owners.items() if one.allow_urls is not None}
+        if self.security.allow_urls is not None:
+            return AccessRules(tuple(self.security.allow_urls), by_owner)
+        return AccessRules(NO_FILES if self.shared else None, by_owner)
 
     @field_validator("listen")
     @classmethod

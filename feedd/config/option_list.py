@@ -5,21 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Final, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
-from feedd.config.models import Config, S3Config
+from feedd.config.models import Config, OwnerConfig, S3Config
 from feedd.config.types import OFF, CpuSet, DurationUnit, SizeUnit, format_cpus
 from feedd.observe.logs import redact_text
 from feedd.units import GIB, KIB, MIB
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from pydantic.fields import FieldInfo
 
-ANY_BUCKET = "*"
+ANY_BUCKET: Final = "*"
+NAMED_SECTIONS: Final[Mapping[str, tuple[type[BaseModel], str]]] = {
+    "s3": (S3Config, ANY_BUCKET),
+    "owners": (OwnerConfig, "1000"),
+}
+"""Tables of sections, one per bucket or owner: the model, and the name that stands for any of them in lists."""
+
 UNSET = "-"
 
 
@@ -44,8 +50,8 @@ class Option:
 
     @property
     def env(self) -> str:
-        """Environment variable of the option; empty for bucket settings, which ``FEEDD_S3`` holds as JSON."""
-        return "" if self.path[0] == "s3" else "FEEDD_" + "__".join(self.path).upper()
+        """Environment variable; empty in a named section: ``FEEDD_S3`` and ``FEEDD_OWNERS`` hold those as JSON."""
+        return "" if self.path[0] in NAMED_SECTIONS else "FEEDD_" + "__".join(self.path).upper()
 
 
 def dotted(path: tuple[str, ...]) -> str:
@@ -106,8 +112,9 @@ def options(model: type[BaseModel] = Config, above: tuple[str, ...] = ()) -> Ite
         section = section_of(info)
         if section is not None:
             yield from options(section, path)
-        elif path == ("s3",):
-            yield from options(S3Config, (*path, ANY_BUCKET))
+        elif not above and name in NAMED_SECTIONS:
+            model_of_each, anyone = NAMED_SECTIONS[name]
+            yield from options(model_of_each, (*path, anyone))
         else:
             yield Option(path, info.description or "", _default(info))
 
@@ -120,9 +127,9 @@ def render(config: BaseModel, above: tuple[str, ...] = ()) -> dict[str, str]:
         value = getattr(config, name)
         if isinstance(value, BaseModel):
             shown |= render(value, path)
-        elif isinstance(value, dict) and path == ("s3",):
-            for bucket, settings in value.items():
-                shown |= render(settings, (*path, bucket))
+        elif isinstance(value, dict) and not above and name in NAMED_SECTIONS:
+            for its_name, settings in value.items():
+                shown |= render(settings, (*path, its_name))
         elif value is None and _unset(info) and path != ("status",):
             shown[dotted(path)] = UNSET
         else:

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from feedd.access import completed
 from feedd.config.machine_defaults import usable_cpus
 from feedd.units import GIB, KIB, format_size, is_loopback, parse_duration_s, parse_host_port, parse_size
 
@@ -78,7 +79,7 @@ def split_list(value: Any) -> Any:  # noqa: ANN401 - the user may write any type
     """Accept ``a, b`` for a list, because a variable holds a list as one text."""
     if isinstance(value, str):
         return [item.strip() for item in value.split(",") if item.strip()]
-    return value
+    return [value] if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def _listen(value: str) -> str:
@@ -98,9 +99,14 @@ def _listen(value: str) -> str:
     return value
 
 
+def is_unix(address: str) -> bool:
+    """Return whether ``address`` is a Unix socket."""
+    return address.startswith(UNIX_PREFIX)
+
+
 def is_open_tcp(address: str) -> bool:
     """Return whether other machines can reach ``address``."""
-    return not address.startswith(UNIX_PREFIX) and not is_loopback(parse_host_port(address)[0])
+    return not is_unix(address) and not is_loopback(parse_host_port(address)[0])
 
 
 def _status(value: Any) -> Any:  # noqa: ANN401 - the user may write any type
@@ -192,7 +198,13 @@ def _absolute(path: Path) -> Path:
     return path
 
 
+def _url_rules(value: Any) -> Any:  # noqa: ANN401 - the user may write any type
+    value = split_list(value)
+    return [completed(rule) if isinstance(rule, str) else rule for rule in value] if isinstance(value, list) else value
+
+
 Size = Annotated[int, BeforeValidator(_size), SizeUnit]
+UrlRules = Annotated[list[str], BeforeValidator(_url_rules)]
 PartSize = Annotated[Literal["auto"] | int, BeforeValidator(_part_size), SizeUnit]
 Quotas = Annotated[
     dict[Annotated[str, AfterValidator(_quota_url)], Annotated[Size, Field(gt=0)]], BeforeValidator(split_pairs)

@@ -114,7 +114,7 @@ class ConversionLog:
         if self._path is None:
             return
         with self._writing, contextlib.suppress(OSError):
-            fd = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            fd = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             try:
                 size_bytes = os.fstat(fd).st_size
                 torn = size_bytes and os.pread(fd, 1, size_bytes - 1) != b"\n"  # a full disk cut a line short

@@ -102,7 +102,7 @@ def _copy(fd: int, sink: RangeSink, stop: threading.Event) -> None:
 
 
 def _copy_spans(file: ShardFile, spans: Sequence[ByteRange], fd: int, stop: threading.Event) -> None:
-    source = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+    source = os.dup(file.fd) if file.fd >= 0 else os.open(file.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         for span in spans:
             for at, piece in _pieces(source, file.data_at + span.start, span.size_bytes, stop):

@@ -35,6 +35,7 @@ from feedd.observe.status import StatusSource, open_status
 from feedd.serve.grpc_server import FeedServer
 from feedd.serve.server_options import CacheRow, ServeHooks, ServeOptions, StatSample, TlsFiles
 from feedd.values import Lifecycle
+from feedd.workers import sandbox
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -82,6 +83,7 @@ async def run(
         FeeddError: the start failed; everything opened is closed again.
     """
     faulthandler.enable()
+    sandbox.hide_this_process()  # its memory and environment hold credentials, which decode workers must not read
     recorder, notifier = PrometheusRecorder(), Notifier(os.environ)
     life = _Life(effective.config, recorder, SystemClock(), State(recorder, notifier), notifier, on_ready, standby)
     _log_start(effective, life)
@@ -146,13 +148,15 @@ async def _open(life: _Life, stack: AsyncExitStack, holders: Holders | None) -> 
     elif config.status is not None:
         status = await stack.enter_async_context(open_status(config.status, source))
     takeover = partial(_takeover, life) if life.standby else None
-    pipeline = await stack.enter_async_context(open_pipeline(config, life.recorder, life.clock, takeover))
+    pipeline = await stack.enter_async_context(
+        open_pipeline(config, life.recorder, life.clock, takeover, config.access_rules)
+    )
     hooks = ServeHooks(
         samples=lambda: _stat_samples(life.recorder),
         cache_entries=lambda: _cache_rows(pipeline),
         cache_state=lambda: cache_state(config.cache, pipeline.cache),
         cache_remove=lambda pattern: cache_remove(pipeline.cache, pattern),
-        warm=Warmer(pipeline.stages.sources, pipeline.cache, WarmBounds.of(config)).warm,
+        warm=Warmer(pipeline.stages.sources, pipeline.cache, WarmBounds.of(config), config.access_rules).warm,
         drain=lambda grace_s: life.requests.ask("admin", grace_s),
         on_holders=holders.on_change if holders else None,
     )
@@ -188,8 +192,13 @@ def _serve_options(life: _Life) -> ServeOptions:
         listen=tuple(config.listen),
         tls=TlsFiles(tls.cert, tls.key, tls.client_ca) if tls.cert and tls.key else None,
         allow_insecure_tcp=config.security.allow_insecure_tcp,
+        allow_anonymous_tcp=config.security.allow_anonymous_tcp,
         socket_mode=int(config.security.socket_mode, 8),
         allow_uids=tuple(config.security.allow_uids),
+        admin_socket=config.admin_socket,
+        sessions_max=config.limits.sessions,
+        sessions_per_owner=config.limits.sessions_per_owner,
+        warmups_per_owner=config.limits.warmups_per_owner,
         daemon_id=life.daemon_id,
     )
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from feedd.access import AccessRules
 from feedd.cache.caches import DiskCache
 from feedd.cache.entry_layout import disk_bytes
 from feedd.catalog.object_heads import with_heads
@@ -64,8 +65,11 @@ class WarmBounds:
 class Warmer:
     """Warms one cache. Objects already in the cache are not touched, and no object is evicted for a warmed one."""
 
-    def __init__(self, sources: Sources, cache: ConvertingCache, bounds: WarmBounds) -> None:
-        """Store references to sources and cache, which the caller owns."""
+    def __init__(
+        self, sources: Sources, cache: ConvertingCache, bounds: WarmBounds, access_rules: AccessRules | None = None
+    ) -> None:
+        """Store references to sources and cache, which the caller owns; ``access_rules``: what each owner may read."""
+        self._access_rules = access_rules or AccessRules()
         self._sources = sources
         self._cache = cache
         self._bounds = bounds
@@ -88,7 +92,8 @@ class Warmer:
             Whatever the source raises for URLs that cannot be resolved.
         """
         check_mode(spec.sharding)
-        listed = await self._sources.resolve_all(spec.urls)  # held to the end, because it knows the content of packs
+        listed = await self._sources.resolve_all(spec.urls, self._access_rules.of(spec.owner))
+        # ``listed`` is held to the end, because it knows the content of packs
         shards = await self._shards(listed, spec)
         refs = await CPU.run(_assigned, shards, spec)  # balancing takes microseconds per object
         held = self._cache.entries()
@@ -113,7 +118,7 @@ class Warmer:
             return refs
         recipes = [tuple(parse_field(name, text) for name, text in spec.fields)]
         listing = await CPU.run(Listing.of, refs, 0.0)
-        view = await CPU.run(narrowed, listing, recipes)
+        view = await CPU.run(narrowed, listing.as_listed, recipes)
         return (await typed(self._cache, view, recipes)).refs
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
+from feedd.access import AccessRules
 from feedd.batching.quarantine import Quarantine
 from feedd.cache.cache_options import CacheOptions
 from feedd.cache.caches import DiskCache, MemoryCache
@@ -20,7 +22,7 @@ from feedd.catalog.learned_counts import Learned
 from feedd.catalog.pack_reads import PackReads
 from feedd.catalog.sources import Sources
 from feedd.catalog.stages import PipelineOptions, Stages
-from feedd.config.machine_defaults import default_workers, memory_bytes
+from feedd.config.machine_defaults import default_workers, existing_parent, memory_bytes
 from feedd.converting.conversion_log import ConversionLog
 from feedd.converting.converter import Converter, ConverterOptions
 from feedd.converting.converting_cache import ConvertingCache
@@ -47,8 +49,8 @@ _READY_SHARE = 8  # one part in this many of memory, for predecoded shards being
 _MAKINGS_MAX = 16  # each keeps an object and the shard made of it in memory
 
 
-def source_options(config: Config) -> SourceOptions:
-    """Translate the ``fetch`` and ``s3`` sections."""
+def source_options(config: Config, access_rules: AccessRules | None = None) -> SourceOptions:
+    """Translate the ``fetch`` and ``s3`` sections; ``access_rules``: what a daemon's clients may read; None: all."""
     fetch = config.fetch
     return SourceOptions(
         part_size_bytes=0 if fetch.part_size == "auto" else fetch.part_size,
@@ -62,6 +64,7 @@ def source_options(config: Config) -> SourceOptions:
         transport=fetch.transport,
         verify=fetch.verify,
         hedge_share=fetch.hedge_share,
+        file_folders=None if access_rules is None else access_rules.folders,
         s3={bucket: S3Options(**section.model_dump(mode="json")) for bucket, section in config.s3.items()},
     )
 
@@ -122,7 +125,19 @@ def decode_options(config: Config) -> DecodeOptions:
         nice=decode.nice,
         task_deadline_s=decode.task_deadline,
         recycle_growth_bytes=decode.recycle_growth,
+        readable=readable_by_workers(config) if decode.sandbox else None,
     )
+
+
+def readable_by_workers(config: Config) -> tuple[str, ...]:
+    """Return what decode workers read besides their Python installation: the cache, tokenizers, the operator's folders.
+
+    If the cache's directory cannot be made yet, the nearest folder above it counts.
+    """
+    cache = config.cache.dir
+    above = cache if cache.is_dir() else existing_parent(cache)
+    tokenizers = () if config.decode.tokenizers is None else (config.decode.tokenizers,)
+    return tuple(map(str, (above, *tokenizers, *config.decode.readable)))
 
 
 def workers_max(config: Config) -> int:
@@ -152,7 +167,11 @@ def _load_plugins() -> None:
 
 @asynccontextmanager
 async def open_pipeline(
-    config: Config, recorder: Recorder, clock: Clock, takeover: Callable[[], Awaitable[None]] | None = None
+    config: Config,
+    recorder: Recorder,
+    clock: Clock,
+    takeover: Callable[[], Awaitable[None]] | None = None,
+    access_rules: AccessRules | None = None,
 ) -> AsyncIterator[Pipeline]:
     """Open workers, cache and sources, and the pipeline over them; leave nothing behind.
 
@@ -162,22 +181,28 @@ async def open_pipeline(
         clock: the clock.
         takeover: waits until the cache's directory is free; called when everything that does not need the directory
             is open.
+        access_rules: what each owner may read; None: everything, for a command.
 
     Raises:
         CacheUnavailable: the cache directory cannot be used, or another daemon uses it.
         ResourceExhausted: decode workers cannot be started.
     """
+    rules = access_rules or AccessRules()
     options = PipelineOptions(
         window_shards=config.shuffle.window_shards,
         arena_bytes=config.arena.size,
         slots_max=config.arena.slots_max,
         ready_bytes=ready_bytes(config),
+        access_rules=rules,
+        arena_per_owner_bytes=config.limits.arena_per_owner or (config.arena.size // 4 * 3 if config.shared else 0),
     )
     async with AsyncExitStack() as stack:
         stack.enter_context(offered(config.decode.tokenizers))
+        with contextlib.suppress(OSError):  # the cache reports it; workers that start before it must see the directory
+            config.cache.dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         await CPU.run(_load_plugins)
         pool = await stack.enter_async_context(DecodePool(decode_options(config), recorder))
-        sources = await stack.enter_async_context(Sources(source_options(config), recorder, clock))
+        sources = await stack.enter_async_context(Sources(source_options(config, rules), recorder, clock))
         if takeover is not None:
             await sources.warm()
             await takeover()

@@ -1,4 +1,4 @@
-"""A resolved dataset: the ordered objects and the facts learned about them."""
+"""A resolved dataset: the ordered objects with the facts about them, and the views in which sessions read them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from feedd.open_spec import OrderSpec
     from feedd.values import FieldRecipe, ObjectRef
 
-_APART_MAX: Final = 64
+_VIEWS_MAX: Final = 64
 
 
 @dataclass(slots=True)
@@ -47,19 +47,10 @@ class Listing:
         firsts: the first dataset index of each source; the sources are concatenated.
         named: the format of shards whose URL names one, by dataset index.
         formats: the format of shards whose sidecar names one, by dataset index.
-        twins: int64[shards], for each shard the first shard that is the same object; None: not searched, or there are
-            none.
-        base: the listing that this one is a view of, see ``view_of``; None: this is no view.
-        view: distinguishes the conversions of this view from those of others.
         packs: content of the shards that are packs of objects.
-        apart: counts by view, for views that may have other samples than the rest.
         labels: labels of the packs' samples, by column (see ``recipe.label_recipes``) and shard.
         passed_over: listed objects that are ignored.
         idx_bytes: size of MXNet's ``.idx`` next to record shards, by dataset index.
-        learned: shards whose counts came from an index of the shard, and need not be learned again.
-        read_as: the format by which a shard is indexed, by dataset index, once known.
-        field_names: fields of the shards whose counts came from an index of the shard.
-        view_names: field names of its views, by view.
     """
 
     refs: tuple[ObjectRef, ...]
@@ -70,20 +61,15 @@ class Listing:
     indexed: bool = False
     counted_by: tuple[str, ...] = ()
     firsts: tuple[int, ...] = (0,)
-    twins: NDArray[np.int64] | None = None
     named: Mapping[int, str] = field(default_factory=dict)
     formats: Mapping[int, str] = field(default_factory=dict)
-    base: Listing | None = field(default=None, repr=False)
-    view: tuple[str, ...] = ()
     packs: tuple[Packs, ...] = ()
     labels: dict[str, dict[int, NDArray[np.int64]]] = field(default_factory=dict)
-    apart: dict[tuple[str, ...], dict[int, int]] = field(default_factory=dict, repr=False)
     passed_over: PassedOver = field(default_factory=PassedOver)
     idx_bytes: Mapping[int, int] = field(default_factory=dict)
-    learned: set[int] = field(default_factory=set, repr=False)
-    read_as: dict[int, str] = field(default_factory=dict, repr=False)
-    field_names: FieldNames = field(default_factory=FieldNames, repr=False)
-    view_names: dict[tuple[str, ...], FieldNames] = field(default_factory=dict, repr=False)
+    _as_listed: DatasetView | None = field(default=None, repr=False)
+    _counts_apart: dict[tuple[str, ...], dict[int, int]] = field(default_factory=dict, repr=False)
+    _view_names: dict[tuple[str, ...], FieldNames] = field(default_factory=dict, repr=False)
     _owners: tuple[int, NDArray[np.int64]] | None = field(default=None, repr=False)
     _named: tuple[Mapping[int, str], Runs] | None = field(default=None, repr=False)
 
@@ -91,8 +77,29 @@ class Listing:
     def of(cls, refs: Sequence[ObjectRef], listed_s: float, firsts: tuple[int, ...] = (0,)) -> Listing:
         """Build from the refs; hashes every key, so call it off the event loop for many refs."""
         sizes = np.fromiter((ref.size_bytes for ref in refs), dtype=np.int64, count=len(refs))
-        twins = _twins(refs) if len(firsts) > 1 else None  # two sources may be the same data
-        return cls(tuple(refs), sizes, listing_digest(refs), listed_s, firsts=firsts, twins=twins)
+        return cls(tuple(refs), sizes, listing_digest(refs), listed_s, firsts=firsts)
+
+    @property
+    def as_listed(self) -> DatasetView:
+        """The view of objects that are read as they were listed; one for all who ask."""
+        if self._as_listed is None:
+            self._as_listed = DatasetView.as_listed(self)
+        return self._as_listed
+
+    def counts_apart(self, view: tuple[str, ...], counts: Mapping[int, int]) -> dict[int, int]:
+        """Return the counts that views of one name share, at first a copy of ``counts``."""
+        _make_room(self._counts_apart, view)
+        return self._counts_apart.setdefault(view, dict(counts))
+
+    def names_of_view(self, view: tuple[str, ...]) -> FieldNames:
+        """Return the field names that views of one name share, as far as they are known."""
+        _make_room(self._view_names, view)
+        return self._view_names.setdefault(view, FieldNames())
+
+    def format_of(self, shard: int) -> str:
+        """Return the format named for a shard; empty: derived from its name."""
+        named, told = self.named.get(shard, ""), self.formats.get(shard, "")
+        return told if not named or told.startswith(f"{named}:") else named  # the named format, with its parameters
 
     def source_of(self, shard: int) -> int:
         """Return the source of a shard."""
@@ -112,12 +119,12 @@ class Listing:
             counted_by: URLs of the sidecars.
 
         Raises:
-            ObjectChanged: see ``learn``.
+            ObjectChanged: two counts of a shard differ.
         """
         _add(self.counts, exact)
         wrong = self.contradicts(claimed)
         if wrong is not None:
-            raise self._contradiction(wrong, claimed[wrong], counted_by, self.counts[wrong])
+            raise _contradiction(self.refs[wrong].url, claimed[wrong], counted_by, self.counts[wrong])
         _add(self.counts, claimed)
         self.indexed, self.counted_by = len(exact) + len(claimed) == len(self.refs), counted_by
 
@@ -127,34 +134,11 @@ class Listing:
             self.counts.setdefault(shard, count)  # counts learned meanwhile, on the loop, came from the shard itself
         self.listed_s, self.indexed, self.counted_by = newer.listed_s, newer.indexed, newer.counted_by
         self.formats, self.passed_over = newer.formats, newer.passed_over
-        self.read_as.clear()
+        self.as_listed.read_as.clear()
 
     def contradicts(self, counts: Mapping[int, int]) -> int | None:
         """Return the first shard whose known count differs, or None."""
         return next((shard for shard, count in counts.items() if self.counts.get(shard, count) != count), None)
-
-    def learn(self, shard: int, sample_count: int) -> None:
-        """Record the count of a shard that was read.
-
-        Raises:
-            ObjectChanged: another count was known before, and plans were made with it.
-        """
-        told = self.counts.setdefault(shard, sample_count)
-        if told != sample_count:
-            raise self._contradiction(shard, told, self.counted_by, sample_count)
-        self.learned.add(shard)
-
-    def _contradiction(self, shard: int, told: int, counted_by: tuple[str, ...], found: int) -> ObjectChanged:
-        url = self.refs[shard].url
-        files = " or ".join(file for file in counted_by if url.startswith(folder_of(file)))
-        return ObjectChanged(
-            f"expected {told} samples, as {files or 'an earlier reading'} says, got {found}",
-            object=url,
-            hint="correct or remove that file; an index by feedd index takes precedence over it"
-            if files
-            else "open it again",
-            stage="plan",
-        )
 
     def settled(self, uneven: Uneven) -> Uneven:
         """Return the policy, with AUTO resolved. All openers of this listing get the same, because ranks must agree."""
@@ -180,32 +164,6 @@ class Listing:
             last = self._owners = (count, balance(sizes, count))
             last[1].setflags(write=False)
         return last[1]
-
-    def shares(self, order: OrderSpec) -> tuple[Assignment, ...]:
-        """Return the partitions of the node that the rank runs on.
-
-        Raises:
-            BadRequest: see ``Partitioning``.
-        """
-        return self.partitioning(order).shares(
-            self.sizes, self.counts, order.topology.node_count, order.topology.node_rank
-        )
-
-    def steps(self, order: OrderSpec, uneven: Uneven) -> int | None:
-        """Return the steps of every rank; None: ranks differ, or the steps are not known in advance.
-
-        Raises:
-            BadRequest, Unsupported: equal steps are required but cannot be computed.
-        """
-        if order.steps:
-            return order.steps
-        if uneven in UNEQUAL:
-            return None
-        counts = known_counts(self.counts, len(self.refs))
-        if counts is None:
-            raise needs_counts(uneven)
-        samples = partition_samples(self.partitioning(order), self.sizes, counts)
-        return common_steps(uneven, samples, order.batch_size, order.topology)
 
     def fingerprint(
         self,
@@ -255,42 +213,114 @@ class Listing:
         return known[1]
 
 
+@dataclass(slots=True)
+class DatasetView:
+    """A listing's objects in certain conversions. All facts about the objects themselves are the listing's.
+
+    Attributes:
+        listing: the objects as they were listed.
+        refs: the same objects, each with the conversion in which it is read.
+        counts: known sample counts by dataset index. It is the listing's own table unless the conversions may have
+            other samples than the objects; then all views of one name share a table.
+        name: one text for each choice that led to the conversions; empty: the objects are read as they were listed.
+        twins: int64[shards], for each shard the first shard that is the same object; None: there are none, or the
+            listing has only one source.
+        learned: shards whose counts came from an index of the shard, and need not be learned again.
+        read_as: the format by which a shard is indexed, by dataset index, once known.
+        field_names: fields of the shards whose counts came from an index of the shard, for all views of one name.
+    """
+
+    listing: Listing
+    refs: tuple[ObjectRef, ...]
+    counts: dict[int, int] = field(repr=False)
+    name: tuple[str, ...] = ()
+    twins: NDArray[np.int64] | None = field(default=None, repr=False)
+    learned: set[int] = field(default_factory=set, repr=False)
+    read_as: dict[int, str] = field(default_factory=dict, repr=False)
+    field_names: FieldNames = field(default_factory=FieldNames, repr=False)
+
+    @classmethod
+    def as_listed(cls, listing: Listing) -> DatasetView:
+        """Return the view of objects that are read as they were listed."""
+        return cls(listing, listing.refs, listing.counts, twins=_twins(listing, listing.refs))
+
+    def converted(self, refs: tuple[ObjectRef, ...], name: tuple[str, ...], *, apart: bool = False) -> DatasetView:
+        """Return a view of the same objects in other conversions.
+
+        Args:
+            refs: the objects in those conversions.
+            name: the name of that view.
+            apart: the conversions may have other samples than the objects, so their counts are kept apart.
+        """
+        counts = self.listing.counts_apart(name, self.counts) if apart else self.counts
+        names = self.listing.names_of_view(name)
+        return DatasetView(self.listing, refs, counts, name, _twins(self.listing, refs), field_names=names)
+
+    def learn(self, shard: int, sample_count: int) -> None:
+        """Record the count of a shard that was read.
+
+        Raises:
+            ObjectChanged: another count was known before, and plans were made with it.
+        """
+        told = self.counts.setdefault(shard, sample_count)
+        if told != sample_count:
+            raise _contradiction(self.refs[shard].url, told, self.listing.counted_by, sample_count)
+        self.learned.add(shard)
+
+    def shares(self, order: OrderSpec) -> tuple[Assignment, ...]:
+        """Return the partitions of the node that the rank runs on.
+
+        Raises:
+            BadRequest: see ``Partitioning``.
+        """
+        cut, topology = self.listing.partitioning(order), order.topology
+        return cut.shares(self.listing.sizes, self.counts, topology.node_count, topology.node_rank)
+
+    def steps(self, order: OrderSpec, uneven: Uneven) -> int | None:
+        """Return the steps of every rank; None: ranks differ, or the steps are not known in advance.
+
+        Raises:
+            BadRequest, Unsupported: equal steps are required but cannot be computed.
+        """
+        if order.steps:
+            return order.steps
+        if uneven in UNEQUAL:
+            return None
+        counts = known_counts(self.counts, len(self.refs))
+        if counts is None:
+            raise needs_counts(uneven)
+        samples = partition_samples(self.listing.partitioning(order), self.listing.sizes, counts)
+        return common_steps(uneven, samples, order.batch_size, order.topology)
+
+
 def _add(counts: dict[int, int], more: Mapping[int, int]) -> None:
     """Add counts one by one, because a single call with a million of them would block other threads for too long."""
     for shard, count in more.items():
         counts[shard] = count  # noqa: PERF403 - see above
 
 
-def view_of(listing: Listing, refs: tuple[ObjectRef, ...], view: tuple[str, ...], *, apart: bool = False) -> Listing:
-    """Return a listing with its objects in other conversions; the two share their facts.
-
-    Args:
-        listing: the objects.
-        refs: the same objects in those conversions.
-        view: distinguishes the conversions of one view from those of another.
-        apart: the objects may have other samples in these conversions; facts about them are shared only by views of
-            that name.
-    """
-    twins = _twins(refs) if listing.twins is not None else None
-    counts = listing.counts
-    if apart:
-        while len(listing.apart) >= _APART_MAX and view not in listing.apart:
-            del listing.apart[next(iter(listing.apart))]
-        counts = listing.apart.setdefault(view, dict(counts))
-    while len(listing.view_names) >= _APART_MAX and view not in listing.view_names:
-        del listing.view_names[next(iter(listing.view_names))]
-    names = listing.view_names.setdefault(view, FieldNames())
-    own: dict[str, Any] = {"learned": set(), "read_as": {}, "field_names": names}
-    return replace(listing, refs=refs, twins=twins, counts=counts, base=listing.base or listing, view=view, **own)
+def _make_room(facts: dict[tuple[str, ...], Any], view: tuple[str, ...]) -> None:
+    """Drop the oldest facts of views if those of ``view`` are new and too many are held."""
+    while len(facts) >= _VIEWS_MAX and view not in facts:
+        del facts[next(iter(facts))]
 
 
-def format_of(listing: Listing, shard: int) -> str:
-    """Return the format named for a shard; empty: derived from its name."""
-    named, told = listing.named.get(shard, ""), listing.formats.get(shard, "")
-    return told if not named or told.startswith(f"{named}:") else named  # the named format, with its parameters
+def _contradiction(url: str, told: int, counted_by: tuple[str, ...], found: int) -> ObjectChanged:
+    files = " or ".join(file for file in counted_by if url.startswith(folder_of(file)))
+    return ObjectChanged(
+        f"expected {told} samples, as {files or 'an earlier reading'} says, got {found}",
+        object=url,
+        hint="correct or remove that file; an index by feedd index takes precedence over it"
+        if files
+        else "open it again",
+        stage="plan",
+    )
 
 
-def _twins(refs: Sequence[ObjectRef]) -> NDArray[np.int64] | None:
+def _twins(listing: Listing, refs: Sequence[ObjectRef]) -> NDArray[np.int64] | None:
+    """Search for objects that several sources share; a single source lists each object once."""
+    if len(listing.firsts) == 1:
+        return None
     first: dict[tuple[str, str, Conversion | None], int] = {}
     found = [first.setdefault((ref.root, ref.key, ref.conversion), number) for number, ref in enumerate(refs)]
     return np.array(found, dtype=np.int64) if len(first) < len(refs) else None

@@ -58,6 +58,8 @@ class SourceOptions:
         listing_deadline_s: longest wait for one page of a listing.
         heads_in_flight: concurrent HEAD requests, for manifests.
         file_threads: threads that read local files.
+        file_folders: folders, with a final slash, below which local files may be read, without following links;
+            None: everywhere.
         transport: what receives objects from S3. ``direct``: feedd's own HTTP reader, straight into the target.
             ``aiobotocore``: the SDK. ``auto``: direct, or the SDK behind a proxy. The SDK always reads objects that
             only it can address.
@@ -80,6 +82,7 @@ class SourceOptions:
     listing_deadline_s: float = 60.0
     heads_in_flight: int = 64
     file_threads: int = 8
+    file_folders: tuple[str, ...] | None = None
     transport: Transport = "auto"
     verify: Verify = "checksum"
     hedge_share: float = 0.05

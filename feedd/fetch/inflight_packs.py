@@ -114,9 +114,10 @@ class PartialWait:
             running = self._book.running(ref)
             sink = running.file_sink if running is not None and running.whole(objects) else None
             if sink is not None:
-                self._fds.append(os.dup(sink.file.fd))  # the fetch may close its own descriptor meanwhile
+                # a descriptor of its own, because the fetch may close its one, and for reading only
+                self._fds.append(os.open(f"/proc/self/fd/{sink.file.fd}", os.O_RDONLY | os.O_CLOEXEC))
                 path = f"/proc/{os.getpid()}/fd/{self._fds[-1]}"
-                found[ref] = ShardFile(ref, path, sink.offset, inflight=True)
+                found[ref] = ShardFile(ref, path, sink.offset, inflight=True, fd=self._fds[-1])
         return found
 
     def _look(self, ref: ObjectRef) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import functools
 import os
 import secrets
 import stat
@@ -22,6 +23,7 @@ from feedd.errors import (
     PermissionDenied,
     StoreUnavailable,
 )
+from feedd.fetch.file_trees import Anywhere, Beneath
 from feedd.fetch.hints import CHANGED_HINT
 from feedd.flow.file_writing import write_in
 from feedd.flow.pools import Pool
@@ -33,6 +35,7 @@ from feedd.values import ObjectChecksum, ObjectRef, ReadProgress
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator
 
+    from feedd.fetch.file_trees import FileTree
     from feedd.range_sink import RangeSink
     from feedd.values import ByteRange
 
@@ -44,6 +47,7 @@ _DRAFT_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEX
 _PAGE_COUNT = 1000
 _PIECE_BYTES = 4 * MIB  # a cancelled read ends after at most one of these pieces
 _HOT_BYTES = MIB // 4  # fits into the CPU cache
+_ANYWHERE = Anywhere()
 
 
 class LocalStore:
@@ -52,7 +56,9 @@ class LocalStore:
     An object's etag is made of size, mtime and inode: a file that is rewritten in place or replaced is another version.
     """
 
-    def __init__(self, thread_count: int = 8) -> None:
+    def __init__(self, thread_count: int = 8, folders: tuple[str, ...] | None = None) -> None:
+        """Read with ``thread_count`` threads; ``folders``: read only below them, see ``Beneath``; None: anywhere."""
+        self._tree: FileTree = Anywhere() if folders is None else Beneath(folders)
         self._pool = Pool("files", thread_count)
         # A separate pool, so that a hanging cache disk does not block reads that do not use the disk.
         self._to_disk = Pool("files-to-disk", thread_count)
@@ -73,13 +79,13 @@ class LocalStore:
         Raises:
             NotFound: the directory part of ``prefix`` does not exist.
         """
-        found = _files_below(prefix, start_after)
+        found = _files_below(self._tree, prefix, start_after)
         while page := await self._in_thread(lambda _: list(islice(found, _PAGE_COUNT)), prefix):
             yield page
 
     async def head(self, key: str) -> ObjectRef:
         """Return the current version of one file; see ``ObjectStore.head``."""
-        return await self._in_thread(lambda _: _head(key), key)
+        return await self._in_thread(lambda _: _head(key, self._tree), key)
 
     async def checksum(self, ref: ObjectRef) -> ObjectChecksum | None:  # noqa: ARG002 - the seam's
         """Return None, because files have no stored checksum."""
@@ -93,7 +99,8 @@ class LocalStore:
             await self._into_file(ref, span, sink)
         else:
             assert isinstance(sink, MemorySink), "a sink is a file or memory"
-            await self._in_thread(lambda stop: _read(ref, span, _into_memory(sink.memory, span), stop), ref.key)
+            read = functools.partial(_read, self._tree, ref, span)
+            await self._in_thread(lambda stop: read(_into_memory(sink.memory, span), stop), ref.key)
         if progress is not None:
             progress.filled_bytes = span.size_bytes
 
@@ -105,7 +112,7 @@ class LocalStore:
         stop = threading.Event()
         pool = self._to_disk if sink.waits_for_disk else self._pool
         try:
-            await write_in(pool, sink.file.writers, _read, ref, span, _into_file(sink, span), stop)
+            await write_in(pool, sink.file.writers, _read, self._tree, ref, span, _into_file(sink, span), stop)
         except OSError as error:
             raise _translate(error, ref.key) from error
         except asyncio.CancelledError:
@@ -186,8 +193,8 @@ def _tag(status: os.stat_result) -> str:
     return f"{status.st_size:x}-{status.st_mtime_ns:x}-{status.st_ino:x}"
 
 
-def _head(path: str) -> ObjectRef:
-    status = Path(path).stat()
+def _head(path: str, tree: FileTree = _ANYWHERE) -> ObjectRef:
+    status = tree.status(path)
     if not stat.S_ISREG(status.st_mode):
         raise NotFound("expected a regular file, got a directory or special file", object=path, stage="source")
     return ObjectRef(_ROOT, path, status.st_size, _tag(status))
@@ -216,9 +223,9 @@ def _into_file(sink: FileSink, span: ByteRange) -> _Take:
     return take
 
 
-def _read(ref: ObjectRef, span: ByteRange, take: _Take, stop: threading.Event) -> None:
+def _read(tree: FileTree, ref: ObjectRef, span: ByteRange, take: _Take, stop: threading.Event) -> None:
     """Read a range piece by piece; ``take(file, at)`` reads at offset ``at`` of the range and returns a byte count."""
-    file = os.open(ref.key, os.O_RDONLY | os.O_CLOEXEC)
+    file = tree.open(ref.key)
     try:
         _check_tag(file, ref)
         at = 0
@@ -240,25 +247,33 @@ def _check_tag(file: int, ref: ObjectRef) -> None:
         raise ObjectChanged(message, object=ref.key, hint=CHANGED_HINT, stage="source")
 
 
-def _files_below(prefix: str, start_after: str) -> Iterator[ObjectRef]:
+def _files_below(tree: FileTree, prefix: str, start_after: str) -> Iterator[ObjectRef]:
     """Yield the files under ``prefix`` in byte order of their full paths."""
     top = prefix[: prefix.rindex("/") + 1] if "/" in prefix else "/"
-    return _enter(top, os.fsencode(prefix), os.fsencode(start_after), frozenset())
+    return _enter(tree, top, _wanted(os.fsencode(prefix), os.fsencode(start_after)), frozenset())
 
 
-def _enter(top: str, prefix: bytes, after: bytes, above: frozenset[tuple[int, int]]) -> Iterator[ObjectRef]:
-    status = Path(top).stat()
+def _wanted(prefix: bytes, after: bytes) -> Callable[[bytes], bool]:
+    """Return a function: may a file, or any file of a folder, lie under ``prefix`` and after ``after``?"""
+
+    def wanted(path: bytes) -> bool:
+        if path.endswith(b"/"):
+            inside = path.startswith(prefix) or prefix.startswith(path)
+            return inside and not (path < after and not after.startswith(path))
+        return path.startswith(prefix) and path > after
+
+    return wanted
+
+
+def _enter(
+    tree: FileTree, top: str, wanted: Callable[[bytes], bool], above: frozenset[tuple[int, int]]
+) -> Iterator[ObjectRef]:
+    status = tree.status(top)
     here = (status.st_dev, status.st_ino)
     if here in above:
         return
-    with os.scandir(top) as entries:
-        # a directory sorts as "name/", which puts full paths in order
-        names = sorted((os.fsencode(entry.path + "/" * entry.is_dir()), entry) for entry in entries)
-    for path, entry in names:
-        if path.endswith(b"/"):
-            inside = path.startswith(prefix) or prefix.startswith(path)
-            if inside and not (path < after and not after.startswith(path)):
-                yield from _enter(os.fsdecode(path), prefix, after, above | {here})
-        elif path.startswith(prefix) and path > after and entry.is_file():
-            found = entry.stat()
-            yield ObjectRef(_ROOT, entry.path, found.st_size, _tag(found))
+    for found in tree.scan(top, wanted):  # a folder sorts as "name/", which puts full paths in order
+        if found.status is None:
+            yield from _enter(tree, os.fsdecode(found.path), wanted, above | {here})
+        else:
+            yield ObjectRef(_ROOT, os.fsdecode(found.path), found.status.st_size, _tag(found.status))

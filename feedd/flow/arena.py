@@ -12,6 +12,7 @@ import fcntl
 import mmap
 import os
 import threading
+from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from feedd.errors import BadConfig, Internal, ResourceExhausted
 from feedd.flow.memory_limit import available_bytes
 from feedd.flow.pools import CPU
 from feedd.flow.tasks import run_to_end
+from feedd.owner import Owner
 from feedd.units import format_size
 from feedd.values import SlotRef
 
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _HINT = "ask for fewer prefetched batches or a smaller batch size, or raise the arena limit"
+_DAEMON = Owner.of_this_process()
 _HELD_HINT = f"{_HINT}; the memory of a closed dataset counts until its batches are dropped"
 
 
@@ -41,16 +44,19 @@ class ArenaBudget:
     A closed arena counts until the last client has unmapped the memory.
     """
 
-    def __init__(self, limit_bytes: int, recorder: Recorder | None = None) -> None:
+    def __init__(self, limit_bytes: int, recorder: Recorder | None = None, *, per_owner_bytes: int = 0) -> None:
         """Start empty.
 
         Args:
             limit_bytes: upper bound of the reserved bytes.
+            per_owner_bytes: upper bound of the bytes reserved for one owner; 0: ``limit_bytes``.
             recorder: has the gauge of arena bytes, which always shows the bytes reserved here.
         """
         self._limit_bytes = limit_bytes
         self._recorder = recorder
+        self._per_owner_bytes = per_owner_bytes or limit_bytes
         self._reserved_bytes = 0
+        self._by_owner: Counter[Owner] = Counter()
         self._guard = threading.Lock()
 
     @property
@@ -63,17 +69,22 @@ class ArenaBudget:
         """Bytes of all arenas that the daemon or a client maps."""
         return self._reserved_bytes
 
-    def reserve(self, size_bytes: int) -> None:
-        """Reserve ``size_bytes``; return them with ``release``.
+    def of(self, owner: Owner) -> OwnerBudget:
+        """Return the budget as one owner may use it."""
+        return OwnerBudget(self, owner)
+
+    def reserve(self, size_bytes: int, owner: Owner = _DAEMON) -> None:
+        """Reserve ``size_bytes`` for an owner; return them with ``release``.
 
         Raises:
             BadConfig: they can never fit.
             ResourceExhausted: they do not fit now, next to the bytes already reserved.
         """
-        if size_bytes > self._limit_bytes:
+        most_bytes = min(self._limit_bytes, self._per_owner_bytes)
+        if size_bytes > most_bytes:
             raise BadConfig(
-                f"expected an arena of at most {format_size(self._limit_bytes)}, got {format_size(size_bytes)}",
-                object="arena.size",
+                f"expected an arena of at most {format_size(most_bytes)}, got {format_size(size_bytes)}",
+                object="arena.size" if most_bytes == self._limit_bytes else "limits.arena_per_owner",
                 hint=_HINT,
                 stage="serve",
             )
@@ -86,18 +97,45 @@ class ArenaBudget:
                     hint=_HELD_HINT,
                     stage="serve",
                 )
-            self._move(size_bytes)
+            if self._by_owner[owner] + size_bytes > self._per_owner_bytes:
+                raise ResourceExhausted(
+                    f"expected an arena of at most {format_size(self._per_owner_bytes - self._by_owner[owner])} "
+                    f"(limit of {owner} {format_size(self._per_owner_bytes)}), got {format_size(size_bytes)}",
+                    object="limits.arena_per_owner",
+                    hint=_HELD_HINT,
+                    stage="serve",
+                )
+            self._move(size_bytes, owner)
+
+    def release(self, size_bytes: int, owner: Owner = _DAEMON) -> None:
+        """Return reserved bytes."""
+        with self._guard:
+            self._move(-size_bytes, owner)
+            assert self._by_owner[owner] >= 0, "more arena bytes released than reserved"
+            if not self._by_owner[owner]:
+                del self._by_owner[owner]
+
+    def _move(self, delta_bytes: int, owner: Owner) -> None:
+        self._reserved_bytes += delta_bytes
+        self._by_owner[owner] += delta_bytes
+        if self._recorder is not None:
+            self._recorder.move(metrics.SERVE_ARENA_BYTES, delta_bytes)
+
+
+class OwnerBudget:
+    """An ``ArenaBudget`` as one owner may use it."""
+
+    def __init__(self, whole: ArenaBudget, owner: Owner) -> None:
+        self._whole = whole
+        self._owner = owner
+
+    def reserve(self, size_bytes: int) -> None:
+        """Reserve bytes; see ``ArenaBudget.reserve``."""
+        self._whole.reserve(size_bytes, self._owner)
 
     def release(self, size_bytes: int) -> None:
         """Return reserved bytes."""
-        with self._guard:
-            self._move(-size_bytes)
-            assert self._reserved_bytes >= 0, "more arena bytes released than reserved"
-
-    def _move(self, delta_bytes: int) -> None:
-        self._reserved_bytes += delta_bytes
-        if self._recorder is not None:
-            self._recorder.move(metrics.SERVE_ARENA_BYTES, delta_bytes)
+        self._whole.release(size_bytes, self._owner)
 
 
 def _round_up(size_bytes: int) -> int:
@@ -130,13 +168,27 @@ def _allocate(size_bytes: int) -> int:
     return fd
 
 
+@contextmanager
+def _read_only(fd: int) -> Iterator[int]:
+    """Yield a descriptor of a memfd that was opened for reading.
+
+    A memfd's mode is 0777, so another user could open it again for writing through /proc. Mode 0400 stops that.
+    """
+    os.fchmod(fd, 0o400)
+    reading = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield reading
+    finally:
+        os.close(reading)
+
+
 class Arena:
     """One session's slots (implements ``Slots``). Slots are taken and given back on one thread only.
 
     A slot's generation grows at each ``take``. A ``SlotRef`` of an earlier generation is refused everywhere.
     """
 
-    def __init__(self, slot_count: int, slot_bytes: int, budget: ArenaBudget | None = None) -> None:
+    def __init__(self, slot_count: int, slot_bytes: int, budget: ArenaBudget | OwnerBudget | None = None) -> None:
         """Allocate and map; blocks for about 0.2 s per GiB (``create`` does it off the event loop).
 
         Args:
@@ -180,7 +232,7 @@ class Arena:
         )  # a stack, because the slot used last may still be in the CPU cache
 
     @classmethod
-    async def create(cls, slot_count: int, slot_bytes: int, budget: ArenaBudget | None = None) -> Self:
+    async def create(cls, slot_count: int, slot_bytes: int, budget: ArenaBudget | OwnerBudget | None = None) -> Self:
         """Build an arena on a thread; a cancelled call waits for the thread, so that nothing stays reserved.
 
         Raises:
@@ -256,12 +308,20 @@ class Arena:
         return self._views[slot.index]
 
     @contextmanager
-    def client_mapping(self) -> Iterator[int]:
-        """Yield the memfd for one client to map. Until the exit the arena's bytes count, even if it is closed."""
+    def client_mapping(self, *, read_only: bool = False) -> Iterator[int]:
+        """Yield the memfd for one client to map. Until the exit the arena's bytes count, even if it is closed.
+
+        Args:
+            read_only: other clients read the arena too, so the descriptor is one that nobody can write through.
+        """
         assert self._fd >= 0, "an arena for a client was closed"
         self._client_count += 1
         try:
-            yield self._fd
+            if read_only:
+                with _read_only(self._fd) as fd:
+                    yield fd
+            else:
+                yield self._fd
         finally:
             self._client_count -= 1
             self._settle_budget()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from feedd.dataset.listing import Listing
+    from feedd.dataset.listing import DatasetView
     from feedd.ordering.node_epoch import NodeEpoch
     from feedd.values import ObjectRef
 
@@ -64,11 +64,11 @@ class EpochAccess(Protocol):
 class NodeAccess:
     """The epoch of one dataset, as an ``EpochAccess``."""
 
-    def __init__(self, listing: Listing, epoch: int, plan: NodeEpoch, places: Callable[[int], dict[int, int]]) -> None:
+    def __init__(self, view: DatasetView, epoch: int, plan: NodeEpoch, places: Callable[[int], dict[int, int]]) -> None:
         """Describe an epoch.
 
         Args:
-            listing: the dataset.
+            view: the dataset.
             epoch: number of the epoch.
             plan: order of the epoch.
             places: returns each shard's first place in the order of an epoch; called for the next epoch.
@@ -77,25 +77,25 @@ class NodeAccess:
         # same objects and conversions, listed twice, are the same shards in the cache.
         # The windows must be the same too, because progress is reported in windows.
         self.key: tuple[object, ...] = (
-            listing.digest,
-            listing.view,
+            view.listing.digest,
+            view.name,
             epoch,
             plan.order.tobytes(),
             plan.edges.tobytes(),
         )
         self.epoch = epoch
-        self._listing = listing
+        self._view = view
         self._plan = plan
         self._positions = places
 
     @cached_property
     def _starts(self) -> NDArray[np.float64]:
-        return _starts(self._listing.sizes[self._plan.order])
+        return _starts(self._view.listing.sizes[self._plan.order])
 
     @cached_property
     def _next_starts(self) -> dict[int, float]:
         shards = list(self._positions(self.epoch + 1))  # in the order of that epoch
-        starts = _starts(self._listing.sizes[shards]) + self._starts[-1]
+        starts = _starts(self._view.listing.sizes[shards]) + self._starts[-1]
         return dict(zip(shards, starts.tolist(), strict=False))
 
     @property
@@ -139,11 +139,11 @@ class NodeAccess:
     def _uses(self, first_place: int, shards: NDArray[np.int64]) -> Iterator[Use]:
         """Yield uses in this epoch, of shards that are consecutive in its order."""
         starts = self._starts[first_place : first_place + len(shards)].tolist()
-        refs = self._listing.refs
+        refs = self._view.refs
         return ((refs[shard], start) for shard, start in zip(shards.tolist(), starts, strict=True))
 
     def _next_uses(self, shards: NDArray[np.int64]) -> Iterator[Use]:
-        refs, starts = self._listing.refs, self._next_starts
+        refs, starts = self._view.refs, self._next_starts
         return ((refs[shard], starts[shard]) for shard in shards.tolist())
 
 

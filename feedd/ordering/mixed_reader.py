@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from feedd.dataset.assignment import Partitioning
-    from feedd.dataset.listing import Listing
+    from feedd.dataset.listing import DatasetView
     from feedd.open_spec import OrderSpec, SourceSpec
     from feedd.ordering.batch_plan import BatchRows
     from feedd.values import FieldRecipe, Topology
@@ -101,21 +101,21 @@ class MixedPlan:
     twins: NDArray[np.int64] | None = None
 
     @classmethod
-    def of(cls, listing: Listing, order: OrderSpec, sources: Sequence[SourceSpec], window_shards: int) -> MixedPlan:
+    def of(cls, view: DatasetView, order: OrderSpec, sources: Sequence[SourceSpec], window_shards: int) -> MixedPlan:
         """Plan a mixture; takes microseconds per shard.
 
         Raises:
             BadRequest: sample counts are unknown, or the request does not fit the data.
         """
-        topology, cut = order.topology, listing.partitioning(order)
+        topology, cut = order.topology, view.listing.partitioning(order)
         _check(order, cut)
-        counts = [_counts(listing, sources[source].urls, source) for source in range(len(listing.firsts))]
-        sizes = [listing.sizes[_slice(listing, source)] for source in range(len(listing.firsts))]
+        counts = [_counts(view, sources[source].urls, source) for source in range(len(view.listing.firsts))]
+        sizes = [view.listing.sizes[_slice(view, source)] for source in range(len(view.listing.firsts))]
         held = [partition_samples(cut, size, count) for size, count in zip(sizes, counts, strict=True)]
         mixture = _mixture(order, sources, cut, [int(samples.min()) for samples in held])
         nodes, node = topology.node_count, topology.node_rank
         streams: list[list[RepeatingSource]] = []
-        for source, first in enumerate(listing.firsts):
+        for source, first in enumerate(view.listing.firsts):
             known = dict(enumerate(counts[source].tolist())) if cut.how == SAMPLE else {}
             seed = source_seed(order.seed, source)
             options = EpochOptions(0, seed, order.shuffle, window_shards, order.window_bytes)
@@ -126,7 +126,7 @@ class MixedPlan:
         partitions = tuple(
             (mixture.with_seed(seed), its) for seed, its in zip(drawn, zip(*streams, strict=True), strict=True)
         )
-        return cls(order, partitions, _step_samples(order) // cut.partition_count, listing.twins)
+        return cls(order, partitions, _step_samples(order) // cut.partition_count, view.twins)
 
     @cached_property
     def assigned(self) -> NDArray[np.int64]:
@@ -219,12 +219,10 @@ class MixedReader:
         """Return the window of the epoch's schedule at a cursor."""
         return self._plan.schedule(at.epoch).window(at.step)
 
-    def access_at(self, listing: Listing, at: Cursor) -> MixedAccess:
+    def access_at(self, view: DatasetView, at: Cursor) -> MixedAccess:
         """Return the cursor's epoch as the cache sees it."""
         plan = self._plan
-        return MixedAccess(
-            listing, at.epoch, plan.schedule(at.epoch), lambda: plan.schedule(at.epoch + 1), plan.objects
-        )
+        return MixedAccess(view, at.epoch, plan.schedule(at.epoch), lambda: plan.schedule(at.epoch + 1), plan.objects)
 
     def rows(self, at: Cursor) -> BatchRows | EpochEnd:
         """Return the batch at ``at``, or the end of the epoch. Any step is found directly; anchors do not matter.
@@ -299,18 +297,18 @@ def _check(order: OrderSpec, cut: Partitioning) -> None:
         )
 
 
-def _slice(listing: Listing, source: int) -> slice:
-    shards = listing.shards_of(source)
+def _slice(view: DatasetView, source: int) -> slice:
+    shards = view.listing.shards_of(source)
     return slice(shards.start, shards.stop)
 
 
-def _counts(listing: Listing, urls: Sequence[str], source: int) -> NDArray[np.int64]:
+def _counts(view: DatasetView, urls: Sequence[str], source: int) -> NDArray[np.int64]:
     """Return the samples of each shard of a source, int64[shards].
 
     Raises:
         BadRequest: some counts are unknown.
     """
-    shards, known = listing.shards_of(source), listing.counts
+    shards, known = view.listing.shards_of(source), view.counts
     try:
         return np.fromiter((known[shard] for shard in shards), np.int64, len(shards))
     except KeyError:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from feedd.dataset.listing import Listing
+    from feedd.dataset.listing import DatasetView
     from feedd.ordering.epoch_access import Use
     from feedd.ordering.mixing import Mixture
     from feedd.ordering.repeating_source import RepeatingSource
@@ -152,19 +152,19 @@ class MixedAccess:
 
     def __init__(
         self,
-        listing: Listing,
+        view: DatasetView,
         epoch: int,
         its: ShardSchedule,
         following: Callable[[], ShardSchedule],
         assigned: NDArray[np.int64],
     ) -> None:
-        self.key: tuple[object, ...] = ("mixed", listing.digest, listing.view, epoch, its.digest)
+        self.key: tuple[object, ...] = ("mixed", view.listing.digest, view.name, epoch, its.digest)
         self.epoch = epoch
         self._schedule = its
         self._following = following
         self._assigned = assigned
-        self._refs = listing.refs
-        self._sizes = listing.sizes
+        self._refs = view.refs
+        self._sizes = view.listing.sizes
         self._starts = self._starts_of(its)
 
     @property

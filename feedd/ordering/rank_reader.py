@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from feedd.dataset.assignment import Assignment
-    from feedd.dataset.listing import Listing
+    from feedd.dataset.listing import DatasetView
     from feedd.ordering.batch_plan import BatchRows
     from feedd.ordering.node_epoch import Piece, Step
     from feedd.ordering.sorted_windows import Orders, WindowRows
@@ -152,13 +152,13 @@ class Reader:
         """Return the window at a cursor, as far as the cursor tells."""
         return at.window
 
-    def access_at(self, listing: Listing, at: Cursor) -> NodeAccess:
+    def access_at(self, view: DatasetView, at: Cursor) -> NodeAccess:
         """Return the cursor's epoch as the cache sees it.
 
         Raises:
             BadRequest: see ``epoch_map``.
         """
-        return NodeAccess(listing, at.epoch, self.epoch_map(at), self.positions)
+        return NodeAccess(view, at.epoch, self.epoch_map(at), self.positions)
 
     def left_out(self) -> int | None:
         """Return the rank's samples of an epoch after its last step, or None if not known yet."""

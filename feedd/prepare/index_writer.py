@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from feedd.access import EVERYTHING
 from feedd.dataset.index_file import INDEX_BYTES_MAX, merged, parse, render
 from feedd.errors import NotFound, ObjectChanged, StoreUnavailable
 from feedd.flow.pools import CPU
@@ -51,7 +52,7 @@ class IndexTarget:
             PermissionDenied, StoreUnavailable: the store's answer.
         """
         try:
-            ref = await self._sources.head(self._url)
+            ref = await self._sources.head(self._url, EVERYTHING)
         except NotFound:
             self._ref, self._rows = None, []
             return self._rows

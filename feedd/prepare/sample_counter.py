@@ -159,7 +159,7 @@ class Counter:
             for _ in range(at_once):
                 group.create_task(self._work(listing, todo, saving))
         if self._first is not None and not any(listing.counts.get(shard) for shard in range(self._first[0])):
-            self.progress.late = late_fields(listing, [self._first[1]], unread=False)
+            self.progress.late = late_fields(listing.as_listed, [self._first[1]], unread=False)
 
     async def save(self) -> None:
         """Write the known counts, and take over counts that other runs have written.
@@ -186,7 +186,7 @@ class Counter:
             if shard in listing.counts:  # another run has counted it
                 continue
             try:
-                found = await self._pipeline.catalog.index(listing, shard)
+                found = await self._pipeline.catalog.index(listing.as_listed, shard)
             except FeeddError as error:
                 error.object = error.object or listing.refs[shard].url
                 self.progress.failures.append(error)

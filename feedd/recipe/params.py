@@ -45,6 +45,7 @@ SAMPLE_BYTES_MAX: Final = 1 << 30
 DIMS_MAX: Final = 8
 
 Augment: TypeAlias = Literal["random_resized_crop", "flip"]
+_TRANSFORMS_MAX: Final = 64
 _ITEM_BYTES: Final = {name: max(1, int("".join(filter(str.isdigit, name)) or "8") // 8) for name in DTYPES}
 
 
@@ -285,6 +286,8 @@ class ImageParams(OwnParams, frozen=True):
         Raises:
             ValueError: a transform does not accept its input.
         """
+        if len(self.transforms) > _TRANSFORMS_MAX:
+            raise ValueError(f"expected at most {_TRANSFORMS_MAX} transforms, got {len(self.transforms)}")
         for one in self.transforms:
             picture = installed_outcome(one, picture) if isinstance(one, Installed) else one.outcome(picture)
         return picture

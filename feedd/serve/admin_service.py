@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 import grpc
 
 from feedd import __version__
-from feedd.errors import BadRequest, FeeddError, PermissionDenied, Unsupported
+from feedd.errors import BadRequest, FeeddError, NotFound, Unsupported
 from feedd.flow.tasks import both
 from feedd.serve.grpc_status import abort, as_feedd_error
 from feedd.serve.progress_stream import ProgressStream
@@ -17,10 +19,12 @@ from feedd.wire.admin_messages import amount_message, warm_spec
 from feedd.wire.feed_messages import OpenLimits
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
     from typing import Any
 
     from feedd.protocols import Clock
+    from feedd.serve.callers import Caller, Callers
+    from feedd.serve.served_session import ServedSession
     from feedd.serve.server_options import CacheState, ServeHooks
     from feedd.serve.session_registry import Sessions
     from feedd.values import Lifecycle
@@ -31,30 +35,43 @@ if TYPE_CHECKING:
 SERVICE = "feedd.v1.Admin"
 _Hook = TypeVar("_Hook")
 _GRACE_S_MAX = 86400.0
-_LOCAL_PEERS = ("unix:", "ipv4:127.", "ipv6:[::1]", "ipv6:%5B::1%5D")
+_ID_DIGITS = 8
+_URLS_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Daemon:
+    """Facts about the daemon, for Stats.
+
+    Attributes:
+        id: changes at each start.
+        clock: clock of the uptime.
+        state: returns the server's current state.
+        started_s: when the server was made.
+    """
+
+    id: str
+    clock: Clock
+    state: Callable[[], Lifecycle]
+    started_s: float
 
 
 class AdminService:
-    """Handlers of the Admin service."""
+    """Handlers of the Admin service. Clients get what is their own; administrators get everything."""
 
-    def __init__(
-        self, sessions: Sessions, hooks: ServeHooks, clock: Clock, daemon_id: str, state: Callable[[], Lifecycle]
-    ) -> None:
+    def __init__(self, sessions: Sessions, hooks: ServeHooks, daemon: Daemon, callers: Callers) -> None:
         """Store the dependencies.
 
         Args:
             sessions: the open sessions.
             hooks: callbacks of the daemon.
-            clock: clock of the uptime, which starts now.
-            daemon_id: sent in Stats.
-            state: returns the server's current state.
+            daemon: facts for Stats.
+            callers: tells who sent a call.
         """
         self._sessions = sessions
         self._hooks = hooks
-        self._clock = clock
-        self._daemon_id = daemon_id
-        self._state = state
-        self._started_s = clock.monotonic_s()
+        self._daemon = daemon
+        self._callers = callers
 
     def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
         """Return the handler to register at a server."""
@@ -71,6 +88,12 @@ class AdminService:
             "Warm": grpc.unary_stream_rpc_method_handler(
                 self.warm, pb.WarmRequest.FromString, pb.WarmProgress.SerializeToString
             ),
+            "Sessions": grpc.unary_unary_rpc_method_handler(
+                self.sessions, pb.SessionsRequest.FromString, pb.SessionsResponse.SerializeToString
+            ),
+            "EndSession": grpc.unary_unary_rpc_method_handler(
+                self.end_session, pb.EndSessionRequest.FromString, pb.EndSessionResponse.SerializeToString
+            ),
             "Drain": grpc.unary_unary_rpc_method_handler(
                 self.drain, pb.DrainRequest.FromString, pb.DrainResponse.SerializeToString
             ),
@@ -78,26 +101,31 @@ class AdminService:
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 
     async def stats(self, _request: pb.StatsRequest, context: AnyContext) -> pb.StatsResponse:
-        """Return the state and every metric."""
+        """Return the state and every metric; metrics name no objects and no users."""
         try:
+            caller = self._callers.of(context)
             samples = [] if self._hooks.samples is None else list(self._hooks.samples())
             cache = None if self._hooks.cache_state is None else _cache_message(self._hooks.cache_state())
         except Exception as error:  # noqa: BLE001 -- the border: every error becomes a status
             await abort(context, as_feedd_error(error, "collecting metrics"))
         return pb.StatsResponse(
-            state=self._state().value,
+            state=self._daemon.state().value,
             version=__version__,
-            daemon_id=self._daemon_id,
-            uptime_s=self._clock.monotonic_s() - self._started_s,
-            sessions=self._sessions.count,
+            daemon_id=self._daemon.id,
+            uptime_s=self._daemon.clock.monotonic_s() - self._daemon.started_s,
+            sessions=len(self._sessions.of(caller)),
             samples=[pb.Sample(name=s.name, labels=dict(s.labels), value=s.value) for s in samples],
             cache=cache,
         )
 
     async def cache_list(self, _request: pb.CacheListRequest, context: AnyContext) -> AsyncIterator[pb.CacheEntry]:
-        """Stream the cache's entries."""
+        """Stream the cache's entries; to a client, those below the URLs that its own sessions read."""
         try:
+            caller = self._callers.of(context)
             rows = [] if self._hooks.cache_entries is None else list(self._hooks.cache_entries())
+            if not caller.administers:
+                starts = tuple(_starts(self._sessions.of(caller)))
+                rows = [row for row in rows if row.url.startswith(starts)]
         except Exception as error:  # noqa: BLE001 -- the border: every error becomes a status
             await abort(context, as_feedd_error(error, "listing the cache"))
         for row in rows:
@@ -106,9 +134,9 @@ class AdminService:
             )
 
     async def cache_remove(self, request: pb.CacheRemoveRequest, context: AnyContext) -> pb.CacheRemoveResponse:
-        """Remove matching entries that are not in use; allowed on this machine only."""
+        """Remove matching entries that are not in use; for administrators."""
         try:
-            _check_local(context.peer(), "removal")
+            self._callers.admin(context, "removal from the cache")
             removed, in_use = await _offered(self._hooks.cache_remove)(request.pattern)
         except Exception as error:  # noqa: BLE001 -- the border: every error becomes a status
             await abort(context, as_feedd_error(error, "clearing the cache"))
@@ -117,8 +145,10 @@ class AdminService:
     async def warm(self, request: pb.WarmRequest, context: AnyContext) -> None:
         """Warm the cache while the client listens; allowed to every client that may open a session."""
         try:
+            owner = self._callers.of(context).owner
             self._sessions.check_draining()
-            await self._warm(warm_spec(request, OpenLimits()), context)
+            with self._sessions.admissions.warm_up(owner):
+                await self._warm(replace(warm_spec(request, OpenLimits()), owner=owner), context)
         except grpc.aio.BaseError:
             raise
         except Exception as error:  # noqa: BLE001 -- the border: every error becomes a status
@@ -131,15 +161,42 @@ class AdminService:
         )
 
     async def drain(self, request: pb.DrainRequest, context: AnyContext) -> pb.DrainResponse:
-        """Ask the daemon to stop; answers before it does. Allowed on this machine only."""
+        """Ask the daemon to stop; answers before it does. For administrators."""
         try:
-            self._drain(request.grace_s, context.peer())
+            self._callers.admin(context, "draining")
+            self._drain(request.grace_s)
         except FeeddError as error:
             await abort(context, error)
         return pb.DrainResponse()
 
-    def _drain(self, grace_s: float, peer: str) -> None:
-        _check_local(peer, "drain")
+    async def sessions(self, _request: pb.SessionsRequest, context: AnyContext) -> pb.SessionsResponse:
+        """Return who holds what: the caller's own sessions, or all for an administrator."""
+        try:
+            shown = self._sessions.of(self._callers.of(context))
+        except FeeddError as error:
+            await abort(context, error)
+        return pb.SessionsResponse(sessions=[_entry(hosted, self._daemon.clock.monotonic_s()) for hosted in shown])
+
+    async def end_session(self, request: pb.EndSessionRequest, context: AnyContext) -> pb.EndSessionResponse:
+        """End a session of the caller, or of anybody for an administrator."""
+        try:
+            hosted = self._chosen(request.id, self._callers.of(context))
+            await asyncio.shield(self._sessions.ended(hosted))
+        except FeeddError as error:
+            await abort(context, error)
+        return pb.EndSessionResponse()
+
+    def _chosen(self, start: str, caller: Caller) -> ServedSession:
+        found = [one for one in self._sessions.of(caller) if len(start) >= _ID_DIGITS and one.id.startswith(start)]
+        if len(found) != 1:
+            raise NotFound(
+                f"expected the first {_ID_DIGITS} digits of one session, got {start[:64]!r}, which {len(found)} have",
+                hint="feedd sessions ls shows the sessions that you may end",
+                stage="serve",
+            )
+        return found[0]
+
+    def _drain(self, grace_s: float) -> None:
         if not math.isfinite(grace_s) or not 0 <= grace_s <= _GRACE_S_MAX:
             raise BadRequest(
                 f"expected 0 <= grace_s <= {_GRACE_S_MAX:.0f}, got {grace_s}", object="grace_s", stage="serve"
@@ -160,9 +217,27 @@ def _offered(hook: _Hook | None) -> _Hook:
     return hook
 
 
-def _check_local(peer: str, what: str) -> None:
-    if not peer.startswith(_LOCAL_PEERS):
-        raise PermissionDenied(f"{what} is allowed on the daemon's machine only", object=peer, stage="serve")
+def _starts(sessions: Iterable[ServedSession]) -> Iterator[str]:
+    """Yield the starts of the URLs of what sessions read: without the names of formats, and up to the first brace."""
+    for hosted in sessions:
+        for url in hosted.spec.data.urls:
+            kinds, separator, rest = url.partition("://")
+            yield (kinds.rpartition("+")[2] + separator + rest).partition("{")[0]
+
+
+def _entry(hosted: ServedSession, now_s: float) -> pb.SessionEntry:
+    slots = hosted.feed.slots
+    return pb.SessionEntry(
+        id=hosted.id[:_ID_DIGITS],
+        owner=str(hosted.spec.owner),
+        pids=sorted({lifeline.pid for lifeline in hosted.lifelines}),
+        urls=list(hosted.spec.data.urls[:_URLS_SHOWN]),
+        slots=slots.slot_count,
+        leases=hosted.machine.leases.leased_count,
+        arena_bytes=slots.slot_count * slots.slot_bytes,
+        age_s=now_s - hosted.opened_s,
+        silent_s=now_s - hosted.heard_s,
+    )
 
 
 def _cache_message(state: CacheState) -> pb.CacheState:

@@ -1,13 +1,14 @@
 """The Unix socket that hands out arenas, and whose connections are lifelines.
 
-A client sends 21 bytes and gets one byte back:
+A client sends 21 bytes, a word of 5 and 16 more, and gets one byte back: 0x01, or 0x00 if it is refused.
 
-    b"ARENA" + token (16 bytes)   0x01 with the arena's memfd (SCM_RIGHTS), or 0x00 for an unknown token
-    b"HOLD!" + 16 zero bytes      0x01
+- ``ARENA`` and a session's token: the arena's memfd comes along (SCM_RIGHTS).
+- ``HOLD!`` and zeros: keeps an ephemeral daemon alive. Other daemons refuse it.
+- ``OWNER`` and zeros: a ticket of 32 bytes follows, see ``tickets``.
 
 The connection then stays open and silent. The kernel ends it when the client's process dies, however it dies. The end
 of an ARENA connection frees the slots that the process held. The end of the last HOLD connection stops an ephemeral
-daemon.
+daemon. The end of an OWNER connection ends its ticket.
 
 A closing session shuts down the daemon's direction only. The arena's memory counts against the limit until the client
 ends its direction, because a trainer may hold batches after the close.
@@ -24,6 +25,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
+from feedd.serve.tickets import OWNER_GREETING
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from feedd.protocols import Clock
     from feedd.serve.served_session import Lifeline
     from feedd.serve.server_options import ServeOptions
+    from feedd.serve.tickets import Tickets
 
 HELLO_BYTES = 21
 ARENA = b"ARENA"
@@ -51,8 +55,9 @@ class ArenaDirectory(Protocol):
 class _Connection:
     """The connection of one client; a ``Lifeline``."""
 
-    def __init__(self, conn: socket.socket) -> None:
+    def __init__(self, conn: socket.socket, pid: int) -> None:
         self.conn = conn
+        self.pid = pid
 
     def say_closed(self) -> None:
         """Make the client read the end. The daemon reads on: only the client's end shows that the memory is free."""
@@ -70,21 +75,28 @@ class ArenaSocket:
     """Serves any number of listening sockets, with one limit over all connections."""
 
     def __init__(
-        self, directory: ArenaDirectory, options: ServeOptions, clock: Clock, on_holders: Callable[[int], None] | None
+        self,
+        directory: ArenaDirectory,
+        tickets: Tickets,
+        options: ServeOptions,
+        clock: Clock,
+        on_holders: Callable[[int], None] | None,
     ) -> None:
         """Store the dependencies.
 
         Args:
             directory: knows the tokens.
+            tickets: issues tickets.
             options: who may connect, how many, and how long the hello may take.
             clock: clock for the pause when file descriptors run out.
-            on_holders: called with the number of HOLD connections whenever it changes.
+            on_holders: called with the number of HOLD connections whenever it changes; None: HOLD is refused.
         """
         self._directory = directory
+        self._tickets = tickets
         self._options = options
         self._clock = clock
         self._on_holders = on_holders
-        self._allowed_uids = {0, os.geteuid(), *options.allow_uids}
+        self._allowed_uids = {0, os.geteuid(), *options.allow_uids} if options.allow_uids else None  # None: all
         self._connection_count = 0
         self._holder_count = 0
 
@@ -126,16 +138,20 @@ class ArenaSocket:
         try:
             conn.settimeout(0.0)
             pid, uid = peer_credentials(conn)
-            if uid not in self._allowed_uids:
-                _log.warning("a lifeline was refused because of its user", uid=uid, pid=pid)
+            if self._allowed_uids is not None and uid not in self._allowed_uids:
+                _log.warning("a connection was refused because of its user", uid=uid, pid=pid)
                 conn.send(_NO)
                 return
             async with asyncio.timeout(self._options.hello_timeout_s):
                 hello = await _read_hello(conn)
-            if hello == HOLD:
-                await self._hold(conn)
+            if hello == HOLD and self._on_holders is not None:
+                await self._hold(conn, self._on_holders)
+            elif hello == OWNER_GREETING:
+                with self._tickets.issued(uid) as ticket:
+                    conn.send(_YES + ticket)
+                    await _read_end(conn)
             elif hello.startswith(ARENA):
-                await self._send_arena(conn, hello[len(ARENA) :])
+                await self._send_arena(_Connection(conn, pid), hello[len(ARENA) :])
             else:
                 conn.send(_NO)
         except (OSError, TimeoutError) as error:
@@ -144,26 +160,23 @@ class ArenaSocket:
             self._connection_count -= 1
             conn.close()
 
-    async def _send_arena(self, conn: socket.socket, token: bytes) -> None:
-        with self._directory.attached(token, _Connection(conn)) as fd:
+    async def _send_arena(self, lifeline: _Connection, token: bytes) -> None:
+        with self._directory.attached(token, lifeline) as fd:
             if fd is None:
-                conn.send(_NO)
+                lifeline.conn.send(_NO)
                 return
-            socket.send_fds(conn, [_YES], [fd])  # one byte into an empty buffer never blocks
-            await _read_end(conn)
+            socket.send_fds(lifeline.conn, [_YES], [fd])  # one byte into an empty buffer never blocks
+            await _read_end(lifeline.conn)
 
-    async def _hold(self, conn: socket.socket) -> None:
-        self._move_holders(1)
+    async def _hold(self, conn: socket.socket, on_holders: Callable[[int], None]) -> None:
+        self._holder_count += 1
+        on_holders(self._holder_count)
         try:
             conn.send(_YES)
             await _read_end(conn)
         finally:
-            self._move_holders(-1)
-
-    def _move_holders(self, delta: int) -> None:
-        self._holder_count += delta
-        if self._on_holders is not None:
-            self._on_holders(self._holder_count)
+            self._holder_count -= 1
+            on_holders(self._holder_count)
 
 
 async def _read_hello(conn: socket.socket) -> bytes:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import grpc
 import structlog
 
-from feedd.errors import BadRequest, Draining, FeeddError, StoreUnavailable
+from feedd.errors import BadRequest, Draining, FeeddError, NotFound, PermissionDenied, StoreUnavailable
 from feedd.flow.open_progress import OpenProgress, begin_open
 from feedd.flow.tasks import within
 from feedd.serve.grpc_status import abort, as_feedd_error
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from feedd.open_spec import OpenSpec
     from feedd.protocols import FeedBackend, FeedSession
+    from feedd.serve.callers import CallContext, Caller, Callers
     from feedd.serve.served_session import ServedSession
     from feedd.serve.server_options import ServeOptions
     from feedd.serve.session_registry import Sessions
@@ -60,6 +62,7 @@ class FeedService:
         sessions: Sessions,
         options: ServeOptions,
         daemon_id: str,
+        callers: Callers,
         spawn: Callable[[Coroutine[None, None, None]], asyncio.Task[None]],
     ) -> None:
         """Store the dependencies.
@@ -69,12 +72,14 @@ class FeedService:
             sessions: the open sessions.
             options: bounds and deadlines.
             daemon_id: sent in every answer to Open.
+            callers: tells who sent a call.
             spawn: starts a task that outlives the call that started it.
         """
         self._backend = backend
         self._sessions = sessions
         self._options = options
         self._daemon_id = daemon_id
+        self._callers = callers
         self._spawn = spawn
         self.arena_path: Path | None = None
         self._opens: dict[str, OpenProgress] = {}  # running Opens, by the id that their clients chose
@@ -105,8 +110,9 @@ class FeedService:
         progress = begin_open()
         try:
             check_version(request.version)
-            spec = open_spec(request, self._options.open_limits)
-            with self._noted(request.open_id, progress), self._sessions.admission():
+            owner = self._callers.of(context).owner
+            spec = replace(open_spec(request, self._options.open_limits), owner=owner)
+            with self._noted(request.open_id, progress), self._sessions.admission(owner):
                 opened = await self._open_backend(spec, progress, context.time_remaining())
                 if self._sessions.draining:  # all other sessions are closed, so nothing else would close this one
                     await opened.close()
@@ -118,7 +124,7 @@ class FeedService:
             await abort(context, ours)
         told = {"steps": hosted.feed.info.steps, "left_out": hosted.feed.info.left_out}
         about = {"client": client_version(request), "urls": list(spec.data.urls[:3])}
-        _log.info("session opened", session=hosted.id[:8], **about, **told)
+        _log.info("session opened", session=hosted.id[:8], owner=str(owner), **about, **told)
         return self._response(hosted)
 
     @contextlib.contextmanager
@@ -162,8 +168,12 @@ class FeedService:
     async def stream(self, _requests: AsyncIterator[pb.StreamRequest], context: Context) -> None:
         """Stream one epoch's batches of a session to its client."""
         try:
-            first = await context.read()
-            hosted, call = await self._begin(first, context)
+            caller = self._caller(context)
+            with self._sessions.admissions.silent_stream(None if caller is None else caller.owner):
+                message = "expected the first message of a stream, got none"
+                async with within(self._options.first_message_s, lambda: BadRequest(message, stage="serve")):
+                    first = await context.read()
+            hosted, call = await self._begin(first, context, caller)
             try:
                 await call.run(first)
             finally:
@@ -175,11 +185,21 @@ class FeedService:
         except Exception as error:  # noqa: BLE001 -- the border: every error becomes a status
             await abort(context, as_feedd_error(error, "streaming"))
 
-    async def _begin(self, first: pb.StreamRequest, context: Context) -> tuple[ServedSession, StreamCall]:
+    def _caller(self, context: CallContext) -> Caller | None:
+        """Return who sent a call; None: its ticket ended with an earlier daemon, whose sessions are unknown as well."""
+        try:
+            return self._callers.of(context)
+        except PermissionDenied:
+            return None
+
+    async def _begin(
+        self, first: pb.StreamRequest, context: Context, caller: Caller | None
+    ) -> tuple[ServedSession, StreamCall]:
         if first is grpc.aio.EOF or not first.HasField("start"):  # type: ignore[attr-defined]  # the stubs lack it
             raise BadRequest("expected a start in the first message, got none", stage="serve")
         self._sessions.check_draining()
         next_step = cursor_from(first.start.next)
+        _check_owner(self._sessions.find(first.start.session_id), caller)
         hosted = await self._sessions.take_stream(first.start.session_id)
         # Nothing awaits from here until the call runs, so the claim cannot be lost in between.
         held = slots_from(first.start.held.leases) if first.start.HasField("held") else None
@@ -192,7 +212,7 @@ class FeedService:
 
     # ------------------------------------------------------------------ Close
 
-    async def close(self, request: pb.CloseRequest, _context: CloseContext) -> pb.CloseResponse:
+    async def close(self, request: pb.CloseRequest, context: CloseContext) -> pb.CloseResponse:
         """Close a session; an unknown session counts as closed.
 
         If other sessions write to its arena and the client may still read a batch there, the session ends with the
@@ -200,6 +220,7 @@ class FeedService:
         """
         with contextlib.suppress(FeeddError):
             hosted = self._sessions.find(request.session_id)
+            _check_owner(hosted, self._caller(context))
             if not hosted.reads_on:
                 await asyncio.shield(self._spawn(self._sessions.close(hosted)))
             elif hosted.call is not None:
@@ -211,11 +232,23 @@ class FeedService:
     async def classes(self, request: pb.ClassesRequest, context: ClassesContext) -> AsyncIterator[pb.ClassesResponse]:
         """Send the names of a field's classes in several messages, because there may be a million."""
         try:
-            names = _classes(self._sessions.find(request.session_id), request.field)
+            hosted = self._sessions.find(request.session_id)
+            _check_owner(hosted, self._caller(context))
+            names = _classes(hosted, request.field)
         except FeeddError as error:
             await abort(context, error)
         for at in range(0, len(names), _NAMES_AT_ONCE):
             yield pb.ClassesResponse(names=map(said, names[at : at + _NAMES_AT_ONCE]))
+
+
+def _check_owner(hosted: ServedSession, caller: Caller | None) -> None:
+    """Refuse a session of another owner, as if there were none.
+
+    Raises:
+        NotFound: the caller is not the owner of the session.
+    """
+    if caller is None or caller.owner != hosted.spec.owner:
+        raise NotFound("the session is unknown or closed", hint="open again", stage="serve")
 
 
 def _late(spec: OpenSpec, progress: OpenProgress, deadline_s: float) -> FeeddError:

@@ -16,8 +16,10 @@ from grpc_reflection.v1alpha import reflection
 from feedd.errors import BadConfig
 from feedd.serve import admin_service
 from feedd.serve import feed_service as feed
-from feedd.serve.admin_service import AdminService
+from feedd.serve.admin_service import AdminService, Daemon
 from feedd.serve.arena_socket import ArenaSocket
+from feedd.serve.callers import Callers
+from feedd.serve.certificates import CertificateFiles
 from feedd.serve.feed_service import FeedService
 from feedd.serve.listen import (
     TcpAddress,
@@ -31,6 +33,7 @@ from feedd.serve.listen import (
 )
 from feedd.serve.server_options import ServeHooks
 from feedd.serve.session_registry import Sessions
+from feedd.serve.tickets import Tickets
 from feedd.values import Lifecycle
 
 if TYPE_CHECKING:
@@ -40,9 +43,10 @@ if TYPE_CHECKING:
     from typing import Self
 
     from feedd.protocols import Clock, FeedBackend, Recorder
-    from feedd.serve.server_options import ServeOptions, TlsFiles
+    from feedd.serve.server_options import ServeOptions
 
 _RPC_GRACE_S = 1.0
+_ADMIN_MODE = 0o600  # root and the daemon's own user
 _log = structlog.get_logger(__name__)
 _Health = health_pb2.HealthCheckResponse
 
@@ -57,6 +61,11 @@ def _grpc_options(options: ServeOptions) -> list[tuple[str, int]]:
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
         ("grpc.http2.max_ping_strikes", 0),  # clients may ping at any rate: a paused trainer is not abuse
+        ("grpc.server_handshake_timeout_ms", 5_000),  # a connection that never speaks HTTP/2 holds a descriptor
+        (
+            "grpc.max_connection_idle_ms",
+            600_000,
+        ),  # a connection without calls as well; clients connect again by themselves
     ]
 
 
@@ -97,11 +106,18 @@ class FeedServer:
         self.addresses: list[str] = []
         hooks = hooks or ServeHooks()
         self.sessions = Sessions(options, recorder, clock, self._spawn)
-        self._feed = FeedService(backend, self.sessions, options, self.daemon_id, self._spawn)
-        self._admin = AdminService(self.sessions, hooks, clock, self.daemon_id, lambda: self._state)
-        self._arena_socket = ArenaSocket(self.sessions, options, clock, hooks.on_holders)
+        tickets = Tickets()
+        admin_path = str(options.admin_socket or "")
+        callers = Callers(tickets, one_user=options.one_user, admin_socket=admin_path)
+        admins = Callers(tickets, one_user=True, admin_socket=admin_path, administers=True)
+        about = Daemon(self.daemon_id, clock, lambda: self._state, clock.monotonic_s())
+        self._feed = FeedService(backend, self.sessions, options, self.daemon_id, callers, self._spawn)
+        self._client_admin = AdminService(self.sessions, hooks, about, callers)
+        self._full_admin = AdminService(self.sessions, hooks, about, admins)
+        self._arena_socket = ArenaSocket(self.sessions, tickets, options, clock, hooks.on_holders)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # the stubs lack it
         self._grpc: grpc.aio.Server | None = None
+        self._admin_grpc: grpc.aio.Server | None = None
 
     @property
     def state(self) -> Lifecycle:
@@ -138,6 +154,8 @@ class FeedServer:
         except BaseException:
             await self.stop()
             raise
+        if self._options.admin_socket is not None:
+            await self._listen_for_admins(self._options.admin_socket)
         if self._listeners:
             serving = self._spawn(self._arena_socket.serve(self._listeners))
             self._stack.callback(serving.cancel)
@@ -146,13 +164,21 @@ class FeedServer:
         _log.info("serving", addresses=self.addresses, daemon_id=self.daemon_id)
 
     def _check_exposure(self, address: UnixAddress | TcpAddress) -> None:
-        if isinstance(address, UnixAddress) or address.is_loopback or self._options.tls is not None:
+        if isinstance(address, UnixAddress) or address.is_loopback or self._options.allow_insecure_tcp:
             return
-        if not self._options.allow_insecure_tcp:
+        tls = self._options.tls
+        if tls is None:
             raise BadConfig(
                 f"{address} can be reached from other machines and needs TLS",
                 object=str(address),
                 hint="configure a certificate, listen on 127.0.0.1 or a Unix socket, or allow insecure TCP explicitly",
+                stage="serve",
+            )
+        if tls.client_ca_path is None and not self._options.allow_anonymous_tcp:
+            raise BadConfig(
+                f"{address} can be reached from other machines and needs client certificates",
+                object=str(address),
+                hint="configure tls.client_ca, or set security.allow_anonymous_tcp = true",
                 stage="serve",
             )
 
@@ -160,12 +186,27 @@ class FeedServer:
         self._grpc = server = grpc.aio.server(
             options=_grpc_options(self._options), maximum_concurrent_rpcs=4 * self._options.sessions_max
         )
-        server.add_generic_rpc_handlers((self._feed.handler(), self._admin.handler()))
+        server.add_generic_rpc_handlers((self._feed.handler(), self._client_admin.handler()))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        names = (feed.SERVICE, admin_service.SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        if self._options.one_user:  # its calls have no end and no owner
+            reflection.enable_server_reflection(names, server)
+        return server
+
+    async def _listen_for_admins(self, path: Path) -> None:
+        """Serve administrators at a socket of their own, so that the file's permissions decide who is one."""
+        server = grpc.aio.server(options=_grpc_options(self._options))
+        server.add_generic_rpc_handlers((self._full_admin.handler(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection(
-            (feed.SERVICE, admin_service.SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server
+            (admin_service.SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server
         )
-        return server
+        async with directory_lock(path.parent, self._clock):
+            remove_stale(path)
+            self._bind_unix(server, path, _ADMIN_MODE)
+        await server.start()
+        self._admin_grpc = server
+        _log.info("serving administrators", socket=str(path))
 
     async def _listen(self, server: grpc.aio.Server, address: UnixAddress | TcpAddress) -> None:
         if isinstance(address, UnixAddress):
@@ -181,7 +222,7 @@ class FeedServer:
             if tls is None:
                 port = server.add_insecure_port(str(address))
             else:
-                port = server.add_secure_port(str(address), _credentials(tls))
+                port = server.add_secure_port(str(address), CertificateFiles(tls).credentials())
         except RuntimeError as error:
             raise BadConfig(f"cannot listen on {address}: {error}", object=str(address), stage="serve") from error
         self.addresses.append(str(TcpAddress(address.host, port)))
@@ -191,14 +232,20 @@ class FeedServer:
         try:
             self._listeners.append(listen_unix(address.arena_path, mode))
             self._claim_socket(address.arena_path)
-            with socket_umask(mode):
-                server.add_insecure_port(f"unix:{address.path}")
-            address.path.chmod(mode)
-            self._claim_socket(address.path)
-        except (OSError, RuntimeError) as error:
+        except OSError as error:
             raise BadConfig(f"cannot listen on {address}: {error}", object=str(address), stage="serve") from error
+        self._bind_unix(server, address.path, mode)
         self._feed.arena_path = self._feed.arena_path or address.arena_path
         self.addresses.append(str(address))
+
+    def _bind_unix(self, server: grpc.aio.Server, path: Path, mode: int) -> None:
+        try:
+            with socket_umask(mode):
+                server.add_insecure_port(f"unix:{path}")
+            path.chmod(mode)
+            self._claim_socket(path)
+        except (OSError, RuntimeError) as error:
+            raise BadConfig(f"cannot listen on {path}: {error}", object=str(path), stage="serve") from error
 
     def _claim_socket(self, path: Path) -> None:
         self._claimed.append((path, path.stat().st_ino))
@@ -218,12 +265,12 @@ class FeedServer:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
                 await self.sessions.wait_idle()
-        for hosted in self.sessions.all():
+        for hosted in self.sessions.all:
             hosted.carry_out(hosted.machine.drain())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(2 * self._options.linger_s):
                 await self.sessions.wait_idle()
-        closing = [self._spawn(self.sessions.close(hosted)) for hosted in self.sessions.all()]
+        closing = [self._spawn(self.sessions.close(hosted)) for hosted in self.sessions.all]
         if closing:
             await asyncio.wait(closing)  # they continue if this call is cancelled, so that no session stays half closed
 
@@ -232,6 +279,8 @@ class FeedServer:
         if self._state is Lifecycle.STOPPED:
             return
         try:
+            if self._admin_grpc is not None:
+                await self._admin_grpc.stop(_RPC_GRACE_S)
             if self._grpc is not None:
                 await self.drain(0.0)
                 if self._state is Lifecycle.STARTING:
@@ -259,16 +308,3 @@ def _unlink_own(path: Path, inode: int) -> None:
     with contextlib.suppress(FileNotFoundError):
         if path.stat().st_ino == inode:
             path.unlink()
-
-
-def _credentials(tls: TlsFiles) -> grpc.ServerCredentials:
-    try:
-        cert, key = tls.cert_path.read_bytes(), tls.key_path.read_bytes()
-        client_ca = None if tls.client_ca_path is None else tls.client_ca_path.read_bytes()
-    except OSError as error:
-        raise BadConfig(
-            f"the TLS file cannot be read: {(error.strerror or '').lower()}",
-            object=str(error.filename),
-            stage="serve",
-        ) from error
-    return grpc.ssl_server_credentials([(key, cert)], client_ca, require_client_auth=client_ca is not None)

@@ -41,6 +41,9 @@ CODES: dict[str, grpc.StatusCode] = {
     "internal": _C.INTERNAL,
 }
 
+# In all below 8 KiB: the trailer grows by a third on the wire, and details up to three times.
+_MESSAGE_BYTES_MAX, _OBJECT_BYTES_MAX, _HINT_BYTES_MAX, _DETAILS_BYTES_MAX = 1500, 1000, 800, 900
+
 _log = structlog.get_logger(__name__)
 
 
@@ -64,7 +67,22 @@ def as_feedd_error(error: BaseException, doing: str) -> FeeddError:
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: FeeddError) -> NoReturn:
-    """End the call with the error's code, its text, and the whole error in the trailer."""
-    trailer = ((TRAILER, error_message(error).SerializeToString()),)
-    await context.abort(CODES[error.kind], str(error), trailer)
+    """End the call with the error's code, its text, and the error in the trailer; very long texts are cut.
+
+    A client refuses more than 8 KiB of headers, and would get an error of gRPC in place of ours.
+    """
+    message = error_message(error)
+    message.message = _fitting(message.message, _MESSAGE_BYTES_MAX)
+    message.object = _fitting(message.object, _OBJECT_BYTES_MAX)
+    message.hint = _fitting(message.hint, _HINT_BYTES_MAX)
+    trailer = ((TRAILER, message.SerializeToString()),)
+    await context.abort(CODES[error.kind], _fitting(str(error), _DETAILS_BYTES_MAX), trailer)
     raise AssertionError("abort always raises")
+
+
+def _fitting(text: str, bytes_max: int) -> str:
+    """Return a text, or its first part with three dots."""
+    data = text.encode("utf-8", "replace")
+    if len(data) <= bytes_max:
+        return data.decode()
+    return data[: bytes_max - 3].decode("utf-8", "ignore") + "..."

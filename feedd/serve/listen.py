@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from feedd.protocols import Clock
 
-ARENA_SUFFIX = ".arena"
+ARENA_SUFFIX, ADMIN_SUFFIX = ".arena", ".admin"
 _PATH_BYTES_MAX = 107  # size of sun_path without its final zero
 _LOCK_TRIES = 50
 _LOCK_PAUSE_S = 0.1
@@ -37,6 +37,11 @@ class UnixAddress:
     def arena_path(self) -> Path:
         """Path of the arena socket."""
         return self.path.with_name(self.path.name + ARENA_SUFFIX)
+
+    @property
+    def admin_path(self) -> Path:
+        """Path of the admin socket that belongs to this one by default."""
+        return self.path.with_name(self.path.name + ADMIN_SUFFIX)
 
     def __str__(self) -> str:
         return f"unix://{self.path}"

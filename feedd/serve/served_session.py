@@ -18,7 +18,13 @@ if TYPE_CHECKING:
 
 
 class Lifeline(Protocol):
-    """A client's connection that stays open while the client maps the arena."""
+    """A client's connection that stays open while the client maps the arena.
+
+    Attributes:
+        pid: the process at its other end.
+    """
+
+    pid: int
 
     def say_closed(self) -> None:
         """Tell the client that the session has ended; idempotent. Only the client ends the connection."""
@@ -30,7 +36,11 @@ class ServedSession:
     Attributes:
         id: 128 random bits in hex; a client that knows it may stream.
         token: 128 random bits; a client that knows it may map the arena.
+        spec: the Open request, with its owner.
         feed: the backend's session.
+        opened_s: when it was opened, on the clock's monotonic time.
+        heard_s: when its client sent the last message.
+        sent_bytes: bytes of the batches that its client was given.
         notices: notices that were sent to the client.
         machine: the state machine.
         call: the running Stream call.
@@ -52,10 +62,13 @@ class ServedSession:
         """
         self.id = secrets.token_hex(16)
         self.token = secrets.token_bytes(16)
+        self.spec = spec
         self.feed = feed
         self.notices = feed.info.notices
         self.recorder = recorder
         self.clock = clock
+        self.opened_s = self.heard_s = clock.monotonic_s()
+        self.sent_bytes = 0
         self.machine = SessionMachine(feed.slots.slot_count, spec.session.consumer_count, spec.session.consumer_index)
         self.call: StreamCall | None = None
         self.lifelines: set[Lifeline] = set()

@@ -41,13 +41,20 @@ class ServeOptions:
         listen: ``unix:///path`` or ``host:port``; port 0 takes a free port.
         tls: files for TCP listeners; None: plain text.
         allow_insecure_tcp: allow TCP listeners beyond loopback without TLS.
+        allow_anonymous_tcp: allow TCP listeners beyond loopback whose clients show no certificate.
         socket_mode: permission bits of the Unix sockets.
-        allow_uids: users, besides the daemon's own and root, that may map an arena.
+        allow_uids: users, besides the daemon's own and root, that may use the Unix sockets; none: all that can open
+            them.
+        admin_socket: path of the socket for administrators; None: there is none.
         session_grace_s: how long a session without stream and lifeline is kept.
         open_timeout_s: bound on one Open, which may fetch a shard.
         close_timeout_s: bound on waiting for cancelled productions to end.
         linger_s: how long to wait for the client's last releases after the last message.
         sessions_max: upper bound of open sessions; also bounds concurrent calls.
+        sessions_per_owner: upper bound of open sessions of one owner.
+        warmups_per_owner: upper bound of running warm-ups of one owner.
+        silent_streams_per_owner: upper bound of an owner's Stream calls whose first message has not come.
+        first_message_s: bound on the wait for the first message of a Stream call.
         receive_bytes_max: largest request message.
         chunk_size_bytes: payload of one inline chunk.
         arena_connections_max: upper bound of lifelines.
@@ -59,19 +66,30 @@ class ServeOptions:
     listen: tuple[str, ...] = ()
     tls: TlsFiles | None = None
     allow_insecure_tcp: bool = False
+    allow_anonymous_tcp: bool = False
     socket_mode: int = 0o600
     allow_uids: tuple[int, ...] = ()
+    admin_socket: Path | None = None
     session_grace_s: float = 60.0
     open_timeout_s: float = 300.0
     close_timeout_s: float = 30.0
     linger_s: float = 1.0
     sessions_max: int = 1024
+    sessions_per_owner: int = 1024
+    warmups_per_owner: int = 4
+    silent_streams_per_owner: int = 64
+    first_message_s: float = 5.0
     receive_bytes_max: int = 16 * MIB
     chunk_size_bytes: int = MIB
     arena_connections_max: int = 4096
     hello_timeout_s: float = 5.0
     daemon_id: str = ""
     open_limits: OpenLimits = field(default_factory=OpenLimits)
+
+    @property
+    def one_user(self) -> bool:
+        """Whether only the daemon's own user and root can open its Unix sockets."""
+        return not self.socket_mode & 0o077
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,16 @@ import structlog
 from feedd import metrics
 from feedd.errors import Draining, NotFound, ResourceExhausted
 from feedd.flow.tasks import within
+from feedd.serve.admissions import Admissions
 from feedd.serve.served_session import ServedSession
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
 
     from feedd.open_spec import OpenSpec
+    from feedd.owner import Owner
     from feedd.protocols import Clock, FeedSession, Recorder
+    from feedd.serve.callers import Caller
     from feedd.serve.served_session import Lifeline
     from feedd.serve.server_options import ServeOptions
 
@@ -48,7 +51,7 @@ class Sessions:
         self._spawn = spawn
         self._by_id: dict[str, ServedSession] = {}
         self._by_token: dict[bytes, ServedSession] = {}
-        self._opening_count = 0
+        self.admissions = Admissions(options)
         self._idle = asyncio.Event()
         self._idle.set()
         self._streaming_count = 0
@@ -59,28 +62,27 @@ class Sessions:
         """Number of open sessions."""
         return len(self._by_id)
 
+    @property
     def all(self) -> list[ServedSession]:
-        """Return the open sessions."""
+        """The open sessions."""
         return list(self._by_id.values())
 
+    def of(self, caller: Caller) -> list[ServedSession]:
+        """Return the open sessions that a caller may see: its own, or all for an administrator."""
+        return [one for one in self._by_id.values() if caller.administers or one.spec.owner == caller.owner]
+
     @contextmanager
-    def admission(self) -> Iterator[None]:
-        """Hold the right to open one session while it is being opened.
+    def admission(self, owner: Owner) -> Iterator[None]:
+        """Hold the right to open one session of an owner while it is being opened.
 
         Raises:
             Draining: no new sessions are accepted any more.
-            ResourceExhausted: there are too many sessions.
+            ResourceExhausted: there are too many sessions, of this owner or of all.
         """
         self.check_draining()
-        if self.count + self._opening_count >= self._options.sessions_max:
-            raise ResourceExhausted(
-                f"there are already {self._options.sessions_max} sessions, which is the limit", stage="serve"
-            )
-        self._opening_count += 1
-        try:
+        own = sum(one.spec.owner == owner for one in self._by_id.values())
+        with self.admissions.session(owner, self.count, own):
             yield
-        finally:
-            self._opening_count -= 1
 
     def check_draining(self) -> None:
         """Refuse new work while the daemon is draining.
@@ -180,6 +182,12 @@ class Sessions:
 
     # ------------------------------------------------------------------ the end
 
+    async def ended(self, hosted: ServedSession) -> None:
+        """End a session because somebody asks for it; what its client holds stays readable to the client."""
+        _log.warning("a session is ended on request", session=hosted.id[:8], owner=str(hosted.spec.owner))
+        self._spawn(self.close(hosted))
+        await hosted.closed.wait()
+
     def _settle(self, hosted: ServedSession) -> None:
         """Close a session that may have lost its last user, at once or after the grace time."""
         if hosted.closing or hosted.call is not None or hosted.lifelines:
@@ -229,4 +237,6 @@ class Sessions:
             _log.exception("a session could not be closed cleanly", session=hosted.id[:8])
         finally:
             self._recorder.move(metrics.SERVE_SESSIONS, -1)
+            about = {"owner": str(hosted.spec.owner), "urls": list(hosted.spec.data.urls[:3])}
+            _log.info("session closed", session=hosted.id[:8], sent_bytes=hosted.sent_bytes, **about)
             hosted.closed.set()

@@ -61,9 +61,7 @@ class StreamCall:
         self._idle = IdleStream(self._wake.set)
         self._over = asyncio.Event()
         self._group = asyncio.TaskGroup()
-        self._help_requested = False
-        self._stopped = False
-        self._steps_said = False
+        self._help_requested = self._stopped = self._steps_said = False
         self._lingering: asyncio.TimerHandle | None = None
         self.ended = asyncio.Event()
 
@@ -140,6 +138,7 @@ class StreamCall:
     def _take(self, request: pb.StreamRequest) -> None:
         if self._stopped:
             return
+        self._entry.heard_s = self._entry.clock.monotonic_s()
         out: list[Instruction] = []
         if request.releases:
             out += self._machine.releases(slots_from(request.releases))
@@ -283,7 +282,8 @@ class StreamCall:
         if self._stopped:
             return
         self._idle.broken()
-        self._meter.sent(transport, len(sends), sum(send.batch.size_bytes for send in sends))
+        self._meter.sent(transport, len(sends), size_bytes := sum(send.batch.size_bytes for send in sends))
+        self._entry.sent_bytes += size_bytes
         self.apply([follows for send in sends for follows in self._machine.sent(send.seq, held=held)])
 
 

@@ -19,7 +19,6 @@ from feedd.conversion import PARAMS_BYTES_MAX, Conversion
 from feedd.convert.columnar import typed_params
 from feedd.convert.conversion_registry import is_delimited
 from feedd.convert.table_converters import DELIMITER, TYPES
-from feedd.dataset.listing import view_of
 from feedd.errors import BadRecipe, CacheUnavailable
 from feedd.flow.pools import CACHE_DISK, CPU
 from feedd.recipe.params import params_of
@@ -27,7 +26,7 @@ from feedd.recipe.params import params_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from feedd.dataset.listing import Listing
+    from feedd.dataset.listing import DatasetView
     from feedd.protocols import ShardCache
     from feedd.values import FieldRecipe, ObjectRef, ShardFile
 
@@ -43,12 +42,12 @@ _ASIDE: Final = frozenset({"bytes"})
 """Codecs that accept columns of every type."""
 
 
-async def typed(cache: ShardCache, listing: Listing, wanted: Sequence[Sequence[FieldRecipe]]) -> Listing:
-    """Return a listing whose text shards all read a column with the same type.
+async def typed(cache: ShardCache, view: DatasetView, wanted: Sequence[Sequence[FieldRecipe]]) -> DatasetView:
+    """Return a view whose text shards all read a column with the same type.
 
     Args:
         cache: holds the shards.
-        listing: restricted to the wanted columns.
+        view: restricted to the wanted columns.
         wanted: the recipes of each source; a source without recipes reads all its columns.
 
     Raises:
@@ -56,11 +55,11 @@ async def typed(cache: ShardCache, listing: Listing, wanted: Sequence[Sequence[F
             columns.
         Whatever the cache raises for those shards.
     """
-    firsts = await CPU.run(_firsts, listing, len(wanted))
+    firsts = await CPU.run(_firsts, view, len(wanted))
     if not any(firsts):
-        return listing
+        return view
     params = [await _params(cache, refs, recipe) if refs else "" for refs, recipe in zip(firsts, wanted, strict=True)]
-    return await CPU.run(_formed, listing, params)
+    return await CPU.run(_formed, view, params)
 
 
 def type_of(told: str, recipes: Sequence[FieldRecipe]) -> str:
@@ -87,13 +86,13 @@ def type_of(told: str, recipes: Sequence[FieldRecipe]) -> str:
     return _ARROW.get(dtype, dtype) if dtype and dtype not in {"bool", "float16"} else told
 
 
-def _firsts(listing: Listing, sources: int) -> list[list[ObjectRef]]:
+def _firsts(view: DatasetView, sources: int) -> list[list[ObjectRef]]:
     """Return the first text shards of each source, as refs whose conversion detects the column types."""
     found: list[list[ObjectRef]] = []
     for source in range(sources):
         refs: list[ObjectRef] = []
-        for shard in listing.shards_of(source):
-            ref = listing.refs[shard]
+        for shard in view.listing.shards_of(source):
+            ref = view.refs[shard]
             if ref.conversion is not None and is_delimited(ref.conversion) and ref.size_bytes:
                 refs.append(replace(ref, conversion=Conversion(ref.conversion.name, TYPES)))
                 if len(refs) == _LOOKED_AT:
@@ -147,15 +146,15 @@ def _short(asked: Sequence[Sequence[str]], types: Mapping[str, str], sign: str) 
     return typed_params(asked, {name: kind for name, kind in types.items() if kind != other}, other, sign)
 
 
-def _formed(listing: Listing, params: Sequence[str]) -> Listing:
-    refs = list(listing.refs)
+def _formed(view: DatasetView, params: Sequence[str]) -> DatasetView:
+    refs = list(view.refs)
     for source, text in enumerate(params):
         if text:
-            for shard in listing.shards_of(source):
+            for shard in view.listing.shards_of(source):
                 ref = refs[shard]
                 if ref.conversion is not None and is_delimited(ref.conversion):
                     refs[shard] = replace(ref, conversion=Conversion(ref.conversion.name, text))
-    return view_of(listing, tuple(refs), (*listing.view, *params))
+    return view.converted(tuple(refs), (*view.name, *params))
 
 
 def _read(file: ShardFile) -> dict[str, str]:

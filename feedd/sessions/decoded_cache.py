@@ -9,7 +9,6 @@ import structlog
 
 from feedd.conversion import PARAMS_BYTES_MAX, Conversion
 from feedd.convert.conversion_registry import conversion_named, predecode_conversion
-from feedd.dataset.listing import format_of, view_of
 from feedd.dataset.pack_layout import is_pack
 from feedd.errors import Unsupported
 from feedd.formats.format_registry import format_for
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from feedd.catalog.open_request import Request
-    from feedd.dataset.listing import Listing
+    from feedd.dataset.listing import DatasetView
     from feedd.values import FieldRecipe, ObjectRef
 
 _SHARE: Final = 0.8  # part of the cache that one decoded dataset may take
@@ -42,39 +41,39 @@ class DecodedRoom(NamedTuple):
     shard_bytes: int
 
 
-def with_predecoded(listing: Listing, request: Request, room: DecodedRoom) -> Listing:
-    """Return a listing whose shards have decoded images, if the request wants them and there is space.
+def with_predecoded(view: DatasetView, request: Request, room: DecodedRoom) -> DatasetView:
+    """Return a view whose shards have decoded images, if the request wants them and there is space.
 
     If the request wants them and cannot have them, the log says why, once for each source.
 
     The maximum size of a shard depends on the dataset and the daemon's options. It is part of a shard's identity.
     """
     if not request.spec.data.decoded_cache:
-        return listing
+        return view
     if not room.shard_bytes:
         _in_vain(
             request.spec.data.urls, "this daemon has no space for decoded images, or is configured not to keep them"
         )
-        return listing
-    growth = _growth(listing, request, room)
-    window = max(1, request.window(listing))
+        return view
+    growth = _growth(view, request, room)
+    window = max(1, request.window(view.listing))
     most_bytes = min(_SHARD_BYTES_MAX, room.shard_bytes, room.cache_bytes // (_WINDOWS * window))
     refs: list[ObjectRef] = []
-    view = [*listing.view, f"ready {growth} {most_bytes}"]
+    name = [*view.name, f"ready {growth} {most_bytes}"]
     for source, recipe in enumerate(request.wanted):
-        shards = listing.shards_of(source)
+        shards = view.listing.shards_of(source)
         fields = _ready_fields(recipe, request.read[source]) if growth else []
-        found = [_predecoded(listing, shard, fields, growth, most_bytes) if fields else None for shard in shards]
+        found = [_predecoded(view, shard, fields, growth, most_bytes) if fields else None for shard in shards]
         whole = None not in found  # all or none: a field's encoding is read from the first shard
         if not whole:
-            reason = _why_not(recipe, fields, growth) or _why_undecoded(listing, shards[found.index(None)])
+            reason = _why_not(recipe, fields, growth) or _why_undecoded(view, shards[found.index(None)])
             _in_vain(request.sources[source], reason)
-        view.append(rows_params("", fields if whole else (), 0))
+        name.append(rows_params("", fields if whole else (), 0))
         refs.extend(
-            replace(listing.refs[shard], conversion=conversion) if whole else listing.refs[shard]
+            replace(view.refs[shard], conversion=conversion) if whole else view.refs[shard]
             for shard, conversion in zip(shards, found, strict=True)
         )
-    return view_of(listing, tuple(refs), tuple(view)) if tuple(refs) != listing.refs else listing
+    return view.converted(tuple(refs), tuple(name)) if tuple(refs) != view.refs else view
 
 
 def _why_not(recipe: Sequence[FieldRecipe], fields: Sequence[FieldRecipe], growth: int) -> str:
@@ -88,9 +87,9 @@ def _why_not(recipe: Sequence[FieldRecipe], fields: Sequence[FieldRecipe], growt
     return ""
 
 
-def _why_undecoded(listing: Listing, shard: int) -> str:
-    url = listing.refs[shard].url
-    if is_pack(listing.refs[shard]):
+def _why_undecoded(view: DatasetView, shard: int) -> str:
+    url = view.refs[shard].url
+    if is_pack(view.refs[shard]):
         return f"objects such as {url} are single samples, not shards"
     return f"the format of {url} does not store samples as they are"
 
@@ -99,11 +98,11 @@ def _in_vain(urls: Sequence[str], reason: str) -> None:
     _log.warning("decoded_cache=True keeps no image decoded", urls=list(urls[:_URLS_TOLD]), reason=reason)
 
 
-def _growth(listing: Listing, request: Request, room: DecodedRoom) -> int:
+def _growth(view: DatasetView, request: Request, room: DecodedRoom) -> int:
     """Return how many times larger than its object a shard may become; 0: the space is too small to be useful."""
     spec = request.spec
     nodes = 1 if spec.order.sharding == "replicated" else max(1, spec.order.topology.node_count)
-    held_bytes = max(1, int(listing.sizes.sum()) // nodes)
+    held_bytes = max(1, int(view.listing.sizes.sum()) // nodes)
     growth = int(room.cache_bytes * _SHARE) // held_bytes
     if growth < _GROWTH_LEAST:
         return 0
@@ -122,10 +121,10 @@ def _ready_fields(recipe: Sequence[FieldRecipe], read: Sequence[FieldRecipe]) ->
 
 
 def _predecoded(
-    listing: Listing, shard: int, fields: Sequence[FieldRecipe], growth: int, most_bytes: int
+    view: DatasetView, shard: int, fields: Sequence[FieldRecipe], growth: int, most_bytes: int
 ) -> Conversion | None:
     """Return the conversion that decodes a shard's images; None: the shard cannot have one."""
-    ref, name = listing.refs[shard], format_of(listing, shard)
+    ref, name = view.refs[shard], view.listing.format_of(shard)
     if is_pack(ref) or conversion_named(name):
         return None
     try:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from feedd.catalog.dataset_catalog import DatasetCatalog
     from feedd.catalog.late_fields import LateFields
     from feedd.catalog.stages import Stages
-    from feedd.dataset.listing import Listing
+    from feedd.dataset.listing import DatasetView
     from feedd.ordering.batch_plan import BatchPlan
     from feedd.ordering.mixed_reader import AnyReader
     from feedd.protocols import Produced, Slots
@@ -38,7 +38,7 @@ class SessionParts:
     Attributes:
         info: the answer to Open.
         catalog: has the indexes of the listing's shards.
-        listing: the shards of the session.
+        view: the shards of the session.
         reader: plans the batches.
         prefetch_driver: announces future reads to the cache.
         batches: makes the batches in slots.
@@ -48,7 +48,7 @@ class SessionParts:
 
     info: SessionInfo
     catalog: DatasetCatalog
-    listing: Listing
+    view: DatasetView
     reader: AnyReader
     prefetch_driver: PrefetchDriver
     batches: Batches
@@ -174,7 +174,7 @@ class Session:
     async def _draw(self, at: Cursor) -> BatchPlan | EpochEnd:
         parts = self._parts
         self._reach(at)
-        drawn = await parts.catalog.draw(parts.listing, parts.reader, at)
+        drawn = await parts.catalog.draw(parts.view, parts.reader, at)
         if isinstance(drawn, EpochEnd):
             parts.batches.check_failures(at)
             self._count_end(at.epoch)
@@ -195,5 +195,5 @@ class Session:
         try:
             yield
         except (ObjectChanged, NotFound):
-            self._parts.catalog.forget(self._parts.listing)
+            self._parts.catalog.forget(self._parts.view.listing)
             raise

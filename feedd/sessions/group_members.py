@@ -155,7 +155,7 @@ class SharedLeases(GroupMember):
 
     def client_mapping(self) -> AbstractContextManager[int]:
         """Lend the group's memfd to one client until the context ends; the group's memory counts until then."""
-        return self.group.arena.client_mapping()
+        return self.group.arena.client_mapping(read_only=True)
 
     @property
     def taken_count(self) -> int:

@@ -18,7 +18,7 @@ from feedd.catalog.index_prefetcher import IndexPrefetcher
 from feedd.catalog.label_fields import Labelling, forget, with_tables
 from feedd.catalog.late_fields import LateFields
 from feedd.catalog.learned_counts import Learned
-from feedd.catalog.open_request import Request
+from feedd.catalog.open_request import Request, shortened
 from feedd.catalog.wanted_columns import narrowed
 from feedd.errors import NotFound, ObjectChanged, Unsupported
 from feedd.flow.arena import Arena, ArenaBudget
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from feedd.catalog.label_fields import Tables
     from feedd.catalog.stages import PipelineOptions, Stages
     from feedd.converting.converting_cache import ConvertingCache
-    from feedd.dataset.listing import Listing
+    from feedd.dataset.listing import DatasetView, Listing
     from feedd.open_spec import DataSpec, OpenSpec, SessionSpec
     from feedd.ordering.mixed_reader import AnyReader
     from feedd.sessions.feed_session import Batches
@@ -85,7 +85,7 @@ class Pipeline:
         self.catalog = DatasetCatalog(stages, group, learned or Learned())
         self._options = options
         self._quarantine = quarantine
-        self._budget = ArenaBudget(options.arena_bytes, stages.recorder)
+        self._budget = ArenaBudget(options.arena_bytes, stages.recorder, per_owner_bytes=options.arena_per_owner_bytes)
         self.windows = SortedWindows(_WINDOWS_BYTES)
         self._reader_groups = ReaderGroups()
         self._labelling = Labelling(stages.sources)
@@ -108,17 +108,19 @@ class Pipeline:
             BadShard: the first shard does not have the format that its name states.
             ResourceExhausted: there is no memory for the arena.
         """
-        request = await CPU.run(Request.of, spec, self._options.window_shards)  # weights are many fractions
+        access = self._options.access_rules.of(spec.owner)
+        request = await CPU.run(Request.of, spec, self._options.window_shards, access)  # weights are many fractions
         self.stages.pool.prepare(itertools.chain.from_iterable(request.wanted))
         if request.policy is BadSamples.QUARANTINE and self._quarantine is None:
             raise Unsupported("this daemon has no quarantine file configured", object="bad_samples")
-        enter_stage(f"listing {_shortened(spec.data.urls)}")
-        with self.catalog.started(request.sources, request.cuts):
+        enter_stage(f"listing {shortened(spec.data.urls)}")
+        with self.catalog.started(request.sources, access, request.cuts):
             request = await with_tables(self.stages.sources, request)
             listing, tables = await both(
                 self.catalog.mixed(
                     request.sources,
                     lambda held: request.fingerprint(held) == spec.session.expect_fingerprint,
+                    access,
                     request.cuts,
                 ),
                 self._labelling.tables(request),
@@ -139,11 +141,11 @@ class Pipeline:
                 hint="objects, recipe or topology changed since this run began: start the run anew",
                 stage="plan",
             )
-        enter_stage(f"reading the first shards of {_shortened(spec.data.urls)}")
+        enter_stage(f"reading the first shards of {shortened(spec.data.urls)}")
         await self.stages.lost.renew(listing.packs, self.stages.sources, self.stages.cache)
         try:
-            view = await CPU.run(narrowed, listing, request.read)  # microseconds per shard
-            view = view if view is listing else await typed(self.stages.cache, view, request.read)
+            view = await CPU.run(narrowed, listing.as_listed, request.read)  # microseconds per shard
+            view = view if view is listing.as_listed else await typed(self.stages.cache, view, request.read)
             room = DecodedRoom(self.stages.cache.limit_bytes, self._options.ready_bytes)
             view = await CPU.run(with_predecoded, view, request, room)  # some ten microseconds per shard
             return await self._open(request, view, mark, tables)
@@ -151,26 +153,26 @@ class Pipeline:
             self.catalog.forget(listing)  # the listing is out of date, so the next open lists again
             raise
 
-    async def _open(self, request: Request, listing: Listing, mark: bytes, tables: Tables) -> Session:
+    async def _open(self, request: Request, view: DatasetView, mark: bytes, tables: Tables) -> Session:
         async with AsyncExitStack() as undo:
-            orders = windows_of(self.windows, listing, request)
-            leave_windows = partial(self.windows.leave, orders) if orders is not None else _nothing
-            undo.callback(leave_windows)
-            plan = await CPU.run(planned, listing, request, orders)  # balancing takes microseconds per shard
-            one = _Opening(next(self._numbers), request, listing, mark, tables, plan, plan.reader(), undo)
+            orders = windows_of(self.windows, view, request)
+            leave_windows = (lambda: None) if orders is None else partial(self.windows.leave, orders)
+            undo.callback(leave_windows)  # a mixture sorts its own windows and shares none
+            plan = await CPU.run(planned, view, request, orders)  # balancing takes microseconds per shard
+            one = _Opening(next(self._numbers), request, view, mark, tables, plan, plan.reader(), undo)
             cache = self.stages.cache
-            index_prefetcher = IndexPrefetcher(self.catalog.readings, listing, cache)
+            index_prefetcher = IndexPrefetcher(self.catalog.readings, view, cache)
             prefetch_driver = PrefetchDriver(
-                f"session-{one.number}", listing, one.reader, cache, self._reader_groups, index_prefetcher
+                f"session-{one.number}", view, one.reader, cache, self._reader_groups, index_prefetcher
             )
             undo.push_async_callback(prefetch_driver.ended)
             undo.callback(prefetch_driver.close)
             prefetch_driver.enter(Cursor(request.spec.session.epoch))
             memory, batches, classes = await self._batches(one)
             tell_late = partial(self._notice_log.log_more, request.spec.data.urls, NoticeKind.LATE_FIELDS)
-            late = LateFields(listing, [source.fields for source in memory.found], tell_late)
+            late = LateFields(view, [source.fields for source in memory.found], tell_late)
             left_out = [source.left_out for source in memory.found]
-            reasons = summed([listing.passed_over.reasons, *left_out, {NoticeKind.LATE_FIELDS: late.amount}])
+            reasons = summed([view.listing.passed_over.reasons, *left_out, {NoticeKind.LATE_FIELDS: late.amount}])
             notices = notices_of(reasons)
             self._notice_log.note(request.spec.data.urls, notices)
             info = replace(
@@ -183,7 +185,7 @@ class Pipeline:
             parts = SessionParts(
                 info,
                 self.catalog,
-                listing,
+                view,
                 one.reader,
                 prefetch_driver,
                 batches,
@@ -217,9 +219,8 @@ class Pipeline:
 
     async def _resolved(self, one: _Opening) -> tuple[Recipes, list[Resolved], Classes]:
         """Label the samples, then resolve the recipes, because recipes may name labels."""
-        labelled = one.listing.base or one.listing  # views share the labels of their base
-        classes = await self._labelling.label(labelled, one.request, one.tables)
-        return *await resolve(self.stages, self.catalog, one.listing, one.reader, one.request), classes
+        classes = await self._labelling.label(one.view.listing, one.request, one.tables)
+        return *await resolve(self.stages, self.catalog, one.view, one.reader, one.request), classes
 
     async def _leases(self, one: _Opening, memory: _Memory) -> SharedLeases | None:
         """Join a group whose batches the session leases in place, or return None if the group has too few slots."""
@@ -242,12 +243,12 @@ class Pipeline:
     def _enter(self, one: _Opening, member: GroupMember, group: SharedBatches) -> None:
         leave = partial(self._sharing.leave, one.group_key)
         one.undo.push_async_callback(leave, member)
-        member.enter(group, BatchDecoder(self.stages, self.catalog, one.listing, group.assembler), leave)
+        member.enter(group, BatchDecoder(self.stages, self.catalog, one.view, group.assembler), leave)
 
     def _own(self, one: _Opening, arena: Arena, assembler: Assembler) -> OwnBatches:
         """Return the batches of a session that shares none; the next epoch's first batches use its free slots."""
         asked = one.request.spec.session
-        decoder = BatchDecoder(self.stages, self.catalog, one.listing, assembler)
+        decoder = BatchDecoder(self.stages, self.catalog, one.view, assembler)
         count = max(AHEAD_BATCHES, assembler.batches_per_call)
         first = tuple(asked.consumer_index + n * asked.consumer_count for n in range(count))
         prefetch = NextEpochPrefetch(PrefetchParts(arena, decoder, one.plan.reader, first, self._group))
@@ -260,8 +261,8 @@ class Pipeline:
             ResourceExhausted: no memory is left.
         """
         number = next(self._numbers)
-        arena = await Arena.create(slot_count, slot_bytes, self._budget)
-        self.stages.pool.attach(number, arena.fd, arena.size_bytes)
+        arena = await Arena.create(slot_count, slot_bytes, self._budget.of(request.spec.owner))
+        self.stages.pool.attach(number, arena.fd, arena.size_bytes, request.spec.owner)
         assembler = Assembler(self.stages, recipes, arena, self._assembling(number, request))
         return SharedBatches(arena, assembler, self.stages, self._group)
 
@@ -272,7 +273,7 @@ class Pipeline:
     def _assembling(self, number: int, request: Request) -> AssemblerOptions:
         """Return the options of an assembler that fills an arena."""
         bad_sample_handler = BadSampleOptions(request.policy, request.spec.data.bad_samples_max, self._quarantine)
-        return AssemblerOptions(number, request.spec.data.keys, bad_sample_handler, request.filters)
+        return AssemblerOptions(number, request.spec.data.keys, bad_sample_handler, request.filters, request.spec.owner)
 
     def _within(self, slots: int) -> int:
         return min(max(slots, _LEAST_SLOTS), self._options.slots_max)
@@ -289,9 +290,9 @@ class Pipeline:
         count = self._within(asked.prefetch_batches or slots_for(size_bytes, asked.consumer_count))
         if together:
             count = min(slots_for_groups(count, size_bytes), self._options.slots_max)
-        arena = await Arena.create(count, size_bytes, self._budget)
+        arena = await Arena.create(count, size_bytes, self._budget.of(one.request.spec.owner))
         one.undo.callback(arena.close)
-        self.stages.pool.attach(one.number, arena.fd, arena.size_bytes)
+        self.stages.pool.attach(one.number, arena.fd, arena.size_bytes, one.request.spec.owner)
         one.undo.callback(self.stages.pool.detach, one.number)
         return arena
 
@@ -303,7 +304,7 @@ class _Opening:
     Attributes:
         number: number of the session and of its arena.
         request: the client's request.
-        listing: the session's view of the dataset.
+        view: the dataset as the session reads it.
         mark: the fingerprint.
         tables: the label tables that have been read.
         plan: what the rank reads.
@@ -313,7 +314,7 @@ class _Opening:
 
     number: int
     request: Request
-    listing: Listing
+    view: DatasetView
     mark: bytes
     tables: Tables
     plan: Planned
@@ -325,18 +326,26 @@ class _Opening:
         """The key that sessions with the same batches share."""
         spec, plan = self.request.spec, self.plan
         order, data = spec.order, spec.data
-        key = (spec.session.share, order.batch_size, order.topology, data.keys, data.bad_samples_max, data.bad_samples)
+        key = (
+            spec.owner,
+            spec.session.share,
+            order.batch_size,
+            order.topology,
+            data.keys,
+            data.bad_samples_max,
+            data.bad_samples,
+        )
         return (*key, self.mark, plan.uneven, plan.steps, data.decoded_cache)
 
     def info(self, recipes: Recipes) -> SessionInfo:
         """Return the answer to Open, as far as the plan and the recipes determine it."""
-        spec, reader, listing = self.request.spec, self.reader, self.listing
+        spec, reader, view = self.request.spec, self.reader, self.view
         return SessionInfo(
             specs=_specs(spec.data, recipes),
             fingerprint=self.mark,
-            shard_count=len(listing.refs),
+            shard_count=len(view.refs),
             assigned_shard_count=int(reader.assigned.shape[0]),
-            assigned_bytes=int(listing.sizes[reader.assigned].sum()),
+            assigned_bytes=int(view.listing.sizes[reader.assigned].sum()),
             steps=reader.steps(spec.session.epoch),
             uneven=self.plan.uneven.value,
             left_out=0 if spec.session.consumer_index else reader.left_out(),
@@ -362,22 +371,12 @@ class _Memory:
         return await self.shared(slots_to_lease(lease_count, self.slot_bytes))
 
 
-def _nothing() -> None:
-    """Do nothing: a mixture sorts its own windows and shares none."""
-
-
 def slots_for(size_bytes: int, consumer_count: int = 1) -> int:
     """Return the slot count for batches of this size: small batches get more, so one message carries several leases.
 
     A rank's consumers (DataLoader workers) divide the slots, because allocating them is most of the work of an open.
     """
     return min(max(_AUTO_BYTES // size_bytes // consumer_count, _AUTO_LEAST), _AUTO_MOST)
-
-
-def _shortened(urls: Sequence[str]) -> str:
-    """Return the first URL and the number of further URLs."""
-    more = f" and {len(urls) - 1} more" if len(urls) > 1 else ""
-    return f"{urls[0]}{more}"
 
 
 def _may_need_more(asked: SessionSpec, size_bytes: int) -> bool:

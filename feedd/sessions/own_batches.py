@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from feedd.batching.assembler import Assembler
     from feedd.catalog.dataset_catalog import DatasetCatalog
     from feedd.catalog.stages import Stages
-    from feedd.dataset.listing import Listing
+    from feedd.dataset.listing import DatasetView
     from feedd.flow.arena import Arena
     from feedd.ordering.batch_plan import BatchPlan
     from feedd.ordering.mixed_reader import AnyReader
@@ -56,13 +56,13 @@ class BatchDecoder:
     Attributes:
         stages: the stages; their cache has the shards.
         catalog: has the indexes of the shards.
-        listing: the shards.
+        view: the shards.
         assembler: decodes into the slots of one arena.
     """
 
     stages: Stages
     catalog: DatasetCatalog
-    listing: Listing
+    view: DatasetView
     assembler: Assembler
 
     async def draw(self, reader: AnyReader, at: Cursor) -> BatchPlan | EpochEnd:
@@ -71,7 +71,7 @@ class BatchDecoder:
         Raises:
             ObjectChanged: see ``DatasetCatalog.indexes``.
         """
-        return await self.catalog.draw(self.listing, reader, at)
+        return await self.catalog.draw(self.view, reader, at)
 
     async def decode(
         self,
@@ -96,8 +96,8 @@ class BatchDecoder:
         """
         ticket = self.stages.inflight.ticket()
         group = BatchPlanGroup.of(plans)
-        refs = [self.listing.refs[shard] for shard in group.shards]
-        indexes = await self.catalog.indexes(self.listing, group.shards)
+        refs = [self.view.refs[shard] for shard in group.shards]
+        indexes = await self.catalog.indexes(self.view, group.shards)
 
         def fill(files: tuple[ShardFile, ...]) -> Awaitable[list[BatchReady]]:
             decoding()

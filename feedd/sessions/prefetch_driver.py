@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from feedd.catalog.index_prefetcher import IndexPrefetcher
-    from feedd.dataset.listing import Listing
+    from feedd.dataset.listing import DatasetView
     from feedd.ordering.epoch_access import EpochAccess, Use
     from feedd.ordering.mixed_reader import AnyReader
     from feedd.protocols import ShardCache
@@ -56,7 +56,7 @@ class PrefetchDriver:
     def __init__(
         self,
         name: str,
-        listing: Listing,
+        view: DatasetView,
         reader: AnyReader,
         cache: ShardCache,
         reader_groups: ReaderGroups,
@@ -64,7 +64,7 @@ class PrefetchDriver:
     ) -> None:
         """Create a driver for a session; ``index_prefetcher`` reads indexes in advance, if given."""
         self._name = name
-        self._listing = listing
+        self._view = view
         self._reader = reader
         self._cache = cache
         self._reader_groups = reader_groups
@@ -76,7 +76,7 @@ class PrefetchDriver:
     def enter(self, at: Cursor) -> None:
         """Start or resume an epoch at a cursor: report when each shard is needed, and prefetch the first ones."""
         before, window = self._access, self._reader.window(at)
-        access: EpochAccess = self._reader.access_at(self._listing, at)
+        access: EpochAccess = self._reader.access_at(self._view, at)
         if before is not None and before.key == access.key:
             access = before
         self._access, self._window = access, window
@@ -149,7 +149,7 @@ class PrefetchDriver:
         self._cache.note_next_use(self._reader_groups.timeline.set_uses(access.key, uses))
 
     def _wish(self, access: EpochAccess, window: int) -> None:
-        self._cache.prefetch([self._listing.refs[shard] for shard in access.wishes(window)], self._name)
+        self._cache.prefetch([self._view.refs[shard] for shard in access.wishes(window)], self._name)
 
 
 def _soon(access: EpochAccess, window: int) -> list[int]:

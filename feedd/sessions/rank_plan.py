@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from feedd.catalog.open_request import Request
-    from feedd.dataset.listing import Listing
+    from feedd.dataset.listing import DatasetView
     from feedd.ordering.sorted_windows import Orders, SortedWindows
 
 
@@ -32,7 +32,7 @@ class Planned:
     steps: int | None = None
 
 
-def windows_of(windows: SortedWindows, listing: Listing, request: Request) -> Orders | None:
+def windows_of(windows: SortedWindows, view: DatasetView, request: Request) -> Orders | None:
     """Return the sorted windows that all ranks of the node share, or None for a mixture, which sorts its own.
 
     Ranks of one run open one listing, and their plans differ only in which rows of each step are theirs.
@@ -42,18 +42,18 @@ def windows_of(windows: SortedWindows, listing: Listing, request: Request) -> Or
     asked = request.spec.order
     topology = asked.topology
     parts = len(range(topology.node_rank, asked.partitions or topology.node_count, topology.node_count))
-    order = (asked.seed, asked.shuffle, request.window(listing), asked.window_bytes, request.bucket_sources)
+    order = (asked.seed, asked.shuffle, request.window(view.listing), asked.window_bytes, request.bucket_sources)
     step = (asked.batch_size, topology.local_world_size) if request.bucket_sources else ()
     cut = (asked.sharding, asked.partitions, topology.node_count, topology.node_rank)
-    key = (id(listing.counts), listing.view, *order, *step, *cut)
-    return windows.enter(key, WINDOWS_KEPT * max(parts, 1), listing.counts)
+    key = (id(view.counts), view.name, *order, *step, *cut)
+    return windows.enter(key, WINDOWS_KEPT * max(parts, 1), view.counts)
 
 
-def planned(listing: Listing, request: Request, orders: Orders | None = None) -> Planned:
+def planned(view: DatasetView, request: Request, orders: Orders | None = None) -> Planned:
     """Plan what a rank reads; takes microseconds per shard.
 
     Args:
-        listing: the dataset.
+        view: the dataset.
         request: the client's request.
         orders: windows that other readers sort as well; None: the readers of this plan share theirs.
 
@@ -64,15 +64,15 @@ def planned(listing: Listing, request: Request, orders: Orders | None = None) ->
     uneven = parse_uneven(asked.uneven)
     if request.mix is not None:
         sources = request.spec.data.sources
-        plan = MixedPlan.of(listing, asked, sources, request.window(listing))  # its ranks always have equal steps
+        plan = MixedPlan.of(view, asked, sources, request.window(view.listing))  # its ranks always have equal steps
         return Planned(lambda: MixedReader(plan), Uneven.DROP if uneven is Uneven.AUTO else uneven)
-    uneven = listing.settled(uneven)
-    shares, steps = listing.shares(asked), listing.steps(asked, uneven)
+    uneven = view.listing.settled(uneven)
+    shares, steps = view.shares(asked), view.steps(asked, uneven)
     wrap = uneven in {Uneven.PAD, Uneven.REPEAT}
     options = ReaderOptions(
         asked.seed,
         asked.shuffle,
-        request.window(listing),
+        request.window(view.listing),
         asked.batch_size,
         asked.topology,
         steps,
@@ -81,4 +81,4 @@ def planned(listing: Listing, request: Request, orders: Orders | None = None) ->
         request.bucket_sources,
     )
     own = orders or own_orders(len(shares))
-    return Planned(lambda: Reader(shares, options, listing.counts, own), uneven, steps)
+    return Planned(lambda: Reader(shares, options, view.counts, own), uneven, steps)

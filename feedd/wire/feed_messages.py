@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 PROTOCOL_MAJOR = 1
 # 1: uneven is answered; 2: sources to be mixed; 3: padded fields, filters, policies, buckets; 4: arenas of a group;
 # 5: names of classes; 6: what an Open waits for, heartbeats; 7: notices;
-# 8: notices while a stream runs
-PROTOCOL_MINOR = 8
+# 8: notices while a stream runs; 9: tickets, which name the user of a call
+PROTOCOL_MINOR = 9
 
 _INT64_MAX = (1 << 63) - 1
 _VERSION_CHARACTERS = 64

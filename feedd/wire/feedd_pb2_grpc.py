@@ -307,6 +307,16 @@ class AdminStub:
                 request_serializer=feedd__pb2.DrainRequest.SerializeToString,
                 response_deserializer=feedd__pb2.DrainResponse.FromString,
                 _registered_method=True)
+        self.Sessions = channel.unary_unary(
+                '/feedd.v1.Admin/Sessions',
+                request_serializer=feedd__pb2.SessionsRequest.SerializeToString,
+                response_deserializer=feedd__pb2.SessionsResponse.FromString,
+                _registered_method=True)
+        self.EndSession = channel.unary_unary(
+                '/feedd.v1.Admin/EndSession',
+                request_serializer=feedd__pb2.EndSessionRequest.SerializeToString,
+                response_deserializer=feedd__pb2.EndSessionResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer:
@@ -344,6 +354,20 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Sessions(self, request, context):
+        """Who holds what: of all owners for an administrator, else the caller's own; since 1.9.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EndSession(self, request, context):
+        """Ends a session; what its client holds stays readable to it; since 1.9.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -371,6 +395,16 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=feedd__pb2.DrainRequest.FromString,
                     response_serializer=feedd__pb2.DrainResponse.SerializeToString,
+            ),
+            'Sessions': grpc.unary_unary_rpc_method_handler(
+                    servicer.Sessions,
+                    request_deserializer=feedd__pb2.SessionsRequest.FromString,
+                    response_serializer=feedd__pb2.SessionsResponse.SerializeToString,
+            ),
+            'EndSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndSession,
+                    request_deserializer=feedd__pb2.EndSessionRequest.FromString,
+                    response_serializer=feedd__pb2.EndSessionResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -508,6 +542,60 @@ class Admin:
             '/feedd.v1.Admin/Drain',
             feedd__pb2.DrainRequest.SerializeToString,
             feedd__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Sessions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/feedd.v1.Admin/Sessions',
+            feedd__pb2.SessionsRequest.SerializeToString,
+            feedd__pb2.SessionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EndSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/feedd.v1.Admin/EndSession',
+            feedd__pb2.EndSessionRequest.SerializeToString,
+            feedd__pb2.EndSessionResponse.FromString,
             options,
             channel_credentials,
             insecure,

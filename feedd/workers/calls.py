@@ -12,7 +12,18 @@ from feedd.recipe.recipe import pinned_as
 from feedd.workers import index_columns as columns
 from feedd.workers import request_split as split
 from feedd.workers.descriptors import out_of_descriptors
-from feedd.workers.messages import Answer, Decoded, Failed, Indexed, IndexRequest, Measured, Pinned, PinRequest, encode
+from feedd.workers.messages import (
+    Answer,
+    Decoded,
+    Failed,
+    Indexed,
+    IndexRequest,
+    Measured,
+    Packet,
+    Pinned,
+    PinRequest,
+    encode,
+)
 from feedd.workers.work import BadRow, DecodeResult, Piece
 
 if TYPE_CHECKING:
@@ -53,14 +64,10 @@ class Work(Protocol):
         """Number of rows."""
 
     @property
-    def fds(self) -> tuple[int, ...]:
-        """Descriptors to send with each request; they stay the call's."""
-
-    @property
     def long_s(self) -> float:
         """Extra seconds that a row may take. Above 0, the worker gets no other work meanwhile."""
 
-    def packet(self, rows: range, request_id: int) -> bytes:
+    def packet(self, rows: range, request_id: int) -> Packet:
         """Return the request for ``rows``."""
 
     def accept(self, rows: range, answer: Answer, fds: list[int]) -> None:
@@ -78,9 +85,8 @@ def without(work: FieldWork, rows: Iterable[int]) -> FieldWork:
 
 
 class _Short:
-    """Base of most calls: they send no descriptors, and their rows take no extra time."""
+    """Base of most calls: their rows take no extra time."""
 
-    fds: tuple[int, ...] = ()
     long_s = 0.0
 
 
@@ -111,7 +117,7 @@ class DecodeCall(_Short):
         """Bad rows and busy time so far."""
         return DecodeResult(tuple(sorted(self._bad)), self._busy_s)
 
-    def packet(self, rows: range, request_id: int) -> bytes:
+    def packet(self, rows: range, request_id: int) -> Packet:
         """Return the request for ``rows``."""
         return split.decode_packet(self._task, rows, request_id)
 
@@ -152,7 +158,7 @@ class MeasureCall(_Short):
         """Rows to measure."""
         return len(self.shapes)
 
-    def packet(self, rows: range, request_id: int) -> bytes:
+    def packet(self, rows: range, request_id: int) -> Packet:
         """Return the request for ``rows``."""
         return split.measure_packet(self._files, self._work, rows, request_id, values=self._values)
 
@@ -176,7 +182,7 @@ class ProduceCall(MeasureCall):
         self._dtype = np.dtype(dtype)
         self.pieces: list[Piece] = []
 
-    def packet(self, rows: range, request_id: int) -> bytes:
+    def packet(self, rows: range, request_id: int) -> Packet:
         """Return the request for ``rows``."""
         return split.measure_packet(self._files, self._work, rows, request_id, keep=True)
 
@@ -202,9 +208,10 @@ class IndexCall(_Short):
         self._format_name = format_name
         self.index: ShardIndex | None = None
 
-    def packet(self, rows: range, request_id: int) -> bytes:  # noqa: ARG002 - the protocol's names
+    def packet(self, rows: range, request_id: int) -> Packet:  # noqa: ARG002 - the protocol's names
         """Return the request."""
-        return encode(IndexRequest(request_id, split.file_message(self._file), self._format_name))
+        (file,), fds = split.file_messages((self._file,))
+        return Packet(encode(IndexRequest(request_id, file, self._format_name)), fds)
 
     def accept(self, rows: range, answer: Answer, fds: list[int]) -> None:  # noqa: ARG002 - the protocol's names
         """Read the index's columns.
@@ -240,9 +247,10 @@ class PinCall(_Short):
         self._span = (start, size)
         self.recipe = recipe
 
-    def packet(self, rows: range, request_id: int) -> bytes:  # noqa: ARG002 - the protocol's names
+    def packet(self, rows: range, request_id: int) -> Packet:  # noqa: ARG002 - the protocol's names
         """Return the request."""
-        return encode(PinRequest(request_id, split.file_message(self._file), *self._span, self.recipe.encoding))
+        (file,), fds = split.file_messages((self._file,))
+        return Packet(encode(PinRequest(request_id, file, *self._span, self.recipe.encoding)), fds)
 
     def accept(self, rows: range, answer: Answer, fds: list[int]) -> None:  # noqa: ARG002 - the protocol's names
         """Take dtype and dimensions from the answer."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from feedd.errors import BadShard
 from feedd.values import ByteRange
-from feedd.workers.messages import ConvertedAnswer, MakeRequest, NeedRanges, encode
+from feedd.workers.messages import ConvertedAnswer, MakeRequest, NeedRanges, Packet, encode
 from feedd.workers.work import ConvertedShard
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ class MakeCall:
 
     def __init__(self, task: MakeTask) -> None:
         self._task = task
-        self.fds = (task.source_fd, task.out_fd)
         self.outcome: ConvertedShard | tuple[ByteRange, ...] = ()
 
     @property
@@ -36,13 +35,14 @@ class MakeCall:
         held_bytes = sum(span.size_bytes for span in self._task.spans)
         return _LEAST_LONG_S + held_bytes / _SLOWEST_BYTES_PER_S
 
-    def packet(self, rows: range, request_id: int) -> bytes:  # noqa: ARG002 - the protocol's names
+    def packet(self, rows: range, request_id: int) -> Packet:  # noqa: ARG002 - the protocol's names
         """Return the request."""
         task = self._task
         spans = tuple((span.start, span.end) for span in task.spans)
         sizes = (task.size_bytes, spans, task.out_at, task.limit_bytes, task.memory_bytes, task.entry_bytes)
         params = zlib.compress(task.conversion.params.encode())
-        return encode(MakeRequest(request_id, task.conversion.name, params, task.url, *sizes))
+        request = MakeRequest(request_id, task.conversion.name, params, task.url, *sizes)
+        return Packet(encode(request), (task.source_fd, task.out_fd))
 
     def accept(self, rows: range, answer: Answer, fds: list[int]) -> None:  # noqa: ARG002 - the protocol's names
         """Store the converted shard, or the ranges that are still needed."""

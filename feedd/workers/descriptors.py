@@ -15,6 +15,10 @@ SCARCE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ETOOMANYREFS, errno
 """Error numbers of the kernel if there is no room for a descriptor: nothing was sent, and the socket is unchanged."""
 
 
+DESCRIPTORS_MAX: Final = 253
+"""Descriptors that one message can carry, ``SCM_MAX_FD`` of the kernel."""
+
+
 def out_of_descriptors(reason: str = "none could be received") -> ResourceExhausted:
     """Return the error of a process that may open no more files, and so can neither send nor receive a descriptor."""
     return ResourceExhausted(

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
 from feedd import metrics
 from feedd.errors import BadRequest, Draining, FeeddError, Internal, ResourceExhausted
 from feedd.workers.calls import Work, error_of
+from feedd.workers.descriptors import DESCRIPTORS_MAX
 from feedd.workers.load_meter import Meter
 from feedd.workers.messages import MESSAGE_BYTES_MAX, Failed, ReportStart, encode
 from feedd.workers.schedule import Call, Chunk, Schedule
 from feedd.workers.worker_count import Load
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from feedd.protocols import Recorder
-    from feedd.workers.messages import Answer
+    from feedd.workers.messages import Answer, Packet
     from feedd.workers.work import DecodeOptions
     from feedd.workers.worker_process import Child
 
@@ -41,22 +44,19 @@ class Pending(Call):
 
     __slots__ = ("done", "error", "work")
 
-    def __init__(self, work: Work) -> None:
-        super().__init__(work.stream, alone=work.long_s > 0)
+    def __init__(self, work: Work, owner: Hashable = None) -> None:
+        super().__init__(work.stream, alone=work.long_s > 0, owner=owner)
         self.work = work
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.error: FeeddError | None = None
 
 
-class Packet(NamedTuple):
-    """A message without an answer, with the descriptors to send along; they stay the caller's."""
-
-    payload: bytes
-    fds: tuple[int, ...] = ()
-
-
 class Dispatch:
-    """Sends chunks of pending calls to workers that have joined, until they leave."""
+    """Sends chunks of pending calls to workers that have joined, until they leave.
+
+    Attributes:
+        owners: who is charged for the calls of a stream, by stream; calls of other streams are free.
+    """
 
     def __init__(self, options: DecodeOptions, recorder: Recorder) -> None:
         self._options = options
@@ -67,7 +67,9 @@ class Dispatch:
         self._calls: set[Pending] = set()
         self._retiring: set[int] = set()
         self._meter = Meter(time.monotonic())
+        self._began_s: dict[int, float] = {}  # when each worker began its running chunk
         self._closing = False
+        self.owners: dict[int, Hashable] = {}
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -100,7 +102,7 @@ class Dispatch:
             raise Draining("expected a running decode pool, got a closing one", stage="decode")
         if not work.rows:
             return
-        call = Pending(work)
+        call = Pending(work, self.owners.get(work.stream))
         self._calls.add(call)
         self._recorder.move(metrics.DECODE_TASKS, 1)
         try:
@@ -146,7 +148,10 @@ class Dispatch:
         went_home = number in self._retiring and self._schedule.running(number) is None
         self._retiring.discard(number)
         self._disarm(number)
+        began_s = self._began_s.pop(number, None)
         self._recorder.move(metrics.DECODE_WORKERS, -1)
+        if began_s is not None and (running := self._schedule.running(number)) is not None:
+            self._schedule.charge(running.call, time.monotonic() - began_s)
         given_up, concerned = self._schedule.leave(number, withdrawn={c for c in self._calls if c.error is not None})
         if not self._closing and not went_home:
             self._recorder.count(metrics.DECODE_RESTARTS)
@@ -217,46 +222,47 @@ class Dispatch:
         while (assigned := self._schedule.assign()) is not None:
             number, chunk = assigned
             packet = self._packet(number, chunk)
-            if packet and self._sent(number, chunk, packet) and self._schedule.running(number) is chunk:
+            if packet is not None and self._sent(number, chunk, packet) and self._schedule.running(number) is chunk:
                 self._arm(number)
         self._meter.note(time.monotonic(), self._schedule.busy_count, queued=self._schedule.queued)
 
-    def _sent(self, number: int, chunk: Chunk, packet: bytes) -> bool:
+    def _sent(self, number: int, chunk: Chunk, packet: Packet) -> bool:
         """Send a request; if its descriptors cannot be sent, its call fails and others continue."""
         call = _pending(chunk.call)
         try:
             if chunk.suspect:
                 self._children[number].send(encode(ReportStart(chunk.id)))
-            self._children[number].send(packet, call.work.fds)
+            self._children[number].send(packet.payload, packet.fds)
         except ResourceExhausted as error:
             self._schedule.take_back(number)
             self._fail(call, error)
             return False
         return True
 
-    def _packet(self, number: int, chunk: Chunk) -> bytes:
-        """Return the request, or nothing if the chunk had to be taken back."""
+    def _packet(self, number: int, chunk: Chunk) -> Packet | None:
+        """Return the request, or None if the chunk had to be taken back."""
         call = _pending(chunk.call)
         try:
             packet = call.work.packet(chunk.rows, chunk.id)
         except Exception as error:  # noqa: BLE001 - the caller must see every error
             self._schedule.take_back(number)
             self._fail(call, Internal(f"{type(error).__name__}: {error}", stage="decode"))
-            return b""
-        if len(packet) <= MESSAGE_BYTES_MAX:
+            return None
+        if len(packet.payload) <= MESSAGE_BYTES_MAX and len(packet.fds) <= DESCRIPTORS_MAX:
             return packet
         self._schedule.take_back(number)
         if len(chunk.rows) > 1:
             self._schedule.divide(chunk)
         else:
-            message = f"expected one row's request within {MESSAGE_BYTES_MAX} bytes, got {len(packet)}"
+            message = f"expected one row's request within {MESSAGE_BYTES_MAX} bytes, got {len(packet.payload)}"
             self._fail(call, BadRequest(message, hint="request fewer fields", stage="decode"))
-        return b""
+        return None
 
     def _arm(self, number: int) -> None:
         """Start the deadline of the chunk that worker ``number`` is running, if any."""
         self._disarm(number)
         running = self._schedule.running(number)
+        self._began_s[number] = time.monotonic()
         if running is not None:
             deadline_s = self._options.task_deadline_s + _pending(running.call).work.long_s
             self._kill_later(number, deadline_s, f"ran past {deadline_s:g} s")
@@ -286,7 +292,7 @@ class Dispatch:
         running = self._schedule.running(number)
         if running is None or running.id != answer.id:
             raise Internal(f"expected the answer to {running}, got {answer.id}", stage="decode")
-        chunk = self._schedule.finish(number)
+        chunk = self._schedule.finish(number, answer.busy_s)
         self._arm(number)
         self._send_home(number)
         call = _pending(chunk.call)

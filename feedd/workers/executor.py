@@ -173,19 +173,19 @@ class Executor:
         try:
             match request:
                 case DecodeRequest():
-                    bad = self._decode(request)
+                    bad = self._decode(request, given)
                     answer = Decoded(request.id, busy_s(), bad)
                 case MeasureRequest():
-                    shapes, retained_rows = self._sizes(request, fds)
+                    shapes, retained_rows = self._sizes(request, given, fds)
                     answer = Measured(request.id, busy_s(), shapes, retained_rows)
                 case IndexRequest():
                     self._cached_files.drop()  # indexing and converting take long: keep no mapping meanwhile
-                    answer = self._index(request, fds)
+                    answer = self._index(request, given, fds)
                 case MakeRequest():
                     self._cached_files.drop()
                     answer = make_shard(request, _descriptors_of(given, 2))
                 case PinRequest():
-                    with Shard(request.file) as shard:
+                    with Shard(request.file, given) as shard:
                         params = pin_npy(shard.read(request.start, request.size), header_reader(request.encoding))
                     answer = Pinned(request.id, busy_s(), params)
         except FeeddError as error:
@@ -196,9 +196,9 @@ class Executor:
             answer = Failed(request.id, busy_s(), Internal.kind, f"{type(error).__name__}: {error}"[:2000], "", "")
         return answer, fds
 
-    def _index(self, request: IndexRequest, fds: list[int]) -> Indexed:
+    def _index(self, request: IndexRequest, given: Sequence[int], fds: list[int]) -> Indexed:
         began_s = time.perf_counter()
-        with Shard(request.file) as shard:
+        with Shard(request.file, given) as shard:
             memory_bytes = max(_INDEX_LEAST_BYTES, min(_INDEX_SHARE * len(shard.whole()), _INDEX_MOST_BYTES))
             try:
                 with at_most(memory_bytes, request.file.url):
@@ -211,17 +211,17 @@ class Executor:
         told = index.fields, index.sample_count, len(index.key_blob), index.encodings, index.notes, index.unread
         return Indexed(request.id, busy_s, *told, has_reasons=index.reasons is not None)
 
-    def _sizes(self, request: MeasureRequest, fds: list[int]) -> tuple[bytes, int]:
+    def _sizes(self, request: MeasureRequest, given: Sequence[int], fds: list[int]) -> tuple[bytes, int]:
         if request.keep:
-            return _produce(request, fds)
-        return self._numbers(request) if request.values else self._measure(request), 0
+            return _produce(request, given, fds)
+        return self._numbers(request, given) if request.values else self._measure(request, given), 0
 
-    def _measure(self, request: MeasureRequest) -> bytes:
+    def _measure(self, request: MeasureRequest, given: Sequence[int]) -> bytes:
         codec = _codec(request.field)
         field = Field(request.field, codec)
         ndim = max(1, codec.spec("").ndim)
         shapes = np.full((len(field), ndim), -1, np.int64)
-        with Shards(request.files) as shards:
+        with Shards(request.files, given) as shards:
             for row in range(len(field)):
                 try:
                     shapes[row] = codec.measure(field.data(row, shards))
@@ -231,13 +231,13 @@ class Executor:
                     shapes[row] = -1
         return shapes.tobytes()
 
-    def _numbers(self, request: MeasureRequest) -> bytes:
+    def _numbers(self, request: MeasureRequest, given: Sequence[int]) -> bytes:
         """Return int64[rows, 2] as bytes: 1 and the number's float64 bits for rows with a number, else -1."""
         codec = _codec(request.field)
         field = Field(request.field, codec)
         found = np.full((len(field), 2), -1, np.int64)
         number = np.zeros((), np.float64)
-        with Shards(request.files) as shards:
+        with Shards(request.files, given) as shards:
             for row in range(len(field)):
                 try:
                     codec.decode(field.data(row, shards), number, 0)
@@ -248,19 +248,19 @@ class Executor:
                 found[row] = 1, number.view(np.int64)
         return found.tobytes()
 
-    def _decode(self, request: DecodeRequest) -> tuple[tuple[int, int, str], ...]:
+    def _decode(self, request: DecodeRequest, given: Sequence[int]) -> tuple[tuple[int, int, str], ...]:
         arena = self._arenas.get(request.arena_id)
         if arena is None:
             why = self._refused.get(request.arena_id, "an unknown id")
             raise Internal(f"expected an attached arena {request.arena_id}, got {why}", stage="decode")
-        done = self._copy(request, arena)
+        done = self._copy(request, given, arena)
         if all(rows is not None and rows.all() for rows in done):
             return ()
         fields = [Field(message, _codec(message)) for message in request.fields]
         seeds: list[int] = np.frombuffer(request.seeds, np.uint64).tolist()
         bad: list[tuple[int, int, str]] = []
         reasons = _Reasons()
-        with Shards(request.files) as shards:
+        with Shards(request.files, given) as shards:
             left: list[tuple[int, Field, list[bool]]] = []
             for number, field in enumerate(fields):
                 copied = done[number]
@@ -282,9 +282,9 @@ class Executor:
                         break
         return tuple(bad)
 
-    def _copy(self, request: DecodeRequest, arena: mmap.mmap) -> list[NDArray[np.bool_] | None]:
+    def _copy(self, request: DecodeRequest, given: Sequence[int], arena: mmap.mmap) -> list[NDArray[np.bool_] | None]:
         """Copy the fields that are plain copies; return for each field bool[rows], which rows are done, or None."""
-        self._cached_files.begin()
+        self._cached_files.begin(given)
         target = (arena, request.slot_at)
         plains = [plain_numbers(_recipe(message)) for message in request.fields]
         return [
@@ -307,7 +307,7 @@ def _mapped(fd: int, size_bytes: int) -> mmap.mmap:
     return arena
 
 
-def _produce(request: MeasureRequest, fds: list[int]) -> tuple[bytes, int]:
+def _produce(request: MeasureRequest, given: Sequence[int], fds: list[int]) -> tuple[bytes, int]:
     """Decode a field's values into a memfd, back to back; return their lengths, and how many rows the memfd covers."""
     codec = _codec(request.field)
     assert isinstance(codec, Producer)
@@ -315,7 +315,7 @@ def _produce(request: MeasureRequest, fds: list[int]) -> tuple[bytes, int]:
     lengths = np.full(len(field), -1, np.int64)
     kept: list[NDArray[Any]] = []
     retained_rows, memory_bytes = len(lengths), _KEPT_BYTES_MAX
-    with Shards(request.files) as shards:
+    with Shards(request.files, given) as shards:
         for row in range(len(lengths)):
             try:
                 values = codec.produce(field.data(row, shards))

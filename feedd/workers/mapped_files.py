@@ -16,9 +16,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from feedd.workers.shard_bytes import unavailable
+from feedd.workers.shard_bytes import opened, unavailable
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from feedd.workers.messages import FileMessage
 
 REST_S: Final = 0.5
@@ -51,12 +53,18 @@ class MappedFiles:
         self._cached_files: dict[tuple[str, int, int], _MappedFile] = {}
         self._request = 0
         self._began_s = 0.0
+        self._given: Sequence[int] = ()
 
     def __len__(self) -> int:
         return len(self._cached_files)
 
-    def begin(self) -> None:
-        """Start a request: unmap files that were not read for too many requests, or for too long."""
+    def begin(self, given: Sequence[int] = ()) -> None:
+        """Start a request: unmap files that were not read for too many requests, or for too long.
+
+        Args:
+            given: descriptors that came with the request; they stay the caller's.
+        """
+        self._given = given
         self._request += 1
         self._began_s = time.monotonic()
         at, since_s = self._request - _REQUESTS, self._began_s - REST_S
@@ -72,15 +80,20 @@ class MappedFiles:
         key = (file.path, file.data_at, file.size_bytes)
         kept = self._cached_files.get(key)
         try:
-            if kept is None or _identity(os.stat(file.path)) != kept.identity:  # noqa: PTH116 - a Path is slower
+            if kept is None or _identity(self._status(file)) != kept.identity:
                 self._drop(key)
-                kept = self._cached_files[key] = _mapped(file)
+                kept = self._cached_files[key] = _mapped(file, self._given)
                 while len(self._cached_files) > _FILES_MAX:
                     self._drop(next(iter(self._cached_files)))
         except (OSError, ValueError) as error:
             raise unavailable(file, str(error)) from error
         kept.used_at, kept.used_s = self._request, self._began_s
         return kept.data
+
+    def _status(self, file: FileMessage) -> os.stat_result:
+        if 0 <= file.given < len(self._given):
+            return os.fstat(self._given[file.given])
+        return os.stat(file.path)  # noqa: PTH116 - a Path is slower
 
     def drop(self) -> None:
         """Unmap everything."""
@@ -98,8 +111,8 @@ def _identity(found: os.stat_result) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
-def _mapped(file: FileMessage) -> _MappedFile:
-    fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+def _mapped(file: FileMessage, given: Sequence[int]) -> _MappedFile:
+    fd = opened(file, given)
     try:
         found = os.fstat(fd)
         if found.st_size < file.data_at + file.size_bytes:  # reading past a file's end is SIGBUS, not an error

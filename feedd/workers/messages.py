@@ -6,7 +6,7 @@ have no reply, except that ``ReportStart`` leads to ``Started``.
 
 from __future__ import annotations
 
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -20,12 +20,13 @@ REASON_CHARS_MAX: Final = 300
 
 
 class FileMessage(msgspec.Struct, frozen=True, array_like=True):
-    """A shard file to map."""
+    """A shard file to map; ``given``: its place among the descriptors of the message; -1: open ``path``."""
 
     path: str
     data_at: int
     size_bytes: int
     url: str
+    given: int = -1
 
 
 class FieldMessage(msgspec.Struct, frozen=True, array_like=True):
@@ -215,6 +216,19 @@ Told: TypeAlias = Attach | Detach | Prepare | ReportStart
 Request: TypeAlias = Told | RequestContext
 Answer: TypeAlias = Indexed | ConvertedAnswer | NeedRanges | Pinned | Measured | Decoded | Failed
 Reply: TypeAlias = Hello | Started | Answer
+
+
+class Packet(NamedTuple):
+    """A message as it is sent.
+
+    Attributes:
+        payload: the encoded message.
+        fds: descriptors to send with it; they stay the sender's.
+    """
+
+    payload: bytes
+    fds: tuple[int, ...] = ()
+
 
 request_decoder: Final = msgspec.msgpack.Decoder(Request)
 reply_decoder: Final = msgspec.msgpack.Decoder(Reply)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from feedd.workers.messages import DecodeRequest, FieldMessage, FileMessage, MeasureRequest, encode
+from feedd.workers.messages import DecodeRequest, FieldMessage, FileMessage, MeasureRequest, Packet, encode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,17 +19,25 @@ if TYPE_CHECKING:
 _FEW_FILES: Final = 8  # up to this many files are all sent: choosing among them costs as much as the request
 
 
-def file_message(file: ShardFile) -> FileMessage:
-    """Return what a worker needs to map ``file``."""
-    return FileMessage(file.path, file.data_at, file.ref.size_bytes, file.ref.url)
+def file_messages(files: Sequence[ShardFile]) -> tuple[tuple[FileMessage, ...], tuple[int, ...]]:
+    """Return what a worker needs to map files, and the descriptors to send along."""
+    fds: list[int] = []
+    found: list[FileMessage] = []
+    for file in files:
+        given = -1
+        if file.fd >= 0:
+            given = len(fds)
+            fds.append(file.fd)
+        found.append(FileMessage(file.path, file.data_at, file.ref.size_bytes, file.ref.url, given))
+    return tuple(found), tuple(fds)
 
 
-def decode_packet(task: DecodeTask, rows: range, request_id: int) -> bytes:
+def decode_packet(task: DecodeTask, rows: range, request_id: int) -> Packet:
     """Return the request to decode ``rows`` of ``task``."""
-    files, renumber = _files(task.files, task.fields, rows)
+    files, fds, renumber = _files(task.files, task.fields, rows)
     fields = tuple(_field(work, rows, renumber) for work in task.fields)
     seeds = task.seeds[rows.start : rows.stop].astype("<u8", copy=False).tobytes()
-    return encode(DecodeRequest(request_id, files, task.arena_id, task.slot_at, fields, seeds))
+    return Packet(encode(DecodeRequest(request_id, files, task.arena_id, task.slot_at, fields, seeds)), fds)
 
 
 def measure_packet(
@@ -40,25 +48,28 @@ def measure_packet(
     *,
     values: bool = False,
     keep: bool = False,
-) -> bytes:
+) -> Packet:
     """Return the request to measure ``rows`` of one field, to read them as numbers, or to keep their values."""
-    needed, renumber = _files(files, (work,), rows)
-    return encode(MeasureRequest(request_id, needed, _field(work, rows, renumber), values, keep))
+    needed, fds, renumber = _files(files, (work,), rows)
+    return Packet(encode(MeasureRequest(request_id, needed, _field(work, rows, renumber), values, keep)), fds)
 
 
 def _files(
     files: Sequence[ShardFile], fields: Sequence[FieldWork], rows: range
-) -> tuple[tuple[FileMessage, ...], NDArray[np.int32] | None]:
-    """Return the files that ``rows`` need, and int32[files], their new numbers by old number; None: unchanged."""
+) -> tuple[tuple[FileMessage, ...], tuple[int, ...], NDArray[np.int32] | None]:
+    """Return the files that ``rows`` need, their descriptors, and their new numbers.
+
+    The numbers are int32[files], by old number; None: unchanged.
+    """
     if len(files) <= _FEW_FILES and len(rows) > 1:  # the request for a single row is kept as small as possible
-        return tuple(map(file_message, files)), None
+        return *file_messages(files), None
     needed = np.zeros(len(files), np.bool_)
     for work in fields:
         needed[work.file_no[rows.start : rows.stop]] = True
     used = np.flatnonzero(needed)
     renumber = np.zeros(len(files), np.int32)
     renumber[used] = np.arange(len(used))
-    return tuple(file_message(files[old]) for old in used.tolist()), renumber
+    return *file_messages([files[old] for old in used.tolist()]), renumber
 
 
 def _field(work: FieldWork, rows: range, renumber: NDArray[np.int32] | None) -> FieldMessage:

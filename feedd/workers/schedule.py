@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
+from collections.abc import Hashable  # noqa: TC003 - of a dataclass
 from dataclasses import dataclass, field
 from typing import Final
+
+_OWNERS_MAX: Final = 1024
+_QUANTUM_S: Final = 0.1
+"""How much more time an owner may take than another that waits: about one chunk of photographs."""
 
 _EXCUSES: Final = 256
 """Maximum restarts before a suspect's start: more workers than could die at the same moment, so that retries end."""
@@ -16,11 +22,13 @@ class Call:
 
     Attributes:
         stream: the stream of the call; streams take turns.
+        owner: who is charged for the call's time; None: nobody.
         alone: each chunk takes long, so a worker that holds one gets no further chunks.
     """
 
     stream: int = 0
     alone: bool = field(default=False, kw_only=True)
+    owner: Hashable = field(default=None, kw_only=True)
     waiting_count: int = 0
     running_count: int = 0
 
@@ -67,6 +75,9 @@ class Schedule:
     Because streams take turns, a session that requests all its batches at once does not delay the first batch of
     another session. Within a stream, calls are served in the order they came.
 
+    Between several owners, time counts, not calls: the streams of an owner whose chunks took more time than those of
+    another waiting owner are passed over until the other has caught up. An owner that had nothing to do starts level.
+
     A worker holds at most ``depth`` chunks. It works on one while the others wait in its socket, so that it never idles
     for a round trip. Long chunks leave one worker free for other work, if there are two. A worker's death is blamed on
     its running chunk. This chunk is replayed row by row, and a row that the next worker had begun when it died is given
@@ -84,6 +95,7 @@ class Schedule:
         self._engaged_count = 0  # long chunks; a worker holds at most one
         self._resting_count = 0  # workers that get no more chunks
         self._last_id = 0
+        self._spent_s: dict[Hashable, float] = {}  # busy time by owner
 
     @property
     def busy_count(self) -> int:
@@ -97,6 +109,7 @@ class Schedule:
 
     def submit(self, call: Call, rows: int, chunk_rows: int) -> None:
         """Append ``rows`` rows of ``call`` in chunks of ``chunk_rows``."""
+        self._enter(call.owner)
         for start in range(0, rows, chunk_rows):
             self._waiting.setdefault(call.stream, deque()).append(
                 Chunk(call, range(start, min(start + chunk_rows, rows)))
@@ -150,13 +163,19 @@ class Schedule:
         held = self._workers.get(worker)
         return held.chunks[0] if held and held.chunks else None
 
-    def finish(self, worker: int) -> Chunk:
-        """Record the answer to the chunk that ``worker`` was running; return the chunk."""
+    def finish(self, worker: int, busy_s: float = 0.0) -> Chunk:
+        """Record the answer to the chunk that ``worker`` was running, and how long it took; return the chunk."""
         chunk = self._workers[worker].chunks.popleft()
+        self.charge(chunk.call, busy_s)
         chunk.call.running_count -= 1
         self._engaged_count -= chunk.call.alone
         self._moved(worker, -1)
         return chunk
+
+    def charge(self, call: Call, busy_s: float) -> None:
+        """Charge the owner of a call for time of a worker."""
+        if call.owner in self._spent_s:
+            self._spent_s[call.owner] += busy_s
 
     def holders(self, call: Call) -> list[int]:
         """Return the workers that hold a chunk of ``call``."""
@@ -204,6 +223,26 @@ class Schedule:
         self._put_first(again)
         return given_up, {chunk.call for chunk in held}
 
+    def _enter(self, owner: Hashable) -> None:
+        """Let an owner that had nothing to do start level with the busy owner that has spent least."""
+        if owner is None or (owner in self._spent_s and len(self._spent_s) == 1):
+            return
+        busy = {queue[0].call.owner for queue in self._waiting.values()}
+        busy |= {chunk.call.owner for held in self._workers.values() for chunk in held.chunks}
+        if owner in busy:
+            return
+        level_s = min((self._spent_s[one] for one in busy if one is not None), default=0.0)
+        self._spent_s[owner] = max(self._spent_s.get(owner, 0.0), level_s)
+        if len(self._spent_s) > _OWNERS_MAX:
+            self._spent_s = {one: self._spent_s[one] for one in (*busy, owner) if one is not None}
+
+    def _limit_s(self) -> float:
+        """Return the time above which an owner has to wait for others."""
+        if len(self._spent_s) < 2:
+            return math.inf
+        owners = {queue[0].call.owner for queue in self._waiting.values()} - {None}
+        return min((self._spent_s[owner] for owner in owners), default=math.inf) + _QUANTUM_S
+
     def _moved(self, worker: int, by: int) -> None:
         """Update the counts after ``worker`` got one chunk more or less (``by``)."""
         held = self._workers[worker]
@@ -223,7 +262,12 @@ class Schedule:
     def _next(self) -> Chunk | None:
         """Take the next chunk. The turn passes to the next stream when all chunks of its call are taken."""
         spare = len(self._workers) - self._resting_count - self._engaged_count != 1 or not self._engaged_count
-        turns = ((stream, queue) for stream, queue in self._waiting.items() if spare or not queue[0].call.alone)
+        limit_s = self._limit_s()
+        turns = (
+            (stream, queue)
+            for stream, queue in self._waiting.items()
+            if (spare or not queue[0].call.alone) and self._spent_s.get(queue[0].call.owner, 0.0) <= limit_s
+        )
         stream, queue = next(turns, (0, None))
         if queue is None:
             return None

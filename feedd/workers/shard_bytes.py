@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Self
 
 from feedd.errors import CacheUnavailable
+from feedd.workers.descriptors import out_of_descriptors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,12 +32,13 @@ class Shard:
         CacheUnavailable: the file is missing, shorter than its object, or cannot be read.
     """
 
-    def __init__(self, file: FileMessage) -> None:
+    def __init__(self, file: FileMessage, given: Sequence[int] = ()) -> None:
+        """Open a file; ``given``: descriptors that came with the request, which stay the caller's."""
         self._file = file
         self._map: mmap.mmap | None = None
         self._view: memoryview | None = None
         try:
-            self._fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+            self._fd = opened(file, given)
         except OSError as error:
             raise self._unavailable(str(error)) from error
 
@@ -107,8 +109,10 @@ class Shard:
 class Shards:
     """The shard files of one task, opened on first use; a context manager, indexed by the task's file numbers."""
 
-    def __init__(self, files: Sequence[FileMessage]) -> None:
+    def __init__(self, files: Sequence[FileMessage], given: Sequence[int] = ()) -> None:
+        """Open nothing yet; ``given``: descriptors that came with the request, which stay the caller's."""
         self._files = files
+        self._given = given
         self._open: dict[int, Shard] = {}
 
     def __enter__(self) -> Self:
@@ -126,8 +130,22 @@ class Shards:
         """
         shard = self._open.get(number)
         if shard is None:
-            shard = self._open[number] = Shard(self._files[number])
+            shard = self._open[number] = Shard(self._files[number], self._given)
         return shard
+
+
+def opened(file: FileMessage, given: Sequence[int]) -> int:
+    """Return a descriptor of a shard file, which the caller closes.
+
+    Raises:
+        OSError: the file cannot be opened.
+        ResourceExhausted: its descriptor was lost on the way.
+    """
+    if file.given < 0:
+        return os.open(file.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    if file.given >= len(given):
+        raise out_of_descriptors()
+    return os.dup(given[file.given])
 
 
 def unavailable(file: FileMessage, got: str) -> CacheUnavailable:

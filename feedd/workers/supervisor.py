@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from feedd.protocols import Recorder
-    from feedd.workers.dispatch import Dispatch, Packet
+    from feedd.workers.dispatch import Dispatch
+    from feedd.workers.messages import Packet
     from feedd.workers.work import DecodeOptions
 
 _log = structlog.get_logger("feedd.workers")

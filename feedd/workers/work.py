@@ -39,6 +39,7 @@ class DecodeOptions:
         start_deadline_s: maximum time from starting a worker to its hello.
         cancel_grace_s: how long a cancelled decode waits for its running chunks before it kills their workers.
         close_grace_s: how long idle workers may take to leave at close.
+        readable: folders that workers may read besides their Python installation, in a sandbox; None: no sandbox.
         command: the worker's command line; descriptor and parent's pid are appended.
     """
 
@@ -52,6 +53,7 @@ class DecodeOptions:
     start_deadline_s: float = 60.0
     cancel_grace_s: float = 5.0
     close_grace_s: float = 5.0
+    readable: tuple[str, ...] | None = None
     command: tuple[str, ...] = (sys.executable, "-P", "-X", "faulthandler", "-m", "feedd.workers.worker")
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""A decode worker: ``python -m feedd.workers.worker DESCRIPTOR PARENT_PID [NICE [CPU,...]]``.
+"""A decode worker: ``python -m feedd.workers.worker DESCRIPTOR PARENT_PID [NICE [CPU,... [READABLE]]]``.
 
 The pool starts it with one end of a SEQPACKET socket pair. It uses no network and no asyncio: it reads a request,
 executes it and answers. It exits when the other end closes, and the kernel kills it when its daemon dies in any way.
@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import errno
 import gc
+import json
 import os
 import select
 import signal
@@ -18,7 +19,9 @@ import socket
 import sys
 
 from feedd.errors import BadShard
+from feedd.workers import sandbox
 from feedd.workers.build import build_digest
+from feedd.workers.descriptors import DESCRIPTORS_MAX
 from feedd.workers.executor import Executor
 from feedd.workers.mapped_files import REST_S
 from feedd.workers.messages import (
@@ -37,7 +40,7 @@ from feedd.workers.messages import (
 )
 
 _PR_SET_PDEATHSIG = 1
-_DESCRIPTORS_BYTES = socket.CMSG_SPACE(4 * array.array("i").itemsize)
+_DESCRIPTORS_BYTES = socket.CMSG_SPACE(DESCRIPTORS_MAX * array.array("i").itemsize)
 # Plain ints, because the flags of the socket module are enums, which are slow to combine.
 _CLOEXEC = int(socket.MSG_CMSG_CLOEXEC)
 _CUT_OFF = int(socket.MSG_TRUNC)
@@ -126,13 +129,15 @@ def main(arguments: list[str]) -> int:
     """Serve requests until the daemon closes the connection."""
     descriptor, parent_pid, nice = (int(argument) for argument in (*arguments, "0")[:3])
     die_with(parent_pid)
-    if len(arguments) > 3:
+    if len(arguments) > 3 and arguments[3] != "all":
         try:
             os.sched_setaffinity(0, {int(cpu) for cpu in arguments[3].split(",")})
         except OSError as error:
             raise SystemExit(f"feedd decode worker: expected to run on cores {arguments[3]}, got: {error}") from error
     if nice:
         os.nice(nice)
+    if len(arguments) > 4:
+        sandbox.enter(json.loads(arguments[4]))
     gc.freeze()  # objects created by imports are never garbage
     with socket.socket(fileno=descriptor) as sock, contextlib.suppress(BrokenPipeError, ConnectionResetError):
         serve(sock)

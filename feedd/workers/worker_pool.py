@@ -17,14 +17,14 @@ from feedd.workers.calls import DecodeCall, IndexCall, MeasureCall, PinCall, Pro
 from feedd.workers.chunk_sizer import ChunkSizer
 from feedd.workers.convert_call import MakeCall
 from feedd.workers.descriptors import copies
-from feedd.workers.dispatch import Dispatch, Packet
+from feedd.workers.dispatch import Dispatch
 from feedd.workers.fixed_width import chunk_rows, request_rows
-from feedd.workers.messages import Attach, Detach, Prepare, encode
+from feedd.workers.messages import Attach, Detach, Packet, Prepare, encode
 from feedd.workers.poison import Poison
 from feedd.workers.supervisor import WorkerSupervisor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Hashable, Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -209,8 +209,14 @@ class DecodePool:
             self._recorder.count(metrics.DECODE_BAD_SAMPLES, len(result.bad))
         return result
 
-    def attach(self, arena_id: int, fd: int, size_bytes: int) -> None:
-        """Make an arena known to all workers, including later ones. ``fd`` stays the caller's.
+    def attach(self, arena_id: int, fd: int, size_bytes: int, owner: Hashable = None) -> None:
+        """Make an arena known to all workers, including later ones.
+
+        Args:
+            arena_id: its number.
+            fd: its descriptor, which stays the caller's.
+            size_bytes: its size.
+            owner: who is charged for decoding into it; workers' time is shared evenly between owners.
 
         Raises:
             ResourceExhausted: no more files may be open.
@@ -218,11 +224,13 @@ class DecodePool:
         self.detach(arena_id)
         (copy,) = copies((fd,))
         self._arenas[arena_id] = (copy, size_bytes)
+        self._dispatch.owners[arena_id] = owner
         self._dispatch.broadcast(self._arena_packet(arena_id))
 
     def detach(self, arena_id: int) -> None:
         """Have all workers unmap an arena; no decode into it may be running. Unknown ids are ignored."""
         self._chunk_sizer.forget(arena_id)
+        self._dispatch.owners.pop(arena_id, None)
         held = self._arenas.pop(arena_id, None)
         if held is not None:
             os.close(held[0])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -26,9 +28,14 @@ _KILL_WAIT_S: Final = 5.0
 _RETRY_S: Final = 0.05
 
 
+_SECRET: Final = re.compile(
+    r"^AWS_|^FEEDD_S3$|SECRET|TOKEN(?!IZ)|PASSW|CREDENTIAL|PRIVATE_KEY|API_?KEY|ACCESS_?KEY", re.IGNORECASE
+)
+
+
 def _environment() -> dict[str, str]:
     """Return a worker's environment: no credentials, this feedd package, and one thread per process."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    environment = {name: value for name, value in os.environ.items() if not _SECRET.search(name)}
     home = str(Path(feedd.__file__).parent.parent)
     path = [home, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -36,8 +43,10 @@ def _environment() -> dict[str, str]:
     return environment | threads | {"PYTHONPATH": os.pathsep.join(path)}
 
 
-def _cores(options: DecodeOptions) -> list[str]:
-    return [",".join(map(str, options.cpus))] if options.cpus else []
+def _arguments(options: DecodeOptions) -> list[str]:
+    """Return the arguments of a worker after its descriptor and its parent's id."""
+    readable = [] if options.readable is None else [json.dumps(options.readable)]
+    return [str(options.nice), ",".join(map(str, options.cpus)) or "all", *readable]
 
 
 def _set(future: asyncio.Future[None]) -> None:
@@ -70,7 +79,7 @@ class Child:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SOCKET_BUFFER_BYTES)
             ours.settimeout(0.0)
             self._process = subprocess.Popen(  # noqa: S603 - our own module, or the operator's command
-                [*options.command, str(theirs.fileno()), str(os.getpid()), str(options.nice), *_cores(options)],
+                [*options.command, str(theirs.fileno()), str(os.getpid()), *_arguments(options)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),

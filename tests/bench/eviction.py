@@ -25,6 +25,7 @@ from tests.fakes.books import BooksCache
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from feedd.dataset.listing import DatasetView
     from tests.bench.plan import Plan
 
 SHARES = (0.25, 0.5, 0.75)
@@ -38,14 +39,14 @@ COLUMNS = tuple(Column(f"hit % at {share:.0%}", f"hit_{share}", scale=100) for s
 class Trace:
     """What a node reads: windows of shards, epoch after epoch, in the order of the real plan."""
 
-    listing: Listing
+    view: DatasetView
     reader: Reader
     epochs: tuple[tuple[tuple[ObjectRef, ...], ...], ...]
 
     @property
     def size_bytes(self) -> int:
         """Disk bytes of the dataset."""
-        return sum(map(entry_layout.disk_bytes, self.listing.refs))
+        return sum(map(entry_layout.disk_bytes, self.view.refs))
 
     @property
     def counted_bytes(self) -> int:
@@ -65,13 +66,13 @@ def trace(shard_count: int, *, uneven: bool = False, window_shards: int = 4, epo
         plan = reader.epoch_map(Cursor(epoch))
         windows = (plan.shards(window).tolist() for window in range(plan.window_count))
         epochs.append(tuple(tuple(listing.refs[shard] for shard in shards) for shards in windows))
-    return Trace(listing, reader, tuple(epochs))
+    return Trace(listing.as_listed, reader, tuple(epochs))
 
 
 def feedd(trace: Trace, size_bytes: int) -> float:
     """Hit rate of feedd: the future told as a session tells it, wishes served as far ahead as they may be."""
     cache = BooksCache(size_bytes)
-    prefetch_driver = PrefetchDriver("reader", trace.listing, trace.reader, cache.seam, ReaderGroups())
+    prefetch_driver = PrefetchDriver("reader", trace.view, trace.reader, cache.seam, ReaderGroups())
     prefetch_driver.enter(Cursor())
     fetched = [0]
     for epoch, windows in enumerate(trace.epochs):

@@ -39,7 +39,7 @@ def _disk(path: Path, *options: str) -> Iterator[Path]:
     """A small file system of its own at ``path``; skips where this user may not mount one."""
     path.mkdir(parents=True)
     done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", ",".join((f"size={_TMPFS_MIB}m", *options)), "tmpfs", str(path)],
+        ["mount", "-t", "tmpfs", "-o", ",".join((f"size={_TMPFS_MIB}m", "mode=0700", *options)), "tmpfs", str(path)],
         check=False,
         capture_output=True,
         text=True,

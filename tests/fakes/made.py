@@ -66,9 +66,10 @@ def a_conversion(text: str) -> Conversion:
 def answer_to(task: MakeTask) -> ConvertedAnswer | NeedRanges:
     """Do in this process what a worker does."""
     call = MakeCall(task)
-    request = request_decoder.decode(call.packet(range(1), 1))
+    packet = call.packet(range(1), 1)
+    request = request_decoder.decode(packet.payload)
     assert isinstance(request, MakeRequest)
-    return make_shard(request, call.fds)
+    return make_shard(request, packet.fds)
 
 
 def made_of(form: str, name: str, data: bytes, limit_bytes: int = LIMIT_BYTES) -> tuple[str, bytes]:

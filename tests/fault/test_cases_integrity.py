@@ -174,7 +174,7 @@ async def test_case_20_replaced_between_epochs(tmp_path: Path) -> None:
         rig.store.shard(3, [{"cls": b"7"}] * 4)
         second = [[v for batch in await batches(each, Cursor(1)) for v in batch.ints()] for each in sessions]
         assert sorted(first[0] + first[1]) == sorted(second[0] + second[1])  # from the cache: the old version, whole
-        (ref,) = [ref for ref in sessions[0]._parts.listing.refs if ref.key.endswith("03.tar")]
+        (ref,) = [ref for ref in sessions[0]._parts.view.refs if ref.key.endswith("03.tar")]
         await rig.cache.discard(ref)
         endings: list[str] = []
         for session in sessions:

@@ -106,7 +106,7 @@ async def test_case_32_the_epoch_goes_on(tmp_path: Path, bad_disk: BadDisk, code
         assert isinstance(first, Taken)
         bad_disk.write_errno = code
         await rig.close(session)  # and what was read ahead for it is not needed
-        for ref in session._parts.listing.refs:
+        for ref in session._parts.view.refs:
             await rig.cache.discard(ref)
         again = await rig.open()
         taken = await batches(again)
@@ -277,7 +277,7 @@ async def test_case_46_dataset_a_little_larger_than_the_cache(tmp_path: Path) ->
     reader = Reader((Assignment(np.arange(48)),), options, listing.counts)
     fetched = []
     async with rig.open(capacity=40) as cache:
-        prefetch_driver = PrefetchDriver("reader", listing, reader, cache, ReaderGroups())
+        prefetch_driver = PrefetchDriver("reader", listing.as_listed, reader, cache, ReaderGroups())
         for epoch in range(4):
             plan = reader.epoch_map(Cursor(epoch))
             before = rig.fetcher.calls.total()

@@ -127,7 +127,7 @@ async def test_a_stream_that_goes_leaves_leases_with_their_holder(short_dir: Pat
         stream = await rig.stream(opened.session_id, credits=2)
         await stream.until(2)
         stream.call.cancel()
-        await rig.until(lambda: rig.server.sessions.all()[0].call is None)
+        await rig.until(lambda: rig.server.sessions.all[0].call is None)
         await asyncio.sleep(0.3)  # longer than the grace, which does not apply
         assert rig.server.sessions.count == 1
         again = await rig.stream(opened.session_id, credits=3, step=2)
@@ -217,7 +217,7 @@ async def test_an_open_given_up_leaves_nothing(short_dir: Path) -> None:
         with pytest.raises(asyncio.CancelledError):
             await opening
         assert script.open_gate is not None
-        await rig.until(lambda: rig.server.sessions._opening_count == 0)
+        await rig.until(lambda: rig.server.sessions.admissions.opening_count == 0)
         script.open_gate.set()
         assert (await rig.open()).slot_count == 4
         assert len(rig.backend.sessions) == 1

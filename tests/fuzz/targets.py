@@ -33,6 +33,7 @@ from tests.fakes.recordio import Record, dmlc, image_record, recordio
 from tests.fakes.tars import tar_bytes
 from tests.fakes.tfrecords import example, tfrecord
 from tests.fuzz.judge import URL, make_shard, read_shard
+from tests.fuzz.request_targets import PARSERS
 from tests.unit.convert.test_arrays_form import ARRAYS, hdf5, npz
 from tests.unit.convert.test_arrow_form import MORE, arrow
 from tests.unit.convert.test_parquet_form import TABLE, check_harmless
@@ -222,4 +223,5 @@ TARGETS: Final[dict[str, Target]] = {
     "head-mds": _form("head:mds", mds({"text": "str", "x": "int"}, [{"text": b"abc", "x": bytes(8)}] * 3)),
     "head-litdata": _form(f"head:{LITDATA}", CHUNK),
     "head-npy": _form("head:npy", npy(np.arange(12.0).reshape(4, 3))),
+    **{name: Target(read, functools.partial(list, seeds)) for name, (read, seeds) in PARSERS.items()},
 }

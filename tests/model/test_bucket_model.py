@@ -22,7 +22,7 @@ from tests.fakes.specs import changed, open_spec
 from tests.model.test_plan_model import Run, Sample, ids, ranks_of, runs
 
 if TYPE_CHECKING:
-    from feedd.dataset.listing import Listing
+    from feedd.dataset.listing import DatasetView
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ class Bucketed(Run):
         sizes = np.array([self.lengths(shard)], np.int64)
         return ShardIndex(("txt",), np.zeros_like(sizes), sizes, b"", np.zeros(self.truth[shard], np.int64))
 
-    def reader(self, topology: Topology, listing: Listing) -> Reader:
+    def reader(self, topology: Topology, view: DatasetView) -> Reader:
         """Return a rank's reader, as a session has it."""
         spec = changed(self.spec, topology=topology)
         wrap = self.uneven in {Uneven.PAD, Uneven.REPEAT}
-        steps = listing.steps(spec.order, self.uneven)
+        steps = view.steps(spec.order, self.uneven)
         options = ReaderOptions(
             spec.order.seed,
             spec.order.shuffle,
@@ -60,23 +60,23 @@ class Bucketed(Run):
             wrap,
             bucket_by=("txt",),
         )
-        return Reader(listing.shares(spec.order), options, listing.counts)
+        return Reader(view.shares(spec.order), options, view.counts)
 
     def access_at(self, topology: Topology, at: Cursor) -> list[BatchRows]:
         """Read from ``at`` to the end, step by step, learning counts and lengths only when asked to."""
-        listing = self.listing()
-        reader = self.reader(topology, listing)
+        view = self.view()
+        reader = self.reader(topology, view)
         found: list[BatchRows] = []
-        while isinstance(rows := self.ask(reader, listing, at), BatchRows):
+        while isinstance(rows := self.ask(reader, view, at), BatchRows):
             found.append(rows)
             at = Cursor(at.epoch, at.step + 1, rows.cursor.anchors)
         assert rows.steps == at.step
         return found
 
-    def ask(self, reader: Reader, listing: Listing, at: Cursor) -> BatchRows | EpochEnd:
+    def ask(self, reader: Reader, view: DatasetView, at: Cursor) -> BatchRows | EpochEnd:
         """Return what a reader says of one step, told what it wants to know."""
         while isinstance(rows := reader.rows(at), NeedCounts):
-            listing.counts.update({shard: self.truth[shard] for shard in rows.shards})
+            view.counts.update({shard: self.truth[shard] for shard in rows.shards})
             if isinstance(rows, NeedLengths):
                 rows.learn([self.index(shard) for shard in rows.shards])
         return rows
@@ -113,12 +113,12 @@ def test_steps_in_any_order(made: tuple[Run, list[Topology]], data: st.DataObjec
     run, topologies = Bucketed.of(made[0]), made[1]
     topology = data.draw(st.sampled_from(topologies))
     whole = {epoch: run.access_at(topology, Cursor(epoch)) for epoch in (0, 1)}
-    listing = run.listing()
-    reader = run.reader(topology, listing)
+    view = run.view()
+    reader = run.reader(topology, view)
     asked = [(epoch, step) for epoch, access in whole.items() for step in range(len(access))]
     for epoch, step in data.draw(st.permutations(asked)):
         told = whole[epoch][step].cursor.anchors if data.draw(st.booleans()) else ()
-        rows = run.ask(reader, listing, Cursor(epoch, step, told))
+        rows = run.ask(reader, view, Cursor(epoch, step, told))
         assert isinstance(rows, BatchRows)
         assert ids(rows) == ids(whole[epoch][step])
 

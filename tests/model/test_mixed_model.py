@@ -11,7 +11,7 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from feedd.dataset.assignment import Partitioning
-from feedd.dataset.listing import Listing
+from feedd.dataset.listing import DatasetView, Listing
 from feedd.errors import BadRequest
 from feedd.open_spec import OpenSpec, SourceSpec
 from feedd.ordering import mixing, rng
@@ -45,7 +45,7 @@ class Mix:
     weights: dict[int, tuple[int, ...]]
     spec: OpenSpec
 
-    def listing(self) -> Listing:
+    def view(self) -> DatasetView:
         """List all sources, one after another, every count known."""
         refs = [
             ObjectRef("s3://b", f"{source}/{shard:03}", count + 1, str(shard))
@@ -55,7 +55,7 @@ class Mix:
         firsts = tuple(np.cumsum([0, *(len(counts) for counts in self.truth[:-1])]).tolist())
         listing = Listing.of(refs, 0.0, firsts)
         listing.counts.update(enumerate(itertools.chain(*self.truth)))
-        return listing
+        return listing.as_listed
 
     def at(self, topology: Topology) -> OpenSpec:
         """What one rank asks for."""
@@ -65,10 +65,10 @@ class Mix:
         )
         return changed(self.spec, topology=topology, sources=sources)
 
-    def plan(self, topology: Topology, window: int, listing: Listing | None = None) -> MixedPlan:
-        """Return the plan of a node's ranks; of another listing of the same sources, if one is given."""
+    def plan(self, topology: Topology, window: int, view: DatasetView | None = None) -> MixedPlan:
+        """Return the plan of a node's ranks; of another view of the same sources, if one is given."""
         spec = self.at(topology)
-        return MixedPlan.of(listing or self.listing(), spec.order, spec.data.sources, window)
+        return MixedPlan.of(view or self.view(), spec.order, spec.data.sources, window)
 
     def reader(self, topology: Topology) -> MixedReader:
         """Return a rank's reader, as a session has it."""
@@ -104,7 +104,7 @@ class Simulation:
             [self._epochs(source, part) for source in range(len(mix.truth))] for part in range(self._parts)
         ]
 
-    def _share(self, source: int, part: int) -> tuple[Listing, Reader]:
+    def _share(self, source: int, part: int) -> tuple[DatasetView, Reader]:
         counts = self._mix.truth[source]
         refs = [ObjectRef("s3://b", f"{shard:03}", count + 1, "") for shard, count in enumerate(counts)]
         alone = Listing.of(refs, 0.0)
@@ -114,7 +114,7 @@ class Simulation:
         )
         seed = source_seed(self._spec.order.seed, source)
         options = ReaderOptions(seed, self._spec.order.shuffle, WINDOW, 7, Topology())
-        return alone, Reader((share,), options, alone.counts)
+        return alone.as_listed, Reader((share,), options, alone.counts)
 
     def _epochs(self, source: int, part: int) -> itertools.chain[Sample]:
         first = sum(len(counts) for counts in self._mix.truth[:source])
@@ -250,9 +250,9 @@ def test_sources_in_their_own_order(made: tuple[Mix, list[Topology]], epoch: int
     for reader, number in itertools.product(readers, range(epoch + 1)):
         for shard, ordinal, _ in itertools.chain(*access_at(reader, number)):
             times[shard, ordinal] = times.get((shard, ordinal), 0) + 1
-    listing, parts = mix.listing(), mix.spec.order.partitions or topologies[0].node_count
+    view, parts = mix.view(), mix.spec.order.partitions or topologies[0].node_count
     for source, counts in enumerate(mix.truth):
-        first = listing.firsts[source]
+        first = view.listing.firsts[source]
         for part in range(parts):
             share = [
                 times.get((first + shard, ordinal), 0)

@@ -22,6 +22,7 @@ from tests.budget import budget
 from tests.fakes.specs import changed, open_spec
 
 if TYPE_CHECKING:
+    from feedd.dataset.listing import DatasetView
     from feedd.open_spec import OpenSpec
     from feedd.ordering.batch_plan import BatchRows
 
@@ -43,33 +44,33 @@ class Run:
     uneven: Uneven
     counted: bool
 
-    def listing(self) -> Listing:
+    def view(self) -> DatasetView:
         """List the shards anew; bytes go with samples."""
         refs = [ObjectRef("s3://b", f"{i:03}", count + 1, str(i)) for i, count in enumerate(self.truth)]
         listing = Listing.of(refs, 0.0)
         if self.counted:
             listing.counts.update(enumerate(self.truth))
-        return listing
+        return listing.as_listed
 
-    def reader(self, topology: Topology, listing: Listing) -> Reader:
+    def reader(self, topology: Topology, view: DatasetView) -> Reader:
         """Return a rank's reader, as a session has it."""
         spec = changed(self.spec, topology=topology)
         wrap = self.uneven in {Uneven.PAD, Uneven.REPEAT}
-        steps = listing.steps(spec.order, self.uneven)
+        steps = view.steps(spec.order, self.uneven)
         options = ReaderOptions(
             spec.order.seed, spec.order.shuffle, self.window, spec.order.batch_size, topology, steps, wrap
         )
-        return Reader(listing.shares(spec.order), options, listing.counts)
+        return Reader(view.shares(spec.order), options, view.counts)
 
     def access_at(self, topology: Topology, at: Cursor) -> list[BatchRows]:
         """Read from ``at`` to the end of its epoch with a reader of its own, that learns counts when asked to."""
-        listing = self.listing()
-        reader = self.reader(topology, listing)
+        view = self.view()
+        reader = self.reader(topology, view)
         found: list[BatchRows] = []
         while True:
             rows = reader.rows(at)
             if isinstance(rows, NeedCounts):
-                listing.counts.update({shard: self.truth[shard] for shard in rows.shards})
+                view.counts.update({shard: self.truth[shard] for shard in rows.shards})
             elif isinstance(rows, EpochEnd):
                 assert rows.steps == at.step
                 return found
@@ -85,11 +86,11 @@ def ids(rows: BatchRows) -> list[Sample]:
 
 def samples_of(run: Run, topology: Topology) -> list[int]:
     """Return the samples of every partition, added up one by one."""
-    nodes, listing = topology.node_count, run.listing()
+    nodes, view = topology.node_count, run.view()
     shares = [
         share
         for node in range(nodes)
-        for share in listing.shares(replace(run.spec.order, topology=replace(topology, node_rank=node)))
+        for share in view.shares(replace(run.spec.order, topology=replace(topology, node_rank=node)))
     ]
     found = [share.counts(dict(enumerate(run.truth))) for share in shares]
     return [int(counts.sum()) for counts in found if counts is not None]
@@ -141,14 +142,14 @@ def test_what_is_left_out_is_told(made: tuple[Run, list[Topology]], epoch: int, 
     """Each rank's figure is exactly what it would have got besides, had every rank ended with its samples."""
     run, topologies = made
     free = replace(run, uneven=Uneven.ALLOW, spec=changed(run.spec, steps=0))
-    steps = run.listing().steps(replace(run.spec.order, topology=topologies[0]), Uneven.DROP)
+    steps = run.view().steps(replace(run.spec.order, topology=topologies[0]), Uneven.DROP)
     assert steps is not None
     if steps > fewer:  # with fewer than there could be, as a user may ask for
         run = replace(run, spec=changed(run.spec, steps=steps - fewer))
     for topology in topologies:
         got, could = (sum(len(rows.ordinal) for rows in one.access_at(topology, Cursor(epoch))) for one in (run, free))
-        assert run.reader(topology, run.listing()).left_out() == could - got
-        assert free.reader(topology, free.listing()).left_out() == 0
+        assert run.reader(topology, run.view()).left_out() == could - got
+        assert free.reader(topology, free.view()).left_out() == 0
 
 
 @settings(max_examples=budget(100), deadline=None)
@@ -231,11 +232,11 @@ def test_resumed_elsewhere() -> None:
 def test_fingerprint_tells_what_matters() -> None:
     """The same samples in every step have the same fingerprint, on however many nodes; others have others."""
     run = Run((5, 5, 5, 5), open_spec(("s3://b/",), 8, partitions=4), 2, Uneven.ALLOW, counted=True)
-    listing = run.listing()
+    view = run.view()
 
     def mark(batch_size: int, topology: Topology, partitions: int = 4, seed: int = 0) -> bytes:
         spec = changed(run.spec, batch_size=batch_size, topology=topology, partitions=partitions, seed=seed)
-        return listing.fingerprint(spec.order, (), 2)
+        return view.listing.fingerprint(spec.order, (), 2)
 
     same = {mark(8, Topology()), mark(4, ranks_of(2, 1)[0]), mark(2, ranks_of(2, 2)[3]), mark(2, ranks_of(4, 1)[2])}
     assert len(same) == 1
@@ -247,17 +248,17 @@ def test_what_cannot_be_planned_is_refused() -> None:
     """Equal steps without counts, partitions that nodes cannot share, and batches they cannot fill say what to do."""
     run = Run((5, 0, 5), open_spec(("s3://b/",), 4, partitions=3), 2, Uneven.DROP, counted=False)
     with pytest.raises(Unsupported, match="sample counts"):
-        run.reader(Topology(), run.listing())
+        run.reader(Topology(), run.view())
     with pytest.raises(BadRequest, match="multiple of the 2 nodes"):
-        replace(run, uneven=Uneven.ALLOW).reader(ranks_of(2, 1)[0], run.listing())
+        replace(run, uneven=Uneven.ALLOW).reader(ranks_of(2, 1)[0], run.view())
     counted = replace(run, counted=True, uneven=Uneven.PAD, spec=changed(run.spec, batch_size=3))
     with pytest.raises(BadRequest, match="none in 1 of them"):
-        counted.reader(Topology(), counted.listing())
+        counted.reader(Topology(), counted.view())
     with pytest.raises(BadRequest, match="multiple of its 3 partitions"):
-        replace(run, uneven=Uneven.ALLOW).reader(Topology(), run.listing())
+        replace(run, uneven=Uneven.ALLOW).reader(Topology(), run.view())
     sampled = replace(run, uneven=Uneven.ALLOW, spec=changed(run.spec, batch_size=3, sharding="sample"))
     with pytest.raises(BadRequest, match="sharding='sample'"):
-        sampled.reader(Topology(), sampled.listing())
+        sampled.reader(Topology(), sampled.view())
 
 
 def test_steps_given_repeat_what_is_there() -> None:

@@ -569,3 +569,45 @@ class DrainRequest(_message.Message):
 class DrainResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class SessionsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SessionEntry(_message.Message):
+    __slots__ = ("id", "owner", "pids", "urls", "slots", "leases", "arena_bytes", "age_s", "silent_s")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    PIDS_FIELD_NUMBER: _ClassVar[int]
+    URLS_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    ARENA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    SILENT_S_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    owner: str
+    pids: _containers.RepeatedScalarFieldContainer[int]
+    urls: _containers.RepeatedScalarFieldContainer[str]
+    slots: int
+    leases: int
+    arena_bytes: int
+    age_s: float
+    silent_s: float
+    def __init__(self, id: _Optional[str] = ..., owner: _Optional[str] = ..., pids: _Optional[_Iterable[int]] = ..., urls: _Optional[_Iterable[str]] = ..., slots: _Optional[int] = ..., leases: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., age_s: _Optional[float] = ..., silent_s: _Optional[float] = ...) -> None: ...
+
+class SessionsResponse(_message.Message):
+    __slots__ = ("sessions",)
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    sessions: _containers.RepeatedCompositeFieldContainer[SessionEntry]
+    def __init__(self, sessions: _Optional[_Iterable[_Union[SessionEntry, _Mapping]]] = ...) -> None: ...
+
+class EndSessionRequest(_message.Message):
+    __slots__ = ("id",)
+    ID_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    def __init__(self, id: _Optional[str] = ...) -> None: ...
+
+class EndSessionResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 from typing import TYPE_CHECKING, Self
 
 from feedd.cache import os_errors
@@ -37,11 +38,13 @@ class DirectoryLock:
         """Lock the directory.
 
         Raises:
-            CacheUnavailable: another process owns the directory, or it cannot be created or written.
+            CacheUnavailable: another process owns the directory, it cannot be created or written, or other users may
+                write to it.
         """
         try:
             self._directory.parent.mkdir(parents=True, exist_ok=True)
             self._directory.mkdir(mode=0o700, exist_ok=True)
+            check_private(self._directory)
             fd = os.open(self._directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             raise os_errors.unavailable(error, self._directory) from error
@@ -95,3 +98,31 @@ class DirectoryLock:
             ) from error
         except OSError as error:
             raise os_errors.unavailable(error, self._directory) from error
+
+
+def check_private(directory: Path) -> None:
+    """Refuse a directory in which other users could plant shards, or exchange files for links.
+
+    Raises:
+        CacheUnavailable: it belongs to another user than this process's or root, others may write to it, or it is a
+            link.
+        OSError: it cannot be looked at.
+    """
+    status = directory.lstat()
+    user = os.geteuid()
+    # Where each user has a group of the same number, a umask of 002 is usual and lets nobody else in.
+    others = stat.S_IWOTH | (0 if status.st_gid == user else stat.S_IWGRP)
+    if stat.S_ISLNK(status.st_mode):
+        got, hint = "a link", "name the directory that the link leads to"
+    elif status.st_uid not in {user, 0}:
+        got, hint = f"one of user {status.st_uid}", f"let the daemon make a directory of its own: {directory}/feedd"
+    elif status.st_mode & others:
+        got, hint = f"mode {stat.S_IMODE(status.st_mode):04o}", f"chmod go-w {directory}, or use {directory}/feedd"
+    else:
+        return
+    raise CacheUnavailable(
+        f"expected a cache directory that only user {user} can write to, got {got}",
+        object=str(directory),
+        hint=hint,
+        stage="cache",
+    )

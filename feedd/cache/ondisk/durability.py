@@ -59,7 +59,7 @@ class RunLedger:
         """
         temp = self._path.with_name(f"{FLUSHED_NAME}.new")
         try:
-            fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             try:
                 _sync_file_system(fd)
                 os.write(fd, b"".join(run.hex().encode() + b"\n" for run in sorted({*seen_runs, self.run})))

@@ -59,7 +59,7 @@ def create(path: Path, size_bytes: int, reserve_bytes: int) -> SinkFile:
         available = free_bytes(path.parent)
         if available - size_bytes < reserve_bytes:
             raise StorageFull(size_bytes, available, reserve_bytes)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             os.posix_fallocate(fd, 0, size_bytes)
             return SinkFile(fd)

@@ -102,7 +102,9 @@ class Journal:
         self.close()
         temp = self._path.with_name(f"{INDEX_NAME}.new")
         try:
-            fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            fd = os.open(
+                temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+            )
         except OSError:
             self._forget()
             return

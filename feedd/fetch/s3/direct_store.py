@@ -6,9 +6,7 @@ botocore still finds credentials and endpoint, signs, lists, and does everything
 from __future__ import annotations
 
 import contextlib
-import ssl
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -26,6 +24,7 @@ from feedd.fetch.s3.sdk_client import trusted_authorities
 from feedd.fetch.s3.sdk_errors import MOVED, code_of
 from feedd.fetch.s3.sdk_store import S3Store
 from feedd.fetch.s3.transfer_threads import TransferThreads
+from feedd.fetch.s3.trust import Trust
 from feedd.flow.pools import LOCAL_FILES
 from feedd.values import ReadProgress
 
@@ -67,7 +66,7 @@ class DirectStore:
         self._payer = {"RequestPayer": "requester"} if self._s3.requester_pays else {}
         self._templates: tuple[object, Once[Template]] | None = None  # with the client they were caught from
         self._pools: dict[str, ConnectionPool] = {}
-        self._tls: Once[ssl.SSLContext] = Once(lambda: LOCAL_FILES.run(_tls_context, trusted_authorities(self._s3)))
+        self._trust = Trust(lambda: trusted_authorities(self._s3))
         self._transfer_threads: TransferThreads | None = None
         self._logged: set[str] = set()
 
@@ -193,7 +192,7 @@ class DirectStore:
         return await catch_template(client, self._bucket, self._payer)
 
     async def _pool(self, template: Template) -> ConnectionPool:
-        tls = await self._tls.get() if template.scheme == "https" else None
+        tls = await self._trust.context() if template.scheme == "https" else None
         pool = self._pools.get(template.origin)
         if pool is None:
             endpoint = Endpoint(template.origin, template.host, template.port, tls)
@@ -214,10 +213,3 @@ def _client_error(answer: Answer) -> ClientError:
     parsed: Any = create_parser("rest-xml").parse(fields, no_shape)
     parsed.setdefault("Error", {"Code": str(answer.status)})
     return ClientError(parsed, "GetObject")
-
-
-def _tls_context(authorities: str) -> ssl.SSLContext:
-    many = Path(authorities).is_dir()
-    context = ssl.create_default_context(cafile=None if many else authorities, capath=authorities if many else None)
-    context.set_alpn_protocols(["http/1.1"])
-    return context

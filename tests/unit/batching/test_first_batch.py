@@ -25,7 +25,7 @@ listing = Listing.of(refs, 0.0)
 listing.counts.update(dict.fromkeys(range(5), 3))
 for sharding in ("key", "size", "sample", "replicated"):
     order = OrderSpec(4, sharding=sharding)
-    reader = Reader(listing.shares(order), ReaderOptions(0, True, 2, 4, Topology()), listing.counts)
+    reader = Reader(listing.as_listed.shares(order), ReaderOptions(0, True, 2, 4, Topology()), listing.counts)
     rows = reader.rows(Cursor())
     assert reader.assigned.tolist() == list(range(5))
     blob = ShardIndex(("cls",), np.zeros((1, 3), np.int64), np.ones((1, 3), np.int64), b"abc", np.arange(1, 4))

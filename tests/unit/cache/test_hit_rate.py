@@ -59,7 +59,8 @@ def test_two_jobs_over_one_dataset_share_what_is_kept() -> None:
         options = ReaderOptions(seed, shuffle=True, window_shards=4, batch_size=8, topology=Topology())
         readers.append(Reader((Assignment(np.arange(120)),), options, listing.counts))
     drivers = [
-        PrefetchDriver(f"job-{n}", listing, reader, cache.seam, reader_groups) for n, reader in enumerate(readers)
+        PrefetchDriver(f"job-{n}", listing.as_listed, reader, cache.seam, reader_groups)
+        for n, reader in enumerate(readers)
     ]
     for prefetch_driver in drivers:
         prefetch_driver.enter(Cursor())

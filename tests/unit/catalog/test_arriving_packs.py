@@ -112,7 +112,7 @@ async def test_a_window_whose_packs_are_there_in_part(tmp_path: Path) -> None:
     order = await _order(tmp_path / "before")
     async with feeding(tmp_path) as rig:
         session = await _opened(rig)
-        listing = session._parts.listing
+        listing = session._parts.view
         with await rig.cache.acquire(listing.refs[::2]):
             _gate(rig, _keys(order[0]))
             first = await asyncio.wait_for(take(session, Cursor()), 20)

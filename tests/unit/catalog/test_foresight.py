@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
     from feedd.catalog.index_store import Indexes
     from feedd.converting.converting_cache import ConvertingCache
-    from feedd.dataset.listing import Listing
+    from feedd.dataset.listing import DatasetView
     from feedd.sessions.feed_session import Session
     from feedd.values import ShardIndex
     from tests.fakes.feeding import Feeding
 
 
 def _known(rig: Feeding, session: Session) -> list[int]:
-    listing = session._parts.listing
-    return [shard for shard in range(len(listing.refs)) if rig.pipeline.catalog.readings.cached(listing, shard)]
+    view = session._parts.view
+    return [shard for shard in range(len(view.refs)) if rig.pipeline.catalog.readings.cached(view, shard)]
 
 
 class _Readings:
@@ -41,15 +41,15 @@ class _Readings:
 
     def index_prefetcher(self) -> IndexPrefetcher:
         """Return what reads them ahead."""
-        listing = SimpleNamespace(refs=range(99))
+        view = SimpleNamespace(refs=range(99))
         cache = SimpleNamespace(holds=lambda _: True)
-        return IndexPrefetcher(cast("Indexes", self), cast("Listing", listing), cast("ConvertingCache", cache))
+        return IndexPrefetcher(cast("Indexes", self), cast("DatasetView", view), cast("ConvertingCache", cache))
 
-    def cached(self, _: Listing, shard: int) -> object:
+    def cached(self, _: DatasetView, shard: int) -> object:
         """Return what was read."""
         return shard if shard in self.read else None
 
-    def begin(self, _: Listing, shard: int) -> Flight[int, ShardIndex]:
+    def begin(self, _: DatasetView, shard: int) -> Flight[int, ShardIndex]:
         """Read one."""
 
         async def work() -> ShardIndex:
@@ -118,7 +118,7 @@ async def test_the_rest_of_a_window_is_indexed_behind_its_first_batches(tmp_path
             rig.pipeline.catalog._learned.note(ref, 12)
         session = await rig.open(batch_size=1, shuffle=True, window_shards=16)
         assert len(_known(rig, session)) <= 1  # the one it looks at
-        refs = session._parts.listing.refs
+        refs = session._parts.view.refs
         await until(lambda: all(map(rig.pipeline.cache.holds, refs)))
         for step in range(8):
             await take(session, Cursor(0, step))
@@ -132,7 +132,7 @@ async def test_the_next_window_is_indexed_when_it_is_here_but_not_before_the_fir
     async with feeding(tmp_path) as rig:
         rig.store.numbers(*[12] * 3)
         session = await rig.open(batch_size=1)
-        here = session._parts.listing.refs[1]
+        here = session._parts.view.refs[1]
         await until(lambda: rig.pipeline.cache.holds(here))
         for step in range(8):
             await take(session, Cursor(0, step))
@@ -146,7 +146,7 @@ async def test_counts_of_what_was_read_ahead_are_learned_for_later_daemons(tmp_p
     async with feeding(tmp_path) as rig:
         rig.store.numbers(*[12] * 3)
         session = await rig.open(batch_size=1)
-        refs = session._parts.listing.refs
+        refs = session._parts.view.refs
         await batches(session)
         assert rig.pipeline.catalog._learned.known(refs) == {0: 12, 1: 12, 2: 12}
 
@@ -170,7 +170,7 @@ async def test_a_session_that_closes_gives_up_what_it_began(tmp_path: Path, monk
     async with feeding(tmp_path) as rig:
         rig.store.numbers(*[12] * 2)
         session = await rig.open(batch_size=1)
-        here = session._parts.listing.refs[1]
+        here = session._parts.view.refs[1]
         await until(lambda: rig.pipeline.cache.holds(here))
         for step in range(8):
             await take(session, Cursor(0, step))

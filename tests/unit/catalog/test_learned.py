@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
+from feedd.catalog import index_store, learned_counts
 from feedd.catalog.learned_counts import Learned
 from feedd.conversion import Conversion
+from feedd.dataset.listing import Listing
 from feedd.values import Cursor, ObjectRef
 from tests.fakes.feeding import batches, feeding
 
@@ -76,19 +77,18 @@ async def test_a_warm_batch_learns_nothing(tmp_path: Path, monkeypatch: pytest.M
     """Counts are learned, and formats worked out, once for each shard: never again for each batch that reads it."""
     entered: list[str] = []
 
-    def counting(module: str, name: str) -> None:
-        whole = getattr(importlib.import_module(module), name)
+    def counting(owner: object, name: str) -> None:
+        whole = getattr(owner, name)
 
         def noted(*its: object) -> object:
             entered.append(name)
             return whole(*its)
 
-        monkeypatch.setattr(f"{module}.{name}", noted)
+        monkeypatch.setattr(owner, name, noted)
 
-    counting("feedd.catalog.index_store", "format_of")
-    counting("feedd.catalog.dataset_catalog", "format_of")
-    counting("feedd.catalog.index_store", "conversion_named")
-    counting("feedd.catalog.learned_counts", "counts_apart")
+    counting(Listing, "format_of")
+    counting(index_store, "conversion_named")
+    counting(learned_counts, "counts_apart")
     async with feeding(tmp_path) as rig:
         rig.store.numbers(8, 8, 8, 8)
         session = await rig.open(batch_size=1, shuffle=True)

@@ -31,7 +31,10 @@ async def test_what_index_json_says_is_known_without_believing_its_counts(tmp_pa
         _put_chunks(rig)
         listing = await rig.pipeline.catalog.fresh((URL,))
         assert listing.counts == {}
-        assert [(await rig.pipeline.catalog.index(listing, shard)).sample_count for shard in range(2)] == [3, 2]
+        assert [(await rig.pipeline.catalog.index(listing.as_listed, shard)).sample_count for shard in range(2)] == [
+            3,
+            2,
+        ]
 
 
 async def test_the_url_goes_before_the_name(tmp_path: Path) -> None:
@@ -74,7 +77,7 @@ async def test_pictures_may_be_named_shards(tmp_path: Path) -> None:
         rig.store.put("train/a.jpg", LINES)
         listing = await rig.pipeline.catalog.listing((f"jsonl+{URL}",), lambda _: False)
         assert [ref.key for ref in listing.refs] == ["train/a.jpg"]
-        assert (await rig.pipeline.catalog.index(listing, 0)).sample_count == 3
+        assert (await rig.pipeline.catalog.index(listing.as_listed, 0)).sample_count == 3
 
 
 async def test_formats_that_nobody_has(tmp_path: Path) -> None:

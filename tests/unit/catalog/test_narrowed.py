@@ -12,12 +12,13 @@ from feedd.recipe.recipe import parse_field
 from feedd.values import ObjectRef
 
 if TYPE_CHECKING:
+    from feedd.dataset.listing import DatasetView
     from feedd.values import FieldRecipe
 
 
-def listing(*keys: str, firsts: tuple[int, ...] = (0,)) -> Listing:
+def listing(*keys: str, firsts: tuple[int, ...] = (0,)) -> DatasetView:
     """Return a listing of these objects, as the shelf makes one."""
-    return Listing.of(formed([ObjectRef("s3://b", key, 10, key) for key in keys]), 0.0, firsts)
+    return Listing.of(formed([ObjectRef("s3://b", key, 10, key) for key in keys]), 0.0, firsts).as_listed
 
 
 def recipe(*names: str) -> tuple[FieldRecipe, ...]:
@@ -25,7 +26,7 @@ def recipe(*names: str) -> tuple[FieldRecipe, ...]:
     return tuple(parse_field(name, "int") for name in names)
 
 
-def forms(view: Listing) -> list[str]:
+def forms(view: DatasetView) -> list[str]:
     """Return the form of each object."""
     return [text_of(ref.conversion) for ref in view.refs]
 
@@ -55,13 +56,13 @@ def test_a_view_and_its_listing_learn_together() -> None:
     view.learn(1, 7)
     whole.learn(0, 3)
     assert view.counts == whole.counts == {0: 3, 1: 7}
-    assert (view.base, view.digest) == (whole, whole.digest)
+    assert view.listing is whole.listing
 
 
 def test_arrays_have_rows_of_their_own() -> None:
     """What one says of its rows holds for those who read the same ones; what is told of all holds for everybody."""
     whole = listing("a.npz", "b.h5.gz", "c.npz")
-    whole.add_counts({2: 5}, {}, ())
+    whole.listing.add_counts({2: 5}, {}, ())
     short, long = narrowed(whole, [recipe("x")]), narrowed(whole, [recipe("y", "z")])
     short.learn(0, 2)
     long.learn(0, 7)
@@ -71,7 +72,7 @@ def test_arrays_have_rows_of_their_own() -> None:
     assert narrowed(whole, [()]).counts is whole.counts
     for number in range(200):
         narrowed(whole, [recipe(f"x{number}")]).learn(0, number)
-    assert len(whole.apart) == 64
+    assert len(whole.listing._counts_apart) == 64
     assert narrowed(whole, [recipe("x199")]).counts[0] == 199
 
 

@@ -193,7 +193,7 @@ async def test_images_made_ready_change_nothing(tmp_path: Path) -> None:
         for fields in ((("jpg", "image:16x16"), ("npy", "npy")), (("jpeg;jpg", "image:16x16"), ("cls", "int"))):
             for rank in (0, 1):
                 session = await rig.open(**SKIP, fields=fields, decoded_cache=True, topology=node(rank, 2))
-                assert text_of(session._parts.listing.refs[0].conversion).startswith("rows:")
+                assert text_of(session._parts.view.refs[0].conversion).startswith("rows:")
                 made = await batches(session)
                 assert (sum(one.ready.rows for one in made), bad(made)) == (len(shards[rank]), 0)
 

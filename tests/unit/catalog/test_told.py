@@ -169,7 +169,7 @@ async def test_a_corrected_file_does_not_change_running_plans(tmp_path: Path) ->
         await _listing(rig)
         after = await rig.open(uneven="drop")
         assert (before.info.steps, after.info.steps) == (3, 2)
-        assert before._parts.listing.counts == {0: 5, 1: 9}
+        assert before._parts.view.counts == {0: 5, 1: 9}
         assert [len(batch.ints()) for batch in await batches(after)] == [4, 4]
 
 

@@ -174,7 +174,7 @@ async def test_only_the_start_of_a_large_shard_is_fetched_to_tell_types(tmp_path
         listing = await rig.pipeline.catalog.listing(("s3://memory/train/",), lambda _: False)
         assert listing.refs[0].size_bytes == first.size_bytes > 9 << 20
         recipe = (parse_field("n", "int"),)
-        view = await typed(rig.pipeline.cache, narrowed(listing, [recipe]), [recipe])
+        view = await typed(rig.pipeline.cache, narrowed(listing.as_listed, [recipe]), [recipe])
         assert {text_of(ref.conversion) for ref in view.refs} == {'csv:{"columns":[["n"]],"types":{"n":"int64"}}'}
         assert fetched_bytes(rig) == 8 << 20
 

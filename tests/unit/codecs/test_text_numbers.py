@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _run(task: DecodeTask, rows: int) -> tuple[bytes, list[tuple[int, str]]]:
     """Return an arena of a page behind a request, and its bad rows."""
-    request = request_decoder.decode(split.decode_packet(task, range(rows), 1))
+    request = request_decoder.decode(split.decode_packet(task, range(rows), 1).payload)
     assert isinstance(request, DecodeRequest)
     fd = os.memfd_create("arena")
     try:

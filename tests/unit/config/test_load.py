@@ -89,8 +89,10 @@ def test_every_option_can_come_from_the_environment(option: Option, tmp_path: Pa
         pem = tmp_path / "x.pem"
         pem.write_text("")
         env = {"FEEDD_TLS__CERT": str(pem), "FEEDD_TLS__KEY": str(pem), option.env: str(pem)}
-    elif option.name == "decode.tokenizers":  # unset by default, too
+    elif option.name in {"decode.tokenizers", "decode.readable", "security.admin_socket"}:  # unset by default, too
         env = {option.env: str(tmp_path)}
+    elif option.name == "security.allow_urls":
+        env = {option.env: "s3://bucket/train/, file:///data/"}
     elif option.name == "security.allow_uids":
         env = {option.env: "1000, 1001"}
     effective = load({}, env)

@@ -37,7 +37,7 @@ async def test_types_of_very_many_columns_are_the_first_shards(tmp_path: Path) -
         assert made[0].ints(NAMES[COUNT - 2]) == [1, 2]
         specs = {spec.name: spec.dtype for spec in made[0].specs}
         assert [specs[name] for name in NAMES] == ["int64", "float32"] * (COUNT // 2)
-        (text,) = {text_of(ref.conversion) for ref in session._parts.listing.refs}
+        (text,) = {text_of(ref.conversion) for ref in session._parts.view.refs}
         assert len(text) < 64
         for entry in rig.cache.entries():
             assert len(entry.conversion) < PARAMS_BYTES_MAX
@@ -55,7 +55,7 @@ def test_long_parameters_have_a_digest_and_stay_whole() -> None:
     conversion = Conversion("csv", params)
     assert len(params) > PARAMS_BYTES_MAX > 64 > len(conversion.text)
     request = msgspec.msgpack.decode(
-        MakeCall(MakeTask(conversion, "s3://b/k", 1, (), -1, -1, 0, 1, 1)).packet(range(1), 1)
+        MakeCall(MakeTask(conversion, "s3://b/k", 1, (), -1, -1, 0, 1, 1)).packet(range(1), 1).payload
     )
     assert zlib.decompress(request[3]).decode() == params
 

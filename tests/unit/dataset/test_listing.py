@@ -36,11 +36,11 @@ def test_sizes_are_balanced_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "balance", counted)
     listing = Listing.of([ObjectRef("s3://b", str(n), size, "x") for n, size in enumerate(SIZES)], 0.0)
     listing.counts.update(enumerate(SIZES))
-    read = [share.shards.tolist() for node in range(2) for share in listing.shares(_spec(2, node))]
+    read = [share.shards.tolist() for node in range(2) for share in listing.as_listed.shares(_spec(2, node))]
     assert read == [np.flatnonzero(balance(listing.sizes, 2) == node).tolist() for node in range(2)]
-    assert listing.steps(_spec(2, 1), Uneven.DROP) == 6
+    assert listing.as_listed.steps(_spec(2, 1), Uneven.DROP) == 6
     assert asked == [(6, 2)]
-    assert [share.shards.tolist() for share in listing.shares(_spec(3, 0))] == [[4]]
+    assert [share.shards.tolist() for share in listing.as_listed.shares(_spec(3, 0))] == [[4]]
     assert asked == [(6, 2), (6, 3)]
     cut = listing.partitioning(_spec(3, 0))
     assert cut.owners_of(listing.sizes[:4], 3).tolist() == balance(listing.sizes[:4], 3).tolist()
@@ -53,7 +53,7 @@ def test_a_count_that_was_learned_outlives_a_newer_listing() -> None:
     refs = [ObjectRef("s3://b", str(n), 1, "x") for n in range(3)]
     held, newer = Listing.of(refs, 0.0), Listing.of(refs, 1.0)
     newer.counts.update({0: 5, 1: 6})
-    held.learn(1, 7)
+    held.as_listed.learn(1, 7)
     held.renew(newer)
     assert held.counts == {0: 5, 1: 7}
-    held.learn(1, 7)
+    held.as_listed.learn(1, 7)

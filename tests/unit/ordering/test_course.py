@@ -95,11 +95,11 @@ def _positions(its: ShardSchedule, shard: int) -> list[int]:
 def test_uses_as_looked_up_one_by_one(made: tuple[Mix, list[Topology]], epoch: int, data: st.DataObject) -> None:
     """Where each shard is due next, from any window on, is its next place in this epoch, the next one, or its end."""
     mix, topologies = made
-    plan, listing = _plan(mix, topologies[0]), mix.listing()
-    access = MixedReader(plan).access_at(listing, Cursor(epoch))
+    plan, view = _plan(mix, topologies[0]), mix.view()
+    access = MixedReader(plan).access_at(view, Cursor(epoch))
     its, following = plan.schedule(epoch), plan.schedule(epoch + 1)
-    starts = [0, *itertools.accumulate(int(listing.sizes[shard]) for shard in its.shards)]
-    later = [0, *itertools.accumulate(int(listing.sizes[shard]) for shard in following.shards)]
+    starts = [0, *itertools.accumulate(int(view.listing.sizes[shard]) for shard in its.shards)]
+    later = [0, *itertools.accumulate(int(view.listing.sizes[shard]) for shard in following.shards)]
 
     def due(shard: int, window: int) -> float:
         left = [starts[place] for place in _positions(its, shard) if its.ends[place] >= window]
@@ -109,9 +109,9 @@ def test_uses_as_looked_up_one_by_one(made: tuple[Mix, list[Topology]], epoch: i
     window = data.draw(st.integers(0, its.edges.shape[0] - 1))
     assert access.position(window) == starts[its.position(window)]
     started = dict(access.start(window))
-    assert started == {listing.refs[shard]: due(shard, window) for shard in plan.assigned.tolist()}
+    assert started == {view.refs[shard]: due(shard, window) for shard in plan.assigned.tolist()}
     for ref, at in dict(access.left(window)).items():
-        assert at == due(listing.refs.index(ref), window + 1)
+        assert at == due(view.refs.index(ref), window + 1)
     told = dict(
         itertools.chain(
             access.start(its.edges.shape[0]), *map(access.again, reversed(range(window, its.edges.shape[0])))
@@ -128,12 +128,12 @@ def test_the_same_data_twice_is_due_when_either_source_needs_it(window: int) -> 
     """Two sources of the same objects, each in its own order: an object is named once, due where it comes first."""
     spec = open_spec(("s3://b/",), 4, shuffle=True, mix=STRATIFIED)
     mix = Mix(((8,) * 12, (8,) * 12), {0: (2, 1)}, spec)
-    refs = mix.listing().refs[:12]
+    refs = mix.view().refs[:12]
     listing = Listing.of(refs * 2, 0.0, (0, 12))
     listing.counts.update(dict.fromkeys(range(24), 8))
-    plan = mix.plan(Topology(), WINDOW, listing)
+    plan = mix.plan(Topology(), WINDOW, listing.as_listed)
     its = plan.schedule(0)
-    told = list(MixedReader(plan).access_at(listing, Cursor(0)).start(window))
+    told = list(MixedReader(plan).access_at(listing.as_listed, Cursor(0)).start(window))
     assert sorted(ref.key for ref, _ in told) == sorted(ref.key for ref in refs)
     assert plan.assigned.tolist() == list(range(24))
     starts = [0, *itertools.accumulate(int(listing.sizes[shard]) for shard in its.shards)]
@@ -148,11 +148,11 @@ def test_walks_are_told_apart() -> None:
     """The same mixture has one key on all ranks of a node; another seed, epoch or batch size has another."""
     spec = open_spec(("s3://b/",), 4, shuffle=True, mix=BATCH)
     mix = Mix(((9,) * 8, (7,) * 8), {0: (1, 1)}, spec)
-    listing = mix.listing()
+    view = mix.view()
 
     def key(topology: Topology, epoch: int = 0, **changes: int) -> object:
         other = Mix(mix.truth, mix.weights, changed(spec, **changes))
-        return MixedReader(_plan(other, topology)).access_at(listing, Cursor(epoch)).key
+        return MixedReader(_plan(other, topology)).access_at(view, Cursor(epoch)).key
 
     one, two = ranks_of(1, 2)
     assert key(one) == key(two)
@@ -171,4 +171,4 @@ def test_orders_begin_with_what_is_needed_first() -> None:
         assert isinstance(rows, BatchRows)
         for order in orders:
             assert set(order[:WINDOW]) & set(rows.shards.tolist())
-    assert isinstance(reader.access_at(mix.listing(), Cursor(0)), MixedAccess)
+    assert isinstance(reader.access_at(mix.view(), Cursor(0)), MixedAccess)

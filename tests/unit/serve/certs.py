@@ -25,7 +25,7 @@ class Authority:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._key = ec.generate_private_key(ec.SECP256R1())
-        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test authority")])
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"test authority {folder.name}")])
         cert = self._builder(self._name, self._key.public_key(), is_ca=True).sign(self._key, hashes.SHA256())
         self.ca_path = folder / "ca.pem"
         self.ca_path.write_bytes(cert.public_bytes(serialization.Encoding.PEM))

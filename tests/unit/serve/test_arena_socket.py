@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from feedd import metrics
 from feedd.serve.arena_socket import HOLD
 from feedd.serve.server_options import ServeHooks, ServeOptions
+from feedd.serve.tickets import OWNER_GREETING
 from feedd.wire import feedd_pb2 as pb
 from tests.fakes.backend import FakeScript
 from tests.unit.serve.raw_client import WAIT_S, attach, serving
@@ -78,26 +79,31 @@ async def test_connections_are_bounded(short_dir: Path) -> None:
     """One connection too many is closed at once; those that are there stay."""
     options = ServeOptions(listen=(f"unix://{short_dir}/feedd.sock",), arena_connections_max=1)
     async with serving(short_dir, None, options) as rig:
-        first, answer = await _say(short_dir / "feedd.sock.arena", HOLD)
+        first, answer = await _say(short_dir / "feedd.sock.arena", OWNER_GREETING)
         assert answer == b"\x01"
-        second, answer = await _say(short_dir / "feedd.sock.arena", HOLD)
+        second, answer = await _say(short_dir / "feedd.sock.arena", OWNER_GREETING)
         assert answer == b""
-        assert rig.server.holder_count == 1
+        assert rig.server.sessions.count == 0
         first.close()
         second.close()
 
 
 async def test_other_users_are_refused(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process of another user gets no arena even if it can reach the socket, unless that user is allowed."""
+    """Where users are listed, others get neither memory nor a ticket, even if they can open the socket."""
     monkeypatch.setattr("feedd.serve.arena_socket.peer_credentials", lambda _conn: (1, 4711))
+    for allowed, expected in (((), b"\x01"), ((4711,), b"\x01"), ((4712,), b"\x00")):
+        options = ServeOptions(listen=(f"unix://{short_dir}/feedd.sock",), allow_uids=allowed)
+        async with serving(short_dir, None, options):
+            conn, answer = await _say(short_dir / "feedd.sock.arena", OWNER_GREETING)
+            assert answer == expected
+            conn.close()
+
+
+async def test_only_a_daemon_that_ends_with_its_users_is_held(short_dir: Path) -> None:
+    """Elsewhere such connections would have no end and no use."""
     async with serving(short_dir):
         conn, answer = await _say(short_dir / "feedd.sock.arena", HOLD)
         assert answer == b"\x00"
-        conn.close()
-    options = ServeOptions(listen=(f"unix://{short_dir}/feedd.sock",), allow_uids=(4711,))
-    async with serving(short_dir, None, options):
-        conn, answer = await _say(short_dir / "feedd.sock.arena", HOLD)
-        assert answer == b"\x01"
         conn.close()
 
 

@@ -145,8 +145,8 @@ async def test_tcp_is_served_inline_and_has_no_arena() -> None:
         assert [b.inline for b in stream.batches] == [True, True]
 
 
-async def test_both_listeners_see_the_same_sessions(short_dir: Path) -> None:
-    """A session opened over TCP may stream over the Unix socket."""
+async def test_a_session_is_its_owners_at_every_listener(short_dir: Path) -> None:
+    """What a TCP client opened is unknown to a user of the Unix socket, who is another owner."""
     options = ServeOptions(listen=("127.0.0.1:0", f"unix://{short_dir}/f.sock"))
     async with serving(short_dir, FakeScript(steps=1), options) as rig:
         opened = await rig.open()
@@ -155,8 +155,10 @@ async def test_both_listeners_see_the_same_sessions(short_dir: Path) -> None:
         async with grpc.aio.insecure_channel(rig.server.addresses[1]) as other:
             rig.channel = other
             stream = await rig.stream(opened.session_id, credits=1)
-            await stream.finish()
-            assert [b.inline for b in stream.batches] == [False]
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await stream.finish()
+            assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+            assert (await rig.open()).session_id != opened.session_id
         arena.close()
 
 

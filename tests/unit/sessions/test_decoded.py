@@ -28,6 +28,7 @@ from tests.fakes.tars import jpeg, natural_image
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from feedd.dataset.listing import DatasetView
     from tests.fakes.feeding import Feeding, Taken
 
 MIB = 1 << 20
@@ -42,12 +43,12 @@ def request(*fields: tuple[str, str], **changes: Any) -> Request:
     return Request.of(open_spec(**(asked | changes)), 2)
 
 
-def listing(*keys: str, size_bytes: int = MIB) -> Listing:
+def listing(*keys: str, size_bytes: int = MIB) -> DatasetView:
     """Return a listing as the shelf makes one."""
-    return Listing.of(formed([ObjectRef("s3://b", key, size_bytes, key) for key in keys]), 0.0)
+    return Listing.of(formed([ObjectRef("s3://b", key, size_bytes, key) for key in keys]), 0.0).as_listed
 
 
-def names(view: Listing) -> list[str]:
+def names(view: DatasetView) -> list[str]:
     """Return the forms, without parameters."""
     return [text_of(ref.conversion).partition(":")[0] for ref in view.refs]
 
@@ -57,9 +58,9 @@ def test_where_there_is_room() -> None:
     whole = listing("a.tar", "b.tar.gz")
     view = with_predecoded(whole, request(), ROOM)
     assert names(view) == ["rows", "gunzip+rows"]
-    assert (view.digest, view.base, view.counts) == (whole.digest, whole, whole.counts)
-    assert with_predecoded(view, request(), ROOM).base is whole
-    assert len({view.view, whole.view, with_predecoded(whole, request(("jpg", "image:8x8")), ROOM).view}) == 3
+    assert (view.listing, view.counts) == (whole.listing, whole.counts)
+    assert with_predecoded(view, request(), ROOM).listing is whole.listing
+    assert len({view.name, whole.name, with_predecoded(whole, request(("jpg", "image:8x8")), ROOM).name}) == 3
     assert f'"limit_bytes":{64 * MIB}' in text_of(view.refs[0].conversion)
     many = listing(*(f"{n}.tar" for n in range(40)))
     for cache_mib, growth in {101: 2, 151: 3, 201: 4, 299: 4, 301: 6, 401: 8}.items():
@@ -122,7 +123,7 @@ def test_sources_with_anything_else_stay() -> None:
     """All shards of a source, or none; the daemon may forbid it."""
     for other in (listing("a.tar", "b.parquet"), listing("a.tar", "b.zip")):
         assert with_predecoded(other, request(), ROOM) is other
-    pack = Listing.of([ObjectRef("s3://b", "p", MIB, TAG + "x")], 0.0)
+    pack = Listing.of([ObjectRef("s3://b", "p", MIB, TAG + "x")], 0.0).as_listed
     assert with_predecoded(pack, request(), ROOM) is pack
     plain = listing("a.tar")
     assert with_predecoded(plain, request(), DecodedRoom(1024 * MIB, 0)) is plain
@@ -132,7 +133,7 @@ def test_only_a_random_cut_makes_another_run() -> None:
     """What is decoded the same is the same run, with and without; with a size before the cut it is another one."""
     plain = listing("a.tar")
     for fields, same in ((FIXED, True), ((("jpg", "image:16x16:random"),), False)):
-        marks = {request(*fields, decoded_cache=on).fingerprint(plain) for on in (True, False)}
+        marks = {request(*fields, decoded_cache=on).fingerprint(plain.listing) for on in (True, False)}
         assert (len(marks) == 1) == same
 
 

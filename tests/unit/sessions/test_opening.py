@@ -183,4 +183,4 @@ async def test_a_running_run_keeps_its_listing(tmp_path: Path) -> None:
         assert grown.info.shard_count == 3
         again = await rig.open(expect_fingerprint=before.info.fingerprint)
         assert again.info.shard_count == 2
-        assert again._parts.listing is before._parts.listing
+        assert again._parts.view is before._parts.view

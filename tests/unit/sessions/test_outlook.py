@@ -91,7 +91,7 @@ async def test_the_end_of_an_epoch_does_not_cancel_what_it_waits_for(tmp_path: P
         rig.store.numbers(*[4] * 4)
         session = await rig.open()
         await batches(session)
-        for ref in session._parts.listing.refs:
+        for ref in session._parts.view.refs:
             await rig.cache.discard(ref)
         rig.store.reads.clear()
         rig.store.gates["train/03.tar"] = asyncio.Event()
@@ -111,7 +111,7 @@ async def test_a_pass_begun_again_is_read_ahead_again(tmp_path: Path) -> None:
         rig.store.numbers(*[4] * 8)
         session = await rig.open()
         await batches(session)
-        for ref in session._parts.listing.refs:
+        for ref in session._parts.view.refs:
             await rig.cache.discard(ref)
         rig.store.reads.clear()
         assert isinstance(await take(session, Cursor()), Taken)
@@ -123,7 +123,7 @@ async def test_one_listing_told_twice_is_one_crowd(tmp_path: Path) -> None:
     async with feeding(tmp_path) as rig:
         rig.store.numbers(*[4] * 6)
         one = await rig.open(topology=rank(0, 2))
-        rig.pipeline.catalog.forget(one._parts.listing)
+        rig.pipeline.catalog.forget(one._parts.view.listing)
         await rig.open(topology=rank(1, 2))
         await batches(one)
         assert _next_uses(rig) == {f"{n:02d}": float(n) for n in range(6)}
@@ -201,5 +201,5 @@ async def test_the_next_epoch_is_read_ahead(tmp_path: Path) -> None:
         session = await rig.open(shuffle=True, window_shards=1)
         await batches(session)
         coming = session._parts.reader.orders(Cursor(1))[0][:2]
-        wanted = {session._parts.listing.refs[shard].url for shard in coming}
+        wanted = {session._parts.view.refs[shard].url for shard in coming}
         await until(lambda: wanted <= {entry.url for entry in rig.cache.entries()})

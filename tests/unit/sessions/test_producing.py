@@ -146,7 +146,7 @@ async def test_a_damaged_file_costs_one_fetch(tmp_path: Path) -> None:
         rig.store.numbers(*[4] * 4)
         session = await rig.open(batch_size=16)
         assert len(await batches(session)) == 1
-        (gone,) = [ref for ref in session._parts.listing.refs if ref.key.endswith("02.tar")]
+        (gone,) = [ref for ref in session._parts.view.refs if ref.key.endswith("02.tar")]
         _lose(rig, gone)
         (batch,) = await batches(session)
         assert batch.ints() == expected(*[4] * 4)
@@ -159,7 +159,7 @@ async def test_a_file_deleted_before_it_was_indexed(tmp_path: Path) -> None:
     async with feeding(tmp_path) as rig:
         rig.store.numbers(*[4] * 2)
         session = await rig.open()
-        (ref,) = [ref for ref in session._parts.listing.refs if ref.key.endswith("01.tar")]
+        (ref,) = [ref for ref in session._parts.view.refs if ref.key.endswith("01.tar")]
         with await rig.cache.acquire([ref]):
             _lose(rig, ref)
         assert len(await batches(session)) == 2

@@ -74,7 +74,7 @@ def task(files: tuple[ShardFile, ...], recipe: FieldRecipe, spans: np.ndarray) -
 
 def request(of: DecodeTask, rows: range) -> DecodeRequest:
     """Return what a worker gets."""
-    made = request_decoder.decode(split.decode_packet(of, rows, 1))
+    made = request_decoder.decode(split.decode_packet(of, rows, 1).payload)
     assert isinstance(made, DecodeRequest)
     return made
 
@@ -376,7 +376,7 @@ def test_files_go_after_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("feedd.workers.mapped_files.time.monotonic", lambda: now_s)
     kept = MappedFiles()
     kept.begin()
-    kept.get(split.file_message(shard_file(tmp_path / "a", bytes(200))))
+    kept.get(split.file_messages((shard_file(tmp_path / "a", bytes(200)),))[0][0])
     now_s += REST_S / 2
     kept.begin()
     assert len(kept) == 1

@@ -24,6 +24,7 @@ from feedd.workers.messages import (
     Indexed,
     IndexRequest,
     Measured,
+    Packet,
     Pinned,
     PinRequest,
     Prepare,
@@ -58,9 +59,9 @@ def arena() -> Iterator[int]:
     os.close(fd)
 
 
-def run(executor: Executor, packet: bytes) -> Answer:
+def run(executor: Executor, packet: Packet | bytes) -> Answer:
     """Answer a packet that brings no descriptors back."""
-    request = request_decoder.decode(packet)
+    request = request_decoder.decode(packet.payload if isinstance(packet, Packet) else packet)
     assert not isinstance(request, Attach | Detach)
     answer, fds = executor.run(request)
     assert not fds
@@ -126,7 +127,7 @@ def test_a_lost_or_short_file_is_the_caches_problem(shard: ShardFile, tmp_path: 
     gone = ShardFile(shard.ref, str(tmp_path / "gone"), 0)
     short = ShardFile(shard.ref, shard.path, 8192)
     for file in (gone, short):
-        answer = run(executor, encode(IndexRequest(3, split.file_message(file), "tar")))
+        answer = run(executor, encode(IndexRequest(3, split.file_messages((file,))[0][0], "tar")))
         assert isinstance(answer, Failed)
         assert (answer.id, answer.kind, answer.object) == (3, "cache-unavailable", shard.ref.url)
 
@@ -134,7 +135,7 @@ def test_a_lost_or_short_file_is_the_caches_problem(shard: ShardFile, tmp_path: 
 def test_an_index_survives_its_transport(shard: ShardFile) -> None:
     """What the daemon unpacks equals what the format found."""
     executor = Executor()
-    request = IndexRequest(1, split.file_message(shard), "tar")
+    request = IndexRequest(1, split.file_messages((shard,))[0][0], "tar")
     answer, fds = executor.run(request)
     assert isinstance(answer, Indexed)
     index = columns.unpack(fds[0], answer)
@@ -150,7 +151,7 @@ def test_why_fields_are_missing_survives_too(shard: ShardFile, tmp_path: Path) -
     data[-1] ^= 1
     (tmp_path / "damaged").write_bytes(data)
     ref = replace(shard.ref, size_bytes=len(data))
-    request = IndexRequest(1, split.file_message(ShardFile(ref, str(tmp_path / "damaged"), 0)), "tfrecord")
+    request = IndexRequest(1, split.file_messages((ShardFile(ref, str(tmp_path / "damaged"), 0),))[0][0], "tfrecord")
     answer, fds = Executor().run(request)
     assert isinstance(answer, Indexed)
     index = columns.unpack(fds[0], answer)
@@ -180,7 +181,7 @@ def test_nothing_of_the_shard_stays_mapped(shard: ShardFile, arena: int) -> None
         np.zeros(5, np.uint64),
     )
     run(executor, split.decode_packet(task, range(5), 1))
-    run(executor, encode(PinRequest(1, split.file_message(shard), 0, 50)))
+    run(executor, encode(PinRequest(1, split.file_messages((shard,))[0][0], 0, 50)))
     with open("/proc/self/maps") as maps:  # noqa: PTH123 - procfs
         assert shard.path not in maps.read()
     executor.detach(1)
@@ -193,10 +194,10 @@ def test_pinning_reads_dtype_and_dimensions(tmp_path: Path) -> None:
     buffer = io.BytesIO()
     np.save(buffer, np.zeros((3, 4), ">i2"))
     file = shard_file(tmp_path / "x", buffer.getvalue())
-    answer = run(Executor(), encode(PinRequest(1, split.file_message(file), 0, file.ref.size_bytes)))
+    answer = run(Executor(), encode(PinRequest(1, split.file_messages((file,))[0][0], 0, file.ref.size_bytes)))
     assert isinstance(answer, Pinned)
     assert answer.params == '{"dtype":"int16","ndim":2}'
-    failed = run(Executor(), encode(PinRequest(1, split.file_message(file), 1, 20)))
+    failed = run(Executor(), encode(PinRequest(1, split.file_messages((file,))[0][0], 1, 20)))
     assert isinstance(failed, Failed)
     assert failed.kind == "bad-sample"
 
@@ -257,7 +258,7 @@ def test_an_index_takes_only_so_much_memory(shard: ShardFile, monkeypatch: pytes
             raise AssertionError("expected no memory for that, got some")
 
     executor = Executor()
-    request = IndexRequest(1, split.file_message(shard), "tar")
+    request = IndexRequest(1, split.file_messages((shard,))[0][0], "tar")
     with monkeypatch.context() as patch:
         patch.setattr("feedd.formats.format_registry.get", lambda _: Greedy())
         answer = run(executor, encode(request))

@@ -1,0 +1,105 @@
+"""``feedd sessions``: shows who holds what of a running daemon, and ends a session."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from feedd.cli.flags import ConfigFlag, Flags
+from feedd.cli.running_daemon import AddressFlag, chosen_address
+from feedd.config.types import is_unix
+from feedd.errors import NotFound
+from feedd.units import format_duration, format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from feedd.serve.admin_client import AdminClient
+    from feedd.wire import feedd_pb2 as pb
+
+_T = TypeVar("_T")
+_sessions = typer.Typer(help="List the sessions of a running daemon, and end one.", no_args_is_help=True)
+
+
+def _daemon_address(address: str | None, config: ConfigFlag) -> str:
+    """Return the address that the user named, else the first Unix socket of the configuration.
+
+    Raises:
+        NotFound: there is neither.
+    """
+    found = chosen_address(address, None) or next(filter(is_unix, Flags(config=config).load().config.listen), None)
+    if found is None:
+        raise NotFound(
+            "expected the address of a daemon, got none", hint="pass --address unix:///path.sock", stage="cli"
+        )
+    return found
+
+
+def _ask(address: str, question: Callable[[AdminClient], Awaitable[_T]]) -> _T:
+    from feedd.serve.admin_client import daemon_at  # noqa: PLC0415 - gRPC takes a third of a second to import
+
+    async def run() -> _T:
+        async with daemon_at(address) as daemon:
+            return await question(daemon)
+
+    return asyncio.run(run())
+
+
+@_sessions.command("ls", epilog="Example: feedd sessions ls --address unix:///run/feedd/feedd.sock")
+def list_sessions(
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,  # noqa: FBT002 - a flag is a flag
+    address: AddressFlag = None,
+    config: ConfigFlag = None,
+) -> None:
+    """Show who holds what: your own sessions, or all if you administer the daemon."""
+    found = _ask(_daemon_address(address, config), lambda daemon: daemon.sessions())
+    if json_:
+        typer.echo(json.dumps([_facts(one) for one in found], indent=2))
+        return
+    table = Table(
+        title=f"{len(found)} sessions, {format_size(sum(one.arena_bytes for one in found))}", title_justify="left"
+    )
+    for name in ("id", "owner", "pids", "slots", "held", "memory", "age", "silent for"):
+        table.add_column(name, no_wrap=True, justify="right" if name in {"slots", "held", "memory"} else "left")
+    table.add_column("dataset", overflow="fold")
+    for one in found:
+        pids, times = " ".join(map(str, one.pids)) or "-", (one.age_s, one.silent_s)
+        held = (str(one.slots), str(one.leases), format_size(one.arena_bytes))
+        table.add_row(one.id, escape(one.owner), pids, *held, *map(format_duration, times), escape(" ".join(one.urls)))
+    Console().print(table)
+
+
+@_sessions.command("end", epilog="Example: feedd sessions end 3f9a01bc")
+def end_session(
+    session: Annotated[str, typer.Argument(metavar="ID", help="Id as feedd sessions ls shows it.")],
+    address: AddressFlag = None,
+    config: ConfigFlag = None,
+) -> None:
+    """End a session. Its trainer may open a new one; batches that it holds stay readable."""
+    _ask(_daemon_address(address, config), lambda daemon: daemon.end_session(session))
+    typer.echo(f"ended session {session}")
+
+
+def _facts(one: pb.SessionEntry) -> dict[str, object]:
+    return {
+        "id": one.id,
+        "owner": one.owner,
+        "pids": list(one.pids),
+        "urls": list(one.urls),
+        "slots": one.slots,
+        "leases": one.leases,
+        "arena_bytes": one.arena_bytes,
+        "age_s": one.age_s,
+        "silent_s": one.silent_s,
+    }
+
+
+def register(app: typer.Typer) -> None:
+    """Add the ``sessions`` commands."""
+    app.add_typer(_sessions, name="sessions")

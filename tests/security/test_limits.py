@@ -1,0 +1,218 @@
+"""What one user cannot do to another: take all calls, connections or memory, or write to what others read."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from feedd.workers import sandbox
+from tests.security.node import NEEDS_USERS, Node, open_folder
+from tests.security.users import ALICE, BOB, DAEMON_UID, MALLORY, run_as, started_as
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = [pytest.mark.slow, NEEDS_USERS]
+
+SILENT = """
+import queue, sys, grpc, time
+from feedd.wire.feedd_pb2_grpc import FeedStub
+from feedd.serve.tickets import ticket_of, TICKET_HEADER
+stub = FeedStub(grpc.insecure_channel(sys.argv[1].replace("unix://", "unix:")))
+with ticket_of(sys.argv[1].removeprefix("unix://") + ".arena") as ticket:
+    calls = [stub.Stream(iter(queue.SimpleQueue().get, None), metadata=((TICKET_HEADER, ticket),)) for _ in range(200)]
+    print("begun", flush=True)
+    codes = [call.code().name for call in calls]
+    print({code: codes.count(code) for code in set(codes)}, flush=True)
+"""
+IDLE = """
+import socket, sys, time
+held = []
+for number in range(400):
+    for suffix in ("", ".arena"):
+        conn = socket.socket(socket.AF_UNIX)
+        conn.settimeout(2)
+        try:
+            conn.connect(sys.argv[1].removeprefix("unix://") + suffix)
+        except OSError:
+            conn.close()
+        else:
+            held.append(conn)
+print("held", len(held), flush=True)
+sys.stdin.read()
+"""
+HOG = """
+import sys
+from feedd_client import FeedDataset, FeedError
+held = []
+try:
+    while True:
+        dataset = FeedDataset(sys.argv[2], batch_size=4096, fields={"text": "bytes"}, prefetch=16, address=sys.argv[1],
+            open_timeout_s=1)
+        stream = iter(dataset)
+        held.append((dataset, stream, next(stream)))
+except FeedError as error:
+    print("refused", len(held), error, flush=True)
+sys.stdin.read()
+"""
+GROUP = """
+import fcntl, mmap, os, socket, sys, grpc
+from feedd.wire import feedd_pb2 as pb
+from feedd.wire.feedd_pb2_grpc import FeedStub
+from feedd.serve.tickets import ticket_of, TICKET_HEADER
+path = sys.argv[1].removeprefix("unix://")
+stub = FeedStub(grpc.insecure_channel(f"unix:{path}"))
+with ticket_of(path + ".arena") as ticket:
+    opened = stub.Open(pb.OpenRequest(version=pb.ProtocolVersion(major=1, minor=9), urls=[sys.argv[2]],
+        recipe=pb.Recipe(batch_size=4, fields=[pb.Field(name="text", recipe="str")]), share="team", shared_arena=True),
+        timeout=20, metadata=((TICKET_HEADER, ticket),))
+lifeline = socket.socket(socket.AF_UNIX)
+lifeline.connect(opened.arena.socket_path)
+lifeline.sendall(b"ARENA" + opened.arena.token)
+_, (fd,), _, _ = socket.recv_fds(lifeline, 1, 1)
+print(os.fstat(fd).st_ino, opened.arena.places > 0, flush=True)
+tries = {
+    "map": lambda: mmap.mmap(fd, 4096, mmap.MAP_SHARED, mmap.PROT_WRITE),
+    "open": lambda: os.open(f"/proc/self/fd/{fd}", os.O_RDWR),
+    "hole": lambda: os.posix_fallocate(fd, 0, 4096),
+    "write": lambda: os.pwrite(fd, b"x", 0),
+    "private": lambda: mmap.mmap(fd, 4096, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE),
+}
+for name, attempt in tries.items():
+    try:
+        attempt()
+    except OSError:
+        print(name, "refused", flush=True)
+    else:
+        print(name, "done", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[Node]:
+    """Return a node with little memory for batches and few files, whose socket everybody can open."""
+    with (
+        open_folder() as home,
+        Node(home, settings=("arena.size=64MiB", "limits.sessions_per_owner=8"), limit_files=512) as node,
+    ):
+        yield node
+
+
+def _reads(node: Node) -> None:
+    said = node.read(ALICE, f"text+file://{node.public}/lines.txt")
+    assert said.startswith("read 16 "), said
+
+
+def test_streams_that_never_start_are_few_and_short(node: Node) -> None:
+    """S5: 64 of one user at a time, 5 s each; others open and read meanwhile."""
+    mallory = started_as(MALLORY, SILENT, node.address)
+    try:
+        assert mallory.stdout is not None
+        assert mallory.stdout.readline() == "begun\n"
+        _reads(node)
+        codes = json.loads(mallory.stdout.readline().replace("'", '"'))
+        assert codes == {"RESOURCE_EXHAUSTED": 136, "INVALID_ARGUMENT": 64}
+    finally:
+        mallory.kill()
+        mallory.communicate()
+
+
+def test_connections_that_say_nothing_are_dropped(node: Node) -> None:
+    """S6: 800 of them, more than the daemon may open files; within seconds others get through."""
+    mallory = started_as(MALLORY, IDLE, node.address)
+    try:
+        assert mallory.stdout is not None
+        assert mallory.stdout.readline().startswith("held")
+        deadline_s = time.monotonic() + 30
+        while not (said := node.read(ALICE, f"text+file://{node.public}/lines.txt")).startswith("read 16 "):
+            assert time.monotonic() < deadline_s, said
+    finally:
+        mallory.kill()
+        mallory.communicate()
+    assert node.alive
+
+
+def test_a_user_who_holds_all_it_can_leaves_room_for_others(node: Node) -> None:
+    """S9: three quarters of the memory at most, also while stopped; an administrator sees and ends its sessions."""
+    (node.public / "wide.txt").write_text("x" * 100 + "\n")
+    mallory = started_as(MALLORY, HOG, node.address, f"text+file://{node.public}/wide.txt")
+    try:
+        assert mallory.stdout is not None
+        while not (said := mallory.stdout.readline()).startswith("refused"):
+            assert "cannot open yet" in said, said
+        processes = [one for one in psutil.process_iter() if one.uids().real == MALLORY]
+        for process in processes:
+            process.send_signal(signal.SIGSTOP)
+        _reads(node)
+        theirs = [one for one in node.sessions() if one["owner"] == f"uid {MALLORY}"]
+        assert theirs
+        assert sum(int(str(one["arena_bytes"])) for one in theirs) <= 48 << 20
+        for one in theirs:
+            node.command(0, "sessions", "end", str(one["id"]), "--address", node.address)
+        assert not [one for one in node.sessions() if one["owner"] == f"uid {MALLORY}"]
+        for process in processes:
+            process.send_signal(signal.SIGCONT)
+    finally:
+        mallory.kill()
+        mallory.communicate()
+
+
+def test_shared_batches_are_for_reading(node: Node) -> None:
+    """S8: jobs of two users share nothing; jobs of one user cannot change what the others read."""
+    started = [
+        started_as(uid, GROUP, node.address, f"text+file://{node.public}/lines.txt") for uid in (ALICE, ALICE, BOB)
+    ]
+    try:
+        said = []
+        for process in started:
+            assert process.stdout is not None
+            said.append([process.stdout.readline().strip() for _ in range(6)])
+        files = [lines[0].split()[0] for lines in said]
+        assert files[0] == files[1] != files[2]
+        for lines in said:
+            assert lines[0].endswith("True")
+            assert lines[1:] == ["map refused", "open refused", "hole refused", "write refused", "private done"]
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+
+
+def test_nobody_holds_a_daemon_that_does_not_end_with_its_users(node: Node) -> None:
+    """S9: such connections have no end; a shared daemon refuses them."""
+    code = """
+import socket, sys
+conn = socket.socket(socket.AF_UNIX)
+conn.connect(sys.argv[1].removeprefix("unix://") + ".arena")
+conn.sendall(b"HOLD!" + bytes(16))
+print(conn.recv(1))
+"""
+    assert run_as(MALLORY, code, node.address).strip() == str(b"\x00")
+
+
+def test_workers_and_daemon_are_closed_to_each_other(node: Node) -> None:
+    """S10: the kernel holds workers, and the daemon's environment is closed to processes of its own user."""
+    _reads(node)
+    daemon = next(
+        one
+        for one in psutil.process_iter()
+        if one.uids().real == DAEMON_UID and "serve" in one.cmdline() and str(node.socket) in " ".join(one.cmdline())
+    )
+    workers = [one for one in daemon.children() if "feedd.workers.worker" in one.cmdline()]
+    assert workers
+    here = sandbox.supported()
+    for worker in workers:
+        lines = dict(line.split(":\t", 1) for line in Path(f"/proc/{worker.pid}/status").read_text().splitlines())
+        assert lines["NoNewPrivs"] == "1"
+        assert lines["Seccomp"] == ("2" if here.seccomp else "0")
+        assert not [name for name in worker.environ() if name.startswith("AWS_")]
+    code = "import sys; print(open(f'/proc/{sys.argv[1]}/environ', 'rb').read()[:9])"
+    assert "PermissionError" in run_as(DAEMON_UID, code, str(daemon.pid))
+    assert Path(f"/proc/{daemon.pid}/environ").stat().st_uid == 0
