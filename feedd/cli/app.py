@@ -22,6 +22,7 @@ COMMANDS: Final = {
     "index": "Count the samples of every shard and write them beside the data, as _feedd_index.json.",
     "sessions": "List the sessions of a running daemon, and end one.",
     "cache": "List and clear the cache, and fill it in advance.",
+    "support": "Pack what a question needs into one file, without secrets: versions, configuration, checks, metrics.",
     "demo": "Train a small model end to end: S3 server, daemons and trainers as real processes on this machine.",
     "bench": "Measure a stage of the daemon on this machine.",
 }

@@ -100,6 +100,14 @@ class AdminClient:
             )
         return amount_from(answer.removed), amount_from(answer.in_use)
 
+    async def stats(self) -> pb.StatsResponse:
+        """Return the daemon's state, version and metrics."""
+        with self._translated():
+            answer: pb.StatsResponse = await self._stub.Stats(
+                pb.StatsRequest(), timeout=_DEADLINE_S, metadata=self._headers
+            )
+        return answer
+
     async def sessions(self) -> list[pb.SessionEntry]:
         """Return who holds what: this user's sessions, or all for an administrator."""
         with self._translated():

@@ -108,3 +108,35 @@ def test_a_successor_may_be_ended_or_have_no_predecessor(short_dir: Path, s3: S3
     run.trainer.finish()
     assert _taken(run) == LABELS
     assert daemon.stop() == 0
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("upgrades", [3, pytest.param(20, marks=[pytest.mark.nightly, pytest.mark.timeout(1200)])])
+def test_rolling_upgrades_under_load(short_dir: Path, s3: S3Server, stack: ExitStack, upgrades: int) -> None:
+    """One successor after another takes over from a daemon that serves: every epoch has every sample once."""
+    daemon = stack.enter_context(Daemon(short_dir, s3.url))
+    job = Job(daemon.address, short_dir / "steps.log", 1 << 30, paced=False)
+    run = Run(daemon, job, stack)
+    run.train()
+    for _ in range(upgrades):
+        written_bytes = _size(job.log)
+        wait_until(lambda: _size(job.log) > written_bytes + 2000, "steps")  # noqa: B023 - called at once
+        successor = stack.enter_context(Daemon(short_dir, s3.url, flags=("--standby",)))
+        wait_until(lambda: _state(successor) == "standby", "a successor in waiting")  # noqa: B023 - see above
+        assert _end(daemon) == 0
+        wait_until(lambda: _state(successor) == "ready", "a successor that serves")  # noqa: B023 - see above
+        daemon = successor
+    written_bytes = _size(job.log)
+    wait_until(lambda: _size(job.log) > written_bytes + 2000, "steps with the last")
+    run.trainer.stop()
+    assert run.trainer.wait() == 0, run.trainer.complaints
+    found = epochs(job.log)
+    assert sorted(found) == list(range(len(found)))
+    for number, steps in found.items():
+        assert sorted(label for labels, _ in steps for label in labels) == LABELS, f"epoch {number}"
+    daemon.wait_idle()
+    assert daemon.stop() == 0
+
+
+def _size(log: Path) -> int:
+    return log.stat().st_size if log.exists() else 0

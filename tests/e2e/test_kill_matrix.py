@@ -14,11 +14,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import pytest
 
-from tests.e2e.daemon import Daemon
+from tests.e2e.daemon import Daemon, free_port
 from tests.e2e.runs import Run, wait_until
 from tests.e2e.shards import numbered
 from tests.e2e.trainer import BATCH_SIZE, UNREACHABLE, Job, Step, Trainer, epochs
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 VICTIMS = ("daemon", "decode worker", "client")
+AT_RANDOM = (*VICTIMS, "store")
 MOMENTS = ("open", "first batch", "mid-epoch", "last batch", "boundary", "drain")
 SHARDS, PER_SHARD, EPOCHS = 8, 24, 2
 LABELS = Counter(shard * 1000 + ordinal for shard in range(SHARDS) for ordinal in range(PER_SHARD))
@@ -46,17 +47,41 @@ def _objects() -> dict[str, bytes]:
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The endpoint of a store with the data, in a process of its own: connections to it outlive single tests."""
-    root = tmp_path_factory.mktemp("store")
-    for key, data in _objects().items():
-        (root / "data" / key).parent.mkdir(parents=True, exist_ok=True)
-        (root / "data" / key).write_bytes(data)
-    command = [sys.executable, "-m", "tests.fakes.s3.server", "--root", str(root), "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-        try:
-            assert server.stdout is not None
-            yield server.stdout.readline().strip()
-        finally:
-            server.kill()
+    with Store(tmp_path_factory.mktemp("store")) as store:
+        yield store.url
+
+
+class Store:
+    """A store with the data as a process that can be killed, and comes back where it was; a context manager."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._port = free_port()
+        self._process: subprocess.Popen[str] | None = None
+        self.url = ""
+        for key, data in _objects().items():
+            (root / "data" / key).parent.mkdir(parents=True, exist_ok=True)
+            (root / "data" / key).write_bytes(data)
+
+    def start(self) -> None:
+        """Start it and wait until it listens."""
+        command = [sys.executable, "-m", "tests.fakes.s3.server", "--root", str(self._root), "--port", str(self._port)]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        self.url = self._process.stdout.readline().strip()
+
+    def kill(self) -> None:
+        """End it in the middle of whatever it answers."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.communicate()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.kill()
 
 
 def _daemon(home: Path, endpoint: str, *, workers: int = 1, grace: str = "10m") -> Daemon:
@@ -237,6 +262,7 @@ class Soak:
     """Kills at random in one long run; the trainer is started again whenever it has ended."""
 
     run: Run
+    store: Store
     rng: random.Random
     deaths: Counter[str] = field(default_factory=Counter)
 
@@ -253,7 +279,7 @@ class Soak:
             self.run.train()
 
     def kill(self, victim: str) -> None:
-        """Kill one of the three."""
+        """Kill one of the four."""
         self.deaths[victim] += 1
         if victim == "daemon":
             self.run.kill_daemon()
@@ -261,6 +287,10 @@ class Soak:
         elif victim == "client":
             self.run.kill_client()
             self.run.train()
+        elif victim == "store":
+            self.store.kill()
+            time.sleep(self.rng.uniform(0, 0.2))
+            self.store.start()
         else:
             wait_until(
                 lambda: bool(self.run.daemon.decode_workers()), "a decode worker"
@@ -276,15 +306,16 @@ class Soak:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("kills", [6, pytest.param(100, marks=[pytest.mark.nightly, pytest.mark.timeout(2400)])])
-def test_random_kills(nothing_shared: None, store: str, short_dir: Path, stack: ExitStack, kills: int) -> None:
-    """Daemon, workers and trainer killed at random: every epoch is step for step that of an undisturbed run."""
-    daemon = stack.enter_context(_daemon(short_dir, store, workers=2))
+@pytest.mark.parametrize("kills", [8, pytest.param(100, marks=[pytest.mark.nightly, pytest.mark.timeout(2400)])])
+def test_random_kills(nothing_shared: None, tmp_path: Path, short_dir: Path, stack: ExitStack, kills: int) -> None:
+    """Daemon, workers, trainer and store killed at random: every epoch is step for step that of an undisturbed run."""
+    store = stack.enter_context(Store(tmp_path))
+    daemon = stack.enter_context(_daemon(short_dir, store.url, workers=2))
     run = Run(daemon, Job(daemon.address, short_dir / "train.log", 1 << 30, paced=False), stack)
     run.train()
     rng = random.Random(kills)
-    soak = Soak(run, rng)
-    victims = [VICTIMS[number % len(VICTIMS)] for number in range(kills)]
+    soak = Soak(run, store, rng)
+    victims = [AT_RANDOM[number % len(AT_RANDOM)] for number in range(kills)]
     rng.shuffle(victims)
     for victim in victims:
         soak.work(rng.choice((0, rng.randrange(BUSY_BYTES))))  # 0: the next kill meets what the last one did
