@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.security.node import NEEDS_USERS, Node, open_folder
-from tests.security.users import ALICE, BOB, DAEMON_UID, MALLORY, started_as
+from tests.security.node import NEEDS_USERS, READ, Node, open_folder
+from tests.security.users import ALICE, BOB, DAEMON_UID, MALLORY, run_as, started_as
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -155,3 +155,29 @@ def test_an_owner_may_have_rules_of_its_own() -> None:
         expression = opening(f"text+file://{node.public}/lines.txt")
         assert node.calls(ALICE, [expression])[0].startswith("answered")
         assert node.calls(MALLORY, [expression])[0].startswith("PERMISSION_DENIED")
+
+
+def test_a_client_refuses_a_socket_that_somebody_else_opened() -> None:
+    """S17: in a folder that everybody may write to, another user could listen where the daemon should."""
+    code = """
+import os, socket, sys
+server = socket.socket(socket.AF_UNIX)
+server.bind(sys.argv[1])
+os.chmod(sys.argv[1], 0o666)
+server.listen()
+print("listening", flush=True)
+sys.stdin.read()
+"""
+    with open_folder() as home:
+        home.chmod(0o1777)
+        path = home / "feedd.sock"
+        mallory = started_as(MALLORY, code, str(path))
+        try:
+            assert mallory.stdout is not None
+            assert mallory.stdout.readline() == "listening\n"
+            said = run_as(ALICE, READ, f"unix://{path}", "s3://bucket/")
+            assert said.startswith("refused AccessDenied expected a daemon of root"), said
+            assert f"got one of user {MALLORY}" in said
+        finally:
+            mallory.kill()
+            mallory.communicate()

@@ -77,6 +77,24 @@ def test_daemonset_runs_without_privileges() -> None:
     assert security["capabilities"] == {"drop": ["ALL"]}
 
 
+def test_pods_of_the_node_are_kept_apart() -> None:
+    """No pod has a token of Kubernetes; who reaches socket, page and data is said; disruptions come one by one."""
+    daemon = _daemonset()
+    config = load({}, _environment(daemon["containers"][0])).config
+    assert config.security.socket_mode == "0660"
+    assert config.security.allow_urls
+    assert config.admin_socket is not None
+    (job,) = [document["spec"]["template"]["spec"] for _, document in MANIFESTS if document["kind"] == "Job"]
+    assert daemon["containers"][0]["securityContext"]["runAsGroup"] in job["securityContext"]["supplementalGroups"]
+    assert (daemon["automountServiceAccountToken"], job["automountServiceAccountToken"]) == (False, False)
+    by_kind = {document["kind"]: document for _, document in MANIFESTS}
+    (rule,) = by_kind["NetworkPolicy"]["spec"]["ingress"]
+    (port,) = daemon["containers"][0]["ports"]
+    assert [one["port"] for one in rule["ports"]] == [port["containerPort"]]
+    assert by_kind["PodDisruptionBudget"]["spec"]["maxUnavailable"] == 1
+    assert daemon["priorityClassName"] == by_kind["PriorityClass"]["metadata"]["name"]
+
+
 def test_job_and_daemonset_meet() -> None:
     """The Job mounts the directory the daemon's socket is in, as a user the daemon hands memory to."""
     (job,) = [document["spec"]["template"]["spec"] for _, document in MANIFESTS if document["kind"] == "Job"]
@@ -126,6 +144,9 @@ def test_unit_speaks_the_daemons_language() -> None:
         "ProtectSystem=strict",
         "Restart=always",
         "RestartPreventExitStatus=2",
+        "OOMPolicy=continue",
+        "LimitCORE=0",
+        "ProtectProc=invisible",
     ):
         assert line in lines
     assert any(line.startswith("WatchdogSec=") for line in lines)
@@ -192,6 +213,7 @@ def test_policy_allows_what_is_needed_and_no_more() -> None:
     statements = {statement["Action"]: statement for statement in policy["Statement"]}
     assert set(statements) == {"s3:ListBucket", "s3:GetObject"}
     assert all(statement["Effect"] == "Allow" for statement in statements.values())
+    assert all(one["Condition"]["Bool"] == {"aws:SecureTransport": "true"} for one in statements.values())
     bucket = statements["s3:ListBucket"]["Resource"]
     prefixes = statements["s3:ListBucket"]["Condition"]["StringLike"]["s3:prefix"]
     assert re.fullmatch(r"arn:aws:s3:::[a-z0-9-]+", bucket)
