@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 import grpc
+import structlog
 
 from feedd import __version__
 from feedd.errors import BadRequest, FeeddError, NotFound, Unsupported
@@ -37,6 +38,8 @@ _Hook = TypeVar("_Hook")
 _GRACE_S_MAX = 86400.0
 _ID_DIGITS = 8
 _URLS_SHOWN = 3
+
+_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +139,10 @@ class AdminService:
     async def cache_remove(self, request: pb.CacheRemoveRequest, context: AnyContext) -> pb.CacheRemoveResponse:
         """Remove matching entries that are not in use; for administrators."""
         try:
-            self._callers.admin(context, "removal from the cache")
+            caller = self._callers.admin(context, "removal from the cache")
             removed, in_use = await _offered(self._hooks.cache_remove)(request.pattern)
+            about = {"pattern": request.pattern, "objects": removed.object_count}
+            _log.info("cache entries removed", by=str(caller.owner), **about)
         except Exception as error:  # noqa: BLE001 -- the border: every error becomes a status
             await abort(context, as_feedd_error(error, "clearing the cache"))
         return pb.CacheRemoveResponse(removed=amount_message(removed), in_use=amount_message(in_use))
@@ -163,7 +168,8 @@ class AdminService:
     async def drain(self, request: pb.DrainRequest, context: AnyContext) -> pb.DrainResponse:
         """Ask the daemon to stop; answers before it does. For administrators."""
         try:
-            self._callers.admin(context, "draining")
+            caller = self._callers.admin(context, "draining")
+            _log.info("drain asked for", by=str(caller.owner), grace_s=request.grace_s)
             self._drain(request.grace_s)
         except FeeddError as error:
             await abort(context, error)
@@ -180,7 +186,9 @@ class AdminService:
     async def end_session(self, request: pb.EndSessionRequest, context: AnyContext) -> pb.EndSessionResponse:
         """End a session of the caller, or of anybody for an administrator."""
         try:
-            hosted = self._chosen(request.id, self._callers.of(context))
+            caller = self._callers.of(context)
+            hosted = self._chosen(request.id, caller)
+            _log.info("end of a session asked for", session=hosted.id[:8], by=str(caller.owner))
             await asyncio.shield(self._sessions.ended(hosted))
         except FeeddError as error:
             await abort(context, error)
