@@ -44,7 +44,7 @@ test: $(STAMP)
 
 # The breadth that make test leaves out: every way through every case, other examples each time, workers as processes.
 nightly: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not gpu' --hypothesis-profile=nightly \
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not gpu and not bench' --hypothesis-profile=nightly \
 	  -o timeout=600 -o faulthandler_timeout=3600 $(ARGS)
 
 # More tests run at a time than there are cores. Threads of numpy and torch would only spin and take time from them.

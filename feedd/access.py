@@ -20,6 +20,8 @@ FILE_ROOT: Final = "file://"
 NO_FILES: Final = ("!file://",)
 """Rules that cover everything but local files."""
 
+_LITERAL: Final = "s3://"
+"""Stores whose keys may hold ``..`` as plain text."""
 _HINT: Final = "the operator of this daemon lists the URLs that you may read in security.allow_urls"
 
 
@@ -38,7 +40,8 @@ class Access:
         if self.rules is None:
             return True
         if root != FILE_ROOT:
-            return self.rules == NO_FILES or f"{root}/{key}".startswith(self.rules)
+            literal = root.startswith(_LITERAL) or ".." not in key.split("/")
+            return self.rules == NO_FILES or (literal and f"{root}/{key}".startswith(self.rules))
         return ".." not in key.split("/") and f"{root}{key.rstrip('/')}/".startswith(self.rules)
 
     def check(self, root: str, key: str, url: str) -> None:

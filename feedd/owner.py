@@ -32,7 +32,12 @@ class Owner:
 
     @property
     def section(self) -> str:
-        """The owner's name in the configuration: ``owners.1000``, ``owners.trainer-a`` or ``owners.tcp``."""
+        """The owner's name in the configuration: ``owners.1000``, ``owners.trainer-a`` or ``owners.tcp``.
+
+        A certificate whose common name looks like another kind of owner has the prefix ``cn:``.
+        """
+        if self.kind == "subject" and (self.name.isdigit() or self.name in {"", "tcp"}):
+            return f"cn:{self.name}"
         return self.name or self.kind
 
     def __str__(self) -> str:

@@ -232,7 +232,7 @@ class Sources:
             await (
                 self._manifest(location, access, taking)
                 if location.manifest
-                else _take_plain(self.store(location.root), location, taking)
+                else _take_plain(self.store(location.root), location, taking, access)
             )
         except NotFound as error:
             error.hint = error.hint or likely_bucket(location)
@@ -349,15 +349,18 @@ def _nothing(url: str) -> NotFound:
     return NotFound("expected at least one object, got none", object=url, hint=hint, stage="source")
 
 
-async def _take_plain(store: ObjectStore, location: Location, taking: UrlListing) -> None:
+async def _take_plain(store: ObjectStore, location: Location, taking: UrlListing, access: Access) -> None:
     """List a directory or prefix, or take the object that the location names."""
-    if location.root == FILE_ROOT and location.key[-1:] != "/":
+    is_file = location.root == FILE_ROOT and location.key[-1:] != "/"
+    if is_file:
         location = await _directory_or_file(store, location)
         taking.within(location.key)
     try:
         async with closing_pages(store.list(location.key)) as pages:
-            async for page in pages:
-                if not taking.count and page[0].key == location.key:
+            async for listed in pages:
+                # Rules for a folder do not cover files beside it, which begin alike.
+                page = [ref for ref in listed if access.covers(FILE_ROOT, ref.key)] if is_file else listed
+                if page and not taking.count and page[0].key == location.key:
                     taking.take(page[:1])  # byte order puts the exact key first
                     return
                 taking.take(page)

@@ -10,6 +10,7 @@ import os
 import platform
 import sys
 import tarfile
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -101,15 +102,22 @@ async def _daemon(address: str | None) -> dict[str, Any]:
 
 def _write(target: Path, parts: dict[str, str]) -> None:
     """Write the archive, for this user only."""
-    with (
-        open(target, "wb", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW, _MODE)) as file,
-        tarfile.open(fileobj=file, mode="w:gz") as archive,
-    ):
-        for name, text in parts.items():
-            data = text.encode("utf-8", "replace")
-            entry = tarfile.TarInfo(f"feedd-support/{name}")
-            entry.size, entry.mode, entry.mtime = len(data), _MODE, int(time.time())  # noqa: TID251 - a date for people
-            archive.addfile(entry, io.BytesIO(data))
+    draft_fd, draft = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)  # of mode 0600, and nobody else's
+    try:
+        with os.fdopen(draft_fd, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
+            _fill(archive, parts)
+        Path(draft).replace(target)
+    except BaseException:
+        Path(draft).unlink(missing_ok=True)
+        raise
+
+
+def _fill(archive: tarfile.TarFile, parts: dict[str, str]) -> None:
+    for name, text in parts.items():
+        data = text.encode("utf-8", "replace")
+        entry = tarfile.TarInfo(f"feedd-support/{name}")
+        entry.size, entry.mode, entry.mtime = len(data), _MODE, int(time.time())  # noqa: TID251 - a date for people
+        archive.addfile(entry, io.BytesIO(data))
 
 
 def register(app: typer.Typer) -> None:

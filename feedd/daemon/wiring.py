@@ -8,6 +8,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
+import structlog
+
 from feedd.access import AccessRules
 from feedd.batching.quarantine import Quarantine
 from feedd.cache.cache_options import CacheOptions
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from feedd.protocols import Clock, Recorder, ShardFetcher
 
 
+_log = structlog.get_logger(__name__)
 _READY_SHARE = 8  # one part in this many of memory, for predecoded shards being made at one time
 _MAKINGS_MAX = 16  # each keeps an object and the shard made of it in memory
 
@@ -136,6 +139,8 @@ def readable_by_workers(config: Config) -> tuple[str, ...]:
     """
     cache = config.cache.dir
     above = cache if cache.is_dir() else existing_parent(cache)
+    if above != cache:
+        _log.warning("decode workers may read the folder above the cache until the next start", folder=str(above))
     tokenizers = () if config.decode.tokenizers is None else (config.decode.tokenizers,)
     return tuple(map(str, (above, *tokenizers, *config.decode.readable)))
 

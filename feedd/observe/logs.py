@@ -30,7 +30,7 @@ _SECRET_TEXT = re.compile(
     re.IGNORECASE,
 )
 # Found by its "://": a pattern for the scheme before it would be tried from each of its letters.
-_USER_INFO = re.compile(r"(?<=://)[^/\s:@]+:[^/\s@]+(?:@|(?P<cut>\Z))")
+_USER_INFO = re.compile(r"(?<=://)(?:[^/\s]+@|[^/\s:@]*:[^/\s@]+(?P<cut>\Z))")
 
 TEXT_MAX = 2048
 """Maximum characters of a logged text; the rest is cut off before the search for secrets."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from feedd.protocols import Clock
     from feedd.serve.callers import Caller, Callers
     from feedd.serve.served_session import ServedSession
-    from feedd.serve.server_options import CacheState, ServeHooks
+    from feedd.serve.server_options import CacheRow, CacheState, ServeHooks
     from feedd.serve.session_registry import Sessions
     from feedd.values import Lifecycle
     from feedd.warming import WarmSpec
@@ -125,16 +125,20 @@ class AdminService:
         """Stream the cache's entries; to a client, those below the URLs that its own sessions read."""
         try:
             caller = self._callers.of(context)
-            rows = [] if self._hooks.cache_entries is None else list(self._hooks.cache_entries())
-            if not caller.administers:
-                starts = tuple(_starts(self._sessions.of(caller)))
-                rows = [row for row in rows if row.url.startswith(starts)]
+            with self._sessions.admissions.long_answer(caller.owner):
+                for row in self._rows(caller):
+                    yield pb.CacheEntry(
+                        url=row.url, etag=row.etag, size_bytes=row.size_bytes, pins=row.pins, form=row.conversion
+                    )
         except Exception as error:  # noqa: BLE001 -- the border: every error becomes a status
             await abort(context, as_feedd_error(error, "listing the cache"))
-        for row in rows:
-            yield pb.CacheEntry(
-                url=row.url, etag=row.etag, size_bytes=row.size_bytes, pins=row.pins, form=row.conversion
-            )
+
+    def _rows(self, caller: Caller) -> list[CacheRow]:
+        rows = [] if self._hooks.cache_entries is None else list(self._hooks.cache_entries())
+        if caller.administers:
+            return rows
+        starts = tuple(_starts(self._sessions.of(caller)))
+        return [row for row in rows if row.url.startswith(starts)]
 
     async def cache_remove(self, request: pb.CacheRemoveRequest, context: AnyContext) -> pb.CacheRemoveResponse:
         """Remove matching entries that are not in use; for administrators."""
@@ -226,11 +230,16 @@ def _offered(hook: _Hook | None) -> _Hook:
 
 
 def _starts(sessions: Iterable[ServedSession]) -> Iterator[str]:
-    """Yield the starts of the URLs of what sessions read: without the names of formats, and up to the first brace."""
+    """Yield the URLs that sessions read, without the names of formats. URLs with braces are left out.
+
+    What stands before a brace may cover objects that the owner may not read.
+    """
     for hosted in sessions:
         for url in hosted.spec.data.urls:
             kinds, separator, rest = url.partition("://")
-            yield (kinds.rpartition("+")[2] + separator + rest).partition("{")[0]
+            if "{" in url or not rest:
+                continue
+            yield kinds.rpartition("+")[2] + separator + rest
 
 
 def _entry(hosted: ServedSession, now_s: float) -> pb.SessionEntry:

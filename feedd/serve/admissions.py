@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from feedd.errors import ResourceExhausted
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from feedd.serve.server_options import ServeOptions
 
 _Key = TypeVar("_Key")
+_LONG_ANSWERS_MAX: Final = 256
+"""Ranks and DataLoader workers of one owner that read lists of classes at a time."""
 
 
 class Admissions:
@@ -24,7 +26,8 @@ class Admissions:
         self._options = options
         self._opening: Counter[Owner] = Counter()
         self._warming: Counter[Owner] = Counter()
-        self._silent: Counter[Owner | None] = Counter()
+        self._silent: Counter[Owner] = Counter()
+        self._reading: Counter[Owner] = Counter()
 
     @property
     def opening_count(self) -> int:
@@ -64,11 +67,20 @@ class Admissions:
             yield
 
     @contextmanager
-    def silent_stream(self, owner: Owner | None) -> Iterator[None]:
-        """Hold the right to one Stream call whose first message has not come.
+    def long_answer(self, owner: Owner) -> Iterator[None]:
+        """Hold the right to one call whose answer is as long as the caller takes to read it.
 
-        Args:
-            owner: the caller; None: it named no user, and all such callers share one limit.
+        Raises:
+            ResourceExhausted: too many such calls of this owner run.
+        """
+        if self._reading[owner] >= _LONG_ANSWERS_MAX:
+            raise _too_many(f"{_LONG_ANSWERS_MAX} calls of {owner} with long answers", "")
+        with _counted(self._reading, owner):
+            yield
+
+    @contextmanager
+    def silent_stream(self, owner: Owner) -> Iterator[None]:
+        """Hold the right to one Stream call whose first message has not come.
 
         Raises:
             ResourceExhausted: too many calls of this owner have not started.

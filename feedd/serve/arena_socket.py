@@ -21,6 +21,8 @@ import contextlib
 import os
 import socket
 import struct
+from collections import Counter
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 import structlog
@@ -28,7 +30,7 @@ import structlog
 from feedd.serve.tickets import OWNER_GREETING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from feedd.protocols import Clock
@@ -97,6 +99,9 @@ class ArenaSocket:
         self._clock = clock
         self._on_holders = on_holders
         self._allowed_uids = {0, os.geteuid(), *options.allow_uids} if options.allow_uids else None  # None: all
+        most = options.arena_connections_max
+        self._per_user_max = most if options.one_user else most * 3 // 4  # the rest is for other users
+        self._by_uid: Counter[int] = Counter()
         self._connection_count = 0
         self._holder_count = 0
 
@@ -138,27 +143,50 @@ class ArenaSocket:
         try:
             conn.settimeout(0.0)
             pid, uid = peer_credentials(conn)
-            if self._allowed_uids is not None and uid not in self._allowed_uids:
-                _log.warning("a connection was refused because of its user", uid=uid, pid=pid)
-                conn.send(_NO)
-                return
-            async with asyncio.timeout(self._options.hello_timeout_s):
-                hello = await _read_hello(conn)
-            if hello == HOLD and self._on_holders is not None:
-                await self._hold(conn, self._on_holders)
-            elif hello == OWNER_GREETING:
-                with self._tickets.issued(uid) as ticket:
-                    conn.send(_YES + ticket)
-                    await _read_end(conn)
-            elif hello.startswith(ARENA):
-                await self._send_arena(_Connection(conn, pid), hello[len(ARENA) :])
-            else:
-                conn.send(_NO)
+            with self._counted(uid) as count:
+                if self._admits(uid, pid, count):
+                    await self._serve(conn, pid, uid)
+                else:
+                    conn.send(_NO)
         except (OSError, TimeoutError) as error:
             _log.debug("a lifeline broke", error=repr(error))
         finally:
             self._connection_count -= 1
             conn.close()
+
+    @contextmanager
+    def _counted(self, uid: int) -> Iterator[int]:
+        """Count a user's connection during the body; yield how many the user has."""
+        self._by_uid[uid] += 1
+        try:
+            yield self._by_uid[uid]
+        finally:
+            self._by_uid[uid] -= 1
+            if not self._by_uid[uid]:
+                del self._by_uid[uid]
+
+    def _admits(self, uid: int, pid: int, count: int) -> bool:
+        if self._allowed_uids is not None and uid not in self._allowed_uids:
+            _log.warning("a connection was refused because of its user", uid=uid, pid=pid)
+            return False
+        if count > self._per_user_max:
+            _log.warning("too many lifelines of one user: a connection is refused", uid=uid, pid=pid)
+            return False
+        return True
+
+    async def _serve(self, conn: socket.socket, pid: int, uid: int) -> None:
+        async with asyncio.timeout(self._options.hello_timeout_s):
+            hello = await _read_hello(conn)
+        if hello == HOLD and self._on_holders is not None:
+            await self._hold(conn, self._on_holders)
+        elif hello == OWNER_GREETING:
+            with self._tickets.issued(uid) as ticket:
+                conn.send(_YES + ticket)
+                await _read_end(conn)
+        elif hello.startswith(ARENA):
+            await self._send_arena(_Connection(conn, pid), hello[len(ARENA) :])
+        else:
+            conn.send(_NO)
 
     async def _send_arena(self, lifeline: _Connection, token: bytes) -> None:
         with self._directory.attached(token, lifeline) as fd:

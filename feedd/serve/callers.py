@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
     from feedd.serve.tickets import Tickets
 
-_UNIX: Final = "unix:"
+_TCP: Final = ("ipv4:", "ipv6:")
+"""How the addresses of TCP clients begin. A Unix socket may have any name that its client bound it to."""
 
 
 class CallContext(Protocol):
@@ -66,7 +67,7 @@ class Callers:
         Raises:
             PermissionDenied: the call came through a Unix socket that several users can open, and names no user.
         """
-        if not context.peer().startswith(_UNIX):
+        if context.peer().startswith(_TCP):
             return Caller(_of_certificate(context.auth_context()))
         if self._administers:
             return Caller(Owner.of_this_process(), administers=True)

@@ -168,8 +168,8 @@ class FeedService:
     async def stream(self, _requests: AsyncIterator[pb.StreamRequest], context: Context) -> None:
         """Stream one epoch's batches of a session to its client."""
         try:
-            caller = self._caller(context)
-            with self._sessions.admissions.silent_stream(None if caller is None else caller.owner):
+            caller = _known(self._caller(context))
+            with self._sessions.admissions.silent_stream(caller.owner):
                 message = "expected the first message of a stream, got none"
                 async with within(self._options.first_message_s, lambda: BadRequest(message, stage="serve")):
                     first = await context.read()
@@ -193,7 +193,7 @@ class FeedService:
             return None
 
     async def _begin(
-        self, first: pb.StreamRequest, context: Context, caller: Caller | None
+        self, first: pb.StreamRequest, context: Context, caller: Caller
     ) -> tuple[ServedSession, StreamCall]:
         if first is grpc.aio.EOF or not first.HasField("start"):  # type: ignore[attr-defined]  # the stubs lack it
             raise BadRequest("expected a start in the first message, got none", stage="serve")
@@ -235,10 +235,11 @@ class FeedService:
             hosted = self._sessions.find(request.session_id)
             _check_owner(hosted, self._caller(context))
             names = _classes(hosted, request.field)
+            with self._sessions.admissions.long_answer(hosted.spec.owner):
+                for at in range(0, len(names), _NAMES_AT_ONCE):
+                    yield pb.ClassesResponse(names=map(said, names[at : at + _NAMES_AT_ONCE]))
         except FeeddError as error:
             await abort(context, error)
-        for at in range(0, len(names), _NAMES_AT_ONCE):
-            yield pb.ClassesResponse(names=map(said, names[at : at + _NAMES_AT_ONCE]))
 
 
 def _check_owner(hosted: ServedSession, caller: Caller | None) -> None:
@@ -248,7 +249,22 @@ def _check_owner(hosted: ServedSession, caller: Caller | None) -> None:
         NotFound: the caller is not the owner of the session.
     """
     if caller is None or caller.owner != hosted.spec.owner:
-        raise NotFound("the session is unknown or closed", hint="open again", stage="serve")
+        raise _unknown()
+
+
+def _known(caller: Caller | None) -> Caller:
+    """Return the caller of a Stream.
+
+    Raises:
+        NotFound: the call names no user, so it cannot be of a session that is open.
+    """
+    if caller is None:
+        raise _unknown()
+    return caller
+
+
+def _unknown() -> NotFound:
+    return NotFound("the session is unknown or closed", hint="open again", stage="serve")
 
 
 def _late(spec: OpenSpec, progress: OpenProgress, deadline_s: float) -> FeeddError:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import secrets
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import structlog
@@ -49,6 +49,16 @@ _RPC_GRACE_S = 1.0
 _ADMIN_MODE = 0o600  # root and the daemon's own user
 _log = structlog.get_logger(__name__)
 _Health = health_pb2.HealthCheckResponse
+
+
+class _Checks(health.aio.HealthServicer):  # type: ignore[name-defined,misc]  # the stubs lack it
+    """Answers health checks. Watch calls have no end and no owner, so they could take the place of all other calls."""
+
+    async def Watch(  # noqa: N802 - gRPC's name
+        self, _request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> None:
+        """Refuse the call."""
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "expected Check, got Watch: ask again from time to time")
 
 
 def _grpc_options(options: ServeOptions) -> list[tuple[str, int]]:
@@ -115,7 +125,7 @@ class FeedServer:
         self._client_admin = AdminService(self.sessions, hooks, about, callers)
         self._full_admin = AdminService(self.sessions, hooks, about, admins)
         self._arena_socket = ArenaSocket(self.sessions, tickets, options, clock, hooks.on_holders)
-        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # the stubs lack it
+        self._health = _Checks()
         self._grpc: grpc.aio.Server | None = None
         self._admin_grpc: grpc.aio.Server | None = None
 
@@ -189,7 +199,9 @@ class FeedServer:
         server.add_generic_rpc_handlers((self._feed.handler(), self._client_admin.handler()))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = (feed.SERVICE, admin_service.SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        if self._options.one_user:  # its calls have no end and no owner
+        if self._options.one_user and all(
+            address.startswith("unix:") for address in self._options.listen
+        ):  # its calls have no end and no owner
             reflection.enable_server_reflection(names, server)
         return server
 

@@ -287,7 +287,7 @@ class Dispatch:
         """Process an answer; descriptors stay the caller's.
 
         Raises:
-            Internal: the answer is not to the running chunk, so the worker can no longer be trusted.
+            Internal: the answer is not one to the running chunk, so the worker can no longer be trusted.
         """
         running = self._schedule.running(number)
         if running is None or running.id != answer.id:
@@ -299,13 +299,18 @@ class Dispatch:
         self._recorder.count(metrics.DECODE_BUSY, answer.busy_s)
         try:
             if isinstance(answer, Failed):
-                raise error_of(answer)
-            if call.error is None:
+                self._fail(call, error_of(answer))
+            elif call.error is None:
                 call.work.accept(chunk.rows, answer, fds)
         except FeeddError as error:
             self._fail(call, error)
-        self._settle(call)
-        self._pump()
+        except Exception as error:
+            wrong = Internal(f"expected an answer to the request, got one that raised {error!r}", stage="decode")
+            self._fail(call, wrong)
+            raise wrong from error
+        finally:
+            self._settle(call)
+            self._pump()
 
 
 def _pending(call: Call) -> Pending:

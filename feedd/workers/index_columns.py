@@ -6,6 +6,7 @@ reasons[field, sample] if there are any.
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 from typing import TYPE_CHECKING, Any
@@ -21,10 +22,12 @@ if TYPE_CHECKING:
 
     from feedd.workers.messages import Indexed
 
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_WRITE
+
 
 def pack(index: ShardIndex) -> int:
     """Return a new memfd with the columns; the caller closes it."""
-    fd = os.memfd_create("feedd-index", os.MFD_CLOEXEC)
+    fd = os.memfd_create("feedd-index", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         for column in (index.starts, index.sizes, index.key_ends):
             _write(fd, np.ascontiguousarray(column, "<i8").reshape(-1).view(np.uint8).data)
@@ -39,9 +42,10 @@ def pack(index: ShardIndex) -> int:
 
 def pack_values(values: NDArray[Any]) -> int:
     """Return a new memfd with an array's numbers; the caller closes it."""
-    fd = os.memfd_create("feedd-values", os.MFD_CLOEXEC)
+    fd = os.memfd_create("feedd-values", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         _write(fd, np.ascontiguousarray(values).view(np.uint8).data)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
     except BaseException:
         os.close(fd)
         raise
@@ -52,13 +56,15 @@ def mapped(fd: int, size_bytes: int) -> memoryview:
     """Return the bytes of a memfd, mapped; the descriptor may be closed afterwards.
 
     Raises:
-        Internal: the memfd has another size.
+        Internal: the memfd has another size, or could still change: a page that a worker cuts off would be a SIGBUS.
         ResourceExhausted: there is no room for a mapping.
     """
     if not size_bytes:
         return memoryview(b"")
     if os.fstat(fd).st_size != size_bytes:
         raise Internal(f"expected {size_bytes} bytes of values, got {os.fstat(fd).st_size}", stage="decode")
+    if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+        raise Internal("expected values that cannot change, got a memfd without seals", stage="decode")
     try:
         return memoryview(mmap.mmap(fd, size_bytes, mmap.MAP_SHARED, mmap.PROT_READ))
     except OSError as error:
@@ -74,9 +80,12 @@ def unpack(fd: int, reply: Indexed) -> ShardIndex:
     """Return the index in a memfd made by ``pack``; does not close it.
 
     Raises:
-        Internal: the memfd is shorter than the reply says.
+        Internal: the memfd has another size than the reply says. This is checked before memory is taken.
     """
     samples, cells = reply.sample_count, reply.sample_count * len(reply.fields)
+    said_bytes = 8 * (2 * cells + samples) + reply.key_bytes + (cells if reply.has_reasons else 0)
+    if min(samples, reply.key_bytes) < 0 or os.fstat(fd).st_size != said_bytes:
+        raise Internal(f"expected a shard index of {said_bytes} bytes, got {os.fstat(fd).st_size}", stage="decode")
     numbers = np.empty(2 * cells + samples, np.int64)
     keys = bytearray(reply.key_bytes)
     _read(fd, numbers.view(np.uint8).data, 0)

@@ -77,11 +77,31 @@ _DENIED: Final[dict[str, tuple[int, int]]] = {
     "setgid": (106, 144),
     "setresuid": (117, 147),
     "setresgid": (119, 149),
+    "rt_tgsigqueueinfo": (297, 240),
+    "setpriority": (141, 140),
+    "ioprio_set": (251, 30),
+    # Landlock has no right for these. They reach files by path, or change who may open them.
+    "chmod": (90, -1),
+    "fchmod": (91, 52),
+    "fchmodat": (268, 53),
+    "fchmodat2": (452, 452),
+    "chown": (92, -1),
+    "lchown": (94, -1),
+    "fchown": (93, 55),
+    "fchownat": (260, 54),
+    "setxattr": (188, 5),
+    "lsetxattr": (189, 6),
+    "fsetxattr": (190, 7),
+    "truncate": (76, 45),
+    "utimensat": (280, 88),
 }
 _THREADS_ONLY: Final = (56, 220)  # clone; with the flag for threads
 _CLONE3: Final = (435, 435)  # its flags are in memory, which a filter cannot read; libraries fall back to clone
 _OWN_PROCESS: Final = (234, 131)  # tgkill, which abort() uses
 _OWN_LIMITS: Final = (302, 261)  # prlimit64 of process 0, which is this one
+_OWN_CORES: Final = (203, 122)  # sched_setaffinity of thread 0, which is this one
+_FCNTL: Final = (72, 25)
+_SIGNAL_COMMANDS: Final = (8, 10, 15)  # F_SETOWN, F_SETSIG, F_SETOWN_EX: they make the kernel send any signal
 _CLONE_THREAD: Final = 0x00010000
 _ARCHITECTURES: Final = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 
@@ -173,9 +193,13 @@ def _program(architecture: int, column: int) -> bytes:
         (_THREADS_ONLY[column], _ANY_BIT, _CLONE_THREAD),
         (_OWN_PROCESS[column], _EQUAL, os.getpid()),
         (_OWN_LIMITS[column], _EQUAL, 0),
+        (_OWN_CORES[column], _EQUAL, 0),
     ):
         lines += [(_EQUAL, 0, 4, number), (_LOAD, 0, 0, _ARGUMENT_AT), (test, 0, 1, value)]
         lines += [(_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _DENY)]
+    lines += [(_EQUAL, 0, 1 + 2 * len(_SIGNAL_COMMANDS), _FCNTL[column]), (_LOAD, 0, 0, _ARGUMENT_AT + 8)]
+    for command in _SIGNAL_COMMANDS:
+        lines += [(_EQUAL, 0, 1, command), (_RETURN, 0, 0, _DENY)]
     lines.append((_RETURN, 0, 0, _ALLOW))
     return b"".join(struct.pack("<HBBI", *line) for line in lines)
 

@@ -137,7 +137,7 @@ class Node:
     def _start(self) -> None:
         arguments = ["serve", "--listen", self.address, "--cache-dir", str(self.home / "cache" / "feedd")]
         arguments += ["--cache-size", "64MiB", "--status", "off", "--workers", "1", "--log", "json"]
-        rules = f"security.allow_urls=s3://,file://{self.public}"
+        rules = f"security.allow_urls=s3://public/,file://{self.public}"
         for setting in (f"security.socket_mode={self.mode}", rules, "cache.free_reserve=1MiB", *self.settings):
             arguments += ["--set", setting]
         command = command_of(DAEMON_UID, [sys.executable, "-m", "feedd", *arguments])

@@ -132,7 +132,7 @@ def test_the_job_goes_on_beside_a_hostile_user(node: Node, seconds: float) -> No
     """Every epoch is complete and in order; what the other asks for is refused by a typed error, or ends by itself."""
     _, told = _job(node, seconds, hostile=True)
     assert node.alive
-    for name in ("drain", "remove", "secret", "bare"):
+    for name in ("drain", "remove", "secret", "bucket", "bare"):
         assert set(told[name]) <= {"PERMISSION_DENIED"}, told
     for name in ("long", "redos"):
         assert set(told[name]) <= {"INVALID_ARGUMENT", "PERMISSION_DENIED"}, told

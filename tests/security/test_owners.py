@@ -36,7 +36,10 @@ def node() -> Iterator[Node]:
 
 
 def test_clients_read_what_is_allowed(node: Node) -> None:
-    """Everybody who may open the socket reads the folder that the operator names."""
+    """S1: everybody who may open the socket reads the folder that the operator names, and nothing else."""
+    for url in ("s3://secret-bucket/x.tar", "s3://secret-bucket/", "s3://secret-bucket/{0,1}.tar"):
+        (said,) = node.calls(MALLORY, [opening(url)])
+        assert said.startswith("PERMISSION_DENIED expected a URL that you may read"), said
     assert node.read(ALICE, f"text+file://{node.public}/lines.txt").startswith("read 16 ")
     assert node.read(MALLORY, f"{node.public}/lines.txt").startswith("read 16 ")
 
@@ -53,6 +56,10 @@ def test_manifests_braces_and_tables_are_refused_as_well(node: Node) -> None:
     """S1: what a URL expands to is checked like a URL."""
     manifest = node.public / "list.manifest"
     manifest.write_text(json.dumps([{"prefix": f"file://{node.secret.parent}/"}, "token.txt"]))
+    foreign = node.public / "foreign.manifest"
+    foreign.write_text(json.dumps([{"prefix": "s3://secret-bucket/"}, "x.tar"]))
+    (said,) = node.calls(MALLORY, [opening(f"manifest+file://{foreign}")])
+    assert said.startswith("PERMISSION_DENIED expected a URL that you may read"), said
     table = json.dumps({"from": "table", "file": str(node.secret), "decode": "int"})
     said = node.calls(
         MALLORY,
@@ -72,6 +79,48 @@ def test_the_answer_does_not_tell_what_exists(node: Node) -> None:
     secret = str(node.secret)
     there, missing = node.calls(MALLORY, [opening(f"text+file://{secret}"), opening(f"text+file://{secret}x")])
     assert there.replace(secret, "X") == missing.replace(f"{secret}x", "X")
+
+
+RELAY = """
+import os, socket, subprocess, sys, threading
+path = sys.argv[1].removeprefix("unix://")
+below = sys.argv[2] + "/" + str(os.getpid())
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(below)
+listener.listen()
+
+def copy(source, target):
+    while data := source.recv(65536):
+        target.sendall(data)
+
+def serve():
+    while True:
+        ours, _ = listener.accept()
+        theirs = socket.socket(socket.AF_UNIX)
+        theirs.bind(f"\\0feedd-relay-{os.getpid()}")
+        theirs.connect(path)
+        for pair in ((ours, theirs), (theirs, ours)):
+            threading.Thread(target=copy, args=pair, daemon=True).start()
+
+threading.Thread(target=serve, daemon=True).start()
+import grpc
+from feedd.wire import feedd_pb2 as pb
+from feedd.wire.feedd_pb2_grpc import FeedStub
+try:
+    FeedStub(grpc.insecure_channel("unix:" + below)).Open(pb.OpenRequest(version=pb.ProtocolVersion(major=1, minor=9),
+        urls=[sys.argv[3]], recipe=pb.Recipe(batch_size=4, fields=[pb.Field(name="text", recipe="str")])), timeout=20)
+    print("answered")
+except grpc.RpcError as error:
+    print(error.code().name, error.details())
+"""
+
+
+def test_a_socket_with_a_name_of_its_own_is_no_tcp_client(node: Node) -> None:
+    """S2: the name that a client binds its socket to does not free it of the ticket."""
+    with open_folder() as folder:
+        folder.chmod(0o777)
+        said = run_as(MALLORY, RELAY, node.address, str(folder), f"text+file://{node.public}/lines.txt")
+    assert said.startswith("PERMISSION_DENIED expected a ticket"), said
 
 
 def test_calls_name_their_user(node: Node) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from feedd.access import Access, completed
 from feedd.catalog.sources import Sources
 from feedd.clock import SystemClock
 from feedd.errors import BadConfig, BadRequest, NotFound, PermissionDenied, Unsupported
@@ -219,3 +220,18 @@ async def test_profile_from_files(server: S3Server, tmp_path: Path, monkeypatch:
         await sources.resolve(["s3://bucket/one"])
     assert "Credential=from-file/" in server.requests[0].headers["authorization"]
     assert "/eu-north-1/s3/" in server.requests[0].headers["authorization"]
+
+
+async def test_rules_for_a_folder_do_not_cover_files_beside_it(sources: Sources, tmp_path: Path) -> None:
+    """While the folder is missing, its name would be the start of others' names."""
+    for name in ("public-secret.tar", "public2/x.tar"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+    access = Access((completed(f"file://{tmp_path}/public"),))
+    with pytest.raises(NotFound):
+        await sources.resolve([f"file://{tmp_path}/public"], access)
+    (tmp_path / "public").mkdir()
+    (tmp_path / "public" / "y.tar").write_bytes(b"x")
+    assert [ref.key for ref in await sources.resolve([f"file://{tmp_path}/public"], access)] == [
+        f"{tmp_path}/public/y.tar"
+    ]

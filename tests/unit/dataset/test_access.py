@@ -28,6 +28,8 @@ from feedd.owner import Owner
         ("file://", "file://", "/etc/passwd", True),
         ("file:///data", "s3://data", "", False),
         ("gs://", "gs://bucket", "x", True),
+        ("nfs://vol/train/", "nfs://vol", "train/../private/x", False),  # an installed store may resolve it
+        ("s3://b/train/", "s3://b", "train/../x", True),  # in S3 a name like any other
     ],
 )
 def test_a_rule_is_the_start_of_urls(rule: str, root: str, key: str, covered: bool) -> None:
@@ -70,3 +72,12 @@ def test_owners_may_have_rules_of_their_own() -> None:
     assert rules.folders == ("/a/", "/b/")
     assert AccessRules().folders is None
     assert AccessRules(NO_FILES).folders == ()
+
+
+def test_a_certificate_is_no_user() -> None:
+    """A common name that looks like a user id, or like no certificate, has no part in their rules."""
+    rules = AccessRules(("s3://public/",), {"1000": ("s3://a/",), "tcp": ("s3://b/",), "cn:1000": ("s3://c/",)})
+    assert rules.of(Owner("uid", "1000")).rules == ("s3://a/",)
+    assert rules.of(Owner("tcp")).rules == ("s3://b/",)
+    assert rules.of(Owner("subject", "1000")).rules == ("s3://c/",)
+    assert rules.of(Owner("subject", "tcp")).rules == ("s3://public/",)

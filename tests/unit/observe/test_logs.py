@@ -75,6 +75,12 @@ def test_secrets_never_reach_the_log(form: str) -> None:
     assert "part=1" in stream.getvalue()
 
 
+@pytest.mark.parametrize("user", [f"user:{SECRET}", f":{SECRET}", SECRET, f"user:{SECRET}@{SECRET}"])
+def test_what_stands_before_a_host_is_hidden(user: str) -> None:
+    """A password, a token alone, and a password with an @ in it."""
+    assert redact_text(f"at https://{user}@host:443/path@1 now") == f"at https://{REDACTED}@host:443/path@1 now"
+
+
 def test_counts_are_not_secrets() -> None:
     """A number, or a folder of tokenizers, whose name merely looks like a secret stays readable."""
     stream = io.StringIO()
@@ -110,7 +116,12 @@ def test_a_long_text_is_cut_and_says_so() -> None:
 @pytest.mark.parametrize("before", range(2020, 2060, 3))
 def test_a_secret_at_the_cut_is_hidden_too(before: int) -> None:
     """Wherever a text is cut, nothing of a password is left that stood there."""
-    for text in (f"https://user:{SECRET}@host", f"token={SECRET} ", f"Authorization: Bearer {SECRET} {SECRET}"):
+    for text in (
+        f"https://user:{SECRET}@host",
+        f"https://:{SECRET}@host",
+        f"token={SECRET} ",
+        f"Authorization: Bearer {SECRET} {SECRET}",
+    ):
         shown = redact_text("." * (before - 30) + " " + text + "." * 4096)
         assert SECRET[:6] not in shown
 

@@ -9,10 +9,11 @@ import pytest
 from feedd import __version__
 from feedd.errors import BadRequest, CacheTooSmall, Draining, FeeddError, NotFound, PermissionDenied, Unsupported
 from feedd.serve.admin_client import daemon_at
-from feedd.serve.server_options import CacheRow, CacheState, ServeHooks, StatSample
+from feedd.serve.server_options import CacheRow, CacheState, ServeHooks, ServeOptions, StatSample
+from feedd.serve.tickets import OWNER_GREETING, TICKET_BYTES, TICKET_HEADER
 from feedd.warming import Amount, WarmProgress, WarmSpec
 from feedd.wire import feedd_pb2 as pb
-from tests.unit.serve.raw_client import WAIT_S, error_of, serving
+from tests.unit.serve.raw_client import WAIT_S, error_of, open_request, serving
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,6 +41,30 @@ async def test_cache_entries_are_streamed(short_dir: Path) -> None:
         assert [(e.url, e.size_bytes) for e in entries] == [("s3://b/0", 0), ("s3://b/1", 1), ("s3://b/2", 2)]
     async with serving(short_dir) as rig:
         assert [entry async for entry in rig.admin.CacheList(pb.CacheListRequest(), timeout=WAIT_S)] == []
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("text+s3://b/train/", ["s3://b/train/x"]),
+        ("{s3://b/train/,s3://b/train/}", []),
+        ("s{3,3}://b/train/", []),
+        ("s3://b/tra{in,in}/", []),
+        ("/data/x+", []),
+    ],
+)
+async def test_a_client_sees_what_it_reads(short_dir: Path, url: str, shown: list[str]) -> None:
+    """Of the cache, a client sees what is below its URLs. Braces could stand for less than what is before them."""
+    rows = [CacheRow(url, "e", 1, 0) for url in ("s3://b/train/x", "s3://b/train-private/x", "file:///data/y")]
+    options = ServeOptions(listen=(f"unix://{short_dir}/feedd.sock",), socket_mode=0o660)
+    async with serving(short_dir, None, options, ServeHooks(cache_entries=lambda: rows)) as rig:
+        reader, writer = await asyncio.open_unix_connection(f"{short_dir}/feedd.sock.arena")
+        writer.write(OWNER_GREETING)
+        headers = ((TICKET_HEADER, (await reader.readexactly(1 + TICKET_BYTES))[1:]),)
+        await rig.feed.Open(open_request(urls=[url]), timeout=WAIT_S, metadata=headers)
+        listed = rig.admin.CacheList(pb.CacheListRequest(), timeout=WAIT_S, metadata=headers)
+        assert [entry.url async for entry in listed] == shown
+        writer.close()
 
 
 async def test_a_failing_hook_is_that_calls_error(short_dir: Path) -> None:

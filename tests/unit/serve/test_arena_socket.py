@@ -88,6 +88,20 @@ async def test_connections_are_bounded(short_dir: Path) -> None:
         second.close()
 
 
+async def test_one_user_leaves_room_for_others(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where several users can connect, one has three quarters of the connections at most."""
+    uids = iter([1, 1, 1, 1, 2])
+    monkeypatch.setattr("feedd.serve.arena_socket.peer_credentials", lambda _conn: (1, next(uids)))
+    options = ServeOptions(listen=(f"unix://{short_dir}/feedd.sock",), socket_mode=0o666, arena_connections_max=5)
+    async with serving(short_dir, None, options) as rig:
+        said = [await _say(short_dir / "feedd.sock.arena", OWNER_GREETING) for _ in range(5)]
+        assert [answer for _, answer in said] == [b"\x01"] * 3 + [b"\x00", b"\x01"]
+        for conn, _ in said:
+            conn.close()
+        await rig.until(lambda: not rig.server._arena_socket.connection_count)
+        assert not rig.server._arena_socket._by_uid
+
+
 async def test_other_users_are_refused(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where users are listed, others get neither memory nor a ticket, even if they can open the socket."""
     monkeypatch.setattr("feedd.serve.arena_socket.peer_credentials", lambda _conn: (1, 4711))

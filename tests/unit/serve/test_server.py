@@ -73,6 +73,23 @@ async def test_reflection_names_the_services(short_dir: Path) -> None:
         call.cancel()
 
 
+async def test_health_is_asked_not_watched(short_dir: Path) -> None:
+    """Calls without an end and without an owner would take the place of others."""
+    async with serving(short_dir) as rig:
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            _ = [one async for one in health_pb2_grpc.HealthStub(rig.channel).Watch(health_pb2.HealthCheckRequest())]
+        assert failure.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_reflection_is_for_one_user(short_dir: Path) -> None:
+    """Where others can connect, also by TCP, the list of calls is left out."""
+    unix = f"unix://{short_dir}/feedd.sock"
+    for options in (ServeOptions(listen=(unix,), socket_mode=0o660), ServeOptions(listen=(unix, "127.0.0.1:0"))):
+        async with serving(short_dir, None, options) as rig:
+            call = reflection_pb2_grpc.ServerReflectionStub(rig.channel).ServerReflectionInfo()
+            assert await call.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
 async def test_a_second_daemon_on_the_same_socket(short_dir: Path) -> None:
     """It is refused with the pid of the first, which goes on undisturbed."""
     async with serving(short_dir) as rig:

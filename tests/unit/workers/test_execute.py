@@ -161,6 +161,32 @@ def test_why_fields_are_missing_survives_too(shard: ShardFile, tmp_path: Path) -
     assert index.starts.tolist()[0][1] == len(data) // 2 + 12
 
 
+def test_numbers_of_an_index_are_checked_before_memory_is_taken() -> None:
+    """A worker that a decoder's bug has taken over says what it likes."""
+    fd = os.memfd_create("x")
+    try:
+        for count, key_bytes in ((1 << 40, 0), (0, 1 << 40), (-1, 0), (0, -1)):
+            said = Indexed(1, 0.0, ("cls",), count, key_bytes)
+            with pytest.raises(Internal, match="expected a shard index of"):
+                columns.unpack(fd, said)
+    finally:
+        os.close(fd)
+
+
+def test_values_that_could_still_change_are_refused() -> None:
+    """A page that a worker cuts off while the daemon reads it would end the daemon by SIGBUS."""
+    fd = os.memfd_create("x")
+    os.write(fd, bytes(8))
+    with pytest.raises(Internal, match="without seals"):
+        columns.mapped(fd, 8)
+    os.close(fd)
+    fd = columns.pack_values(np.arange(3))
+    assert np.frombuffer(columns.mapped(fd, 24), np.int64).tolist() == [0, 1, 2]
+    with pytest.raises(OSError, match="not permitted"):
+        os.ftruncate(fd, 0)
+    os.close(fd)
+
+
 def test_measuring_never_fails_for_a_sample(shard: ShardFile) -> None:
     """Rows that cannot be measured are -1; the request as a whole is answered."""
     answer = run(Executor(), split.measure_packet((shard,), work(shard, "image", "cls"), range(5), 1))

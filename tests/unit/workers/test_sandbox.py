@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 HERE = sandbox.supported()
 _START = """
-import os, resource, signal, socket, subprocess, sys, threading
+import fcntl, os, resource, signal, socket, subprocess, sys, threading
 from pathlib import Path
 from feedd.workers import sandbox
 ours, theirs = socket.socketpair()
@@ -64,8 +64,36 @@ def test_no_sockets_programs_or_other_processes(tmp_path: Path) -> None:
         "os.pidfd_open(parent)",
         "resource.prlimit(parent, resource.RLIMIT_CORE)",
         "os.setresuid(1, 1, 1)",
+        "os.setpriority(os.PRIO_PROCESS, parent, 19)",
+        "os.sched_setaffinity(parent, os.sched_getaffinity(0))",
+        "fcntl.fcntl(ours, fcntl.F_SETOWN, parent)",
+        "fcntl.fcntl(ours, 10, signal.SIGTERM)",
     ]
     assert tried(attempts, tmp_path) == dict.fromkeys(attempts, "refused")
+
+
+@pytest.mark.skipif(not HERE.seccomp, reason="needs seccomp")
+def test_nobody_else_gets_rights_to_a_file(tmp_path: Path) -> None:
+    """Landlock has no right for modes, owners, attributes and times, and older kernels have none for lengths."""
+    (tmp_path / "shard").write_text("bytes")
+    before = (tmp_path / "shard").stat()
+    path = "Path(sys.argv[1], 'shard')"
+    attempts = [
+        f"{path}.chmod(0o666)",
+        f"os.chmod(os.open({path}, os.O_RDONLY), 0o666)",
+        f"os.chown({path}, 1, 1)",
+        f"os.chown(os.open({path}, os.O_RDONLY), 1, 1)",
+        f"os.lchown({path}, 1, 1)",
+        f"os.setxattr({path}, 'user.x', b'x')",
+        f"os.setxattr({path}, 'user.x', b'x', follow_symlinks=False)",
+        f"os.utime({path}, (1, 1))",
+        f"os.truncate({path}, 0)",
+    ]
+    assert tried(attempts, tmp_path) == dict.fromkeys(attempts, "refused")
+    after = (tmp_path / "shard").stat()
+    assert (after.st_mode, after.st_uid, after.st_size, after.st_mtime_ns) == (
+        before.st_mode, before.st_uid, before.st_size, before.st_mtime_ns,
+    )  # fmt: skip
 
 
 @pytest.mark.skipif(not HERE.landlock, reason="needs Landlock")
@@ -97,6 +125,7 @@ def test_what_decoding_needs_still_works(tmp_path: Path) -> None:
         "resource.setrlimit(resource.RLIMIT_DATA, (1 << 34, 1 << 34))",
         "os.sched_setaffinity(0, os.sched_getaffinity(0))",
         "os.close(os.dup(ours.fileno()))",
+        "fcntl.fcntl(ours, fcntl.F_GETFD)",
     ]
     assert tried(attempts, tmp_path) == dict.fromkeys(attempts, "done")
 
