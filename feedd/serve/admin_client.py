@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 import grpc
 
 from feedd.errors import Draining, FeeddError, NotFound, Unsupported
+from feedd.flow.pools import LOCAL_FILES
 from feedd.serve.grpc_status import TRAILER
 from feedd.serve.listen import UnixAddress, parse_address
 from feedd.serve.server_options import CacheRow, CacheState
@@ -48,7 +49,8 @@ async def daemon_at(address: str) -> AsyncIterator[AdminClient]:
         if isinstance(where, UnixAddress):
             for_admins = where.admin_path.is_socket() and os.access(where.admin_path, os.W_OK)
             target = f"unix:{where.admin_path if for_admins else where.path}"
-            ticket = None if for_admins else stack.enter_context(ticket_of(str(where.arena_path)))
+            if not for_admins:
+                ticket = await LOCAL_FILES.run(stack.enter_context, ticket_of(str(where.arena_path)))
         async with grpc.aio.insecure_channel(target, options=_OPTIONS) as channel:
             yield AdminClient(channel, address, ticket)
 

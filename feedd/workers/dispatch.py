@@ -298,19 +298,33 @@ class Dispatch:
         call = _pending(chunk.call)
         self._recorder.count(metrics.DECODE_BUSY, answer.busy_s)
         try:
-            if isinstance(answer, Failed):
-                self._fail(call, error_of(answer))
-            elif call.error is None:
-                call.work.accept(chunk.rows, answer, fds)
+            _take(call, chunk, answer, fds)
         except FeeddError as error:
             self._fail(call, error)
-        except Exception as error:
-            wrong = Internal(f"expected an answer to the request, got one that raised {error!r}", stage="decode")
-            self._fail(call, wrong)
-            raise wrong from error
+            if isinstance(error, Internal) and not isinstance(answer, Failed):
+                raise
         finally:
             self._settle(call)
             self._pump()
+
+
+def _take(call: Pending, chunk: Chunk, answer: Answer, fds: list[int]) -> None:
+    """Hand an answer to its call.
+
+    Raises:
+        FeeddError: the error that the worker answered, or that the call has with the answer.
+        Internal: the answer is of another kind or shape than asked for.
+    """
+    if isinstance(answer, Failed):
+        raise error_of(answer)
+    if call.error is not None:
+        return
+    try:
+        call.work.accept(chunk.rows, answer, fds)
+    except FeeddError:
+        raise
+    except Exception as error:
+        raise Internal(f"expected an answer to the request, got one that raised {error!r}", stage="decode") from error
 
 
 def _pending(call: Call) -> Pending:

@@ -127,7 +127,7 @@ def _job(node: Node, seconds: float, hostile: bool) -> tuple[float, dict[str, di
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("seconds", [8.0, pytest.param(300.0, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("seconds", [5.0, pytest.param(300.0, marks=pytest.mark.nightly)])
 def test_the_job_goes_on_beside_a_hostile_user(node: Node, seconds: float) -> None:
     """Every epoch is complete and in order; what the other asks for is refused by a typed error, or ends by itself."""
     _, told = _job(node, seconds, hostile=True)

@@ -2,8 +2,13 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
-from feedd.workers.dispatch import Dispatch
+import pytest
+
+from feedd.errors import Internal
+from feedd.workers.dispatch import Dispatch, Pending
+from feedd.workers.messages import Packet
 from feedd.workers.schedule import Call
 from feedd.workers.work import DecodeOptions
 from tests.fakes.tally import TallyRecorder
@@ -26,3 +31,25 @@ def test_few_rows_are_spread_over_idle_workers() -> None:
         pass
     assert dispatch.spread(24, 32) == 24  # one is idle
     assert dispatch.spread(32, 32) == 32
+
+
+async def test_an_answer_of_another_kind_fails_its_call_at_once() -> None:
+    """Nobody waits for ever for a worker that answers nonsense; the caller of ``answer`` then ends the worker."""
+    dispatch = Dispatch(DecodeOptions(), TallyRecorder())
+    worker: Any = SimpleNamespace(pid=1, ending="", send=lambda *_: None, kill=lambda *_: None)
+    dispatch.join(0, worker)
+    for raised in (AssertionError(), IndexError(), ValueError("x")):
+        accept = Mock(side_effect=raised)
+        work: Any = SimpleNamespace(stream=0, long_s=0.0, packet=lambda *_: Packet(b""), accept=accept)
+        call = Pending(work)
+        dispatch._calls.add(call)
+        dispatch._schedule.submit(call, 4, 4)
+        dispatch._pump()
+        running = dispatch._schedule.running(0)
+        assert running is not None
+        answer: Any = SimpleNamespace(id=running.id, busy_s=0.0)
+        with pytest.raises(Internal, match="expected an answer to the request"):
+            dispatch.answer(0, answer, [])
+        assert call.done.done()
+        assert isinstance(call.error, Internal)
+    dispatch.leave(0)
