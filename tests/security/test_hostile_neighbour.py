@@ -97,7 +97,6 @@ with ticket_of(path + ".arena") as ticket:
 print(json.dumps(told), flush=True)
 os._exit(0)
 """
-RATE_LEAST = 0.9
 
 
 @pytest.fixture
@@ -151,12 +150,14 @@ def test_the_job_goes_on_beside_a_hostile_user(node: Node, seconds: float) -> No
 
 
 @pytest.mark.bench
-def test_rate_beside_a_hostile_user(node: Node) -> None:
-    """A job of 200 steps a second, interleaved with runs alone, median of five: at least 0.9 of it."""
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("step_s", "least"), [(0.005, 0.9), (0.0, 0.5)])
+def test_rate_beside_a_hostile_user(node: Node, step_s: float, least: float) -> None:
+    """Interleaved with runs alone, median of five. Without training steps both users want all cores."""
     ratios = []
     for _ in range(5):
-        alone, _ = _job(node, 10.0, hostile=False, step_s=0.005)
-        beside, _ = _job(node, 10.0, hostile=True, step_s=0.005)
+        alone, _ = _job(node, 10.0, hostile=False, step_s=step_s)
+        beside, _ = _job(node, 10.0, hostile=True, step_s=step_s)
         ratios.append(beside / alone)
     print(ratios)
-    assert statistics.median(ratios) >= RATE_LEAST, ratios
+    assert statistics.median(ratios) >= least, ratios
