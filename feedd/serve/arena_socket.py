@@ -150,6 +150,8 @@ class ArenaSocket:
                     conn.send(_NO)
         except (OSError, TimeoutError) as error:
             _log.debug("a lifeline broke", error=repr(error))
+        except Exception:  # noqa: BLE001 - one connection must not end the task group that all of them are in
+            _log.exception("a lifeline ended by an error")
         finally:
             self._connection_count -= 1
             conn.close()

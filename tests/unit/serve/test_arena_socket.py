@@ -102,6 +102,20 @@ async def test_one_user_leaves_room_for_others(short_dir: Path, monkeypatch: pyt
         assert not rig.server._arena_socket._by_uid
 
 
+async def test_an_error_ends_its_own_connection_only(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever goes wrong with one client, the daemon goes on serving the others."""
+    async with serving(short_dir) as rig:
+        with monkeypatch.context() as broken:
+            broken.setattr("feedd.serve.arena_socket.peer_credentials", lambda _conn: 1 / 0)
+            conn, answer = await _say(short_dir / "feedd.sock.arena", OWNER_GREETING)
+            assert answer == b""
+            conn.close()
+        conn, answer = await _say(short_dir / "feedd.sock.arena", OWNER_GREETING)
+        assert answer == b"\x01"
+        conn.close()
+        await rig.until(lambda: rig.server._arena_socket.connection_count == 0)
+
+
 async def test_other_users_are_refused(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where users are listed, others get neither memory nor a ticket, even if they can open the socket."""
     monkeypatch.setattr("feedd.serve.arena_socket.peer_credentials", lambda _conn: (1, 4711))
