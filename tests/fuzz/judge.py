@@ -48,7 +48,10 @@ def make_shard(form: str, data: bytes, url: str = URL) -> None:
     """
     name, _, params = form.partition(":")
     limited = _Limited(forms.get(name), len(data))
-    made = making.make(limited, data, params, url, LIMIT_BYTES)
+    try:
+        made = making.make(limited, data, params, url, LIMIT_BYTES)
+    except BadRecipe as error:  # arrays of different lengths, which fields= can leave out: refused by name as well
+        raise BadShard(str(error)) from error
     check_index(made.index, len(made.shard))
     read_samples(made.index, made.shard)
 
