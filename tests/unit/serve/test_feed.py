@@ -333,14 +333,16 @@ async def test_open_has_a_deadline(short_dir: Path) -> None:
         assert rig.server.sessions.count == 0
 
 
-async def test_sessions_are_bounded(short_dir: Path) -> None:
-    """One session too many is RESOURCE_EXHAUSTED; a closed one makes room."""
-    options = ServeOptions(listen=(f"unix://{short_dir}/f.sock",), sessions_max=1)
+@pytest.mark.parametrize(("bound", "named"), [("sessions_max", "limits.sessions"), ("sessions_per_owner", "per_owner")])
+async def test_sessions_are_bounded(short_dir: Path, bound: str, named: str) -> None:
+    """One session too many, of all or of one owner, is RESOURCE_EXHAUSTED; a closed one makes room."""
+    options = ServeOptions(**{"listen": (f"unix://{short_dir}/f.sock",), bound: 1})  # type: ignore[arg-type]
     async with serving(short_dir, None, options) as rig:
         opened = await rig.open()
         with pytest.raises(grpc.aio.AioRpcError) as failure:
             await rig.open()
         assert failure.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert named in error_of(failure.value).hint
         await rig.feed.Close(pb.CloseRequest(session_id=opened.session_id))
         await rig.open()
 

@@ -84,6 +84,8 @@ def test_nobody_else_gets_rights_to_a_file(tmp_path: Path) -> None:
         f"os.chown({path}, 1, 1)",
         f"os.chown(os.open({path}, os.O_RDONLY), 1, 1)",
         f"os.lchown({path}, 1, 1)",
+        "os.chmod('shard', 0o666, dir_fd=os.open(sys.argv[1], os.O_RDONLY))",
+        "os.chown('shard', 1, 1, dir_fd=os.open(sys.argv[1], os.O_RDONLY))",
         f"os.setxattr({path}, 'user.x', b'x')",
         f"os.setxattr({path}, 'user.x', b'x', follow_symlinks=False)",
         f"os.utime({path}, (1, 1))",
