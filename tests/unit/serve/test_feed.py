@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import grpc
@@ -333,10 +334,13 @@ async def test_open_has_a_deadline(short_dir: Path) -> None:
         assert rig.server.sessions.count == 0
 
 
-@pytest.mark.parametrize(("bound", "named"), [("sessions_max", "limits.sessions"), ("sessions_per_owner", "per_owner")])
-async def test_sessions_are_bounded(short_dir: Path, bound: str, named: str) -> None:
+@pytest.mark.parametrize(
+    ("bounds", "named"),
+    [(ServeOptions(sessions_max=1), "limits.sessions"), (ServeOptions(sessions_per_owner=1), "per_owner")],
+)
+async def test_sessions_are_bounded(short_dir: Path, bounds: ServeOptions, named: str) -> None:
     """One session too many, of all or of one owner, is RESOURCE_EXHAUSTED; a closed one makes room."""
-    options = ServeOptions(**{"listen": (f"unix://{short_dir}/f.sock",), bound: 1})  # type: ignore[arg-type]
+    options = replace(bounds, listen=(f"unix://{short_dir}/f.sock",))
     async with serving(short_dir, None, options) as rig:
         opened = await rig.open()
         with pytest.raises(grpc.aio.AioRpcError) as failure:
