@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from feedd.config.types import UNIX_PREFIX
-from feedd.errors import FeeddError
+from feedd.config.types import UNIX_PREFIX, is_unix
+from feedd.errors import FeeddError, NotFound
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -35,6 +35,20 @@ AddressFlag = Annotated[
 def chosen_address(address: str | None, cache_dir: Path | None) -> str | None:
     """Return the daemon that the user named: by flag, else by ``$FEEDD_ADDRESS`` unless ``--cache-dir`` is given."""
     return address or (None if cache_dir else os.environ.get("FEEDD_ADDRESS")) or None
+
+
+def daemon_address(address: str | None, config: Config) -> str:
+    """Return the address that the user named, else the first Unix socket of the configuration.
+
+    Raises:
+        NotFound: there is neither.
+    """
+    found = chosen_address(address, None) or next(filter(is_unix, config.listen), None)
+    if found is None:
+        raise NotFound(
+            "expected the address of a daemon, got none", hint="pass --address unix:///path.sock", stage="cli"
+        )
+    return found
 
 
 @asynccontextmanager

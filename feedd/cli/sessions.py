@@ -12,9 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from feedd.cli.flags import ConfigFlag, Flags
-from feedd.cli.running_daemon import AddressFlag, chosen_address
-from feedd.config.types import is_unix
-from feedd.errors import NotFound
+from feedd.cli.running_daemon import AddressFlag, daemon_address
 from feedd.units import format_duration, format_size
 
 if TYPE_CHECKING:
@@ -27,25 +25,13 @@ _T = TypeVar("_T")
 _sessions = typer.Typer(help="List the sessions of a running daemon, and end one.", no_args_is_help=True)
 
 
-def _daemon_address(address: str | None, config: ConfigFlag) -> str:
-    """Return the address that the user named, else the first Unix socket of the configuration.
-
-    Raises:
-        NotFound: there is neither.
-    """
-    found = chosen_address(address, None) or next(filter(is_unix, Flags(config=config).load().config.listen), None)
-    if found is None:
-        raise NotFound(
-            "expected the address of a daemon, got none", hint="pass --address unix:///path.sock", stage="cli"
-        )
-    return found
-
-
-def _ask(address: str, question: Callable[[AdminClient], Awaitable[_T]]) -> _T:
+def _ask(address: str | None, config: ConfigFlag, question: Callable[[AdminClient], Awaitable[_T]]) -> _T:
     from feedd.serve.admin_client import daemon_at  # noqa: PLC0415 - gRPC takes a third of a second to import
 
+    found = daemon_address(address, Flags(config=config).load().config)
+
     async def run() -> _T:
-        async with daemon_at(address) as daemon:
+        async with daemon_at(found) as daemon:
             return await question(daemon)
 
     return asyncio.run(run())
@@ -58,7 +44,7 @@ def list_sessions(
     config: ConfigFlag = None,
 ) -> None:
     """Show who holds what: your own sessions, or all if you administer the daemon."""
-    found = _ask(_daemon_address(address, config), lambda daemon: daemon.sessions())
+    found = _ask(address, config, lambda daemon: daemon.sessions())
     if json_:
         typer.echo(json.dumps([_facts(one) for one in found], indent=2))
         return
@@ -82,7 +68,7 @@ def end_session(
     config: ConfigFlag = None,
 ) -> None:
     """End a session. Its trainer may open a new one; batches that it holds stay readable."""
-    _ask(_daemon_address(address, config), lambda daemon: daemon.end_session(session))
+    _ask(address, config, lambda daemon: daemon.end_session(session))
     typer.echo(f"ended session {session}")
 
 

@@ -20,15 +20,14 @@ import typer
 from feedd import __version__
 from feedd.cli.flags import ConfigFlag, Flags
 from feedd.cli.machine_check import examine
-from feedd.cli.running_daemon import AddressFlag, chosen_address
+from feedd.cli.running_daemon import AddressFlag, daemon_address
 from feedd.config import render
-from feedd.config.types import is_unix
-from feedd.errors import FeeddError, NotFound
+from feedd.errors import FeeddError
 from feedd.observe.logs import redact_text
 
 if TYPE_CHECKING:
     from feedd.cli.machine_check import Finding
-    from feedd.config import Effective
+    from feedd.config import Config, Effective
 
 _MODE: Final = 0o600
 _LOG_HINT: Final = "add the daemon's log of the time in question; secrets are removed from it when it is written"
@@ -47,12 +46,11 @@ def support(
     """
     effective = Flags(config=config).load()
     target = file or Path("feedd-support.tar.gz")
-    where = chosen_address(address, None) or next(filter(is_unix, effective.config.listen), None)
     parts = {
         "versions.txt": _versions(),
         "config.txt": _configuration(effective),
         "check.txt": "".join(map(_line, examine(effective.config))),
-        "daemon.json": json.dumps(asyncio.run(_daemon(where)), indent=1),
+        "daemon.json": json.dumps(asyncio.run(_daemon(address, effective.config)), indent=1),
     }
     _write(target, parts)
     typer.echo(f"wrote {target}: {', '.join(parts)}")
@@ -81,15 +79,14 @@ def _configuration(effective: Effective) -> str:
     return "".join(f"{name} = {value}  # {effective.origins.get(name, '')}\n" for name, value in values.items())
 
 
-async def _daemon(address: str | None) -> dict[str, Any]:
+async def _daemon(address: str | None, config: Config) -> dict[str, Any]:
     """Return what a running daemon tells about itself, or why none does."""
     from google.protobuf.json_format import MessageToDict  # noqa: PLC0415 - slow to import, like gRPC
 
     from feedd.serve.admin_client import daemon_at  # noqa: PLC0415 - see above
 
     try:
-        if address is None:
-            raise NotFound("expected the address of a daemon, got none", stage="cli")
+        address = daemon_address(address, config)
         async with daemon_at(address) as daemon:
             stats, sessions = await daemon.stats(), await daemon.sessions()
     except FeeddError as error:
