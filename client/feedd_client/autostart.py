@@ -14,7 +14,6 @@ import os
 import shutil
 import signal
 import socket
-import struct
 import subprocess
 import tempfile
 import time
@@ -25,7 +24,7 @@ from feedd_client import shm
 from feedd_client.errors import DaemonStartError
 from feedd_client.executable import VARIABLE as EXECUTABLE_VARIABLE
 from feedd_client.executable import find_executable
-from feedd_client.transport import UDS_PATH_MAX, answers, parse_address, probe
+from feedd_client.transport import UDS_PATH_MAX, answers, parse_address, peer_credentials, probe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -150,8 +149,8 @@ def _server_pid(uds_path: str) -> int:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as unix:
         unix.settimeout(1.0)
         unix.connect(uds_path)
-        pid, uid, _ = struct.unpack("3i", unix.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
-    return int(pid) if uid == os.getuid() else 0
+        pid, uid = peer_credentials(unix)
+    return pid if uid == os.getuid() else 0
 
 
 def _start(address: str, socket_path: Path) -> tuple[Executable, Path]:

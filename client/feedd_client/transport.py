@@ -146,10 +146,15 @@ def probe(address: Address) -> OSError | None:
     return None
 
 
+def peer_credentials(unix: socket.socket) -> tuple[int, int]:
+    """Return (process id, user id) of the process at the other end of a Unix socket."""
+    pid, uid, _ = _CREDENTIALS.unpack(unix.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return pid, uid
+
+
 def _check_listener(unix: socket.socket, address: Address) -> None:
     """Refuse a daemon of a user that is neither root, nor this one, nor the owner of the socket's folder."""
-    credentials = unix.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    _, uid, _ = _CREDENTIALS.unpack(credentials)
+    _, uid = peer_credentials(unix)
     folder = Path(address.uds_path or "/").parent
     if uid in {0, os.geteuid(), folder.stat().st_uid, _UNKNOWN_UID}:
         return

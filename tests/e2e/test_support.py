@@ -55,8 +55,12 @@ def test_a_bundle_has_what_a_question_needs_and_no_secret(one_daemon: Standing, 
 
 
 def test_without_a_daemon_the_rest_is_packed(short_dir: Path) -> None:
-    """The reason stands where its answer would be."""
-    target = short_dir / "bundle.tar.gz"
+    """The reason stands where its answer would be. A file that others made there is replaced, not written to."""
+    target, other = short_dir / "bundle.tar.gz", short_dir / "other"
+    other.write_text("mine")
+    other.chmod(0o666)
+    target.hardlink_to(other)
     done = _support(str(target), "--address", f"unix://{short_dir}/none.sock")
     assert done.returncode == 0, done.stderr
+    assert (other.read_text(), target.stat().st_mode & 0o777) == ("mine", 0o600)
     assert "no daemon answers" in json.loads(_parts(target)["daemon.json"])["error"]
