@@ -16,7 +16,7 @@ import pytest_asyncio
 from hypothesis import settings
 
 from tests import guards
-from tests.budget import NIGHTLY, WHOLE
+from tests.budget import CHECK, NIGHTLY, TEST
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Generator, Iterator
@@ -26,9 +26,9 @@ FAILED = pytest.StashKey[bool]()
 
 # Time limits of single examples measure the machine, not the code. A fixed seed in CI: a red run can be repeated.
 settings.register_profile(
-    "feedd", deadline=None, derandomize=bool(os.environ.get("CI")), print_blob=True, max_examples=WHOLE
+    "feedd", deadline=None, derandomize=bool(os.environ.get("CI")), print_blob=True, max_examples=TEST
 )
-settings.register_profile("check", settings.get_profile("feedd"), max_examples=WHOLE // 10)
+settings.register_profile("check", settings.get_profile("feedd"), max_examples=CHECK)
 settings.register_profile(
     "nightly", settings.get_profile("feedd"), max_examples=NIGHTLY, derandomize=False, print_blob=True
 )

@@ -243,7 +243,7 @@ class Feeder:
         stream = self._stream
         if stream is None or self._stop.is_set():
             raise ProtocolError("expected an open stream, got a closed stream")
-        stream.flush()  # so that the daemon can fill every free slot while this thread waits
+        stream.replenish()
         try:
             self._watch.wait(stream)
             stream.receive()

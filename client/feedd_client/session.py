@@ -9,6 +9,7 @@ import mmap
 import os
 import queue
 import threading
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 _log: Final = logging.getLogger("feedd_client")
 CLOSE_TIMEOUT_S: Final = 1.0
 FINISH_TIMEOUT_S: Final = 0.5
+QUICK_S: Final = 100e-6
 HEARTBEAT_MINOR: Final = 6  # first minor protocol version whose daemons send heartbeats
 
 
@@ -50,6 +52,19 @@ def anchors_of(cursor: pb.Cursor) -> tuple[tuple[int, int], ...]:
         (cursor.anchor_window, cursor.anchor_sample),
         *((anchor.window, anchor.sample) for anchor in cursor.more_anchors),
     )
+
+
+def may_defer(owed_count: int, slot_count: int, waited_s: float, *, shared: bool) -> bool:
+    """Tell whether returned slots may wait for a fuller request. A request costs more than a small batch does.
+
+    Args:
+        owed_count: batches that the daemon owes; a third of the slots is enough work for a quick daemon.
+        slot_count: slots of the session.
+        waited_s: the wait for the latest message, divided by its batches. A daemon that needs time for a batch gets
+            every free slot, because it may fill them at the same time.
+        shared: other ranks use the same slots. Each could keep others, until the daemon has none left.
+    """
+    return not shared and waited_s < QUICK_S and owed_count * 3 >= slot_count
 
 
 def cursor_of(at: Position) -> pb.Cursor:
@@ -165,6 +180,7 @@ class Stream:
         self.received_bytes = 0
         self.message_count = 0
         self.waiting_for = ""  # from the latest heartbeat
+        self._waited_s = math.inf  # for each batch of the latest message
         self._lost: FeedError | None = None
         self._session = session
         self._epoch = start.epoch
@@ -213,6 +229,7 @@ class Stream:
         Raises:
             FeedError: the daemon's error, a protocol error, or (``reconnect``) a lost stream.
         """
+        began_s = time.perf_counter()
         try:
             response = next(self._call)
         except StopIteration:
@@ -222,6 +239,7 @@ class Stream:
             if self._lost is not None:
                 raise self._lost from None
             raise translate(error, self._session.endpoint.address) from None
+        self._waited_s = (time.perf_counter() - began_s) / (len(response.batches) or 1)
         self.message_count += 1
         if response.HasField("heartbeat"):
             self.waiting_for = response.heartbeat.waiting_for
@@ -279,6 +297,13 @@ class Stream:
             found = self._session.collect()
             self._returns += found
             self._return(len(found))
+
+    def replenish(self) -> None:
+        """Before a wait: send the returned slots and credits, unless they may wait for a fuller request."""
+        session = self._session
+        shared = session.shared_slot_count > 0
+        if not may_defer(self._expected_count, session.slot_count, self._waited_s, shared=shared):
+            self.flush()
 
     def flush(self) -> None:
         """Send the returned slots and credits now."""

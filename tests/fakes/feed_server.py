@@ -44,6 +44,7 @@ class FakeFeed(stubs.FeedServicer):
         self.opens: list[pb.OpenRequest] = []
         self.starts: list[pb.StreamStart] = []
         self.releases: list[tuple[int, int]] = []
+        self.request_count = 0  # messages of clients on their streams
         self.violations: list[str] = []
         self.lifelines_ended = 0
         self.holds_open = 0
@@ -265,6 +266,7 @@ class FakeFeed(stubs.FeedServicer):
     def absorb(self, session: FakeSession, request: pb.StreamRequest, turn: int) -> None:
         """Take in what a client sent."""
         with self.lock:
+            self.request_count += 1
             if session.turn != turn or session.closed:
                 return
             for release in request.releases:

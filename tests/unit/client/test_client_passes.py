@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import gc
 import json
+import math
+import threading
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
-from feedd_client import BadOptionError, Ragged, Shuffle, Topology
+from feedd_client import BadOptionError, DaemonUnreachable, Ragged, Shuffle, Topology, session
 from tests.fakes.feed_client import BATCH_SIZE, check_rich, ids
+from tests.fakes.feed_script import Fault
 
 if TYPE_CHECKING:
     from tests.fakes.feed_client import Bench
@@ -44,6 +48,40 @@ def test_a_slot_goes_back_once_nobody_holds_its_batch(bench: Bench) -> None:
     server.wait_for(lambda: len(server.releases) == 2)
     check_rich(third, ids(third))
     check_rich(fourth, ids(fourth))
+
+
+def test_a_quick_daemon_is_asked_for_many_batches_at_a_time(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While batches come quickly, each request returns a third of the slots; every batch still comes."""
+    monkeypatch.setattr(session, "QUICK_S", math.inf)
+    server = bench.server(steps=61, slot_count=12)
+    assert [ids(batch)[0] // BATCH_SIZE for batch in bench.dataset(server, keys=True, prefetch=12)] == list(range(61))
+    assert server.request_count <= 61 // 4 + 2
+
+
+def test_a_daemon_that_needs_time_gets_every_free_slot(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the client waits for a batch that is not quick, the daemon may fill all slots but those in use."""
+    monkeypatch.setattr(session, "QUICK_S", 0.0)
+    server = bench.server(steps=30, slot_count=12, faults=(Fault(22, "slow", delay_s=60.0),))
+    dataset = bench.dataset(server, prefetch=12, reconnect_timeout_s=0.1)
+
+    def read() -> None:
+        with pytest.raises(DaemonUnreachable):
+            deque((None for _ in dataset), maxlen=0)  # holds one batch at a time
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    server.wait_for(lambda: len(server.releases) == 21 and server.sessions["session-1"].credits == 11)
+    server.stop()
+    reader.join(10)
+    assert not reader.is_alive()
+
+
+def test_what_is_kept_for_a_fuller_request() -> None:
+    """Only from a daemon that is quick and has a third of the slots to fill, and never where ranks share the slots."""
+    assert session.may_defer(4, 12, 0.0, shared=False)
+    assert not session.may_defer(3, 12, 0.0, shared=False)
+    assert not session.may_defer(4, 12, session.QUICK_S, shared=False)
+    assert not session.may_defer(4, 12, 0.0, shared=True)
 
 
 def test_copies_are_the_trainers_and_return_their_slot_at_once(bench: Bench) -> None:

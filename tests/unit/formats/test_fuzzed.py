@@ -20,7 +20,7 @@ from tests.tidy.tree import ROOT
 if TYPE_CHECKING:
     from pathlib import Path
 
-TRIES = 300
+TRIES = 120
 SECONDS = 3  # nightly
 GROUPS = 2  # processes that import what all parsers need
 KNOWN = {"hdf5": "its library reads some damaged heaps for ever: the deadline of a making ends that"}
