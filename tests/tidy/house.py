@@ -150,8 +150,10 @@ async def _range_way(folder: Path, url: str) -> list[str]:
         acquired = asyncio.create_task(pipeline.stages.cache.acquire([ref]))
         try:
             async with asyncio.timeout(_WAIT_S):
-                while "Connection" not in (found := _waiting()):  # noqa: ASYNC110 - the tasks themselves are looked at
-                    await asyncio.sleep(0.01)
+                found, before = _waiting(), [""]
+                while "Connection" not in found or found != before:
+                    await asyncio.sleep(0.05)  # no other part is on its way any more once two looks see the same
+                    found, before = _waiting(), found
         finally:
             acquired.cancel()
             await asyncio.wait([acquired])
