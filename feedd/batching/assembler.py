@@ -30,7 +30,7 @@ from feedd.values import BatchReady, FieldKind, TensorSpec
 from feedd.workers.work import DecodeTask, FieldWork
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from feedd.batching.recipe_rows import WorkerRows
     from feedd.batching.slot_layout import Layout
     from feedd.catalog.stages import Stages
+    from feedd.flow.arena_budget import OwnerBudget
     from feedd.ordering.batch_plan import BatchPlanGroup, BatchRows
     from feedd.recipe.bad_sample_policy import Failure
     from feedd.recipe.filters import Filter
@@ -58,14 +59,14 @@ class AssemblerOptions:
         keys: add ``__key__`` and ``__url__``.
         bad_sample_handler: how bad samples are handled.
         filters: conditions that samples must meet.
-        owner: who is charged for the workers' time.
+        budget: bounds the memory of batches larger than their slots. Its owner is charged for the workers' time.
     """
 
     arena_id: int
     keys: bool
     bad_sample_handler: BadSampleOptions
+    budget: OwnerBudget
     filters: tuple[Filter, ...] = ()
-    owner: Hashable = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,16 +338,16 @@ class Assembler:
                 hint="lower batch_size",
                 stage="batch",
             )
-        arena = await Arena.create(1, layout.size_bytes)
+        arena = await Arena.create_when_room(layout.size_bytes, self._options.budget)
         arena_id = -id(arena)
         slot = arena.take()
         assert slot is not None
         try:
-            self._stages.pool.attach(arena_id, arena.fd, arena.size_bytes, self._options.owner)
+            self._stages.pool.attach(arena_id, arena.fd, arena.size_bytes, self._options.budget.owner)
             ready = await self._decode(work, layout, arena_id, 0, arena.view(slot))
-            return (
-                ready if ready.oversize is not None else replace(ready, oversize=arena.view(slot)[: ready.size_bytes])
-            )
+            if ready.oversize is not None:
+                return ready
+            return replace(ready, oversize=arena.outliving_view(slot)[: ready.size_bytes])
         finally:
             self._stages.pool.detach(arena_id)
             arena.close()  # the mapping lives as long as the batch's view

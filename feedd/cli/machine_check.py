@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from feedd.cache.late_disk import RETRY_S, may_pass
-from feedd.cache.ondisk import mounts
 from feedd.cache.ondisk.directory_lock import DirectoryLock, check_private
 from feedd.cache.ondisk.inspection import disk_bytes
 from feedd.cache.ondisk.recovery import limit_bytes
@@ -25,6 +24,7 @@ from feedd.config.types import UNIX_PREFIX
 from feedd.daemon.wiring import cache_options
 from feedd.errors import CacheUnavailable
 from feedd.fetch.part_sizes import PartSize
+from feedd.flow import mounts
 from feedd.units import MIB, format_duration, format_size, parse_host_port
 from feedd.workers import sandbox
 

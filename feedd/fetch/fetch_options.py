@@ -57,7 +57,7 @@ class SourceOptions:
         rate_floor_bytes_s: a part may take ``connect + read timeout + size / this``.
         listing_deadline_s: longest wait for one page of a listing.
         heads_in_flight: concurrent HEAD requests, for manifests.
-        file_threads: threads that read local files.
+        file_threads: threads that read the local files of one mount.
         file_folders: folders, with a final slash, below which local files may be read, without following links;
             None: everywhere.
         transport: what receives objects from S3. ``direct``: feedd's own HTTP reader, straight into the target.

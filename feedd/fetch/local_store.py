@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import functools
 import os
 import secrets
 import stat
 import threading
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from feedd.errors import (
     BadResponse,
@@ -25,10 +24,9 @@ from feedd.errors import (
 )
 from feedd.fetch.file_trees import Anywhere, Beneath
 from feedd.fetch.hints import CHANGED_HINT
+from feedd.fetch.mount_pools import MountPools
 from feedd.flow.file_writing import write_in
-from feedd.flow.pools import Pool
 from feedd.flow.range_sinks import FileSink, MemorySink
-from feedd.flow.tasks import run_to_end
 from feedd.units import MIB
 from feedd.values import ObjectChecksum, ObjectRef, ReadProgress
 
@@ -41,27 +39,34 @@ if TYPE_CHECKING:
 
     _Take = Callable[[int, int], int]
 
+P = ParamSpec("P")
 T = TypeVar("T")
 _ROOT = "file://"
 _DRAFT_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _PAGE_COUNT = 1000
-_PIECE_BYTES = 4 * MIB  # a cancelled read ends after at most one of these pieces
-_HOT_BYTES = MIB // 4  # fits into the CPU cache
+_HOT_BYTES = MIB // 4  # fits into the CPU cache; a cancelled read ends after at most one of these pieces
 _ANYWHERE = Anywhere()
 
 
 class LocalStore:
-    """The file system; keys are absolute paths. Blocking calls run on a bounded pool of threads.
+    """The file system; keys are absolute paths. Blocking calls run on a bounded pool of threads for each mount.
+
+    A cancelled call returns at once, even if its thread hangs; the thread then ends by itself and changes nothing more.
 
     An object's etag is made of size, mtime and inode: a file that is rewritten in place or replaced is another version.
     """
 
     def __init__(self, thread_count: int = 8, folders: tuple[str, ...] | None = None) -> None:
-        """Read with ``thread_count`` threads; ``folders``: read only below them, see ``Beneath``; None: anywhere."""
+        """Open nothing yet.
+
+        Args:
+            thread_count: upper bound of threads that read from one mount.
+            folders: read only below them, see ``Beneath``; None: anywhere.
+        """
         self._tree: FileTree = Anywhere() if folders is None else Beneath(folders)
-        self._pool = Pool("files", thread_count)
-        # A separate pool, so that a hanging cache disk does not block reads that do not use the disk.
-        self._to_disk = Pool("files-to-disk", thread_count)
+        self._pools = MountPools("files", thread_count)
+        # Separate pools, so that a hanging cache disk does not block reads that do not use the disk.
+        self._to_disk = MountPools("files-to-disk", thread_count)
 
     def __repr__(self) -> str:
         return f"LocalStore({self.root})"
@@ -80,12 +85,12 @@ class LocalStore:
             NotFound: the directory part of ``prefix`` does not exist.
         """
         found = _files_below(self._tree, prefix, start_after)
-        while page := await self._in_thread(lambda _: list(islice(found, _PAGE_COUNT)), prefix):
+        while page := await self._in_thread(prefix, lambda: list(islice(found, _PAGE_COUNT))):
             yield page
 
     async def head(self, key: str) -> ObjectRef:
         """Return the current version of one file; see ``ObjectStore.head``."""
-        return await self._in_thread(lambda _: _head(key, self._tree), key)
+        return await self._in_thread(key, _head, key, self._tree)
 
     async def checksum(self, ref: ObjectRef) -> ObjectChecksum | None:  # noqa: ARG002 - the seam's
         """Return None, because files have no stored checksum."""
@@ -99,8 +104,7 @@ class LocalStore:
             await self._into_file(ref, span, sink)
         else:
             assert isinstance(sink, MemorySink), "a sink is a file or memory"
-            read = functools.partial(_read, self._tree, ref, span)
-            await self._in_thread(lambda stop: read(_into_memory(sink.memory, span), stop), ref.key)
+            await self._into_memory(ref, span, sink)
         if progress is not None:
             progress.filled_bytes = span.size_bytes
 
@@ -110,22 +114,54 @@ class LocalStore:
     async def _into_file(self, ref: ObjectRef, span: ByteRange, sink: FileSink) -> None:
         """Copy a range from file to file. After a cancellation, a running step is not waited for."""
         stop = threading.Event()
-        pool = self._to_disk if sink.waits_for_disk else self._pool
+        pools = self._to_disk if sink.waits_for_disk else self._pools
         try:
-            await write_in(pool, sink.file.writers, _read, self._tree, ref, span, _into_file(sink, span), stop)
+            await write_in(
+                pools.of(ref.key), sink.file.writers, _read, self._tree, ref, span, _into_file(sink, span), stop
+            )
         except OSError as error:
             raise _translate(error, ref.key) from error
         except asyncio.CancelledError:
             stop.set()
             raise
 
-    async def _in_thread(self, work: Callable[[threading.Event], T], path: str) -> T:
-        """Run ``work`` and wait for its end even if cancelled, since it writes into the caller's memory until then."""
+    async def _into_memory(self, ref: ObjectRef, span: ByteRange, sink: MemorySink) -> None:
+        """Read a range into memory. A cancellation takes the memory back from a thread that still reads."""
         stop = threading.Event()
+        memory = CallerMemory(sink.memory)
         try:
-            return await run_to_end(self._pool.begin(work, stop), stop)
+            await self._in_thread(ref.key, _read, self._tree, ref, span, _into_memory(memory, span), stop)
+        finally:
+            stop.set()
+            memory.take_back()
+
+    async def _in_thread(self, path: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run ``work``, which reads ``path``, in a thread of its mount."""
+        try:
+            return await self._pools.of(path).run(work, *args, **kwargs)
         except OSError as error:
             raise _translate(error, path) from error
+
+
+class CallerMemory:
+    """Memory of a caller that a thread fills. The caller can take it back while the thread waits for a file."""
+
+    def __init__(self, memory: memoryview) -> None:
+        self._memory: memoryview | None = memory
+        self._guard = threading.Lock()  # held while bytes are copied, never while anything is read
+
+    def put(self, at: int, data: memoryview) -> None:
+        """Copy bytes to an offset, unless the memory was taken back."""
+        with self._guard:
+            if self._memory is not None:
+                self._memory[at : at + len(data)] = data
+
+    def take_back(self) -> None:
+        """Release the memory; later bytes are dropped."""
+        with self._guard:
+            if self._memory is not None:
+                self._memory.release()
+                self._memory = None
 
 
 def write_file(path: str, data: bytes, over: str | None = None) -> ObjectRef:
@@ -200,10 +236,13 @@ def _head(path: str, tree: FileTree = _ANYWHERE) -> ObjectRef:
     return ObjectRef(_ROOT, path, status.st_size, _tag(status))
 
 
-def _into_memory(target: memoryview, span: ByteRange) -> _Take:
+def _into_memory(memory: CallerMemory, span: ByteRange) -> _Take:
+    buffer = memoryview(bytearray(min(_HOT_BYTES, span.size_bytes)))
+
     def take(file: int, at: int) -> int:
-        with target[at : at + _PIECE_BYTES] as piece:
-            return os.preadv(file, [piece], span.start + at)
+        count = os.preadv(file, [buffer[: span.size_bytes - at]], span.start + at)
+        memory.put(at, buffer[:count])
+        return count
 
     return take
 

@@ -11,17 +11,14 @@ import contextlib
 import fcntl
 import mmap
 import os
-import threading
-from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from feedd import metrics
-from feedd.errors import BadConfig, Internal, ResourceExhausted
+from feedd.errors import Internal, ResourceExhausted
+from feedd.flow.arena_budget import HINT, CountedMap, OwnerBudget
 from feedd.flow.memory_limit import available_bytes
 from feedd.flow.pools import CPU
 from feedd.flow.tasks import run_to_end
-from feedd.owner import Owner
 from feedd.units import format_size
 from feedd.values import SlotRef
 
@@ -30,112 +27,11 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from feedd.protocols import Recorder
+    from feedd.flow.arena_budget import ArenaBudget
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-_HINT = "ask for fewer prefetched batches or a smaller batch size, or raise the arena limit"
-_DAEMON = Owner.of_this_process()
-_HELD_HINT = f"{_HINT}; the memory of a closed dataset counts until its batches are dropped"
-
-
-class ArenaBudget:
-    """Bound on the bytes of all arenas together. Thread-safe, because arenas are allocated off the event loop.
-
-    A closed arena counts until the last client has unmapped the memory.
-    """
-
-    def __init__(self, limit_bytes: int, recorder: Recorder | None = None, *, per_owner_bytes: int = 0) -> None:
-        """Start empty.
-
-        Args:
-            limit_bytes: upper bound of the reserved bytes.
-            per_owner_bytes: upper bound of the bytes reserved for one owner; 0: ``limit_bytes``.
-            recorder: has the gauge of arena bytes, which always shows the bytes reserved here.
-        """
-        self._limit_bytes = limit_bytes
-        self._recorder = recorder
-        self._per_owner_bytes = per_owner_bytes or limit_bytes
-        self._reserved_bytes = 0
-        self._by_owner: Counter[Owner] = Counter()
-        self._guard = threading.Lock()
-
-    @property
-    def limit_bytes(self) -> int:
-        """The upper bound in bytes."""
-        return self._limit_bytes
-
-    @property
-    def reserved_bytes(self) -> int:
-        """Bytes of all arenas that the daemon or a client maps."""
-        return self._reserved_bytes
-
-    def of(self, owner: Owner) -> OwnerBudget:
-        """Return the budget as one owner may use it."""
-        return OwnerBudget(self, owner)
-
-    def reserve(self, size_bytes: int, owner: Owner = _DAEMON) -> None:
-        """Reserve ``size_bytes`` for an owner; return them with ``release``.
-
-        Raises:
-            BadConfig: they can never fit.
-            ResourceExhausted: they do not fit now, next to the bytes already reserved.
-        """
-        most_bytes = min(self._limit_bytes, self._per_owner_bytes)
-        if size_bytes > most_bytes:
-            raise BadConfig(
-                f"expected an arena of at most {format_size(most_bytes)}, got {format_size(size_bytes)}",
-                object="arena.size" if most_bytes == self._limit_bytes else "limits.arena_per_owner",
-                hint=_HINT,
-                stage="serve",
-            )
-        with self._guard:
-            if self._reserved_bytes + size_bytes > self._limit_bytes:
-                raise ResourceExhausted(
-                    f"expected an arena of at most {format_size(self._limit_bytes - self._reserved_bytes)} "
-                    f"(limit {format_size(self._limit_bytes)}, in use {format_size(self._reserved_bytes)}), "
-                    f"got {format_size(size_bytes)}",
-                    hint=_HELD_HINT,
-                    stage="serve",
-                )
-            if self._by_owner[owner] + size_bytes > self._per_owner_bytes:
-                raise ResourceExhausted(
-                    f"expected an arena of at most {format_size(self._per_owner_bytes - self._by_owner[owner])} "
-                    f"(limit of {owner} {format_size(self._per_owner_bytes)}), got {format_size(size_bytes)}",
-                    object="limits.arena_per_owner",
-                    hint=_HELD_HINT,
-                    stage="serve",
-                )
-            self._move(size_bytes, owner)
-
-    def release(self, size_bytes: int, owner: Owner = _DAEMON) -> None:
-        """Return reserved bytes."""
-        with self._guard:
-            self._move(-size_bytes, owner)
-            assert self._by_owner[owner] >= 0, "more arena bytes released than reserved"
-            if not self._by_owner[owner]:
-                del self._by_owner[owner]
-
-    def _move(self, delta_bytes: int, owner: Owner) -> None:
-        self._reserved_bytes += delta_bytes
-        self._by_owner[owner] += delta_bytes
-        if self._recorder is not None:
-            self._recorder.move(metrics.SERVE_ARENA_BYTES, delta_bytes)
-
-
-class OwnerBudget:
-    """An ``ArenaBudget`` as one owner may use it."""
-
-    def __init__(self, whole: ArenaBudget, owner: Owner) -> None:
-        self._whole = whole
-        self._owner = owner
-
-    def reserve(self, size_bytes: int) -> None:
-        """Reserve bytes; see ``ArenaBudget.reserve``."""
-        self._whole.reserve(size_bytes, self._owner)
-
-    def release(self, size_bytes: int) -> None:
-        """Return reserved bytes."""
-        self._whole.release(size_bytes, self._owner)
+_ROOM_LOOK_S = 0.05
+_ROOM_WAIT_S = 30.0
 
 
 def _round_up(size_bytes: int) -> int:
@@ -148,7 +44,7 @@ def _allocate(size_bytes: int) -> int:
     if available is not None and size_bytes > available:
         raise ResourceExhausted(
             f"an arena of {format_size(size_bytes)} needs more memory than the {format_size(available)} available",
-            hint=_HINT,
+            hint=HINT,
             stage="serve",
         )
     fd = -1
@@ -162,7 +58,7 @@ def _allocate(size_bytes: int) -> int:
             os.close(fd)
         raise ResourceExhausted(
             f"the memory for an arena of {format_size(size_bytes)} cannot be allocated: {error.strerror}",
-            hint=_HINT,
+            hint=HINT,
             stage="serve",
         ) from error
     return fd
@@ -211,7 +107,7 @@ class Arena:
             budget.reserve(self._size_bytes)
         try:
             self._fd = _allocate(self._size_bytes)
-            self._map = mmap.mmap(self._fd, self._size_bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+            self._map = CountedMap(self._fd, self._size_bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
         except BaseException as error:
             if budget is not None:
                 budget.release(self._size_bytes)
@@ -245,6 +141,23 @@ class Arena:
             if not job.cancelled() and job.exception() is None:
                 job.result().close()
             raise
+
+    @classmethod
+    async def create_when_room(cls, size_bytes: int, budget: OwnerBudget) -> Self:
+        """Build an arena of one slot for a batch that fits no other; wait while such batches are sent to the client.
+
+        Raises:
+            BadConfig: the budget never has that much. ResourceExhausted: there was no room within half a minute.
+        """
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + _ROOM_WAIT_S
+        while True:
+            try:
+                return await cls.create(1, size_bytes, budget)
+            except ResourceExhausted:
+                if loop.time() >= end_s:
+                    raise
+            await asyncio.sleep(_ROOM_LOOK_S)
 
     @property
     def slot_count(self) -> int:
@@ -306,6 +219,18 @@ class Arena:
                 f"expected a slot in use, got slot {slot.index} of generation {slot.generation}", stage="serve"
             )
         return self._views[slot.index]
+
+    def outliving_view(self, slot: SlotRef) -> memoryview:
+        """Return the slot's bytes. They stay valid after ``close``, and the arena counts until all views are collected.
+
+        Raises:
+            Internal: the slot's generation is stale.
+        """
+        view = self.view(slot)[:]
+        if isinstance(self._budget, OwnerBudget):
+            self._budget.release_with(self._map)
+            self._budget = None
+        return view
 
     @contextmanager
     def client_mapping(self, *, read_only: bool = False) -> Iterator[int]:

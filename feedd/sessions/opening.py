@@ -21,7 +21,8 @@ from feedd.catalog.learned_counts import Learned
 from feedd.catalog.open_request import Request, shortened
 from feedd.catalog.wanted_columns import narrowed
 from feedd.errors import NotFound, ObjectChanged, Unsupported
-from feedd.flow.arena import Arena, ArenaBudget
+from feedd.flow.arena import Arena
+from feedd.flow.arena_budget import ArenaBudget
 from feedd.flow.open_progress import enter_stage
 from feedd.flow.pools import CPU
 from feedd.flow.tasks import both
@@ -272,8 +273,9 @@ class Pipeline:
 
     def _assembling(self, number: int, request: Request) -> AssemblerOptions:
         """Return the options of an assembler that fills an arena."""
-        bad_sample_handler = BadSampleOptions(request.policy, request.spec.data.bad_samples_max, self._quarantine)
-        return AssemblerOptions(number, request.spec.data.keys, bad_sample_handler, request.filters, request.spec.owner)
+        handler = BadSampleOptions(request.policy, request.spec.data.bad_samples_max, self._quarantine)
+        budget = self._budget.of(request.spec.owner)
+        return AssemblerOptions(number, request.spec.data.keys, handler, budget, request.filters)
 
     def _within(self, slots: int) -> int:
         return min(max(slots, _LEAST_SLOTS), self._options.slots_max)

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Final
 from feedd.cache import entry_layout, os_errors
 from feedd.cache.entry_storage import Opened, UnindexedFile
 from feedd.cache.ondisk import entry_files as files
-from feedd.cache.ondisk import mounts
 from feedd.cache.ondisk.durability import RunLedger
 from feedd.cache.ondisk.journal import Journal, Record
 from feedd.cache.policy.cache_index import CacheIndex
 from feedd.cache.policy.quota import Quotas
 from feedd.errors import CacheUnavailable
+from feedd.flow import mounts
 from feedd.units import format_size
 
 if TYPE_CHECKING:

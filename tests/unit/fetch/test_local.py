@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 from typing import TYPE_CHECKING
@@ -9,13 +10,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedd.errors import BadResponse, NotFound, ObjectChanged, StoreUnavailable
+from feedd.fetch.file_trees import Anywhere
 from feedd.fetch.local_store import LocalStore, write_file
+from feedd.flow import mounts
 from feedd.flow.range_sinks import FileSink
 from feedd.values import ByteRange, ObjectRef
 from tests.fakes.sinks import content, into, memory_sink_file
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
 
@@ -139,3 +142,77 @@ async def test_each_piece_is_told_where_it_was_written(store: LocalStore, tmp_pa
     assert [begins for *_, begins in told] == [True, False, False]
     assert [start for start, *_ in told] == [at, at + (256 << 10), at + (512 << 10)]
     assert b"".join(piece for _, piece, _ in told) == data
+
+
+class _Hanging(Anywhere):
+    """Opens nothing below a folder until told so, as a mount whose server is gone."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = str(folder)
+        self.answer = threading.Event()
+        self.waiting = threading.Semaphore(0)
+
+    def open(self, path: str) -> int:
+        self._wait(path)
+        return super().open(path)
+
+    def status(self, path: str) -> os.stat_result:
+        self._wait(path)
+        return super().status(path)
+
+    def _wait(self, path: str) -> None:
+        if path.startswith(self.folder):
+            self.waiting.release()
+            assert self.answer.wait(30)
+
+
+@pytest.fixture
+def hanging(store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[_Hanging]:
+    """Make ``dead`` a mount that does not answer."""
+    (tmp_path / "dead").mkdir()
+    (tmp_path / "dead/x").write_bytes(b"dead")
+    (tmp_path / "alive").write_bytes(b"alive")
+    table = tmp_path / "mountinfo"
+    table.write_text(f"1 0 8:1 / / rw - ext4 /dev/a rw\n2 1 0:4 / {tmp_path}/dead rw - nfs4 gone:/ rw\n")
+    monkeypatch.setattr(mounts, "_TABLE", table)
+    tree = _Hanging(tmp_path / "dead")
+    monkeypatch.setattr(store, "_tree", tree)
+    yield tree
+    tree.answer.set()
+
+
+async def test_a_dead_mount_stops_no_other(store: LocalStore, tmp_path: Path, hanging: _Hanging) -> None:
+    """With all threads of a mount in calls that hang, files of other mounts are read."""
+    stuck = [asyncio.ensure_future(store.head(f"{tmp_path}/dead/x")) for _ in range(3)]
+    async with asyncio.timeout(10):
+        assert await asyncio.to_thread(hanging.waiting.acquire, timeout=10)
+        ref = await store.head(f"{tmp_path}/alive")
+        target = bytearray(5)
+        await store.read_into(ref, ByteRange(0, 5), into(memoryview(target)))
+    assert target == b"alive"
+    assert not any(task.done() for task in stuck)
+    hanging.answer.set()
+    assert [ref.size_bytes for ref in await asyncio.gather(*stuck)] == [4, 4, 4]
+
+
+async def test_a_read_that_hangs_gives_its_memory_back(store: LocalStore, tmp_path: Path, hanging: _Hanging) -> None:
+    """A cancelled read returns at once, and its thread writes nothing once the file answers."""
+    hanging.answer.set()
+    ref = await store.head(f"{tmp_path}/dead/x")
+    hanging.answer.clear()
+    target = bytearray(4)
+    view = memoryview(target)
+    while hanging.waiting.acquire(blocking=False):
+        pass
+    task = asyncio.ensure_future(store.read_into(ref, ByteRange(0, 4), into(view)))
+    assert await asyncio.to_thread(hanging.waiting.acquire, timeout=10)
+    task.cancel()
+    async with asyncio.timeout(10):
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    view.release()
+    kept = bytes(target)
+    target.clear()  # raises BufferError while the thread holds the memory
+    hanging.answer.set()
+    assert (await store.head(f"{tmp_path}/dead/x")).size_bytes == 4
+    assert kept == bytes(4)

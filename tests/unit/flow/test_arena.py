@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 
 from feedd.errors import BadConfig, Internal, ResourceExhausted
-from feedd.flow.arena import Arena, ArenaBudget
+from feedd.flow.arena import Arena
+from feedd.flow.arena_budget import ArenaBudget
 from feedd.flow.memory_limit import available_bytes
 from feedd.metrics import SERVE_ARENA_BYTES
+from feedd.owner import Owner
 from feedd.values import SlotRef
 from tests.fakes.tally import TallyRecorder
 
@@ -237,3 +239,41 @@ def test_available_memory_is_the_lesser_of_machine_and_group(tmp_path: Path) -> 
     assert available_bytes(meminfo, _cgroup(tmp_path, "max", 900_000, 50_000)) == 4000 * 1024
     assert available_bytes(meminfo, _cgroup(tmp_path, "1000", 900_000, 0)) == 0
     assert available_bytes(tmp_path / "none", tmp_path / "none") is None
+
+
+def test_a_view_that_outlives_its_arena_counts() -> None:
+    """The bytes of a closed arena count for its owner until the last part of the view is gone."""
+    recorder = TallyRecorder()
+    budget = ArenaBudget(10 * PAGE, recorder)
+    arena = Arena(1, 6 * PAGE, budget.of(Owner.of_uid(7)))
+    slot = arena.take()
+    assert slot is not None
+    view = arena.outliving_view(slot)
+    part = view[5:9]
+    arena.close()
+    del arena, view
+    assert bytes(part) == bytes(4)
+    assert budget.reserved_bytes == recorder.total(SERVE_ARENA_BYTES) == 6 * PAGE
+    with pytest.raises(ResourceExhausted):
+        budget.reserve(5 * PAGE)
+    del part
+    assert budget.reserved_bytes == recorder.total(SERVE_ARENA_BYTES) == 0
+
+
+async def test_an_arena_waits_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fits later is waited for, a while; what can never fit is refused at once."""
+    budget = ArenaBudget(10 * PAGE)
+    mine = budget.of(Owner.of_uid(7))
+    budget.reserve(6 * PAGE)
+    waiting = asyncio.ensure_future(Arena.create_when_room(5 * PAGE, mine))
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    budget.release(6 * PAGE)
+    with await waiting as arena:
+        assert budget.reserved_bytes == arena.size_bytes == 5 * PAGE
+        monkeypatch.setattr("feedd.flow.arena._ROOM_WAIT_S", 0.1)
+        with pytest.raises(ResourceExhausted):
+            await Arena.create_when_room(6 * PAGE, mine)
+        with pytest.raises(BadConfig):
+            await Arena.create_when_room(11 * PAGE, mine)
+    assert budget.reserved_bytes == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import mmap
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -126,6 +127,10 @@ async def test_oversize_batches_travel_in_memory_of_their_own(tmp_path: Path) ->
         assert large.ready.oversize is not None
         assert large.texts("bin") == [bytes([n]) * 9000 for n in range(4)]
         assert len(rig.pool._arenas) == 1
+        budget = rig.pipeline._budget
+        held_bytes = budget.reserved_bytes
+        del large
+        assert held_bytes - budget.reserved_bytes == 9 * mmap.PAGESIZE, "the batch counts as long as it is held"
 
 
 async def test_deleted_cache_files_are_fetched_again(tmp_path: Path) -> None:

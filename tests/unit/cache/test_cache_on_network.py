@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from feedd.cache.cache_options import CacheOptions
 from feedd.cache.caches import DiskCache
-from feedd.cache.ondisk import mounts
 from feedd.cli.machine_check import Verdict, examine
 from feedd.clock import SystemClock
 from feedd.config import load
 from feedd.errors import CacheUnavailable
+from feedd.flow import mounts
 from tests.fakes.caches import CacheRig
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-_LINES = [
-    "21 1 8:1 / / rw,relatime shared:1 - ext4 /dev/root rw",
-    "30 21 0:40 / /mnt rw - xfs /dev/nvme0n1 rw",
-    "31 30 0:41 / /mnt/a\\040b rw,relatime shared:2 master:1 - nfs4 server:/x rw,vers=4.2",
-    "32 30 0:42 / /mnt/old rw - ext4 /dev/sdb rw",
-    "33 32 0:43 / /mnt/old rw - fuse.sshfs me@there:/ rw",
-    "torn",
-]
+    from pathlib import Path
 
 
 @pytest.fixture
@@ -36,25 +27,9 @@ def lies_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
     def name(kind: str) -> None:
         path = tmp_path / "mountinfo"
         path.write_text(f"21 1 0:40 / / rw - {kind} somewhere rw\n")
-        monkeypatch.setattr(mounts, "_MOUNTS", path)
+        monkeypatch.setattr(mounts, "_TABLE", path)
 
     return name
-
-
-@pytest.mark.parametrize(
-    ("path", "kind"),
-    [
-        ("/var/cache/feedd", "ext4"),
-        ("/mnt", "xfs"),
-        ("/mnt/new", "xfs"),
-        ("/mnt/a b/cache", "nfs4"),
-        ("/mnt/a bc", "xfs"),
-        ("/mnt/old/cache", "fuse.sshfs"),
-    ],
-)
-def test_the_innermost_and_last_mount_counts(path: str, kind: str) -> None:
-    """The longest mount point above the path tells the type, and of two at one point the later one."""
-    assert mounts.kind_in(_LINES, Path(path)) == kind
 
 
 @pytest.mark.parametrize("kind", ["nfs", "nfs4", "cifs", "smb3", "fuse.sshfs"])
