@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from feedd.batching.recipe_rows import WorkerRows
     from feedd.batching.slot_layout import Layout
     from feedd.catalog.stages import Stages
-    from feedd.flow.arena_budget import OwnerBudget
+    from feedd.flow.memory import OwnerBudget
     from feedd.ordering.batch_plan import BatchPlanGroup, BatchRows
     from feedd.recipe.bad_sample_policy import Failure
     from feedd.recipe.filters import Filter

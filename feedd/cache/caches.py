@@ -11,7 +11,7 @@ from feedd.cache.check_schedule import CheckRule
 from feedd.cache.memory_storage import MemoryStorage
 from feedd.cache.ondisk.directory import DirectoryStorage
 from feedd.cache.shard_cache import CoreOptions, PlacedCache
-from feedd.flow.memory_limit import available_bytes
+from feedd.flow.memory import available_bytes
 from feedd.units import format_size
 
 if TYPE_CHECKING:

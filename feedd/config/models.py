@@ -164,7 +164,7 @@ class ArenaConfig(Section):
     size: Size = Field(
         default_factory=default_arena_bytes,
         ge=MIB,
-        description="maximum memory for the slots of all sessions, and for batches that fit no slot; default: a quarter of the memory",
+        description="most memory for batches, of all sessions together; default: a quarter of the memory",
     )
     slots_max: int = Field(64, ge=2, le=1024, description="maximum slots (batches in advance) of one session")
 

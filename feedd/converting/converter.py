@@ -14,7 +14,7 @@ from feedd.convert.table_converters import TYPES
 from feedd.converting.conversion_log import ConversionFact
 from feedd.converting.memory_file import MemoryFile, copy_into, copy_spans, note_all_written
 from feedd.errors import BadShard, CacheUnavailable, FeeddError, ResourceExhausted, StoreUnavailable
-from feedd.flow.memory_limit import available_bytes
+from feedd.flow.memory import available_bytes
 from feedd.flow.pools import CACHE_DISK
 from feedd.flow.range_sinks import FileSink
 from feedd.flow.tasks import within

@@ -15,8 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from feedd.errors import Internal, ResourceExhausted
-from feedd.flow.arena_budget import HINT, CountedMap, OwnerBudget
-from feedd.flow.memory_limit import available_bytes
+from feedd.flow.memory import HINT, CountedMap, OwnerBudget, available_bytes
 from feedd.flow.pools import CPU
 from feedd.flow.tasks import run_to_end
 from feedd.units import format_size
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from feedd.flow.arena_budget import ArenaBudget
+    from feedd.flow.memory import ArenaBudget
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _ROOM_LOOK_S = 0.05

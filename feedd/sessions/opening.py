@@ -22,7 +22,7 @@ from feedd.catalog.open_request import Request, shortened
 from feedd.catalog.wanted_columns import narrowed
 from feedd.errors import NotFound, ObjectChanged, Unsupported
 from feedd.flow.arena import Arena
-from feedd.flow.arena_budget import ArenaBudget
+from feedd.flow.memory import ArenaBudget
 from feedd.flow.open_progress import enter_stage
 from feedd.flow.pools import CPU
 from feedd.flow.tasks import both

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from feedd.flow.arena import Arena
-from feedd.flow.arena_budget import ArenaBudget
+from feedd.flow.memory import ArenaBudget
 from feedd.protocols import Produced
 from feedd.values import BatchReady, Cursor, EpochEnd, FieldKind, Region, SessionInfo, SlotRef, TensorSpec
 

@@ -13,8 +13,7 @@ import pytest
 
 from feedd.errors import BadConfig, Internal, ResourceExhausted
 from feedd.flow.arena import Arena
-from feedd.flow.arena_budget import ArenaBudget
-from feedd.flow.memory_limit import available_bytes
+from feedd.flow.memory import ArenaBudget, available_bytes
 from feedd.metrics import SERVE_ARENA_BYTES
 from feedd.owner import Owner
 from feedd.values import SlotRef

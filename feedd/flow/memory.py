@@ -1,10 +1,11 @@
-"""The bound on the shared memory of all sessions, and each owner's part of it."""
+"""Memory: what this process may still take, and the bound on the arenas of all sessions, with each owner's part."""
 
 from __future__ import annotations
 
 import mmap
 import threading
 from collections import Counter, deque
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from feedd import metrics
@@ -15,9 +16,47 @@ from feedd.units import format_size
 if TYPE_CHECKING:
     from feedd.protocols import Recorder
 
+_MEMINFO = Path("/proc/meminfo")
+_CGROUP = Path("/sys/fs/cgroup")
 HINT = "ask for fewer prefetched batches or a smaller batch size, or raise the arena limit"
 _HELD_HINT = f"{HINT}; the memory of a closed dataset counts until its batches are dropped"
 _DAEMON = Owner.of_this_process()
+
+
+def available_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int | None:
+    """Return the bytes that can be taken without waking the kernel's OOM killer, or None if unknown.
+
+    Args:
+        meminfo: file in the format of ``/proc/meminfo``.
+        cgroup: directory of this process's version 2 control group.
+    """
+    known = [size for size in (_machine_bytes(meminfo), _cgroup_bytes(cgroup)) if size is not None]
+    return min(known) if known else None
+
+
+def _machine_bytes(meminfo: Path) -> int | None:
+    try:
+        lines = meminfo.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _cgroup_bytes(cgroup: Path) -> int | None:
+    """Return the bytes left under the group's limit; file pages count as left, because the kernel drops them first."""
+    try:
+        limit = (cgroup / "memory.max").read_text(encoding="ascii").strip()
+        if limit == "max":
+            return None
+        used = int((cgroup / "memory.current").read_text(encoding="ascii"))
+        stat = dict(line.split() for line in (cgroup / "memory.stat").read_text(encoding="ascii").splitlines())
+    except (OSError, ValueError):
+        return None
+    reclaimable = int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))
+    return max(0, int(limit) - used + reclaimable)
 
 
 class CountedMap(mmap.mmap):
