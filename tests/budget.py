@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 from hypothesis import settings
 
 # max_examples of the profiles
 CHECK = 10
-TEST = 60
+TEST = 50
 NIGHTLY = 300
 _SCALE = 100  # the max_examples at which a test tries just as many as it names
 
 
 def budget(example_count: int) -> int:
-    """Return the examples to try under the profile in use: 0.6 of ``example_count`` in ``make test``."""
+    """Return the examples to try under the profile in use: half of ``example_count`` in ``make test``."""
     return max(1, example_count * settings.default.max_examples // _SCALE)  # type: ignore[union-attr]  # a profile is loaded
 
 
 def nightly() -> bool:
     """Tell whether breadth matters more than time."""
     return bool(settings.default.max_examples >= NIGHTLY)  # type: ignore[union-attr]  # see above
+
+
+def later(*values: Any, **options: Any) -> Any:
+    """Return a parameter that only ``make nightly`` tries: ``make test`` tries the others of the same kind."""
+    return pytest.param(*values, marks=pytest.mark.nightly, **options)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from feedd_client import AccessDenied, BadConfigError, CacheError, DaemonUnreachable, DaemonVersionError, FeedDataset
+from tests.budget import later
 from tests.e2e.shards import numbered
 from tests.fakes import forks
 from tests.fakes.nobody import let_permissions_bind
@@ -347,7 +348,7 @@ for batch in batches:
 
 
 @pytest.mark.parametrize(
-    ("how", "think_s"), [("plain", 60.0), ("plain", 0.0), ("device", 0.0), ("workers", 60.0)], ids=str
+    ("how", "think_s"), [later("plain", 60.0), ("plain", 0.0), later("device", 0.0), ("workers", 60.0)], ids=str
 )
 def test_ctrl_c_in_training(s3: S3Server, daemons: Callable[..., Daemon], how: str, think_s: float) -> None:
     """Ctrl-C while the trainer computes, or waits for data that does not come, ends it by KeyboardInterrupt at once."""

@@ -11,6 +11,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from feedd_client import FeedDataset
+from tests.budget import later
 from tests.e2e.shards import numbered
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def test_stateful_dataloader(daemon: Daemon, workers: int) -> None:
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # as above
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # more workers than cores
-@pytest.mark.parametrize(("workers", "counted"), [(0, True), (2, True), (3, True), (3, False)])
+@pytest.mark.parametrize(("workers", "counted"), [(0, True), later(2, True), (3, True), later(3, False)])
 def test_states_near_the_end_of_an_epoch(daemon: Daemon, workers: int, counted: bool) -> None:
     """Some workers have had their part of an epoch, others not: what is left of it comes first, then the next one."""
     if counted:  # then a worker knows its last batch when it sees it

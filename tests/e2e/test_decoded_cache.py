@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from feedd_client import DatasetChanged, FeedDataset, Ragged, Shuffle
+from tests.budget import later
 from tests.e2e.shards import jpeg, numbered, tar
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def same(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize(
     "image",
     [
-        "image:32x32",
+        later("image:32x32"),
         "image",
         {"decode": "image", "size": [32, 32], "augment": ["flip"], "transforms": ["channels_first"]},
         {"decode": "image", "transforms": [{"op": "resize", "size": 40}, {"op": "random_resized_crop", "size": 32}]},

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from feedd_client import FeedDataset, FeedError, Topology
+from tests.budget import later
 from tests.e2e.shards import numbered
 from tests.fakes import forks
 from tests.fakes.s3 import faults as fault
@@ -172,8 +173,15 @@ def _asked_for(s3: S3Server) -> set[str]:
     return {one.key for one in s3.requests if one.method == "GET" and one.key.endswith(".tar")}
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
-@pytest.mark.parametrize("beside", [True, False], ids=["beside", "out"])
+@pytest.mark.parametrize(
+    ("number", "beside"),
+    [
+        pytest.param(signal.SIGTERM, True, id="SIGTERM-beside"),
+        pytest.param(signal.SIGINT, False, id="SIGINT-out"),
+        later(signal.SIGINT, True, id="SIGINT-beside"),
+        later(signal.SIGTERM, False, id="SIGTERM-out"),
+    ],
+)
 def test_stopped_by_a_signal(filled: S3Server, tmp_path: Path, number: signal.Signals, *, beside: bool) -> None:
     """It saves what it has, says how far it came and how to go on, leaves no directory; the next run goes on."""
     (scratch := tmp_path / "scratch").mkdir()

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from feedd.dataset.index_file import INDEX_NAME, Row, render
 from feedd_client import BadRecipeError, BadRequestError, FeedDataset, Source, StateError, Topology
+from tests.budget import later
 from tests.e2e.shards import jpeg, numbered, tar
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def test_weights_are_realised_and_every_state_resumes(filled: S3Server, daemons:
         one.wait_idle()
 
 
-@pytest.mark.parametrize("mode", ["sample", "batch", "batch-sample"])
+@pytest.mark.parametrize("mode", [later("sample"), later("batch"), "batch-sample"])
 def test_workers_and_ranks_split_a_mixture(filled: S3Server, daemons: Callable[..., Daemon], mode: str) -> None:
     """Two nodes of two ranks have as many steps, each by itself; DataLoader workers take theirs of a rank's."""
     nodes = [daemons(f"node{number}") for number in range(2)]

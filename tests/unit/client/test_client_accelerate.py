@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.budget import later
 from tests.fakes.feed_process import FeedProcess, rank_environment, run_probe
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def _wanted(way: str, count: int) -> list[int]:
     return [epoch * EPOCH + one for epoch in range(epochs) for one in range(steps * size * count)]
 
 
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", [later(1), 2])
 def test_every_sample_comes_once_or_all_are_told_what_to_write(short_dir: Path, count: int) -> None:
     """Prepared in whatever way, processes see each sample once between them; what cannot be is an error in each."""
     found = _probe(short_dir, count)

@@ -17,6 +17,7 @@ import pytest
 from feedd_client import DaemonStartError, FeedDataset
 from feedd_client.autostart import base_dir, launch_key, resolve_address
 from feedd_client.executable import find_executable
+from tests.budget import later
 from tests.fakes.feed_process import environment
 
 if TYPE_CHECKING:
@@ -174,7 +175,7 @@ def _executable(folder: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["variable", "path"])
+@pytest.mark.parametrize("way", ["variable", later("path")])
 def test_a_daemon_of_another_environment_is_started(trainers: _Trainers, short_dir: Path, way: str) -> None:
     """FEEDD_EXECUTABLE outranks the package; without both, feedd on PATH serves. Neither gets this module path."""
     executable = _executable(short_dir)
