@@ -9,13 +9,13 @@ from hypothesis import settings
 
 # max_examples of the profiles
 CHECK = 10
-TEST = 50
+TEST = 40
 NIGHTLY = 300
 _SCALE = 100  # the max_examples at which a test tries just as many as it names
 
 
 def budget(example_count: int) -> int:
-    """Return the examples to try under the profile in use: half of ``example_count`` in ``make test``."""
+    """Return the examples to try under the profile in use: two fifths of ``example_count`` in ``make test``."""
     return max(1, example_count * settings.default.max_examples // _SCALE)  # type: ignore[union-attr]  # a profile is loaded
 
 

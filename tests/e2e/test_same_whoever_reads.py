@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from feedd_client import BadRequestError, FeedDataset, FeedError, Shuffle, Topology
+from tests.budget import later
 from tests.e2e.shards import tar
 from tests.fakes.files import parquet_of
 
@@ -63,7 +64,9 @@ def taken(batch: Any) -> list[int]:
     return [int(np.asarray(row).reshape(-1)[0]) for row in rows]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [name if name in {"columns", "arrays, nothing named"} else later(name) for name in CASES]
+)
 def test_resumes_and_epochs_alone_take_the_same(s3: S3Server, daemons: Callable[..., Daemon], name: str) -> None:
     """By another daemon, that begins where others are read first: every batch is what it would have been."""
     store, fields = CASES[name]

@@ -14,6 +14,7 @@ from feedd.dataset import json_pieces
 from feedd.dataset.index_file import Row, render, rows_of
 from feedd.dataset.json_pieces import ELEMENT_BYTES_MAX, PIECE_BYTES, elements, find, items, members, value
 from feedd.dataset.sidecars import ForeignCounts
+from tests.budget import later
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +31,7 @@ def _text(content: object, *, spaces: bool, ascii_only: bool) -> bytes:
     return json.dumps(content, indent=1 if spaces else None, ensure_ascii=ascii_only).encode()
 
 
-@pytest.fixture(params=[3, 7, 16, PIECE_BYTES])
+@pytest.fixture(params=[3, later(7), 16, later(PIECE_BYTES)])
 def piece_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """How much text is looked at at one time."""
     monkeypatch.setattr(json_pieces, "PIECE_BYTES", request.param)

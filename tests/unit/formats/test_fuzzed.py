@@ -20,7 +20,7 @@ from tests.tidy.tree import ROOT
 if TYPE_CHECKING:
     from pathlib import Path
 
-TRIES = 120
+TRIES = 80
 SECONDS = 3  # nightly
 GROUPS = 2  # processes that import what all parsers need
 
