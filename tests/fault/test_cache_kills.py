@@ -130,7 +130,7 @@ async def check(directory: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("first", [1, later(2), later(3), later(4), later(5)])
 def test_case_39_killed_at_every_step(tmp_path: Path, first: int) -> None:
-    """Whatever the step (every fifth from ``first``) before which it is killed, the next start is clean and right to the byte."""
+    """Killed before any step (here every fifth), a cache is clean and right to the byte at its next start."""
     steps = lived(tmp_path / "whole", ENOUGH)
     assert steps > 50
     for step in range(first, steps + 1, 5):
