@@ -188,6 +188,13 @@ def test_image_runs_as_a_plain_user() -> None:
     assert (json.loads(stage["ENTRYPOINT"]), json.loads(stage["CMD"])) == (["feedd"], ["serve"])
 
 
+def test_both_stages_have_the_base_that_a_build_names() -> None:
+    """A digest given as ``BASE`` is the base of the daemon's stage and of the one that installs packages."""
+    instructions = _instructions()
+    assert instructions[0] == ("ARG", "BASE=python:3.12-slim")
+    assert [rest.split()[0] for word, rest in instructions if word == "FROM"] == ["${BASE}"] * 2
+
+
 def test_image_is_pinned_by_the_constraints() -> None:
     """What the image installs are the versions the tests ran with, from whatever index the builder uses."""
     installs = [rest for word, rest in _instructions() if word == "RUN" and "pip install" in rest]
