@@ -226,7 +226,7 @@ class Arena:
             Internal: the slot's generation is stale.
         """
         view = self.view(slot)[:]
-        if isinstance(self._budget, OwnerBudget):
+        if self._budget is not None:
             self._budget.release_with(self._map)
             self._budget = None
         return view

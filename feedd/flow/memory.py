@@ -156,7 +156,7 @@ class ArenaBudget:
             self._settle()
             self._return(size_bytes, owner)
 
-    def release_with(self, memory: CountedMap, owner: Owner) -> None:
+    def release_with(self, memory: CountedMap, owner: Owner = _DAEMON) -> None:
         """Return the bytes of reserved memory once its last view is collected."""
         memory.owner, memory.size_bytes, memory.returns = owner, len(memory), self._collected
 

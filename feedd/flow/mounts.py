@@ -32,7 +32,7 @@ HINT: Final = "put the cache on a local disk or tmpfs, or set cache.allow_networ
 
 
 class FileSystem(enum.Enum):
-    """What a cache can rely on in a file system."""
+    """Where a file system keeps its bytes, which decides whether a cache may use it."""
 
     LOCAL = "local"
     NETWORK = "network"
@@ -41,7 +41,7 @@ class FileSystem(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """One line of the table.
+    """A mounted file system, as the kernel's table names it.
 
     Attributes:
         point: absolute path with a final slash.
