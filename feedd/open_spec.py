@@ -92,6 +92,7 @@ class SessionSpec:
         consumer_count: DataLoader workers that split the rank's stream.
         consumer_index: number of this one.
         share: name of a group of jobs that take the same batches; empty: none.
+        runs: the client takes several batches in one slot.
         shared_arena: the client can read the group's batches in place, and changes nothing there.
         expect_fingerprint: fingerprint of this run's earlier Open; a listing with it is reused at any age.
     """
@@ -102,6 +103,7 @@ class SessionSpec:
     consumer_index: int = 0
     share: str = ""
     shared_arena: bool = False
+    runs: bool = False
     expect_fingerprint: bytes = b""
 
 

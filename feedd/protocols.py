@@ -6,7 +6,6 @@ coroutine here may be cancelled at any await and then holds nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 
 if TYPE_CHECKING:
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from feedd.metrics import Metric
     from feedd.open_spec import OpenSpec
     from feedd.range_sink import RangeSink
+    from feedd.shard_index import ShardIndex
     from feedd.values import (
         BatchReady,
         ByteRange,
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
         EpochEnd,
         ObjectChecksum,
         ObjectRef,
+        Produced,
         ReadProgress,
         SessionInfo,
         ShardFile,
-        ShardIndex,
         SlotRef,
         TensorSpec,
     )
@@ -322,14 +322,6 @@ class Slots(Protocol):
         """Return the slot's bytes (daemon's own mapping), writable."""
 
 
-@dataclass(frozen=True, slots=True)
-class Produced:
-    """A batch, and the slot that holds it until its release."""
-
-    batch: BatchReady
-    slot: SlotRef
-
-
 class BatchProducer(Protocol):
     """Makes batches of one consumer's dataset in slots."""
 
@@ -343,6 +335,15 @@ class BatchProducer(Protocol):
 
         Raises:
             The errors of source, cache and workers for the needed shards and samples.
+        """
+
+    async def produce_run(self, at: Cursor, count: int) -> Produced | EpochEnd:
+        """Make the batches of ``count`` steps from ``at`` on in one slot; fewer if the epoch ends or a batch fails.
+
+        ``count`` is at most ``SessionInfo.run_batches``. A slot must be free.
+
+        Raises:
+            As ``produce``, if the first batch fails.
         """
 
     def release(self, slot: SlotRef) -> None:

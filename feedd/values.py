@@ -6,13 +6,13 @@ import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from feedd.shard_index import ShardIndex as ShardIndex  # noqa: PLC0414 - plugins import it from here
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import numpy as np
-    from numpy.typing import NDArray
-
     from feedd.conversion import Conversion
+    from feedd.errors import FeeddError
     from feedd.notices import Notice
 
 
@@ -108,47 +108,6 @@ class ShardFile:
     format: str = ""
     inflight: bool = False
     fd: int = -1
-
-
-@dataclass(frozen=True, slots=True)
-class ShardIndex:
-    """Position of each sample's fields in one shard: columns, so that a batch takes a few vector operations.
-
-    Attributes:
-        fields: extensions found anywhere in the shard, in order of first appearance.
-        starts: int64[field, sample], byte offset of the field in the object; with a reason, of its record, 0: unknown.
-        sizes: int64[field, sample], bytes of the field; -1 if the sample lacks it.
-        key_blob: UTF-8 keys, concatenated.
-        key_ends: int64[sample], end of each key in ``key_blob``.
-        encodings: of each field (see ``recipe.encodings``); empty: each field is a separate file, as in a tar.
-        notes: field's number (-1: all), sample, and what the data holds instead of a value; for the first of each kind.
-        unread: name and type of columns that no field can read if all are requested, or that lose their decimal point.
-        reasons: uint8[field, sample], why a field is missing (``formats.missing_reasons``); None: nothing is known.
-    """
-
-    fields: tuple[str, ...]
-    starts: NDArray[np.int64]
-    sizes: NDArray[np.int64]
-    key_blob: bytes
-    key_ends: NDArray[np.int64]
-    encodings: tuple[str, ...] = ()
-    notes: tuple[tuple[int, int, str], ...] = ()
-    unread: tuple[tuple[str, str], ...] = ()
-    reasons: NDArray[np.uint8] | None = None
-
-    def encoding_of(self, column: int) -> str:
-        """Return how one field is stored."""
-        return self.encodings[column] if self.encodings else ""
-
-    @property
-    def sample_count(self) -> int:
-        """Number of samples in the shard."""
-        return int(self.key_ends.shape[0])
-
-    def key(self, ordinal: int) -> str:
-        """Return the key of one sample."""
-        start = int(self.key_ends[ordinal - 1]) if ordinal else 0
-        return self.key_blob[start : int(self.key_ends[ordinal])].decode("utf-8", "replace")
 
 
 class FieldKind(enum.Enum):
@@ -280,6 +239,8 @@ class SessionInfo:
         uneven: how the steps of all ranks are equalised: as requested, or as chosen.
         left_out: samples of the rank in no step of an epoch, reported to its first consumer only; None: not known.
         batches_per_call: number of batches to request together; above 1 if a batch is little work.
+        run_batches: a slot holds a run of so many batches; 1: each batch has its own slot.
+        batch_bytes: bytes from one batch of a run to the next; 0 if slots hold single batches.
         shared_slot_count: slots of the arena, if other sessions read it too; 0: the arena belongs to the session alone.
         classes: class names behind the numbers of text labels, in order, by field; the same on all nodes.
         notices: which data is left out or changed.
@@ -294,6 +255,8 @@ class SessionInfo:
     uneven: str = "allow"
     left_out: int | None = None
     batches_per_call: int = 1
+    run_batches: int = 1
+    batch_bytes: int = 0
     shared_slot_count: int = 0
     classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     notices: tuple[Notice, ...] = ()
@@ -321,6 +284,46 @@ class BatchReady:
     filtered: int = 0
     arena_slot: int = 0
     samples: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Produced:
+    """A batch, or a run of batches of successive steps, and the slot that holds them until its release.
+
+    Attributes:
+        batch: the batch, or the first one of the run.
+        alike: number of batches that follow in the slot and differ from the first in their steps only. Each batch
+            begins ``SessionInfo.batch_bytes`` behind the one before.
+        more: the batches after those.
+        failure: why the batch after these cannot be made.
+    """
+
+    batch: BatchReady
+    slot: SlotRef
+    alike: int = 0
+    more: tuple[BatchReady, ...] = ()
+    failure: FeeddError | None = None
+
+    @property
+    def batch_count(self) -> int:
+        """Number of batches in the slot."""
+        return 1 + self.alike + len(self.more)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all batches in the slot."""
+        return self.batch.size_bytes * (1 + self.alike) + sum(one.size_bytes for one in self.more)
+
+    @property
+    def sample_count(self) -> int:
+        """Samples of all batches in the slot."""
+        first = (self.batch.samples or self.batch.rows) * (1 + self.alike)
+        return first + sum(one.samples or one.rows for one in self.more)
+
+    @property
+    def bad_sample_count(self) -> int:
+        """Bad samples of all batches in the slot."""
+        return self.batch.bad_samples * (1 + self.alike) + sum(one.bad_samples for one in self.more)
 
 
 @dataclass(frozen=True, slots=True)

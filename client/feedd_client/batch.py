@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Payload: TypeAlias = NDArray[np.uint8]
-    Decoder: TypeAlias = Callable[[Payload, pb.FieldRegion, int], Any]
+    Decoder: TypeAlias = Callable[[Payload, pb.FieldRegion, int, int], Any]
 
 
 VALID: Final = "__valid__"
@@ -40,8 +40,8 @@ class BatchDecoder:
         self.names = tuple(spec.name for spec in specs)
         self._decoders = tuple((spec.name, _decoder(spec)) for spec in specs)
 
-    def decode(self, payload: Payload, regions: Sequence[pb.FieldRegion], rows: int) -> Batch:
-        """Return the batch, with tensors that are views of ``payload``.
+    def decode(self, payload: Payload, regions: Sequence[pb.FieldRegion], rows: int, at: int = 0) -> Batch:
+        """Return the batch that begins at byte ``at``, with tensors that are views of ``payload``.
 
         Raises:
             ProtocolError: a region lies outside the payload, or the number of regions and fields differ.
@@ -51,7 +51,7 @@ class BatchDecoder:
         try:
             return Batch(
                 {
-                    name: decode(payload, region, rows)
+                    name: decode(payload, region, rows, at)
                     for (name, decode), region in zip(self._decoders, regions, strict=True)
                 }
             )
@@ -85,7 +85,7 @@ def _decoder(spec: pb.TensorSpec) -> Decoder:
     if spec.kind == pb.TensorSpec.TEXT:
         return _texts
     if spec.kind == pb.TensorSpec.JSON:
-        return lambda payload, region, rows: [json.loads(text) for text in _texts(payload, region, rows)]
+        return lambda payload, region, rows, at: [json.loads(text) for text in _texts(payload, region, rows, at)]
     raise ProtocolError(f"expected a known field kind, got {spec.kind}", object=spec.name)
 
 
@@ -99,39 +99,39 @@ def _dtype(spec: pb.TensorSpec) -> np.dtype[Any]:
 
 
 def _dense(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Decoder:
-    def decode(payload: Payload, region: pb.FieldRegion, rows: int) -> torch.Tensor:
-        return torch.from_numpy(np.ndarray((rows, *shape), dtype, payload, region.values_at))
+    def decode(payload: Payload, region: pb.FieldRegion, rows: int, at: int) -> torch.Tensor:
+        return torch.from_numpy(np.ndarray((rows, *shape), dtype, payload, at + region.values_at))
 
     return decode
 
 
 def _padded(dtype: np.dtype[Any], ndim: int) -> Decoder:
-    def decode(payload: Payload, region: pb.FieldRegion, rows: int) -> torch.Tensor:
+    def decode(payload: Payload, region: pb.FieldRegion, rows: int, at: int) -> torch.Tensor:
         if len(region.dims) != ndim:
             raise ValueError(f"{len(region.dims)} dimensions of {ndim}")
-        return torch.from_numpy(np.ndarray((rows, *region.dims), dtype, payload, region.values_at))
+        return torch.from_numpy(np.ndarray((rows, *region.dims), dtype, payload, at + region.values_at))
 
     return decode
 
 
 def _ragged(dtype: np.dtype[Any], ndim: int) -> Decoder:
-    def decode(payload: Payload, region: pb.FieldRegion, rows: int) -> Ragged:
+    def decode(payload: Payload, region: pb.FieldRegion, rows: int, at: int) -> Ragged:
         count = region.values_bytes // dtype.itemsize
-        values = np.ndarray((count,), dtype, payload, region.values_at)
-        offsets = np.ndarray((rows + 1,), np.int64, payload, region.offsets_at)
+        values = np.ndarray((count,), dtype, payload, at + region.values_at)
+        offsets = np.ndarray((rows + 1,), np.int64, payload, at + region.offsets_at)
         if offsets[0] != 0 or offsets[-1] > count:
             raise ValueError(f"offsets [{offsets[0]}, {offsets[-1]}] over {count} elements")
         shapes = None
         if ndim > 1:
-            shapes = torch.from_numpy(np.ndarray((rows, ndim), np.int64, payload, region.shapes_at))
+            shapes = torch.from_numpy(np.ndarray((rows, ndim), np.int64, payload, at + region.shapes_at))
         return Ragged(torch.from_numpy(values), torch.from_numpy(offsets), shapes)
 
     return decode
 
 
-def _texts(payload: Payload, region: pb.FieldRegion, rows: int) -> list[str]:
-    blob = np.ndarray((region.values_bytes,), np.uint8, payload, region.values_at).tobytes()
-    ends = np.ndarray((rows + 1,), np.int64, payload, region.offsets_at).tolist()
+def _texts(payload: Payload, region: pb.FieldRegion, rows: int, at: int) -> list[str]:
+    blob = np.ndarray((region.values_bytes,), np.uint8, payload, at + region.values_at).tobytes()
+    ends = np.ndarray((rows + 1,), np.int64, payload, at + region.offsets_at).tolist()
     if rows and (ends[0] != 0 or ends[-1] > len(blob)):
         raise ValueError(f"offsets [{ends[0]}, {ends[-1]}] over {len(blob)} bytes")
     return [blob[start:end].decode("utf-8", "replace") for start, end in itertools.pairwise(ends)]

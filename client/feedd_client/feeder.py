@@ -19,12 +19,12 @@ from feedd_client.errors import (
 )
 from feedd_client.lifetime import StopSign
 from feedd_client.opener import BACKOFF_FIRST_S, BACKOFF_MAX_S
-from feedd_client.session import Position, Session, Stream, anchors_of
+from feedd_client.session import Position, Session, Stream
 from feedd_client.stall import StallWatch, heartbeat_s
 
 if TYPE_CHECKING:
     from feedd_client._wire import feedd_pb2 as pb
-    from feedd_client.leases import Lease, Payload, PrivateCopies
+    from feedd_client.leases import Arrived, Payload, PrivateCopies
     from feedd_client.opener import Consumer, Opener
     from feedd_client.options import FeedOptions
     from feedd_client.stats import LoaderStats
@@ -71,7 +71,7 @@ class Feeder:
         self._consumer = consumer
         self._stats = stats
         self._copies = copies
-        self._ready: deque[Lease] = deque()
+        self._ready: deque[Arrived] = deque()
         self._stream: Stream | None = None
         self._unproven = False  # the session is from an earlier pass and may have ended since
         self._failed = False
@@ -163,24 +163,23 @@ class Feeder:
         """Return the rows of the ``index``-th next batch, or ``AT_END`` if the epoch ends before it."""
         return self._ready[index].message.rows if self.fill(index + 1) > index else AT_END
 
-    def take(self) -> Lease | None:
-        """Return the next batch, or None at the end of the epoch. The caller must hand it out or give it back."""
+    def take(self) -> Arrived | None:
+        """Return the next batch, or None at the end of the epoch. The caller must hand it out."""
         if not self._ready and not self.fill(1):
             return None
-        lease = self._ready.popleft()
-        cursor = lease.message.cursor
-        step = cursor.step + self._consumer.count
-        self._stats.bytes += lease.message.size_bytes
-        self._stats.bad_samples += lease.message.bad_samples
-        self._stats.filtered_samples += lease.message.filtered
-        self._next = Position(cursor.epoch, step, anchors_of(cursor))
-        return lease
+        arrived = self._ready.popleft()
+        message, stats = arrived.message, self._stats
+        stats.bytes += message.size_bytes
+        stats.bad_samples += message.bad_samples
+        stats.filtered_samples += message.filtered
+        self._next = Position(self._next.epoch, arrived.step + self._consumer.count, arrived.anchors)
+        return arrived
 
-    def hand_out(self, lease: Lease, *, private: bool, reserved: int) -> Payload:
-        """Return the payload for the trainer to keep: the slot itself, or a copy.
+    def hand_out(self, arrived: Arrived, *, private: bool, reserved: int) -> tuple[Payload, int]:
+        """Return the payload for the trainer to keep, the slot itself or a copy, and where the batch begins in it.
 
         Args:
-            lease: the batch; nothing else may refer to its payload.
+            arrived: the batch; nothing but its lease may refer to the payload.
             private: always make a copy.
             reserved: slots that the daemon needs to continue. If the trainer holds all other slots, it gets a copy.
 
@@ -188,7 +187,7 @@ class Feeder:
             BatchesHeldError: the trainer holds all slots, and copies up to the limit.
         """
         assert self._stream is not None
-        return self._stream.hand_out(lease, None if private else self._copies, reserved)
+        return self._stream.hand_out(arrived, None if private else self._copies, reserved)
 
     def collect(self, *, at_once: bool = False) -> None:
         """Return the slots of dead batches with the next request, or immediately if ``at_once``."""
@@ -211,8 +210,9 @@ class Feeder:
         if session is None:
             return None
         if stream is not None:
-            for lease in (*self._ready, *stream.ready):
-                session.forget(lease)
+            for arrived in (*self._ready, *stream.ready):
+                if not arrived.lease.handed_out:  # otherwise the slot is returned when the trainer drops its batches
+                    session.forget(arrived.lease)
         self._ready.clear()
         return Remains(session, stream, self._failed)
 

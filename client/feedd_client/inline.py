@@ -17,18 +17,18 @@ INLINE_LIMIT_BYTES: Final = 4 * 1024**3
 
 
 class InlineAssembler:
-    """Collects the chunks of one batch; refuses gaps, overlaps and surplus bytes."""
+    """Collects the chunks of one batch or run; refuses gaps, overlaps and surplus bytes."""
 
-    def __init__(self, batch: pb.Batch, limit_bytes: int = INLINE_LIMIT_BYTES) -> None:
-        """Allocate memory for ``batch``.
+    def __init__(self, batch: pb.Batch, size_bytes: int, limit_bytes: int = INLINE_LIMIT_BYTES) -> None:
+        """Allocate memory for ``batch``, which takes ``size_bytes`` with the batches that follow it in the payload.
 
         Raises:
-            ProtocolError: the batch claims to be larger than ``limit_bytes``; nothing is allocated then.
+            ProtocolError: it claims to be larger than ``limit_bytes``; nothing is allocated then.
         """
-        if batch.size_bytes > limit_bytes:
-            raise ProtocolError(f"expected a batch of at most {limit_bytes} bytes, got {batch.size_bytes}")
+        if size_bytes > limit_bytes:
+            raise ProtocolError(f"expected a batch of at most {limit_bytes} bytes, got {size_bytes}")
         self.batch = batch
-        self._payload: NDArray[np.uint8] = np.empty(batch.size_bytes, np.uint8)
+        self._payload: NDArray[np.uint8] = np.empty(size_bytes, np.uint8)
         self._filled_bytes = 0
 
     @property

@@ -160,15 +160,15 @@ class FeedIterator(Iterator[Item], Generic[Item]):
         try:
             self._feeder.collect()
             rows = self._agreed_rows()
-            lease = self._feeder.take() if rows != AT_END else None
-            if lease is None:
+            arrived = self._feeder.take() if rows != AT_END else None
+            if arrived is None:
                 self._end()
                 return None
-            message = lease.message
+            message = arrived.message
             session = self._feeder.session
             assert session is not None
-            payload = self._feeder.hand_out(lease, private=self._plan.copy, reserved=self._reserved_slots)
-            batch = session.decoder.decode(payload, message.regions, message.rows)
+            payload, at = self._feeder.hand_out(arrived, private=self._plan.copy, reserved=self._reserved_slots)
+            batch = session.decoder.decode(payload, message.regions, message.rows, at)
             if self._feeder.uneven == "pad" or self._feeder.replaces:
                 batch[VALID] = first_time(message)
         except BaseException:

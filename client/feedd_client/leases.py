@@ -30,15 +30,49 @@ _ADVICE: Final = "drop batches that are not needed any more, or pass a larger pr
 
 
 class Lease:
-    """One received batch. ``slot`` is -1 for an inline batch, whose payload belongs to this process."""
+    """The batches of one slot: one, or a run of successive steps.
 
-    __slots__ = ("generation", "message", "payload", "slot")
+    Attributes:
+        payload: their memory.
+        message: the first batch's message.
+        slot: the slot's number; -1: the batches came inline, and their payload belongs to this process.
+        generation: of the slot.
+        left: batches that are not handed out or given back.
+        handed_out: the trainer has a view of the slot.
+    """
 
-    def __init__(self, payload: Payload, message: pb.Batch, slot: int, generation: int) -> None:
+    __slots__ = ("generation", "handed_out", "left", "message", "payload", "slot")
+
+    def __init__(self, payload: Payload, message: pb.Batch, slot: int, generation: int, left: int = 1) -> None:
         self.payload = payload
         self.message = message
         self.slot = slot
         self.generation = generation
+        self.left = left
+        self.handed_out = False
+
+
+class Arrived:
+    """One received batch.
+
+    Attributes:
+        lease: the slot that holds it, perhaps with other batches.
+        message: rows, regions and counts; of an earlier batch if the batches differ in their steps only.
+        step: its step.
+        at: its first byte in the lease's payload.
+        anchors: see ``session.Position``.
+    """
+
+    __slots__ = ("anchors", "at", "lease", "message", "step")
+
+    def __init__(
+        self, lease: Lease, message: pb.Batch, step: int, at: int, anchors: tuple[tuple[int, int], ...]
+    ) -> None:
+        self.lease = lease
+        self.message = message
+        self.step = step
+        self.at = at
+        self.anchors = anchors
 
 
 class _Watch(weakref.ref["Payload"]):

@@ -170,6 +170,7 @@ class Opener:
             steps=options.steps or 0,
             share=options.share or "",
             shared_arena=options.share is not None and not self._pinned,
+            runs=True,
             epoch=epoch,
             prefetch_batches=options.prefetch or 0,
             consumer_count=self._consumer.count,

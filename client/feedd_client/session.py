@@ -18,15 +18,16 @@ import grpc
 from feedd_client import shm
 from feedd_client._version import PROTOCOL_MAJOR
 from feedd_client._wire import feedd_pb2 as pb
+from feedd_client.arrivals import Arrivals
 from feedd_client.batch import BatchDecoder
 from feedd_client.errors import DaemonVersionError, ProtocolError
-from feedd_client.inline import InlineAssembler
-from feedd_client.leases import Lease, LeasedSlots
+from feedd_client.inline import INLINE_LIMIT_BYTES
+from feedd_client.leases import LeasedSlots
 from feedd_client.transport import Endpoint, from_message, translate, unreachable
 
 if TYPE_CHECKING:
     from feedd_client.errors import FeedError
-    from feedd_client.leases import Payload, PrivateCopies
+    from feedd_client.leases import Arrived, Lease, Payload, PrivateCopies
     from feedd_client.transport import Address
 
 _log: Final = logging.getLogger("feedd_client")
@@ -46,14 +47,6 @@ class Position:
     row: int = 0  # batch_size=None: samples of that step already taken
 
 
-def anchors_of(cursor: pb.Cursor) -> tuple[tuple[int, int], ...]:
-    """Return the anchors of a received cursor."""
-    return (
-        (cursor.anchor_window, cursor.anchor_sample),
-        *((anchor.window, anchor.sample) for anchor in cursor.more_anchors),
-    )
-
-
 def may_defer(owed_count: int, slot_count: int, waited_s: float, *, shared: bool) -> bool:
     """Tell whether returned slots may wait for a fuller request. A request costs more than a small batch does.
 
@@ -62,7 +55,8 @@ def may_defer(owed_count: int, slot_count: int, waited_s: float, *, shared: bool
         slot_count: slots of the session.
         waited_s: the wait for the latest message, divided by its batches. A daemon that needs time for a batch gets
             every free slot, because it may fill them at the same time.
-        shared: other ranks use the same slots. Each could keep others, until the daemon has none left.
+        shared: other ranks use the same slots. Each could keep others, until the daemon has none left. Or a slot holds
+            a run of batches, which is worth a request.
     """
     return not shared and waited_s < QUICK_S and owed_count * 3 >= slot_count
 
@@ -104,6 +98,8 @@ class Session:
         self.notices = tuple(granted.notices)  # the latest notices: streams may replace them
         self.slot_count = granted.slot_count
         self.shared_slot_count = granted.arena.places
+        self.run_batches = granted.run_batches or 1
+        _check_runs(granted)
         self.decoder = BatchDecoder(granted.specs)
         self.mapping = _attach(granted)
         self.generations: dict[int, int] = {}
@@ -145,6 +141,21 @@ class Session:
         self.mapping = None
 
 
+def _check_runs(granted: pb.OpenResponse) -> None:
+    """Check that a slot has room for its run.
+
+    Raises:
+        ProtocolError: it has not.
+    """
+    if granted.run_batches > 1:
+        size_bytes = granted.run_batches * granted.batch_bytes
+        room_bytes = granted.arena.slot_bytes if granted.HasField("arena") else INLINE_LIMIT_BYTES
+        if not 0 < size_bytes <= room_bytes:
+            raise ProtocolError(
+                f"expected runs of at most {room_bytes} bytes, got {granted.run_batches} x {granted.batch_bytes}"
+            )
+
+
 def _attach(granted: pb.OpenResponse) -> shm.Mapping | None:
     if not granted.HasField("arena"):
         return None
@@ -173,21 +184,16 @@ class Stream:
         The start message lists the slots that the user still holds. All other slots are free, even if an earlier
         stream lost their returns.
         """
-        self.ready: list[Lease] = []
         self.end: pb.EndOfEpoch | None = None
         self.known_steps: int | None = None
         self.notices: tuple[pb.Notice, ...] = ()  # of the latest message with notices
-        self.received_bytes = 0
         self.message_count = 0
         self.waiting_for = ""  # from the latest heartbeat
         self._waited_s = math.inf  # for each batch of the latest message
         self._lost: FeedError | None = None
         self._session = session
         self._epoch = start.epoch
-        self._step = start.step
-        self._stride = stride
-        self._seq = 0
-        self._assembling: InlineAssembler | None = None
+        self._arrivals = Arrivals(session, start, stride)
         self._returns: list[pb.Release] = []
         self._credits = 0
         session.collect()  # slots of dead batches are then missing from the start message, which frees them
@@ -217,6 +223,11 @@ class Stream:
     def beats(self) -> bool:
         """Whether the daemon sends heartbeats."""
         return self._session.granted.version.minor >= HEARTBEAT_MINOR
+
+    @property
+    def ready(self) -> list[Arrived]:
+        """The batches that have arrived; the owner takes them out."""
+        return self._arrivals.ready
 
     @property
     def awaits_batch(self) -> bool:
@@ -251,16 +262,17 @@ class Stream:
         if response.notices:
             self.notices = self._session.notices = tuple(response.notices)
         for batch in response.batches:
-            self._take(batch)
+            self._arrivals.take(batch)
+            self._expected_count -= 1
         if response.HasField("chunk"):
-            self._take_chunk(response.chunk)
+            self._arrivals.take_chunk(response.chunk)
         if response.HasField("end"):
-            if response.end.epoch != self._epoch or self._assembling is not None:
+            if response.end.epoch != self._epoch or self._arrivals.has_part:
                 raise ProtocolError(f"expected the end of epoch {self._epoch}, got the end of {response.end.epoch}")
             self.end = response.end
 
     def give_back(self, lease: Lease) -> None:
-        """Return a batch that was not handed out; its slot travels with the next request."""
+        """Return a slot none of whose batches the trainer has; it travels with the next request."""
         if lease.slot >= 0:
             if self._session.received.pop(lease.slot, None) is None:
                 return
@@ -268,28 +280,30 @@ class Stream:
             self._session.refresh(lease.message.place, lease.message.size_bytes)
         self._return(1)
 
-    def hand_out(self, lease: Lease, copies: PrivateCopies | None, reserved: int) -> Payload:
-        """Return the payload for the trainer to keep: the slot itself, or a copy.
+    def hand_out(self, arrived: Arrived, copies: PrivateCopies | None, reserved: int) -> tuple[Payload, int]:
+        """Return the payload for the trainer to keep, the slot itself or a copy, and where the batch begins in it.
 
         Args:
-            lease: the batch; nothing else may refer to its payload.
+            arrived: the batch; nothing but its lease may refer to the payload.
             copies: makes a copy if the trainer holds all slots it may hold; None: always copy.
             reserved: slots that the daemon needs to continue.
 
         Raises:
             BatchesHeldError: the trainer holds all slots, and copies up to the limit.
         """
-        session, payload, leased = self._session, lease.payload, self._session.leased
+        session, lease, leased = self._session, arrived.lease, self._session.leased
+        payload, at = lease.payload, arrived.at
         if lease.slot >= 0:
-            if copies is None:
-                payload = payload.copy()
-            elif session.slot_count - len(leased) > reserved:
+            if copies is not None and not lease.handed_out and session.slot_count - len(leased) > reserved:
                 leased.watch(lease)
-                return payload
-            else:
-                payload = copies.copy(payload, len(leased), session.slot_count)
-        self.give_back(lease)
-        return payload
+                lease.handed_out = True
+            if copies is None or not lease.handed_out:
+                payload, at = payload[at : at + arrived.message.size_bytes], 0
+                payload = payload.copy() if copies is None else copies.copy(payload, len(leased), session.slot_count)
+        lease.left -= 1
+        if not lease.left and not lease.handed_out:
+            self.give_back(lease)
+        return payload, at
 
     def collect(self) -> None:
         """Return the slots of dead batches, also of earlier streams, with the next request."""
@@ -301,7 +315,7 @@ class Stream:
     def replenish(self) -> None:
         """Before a wait: send the returned slots and credits, unless they may wait for a fuller request."""
         session = self._session
-        shared = session.shared_slot_count > 0
+        shared = session.shared_slot_count > 0 or session.run_batches > 1
         if not may_defer(self._expected_count, session.slot_count, self._waited_s, shared=shared):
             self.flush()
 
@@ -314,7 +328,8 @@ class Stream:
 
     def _return(self, count: int) -> None:
         self._credits += count
-        if self._credits * 3 >= self._session.slot_count:  # a third in use, a third received, a third being filled
+        # A third of the slots are in use, a third received, a third being filled. A run is worth a request.
+        if self._session.run_batches > 1 or self._credits * 3 >= self._session.slot_count:
             self.flush()
 
     def finish(self) -> None:
@@ -352,49 +367,3 @@ class Stream:
         # gRPC ends a dropped call, but its sender thread would wait for requests forever
         if hasattr(self, "_requests"):
             self._requests.put(None)
-
-    def _take(self, batch: pb.Batch) -> None:
-        cursor = batch.cursor
-        if batch.seq != self._seq or cursor.epoch != self._epoch or cursor.step != self._step or self._assembling:
-            raise ProtocolError(
-                f"expected batch {self._seq} to be step {self._step} of epoch {self._epoch},"
-                f" got batch {batch.seq}: step {cursor.step} of epoch {cursor.epoch}"
-            )
-        self._seq += 1
-        self._expected_count -= 1
-        self._step += self._stride
-        self.received_bytes += batch.size_bytes
-        if batch.inline:
-            self._assembling = InlineAssembler(batch)
-            self._take_if_complete(self._assembling)
-        else:
-            self._take_slot(batch)
-
-    def _take_slot(self, batch: pb.Batch) -> None:
-        session, slot, generation = self._session, batch.slot, batch.generation
-        if session.mapping is None or not 0 <= slot < session.slot_count:
-            raise ProtocolError(f"expected a slot below {session.slot_count} of an attached arena, got {slot}")
-        slot_bytes = session.granted.arena.slot_bytes
-        if slot in session.received or generation <= session.generations.get(slot, -1) or batch.size_bytes > slot_bytes:
-            raise ProtocolError(
-                f"expected a free slot of a new generation and at most {slot_bytes} bytes,"
-                f" got slot {slot} generation {generation} with {batch.size_bytes} bytes"
-            )
-        place = batch.place if session.shared_slot_count else slot
-        if place >= (session.shared_slot_count or session.slot_count):
-            raise ProtocolError(f"expected a place below {session.shared_slot_count} of a shared arena, got {place}")
-        session.generations[slot] = session.received[slot] = generation
-        session.mapping.refresh(place * slot_bytes, batch.size_bytes)  # an earlier batch here may have been written to
-        payload = session.mapping.view(place * slot_bytes, batch.size_bytes)
-        self.ready.append(Lease(payload, batch, slot, generation))
-
-    def _take_chunk(self, chunk: pb.Chunk) -> None:
-        if self._assembling is None:
-            raise ProtocolError(f"expected a batch before its chunks, got a chunk of batch {chunk.seq}")
-        self._assembling.add(chunk)
-        self._take_if_complete(self._assembling)
-
-    def _take_if_complete(self, assembler: InlineAssembler) -> None:
-        if assembler.complete:
-            self._assembling = None
-            self.ready.append(Lease(assembler.payload, assembler.batch, -1, 0))

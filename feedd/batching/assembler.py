@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     from feedd.ordering.batch_plan import BatchPlanGroup, BatchRows
     from feedd.recipe.bad_sample_policy import Failure
     from feedd.recipe.filters import Filter
-    from feedd.values import Cursor, ShardFile, ShardIndex, SlotRef
+    from feedd.shard_index import ShardIndex
+    from feedd.values import Cursor, ShardFile, SlotRef
     from feedd.workers.work import BadRow, DecodeResult
 
 KEY_SPECS = (TensorSpec("__key__", FieldKind.TEXT, "uint8"), TensorSpec("__url__", FieldKind.TEXT, "uint8"))
@@ -59,6 +60,7 @@ class AssemblerOptions:
         keys: add ``__key__`` and ``__url__``.
         bad_sample_handler: how bad samples are handled.
         filters: conditions that samples must meet.
+        run_batches: batches of each slot.
         budget: bounds the memory of batches larger than their slots. Its owner is charged for the workers' time.
     """
 
@@ -67,6 +69,7 @@ class AssemblerOptions:
     bad_sample_handler: BadSampleOptions
     budget: OwnerBudget
     filters: tuple[Filter, ...] = ()
+    run_batches: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +104,7 @@ class Assembler:
 
     Attributes:
         batches_per_call: number of batches per ``fill``. It is above 1 only if all fields are plain copies of numbers.
+        plain: makes batches that are plain copies of numbers, and knows what a slot holds.
     """
 
     def __init__(self, stages: Stages, recipes: Recipes, arena: Arena, options: AssemblerOptions) -> None:
@@ -113,11 +117,11 @@ class Assembler:
         self._masked = [name for name, pad in self._pads.items() if pad.mask]
         self._arena = arena
         self._options = options
-        self._filters = Filters(options.filters, recipes.distinct, stages.pool) if options.filters else None
         self._packing = recipes.packing
-        self._bad_sample_handler = BadSampleHandler(options.bad_sample_handler)
-        self._plain = PlainBatches(stages, recipes, arena, options.arena_id, self._bad_sample_handler)
-        self.batches_per_call = 1 if options.keys or options.filters else self._plain.batches_max
+        self._filters = Filters(options.filters, recipes.distinct, stages.pool) if options.filters else None
+        self._bad_sample_handler = handler = BadSampleHandler(options.bad_sample_handler)
+        self.plain = PlainBatches(stages, recipes, arena, options.arena_id, handler, options.run_batches)
+        self.batches_per_call = 1 if options.keys or options.filters else self.plain.batches_max
 
     async def fill(
         self,
@@ -127,23 +131,25 @@ class Assembler:
         files: tuple[ShardFile, ...],
         *,
         early: bool = False,
+        first: int = 0,
     ) -> list[BatchReady]:
         """Decode batches whose shards are pinned, each into its slot.
 
         Args:
-            group: up to ``batches_per_call`` batches.
-            slots: one for each batch.
+            group: up to ``batches_per_call`` batches, or some of a run.
+            slots: one for each batch, or one for a run.
             indexes: one for each shard of the group.
             files: one for each shard of the group.
             early: the batches were not requested yet, and perhaps never will be.
+            first: where slots hold runs, the place of the group's first batch in its run.
 
         Raises:
             BadSample: a sample beyond the failure budget; names shard, key and reason. An early batch raises at its
                 first bad sample, which is logged and counted when the batch is requested.
             ResourceExhausted: a batch too large for memory.
         """
-        if self.batches_per_call > 1:
-            return await self._plain.fill(group, slots, indexes, files, early=early)
+        if self.batches_per_call > 1 or self.plain.run_batches > 1:
+            return await self.plain.fill(group, slots, indexes, files, early=early, first=first)
         (slot,) = slots
         return [await self._fill_one(group.only(), indexes, files, slot, early=early)]
 
@@ -179,7 +185,7 @@ class Assembler:
         parts = self._parts(rows, indexes)
         for part in parts:
             part.blank(bad)
-        texts = self._texts(rows, indexes, files)
+        texts = _texts(rows, indexes, files) if self._options.keys else {}
         shapes = await self._shapes(len(rows.ordinal), files, parts)
         packed = await self._packed(shapes, bad)
         if packed is not None:
@@ -196,12 +202,6 @@ class Assembler:
             return await self._fill_oversize(work, layout)
         at = slot.index * self._arena.slot_bytes
         return await self._decode(work, layout, self._options.arena_id, at, self._arena.view(slot))
-
-    def _texts(self, rows: BatchRows, indexes: Sequence[ShardIndex], files: Sequence[ShardFile]) -> dict[str, Text]:
-        if not self._options.keys:
-            return {}
-        urls = shard_urls([file.ref.url for file in files], rows.shard_no)
-        return {"__key__": keys(indexes, rows.shard_no, rows.ordinal), "__url__": urls}
 
     def _parts(self, rows: BatchRows, indexes: Sequence[ShardIndex]) -> list[Part]:
         """Return the rows of each recipe, with the spans of their fields."""
@@ -369,3 +369,8 @@ def _bad_rows(decoded: Sequence[WorkerRows], results: Sequence[DecodeResult]) ->
         for share, result in zip(decoded, results, strict=True)
         for bad in result.bad
     )
+
+
+def _texts(rows: BatchRows, indexes: Sequence[ShardIndex], files: Sequence[ShardFile]) -> dict[str, Text]:
+    urls = shard_urls([file.ref.url for file in files], rows.shard_no)
+    return {"__key__": keys(indexes, rows.shard_no, rows.ordinal), "__url__": urls}

@@ -17,6 +17,7 @@ from feedd.formats.missing_reasons import missing_reason
 from feedd.recipe.bad_sample_policy import BadSamples, Failure
 from feedd.recipe.label_recipes import is_label, unlabelled
 from feedd.units import format_size
+from feedd.values import Cursor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     from feedd.batching.quarantine import Quarantine
     from feedd.batching.slot_layout import Layout
     from feedd.ordering.batch_plan import BatchPlanGroup, BatchRows
-    from feedd.values import BatchReady, Cursor, FieldRecipe, ShardFile, ShardIndex
+    from feedd.shard_index import ShardIndex
+    from feedd.values import BatchReady, FieldRecipe, ShardFile
     from feedd.workers.work import BadRow
 
 OVERSIZE_MAX_BYTES = 2 << 30
@@ -88,6 +90,17 @@ class FailureBudget:
                 raise self._beyond(failures[self._samples_max - spent])
         self.check(at)
 
+    def charge_none(self, first: Cursor, count: int) -> None:
+        """Record that ``count`` steps from ``first`` on have no bad samples.
+
+        Raises:
+            BadSample: as ``charge``.
+        """
+        known = self._enter(first.epoch).steps
+        if known:
+            for step in range(first.step, first.step + count):
+                self.charge(Cursor(first.epoch, step), ())
+
     def check(self, at: Cursor) -> None:
         """Make sure that the steps up to ``at`` are within the budget.
 
@@ -129,6 +142,14 @@ class BadSampleHandler:
             BadSample: they are not; a step may be found out after later ones were handed on.
         """
         self._budget.check(at)
+
+    def charge_none(self, first: Cursor, count: int) -> None:
+        """Record that ``count`` steps from ``first`` on have no bad samples, which earlier attempts may have had.
+
+        Raises:
+            BadSample: the budget is spent.
+        """
+        self._budget.charge_none(first, count)
 
     async def charge(self, at: Cursor, failures: Sequence[Failure]) -> None:
         """Log a batch's bad samples, add them to the quarantine file if the policy says so, and charge the budget.

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from feedd.notices import Amount, NoticeKind
     from feedd.ordering.mixed_reader import AnyReader
     from feedd.recipe.pack_params import Packing
-    from feedd.values import ShardIndex, TensorSpec
+    from feedd.shard_index import ShardIndex
+    from feedd.values import TensorSpec
 
 Recipe = tuple["FieldRecipe", ...]
 """The recipes of all fields, in the order of the batch."""

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from feedd.batching.batch_recipes import Recipe
     from feedd.ordering.batch_plan import BatchRows
     from feedd.recipe.filters import Filter
-    from feedd.values import ShardFile, ShardIndex
+    from feedd.shard_index import ShardIndex
+    from feedd.values import ShardFile
     from feedd.workers.worker_pool import DecodePool
 
 _MISSING = "the sample lacks this field, which a filter needs"

@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from feedd.workers.fixed_width import plain_numbers
+from feedd.workers.work import Column
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from feedd.values import FieldRecipe, ShardIndex
+    from feedd.shard_index import ShardIndex
+    from feedd.values import FieldRecipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,34 @@ def gather(
     return Gathered(spans, np.flatnonzero(missing))
 
 
+def columns_of(indexes: Sequence[ShardIndex], recipes: Sequence[FieldRecipe]) -> tuple[Column, ...] | None:
+    """Return the fields as columns, for ``DecodePool.gather``; None: one of them is none in one of the shards.
+
+    Args:
+        indexes: indexes of the shards.
+        recipes: the fields, all of them plain copies of numbers.
+    """
+    columns = []
+    for recipe in recipes:
+        plain = plain_numbers(recipe)
+        strides = [_stride(index, recipe) for index in indexes]
+        if plain is None or any(stride is None or stride[2] != plain.width_bytes for stride in strides):
+            return None
+        at, step_bytes, _ = np.array(strides, np.int64).T
+        columns.append(Column(recipe, at, step_bytes))
+    return tuple(columns)
+
+
+def _stride(index: ShardIndex, recipe: FieldRecipe) -> tuple[int, int, int] | None:
+    """Return where the values of a field lie, if at regular distances; see ``ShardIndex.strides``."""
+    for source in recipe.sources if index.strides else ():
+        if source in index.fields:
+            column = index.fields.index(source)
+            if reads_as(index.encoding_of(column), recipe.encoding):
+                return index.strides[column]
+    return None
+
+
 def reads_as(stored: str, wanted: str) -> bool:
     """Whether a shard's encoding can be read as another: one may hold single numbers and the other several.
 
@@ -91,14 +123,12 @@ def _look_up(
         column = index.fields.index(source)
         if not reads_as(index.encoding_of(column), recipe.encoding):
             continue  # another type than in the first shard: counts as missing
-        size = index.sizes[column, ordinals]
+        start, size = index.cells(column, ordinals)
         found = size >= 0
         if found.all():  # the usual case
-            span.size[rows] = size
-            span.start[rows] = index.starts[column, ordinals]
+            span.size[rows], span.start[rows] = size, start
             return
-        span.size[rows[found]] = size[found]
-        span.start[rows[found]] = index.starts[column, ordinals[found]]
+        span.size[rows[found]], span.start[rows[found]] = size[found], start[found]
         rows, ordinals = rows[~found], ordinals[~found]
 
 
@@ -128,12 +158,8 @@ def _text(parts: Sequence[bytes]) -> Text:
 
 def keys(indexes: Sequence[ShardIndex], shard_no: NDArray[np.int32], ordinal: NDArray[np.int64]) -> Text:
     """Return the ``__key__`` of each row."""
-    parts: list[bytes] = []
-    for number, position in zip(shard_no.tolist(), ordinal.tolist(), strict=True):
-        index = indexes[number]
-        start = int(index.key_ends[position - 1]) if position else 0
-        parts.append(index.key_blob[start : int(index.key_ends[position])])
-    return _text(parts)
+    rows = zip(shard_no.tolist(), ordinal.tolist(), strict=True)
+    return _text([indexes[number].key_bytes(position) for number, position in rows])
 
 
 def shard_urls(urls: Sequence[str], shard_no: NDArray[np.int32]) -> Text:

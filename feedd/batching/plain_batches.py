@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from feedd.batching.bad_samples import failure_of
-from feedd.batching.gather import gather
-from feedd.batching.slot_layout import lay_out
+from feedd.batching.gather import columns_of, gather
+from feedd.batching.slot_layout import ALIGN_BYTES, lay_out
 from feedd.values import BatchReady
+from feedd.workers.calls import FILES_MAX
 from feedd.workers.fixed_width import plain_numbers
-from feedd.workers.work import DecodeTask, FieldWork
+from feedd.workers.work import DecodeTask, FieldWork, GatherTask
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from numpy.typing import NDArray
 
     from feedd.batching.bad_samples import BadSampleHandler
     from feedd.batching.batch_recipes import Recipes
@@ -23,14 +26,18 @@ if TYPE_CHECKING:
     from feedd.catalog.lost_objects import Reasons
     from feedd.catalog.stages import Stages
     from feedd.flow.arena import Arena
-    from feedd.ordering.batch_plan import BatchPlan, BatchPlanGroup
+    from feedd.ordering.batch_plan import BatchPlan, BatchPlanGroup, RunPlan
     from feedd.recipe.bad_sample_policy import Failure
-    from feedd.values import ShardFile, ShardIndex, SlotRef
+    from feedd.shard_index import ShardIndex
+    from feedd.values import ShardFile, SlotRef
     from feedd.workers.work import BadRow
 
 _BATCHES_MAX = 22  # a third of 64 slots
 _ALL_BYTES_MAX = 24 << 20  # of all batches of a call: the first is delivered when the last is done
 _BYTES_MAX = 4 << 20  # of each batch
+_RUN_SLOTS_LEAST, _RUN_SLOTS_MOST = 4, 8  # one or two are read, one or two are full, others are being filled
+_RUN_BATCHES_LEAST, _RUN_BATCHES_MAX = 4, 256
+_RUN_SLOTS_BYTES = 8 << 20  # of all slots, even if fewer batches were requested
 _SLOTS_ENOUGH = 16  # about six are made, six are read and six are in transit
 _SLOTS_BYTES = 4 << 20  # of all slots beyond the requested ones
 
@@ -40,6 +47,23 @@ def are_plain(recipes: Recipes) -> bool:
     if len(recipes.distinct) > 1 or any(recipes.pads):
         return False
     return all(plain_numbers(field) is not None for field in recipes.distinct[0])
+
+
+def slots_for_runs(slot_count: int, batch_bytes: int) -> tuple[int, int]:
+    """Return how many batches each slot holds, and how many slots there are, in the memory of ``slot_count`` batches.
+
+    Args:
+        slot_count: slots of one batch that the session would have.
+        batch_bytes: bytes of a batch. Small batches get more memory than that, which is negligible.
+
+    Returns:
+        (1, ``slot_count``) if a run would have too few batches to be worth it.
+    """
+    batches = max(slot_count, _RUN_SLOTS_BYTES // batch_bytes)
+    run_batches = min(batches // _RUN_SLOTS_LEAST, _RUN_BATCHES_MAX)
+    if run_batches < _RUN_BATCHES_LEAST or batch_bytes > _BYTES_MAX:
+        return 1, slot_count
+    return run_batches, min(batches // run_batches, _RUN_SLOTS_MOST)
 
 
 def slots_for_groups(asked: int, slot_bytes: int) -> int:
@@ -52,10 +76,21 @@ def slots_for_groups(asked: int, slot_bytes: int) -> int:
 
 
 class PlainBatches:
-    """Fills slots of one session's arena with plain copies of numbers: one batch, or several in one decode task."""
+    """Fills slots of one session's arena with plain copies of numbers: one batch, or several in one decode task.
+
+    Attributes:
+        run_batches: batches of each slot.
+        batch_bytes: bytes from one batch of a slot to the next; 0 if a slot holds one.
+    """
 
     def __init__(
-        self, stages: Stages, recipes: Recipes, arena: Arena, arena_id: int, bad_sample_handler: BadSampleHandler
+        self,
+        stages: Stages,
+        recipes: Recipes,
+        arena: Arena,
+        arena_id: int,
+        bad_sample_handler: BadSampleHandler,
+        run_batches: int = 1,
     ) -> None:
         """Bind.
 
@@ -65,7 +100,10 @@ class PlainBatches:
             arena: the session's memory.
             arena_id: the number by which decode workers know the arena.
             bad_sample_handler: the session's.
+            run_batches: batches of each slot.
         """
+        self.run_batches = run_batches
+        self.batch_bytes = arena.slot_bytes // run_batches // ALIGN_BYTES * ALIGN_BYTES if run_batches > 1 else 0
         self._stages = stages
         self._recipes = recipes
         self._arena = arena
@@ -89,46 +127,125 @@ class PlainBatches:
         files: tuple[ShardFile, ...],
         *,
         early: bool = False,
+        first: int = 0,
     ) -> list[BatchReady]:
-        """Decode up to ``batches_max`` batches, each into its slot; see ``Assembler.fill``.
+        """Decode up to ``batches_max`` batches, each into its slot, or some of a run; see ``Assembler.fill``.
 
         Raises:
             BadSample: see ``Assembler.fill``.
         """
         indexes, lost = await self._stages.lost.without(indexes, files)
-        recipe = self._recipes.distinct[0]
-        gathered = gather(indexes, group.shard_no, group.ordinal, recipe)
         layouts = [self._layout(len(plan.ordinal)) for plan in group.batches]
-        slot_at = [slot.index * self._arena.slot_bytes for slot in slots]
+        if self.batch_bytes:
+            slots = [slots[0]] * len(layouts)
+            in_slot = [(first + number) * self.batch_bytes for number in range(len(layouts))]
+        else:
+            in_slot = [0] * len(layouts)
+        slot_at = [slot.index * self._arena.slot_bytes + at for slot, at in zip(slots, in_slot, strict=True)]
+        bad = await self._copied(group, indexes, files, list(zip(layouts, slot_at, strict=True)))
+        failures: Sequence[Failure] = ()
+        if bad:
+            failures = self._failures(group, indexes, files, bad, lost)
+            failures = await self._stages.lost.with_object_names(failures, files)
+        ready: list[BatchReady] = []
+        row = 0
+        for plan, slot, at, layout in zip(group.batches, slots, in_slot, layouts, strict=True):
+            end = row + layout.rows
+            own = [replace(failure, row=failure.row - row) for failure in failures if row <= failure.row < end]
+            view = self._arena.view(slot)[at : at + self.batch_bytes] if self.batch_bytes else self._arena.view(slot)
+            ready.append(await self._judged(plan, view, layout, own, early=early))
+            row = end
+        return ready
+
+    async def fill_run(
+        self,
+        run: RunPlan,
+        group: BatchPlanGroup,
+        slot: SlotRef,
+        indexes: Sequence[ShardIndex],
+        files: tuple[ShardFile, ...],
+        first: int,
+    ) -> BatchReady | None:
+        """Copy the batches of a run whose shards are pinned into a slot.
+
+        Args:
+            run: the batches.
+            group: its samples.
+            slot: the slot.
+            indexes: one for each shard of the group.
+            files: one for each shard of the group.
+            first: the place of the run's first batch in the slot.
+
+        Returns:
+            The first batch; the others differ from it in their steps only. None: they must be made by ``fill``, because
+            some samples are bad, or their values lie at irregular distances.
+
+        Raises:
+            BadSample: the failure budget is spent.
+        """
+        indexes, lost = await self._stages.lost.without(indexes, files)
+        columns = None if lost else columns_of(indexes, self._recipes.distinct[0])
+        if columns is None or len(files) > FILES_MAX:
+            return None
+        layout = self._layout(run.rows)
+        at = slot.index * self._arena.slot_bytes + first * self.batch_bytes
+        starts = at + np.arange(len(run)) * self.batch_bytes
+        out_at = starts[:, np.newaxis] + np.array([field.region.values_at for field in layout.fields])
+        ends = np.arange(run.rows, len(run.shard) + 1, run.rows)
+        task = GatherTask(files, self._arena_id, columns, group.shard_no, group.ordinal, ends, out_at)
+        if len(await self._stages.pool.gather(task)):
+            return None
+        self._bad_sample_handler.charge_none(run.cursor, len(run))
+        return BatchReady(run.cursor, layout.rows, layout.regions, layout.size_bytes)
+
+    async def _copied(
+        self,
+        group: BatchPlanGroup,
+        indexes: Sequence[ShardIndex],
+        files: tuple[ShardFile, ...],
+        places: Sequence[tuple[Layout, int]],
+    ) -> Sequence[BadRow]:
+        """Copy all rows to their places, the layouts and starts in the arena of their batches; return bad rows."""
+        recipe = self._recipes.distinct[0]
+        columns = columns_of(indexes, recipe)
+        if columns is None or len(files) > FILES_MAX:
+            return await self._decoded(group, np.arange(len(group.ordinal)), indexes, files, places)
+        ends = np.cumsum([layout.rows for layout, _ in places])
+        out_at = np.array([[field.region.values_at + at for field in layout.fields] for layout, at in places], np.int64)
+        task = GatherTask(files, self._arena_id, columns, group.shard_no, group.ordinal, ends, out_at)
+        undone = await self._stages.pool.gather(task)
+        if not len(undone):
+            return ()
+        return await self._decoded(group, undone, indexes, files, places)
+
+    async def _decoded(
+        self,
+        group: BatchPlanGroup,
+        rows: NDArray[np.int64],
+        indexes: Sequence[ShardIndex],
+        files: tuple[ShardFile, ...],
+        places: Sequence[tuple[Layout, int]],
+    ) -> Sequence[BadRow]:
+        """Decode some rows one by one to their places; return bad rows."""
+        recipe = self._recipes.distinct[0]
+        shard_no = group.shard_no[rows]
+        gathered = gather(indexes, shard_no, group.ordinal[rows], recipe)
         fields = tuple(
             FieldWork(
                 field,
-                group.shard_no,
+                shard_no,
                 span.start,
                 span.size,
-                np.concatenate(
-                    [layout.fields[number].out_at + at for layout, at in zip(layouts, slot_at, strict=True)]
-                ),
+                np.concatenate([layout.fields[number].out_at + at for layout, at in places])[rows],
             )
             for number, (field, span) in enumerate(zip(recipe, gathered.spans, strict=True))
         )
-        seeds = np.zeros(len(group.ordinal), np.uint64)  # copies of numbers use no random draws
+        seeds = np.zeros(len(rows), np.uint64)  # copies of numbers use no random draws
         result = await self._stages.pool.decode(DecodeTask(files, self._arena_id, 0, fields, seeds))
-        failures: Sequence[Failure] = ()
-        if result.bad:
-            failures = self._failures(group, indexes, files, result.bad, lost)
-            failures = await self._stages.lost.with_object_names(failures, files)
-        ready: list[BatchReady] = []
-        first = 0
-        for plan, slot, layout in zip(group.batches, slots, layouts, strict=True):
-            end = first + layout.rows
-            own = [replace(failure, row=failure.row - first) for failure in failures if first <= failure.row < end]
-            ready.append(await self._judged(plan, slot, layout, own, early=early))
-            first = end
-        return ready
+        return [replace(bad, row=int(rows[bad.row])) for bad in result.bad]
 
     async def _judged(
-        self, plan: BatchPlan, slot: SlotRef, layout: Layout, failures: Sequence[Failure], *, early: bool
+        self, plan: BatchPlan, view: memoryview, layout: Layout, failures: Sequence[Failure], *, early: bool
     ) -> BatchReady:
         """Return a decoded batch after its bad samples are handled."""
         if not early:
@@ -140,7 +257,7 @@ class PlainBatches:
         batch = BatchReady(plan.cursor, layout.rows, layout.regions, layout.size_bytes, again=again)
         if not failures:
             return batch
-        return await self._bad_sample_handler.applied(self._arena.view(slot), layout, batch, failures)
+        return await self._bad_sample_handler.applied(view, layout, batch, failures)
 
     def _failures(
         self,

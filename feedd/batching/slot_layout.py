@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from feedd.batching.gather import Text
-    from feedd.values import FieldRecipe, ShardIndex
+    from feedd.shard_index import ShardIndex
+    from feedd.values import FieldRecipe
 
 ALIGN_BYTES: Final = 256
 
@@ -87,7 +88,8 @@ class Layout:
         return next(place for place in self.fields if place.spec.name == name)
 
 
-def _align(at: int) -> int:
+def aligned(at: int) -> int:
+    """Return the next multiple of ``ALIGN_BYTES``."""
     return (at + ALIGN_BYTES - 1) // ALIGN_BYTES * ALIGN_BYTES
 
 
@@ -118,11 +120,11 @@ def lay_out(
     at = 0
     for spec in specs:
         if spec.kind is FieldKind.DENSE:
-            place, at = _lay_even(spec, rows, _align(at))
+            place, at = _lay_even(spec, rows, aligned(at))
         elif spec.kind is FieldKind.PADDED:
-            place, at = _lay_even(spec, rows, _align(at), (dims or {})[spec.name])
+            place, at = _lay_even(spec, rows, aligned(at), (dims or {})[spec.name])
         else:
-            place, at = _lay_ragged(spec, rows, shapes_or_lengths[spec.name], _align(at))
+            place, at = _lay_ragged(spec, rows, shapes_or_lengths[spec.name], aligned(at))
         places.append(place)
     return Layout(rows, tuple(places), at)
 
@@ -139,11 +141,11 @@ def _lay_ragged(spec: TensorSpec, rows: int, sizes: NDArray[np.int64], at: int) 
     np.cumsum(shapes.prod(axis=1), out=offsets[1:])
     itemsize = np.dtype(spec.dtype).itemsize
     values_bytes = int(offsets[-1]) * itemsize
-    offsets_at = _align(at + values_bytes)
+    offsets_at = aligned(at + values_bytes)
     end = offsets_at + offsets.nbytes
     shapes_at = 0
     if spec.kind is FieldKind.RAGGED and spec.ndim > 1:
-        shapes_at = _align(end)
+        shapes_at = aligned(end)
         end = shapes_at + shapes.nbytes
     region = Region(at, values_bytes, offsets_at, shapes_at)
     return FieldRegion(spec, region, at + offsets[:-1] * itemsize, offsets, shapes), end
@@ -175,15 +177,15 @@ def slot_bytes(
     total = 0
     for spec in specs:
         if spec.kind is FieldKind.DENSE:
-            total += _align(rows * _dense_bytes(spec))
+            total += aligned(rows * _dense_bytes(spec))
             continue
         if spec.kind is FieldKind.PADDED:
-            total += _align(rows * math.prod((dims or {})[spec.name]) * np.dtype(spec.dtype).itemsize)
+            total += aligned(rows * math.prod((dims or {})[spec.name]) * np.dtype(spec.dtype).itemsize)
             continue
-        tables = _align((rows + 1) * 8) + (_align(rows * spec.ndim * 8) if spec.ndim > 1 else 0)
+        tables = aligned((rows + 1) * 8) + (aligned(rows * spec.ndim * 8) if spec.ndim > 1 else 0)
         sizes = sample_bytes(spec, by_name.get(spec.name), index, (measured or {}).get(spec.name))
         values = 1.5 * float(sizes.mean()) * rows + float(sizes.max()) if len(sizes) else 0.0
-        total += tables + _align(math.ceil(values))
+        total += tables + aligned(math.ceil(values))
     return slot_pages(total)
 
 

@@ -43,9 +43,10 @@ if TYPE_CHECKING:
     from feedd.catalog.stages import Stages
     from feedd.catalog.token_windows import TokenFiles
     from feedd.dataset.listing import DatasetView
-    from feedd.ordering.batch_plan import BatchPlan
+    from feedd.ordering.batch_plan import BatchPlan, RunPlan
     from feedd.ordering.mixed_reader import AnyReader
-    from feedd.values import Cursor, EpochEnd, ShardIndex
+    from feedd.shard_index import ShardIndex
+    from feedd.values import Cursor, EpochEnd
 
 _Urls = tuple[tuple[str, ...], ...]
 """URLs of each source of a dataset."""
@@ -168,10 +169,20 @@ class DatasetCatalog:
             indexes = await self.indexes(view, drawn.shards)
             if isinstance(drawn, NeedLengths):
                 drawn.learn(indexes)
+        self._sort_next(reader)
+        return drawn
+
+    def draw_run(self, reader: AnyReader, at: Cursor, count: int) -> RunPlan | None:
+        """Return up to ``count`` successive batches from ``at`` on; None: draw at least the first one by ``draw``."""
+        run = reader.draw_run(at, count)
+        if run is not None:
+            self._sort_next(reader)
+        return run
+
+    def _sort_next(self, reader: AnyReader) -> None:
         following = reader.next_order()
         if following is not None:
             self._sorting.begin(following)
-        return drawn
 
     async def close(self) -> None:
         """End all work that is running."""

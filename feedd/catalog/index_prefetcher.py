@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from feedd.catalog.index_store import Indexes, IndexRun
     from feedd.converting.converting_cache import ConvertingCache
     from feedd.dataset.listing import DatasetView
-    from feedd.values import ShardIndex
+    from feedd.shard_index import ShardIndex
 
 
 _PATIENCE_DRAWS = 8  # twice the usual number of batches in progress: at first, reading for later must not disturb them

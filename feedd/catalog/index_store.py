@@ -21,9 +21,11 @@ if TYPE_CHECKING:
 
     from feedd.catalog.stages import Stages
     from feedd.dataset.listing import DatasetView
-    from feedd.values import ObjectRef, ShardIndex
+    from feedd.shard_index import ShardIndex
+    from feedd.values import ObjectRef
 
 _KEPT_BYTES = 256 << 20
+_ENTRY_BYTES = 1 << 10  # of an index without columns
 _INDEXED_BYTES = 1 << 10  # indexing an object of a pack takes 2.5 us, as long as scanning this many bytes
 
 
@@ -105,9 +107,7 @@ class Indexes:
             )
         if shard in view.listing.idx_bytes:
             await CPU.run(say_fewer, key.ref, view.listing.idx_bytes[shard], index)
-        arrays = (index.starts, index.sizes, index.key_ends, index.reasons)
-        weight = sum(array.nbytes for array in arrays if array is not None) + len(index.key_blob)
-        self._cached.put(key, index, weight)
+        self._cached.put(key, index, index.nbytes + _ENTRY_BYTES)
         return index
 
 

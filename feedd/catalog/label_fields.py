@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from feedd.dataset.object_labels import Labels, LabelTable
     from feedd.dataset.packs import Packs
     from feedd.recipe.label_recipes import TableLabel
-    from feedd.values import FieldRecipe, ObjectRef, ShardIndex
+    from feedd.shard_index import ShardIndex
+    from feedd.values import FieldRecipe, ObjectRef
 
     Tables = Mapping[str, LabelTable]
 
@@ -277,7 +278,7 @@ def _labelled(index: ShardIndex, columns: Mapping[str, NDArray[np.int64]]) -> Sh
     fields, reasons = (*index.fields, *columns), index.reasons
     if reasons is not None:
         reasons = np.vstack([reasons, np.zeros((len(columns), index.sample_count), np.uint8)])
-    return replace(index, fields=fields, starts=starts, sizes=sizes, encodings=stored, reasons=reasons)
+    return index.with_fields(fields, starts, sizes, stored, reasons)
 
 
 def _labels(recipe: Sequence[FieldRecipe]) -> list[str]:

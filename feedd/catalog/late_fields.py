@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from feedd.dataset.listing import DatasetView
-    from feedd.values import ShardIndex
+    from feedd.shard_index import ShardIndex
 
 
 class LateFields:

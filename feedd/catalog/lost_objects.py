@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from feedd.dataset.pack_layout import Table
     from feedd.dataset.packs import Members, Packs
     from feedd.recipe.bad_sample_policy import Failure
-    from feedd.values import ObjectRef, ShardFile, ShardIndex
+    from feedd.shard_index import ShardIndex
+    from feedd.values import ObjectRef, ShardFile
 
 _KNOWN_MAX: Final = 1 << 16  # packs
 _RENEW_S: Final = 60.0
@@ -202,7 +203,7 @@ def _without(index: ShardIndex, lost: Sequence[_Lost]) -> ShardIndex:
     for one in lost:
         if one.extension in index.fields:
             sizes[index.fields.index(one.extension), one.sample] = -1
-    return replace(index, sizes=sizes)
+    return index.with_fields(index.fields, index.starts, sizes, index.encodings, index.reasons)
 
 
 def _read(file: ShardFile) -> tuple[_Lost, ...]:

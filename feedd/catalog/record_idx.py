@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from feedd.values import ObjectRef, ShardIndex
+    from feedd.shard_index import ShardIndex
+    from feedd.values import ObjectRef
 
 _IDX: Final = ".idx"
 _RECORDS: Final = (".rec", ".recordio")

@@ -39,7 +39,7 @@ from feedd.formats.tokens import LLMC, NPY, RAW, TokenWindows
 from feedd.recipe.left_out import left_out
 from feedd.recipe.predecoded import PIXELS, RowsParams
 from feedd.recipe.recipe import check_fields, default_fields, needs_resolve, with_encodings
-from feedd.values import ShardIndex
+from feedd.shard_index import ShardIndex
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -314,11 +314,5 @@ def _with_ready(index: ShardIndex, ready: Sequence[ReadyField]) -> ShardIndex:
             places[one.sources[0]] = columns[0], PIXELS
     columns = [column for column, _ in places.values()]
     stored = tuple(stored for _, stored in places.values())
-    return replace(
-        index,
-        fields=tuple(places),
-        starts=index.starts[columns],
-        sizes=index.sizes[columns],
-        encodings=stored,
-        reasons=None if index.reasons is None else index.reasons[columns],
-    )
+    reasons = None if index.reasons is None else index.reasons[columns]
+    return index.with_fields(tuple(places), index.starts[columns], index.sizes[columns], stored, reasons)

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from feedd.dataset.listing import DatasetView, Listing
     from feedd.notices import Notice
     from feedd.sessions.opening import Pipeline
-    from feedd.values import FieldRecipe, ShardFile, ShardIndex
+    from feedd.shard_index import ShardIndex
+    from feedd.values import FieldRecipe, ShardFile
 
 _CACHE_SIZE = "16GiB"
 _WHOLE_BYTES_MAX = 256 * MIB  # larger shards are not fetched only to show samples

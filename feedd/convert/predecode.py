@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from feedd.protocols import PartialObject, SampleCodec, ShardWriter
     from feedd.recipe.predecoded import Prefix, ReadyField
-    from feedd.values import ShardIndex
+    from feedd.shard_index import ShardIndex
 
     Cell: TypeAlias = list[memoryview | bytes]
 

@@ -21,8 +21,6 @@ UNREAD_MAX: Final = 4096
 _UNREAD_CHARS_MAX: Final = 200
 _CELLS_MAX: Final = 1 << 26
 _FIELDS_MAX: Final = 4096
-_DIGITS: Final = 8
-_BLOCK: Final = 10**4  # number of ordinals with the same first four digits
 
 _Name = TypeVar("_Name", str, bytes)
 
@@ -140,19 +138,3 @@ def unread_of(columns: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     """Return names and types of unreadable columns, bounded in number and length (see ``ShardIndex``)."""
     some = itertools.islice(columns.items(), UNREAD_MAX)
     return tuple((name[:_UNREAD_CHARS_MAX], kind[:_UNREAD_CHARS_MAX]) for name, kind in some)
-
-
-def numbered(sample_count: int) -> tuple[bytes, NDArray[np.int64]]:
-    """Return ``key_blob`` and ``key_ends`` of an index: ordinals with at least eight digits, so that keys sort."""
-    most = 10**_DIGITS
-    keys = np.empty((min(sample_count, most), 2), np.uint32)  # the first four digits, and the last
-    last = np.frombuffer(b"".join(b"%04d" % ordinal for ordinal in range(min(sample_count, _BLOCK))), np.uint32)
-    for low in range(0, len(keys), _BLOCK):
-        block = keys[low : low + _BLOCK]
-        block[:, 0] = np.frombuffer(b"%04d" % (low // _BLOCK), np.uint32)
-        block[:, 1] = last[: len(block)]
-    beyond = b"".join(b"%d" % ordinal for ordinal in range(most, sample_count))  # rare: needs over 10**8 samples
-    ends = np.arange(1, sample_count + 1, dtype=np.int64) * _DIGITS
-    if sample_count > most:
-        ends[most:] = ends[most - 1] + np.cumsum([len(b"%d" % ordinal) for ordinal in range(most, sample_count)])
-    return keys.tobytes() + beyond, ends

@@ -13,9 +13,8 @@ import numpy as np
 
 from feedd.errors import BadShard
 from feedd.formats.format_spec import AmongSamples, FormatSpec, cut_at
-from feedd.formats.framing import numbered
 from feedd.formats.refused import refuse_packed
-from feedd.values import ShardIndex
+from feedd.shard_index import ShardIndex, numbered
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

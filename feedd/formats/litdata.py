@@ -19,10 +19,10 @@ import numpy as np
 
 from feedd.errors import Unsupported
 from feedd.formats.format_spec import FormatSpec, cut_rows
-from feedd.formats.framing import field_names, numbered
+from feedd.formats.framing import field_names
 from feedd.formats.inline_headers import NUMPY_DTYPES, TORCH_DTYPES
 from feedd.formats.rows import RowsReader, first_rows
-from feedd.values import ShardIndex
+from feedd.shard_index import ShardIndex, numbered
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

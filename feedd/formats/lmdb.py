@@ -22,8 +22,8 @@ import numpy as np
 
 from feedd.errors import Unsupported
 from feedd.formats.format_spec import FormatSpec
-from feedd.formats.framing import ShardReader, field_names, numbered
-from feedd.values import ShardIndex
+from feedd.formats.framing import ShardReader, field_names
+from feedd.shard_index import ShardIndex, numbered
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

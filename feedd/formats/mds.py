@@ -18,11 +18,11 @@ from typing import Final
 import msgspec
 
 from feedd.formats.format_spec import FormatSpec, cut_rows
-from feedd.formats.framing import field_names, numbered
+from feedd.formats.framing import field_names
 from feedd.formats.rows import RowsReader, first_rows
 from feedd.recipe.encodings import parse_encoding
 from feedd.recipe.params import DTYPES
-from feedd.values import ShardIndex
+from feedd.shard_index import ShardIndex, numbered
 
 _HEADER_BYTES_MAX: Final = 1 << 20
 _HEADER_LOOK_BYTES: Final = 64 << 10

@@ -16,10 +16,10 @@ import numpy as np
 
 from feedd.errors import BadShard
 from feedd.formats.format_spec import FormatSpec
-from feedd.formats.framing import ShardReader, numbered
+from feedd.formats.framing import ShardReader
 from feedd.formats.tokens import FIELD
 from feedd.recipe.params import SAMPLE_BYTES_MAX
-from feedd.values import ShardIndex
+from feedd.shard_index import ShardIndex, numbered
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

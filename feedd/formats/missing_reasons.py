@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from feedd.values import ShardIndex
+    from feedd.shard_index import ShardIndex
 
 HAS: Final = 1
 """Mark of a row that has a table's column. 0: the row lacks it; HAS + reason: the row lacks it for that reason."""

@@ -14,7 +14,7 @@ from feedd.dataset.object_names import split_name
 from feedd.dataset.pack_layout import parse
 from feedd.formats.format_spec import FormatSpec
 from feedd.formats.framing import ShardReader
-from feedd.values import ShardIndex
+from feedd.shard_index import ShardIndex
 
 if TYPE_CHECKING:
     from feedd.dataset.pack_layout import Table

@@ -23,8 +23,8 @@ import numpy as np
 
 from feedd.errors import BadShard
 from feedd.formats.format_spec import FormatSpec, cut_at
-from feedd.formats.framing import ShardReader, numbered
-from feedd.values import ShardIndex
+from feedd.formats.framing import ShardReader
+from feedd.shard_index import ShardIndex, numbered
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

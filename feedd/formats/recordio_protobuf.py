@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from feedd.formats.format_spec import FormatSpec, cut_at
-from feedd.formats.framing import NamedCells, field_names, numbered
+from feedd.formats.framing import NamedCells, field_names
 from feedd.formats.protobuf import MessageReader, NotAMessage
 from feedd.formats.recordio import PartsReader, records_end
-from feedd.values import ShardIndex
+from feedd.shard_index import ShardIndex, numbered
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from feedd.protocols import ShardFormat
-    from feedd.values import ShardIndex
+    from feedd.shard_index import ShardIndex
 
 _BLOCK: Final = 512
 _HINT: Final = "specify a prefix that holds shards, or their format before the URL: tfrecord+s3://bucket/prefix/"

@@ -12,11 +12,11 @@ import numpy as np
 
 from feedd.errors import BadSample
 from feedd.formats.format_spec import AmongSamples, FormatSpec, cut_rows
-from feedd.formats.framing import ShardReader, field_names, numbered, unread_of
+from feedd.formats.framing import ShardReader, field_names, unread_of
 from feedd.formats.npy_header import read_npy_head
 from feedd.recipe.low_precision import item_bytes
 from feedd.recipe.params import DIMS_MAX, DTYPES, SAMPLE_BYTES_MAX
-from feedd.values import ShardIndex
+from feedd.shard_index import RegularIndex, ShardIndex
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -72,6 +72,11 @@ class StridedArray:
     def row_bytes(self) -> int:
         """Bytes of a sample."""
         return math.prod(self.inner) * item_bytes(self.dtype)
+
+    @property
+    def distance_bytes(self) -> int:
+        """Bytes from one row to the next."""
+        return self.row_bytes if self.step_bytes < 0 else self.step_bytes
 
     @property
     def encoding(self) -> str:
@@ -158,14 +163,10 @@ class StridedReader(ShardReader):
         large = next((array for array in arrays if array.row_bytes > SAMPLE_BYTES_MAX), None)
         if large is not None:
             self.fail(large.at, f"samples of at most {SAMPLE_BYTES_MAX} bytes", f"{large.row_bytes}")
-        at = np.array([array.at for array in arrays], np.int64).reshape(-1, 1)
-        width = np.array([array.row_bytes for array in arrays], np.int64).reshape(-1, 1)
-        steps = [array.row_bytes if array.step_bytes < 0 else array.step_bytes for array in arrays]
-        starts = at + np.array(steps, np.int64).reshape(-1, 1) * np.arange(rows, dtype=np.int64)
-        sizes = np.broadcast_to(width, starts.shape).copy()
+        strides = tuple((array.at, array.distance_bytes, array.row_bytes) for array in arrays)
         names = field_names([array.name for array in arrays], self._url)
         stored = tuple(array.encoding for array in arrays)
-        return ShardIndex(names, starts, sizes, *numbered(rows), encodings=stored, unread=unread_of(unread or {}))
+        return RegularIndex(names, strides, rows, stored, unread=unread_of(unread or {}))
 
 
 class _NpyReader(StridedReader):

@@ -19,10 +19,10 @@ import msgspec
 import numpy as np
 
 from feedd.formats.format_spec import FormatSpec
-from feedd.formats.framing import ShardReader, field_names, numbered, unread_of
+from feedd.formats.framing import ShardReader, field_names, unread_of
 from feedd.formats.missing_reasons import HAS
 from feedd.recipe.encodings import parse_encoding
-from feedd.values import ShardIndex
+from feedd.shard_index import RegularIndex, ShardIndex, numbered
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -59,6 +59,11 @@ class TableColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     width: int = NOWHERE
     ends_at: int = NOWHERE
     valid_at: int = NOWHERE
+
+    @property
+    def is_regular(self) -> bool:
+        """Whether all rows have a value, at least a byte wide and all equally wide."""
+        return self.width > 0 and self.valid_at == NOWHERE
 
 
 class TableKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -119,6 +124,16 @@ class _Reader(ShardReader):
         if rows < 0 or len(columns) > _COLUMNS_MAX:
             self.fail(end, f"rows, and at most {_COLUMNS_MAX} columns", f"{rows} of {len(columns)}")
         self.check_cells(max(1, len(columns)), rows)
+        names = field_names([column.name for column in columns], self._url)
+        stored = tuple(column.encoding for column in columns)
+        notes = tuple((column, row, text[:NOTE_CHARS_MAX]) for column, row, text in foot.notes[:NOTES_MAX])
+        unread = unread_of(dict(foot.unread))
+        if foot.keys is None and all(column.is_regular for column in columns):
+            for column in columns:
+                self._check_encoding(column, end)
+                self._check(column.name, column.at, rows * column.width, end)
+            strides = tuple((column.at, column.width, column.width) for column in columns)
+            return RegularIndex(names, strides, rows, stored, notes, unread)
         starts = np.zeros((len(columns), rows), np.int64)
         sizes = np.zeros((len(columns), rows), np.int64)
         why: dict[int, NDArray[np.uint8]] = {}
@@ -127,11 +142,7 @@ class _Reader(ShardReader):
             if marks is not None and bool((marks > HAS).any()):
                 why[number] = marks
         reasons = _reasons(why, starts) if why else None
-        names = field_names([column.name for column in columns], self._url)
-        stored = tuple(column.encoding for column in columns)
         keys = numbered(rows) if foot.keys is None else self._keys(foot.keys, rows, end)
-        notes = tuple((column, row, text[:NOTE_CHARS_MAX]) for column, row, text in foot.notes[:NOTES_MAX])
-        unread = unread_of(dict(foot.unread))
         return ShardIndex(names, starts, sizes, *keys, stored, notes, unread, reasons)
 
     def _foot(self) -> tuple[TableFoot, int]:
@@ -157,10 +168,7 @@ class _Reader(ShardReader):
         self, column: TableColumn, rows: int, end: int, starts: NDArray[np.int64], sizes: NDArray[np.int64]
     ) -> NDArray[np.uint8] | None:
         """Fill in starts and sizes of one column; return its marks, or None if it has none."""
-        try:
-            parse_encoding(column.encoding)
-        except ValueError as error:
-            self.fail(end, f"a known encoding for column {column.name!r}", str(error))
+        self._check_encoding(column, end)
         if column.width >= 0:
             self._check(column.name, column.at, rows * column.width, end)
             starts[:] = column.at + np.arange(rows, dtype=np.int64) * column.width
@@ -176,6 +184,12 @@ class _Reader(ShardReader):
         marks = np.frombuffer(self._data, np.uint8, rows, column.valid_at)
         sizes[marks != HAS] = -1
         return marks
+
+    def _check_encoding(self, column: TableColumn, end: int) -> None:
+        try:
+            parse_encoding(column.encoding)
+        except ValueError as error:
+            self.fail(end, f"a known encoding for column {column.name!r}", str(error))
 
     def _ends(self, name: str, ends_at: int, at: int, rows: int, end: int) -> tuple[NDArray[np.int64], int]:
         """Return the ends of the values at ``at``, int64[rows], borrowed, and the total size of the values."""

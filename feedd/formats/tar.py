@@ -22,7 +22,7 @@ import numpy as np
 from feedd.errors import BadShard
 from feedd.formats.format_spec import FormatSpec, cut_at
 from feedd.formats.framing import UNREAD_MAX, Cells, ShardReader, unread_of
-from feedd.values import ShardIndex
+from feedd.shard_index import ShardIndex
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

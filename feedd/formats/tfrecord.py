@@ -22,10 +22,10 @@ import numpy as np
 
 from feedd.errors import BadShard
 from feedd.formats.format_spec import FormatSpec, cut_at
-from feedd.formats.framing import NamedCells, field_names, numbered
+from feedd.formats.framing import NamedCells, field_names
 from feedd.formats.missing_reasons import Why
 from feedd.formats.protobuf import MessageReader, NotAMessage
-from feedd.values import ShardIndex
+from feedd.shard_index import ShardIndex, numbered
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

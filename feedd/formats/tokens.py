@@ -19,10 +19,10 @@ import numpy as np
 
 from feedd.errors import BadSample, BadShard
 from feedd.formats.format_spec import FormatSpec
-from feedd.formats.framing import ShardReader, numbered
+from feedd.formats.framing import ShardReader
 from feedd.formats.npy_header import read_npy_head
 from feedd.recipe.params import DTYPES
-from feedd.values import ShardIndex
+from feedd.shard_index import RegularIndex, ShardIndex, numbered
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -153,9 +153,13 @@ class _Reader(ShardReader):
             self.fail(at, f"a whole number of {cut.dtype}", f"{total - at} bytes")
         count = window_count(self._kind, total, cut)
         self.check_cells(1, count)
-        starts: NDArray[np.int64] = at + np.arange(count, dtype=np.int64) * (cut.stride * cut.item_bytes)
-        sizes = np.minimum(cut.count * cut.item_bytes, total - starts)
-        return ShardIndex((FIELD,), starts[None], sizes[None], *numbered(count), encodings=(f"{cut.dtype}[]",))
+        step_bytes, size_bytes = cut.stride * cut.item_bytes, cut.count * cut.item_bytes
+        stored = (f"{cut.dtype}[]",)
+        if not count or at + (count - 1) * step_bytes + size_bytes <= total:
+            return RegularIndex((FIELD,), ((at, step_bytes, size_bytes),), count, stored)
+        starts: NDArray[np.int64] = at + np.arange(count, dtype=np.int64) * step_bytes  # the last window is shorter
+        sizes = np.minimum(size_bytes, total - starts)
+        return ShardIndex((FIELD,), starts[None], sizes[None], *numbered(count), encodings=stored)
 
     def _refuse_header(self) -> None:
         """Refuse a file with llm.c's header, which would otherwise begin with 512 wrong tokens."""

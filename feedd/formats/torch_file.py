@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import zipfile
     from collections.abc import Iterator
 
-    from feedd.values import ShardIndex
+    from feedd.shard_index import ShardIndex
 
 _PICKLE: Final = "/data.pkl"
 _LOCAL_HEAD_BYTES: Final = 30

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from feedd.values import Cursor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
-
-    from feedd.values import Cursor
 
 _TABLE_LEAST = 1024
 
@@ -97,11 +98,66 @@ def batch_rows(
 
 
 @dataclass(frozen=True, slots=True)
+class RunPlan:
+    """The samples of several successive batches of one window, equally many in each, none of which comes twice.
+
+    Attributes:
+        cursor: of the first batch; its anchors find the others as well.
+        shard: int64[batches * rows], dataset index of each row's shard.
+        ordinal: int64[batches * rows], sample within its shard.
+        rows: rows of each batch.
+        window: the window.
+        seeds: returns uint64[n], for augmentation, of rows with these shards and ordinals.
+    """
+
+    cursor: Cursor
+    shard: NDArray[np.int64]
+    ordinal: NDArray[np.int64]
+    rows: int
+    window: int
+    seeds: Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.uint64]]
+
+    def __len__(self) -> int:
+        return len(self.shard) // self.rows
+
+    def plans(self) -> list[BatchPlan]:
+        """Return the batches, to make them one by one."""
+        plans = []
+        for number in range(len(self)):
+            span = slice(number * self.rows, (number + 1) * self.rows)
+            shard, ordinal = self.shard[span], self.ordinal[span]
+            cursor = Cursor(self.cursor.epoch, self.cursor.step + number, self.cursor.anchors)
+            plans.append(
+                BatchPlan(cursor, shard, ordinal, partial(self.seeds, shard, ordinal), self.window, self.window)
+            )
+        return plans
+
+
+def rows_of_run(
+    window: tuple[NDArray[np.int64], NDArray[np.int64]], low: int, rows: int, spacing: int, count: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the shards and ordinals of as many of ``count`` batches as a window has whole.
+
+    Args:
+        window: shard and ordinal of each sample of the window, in order.
+        low: the first batch's first sample, whose batch is whole.
+        rows: samples of each batch.
+        spacing: samples from one batch to the next; more than ``rows`` if other ranks' batches lie between.
+        count: most batches.
+    """
+    count = min(count, (len(window[0]) - low - rows) // spacing + 1)
+    if spacing == rows:
+        return window[0][low : low + count * rows], window[1][low : low + count * rows]
+    places = (low + np.arange(count)[:, np.newaxis] * spacing + np.arange(rows)).reshape(-1)
+    return window[0][places], window[1][places]
+
+
+@dataclass(frozen=True, slots=True)
 class BatchPlanGroup:
     """The samples of several batches, concatenated.
 
     Attributes:
-        batches: at least one batch, in order. No batch is empty.
+        batches: the batches, in order. No batch is empty. Of a ``RunPlan``: empty.
         shards: distinct shards (dataset indices) of all batches, ascending.
         shard_no: int32[rows], index into ``shards``.
         ordinal: int64[rows], sample within its shard.
@@ -116,16 +172,26 @@ class BatchPlanGroup:
     def of(cls, batches: Sequence[BatchPlan]) -> BatchPlanGroup:
         """Return the group of one or more batches."""
         shard = np.concatenate([one.shard for one in batches])
-        ordinal = np.concatenate([one.ordinal for one in batches])
+        return cls._numbered(tuple(batches), shard, np.concatenate([one.ordinal for one in batches]))
+
+    @classmethod
+    def of_run(cls, run: RunPlan) -> BatchPlanGroup:
+        """Return the samples of a run."""
+        return cls._numbered((), run.shard, run.ordinal)
+
+    @classmethod
+    def _numbered(
+        cls, batches: tuple[BatchPlan, ...], shard: NDArray[np.int64], ordinal: NDArray[np.int64]
+    ) -> BatchPlanGroup:
         low, high = int(shard.min()), int(shard.max())
         if high - low > max(shard.shape[0], _TABLE_LEAST):
             distinct, inverse = np.unique(shard, return_inverse=True)
-            return cls(tuple(batches), distinct.tolist(), inverse.astype(np.int32), ordinal)
+            return cls(batches, distinct.tolist(), inverse.astype(np.int32), ordinal)
         places = shard - low  # filling a table of the whole range is faster than sorting the rows
         used = np.zeros(high - low + 1, np.bool_)
         used[places] = True
         numbers = np.cumsum(used, dtype=np.int32) - np.int32(1)
-        return cls(tuple(batches), (np.flatnonzero(used) + low).tolist(), numbers[places], ordinal)
+        return cls(batches, (np.flatnonzero(used) + low).tolist(), numbers[places], ordinal)
 
     def only(self) -> BatchRows:
         """Return the rows of a group of one batch, its shards in the group's order."""

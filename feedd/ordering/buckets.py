@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from feedd.values import ShardIndex
+    from feedd.shard_index import ShardIndex
 
 BUCKETS = 4
 """A domain of ``rng``: part of the order, never renumber."""

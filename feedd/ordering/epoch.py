@@ -197,14 +197,21 @@ class EpochMap:
         """
         shards = self.shards(window)
         lows, counts = self._spans(window, shards)
-        shard = np.repeat(shards, counts)
-        starts = np.cumsum(counts) - counts
-        ordinal = np.arange(int(counts.sum()), dtype=np.int64) - np.repeat(starts - lows, counts)
+        before = np.cumsum(counts) - counts - lows  # added to an ordinal, the sample's place in the window
         if self._options.shuffle:
             key = rng.derive(rng.SAMPLES, self._options.seed, self._options.epoch, window)
-            places = rng.permutation(int(ordinal.shape[0]), key)
-            shard, ordinal = shard[places], ordinal[places]
-        return shard, ordinal
+            places = rng.permutation(int(counts.sum()), key)
+        else:
+            places = np.arange(int(counts.sum()), dtype=np.int64)
+        if shards.shape[0] == 1:
+            return np.full(places.shape[0], shards[0]), places - before[0]
+        # Small numbers of the window's shards stay in a core's cache while they are drawn at random.
+        number = np.repeat(
+            np.arange(shards.shape[0], dtype=np.uint16 if shards.shape[0] < 1 << 16 else np.int64), counts
+        )
+        if self._options.shuffle:
+            number = number[places]
+        return shards[number], places - before[number]
 
     def window_samples(self, window: int) -> int:
         """Return the number of samples of a window. Its counts must be known."""

@@ -254,6 +254,9 @@ class MixedReader:
         window = self.window(at)
         return BatchPlan(Cursor(at.epoch, at.step), shard, ordinal, lambda: seed, window, window)
 
+    def draw_run(self, at: Cursor, count: int) -> None:
+        """Return None: batches of a mixture are drawn one by one."""
+
     def next_order(self) -> None:
         """Do nothing, because the streams sort their own windows."""
 

@@ -11,7 +11,7 @@ import numpy as np
 from feedd.dataset.step_counts import Deal, left_out
 from feedd.errors import BadRequest
 from feedd.ordering import rng
-from feedd.ordering.batch_plan import BatchPlan
+from feedd.ordering.batch_plan import BatchPlan, RunPlan, rows_of_run
 from feedd.ordering.buckets import BUCKETS, NeedLengths, by_length, gathered, lengths_of
 from feedd.ordering.epoch import EpochOptions, NeedCounts, seeds
 from feedd.ordering.epoch_access import NodeAccess
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from feedd.ordering.batch_plan import BatchRows
     from feedd.ordering.node_epoch import Piece, Step
     from feedd.ordering.sorted_windows import Orders, WindowRows
-    from feedd.values import ShardIndex, Topology
+    from feedd.shard_index import ShardIndex
+    from feedd.values import Topology
 
 WINDOWS_KEPT = 3
 """Per partition: a batch spans at most two windows; a third is for a concurrent batch, or is sorted in advance."""
@@ -201,7 +202,21 @@ class Reader:
         if missing:
             return self._need_lengths(plan, missing) or self._need_order(plan, missing, rows)
         self._latest = frozenset(rows)
-        return self._gather(plan, rows, found, at)
+        return _gather(plan, rows, found, at, self.epoch_options(at.epoch))
+
+    def draw_run(self, at: Cursor, count: int) -> RunPlan | None:
+        """Return up to ``count`` successive batches from ``at`` on; None: draw them one by one, at least the first.
+
+        Raises:
+            BadRequest: see ``epoch_map``.
+        """
+        if len(self._shares) > 1 or self._deal.wrap:
+            return None
+        its_seeds = partial(seeds, self.epoch_options(at.epoch))
+        run = _run(self.epoch_map(at), self._deal, self._orders, at, count, its_seeds)
+        if run is not None:
+            self._latest = frozenset((WindowName(at.epoch, 0, run.window),))
+        return run
 
     def next_order(self) -> NeedOrder | None:
         """Return the job that sorts the windows after those of the last drawn batch, or None.
@@ -297,20 +312,6 @@ class Reader:
                 self._rank_counts = tuple(counted)
         return self._rank_counts
 
-    def _gather(self, plan: NodeEpoch, rows: Mapping[WindowName, WindowRows], found: Step, at: Cursor) -> BatchPlan:
-        names = (WindowName(at.epoch, piece.partition, piece.segment.window) for piece in found.pieces)
-        parts = [_piece(rows[name], piece) for name, piece in zip(names, found.pieces, strict=True)]
-        shard, ordinal = parts[0]
-        if len(parts) > 1:
-            shard, ordinal = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-        windows = [piece.segment.window for piece in found.pieces if not piece.again] or [plan.window_count - 1]
-        again = None
-        if any(piece.again for piece in found.pieces):
-            again = np.repeat([piece.again for piece in found.pieces], [piece.size for piece in found.pieces])
-        cursor = Cursor(at.epoch, at.step, found.anchors)
-        its_seeds = partial(seeds, self.epoch_options(at.epoch), shard, ordinal)
-        return BatchPlan(cursor, shard, ordinal, its_seeds, min(windows), max(windows), again)
-
 
 def _first_samples(plan_of: Callable[[int], NodeEpoch], epoch: int, partition: int) -> WindowRows:
     """Return the samples of a partition's first window; all counts are known. May run in a thread."""
@@ -320,3 +321,42 @@ def _first_samples(plan_of: Callable[[int], NodeEpoch], epoch: int, partition: i
 def _piece(rows: WindowRows, piece: Piece) -> WindowRows:
     span = slice(piece.segment.low, piece.segment.high)
     return rows[0][span], rows[1][span]
+
+
+def _gather(
+    plan: NodeEpoch, rows: Mapping[WindowName, WindowRows], found: Step, at: Cursor, options: EpochOptions
+) -> BatchPlan:
+    names = (WindowName(at.epoch, piece.partition, piece.segment.window) for piece in found.pieces)
+    parts = [_piece(rows[name], piece) for name, piece in zip(names, found.pieces, strict=True)]
+    shard, ordinal = parts[0]
+    if len(parts) > 1:
+        shard, ordinal = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    windows = [piece.segment.window for piece in found.pieces if not piece.again] or [plan.window_count - 1]
+    again = None
+    if any(piece.again for piece in found.pieces):
+        again = np.repeat([piece.again for piece in found.pieces], [piece.size for piece in found.pieces])
+    cursor = Cursor(at.epoch, at.step, found.anchors)
+    its_seeds = partial(seeds, options, shard, ordinal)
+    return BatchPlan(cursor, shard, ordinal, its_seeds, min(windows), max(windows), again)
+
+
+def _run(
+    plan: NodeEpoch,
+    deal: Deal,
+    orders: Orders,
+    at: Cursor,
+    count: int,
+    its_seeds: Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.uint64]],
+) -> RunPlan | None:
+    """Return the batches of one partition's window; None: the first is not whole, or the window is not sorted."""
+    found = plan.step(at.step)
+    if isinstance(found, NeedCounts) or len(found.pieces) != 1 or found.pieces[0].size != deal.batch_size:
+        return None
+    segment = found.pieces[0].segment
+    window = orders.get(WindowName(at.epoch, 0, segment.window))
+    if window is None:
+        return None
+    count = count if deal.steps is None else min(count, deal.steps - at.step)
+    shard, ordinal = rows_of_run(window, segment.low, deal.batch_size, plan.step_samples, count)
+    cursor = Cursor(at.epoch, at.step, found.anchors)
+    return RunPlan(cursor, shard, ordinal, deal.batch_size, segment.window, its_seeds)

@@ -13,7 +13,8 @@ from feedd.recipe.recipe import default_fields, lacking_library, with_encodings
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from feedd.values import FieldRecipe, ShardIndex
+    from feedd.shard_index import ShardIndex
+    from feedd.values import FieldRecipe
 
 _NAMES_MAX: Final = 10_000
 

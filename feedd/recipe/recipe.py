@@ -50,7 +50,7 @@ from feedd.values import FieldRecipe, TensorSpec
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from feedd.values import ShardIndex
+    from feedd.shard_index import ShardIndex
 
 _SHORT_FORMS: Final = (
     "bytes, str, int, float, float:float64, json, npy, npy:DTYPE:D,D, image, image:HxW, image:HxW:random, image:raw, "

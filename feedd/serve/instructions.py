@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from feedd.errors import FeeddError
-from feedd.protocols import Produced
-from feedd.values import EpochEnd
+from feedd.values import EpochEnd, Produced
 
 if TYPE_CHECKING:
-    from feedd.values import BatchReady, Cursor, SlotRef
+    from collections.abc import Iterable
+
+    from feedd.values import Cursor, SlotRef
 
 
 @dataclass(frozen=True, slots=True)
 class Produce:
-    """Make the batch at ``at`` in a slot that the driver picks, then call ``produced``. A slot is free for it."""
+    """Make the batches of ``count`` steps from ``at`` on in a slot, which is free; then call ``produced``."""
 
     at: Cursor
+    count: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +32,10 @@ class Free:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send this batch after all earlier instructions, and call ``sent``."""
+    """Send the batches of a slot after all earlier instructions, and call ``sent``."""
 
     seq: int
-    batch: BatchReady
-    slot: SlotRef
+    produced: Produced
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,3 +68,38 @@ class Finish:
 
 Instruction = Produce | Free | Send | SendEnd | SendError | Reclaim | Finish
 Outcome = Produced | EpochEnd | FeeddError | None  # None: the production was cancelled
+
+
+class JobQueue:
+    """The productions that no task has begun, in the order of their steps."""
+
+    def __init__(self) -> None:
+        self._jobs: deque[Produce] = deque()
+        self._separate: set[int] = set()  # steps to be produced alone
+
+    def __bool__(self) -> bool:
+        return bool(self._jobs)
+
+    def add(self, job: Produce) -> None:
+        """Append a production."""
+        self._jobs.append(job)
+
+    def pop(self) -> Produce:
+        """Take the first production."""
+        return self._jobs.popleft()
+
+    def pop_together(self, count: int) -> list[Cursor]:
+        """Take the first steps, up to ``count``, which may be produced together."""
+        steps = [self._jobs.popleft().at]
+        if steps[0].step not in self._separate:
+            while self._jobs and len(steps) < count and self._jobs[0].at.step not in self._separate:
+                steps.append(self._jobs.popleft().at)
+        return steps
+
+    def put_back(self, steps: Iterable[Cursor]) -> None:
+        """Put steps back in order, because another task may have put back later ones."""
+        self._jobs = deque(sorted((*map(Produce, steps), *self._jobs), key=lambda job: job.at.step))
+
+    def separate(self, steps: Iterable[Cursor]) -> None:
+        """Have steps that failed together produced one by one, and put them back by ``put_back``."""
+        self._separate.update(at.step for at in steps)

@@ -69,7 +69,8 @@ class ServedSession:
         self.clock = clock
         self.opened_s = self.heard_s = clock.monotonic_s()
         self.sent_bytes = 0
-        self.machine = SessionMachine(feed.slots.slot_count, spec.session.consumer_count, spec.session.consumer_index)
+        consumer = spec.session.consumer_count, spec.session.consumer_index
+        self.machine = SessionMachine(feed.slots.slot_count, *consumer, feed.info.run_batches)
         self.call: StreamCall | None = None
         self.lifelines: set[Lifeline] = set()
         self.had_lifeline = False

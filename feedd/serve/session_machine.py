@@ -1,8 +1,9 @@
 """The session state machine: events in, instructions out. No I/O, no clock, no tasks.
 
 A session outlives its streams. A stream plans steps in order, each only when a credit and a free slot exist; they may
-finish in any order and are sent in step order. The machine counts slots, and the driver picks them: the slot of a batch
-is known once the batch is produced. A slot is in exactly one state:
+finish in any order and are sent in step order. Where slots hold runs of batches, one production makes several steps in
+one slot, for one credit. The machine counts slots, and the driver picks them: the slot of a batch is known once the
+batch is produced. A slot is in exactly one state:
 
     free → promised (to a production) → ready (waits for earlier steps) → sending → leased → free
 """
@@ -14,9 +15,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from feedd.errors import BadRequest, Draining, FeeddError
-from feedd.protocols import Produced
+from feedd.flow.runs import run_lengths
 from feedd.serve.instructions import Finish, Free, Produce, Reclaim, Send, SendEnd, SendError
-from feedd.values import Cursor, EpochEnd
+from feedd.values import Cursor, EpochEnd, Produced
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -102,13 +103,14 @@ class StreamMachine:
         leasing: the stream sends leases; otherwise it sends inline batches.
     """
 
-    def __init__(self, leases: Leases, start: Cursor, stride: int, *, leasing: bool) -> None:
+    def __init__(self, leases: Leases, start: Cursor, stride: int, *, leasing: bool, run_batches: int = 1) -> None:
         """Start without credits.
 
         Args:
             leases: the session's leases.
             start: first step to produce, with an anchor at or before it.
             stride: distance from one step to the next.
+            run_batches: steps of one slot. Above 1, ``stride`` is 1.
             leasing: the client can be given leases.
         """
         self.leasing = leasing
@@ -116,6 +118,7 @@ class StreamMachine:
         self._anchor = start
         self._next_step = start.step
         self._stride = stride
+        self._run_lengths = run_lengths(run_batches)
         self._next_seq = 0
         self._credits = 0
         self._steps: deque[_Step] = deque()
@@ -171,6 +174,7 @@ class StreamMachine:
             self._planned_all = True
         else:
             cursor = outcome.batch.cursor
+            self._planned_all |= outcome.failure is not None
             if cursor.anchors is self._anchor.anchors or cursor.window >= self._anchor.window:
                 self._anchor = cursor
         step.outcome = outcome or FeeddError("the production of a batch was cancelled", stage="serve")
@@ -234,6 +238,8 @@ class StreamMachine:
                 return out + self._end(SendError(outcome))
             steps.popleft()
             out.append(self._send(outcome))
+            if outcome.failure is not None:
+                return out + self._end(SendError(outcome.failure))
         while self._credits and not self._planned_all and (planned := self._plan()) is not None:
             out.append(planned)
         if self._half_closed and not steps and not self._sending:
@@ -242,36 +248,39 @@ class StreamMachine:
         return out
 
     def _send(self, made: Produced) -> Send:
-        seq, batch = self._next_seq, made.batch
+        seq = self._next_seq
         self._next_seq += 1
         self._sending[seq] = made.slot
-        self._samples += batch.samples or batch.rows
-        self._bad_samples += batch.bad_samples
-        return Send(seq, batch, made.slot)
+        self._samples += made.sample_count
+        self._bad_samples += made.bad_sample_count
+        return Send(seq, made)
 
     def _plan(self) -> Produce | None:
         """Plan the next step, or return None if no slot is free."""
         if not self._leases.promise():
             return None
-        at = Cursor(self._anchor.epoch, self._next_step, self._anchor.anchors)
-        self._next_step += self._stride
+        at, count = Cursor(self._anchor.epoch, self._next_step, self._anchor.anchors), next(self._run_lengths)
+        self._next_step += self._stride * count
         self._credits -= 1
         self._making[at.step] = step = _Step()
         self._steps.append(step)
-        return Produce(at)
+        return Produce(at, count)
 
 
 class SessionMachine:
     """One session: its lifeline, its leases, and the current stream."""
 
-    def __init__(self, slot_count: int, consumer_count: int = 1, consumer_index: int = 0) -> None:
+    def __init__(self, slot_count: int, consumer_count: int = 1, consumer_index: int = 0, run_batches: int = 1) -> None:
         """Start without stream and without lifeline.
 
         Args:
             slot_count: slots of the session. The driver releases a slot only on the machine's instruction.
             consumer_count: DataLoader workers that split the rank's steps.
             consumer_index: the worker that this session feeds; it gets the steps ``s`` with ``s % count == index``.
+            run_batches: steps of one slot; 1 if there are several consumers.
         """
+        assert run_batches == 1 or consumer_count == 1, "runs are of successive steps"
+        self._run_batches = run_batches
         self._consumer_count = consumer_count
         self._consumer_index = consumer_index
         self.leases = Leases(slot_count)
@@ -310,7 +319,9 @@ class SessionMachine:
         step = cursor.step + (self._consumer_index - cursor.step) % self._consumer_count
         first = Cursor(cursor.epoch, step, cursor.anchors)
         leasing = self.leases.attached and not inline_only
-        self.stream = StreamMachine(self.leases, first, self._consumer_count, leasing=leasing)
+        self.stream = StreamMachine(
+            self.leases, first, self._consumer_count, leasing=leasing, run_batches=self._run_batches
+        )
         return out
 
     def drain(self) -> list[Instruction]:

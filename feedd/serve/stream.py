@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import grpc
 
 from feedd.errors import BadRequest, FeeddError
 from feedd.serve.grpc_status import as_feedd_error
 from feedd.serve.idle_stream import IdleStream
-from feedd.serve.instructions import Finish, Free, Produce, Reclaim, Send, SendEnd, SendError
+from feedd.serve.instructions import Finish, Free, JobQueue, Produce, Reclaim, Send, SendEnd, SendError
 from feedd.serve.stream_meter import StreamMeter
 from feedd.serve.transport import InlineTransport, SlotTransport
 from feedd.wire import feedd_pb2 as pb
 from feedd.wire.feed_messages import error_message, notice_messages, slots_from
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Awaitable, Iterable, Sequence
 
     from feedd.serve.instructions import Instruction, Outcome
     from feedd.serve.served_session import ServedSession
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     Context = grpc.aio.ServicerContext[pb.StreamRequest, bytes]
 
 _LEASES_PER_MESSAGE = 64
+_T = TypeVar("_T")
 
 
 class _Over(Exception):
@@ -52,10 +53,11 @@ class StreamCall:
         self._context = context
         self._linger_s = options.linger_s
         self._slot_transport = SlotTransport(context.write)
-        self._inline_transport = InlineTransport(context.write, hosted.feed.slots.view, options.chunk_size_bytes)
+        view, info = hosted.feed.slots.view, hosted.feed.info
+        self._inline_transport = InlineTransport(context.write, view, options.chunk_size_bytes, info.batch_bytes)
         self._meter = StreamMeter(hosted.recorder, hosted.clock)
-        self._jobs: deque[Cursor] = deque()
-        self._alone: set[int] = set()  # steps to be produced alone
+        self._runs = info.run_batches > 1
+        self._jobs = JobQueue()
         self._outbox: deque[Send | SendEnd | SendError | Finish] = deque()
         self._wake = asyncio.Event()
         self._idle = IdleStream(self._wake.set)
@@ -73,7 +75,7 @@ class StreamCall:
         """Carry out instructions, or pass them to the tasks that do."""
         for instruction in instructions:
             if isinstance(instruction, Produce):
-                self._jobs.append(instruction.at)
+                self._jobs.add(instruction)
             elif isinstance(instruction, Free | Reclaim):
                 self._entry.free(instruction)
             else:
@@ -114,7 +116,7 @@ class StreamCall:
         self._stopped = True
         self.apply(self._machine.gone())
         while self._jobs:
-            self.apply(self._machine.produced(self._jobs.popleft(), None))
+            self.apply(self._machine.produced(self._jobs.pop().at, None))
 
     # ------------------------------------------------------------------ events in
 
@@ -167,7 +169,10 @@ class StreamCall:
     async def _lane(self) -> None:
         """Take jobs until none are left. Each lane produces as many batches together as is efficient."""
         while self._jobs:
-            steps = self._next_steps()
+            if self._runs:
+                await self._make_run()
+                continue
+            steps = self._jobs.pop_together(self._entry.feed.info.batches_per_call)
             self._ask_help()
             outcomes: Sequence[Outcome] = [None] * len(steps)
             try:
@@ -180,35 +185,31 @@ class StreamCall:
                 self.apply(out)
             await asyncio.sleep(0)  # send batches before the next plan, which takes milliseconds
 
-    def _next_steps(self) -> list[Cursor]:
-        """Take the jobs to produce together."""
-        steps = [self._jobs.popleft()]
-        if steps[0].step not in self._alone:
-            batches_per_call = self._entry.feed.info.batches_per_call
-            while self._jobs and len(steps) < batches_per_call and self._jobs[0].step not in self._alone:
-                steps.append(self._jobs.popleft())
-        return steps
+    async def _make_run(self) -> None:
+        """Take one job, whose batches lie in one slot."""
+        job = self._jobs.pop()
+        self._ask_help()
+        outcome: Outcome = None
+        try:
+            outcome = await _or_error(self._entry.feed.produce_run(job.at, job.count), [job.at])
+        finally:
+            self.apply(self._machine.produced(job.at, outcome))
+        await asyncio.sleep(0)  # send the batches before the next plan, which takes milliseconds
 
     def _put_back(self, steps: Sequence[Cursor]) -> None:
-        """Put jobs back in the order of steps, because another lane may have put back later ones."""
         if self._stopped:
             for at in steps:
                 self.apply(self._machine.produced(at, None))
         elif steps:
-            self._jobs = deque(sorted((*steps, *self._jobs), key=lambda at: at.step))
+            self._jobs.put_back(steps)
 
     async def _produce(self, steps: Sequence[Cursor]) -> Sequence[Outcome]:
         """Return outcomes of leading steps; none if several failed together, because each is then produced alone."""
-        try:
-            return await self._entry.feed.produce(steps)
-        except FeeddError as error:
-            failure = error
-        except Exception as error:  # noqa: BLE001 -- a defect must not end other sessions; it is logged
-            failure = as_feedd_error(error, f"producing {len(steps)} steps from {steps[0].step} of {steps[0].epoch}")
-        if len(steps) == 1:
-            return [failure]
-        self._alone.update(at.step for at in steps)
-        return []
+        found = await _or_error(self._entry.feed.produce(steps), steps)
+        if isinstance(found, FeeddError) and len(steps) > 1:
+            self._jobs.separate(steps)
+            return []
+        return [found] if isinstance(found, FeeddError) else found
 
     # ------------------------------------------------------------------ messages out
 
@@ -264,14 +265,14 @@ class StreamCall:
         self._idle.broken()
 
     async def _send(self, first: Send) -> None:
-        if not self._machine.leasing or first.batch.oversize is not None:
-            held = await self._inline_transport.send(first.seq, first.batch, first.slot)
+        if not self._machine.leasing or first.produced.batch.oversize is not None:
+            held = await self._inline_transport.send_run(first)
             self._sent(self._inline_transport.name, [first], held=held)
             return
         run = [first]
         while self._outbox and len(run) < _LEASES_PER_MESSAGE:
             following = self._outbox[0]
-            if not isinstance(following, Send) or following.batch.oversize is not None:
+            if not isinstance(following, Send) or following.produced.batch.oversize is not None:
                 break
             run.append(following)
             self._outbox.popleft()
@@ -282,9 +283,20 @@ class StreamCall:
         if self._stopped:
             return
         self._idle.broken()
-        self._meter.sent(transport, len(sends), size_bytes := sum(send.batch.size_bytes for send in sends))
+        size_bytes = sum(send.produced.size_bytes for send in sends)
+        self._meter.sent(transport, sum(send.produced.batch_count for send in sends), size_bytes)
         self._entry.sent_bytes += size_bytes
         self.apply([follows for send in sends for follows in self._machine.sent(send.seq, held=held)])
+
+
+async def _or_error(producing: Awaitable[_T], steps: Sequence[Cursor]) -> _T | FeeddError:
+    """Return the result, or the error of these steps; a defect must not end other sessions, so it is logged."""
+    try:
+        return await producing
+    except FeeddError as error:
+        return error
+    except Exception as error:  # noqa: BLE001 -- see above
+        return as_feedd_error(error, f"producing {len(steps)} steps from {steps[0].step} of {steps[0].epoch}")
 
 
 def _last_message(item: SendEnd | SendError) -> pb.StreamResponse:

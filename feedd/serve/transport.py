@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from feedd.serve.instructions import Send
 from feedd.units import MIB
+from feedd.values import Produced
 from feedd.wire import feedd_pb2 as pb
 from feedd.wire.feed_messages import BatchWriter, chunk_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from feedd.serve.instructions import Send
     from feedd.values import BatchReady, SlotRef
 
     Write = Callable[[bytes], Awaitable[None]]  # takes one serialized StreamResponse; waits for flow control
@@ -37,21 +38,29 @@ class SlotTransport:
 
     async def send_many(self, sends: Sequence[Send]) -> None:
         """Send several leases in one message; the client now holds all their slots."""
-        message = pb.StreamResponse(batches=[self._writer.message(s.seq, s.batch, s.slot) for s in sends])
+        message = pb.StreamResponse(batches=[self._writer.run(s.seq, s.produced, s.produced.slot) for s in sends])
         await self._write(message.SerializeToString())
 
 
 class InlineTransport:
     """Sends the batch's bytes in order, one chunk per message; each chunk is copied once, just before it is sent."""
 
-    def __init__(self, write: Write, view: Callable[[SlotRef], memoryview], chunk_size_bytes: int = MIB) -> None:
+    def __init__(
+        self,
+        write: Write,
+        view: Callable[[SlotRef], memoryview],
+        chunk_size_bytes: int = MIB,
+        batch_bytes: int = 0,
+    ) -> None:
         """Bind to one stream.
 
         Args:
             write: takes the messages.
             view: returns a slot's bytes.
             chunk_size_bytes: maximum payload of one message.
+            batch_bytes: bytes from one batch of a run to the next.
         """
+        self._batch_bytes = batch_bytes
         self._write = write
         self._view = view
         self._chunk_size_bytes = chunk_size_bytes
@@ -64,11 +73,18 @@ class InlineTransport:
 
     async def send(self, seq: int, batch: BatchReady, slot: SlotRef) -> bool:
         """Send head and payload and return False: the slot is free again."""
-        head = pb.StreamResponse(batches=[self._writer.message(seq, batch, None)])
+        return await self.send_run(Send(seq, Produced(batch, slot)))
+
+    async def send_run(self, send: Send) -> bool:
+        """Send the batches of a slot in one payload, and return False: the slot is free again."""
+        seq, made = send.seq, send.produced
+        head = pb.StreamResponse(batches=[self._writer.run(seq, made, None)])
         await self._write(head.SerializeToString())
-        data = batch.oversize if batch.oversize is not None else self._view(slot)
-        assert data.nbytes >= batch.size_bytes, f"a batch of {batch.size_bytes} bytes in a slot of {data.nbytes}"
-        for start in range(0, batch.size_bytes, self._chunk_size_bytes):
-            end = min(start + self._chunk_size_bytes, batch.size_bytes)
+        data = made.batch.oversize if made.batch.oversize is not None else self._view(made.slot)
+        last = made.more[-1] if made.more else made.batch
+        size_bytes = (made.batch_count - 1) * self._batch_bytes + last.size_bytes
+        assert data.nbytes >= size_bytes, f"batches of {size_bytes} bytes in a slot of {data.nbytes}"
+        for start in range(0, size_bytes, self._chunk_size_bytes):
+            end = min(start + self._chunk_size_bytes, size_bytes)
             await self._write(chunk_bytes(seq, start, data[start:end]))
         return False

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from feedd import metrics
-from feedd.errors import NotFound, ObjectChanged
+from feedd.errors import FeeddError, NotFound, ObjectChanged
 from feedd.notices import NoticeKind, notices_of
-from feedd.sessions.own_batches import plan_leading
+from feedd.ordering.batch_plan import RunPlan
+from feedd.sessions.own_batches import OwnBatches, plan_leading
 from feedd.values import Cursor, EpochEnd
 
 if TYPE_CHECKING:
@@ -22,11 +23,10 @@ if TYPE_CHECKING:
     from feedd.dataset.listing import DatasetView
     from feedd.ordering.batch_plan import BatchPlan
     from feedd.ordering.mixed_reader import AnyReader
-    from feedd.protocols import Produced, Slots
+    from feedd.protocols import Slots
     from feedd.sessions.group_members import SharedCopies, SharedLeases
-    from feedd.sessions.own_batches import OwnBatches
     from feedd.sessions.prefetch_driver import PrefetchDriver
-    from feedd.values import SessionInfo, SlotRef
+    from feedd.values import Produced, SessionInfo, SlotRef
 
     Batches = OwnBatches | SharedCopies | SharedLeases
 
@@ -134,6 +134,63 @@ class Session:
         if self._furthest in steps[len(found) :]:
             self._furthest = steps[len(found) - 1]  # the client asks for later steps again
         return found
+
+    async def produce_run(self, at: Cursor, count: int) -> Produced | EpochEnd:
+        """Make the batches of ``count`` steps from ``at`` on in one slot; fewer if the epoch ends or a batch fails.
+
+        Raises:
+            As ``produce``, if the first batch cannot be made.
+        """
+        batches = self._parts.batches
+        assert isinstance(batches, OwnBatches), "a session that shares batches has no runs"
+        began_s = self._stages.clock.monotonic_s()
+        call = object()
+        self._start(at)  # detects a new stream, so it runs before this call is counted
+        self._calls.add(call)
+        self._fetching.add(call)
+        try:
+            with self._stale_listing_forgotten():
+                plans, end = await self._draw_run(at, count)
+                if not plans:
+                    if isinstance(end, EpochEnd):
+                        return end
+                    assert end is not None
+                    raise end
+                made = await batches.make_run(plans, lambda: self._decoding(call))
+        finally:
+            self._calls.remove(call)
+            self._decoding(call)
+        if made.failure is None and isinstance(end, FeeddError):
+            made = replace(made, failure=end)
+        if isinstance(made.failure, ObjectChanged | NotFound):
+            self._parts.catalog.forget(self._parts.view.listing)
+        took_s = (self._stages.clock.monotonic_s() - began_s) / made.batch_count
+        for _ in range(made.batch_count):
+            self._stages.recorder.observe(metrics.PIPELINE_BATCH_SECONDS, took_s)
+        return made
+
+    async def _draw_run(self, at: Cursor, count: int) -> tuple[list[RunPlan | BatchPlan], EpochEnd | FeeddError | None]:
+        """Plan the steps of a run; they end before the end of the epoch, or before a step that cannot be planned."""
+        parts = self._parts
+        plans: list[RunPlan | BatchPlan] = []
+        step, end = at.step, at.step + count
+        while step < end:
+            here = Cursor(at.epoch, step, at.anchors)
+            try:
+                run = parts.catalog.draw_run(parts.reader, here, end - step)
+                found = run or await self._draw(here)
+            except FeeddError as error:
+                return plans, error
+            if isinstance(found, EpochEnd):
+                return plans, found
+            plans.append(found)
+            if isinstance(found, RunPlan):
+                step += len(found)
+                self._reach(Cursor(at.epoch, step - 1))
+                parts.prefetch_driver.advance(here, found.window, found.window)
+            else:
+                step += 1
+        return plans, None
 
     def release(self, slot: SlotRef) -> None:
         """Free the slot of a batch that was produced."""

@@ -6,8 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 from feedd.errors import Internal
-from feedd.protocols import Produced
-from feedd.values import SlotRef
+from feedd.values import Produced, SlotRef
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -50,6 +49,16 @@ class GroupMember:
         """The decoder that fills the group's arena."""
         assert self._decoder is not None, "a member without a group"
         return self._decoder
+
+    @property
+    def run_batches(self) -> int:
+        """Batches of each slot: 1."""
+        return 1
+
+    @property
+    def batch_bytes(self) -> int:
+        """Bytes from one batch of a slot to the next: 0, because a slot holds one."""
+        return 0
 
     @property
     def batches_per_call(self) -> int:

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 import structlog
 
 from feedd.errors import FeeddError
-from feedd.protocols import Produced
+from feedd.flow.runs import first_runs
 from feedd.sessions.own_batches import plan_leading
-from feedd.values import Cursor
+from feedd.values import Cursor, Produced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from feedd.sessions.own_batches import BatchDecoder
     from feedd.values import BatchReady, SlotRef
 
+_AHEAD_RUNS = 3
 AHEAD_BATCHES = 2
 """Batches decoded in advance: the trainer takes one while the next is ready. If ``fill`` takes several batches at once,
 this many are decoded in advance, because a trainer takes them faster than a stream begins."""
@@ -43,7 +44,7 @@ class PrefetchParts:
         arena: the session's arena.
         decoder: the session's decoder.
         reader: makes another reader of the session's plan, because the session's reader is in the previous epoch.
-        steps: the first steps of an epoch that the session's consumer takes.
+        steps: the first steps of an epoch that the session's consumer takes. Not used where slots hold runs.
         tasks: the task group that decodes.
     """
 
@@ -62,6 +63,7 @@ class _Early:
         task: decodes this batch and others, and writes to the slot until it is done. Its list ends before a batch that
             could not be decoded.
         index: index of the batch in that list.
+        count: batches of the slot.
         wanted: a stream may still request the batch.
     """
 
@@ -70,15 +72,16 @@ class _Early:
     slot: SlotRef
     task: asyncio.Task[list[BatchReady]]
     index: int
+    count: int = 1
     wanted: bool = True
 
     @property
-    def decoded_batch(self) -> BatchReady | None:
-        """Return the decoded batch once the task is done, or None if decoding failed."""
+    def decoded(self) -> Produced | None:
+        """Return the slot with its decoded batches once the task is done, or None if decoding failed."""
         if self.task.cancelled() or self.task.exception() is not None:
             return None
-        found = self.task.result()
-        return found[self.index] if self.index < len(found) else None
+        found = self.task.result()[self.index : self.index + self.count]
+        return Produced(found[0], self.slot, more=tuple(found[1:])) if len(found) == self.count else None
 
 
 class NextEpochPrefetch:
@@ -93,27 +96,31 @@ class NextEpochPrefetch:
         self._epoch = -1
         self._reader: AnyReader | None = None
         self._left: list[int] = []  # steps that are not started
+        run_batches = parts.decoder.assembler.plain.run_batches
+        self._runs = first_runs(run_batches, _AHEAD_RUNS) if run_batches > 1 else {}  # batches, by first step
         self._early_slots: list[_Early] = []  # their slots count as free for requested batches
 
     def begin(self, epoch: int) -> None:
         """Start to decode an epoch, once. All batches of the previous epoch are made or being decoded."""
         if epoch != self._epoch:
             self._drop_all()
-            self._epoch, self._left, self._reader = epoch, list(self._parts.steps), None
+            self._epoch, self._left, self._reader = epoch, list(self._runs or self._parts.steps), None
             self.begin_next()
 
     def begin_next(self) -> None:
         """Decode the next batches if steps are left, slots are free and no other decode runs."""
         if not self._left or any(not early.task.done() for early in self._early_slots):
             return
-        count = min(self._parts.decoder.assembler.batches_per_call, len(self._left))
+        count = 1 if self._runs else min(self._parts.decoder.assembler.batches_per_call, len(self._left))
         if self._arena.slot_count - self._arena.taken_count < count:
             return  # tried again when a slot is given back
         slots = [slot for slot in (self._arena.take() for _ in range(count)) if slot is not None]
         steps, self._left = self._left[: len(slots)], self._left[len(slots) :]
-        task = self._parts.tasks.create_task(self._make([Cursor(self._epoch, step) for step in steps], slots))
+        batches = self._runs.get(steps[0], 1)
+        wanted = range(steps[0], steps[0] + batches) if self._runs else steps
+        task = self._parts.tasks.create_task(self._make([Cursor(self._epoch, step) for step in wanted], slots))
         started = [
-            _Early(self._epoch, step, slot, task, index)
+            _Early(self._epoch, step, slot, task, index, batches)
             for index, (step, slot) in enumerate(zip(steps, slots, strict=True))
         ]
         self._early_slots += started
@@ -136,6 +143,15 @@ class NextEpochPrefetch:
             self._early_slots.remove(early)
         return plans[: len(leading)], claimed
 
+    def take_run(self, at: Cursor, count: int) -> list[_Early]:
+        """Claim the slot in which a run was decoded in advance, for ``collect``; empty: it was not."""
+        self._turn_to(at, at)
+        early = self._found(at)
+        if early is None or early.count != count:
+            return []
+        self._early_slots.remove(early)
+        return [early]
+
     async def collect(self, claimed: Sequence[_Early]) -> list[Produced]:
         """Return the leading claimed batches, whose slots now belong to the caller; none if the first batch failed.
 
@@ -149,9 +165,9 @@ class NextEpochPrefetch:
             raise
         made: list[Produced] = []
         for early in claimed:
-            if (batch := early.decoded_batch) is None:
+            if (produced := early.decoded) is None:
                 break
-            made.append(Produced(batch, early.slot))
+            made.append(produced)
         self._unclaim(claimed[len(made) :])
         return made
 
@@ -207,7 +223,7 @@ class NextEpochPrefetch:
         """Make claimed batches available again; free the slots of batches that no stream can request."""
         for early in claimed:
             self._early_slots.append(early)
-            failed = early.task.done() and early.decoded_batch is None
+            failed = early.task.done() and early.decoded is None
             if failed or not early.wanted or early.epoch != self._epoch:
                 self._drop(early)
 
@@ -230,7 +246,7 @@ class NextEpochPrefetch:
 
     def _ended(self, started: Sequence[_Early]) -> None:
         for early in started:
-            failed = early.decoded_batch is None
+            failed = early.decoded is None
             if early in self._early_slots and (failed or not early.wanted):
                 self._free(early)
             if failed and early.wanted:
@@ -242,6 +258,8 @@ class NextEpochPrefetch:
         self._reader = reader = self._reader or self._parts.reader()
         try:
             plans, _ = await plan_leading(steps, partial(decoder.draw, reader))
+            if self._runs and len(plans) < len(steps):
+                return []  # the run ends in another window, or with the epoch: it is decoded when it is requested
             made = await decoder.decode(plans, slots[: len(plans)], self, early=True) if plans else []
         except FeeddError as error:
             at = steps[0]

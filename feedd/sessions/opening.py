@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from feedd.batching.assembler import KEY_SPECS, Assembler, AssemblerOptions
 from feedd.batching.bad_samples import BadSampleOptions
-from feedd.batching.batch_recipes import estimated_bytes, resolve, resolved_by
-from feedd.batching.plain_batches import are_plain, slots_for_groups
-from feedd.batching.slot_layout import lay_out
+from feedd.batching.batch_recipes import estimated_bytes, resolve
+from feedd.batching.plain_batches import are_plain
+from feedd.batching.slot_layout import aligned
 from feedd.catalog.dataset_catalog import DatasetCatalog
 from feedd.catalog.index_prefetcher import IndexPrefetcher
 from feedd.catalog.label_fields import Labelling, forget, with_tables
@@ -29,7 +29,6 @@ from feedd.flow.tasks import both
 from feedd.notices import NoticeKind, notices_of, summed
 from feedd.ordering.sorted_windows import SortedWindows
 from feedd.recipe.bad_sample_policy import BadSamples
-from feedd.recipe.packed_rows import packing_of
 from feedd.sessions.column_types import typed
 from feedd.sessions.decoded_cache import DecodedRoom, with_predecoded
 from feedd.sessions.feed_session import Session, SessionParts
@@ -41,7 +40,8 @@ from feedd.sessions.own_batches import BatchDecoder, OwnBatches
 from feedd.sessions.prefetch_driver import PrefetchDriver, ReaderGroups
 from feedd.sessions.rank_plan import planned, windows_of
 from feedd.sessions.shared_batches import WINDOW_BATCHES
-from feedd.values import Cursor, FieldKind, SessionInfo
+from feedd.sessions.slot_counts import fixed_bytes, may_differ, run_and_slots, slots_for, within
+from feedd.values import Cursor, SessionInfo
 
 if TYPE_CHECKING:
     import asyncio
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from feedd.catalog.stages import PipelineOptions, Stages
     from feedd.converting.converting_cache import ConvertingCache
     from feedd.dataset.listing import DatasetView, Listing
-    from feedd.open_spec import DataSpec, OpenSpec, SessionSpec
+    from feedd.open_spec import DataSpec, OpenSpec
     from feedd.ordering.mixed_reader import AnyReader
     from feedd.sessions.feed_session import Batches
     from feedd.sessions.group_members import GroupMember
@@ -62,9 +62,7 @@ if TYPE_CHECKING:
 
     Classes = Mapping[str, tuple[str, ...]]
 
-_LEAST_SLOTS = 2
 _WINDOWS_BYTES = 128 << 20
-_AUTO_BYTES, _AUTO_LEAST, _AUTO_MOST = 64 << 20, 4, 64
 
 
 class Pipeline:
@@ -180,6 +178,8 @@ class Pipeline:
                 one.info(memory.recipes),
                 notices=notices,
                 batches_per_call=batches.batches_per_call,
+                run_batches=batches.run_batches,
+                batch_bytes=batches.batch_bytes,
                 shared_slot_count=batches.shared_slot_count,
                 classes=classes,
             )
@@ -199,9 +199,9 @@ class Pipeline:
     async def _batches(self, one: _Opening) -> tuple[_Memory, Batches, Classes]:
         """Resolve the recipes; return the memory for their batches, their maker, and the class names of labels."""
         spec, asked = one.request.spec, one.request.spec.session
-        size = _fixed_bytes(one.request) if one.reader.assigned.size else 1
+        size = fixed_bytes(one.request) if one.reader.assigned.size else 1
         arena: Arena | None = None
-        more = size is not None and _may_need_more(asked, size)  # the slot count then depends on the recipes
+        more = size is not None and may_differ(asked, size)  # the slots then depend on the recipes
         if size is not None and not asked.shared_arena and not more:  # allocation takes long: both at once
             (recipes, found, classes), arena = await both(self._resolved(one), self._arena(one, size))
         else:
@@ -210,12 +210,16 @@ class Pipeline:
         memory = _Memory(self, size, one.request, recipes, found)
         if asked.share and asked.shared_arena and (leases := await self._leases(one, memory)) is not None:
             return memory, leases, classes
+        run_batches = 1
         if arena is None:
-            plain = not (spec.data.keys or asked.share or one.request.filters) and are_plain(recipes)
-            arena = await self._arena(one, size, together=plain)
+            slots, plain = 0, not (spec.data.keys or asked.share or one.request.filters) and are_plain(recipes)
+            if plain:
+                run_batches, slots = run_and_slots(asked, size, self._options.slots_max)
+            arena = await self._arena(one, size, run_batches=run_batches, slots=slots)
         if asked.share:
             return memory, await self._copies(one, memory, arena), classes
-        assembler = Assembler(self.stages, recipes, arena, self._assembling(one.number, one.request))
+        options = replace(self._assembling(one.number, one.request), run_batches=run_batches)
+        assembler = Assembler(self.stages, recipes, arena, options)
         return memory, self._own(one, arena, assembler), classes
 
     async def _resolved(self, one: _Opening) -> tuple[Recipes, list[Resolved], Classes]:
@@ -227,7 +231,7 @@ class Pipeline:
         """Join a group whose batches the session leases in place, or return None if the group has too few slots."""
         asked, key = one.request.spec.session, one.group_key
         count = asked.prefetch_batches or min(slots_for(memory.slot_bytes, asked.consumer_count), LEASES_MOST)
-        leases = SharedLeases(self._within(count))
+        leases = SharedLeases(within(count, self._options.slots_max))
         group = await self._sharing.join(key, leases, lambda: memory.for_leasing(leases.slot_count))
         if leases.admitted(group):
             self._enter(one, leases, group)
@@ -277,22 +281,21 @@ class Pipeline:
         budget = self._budget.of(request.spec.owner)
         return AssemblerOptions(number, request.spec.data.keys, handler, budget, request.filters)
 
-    def _within(self, slots: int) -> int:
-        return min(max(slots, _LEAST_SLOTS), self._options.slots_max)
-
-    async def _arena(self, one: _Opening, size_bytes: int, *, together: bool = False) -> Arena:
+    async def _arena(self, one: _Opening, size_bytes: int, *, run_batches: int = 1, slots: int = 0) -> Arena:
         """Allocate the slots and attach them to the workers, which map them while the first shard arrives.
 
         Args:
             one: the session that gets the slots.
-            size_bytes: size of a slot.
-            together: several batches can be made at once.
+            size_bytes: size of a batch.
+            run_batches: batches of each slot.
+            slots: number of slots; 0: as the request says.
         """
         asked = one.request.spec.session
-        count = self._within(asked.prefetch_batches or slots_for(size_bytes, asked.consumer_count))
-        if together:
-            count = min(slots_for_groups(count, size_bytes), self._options.slots_max)
-        arena = await Arena.create(count, size_bytes, self._budget.of(one.request.spec.owner))
+        count = slots or within(
+            asked.prefetch_batches or slots_for(size_bytes, asked.consumer_count), self._options.slots_max
+        )
+        slot_bytes = aligned(size_bytes) * run_batches if run_batches > 1 else size_bytes
+        arena = await Arena.create(count, slot_bytes, self._budget.of(one.request.spec.owner))
         one.undo.callback(arena.close)
         self.stages.pool.attach(one.number, arena.fd, arena.size_bytes, one.request.spec.owner)
         one.undo.callback(self.stages.pool.detach, one.number)
@@ -373,28 +376,5 @@ class _Memory:
         return await self.shared(slots_to_lease(lease_count, self.slot_bytes))
 
 
-def slots_for(size_bytes: int, consumer_count: int = 1) -> int:
-    """Return the slot count for batches of this size: small batches get more, so one message carries several leases.
-
-    A rank's consumers (DataLoader workers) divide the slots, because allocating them is most of the work of an open.
-    """
-    return min(max(_AUTO_BYTES // size_bytes // consumer_count, _AUTO_LEAST), _AUTO_MOST)
-
-
-def _may_need_more(asked: SessionSpec, size_bytes: int) -> bool:
-    """Whether more slots are granted than the request names, so that several batches can be made at once."""
-    return not asked.share and 0 < asked.prefetch_batches < slots_for_groups(asked.prefetch_batches, size_bytes)
-
-
 def _specs(data: DataSpec, recipes: Recipes) -> tuple[TensorSpec, ...]:
     return recipes.specs + (KEY_SPECS if data.keys else ())
-
-
-def _fixed_bytes(request: Request) -> int | None:
-    """Return a slot's bytes if the recipe alone determines them (named fields, all DENSE), or None."""
-    specs = resolved_by(request)
-    if any(packing_of(recipe) for recipe in request.wanted):
-        return None  # the number of rows depends on the samples
-    if specs is None or request.spec.data.keys or any(one.kind is not FieldKind.DENSE for one in specs):
-        return None
-    return lay_out(specs, request.spec.order.batch_size, {}).size_bytes

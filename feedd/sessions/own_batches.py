@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from feedd import metrics
 from feedd.cache.pinned_reads import with_pinned
-from feedd.ordering.batch_plan import BatchPlanGroup
-from feedd.protocols import Produced
-from feedd.values import EpochEnd
+from feedd.errors import FeeddError
+from feedd.ordering.batch_plan import BatchPlanGroup, RunPlan
+from feedd.values import Cursor, EpochEnd, Produced
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from feedd.ordering.batch_plan import BatchPlan
     from feedd.ordering.mixed_reader import AnyReader
     from feedd.sessions.next_epoch_prefetch import NextEpochPrefetch
-    from feedd.values import BatchReady, Cursor, ShardFile, SlotRef
+    from feedd.values import BatchReady, ShardFile, SlotRef
 
 
 async def plan_leading(
@@ -81,12 +81,14 @@ class BatchDecoder:
         *,
         early: bool = False,
         decoding: Callable[[], object] = lambda: None,
+        first: int = 0,
     ) -> list[BatchReady]:
         """Decode batches, each into its slot. Their shards are pinned, looked up and read together.
 
         Args:
-            plans: up to ``assembler.batches_per_call`` batches.
-            slots: one for each batch.
+            plans: up to ``assembler.batches_per_call`` batches, or some of a run.
+            slots: one for each batch, or one for a run of several.
+            first: where slots hold runs, the place of the first batch in its run.
             owner: owner of the reads. Unless ``early`` is set, it must withdraw from ``stages.inflight`` in the end.
             early: waits for whole shards; see ``Assembler.fill``.
             decoding: called when the shards have arrived and before decoding starts; perhaps twice.
@@ -101,11 +103,67 @@ class BatchDecoder:
 
         def fill(files: tuple[ShardFile, ...]) -> Awaitable[list[BatchReady]]:
             decoding()
-            return self.assembler.fill(group, slots, indexes, files, early=early)
+            return self.assembler.fill(group, slots, indexes, files, early=early, first=first)
 
         if early:
             return await with_pinned(self.stages.cache, refs, fill)
         return await self.stages.inflight.read(refs, group, fill, owner, ticket)
+
+    async def decode_run(
+        self, run: RunPlan, slot: SlotRef, owner: object, decoding: Callable[[], object], first: int
+    ) -> BatchReady | None:
+        """Copy the batches of a run into a slot; see ``PlainBatches.fill_run`` for the result.
+
+        Args:
+            run: the batches.
+            slot: the slot.
+            owner: see ``decode``.
+            decoding: see ``decode``.
+            first: the place of the run's first batch in the slot.
+
+        Raises:
+            As ``Session.produce``.
+        """
+        ticket = self.stages.inflight.ticket()
+        group = BatchPlanGroup.of_run(run)
+        refs = [self.view.refs[shard] for shard in group.shards]
+        indexes = await self.catalog.indexes(self.view, group.shards)
+
+        def fill(files: tuple[ShardFile, ...]) -> Awaitable[BatchReady | None]:
+            decoding()
+            return self.assembler.plain.fill_run(run, group, slot, indexes, files, first)
+
+        return await self.stages.inflight.read(refs, group, fill, owner, ticket)
+
+
+class _Run:
+    """The batches of a slot while they are made.
+
+    Attributes:
+        slot: the slot.
+        batches: the first batch, and those that are not ``alike``.
+        alike: see ``Produced``.
+        count: number of batches.
+        failure: see ``Produced``.
+    """
+
+    def __init__(self, slot: SlotRef) -> None:
+        self.slot = slot
+        self.batches: list[BatchReady] = []
+        self.alike = 0
+        self.count = 0
+        self.failure: FeeddError | None = None
+
+    def add(self, batch: BatchReady, count: int = 1) -> None:
+        """Append a batch, and ``count - 1`` that differ from it in their steps only."""
+        self.count += count
+        if not self.batches:
+            self.batches.append(batch)
+            self.alike = count - 1
+            return
+        at = batch.cursor
+        for number in range(count):
+            self.batches.append(replace(batch, cursor=Cursor(at.epoch, at.step + number, at.anchors)))
 
 
 class OwnBatches:
@@ -157,6 +215,74 @@ class OwnBatches:
                 self.release(slot)
             raise
         return [Produced(batch, slot) for batch, slot in zip(batches, slots, strict=True)]
+
+    @property
+    def run_batches(self) -> int:
+        """Batches of each slot."""
+        return self._decoder.assembler.plain.run_batches
+
+    @property
+    def batch_bytes(self) -> int:
+        """Bytes from one batch of a slot to the next; 0 if a slot holds one."""
+        return self._decoder.assembler.plain.batch_bytes
+
+    async def make_run(self, plans: Sequence[RunPlan | BatchPlan], decoding: Callable[[], object]) -> Produced:
+        """Return the batches of a run, in one slot. They end before a batch that cannot be made, with its error.
+
+        Args:
+            plans: up to ``run_batches`` batches of successive steps.
+            decoding: see ``BatchDecoder.decode``.
+
+        Raises:
+            As ``Session.produce``, if the first batch cannot be made. No slot is taken in that case.
+        """
+        count = sum(len(plan) if isinstance(plan, RunPlan) else 1 for plan in plans)
+        if (early := self.prefetch.take_run(plans[0].cursor, count)) and (made := await self.prefetch.collect(early)):
+            return made[0]
+        slot = await self.prefetch.take()
+        run = _Run(slot)
+        try:
+            await self._fill_run(run, plans, decoding)
+        except BaseException:
+            self.release(slot)
+            raise
+        if not run.batches:
+            self.release(slot)
+            assert run.failure is not None, "a run without batches"
+            raise run.failure
+        return Produced(run.batches[0], slot, run.alike, tuple(run.batches[1:]), run.failure)
+
+    async def _fill_run(self, run: _Run, plans: Sequence[RunPlan | BatchPlan], decoding: Callable[[], object]) -> None:
+        for plan in plans:
+            if run.failure is not None:
+                return
+            if isinstance(plan, RunPlan):
+                try:
+                    batch = await self._decoder.decode_run(plan, run.slot, self, decoding, run.count)
+                except FeeddError:
+                    batch = None  # made one by one, one of its batches shows why
+                if batch is not None:
+                    run.add(batch, len(plan))
+                else:
+                    await self._decode_each(run, plan.plans(), decoding)
+            else:
+                await self._decode_each(run, [plan], decoding)
+
+    async def _decode_each(self, run: _Run, plans: Sequence[BatchPlan], decoding: Callable[[], object]) -> None:
+        """Decode batches of one window together, or one by one if one of them fails."""
+        groups = [plans] if len(plans) == 1 else [plans, *([plan] for plan in plans)]
+        for group in groups:
+            try:
+                made = await self._decoder.decode(group, [run.slot], self, decoding=decoding, first=run.count)
+            except FeeddError as error:
+                if len(group) == 1:
+                    run.failure = error
+                    return
+                continue
+            for batch in made:
+                run.add(batch)
+            if group is plans:
+                return
 
     def release(self, slot: SlotRef) -> None:
         """Free the slot of a batch."""

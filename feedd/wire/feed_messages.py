@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
     from feedd.errors import FeeddError
     from feedd.notices import Notice
-    from feedd.values import BatchReady, Region, SessionInfo, TensorSpec
+    from feedd.values import BatchReady, Produced, Region, SessionInfo, TensorSpec
 
 PROTOCOL_MAJOR = 1
 # 1: uneven is answered; 2: sources to be mixed; 3: padded fields, filters, policies, buckets; 4: arenas of a group;
 # 5: names of classes; 6: what an Open waits for, heartbeats; 7: notices;
-# 8: notices while a stream runs; 9: tickets, which name the user of a call
-PROTOCOL_MINOR = 9
+# 8: notices while a stream runs; 9: tickets, which name the user of a call; 10: runs of batches in a slot
+PROTOCOL_MINOR = 10
 
 _INT64_MAX = (1 << 63) - 1
 _VERSION_CHARACTERS = 64
@@ -168,6 +168,7 @@ def open_spec(request: pb.OpenRequest, limits: OpenLimits) -> OpenSpec:
         consumer_index=bounded("consumer_index", request.consumer_index, 0, consumer_count - 1),
         shared_arena=request.shared_arena and bool(request.share),
         share=bounded_texts("share", [request.share], 1, 256)[0],
+        runs=request.runs,
         expect_fingerprint=request.expect_fingerprint,
     )
     return OpenSpec(data, order, session)
@@ -302,6 +303,8 @@ def open_response(info: SessionInfo, session_id: str, slot_count: int, daemon_id
         response.steps = info.steps
     if info.left_out is not None:
         response.left_out_samples = info.left_out
+    if info.run_batches > 1:
+        response.run_batches, response.batch_bytes = info.run_batches, info.batch_bytes
     return response
 
 
@@ -313,6 +316,15 @@ class BatchWriter:
         self._wire: list[pb.FieldRegion] = []
         self._cursor = pb.Cursor()
         self._anchors: tuple[tuple[int, int], ...] | None = None
+
+    def run(self, seq: int, made: Produced, slot: SlotRef | None) -> pb.Batch:
+        """Return the message of a slot's batches: a lease, or, if ``slot`` is None, the head of inline batches."""
+        message = self.message(seq, made.batch, slot)
+        if made.alike:
+            message.alike = made.alike
+        if made.more:
+            message.more.extend([self.message(0, one, None) for one in made.more])
+        return message
 
     def message(self, seq: int, batch: BatchReady, slot: SlotRef | None) -> pb.Batch:
         """Return the message: a lease on ``slot``, or, if it is None, the head of an inline batch."""

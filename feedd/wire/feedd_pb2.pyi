@@ -94,7 +94,7 @@ class Mix(_message.Message):
     def __init__(self, mode: _Optional[str] = ..., samples_per_epoch: _Optional[int] = ...) -> None: ...
 
 class OpenRequest(_message.Message):
-    __slots__ = ("version", "urls", "recipe", "topology", "shuffle", "seed", "sharding", "epoch", "prefetch_batches", "consumer_count", "consumer_index", "client_version", "expect_fingerprint", "partitions", "uneven", "share", "steps", "sources", "mix", "shared_arena", "open_id", "decoded_cache")
+    __slots__ = ("version", "urls", "recipe", "topology", "shuffle", "seed", "sharding", "epoch", "prefetch_batches", "consumer_count", "consumer_index", "client_version", "expect_fingerprint", "partitions", "uneven", "share", "steps", "sources", "mix", "shared_arena", "open_id", "runs", "decoded_cache")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     URLS_FIELD_NUMBER: _ClassVar[int]
     RECIPE_FIELD_NUMBER: _ClassVar[int]
@@ -116,6 +116,7 @@ class OpenRequest(_message.Message):
     MIX_FIELD_NUMBER: _ClassVar[int]
     SHARED_ARENA_FIELD_NUMBER: _ClassVar[int]
     OPEN_ID_FIELD_NUMBER: _ClassVar[int]
+    RUNS_FIELD_NUMBER: _ClassVar[int]
     DECODED_CACHE_FIELD_NUMBER: _ClassVar[int]
     version: ProtocolVersion
     urls: _containers.RepeatedScalarFieldContainer[str]
@@ -138,8 +139,9 @@ class OpenRequest(_message.Message):
     mix: Mix
     shared_arena: bool
     open_id: str
+    runs: bool
     decoded_cache: bool
-    def __init__(self, version: _Optional[_Union[ProtocolVersion, _Mapping]] = ..., urls: _Optional[_Iterable[str]] = ..., recipe: _Optional[_Union[Recipe, _Mapping]] = ..., topology: _Optional[_Union[Topology, _Mapping]] = ..., shuffle: _Optional[_Union[Shuffle, _Mapping]] = ..., seed: _Optional[int] = ..., sharding: _Optional[str] = ..., epoch: _Optional[int] = ..., prefetch_batches: _Optional[int] = ..., consumer_count: _Optional[int] = ..., consumer_index: _Optional[int] = ..., client_version: _Optional[str] = ..., expect_fingerprint: _Optional[bytes] = ..., partitions: _Optional[int] = ..., uneven: _Optional[str] = ..., share: _Optional[str] = ..., steps: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., mix: _Optional[_Union[Mix, _Mapping]] = ..., shared_arena: _Optional[bool] = ..., open_id: _Optional[str] = ..., decoded_cache: _Optional[bool] = ...) -> None: ...
+    def __init__(self, version: _Optional[_Union[ProtocolVersion, _Mapping]] = ..., urls: _Optional[_Iterable[str]] = ..., recipe: _Optional[_Union[Recipe, _Mapping]] = ..., topology: _Optional[_Union[Topology, _Mapping]] = ..., shuffle: _Optional[_Union[Shuffle, _Mapping]] = ..., seed: _Optional[int] = ..., sharding: _Optional[str] = ..., epoch: _Optional[int] = ..., prefetch_batches: _Optional[int] = ..., consumer_count: _Optional[int] = ..., consumer_index: _Optional[int] = ..., client_version: _Optional[str] = ..., expect_fingerprint: _Optional[bytes] = ..., partitions: _Optional[int] = ..., uneven: _Optional[str] = ..., share: _Optional[str] = ..., steps: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., mix: _Optional[_Union[Mix, _Mapping]] = ..., shared_arena: _Optional[bool] = ..., open_id: _Optional[str] = ..., runs: _Optional[bool] = ..., decoded_cache: _Optional[bool] = ...) -> None: ...
 
 class OpenStatusRequest(_message.Message):
     __slots__ = ("open_id",)
@@ -182,7 +184,7 @@ class TensorSpec(_message.Message):
     def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[TensorSpec.Kind, str]] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., ndim: _Optional[int] = ...) -> None: ...
 
 class OpenResponse(_message.Message):
-    __slots__ = ("version", "session_id", "specs", "fingerprint", "shard_count", "assigned_shard_count", "assigned_bytes", "steps", "arena", "slot_count", "daemon_id", "uneven", "left_out_samples", "notices")
+    __slots__ = ("version", "session_id", "specs", "fingerprint", "shard_count", "assigned_shard_count", "assigned_bytes", "steps", "arena", "slot_count", "daemon_id", "uneven", "left_out_samples", "notices", "run_batches", "batch_bytes")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     SPECS_FIELD_NUMBER: _ClassVar[int]
@@ -197,6 +199,8 @@ class OpenResponse(_message.Message):
     UNEVEN_FIELD_NUMBER: _ClassVar[int]
     LEFT_OUT_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     NOTICES_FIELD_NUMBER: _ClassVar[int]
+    RUN_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    BATCH_BYTES_FIELD_NUMBER: _ClassVar[int]
     version: ProtocolVersion
     session_id: str
     specs: _containers.RepeatedCompositeFieldContainer[TensorSpec]
@@ -211,7 +215,9 @@ class OpenResponse(_message.Message):
     uneven: str
     left_out_samples: int
     notices: _containers.RepeatedCompositeFieldContainer[Notice]
-    def __init__(self, version: _Optional[_Union[ProtocolVersion, _Mapping]] = ..., session_id: _Optional[str] = ..., specs: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., fingerprint: _Optional[bytes] = ..., shard_count: _Optional[int] = ..., assigned_shard_count: _Optional[int] = ..., assigned_bytes: _Optional[int] = ..., steps: _Optional[int] = ..., arena: _Optional[_Union[ArenaInfo, _Mapping]] = ..., slot_count: _Optional[int] = ..., daemon_id: _Optional[str] = ..., uneven: _Optional[str] = ..., left_out_samples: _Optional[int] = ..., notices: _Optional[_Iterable[_Union[Notice, _Mapping]]] = ...) -> None: ...
+    run_batches: int
+    batch_bytes: int
+    def __init__(self, version: _Optional[_Union[ProtocolVersion, _Mapping]] = ..., session_id: _Optional[str] = ..., specs: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., fingerprint: _Optional[bytes] = ..., shard_count: _Optional[int] = ..., assigned_shard_count: _Optional[int] = ..., assigned_bytes: _Optional[int] = ..., steps: _Optional[int] = ..., arena: _Optional[_Union[ArenaInfo, _Mapping]] = ..., slot_count: _Optional[int] = ..., daemon_id: _Optional[str] = ..., uneven: _Optional[str] = ..., left_out_samples: _Optional[int] = ..., notices: _Optional[_Iterable[_Union[Notice, _Mapping]]] = ..., run_batches: _Optional[int] = ..., batch_bytes: _Optional[int] = ...) -> None: ...
 
 class Notice(_message.Message):
     __slots__ = ("kind", "text", "count", "size_bytes", "warns")
@@ -316,7 +322,7 @@ class FieldRegion(_message.Message):
     def __init__(self, values_at: _Optional[int] = ..., values_bytes: _Optional[int] = ..., offsets_at: _Optional[int] = ..., shapes_at: _Optional[int] = ..., dims: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Batch(_message.Message):
-    __slots__ = ("seq", "cursor", "rows", "regions", "size_bytes", "inline", "slot", "generation", "bad_samples", "again", "filtered", "place", "samples")
+    __slots__ = ("seq", "cursor", "rows", "regions", "size_bytes", "inline", "slot", "generation", "bad_samples", "again", "filtered", "place", "samples", "alike", "more")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     CURSOR_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
@@ -330,6 +336,8 @@ class Batch(_message.Message):
     FILTERED_FIELD_NUMBER: _ClassVar[int]
     PLACE_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    ALIKE_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     seq: int
     cursor: Cursor
     rows: int
@@ -343,7 +351,9 @@ class Batch(_message.Message):
     filtered: int
     place: int
     samples: int
-    def __init__(self, seq: _Optional[int] = ..., cursor: _Optional[_Union[Cursor, _Mapping]] = ..., rows: _Optional[int] = ..., regions: _Optional[_Iterable[_Union[FieldRegion, _Mapping]]] = ..., size_bytes: _Optional[int] = ..., inline: _Optional[bool] = ..., slot: _Optional[int] = ..., generation: _Optional[int] = ..., bad_samples: _Optional[int] = ..., again: _Optional[bytes] = ..., filtered: _Optional[int] = ..., place: _Optional[int] = ..., samples: _Optional[int] = ...) -> None: ...
+    alike: int
+    more: _containers.RepeatedCompositeFieldContainer[Batch]
+    def __init__(self, seq: _Optional[int] = ..., cursor: _Optional[_Union[Cursor, _Mapping]] = ..., rows: _Optional[int] = ..., regions: _Optional[_Iterable[_Union[FieldRegion, _Mapping]]] = ..., size_bytes: _Optional[int] = ..., inline: _Optional[bool] = ..., slot: _Optional[int] = ..., generation: _Optional[int] = ..., bad_samples: _Optional[int] = ..., again: _Optional[bytes] = ..., filtered: _Optional[int] = ..., place: _Optional[int] = ..., samples: _Optional[int] = ..., alike: _Optional[int] = ..., more: _Optional[_Iterable[_Union[Batch, _Mapping]]] = ...) -> None: ...
 
 class Chunk(_message.Message):
     __slots__ = ("seq", "offset", "data")

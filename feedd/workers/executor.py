@@ -22,6 +22,7 @@ from feedd.recipe.slow_imports import SLOW_MODULES
 from feedd.values import FieldRecipe
 from feedd.workers import index_columns as columns
 from feedd.workers.bulk import copy_rows
+from feedd.workers.column_gather import gather
 from feedd.workers.convert_shard import make_shard
 from feedd.workers.descriptors import out_of_descriptors
 from feedd.workers.field_reader import Field
@@ -33,6 +34,8 @@ from feedd.workers.messages import (
     Decoded,
     DecodeRequest,
     Failed,
+    Gathered,
+    GatherRequest,
     Indexed,
     IndexRequest,
     MakeRequest,
@@ -51,7 +54,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from feedd.protocols import SampleCodec
-    from feedd.workers.messages import FieldMessage
+    from feedd.workers.fixed_width import Plain
+    from feedd.workers.messages import ColumnMessage, FieldMessage
 
 _SHORT_REASON_CHARS: Final = 12
 _INDEX_SHARE: Final = 64  # bytes of memory per byte of an indexed shard: 48 are needed if a sample is one byte
@@ -175,6 +179,9 @@ class Executor:
                 case DecodeRequest():
                     bad = self._decode(request, given)
                     answer = Decoded(request.id, busy_s(), bad)
+                case GatherRequest():
+                    undone = self._gather(request, given)
+                    answer = Gathered(request.id, busy_s(), undone)
                 case MeasureRequest():
                     shapes, retained_rows = self._sizes(request, given, fds)
                     answer = Measured(request.id, busy_s(), shapes, retained_rows)
@@ -206,10 +213,13 @@ class Executor:
             except BadShard as error:
                 say_packed(error, bytes(shard.whole()[:8]), request.format_name)
                 raise
-        fds.append(columns.pack(index))
+        strides = columns.strides_of(index)
+        fds.append(columns.pack(index, strides))
         busy_s = time.perf_counter() - began_s
-        told = index.fields, index.sample_count, len(index.key_blob), index.encodings, index.notes, index.unread
-        return Indexed(request.id, busy_s, *told, has_reasons=index.reasons is not None)
+        key_bytes = 0 if index.is_regular else len(index.key_blob)
+        told = index.fields, index.sample_count, key_bytes, index.encodings, index.notes, index.unread
+        has_reasons = index.reasons is not None
+        return Indexed(request.id, busy_s, *told, has_reasons=has_reasons, strides=strides, is_regular=index.is_regular)
 
     def _sizes(self, request: MeasureRequest, given: Sequence[int], fds: list[int]) -> tuple[bytes, int]:
         if request.keep:
@@ -249,10 +259,7 @@ class Executor:
         return found.tobytes()
 
     def _decode(self, request: DecodeRequest, given: Sequence[int]) -> tuple[tuple[int, int, str], ...]:
-        arena = self._arenas.get(request.arena_id)
-        if arena is None:
-            why = self._refused.get(request.arena_id, "an unknown id")
-            raise Internal(f"expected an attached arena {request.arena_id}, got {why}", stage="decode")
+        arena = self._arena(request.arena_id)
         done = self._copy(request, given, arena)
         if all(rows is not None and rows.all() for rows in done):
             return ()
@@ -281,6 +288,20 @@ class Executor:
                         bad.append((row, number, reasons.of(error)))
                         break
         return tuple(bad)
+
+    def _gather(self, request: GatherRequest, given: Sequence[int]) -> bytes:
+        """Copy the rows of a request; return int32[], as bytes, the rows that were not copied."""
+        arena = self._arena(request.arena_id)
+        self._cached_files.begin(given)
+        undone = gather(request, [_plain(column) for column in request.columns], self._cached_files, arena)
+        return undone.astype("<i4").tobytes()
+
+    def _arena(self, arena_id: int) -> mmap.mmap:
+        arena = self._arenas.get(arena_id)
+        if arena is None:
+            why = self._refused.get(arena_id, "an unknown id")
+            raise Internal(f"expected an attached arena {arena_id}, got {why}", stage="decode")
+        return arena
 
     def _copy(self, request: DecodeRequest, given: Sequence[int], arena: mmap.mmap) -> list[NDArray[np.bool_] | None]:
         """Copy the fields that are plain copies; return for each field bool[rows], which rows are done, or None."""
@@ -336,6 +357,13 @@ def _produce(request: MeasureRequest, given: Sequence[int], fds: list[int]) -> t
 
 def _recipe(message: FieldMessage) -> FieldRecipe:
     return FieldRecipe(message.name, (), message.codec, message.params, message.encoding)
+
+
+def _plain(message: ColumnMessage) -> Plain:
+    plain = plain_numbers(FieldRecipe(message.name, (), message.codec, message.params, message.encoding))
+    if plain is None:
+        raise Internal(f"expected a plain copy of numbers, got field {message.name!r}", stage="decode")
+    return plain
 
 
 def _codec(message: FieldMessage) -> SampleCodec:

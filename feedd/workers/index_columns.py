@@ -1,7 +1,8 @@
 """Sends a shard index from worker to daemon: too large for a packet, it travels as a memfd.
 
-Layout: int64 starts[field, sample], int64 sizes[field, sample], int64 key_ends[sample], then the key blob, then uint8
-reasons[field, sample] if there are any.
+Layout: int64 starts[field, sample] and int64 sizes[field, sample] of the fields without a stride, int64
+key_ends[sample], then the key blob, then uint8 reasons[field, sample] if there are any. Where the values of a field
+with a stride lie is told by three numbers.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from feedd.errors import Internal
-from feedd.values import ShardIndex
+from feedd.shard_index import RegularIndex, ShardIndex
 from feedd.workers.descriptors import out_of_descriptors
 
 if TYPE_CHECKING:
@@ -22,14 +23,37 @@ if TYPE_CHECKING:
 
     from feedd.workers.messages import Indexed
 
+_SAMPLES_MAX = 1 << 26  # as ``formats.framing`` bounds them
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_WRITE
 
 
-def pack(index: ShardIndex) -> int:
+Strides = tuple[tuple[int, int, int] | None, ...]
+
+
+def strides_of(index: ShardIndex) -> Strides:
+    """Return the index's strides, found out if it lacks them."""
+    if index.strides:
+        return index.strides
+    return tuple(map(_stride, index.starts, index.sizes))
+
+
+def _stride(starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> tuple[int, int, int] | None:
+    if not len(starts) or sizes[0] < 0 or not (sizes == sizes[0]).all():
+        return None
+    step = int(starts[1] - starts[0]) if len(starts) > 1 else int(sizes[0])
+    if step <= 0 or not (starts[1:] - starts[:-1] == step).all():
+        return None
+    return int(starts[0]), step, int(sizes[0])
+
+
+def pack(index: ShardIndex, strides: Strides) -> int:
     """Return a new memfd with the columns; the caller closes it."""
     fd = os.memfd_create("feedd-index", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    others = [number for number, stride in enumerate(strides) if stride is None]
     try:
-        for column in (index.starts, index.sizes, index.key_ends):
+        if index.is_regular:
+            return fd
+        for column in (index.starts[others], index.sizes[others], index.key_ends):
             _write(fd, np.ascontiguousarray(column, "<i8").reshape(-1).view(np.uint8).data)
         _write(fd, memoryview(index.key_blob))
         if index.reasons is not None:
@@ -82,8 +106,18 @@ def unpack(fd: int, reply: Indexed) -> ShardIndex:
     Raises:
         Internal: the memfd has another size than the reply says. This is checked before memory is taken.
     """
-    samples, cells = reply.sample_count, reply.sample_count * len(reply.fields)
-    said_bytes = 8 * (2 * cells + samples) + reply.key_bytes + (cells if reply.has_reasons else 0)
+    if len(reply.strides) != (len(reply.fields) if reply.strides or reply.is_regular else 0):
+        raise Internal(f"expected strides of {len(reply.fields)} fields, got {len(reply.strides)}", stage="decode")
+    if not 0 <= reply.sample_count <= _SAMPLES_MAX:
+        expected = f"expected a shard index of 0 to {_SAMPLES_MAX} samples"
+        raise Internal(f"{expected}, got {reply.sample_count}", stage="decode")
+    if reply.is_regular:
+        told = reply.encodings, reply.notes, reply.unread
+        return RegularIndex(reply.fields, reply.strides, reply.sample_count, *told)
+    samples, strides = reply.sample_count, reply.strides or (None,) * len(reply.fields)
+    others = [number for number, stride in enumerate(strides) if stride is None]
+    cells, all_cells = samples * len(others), samples * len(reply.fields)
+    said_bytes = 8 * (2 * cells + samples) + reply.key_bytes + (all_cells if reply.has_reasons else 0)
     if min(samples, reply.key_bytes) < 0 or os.fstat(fd).st_size != said_bytes:
         raise Internal(f"expected a shard index of {said_bytes} bytes, got {os.fstat(fd).st_size}", stage="decode")
     numbers = np.empty(2 * cells + samples, np.int64)
@@ -94,17 +128,39 @@ def unpack(fd: int, reply: Indexed) -> ShardIndex:
     reasons = np.empty(shape, np.uint8) if reply.has_reasons else None
     if reasons is not None:
         _read(fd, reasons.reshape(-1).data, numbers.nbytes + len(keys))
+    starts, sizes = numbers[: 2 * cells].reshape(2, len(others), samples)
+    if cells < all_cells:
+        starts, sizes = _with_strides(starts, sizes, strides, shape)
     return ShardIndex(
         fields=reply.fields,
-        starts=numbers[:cells].reshape(shape),
-        sizes=numbers[cells : 2 * cells].reshape(shape),
+        starts=starts,
+        sizes=sizes,
         key_blob=bytes(keys),
         key_ends=numbers[2 * cells :],
         encodings=reply.encodings,
         notes=reply.notes,
         unread=reply.unread,
         reasons=reasons,
+        strides=strides,
     )
+
+
+def _with_strides(
+    starts: NDArray[np.int64], sizes: NDArray[np.int64], strides: Strides, shape: tuple[int, int]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return starts and sizes of all fields, from those of the fields without a stride."""
+    others = iter(zip(starts, sizes, strict=True))
+    all_starts, all_sizes = np.empty(shape, np.int64), np.empty(shape, np.int64)
+    numbers = np.arange(shape[1], dtype=np.int64)
+    for column, stride in enumerate(strides):
+        if stride is None:
+            all_starts[column], all_sizes[column] = next(others)
+        else:
+            at, step, size = stride
+            np.multiply(numbers, step, out=all_starts[column])
+            all_starts[column] += at
+            all_sizes[column] = size
+    return all_starts, all_sizes
 
 
 def _read(fd: int, target: memoryview, at: int) -> None:

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
-PROTOCOL: Final = 8
+PROTOCOL: Final = 9
 """Bump it with every change here: a worker started after an upgrade on disk must not talk to an older daemon."""
 
 MESSAGE_BYTES_MAX: Final = 96 << 10
@@ -128,6 +128,30 @@ class DecodeRequest(msgspec.Struct, frozen=True, array_like=True, tag="decode"):
     seeds: bytes  # uint64[rows]
 
 
+class ColumnMessage(msgspec.Struct, frozen=True, array_like=True):
+    """A field whose values lie at regular distances: in each file, ``at`` is the first, ``step_bytes`` the distance."""
+
+    name: str
+    codec: str
+    params: str
+    encoding: str
+    at: tuple[int, ...]
+    step_bytes: tuple[int, ...]
+
+
+class GatherRequest(msgspec.Struct, frozen=True, array_like=True, tag="gather"):
+    """Copy these rows of numbers into the arena, each batch's values of a field back to back."""
+
+    id: int
+    files: tuple[FileMessage, ...]
+    arena_id: int
+    columns: tuple[ColumnMessage, ...]
+    file_no: bytes  # uint16[rows]; empty: all rows lie in the only file
+    ordinal: bytes  # uint32[rows]
+    batch_ends: tuple[int, ...]
+    out_at: bytes  # int64[batches, columns], offset in the arena
+
+
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     """First message of a worker. ``build``: see ``build.build_digest``; empty from workers of an older build."""
 
@@ -153,6 +177,8 @@ class Indexed(msgspec.Struct, frozen=True, array_like=True, tag="indexed"):
     notes: tuple[tuple[int, int, str], ...] = ()
     unread: tuple[tuple[str, str], ...] = ()
     has_reasons: bool = False
+    strides: tuple[tuple[int, int, int] | None, ...] = ()  # see ``ShardIndex``; such columns are not in the memfd
+    is_regular: bool = False  # see ``ShardIndex``; the memfd is empty
 
 
 class ConvertedAnswer(msgspec.Struct, frozen=True, array_like=True, tag="converted"):
@@ -200,6 +226,14 @@ class Decoded(msgspec.Struct, frozen=True, array_like=True, tag="decoded"):
     bad: tuple[tuple[int, int, str], ...]
 
 
+class Gathered(msgspec.Struct, frozen=True, array_like=True, tag="gathered"):
+    """Done, but for the rows ``undone``: they lie outside their file, or a number does not fit its type."""
+
+    id: int
+    busy_s: float
+    undone: bytes = b""  # int32[]
+
+
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
     """The whole request failed; with the fields of a ``FeeddError``."""
 
@@ -211,10 +245,10 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
     hint: str
 
 
-RequestContext: TypeAlias = IndexRequest | MakeRequest | PinRequest | MeasureRequest | DecodeRequest
+RequestContext: TypeAlias = IndexRequest | MakeRequest | PinRequest | MeasureRequest | DecodeRequest | GatherRequest
 Told: TypeAlias = Attach | Detach | Prepare | ReportStart
 Request: TypeAlias = Told | RequestContext
-Answer: TypeAlias = Indexed | ConvertedAnswer | NeedRanges | Pinned | Measured | Decoded | Failed
+Answer: TypeAlias = Indexed | ConvertedAnswer | NeedRanges | Pinned | Measured | Decoded | Gathered | Failed
 Reply: TypeAlias = Hello | Started | Answer
 
 

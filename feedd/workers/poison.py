@@ -40,6 +40,13 @@ class Poison:
         spots[_spot(files, fields, row)] = reason, self._clock() + REMEMBERED_S
         self._count += 1
 
+    def concerns(self, files: Sequence[ShardFile]) -> bool:
+        """Whether a row of these files is known, or was until recently."""
+        if not self._known:
+            return False
+        urls = {file.ref.url for file in files}
+        return any(spot[0] in urls for spots in self._known.values() for spot in spots)
+
     def rows(self, files: Sequence[ShardFile], fields: Sequence[FieldWork]) -> dict[int, str]:
         """Return known rows with their reasons; a row is known for all its fields, or for one that was measured."""
         found: dict[int, str] = {}

@@ -117,6 +117,41 @@ class DecodeTask:
 
 
 @dataclass(frozen=True, slots=True)
+class Column:
+    """A field of numbers, equally many in each sample, whose values lie at regular distances in each file.
+
+    Attributes:
+        recipe: resolved recipe of a plain copy (see ``fixed_width``).
+        at: int64[files], first byte of the first sample's value in the object.
+        step_bytes: int64[files], from one sample's value to the next.
+    """
+
+    recipe: FieldRecipe
+    at: NDArray[np.int64]
+    step_bytes: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class GatherTask:
+    """Batches of numbers to copy into slots of an attached arena. All rows of a batch have all columns.
+
+    Attributes:
+        file_no: int64[rows], which of the task's files.
+        ordinal: int64[rows], sample in the file.
+        batch_ends: int64[batches], the row behind the last row of each batch.
+        out_at: int64[batches, columns], offset in the arena of the batch's values, which are back to back.
+    """
+
+    files: tuple[ShardFile, ...]
+    arena_id: int
+    columns: tuple[Column, ...]
+    file_no: NDArray[np.integer]
+    ordinal: NDArray[np.int64]
+    batch_ends: NDArray[np.int64]
+    out_at: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
 class MakeTask:
     """One object to convert into a shard.
 

@@ -13,7 +13,14 @@ from feedd.recipe.params import params_of
 from feedd.recipe.recipe import check_fields, needs_resolve, spec_of
 from feedd.recipe.slow_imports import slow_module
 from feedd.workers.autoscaler import Autoscaler
-from feedd.workers.calls import DecodeCall, IndexCall, MeasureCall, PinCall, ProduceCall
+from feedd.workers.calls import (
+    DecodeCall,
+    GatherCall,
+    IndexCall,
+    MeasureCall,
+    PinCall,
+    ProduceCall,
+)
 from feedd.workers.chunk_sizer import ChunkSizer
 from feedd.workers.convert_call import MakeCall
 from feedd.workers.descriptors import copies
@@ -29,8 +36,18 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from feedd.protocols import Recorder
-    from feedd.values import ByteRange, FieldRecipe, ShardFile, ShardIndex
-    from feedd.workers.work import ConvertedShard, DecodeOptions, DecodeResult, DecodeTask, FieldWork, MakeTask, Piece
+    from feedd.shard_index import ShardIndex
+    from feedd.values import ByteRange, FieldRecipe, ShardFile
+    from feedd.workers.work import (
+        ConvertedShard,
+        DecodeOptions,
+        DecodeResult,
+        DecodeTask,
+        FieldWork,
+        GatherTask,
+        MakeTask,
+        Piece,
+    )
 
 _MEASURE_ROWS: Final = 256
 
@@ -208,6 +225,22 @@ class DecodePool:
         if result.bad:
             self._recorder.count(metrics.DECODE_BAD_SAMPLES, len(result.bad))
         return result
+
+    async def gather(self, task: GatherTask) -> NDArray[np.int64]:
+        """Copy batches of numbers into their slots; return the rows that were not copied, ascending.
+
+        Decode those rows to get the reason.
+
+        Raises:
+            As ``decode``.
+        """
+        if self._poison.concerns(task.files):
+            return np.arange(len(task.ordinal))
+        call = GatherCall(task)
+        await self._dispatch.do(call, self._dispatch.spread(call.rows, call.request_units))
+        undone = call.undone
+        self._recorder.count(metrics.DECODE_SAMPLES, len(task.ordinal) - len(undone))
+        return undone
 
     def attach(self, arena_id: int, fd: int, size_bytes: int, owner: Hashable = None) -> None:
         """Make an arena known to all workers, including later ones.

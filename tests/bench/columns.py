@@ -30,9 +30,9 @@ _LAYOUT_VERSION = 1
 _COLUMN_COUNT = 40
 _WANTED = (ROW, "c05", "c20", "c38")
 _GROUP_ROWS = 65536
-_OURS = "feedd"
-_TARGETS = {"pyarrow.dataset": 1.0}  # of the others 3
-_TARGET = 3.0
+_OURS, _ARROW = "feedd", "pyarrow.dataset"
+_SHUFFLED = ", shuffled"
+_TARGET, _PEER_TARGET = 1.0, 30.0  # of pyarrow, and of the others, which read in the files' order
 _BYTES_TARGET = 1.1
 COLUMNS = (
     Column("k rows/s", "samples_per_s", scale=1e-3, spread=True, digits=0),
@@ -49,7 +49,7 @@ class _Shape:
 
     Attributes:
         shard_count: files.
-        shard_rows: rows of each.
+        shard_rows: rows of each, a multiple of the rows of a row group.
     """
 
     shard_count: int
@@ -61,9 +61,9 @@ class _Shape:
         return self.shard_count * self.shard_rows
 
 
-_FULL = _Shape(16, 65536)
+_FULL = _Shape(16, 8 * _GROUP_ROWS)
 _SLOW_SHARDS = 2  # of them for the arm that takes rows one by one: a minute for each 300,000
-_QUICK = _Shape(4, 65536)
+_QUICK = _Shape(4, _GROUP_ROWS)
 
 
 def run(plan: Plan) -> Result:
@@ -90,15 +90,17 @@ def run(plan: Plan) -> Result:
         outcomes = interleave(arms, plan.round_count, once, plan.say, first_round=plan.first_round)
     title = f"{len(_WANTED)} of {_COLUMN_COUNT} columns of {shape.row_count} rows of Parquet, batches of {BATCH_SIZE}"
     result = Result("columns", title, COLUMNS, outcomes)
-    ours = result.outcome(_OURS)
-    if ours is not None and not ours.failure:
-        for peer in outcomes:
-            if peer is not ours and not peer.failure:
-                target = _TARGETS.get(peer.name, _TARGET)
-                result.verdicts.append(Verdict.of(f"{_OURS} / {peer.name}", ours, peer, "samples_per_s", target))
+    for peer in outcomes:
+        order = _SHUFFLED if peer.name.endswith(_SHUFFLED) else ""
+        ours = result.outcome(_OURS + order)
+        if ours is None or ours.failure or peer is ours or peer.failure:
+            continue
+        target = _TARGET if peer.name.startswith(_ARROW) else _PEER_TARGET
+        result.verdicts.append(Verdict.of(f"{ours.name} / {peer.name}", ours, peer, "samples_per_s", target))
     result.notes = [
         f"feedd: a daemon with {WORKERS} decode workers, an empty cache, and its client in one trainer process.",
-        "pyarrow.dataset: in the trainer's process, in the files' order; it keeps nothing for a 2nd epoch.",
+        "pyarrow.dataset: in the trainer's process; it keeps nothing for a 2nd epoch.",
+        "shuffled: feedd draws from one file of 8 row groups at a time, in random order; pyarrow from 4 row groups.",
         f"datasets: streamed by HTTP from the same server, {WORKERS} torch workers; it keeps nothing for a 2nd epoch.",
         f"The arm 'DataLoader' reads {_SLOW_SHARDS} of the {shape.shard_count} files: its rate does not depend on it.",
         f"Fetched bytes: at most {_BYTES_TARGET} times those of the columns is what is asked of feedd.",
@@ -115,12 +117,15 @@ def _arms(plan: Plan, shape: _Shape, server: BenchServer) -> list[Arm]:
         "prefetch_factor": PREFETCH_FACTOR,
     }
     imports = {"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "client")))}  # this tree's, wherever it lies
-    ours = {**shared, "url": f"s3://{BUCKET}/parquet/"}
+    ours = {**shared, "url": f"s3://{BUCKET}/parquet/", "shuffled": False}
+    mixed = {**ours, "shuffled": True}
     environment = {**imports, **server.environment}
     python = Path(sys.executable)
     arms = [
         Arm(_OURS, "tests.bench.arms.columns_feedd", python, environment, ours),
-        Arm("pyarrow.dataset", "tests.bench.arms.columns_pyarrow", python, environment, ours),
+        Arm(_ARROW, "tests.bench.arms.columns_pyarrow", python, environment, ours),
+        Arm(_OURS + _SHUFFLED, "tests.bench.arms.columns_feedd", python, environment, mixed),
+        Arm(_ARROW + _SHUFFLED, "tests.bench.arms.columns_pyarrow", python, environment, mixed),
     ]
     if plan.peers is None:
         return arms

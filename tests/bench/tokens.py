@@ -39,6 +39,7 @@ COLUMNS = (
     Column("within epochs", "batches_per_s_inside", digits=0),
     Column("M tokens/s", "tokens_per_s", scale=1e-6, digits=0),
     Column("CPU ms/batch", "cpu_ms_per_batch", digits=3),
+    Column("of it the trainer", "trainer_ms_per_batch", digits=3),
 )
 
 

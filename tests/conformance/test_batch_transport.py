@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from feedd.flow.arena import Arena
 from feedd.serve.instructions import Send
 from feedd.serve.transport import InlineTransport, SlotTransport
-from feedd.values import BatchReady, Cursor, Region, SlotRef
+from feedd.values import BatchReady, Cursor, Produced, Region, SlotRef
 from feedd.wire import feedd_pb2 as pb
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ async def test_several_leases_in_one_message() -> None:
         for seq in range(3):
             slot = arena.take()
             assert slot is not None
-            sends.append(Send(seq, BatchReady(Cursor(0, seq), 1, (), 0), slot))
+            sends.append(Send(seq, Produced(BatchReady(Cursor(0, seq), 1, (), 0), slot)))
         await SlotTransport(reader.write).send_many(sends)
         assert len(reader.messages) == 1
         assert [batch.cursor.step for batch, _ in reader.batches] == [0, 1, 2]

@@ -17,7 +17,8 @@ from feedd.errors import BadSample
 from feedd.recipe import tokenizers
 from feedd.recipe.params import CODECS
 from feedd.recipe.recipe import parse_field, spec_of, with_encodings
-from feedd.values import FieldKind, ShardIndex
+from feedd.shard_index import ShardIndex
+from feedd.values import FieldKind
 from tests.budget import budget
 from tests.fakes.files import npy
 from tests.fakes.sounds import sines, sound

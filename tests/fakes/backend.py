@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from feedd.errors import FeeddError
 from feedd.flow.arena import Arena
 from feedd.flow.memory import ArenaBudget
-from feedd.protocols import Produced
-from feedd.values import BatchReady, Cursor, EpochEnd, FieldKind, Region, SessionInfo, SlotRef, TensorSpec
+from feedd.values import BatchReady, Cursor, EpochEnd, FieldKind, Produced, Region, SessionInfo, SlotRef, TensorSpec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,6 +52,7 @@ class FakeScript:
         oversize: steps whose batch comes as a private buffer instead of in its slot.
         batches_per_call: batches that are asked for together; where one of them fails, all do.
         alone: steps that are not made together with those before them.
+        run_batches: batches of each slot.
         classes: names of classes, by field.
     """
 
@@ -68,6 +69,7 @@ class FakeScript:
     stubborn: bool = False
     oversize: set[int] = field(default_factory=set)
     batches_per_call: int = 1
+    run_batches: int = 1
     alone: set[int] = field(default_factory=set)
     classes: dict[str, tuple[str, ...]] = field(default_factory=dict)
     notices: tuple[Notice, ...] = ()
@@ -152,9 +154,17 @@ class FakeSession:
             assigned_bytes=1 << 20,
             steps=self.script.steps if self.script.steps_known else None,
             batches_per_call=self.script.batches_per_call,
+            run_batches=self.script.run_batches,
+            batch_bytes=self.batch_bytes,
             classes=self.script.classes,
             notices=self.script.notices,
         )
+
+    @property
+    def batch_bytes(self) -> int:
+        """From one batch of a run to the next."""
+        runs = self.script.run_batches
+        return self.arena.slot_bytes // runs // ALIGN_BYTES * ALIGN_BYTES if runs > 1 else 0
 
     @property
     def slots(self) -> Arena:
@@ -193,6 +203,33 @@ class FakeSession:
             raise
         return made
 
+    async def produce_run(self, at: Cursor, count: int) -> Produced | EpochEnd:
+        """Make the leading ones in one slot; they end before the one that fails."""
+        steps = self.script.steps + self.script.more_steps * at.epoch
+        if at.step >= steps:
+            self.produced.append(at)
+            return EpochEnd(at.epoch, steps)
+        slot = self.arena.take()
+        assert slot is not None, "more runs are asked for than there are slots"
+        self.producing_count += 1
+        made: list[BatchReady] = []
+        failure: FeeddError | None = None
+        try:
+            for step in range(at.step, min(at.step + count, steps)):
+                self.produced.append(at)
+                made.append(await self._make(Cursor(at.epoch, step), slot, len(made) * self.batch_bytes))
+        except FeeddError as error:
+            failure = error
+        except BaseException:
+            self.release(slot)
+            raise
+        finally:
+            self.producing_count -= 1
+        if failure is not None and not made:
+            self.release(slot)
+            raise failure
+        return Produced(made[0], slot, more=tuple(made[1:]), failure=failure)
+
     def release(self, slot: SlotRef) -> None:
         """Free it."""
         assert self.arena.give_back(slot), "a slot was released twice"
@@ -215,12 +252,12 @@ class FakeSession:
         finally:
             self.producing_count -= 1
 
-    async def _make(self, at: Cursor, slot: SlotRef) -> BatchReady:
+    async def _make(self, at: Cursor, slot: SlotRef, in_slot: int = 0) -> BatchReady:
         if (gate := self.script.gates.get(at.step)) is not None:
             await self._wait(gate)
         if (fault := self.script.faults.get(at.step)) is not None:
             raise fault
-        return self._fill(at, slot)
+        return self._fill(at, slot, in_slot)
 
     async def _wait(self, gate: asyncio.Event) -> None:
         cancelled: asyncio.CancelledError | None = None
@@ -234,7 +271,7 @@ class FakeSession:
         if cancelled is not None:
             raise cancelled
 
-    def _fill(self, at: Cursor, slot: SlotRef) -> BatchReady:
+    def _fill(self, at: Cursor, slot: SlotRef, in_slot: int) -> BatchReady:
         rows = self.spec.order.batch_size
         cursor = Cursor(at.epoch, at.step, ((at.step // 4, at.step // 4 * 4 * rows),))
         if self.script.blank:
@@ -245,7 +282,7 @@ class FakeSession:
             private = memoryview(bytearray(size_bytes))
             write(self.specs, arrays, regions, private)
             return BatchReady(cursor, rows, regions, size_bytes, oversize=private)
-        view = self.arena.view(slot)
+        view = self.arena.view(slot)[in_slot:]
         view[:size_bytes] = bytes(size_bytes)  # gaps are zero whatever the slot held before
         write(self.specs, arrays, regions, view)
         return BatchReady(cursor, rows, regions, size_bytes)

@@ -22,7 +22,8 @@ from tests.fakes.tally import TallyRecorder
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
-    from feedd.values import ShardFile, ShardIndex
+    from feedd.shard_index import ShardIndex
+    from feedd.values import ShardFile
     from feedd.workers.work import DecodeResult
 
 ARENA_ID = 3

@@ -48,12 +48,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from feedd.cache.tiers import AnyCache
-    from feedd.protocols import Produced
     from feedd.range_sink import RangeSink
     from feedd.sessions.feed_session import Session
     from feedd.sessions.job_sharing import SharedBatches
     from feedd.sessions.next_epoch_prefetch import NextEpochPrefetch
-    from feedd.values import ByteRange, ObjectChecksum, ObjectRef, ReadProgress, TensorSpec
+    from feedd.values import ByteRange, ObjectChecksum, ObjectRef, Produced, ReadProgress, TensorSpec
 
 ROOT = "s3://memory"
 URL = f"{ROOT}/train/"

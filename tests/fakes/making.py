@@ -14,7 +14,7 @@ from feedd.values import ByteRange
 
 if TYPE_CHECKING:
     from feedd.protocols import ShardConverter
-    from feedd.values import ShardIndex
+    from feedd.shard_index import ShardIndex
 
 URL = "s3://b/shard"
 LIMIT_BYTES = 64 << 20

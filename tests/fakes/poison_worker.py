@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from feedd.formats.npy_header import NpyHeader
     from feedd.protocols import PartialObject, SampleCodec, ShardFormat, ShardWriter
     from feedd.recipe.params import ImageParams
-    from feedd.values import FieldRecipe, ShardIndex
+    from feedd.shard_index import ShardIndex
+    from feedd.values import FieldRecipe
 
 COMMAND = (sys.executable, "-m", "tests.fakes.poison_worker")
 

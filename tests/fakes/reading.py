@@ -18,7 +18,8 @@ from feedd.values import FieldKind
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from feedd.values import FieldRecipe, ShardIndex
+    from feedd.shard_index import ShardIndex
+    from feedd.values import FieldRecipe
 
 
 def read(data: bytes, format_name: str, fields: Mapping[str, str] | None = None) -> list[dict[str, Any]]:

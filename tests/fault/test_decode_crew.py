@@ -28,7 +28,8 @@ from tests.fakes.tars import image_samples, shard_file, tar_bytes
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from feedd.values import ShardFile, ShardIndex
+    from feedd.shard_index import ShardIndex
+    from feedd.values import ShardFile
     from tests.fakes.decoding import Rig
 
 pytestmark = pytest.mark.slow

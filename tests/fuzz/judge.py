@@ -19,7 +19,8 @@ from feedd.values import FieldKind
 from tests.fakes import making
 
 if TYPE_CHECKING:
-    from feedd.values import FieldRecipe, ShardIndex
+    from feedd.shard_index import ShardIndex
+    from feedd.values import FieldRecipe
 
 URL = "s3://bucket/shard"
 SAMPLES_READ = 4

@@ -51,10 +51,12 @@ class _Pins:
 class _Decoder:
     """What is under a session: steps of two to a window, and batches that are written when the test says so."""
 
-    def __init__(self, batches_per_call: int) -> None:
+    def __init__(self, batches_per_call: int, run_batches: int) -> None:
         self.batches_per_call = batches_per_call
+        self.run_batches = run_batches
+        self.plain = SimpleNamespace(run_batches=run_batches, batch_bytes=256)
         self.writing: dict[int, asyncio.Future[bool]] = {}
-        self.lying: dict[int, tuple[int, int]] = {}  # by slot, what was written last
+        self.lying: dict[tuple[int, int], tuple[int, int]] = {}  # by slot and place, what was written last
         self.kept: set[int] = set()  # slots that a client reads
         self.early: set[int] = set()  # slots being written that nobody asked for
         self.inflight = SimpleNamespace(ticket=lambda: 0, read=self.read, withdraw=self.withdraw)
@@ -82,12 +84,27 @@ class _Decoder:
 
     async def withdraw(self, _owner: object) -> None: ...
 
+    def draw_run(self, _reader: object, _at: Cursor, _count: int) -> None:
+        """Batches are drawn one by one."""
+
     async def fill(
-        self, group: BatchPlanGroup, slots: Sequence[SlotRef], _indexes: object, _files: object, *, early: bool
+        self,
+        group: BatchPlanGroup,
+        slots: Sequence[SlotRef],
+        _indexes: object,
+        _files: object,
+        *,
+        early: bool,
+        first: int,
     ) -> list[BatchReady]:
+        if self.run_batches > 1:
+            assert len(slots) == 1
+            assert first + len(group.batches) <= self.run_batches
+            places = list(enumerate(group.batches, first))
+            return [await self._write(plan.cursor, slots[0], place, early=early) for place, plan in places]
         assert len(slots) == len(group.batches) <= self.batches_per_call
         writes = [
-            asyncio.ensure_future(self._write(plan.cursor, slot, early=early))
+            asyncio.ensure_future(self._write(plan.cursor, slot, 0, early=early))
             for plan, slot in zip(group.batches, slots, strict=True)
         ]
         try:
@@ -99,7 +116,7 @@ class _Decoder:
                 with contextlib.suppress(asyncio.CancelledError):
                     await asyncio.wait(writes)
 
-    async def _write(self, at: Cursor, slot: SlotRef, *, early: bool) -> BatchReady:
+    async def _write(self, at: Cursor, slot: SlotRef, place: int, *, early: bool) -> BatchReady:
         assert slot.index not in self.writing, "two write to a slot"
         assert slot.index not in self.kept, "a slot is written to that a client reads"
         done = self.writing[slot.index] = asyncio.get_running_loop().create_future()
@@ -114,7 +131,7 @@ class _Decoder:
         finally:
             del self.writing[slot.index]
             self.early.discard(slot.index)
-            self.lying[slot.index] = at.epoch, at.step
+            self.lying[slot.index, place] = at.epoch, at.step
         if not good:
             raise BadSample("expected a sample, got none", stage="decode")
         return BatchReady(Cursor(at.epoch, at.step, ((0, 0),)), 1, (Region(0, 1),), 1)
@@ -148,29 +165,34 @@ class _Client:
         self.over |= message.HasField("end") or message.HasField("error")
         for batch in message.batches:
             slot = SlotRef(batch.slot, batch.generation)
-            assert (batch.cursor.epoch, batch.cursor.step) == (self.at.epoch, self.at.step), "out of order"
-            assert self.decoder.lying[slot.index] == (self.at.epoch, self.at.step), "another batch lies there"
+            assert batch.alike == 0, "each batch was made alone"
+            for place, one in enumerate((batch, *batch.more)):
+                due = self.at.epoch, self.at.step
+                assert (one.cursor.epoch, one.cursor.step) == due, "out of order"
+                assert self.decoder.lying[slot.index, place] == due, "another batch lies there"
+                self.at = Cursor(self.at.epoch, self.at.step + 1)
             assert slot.index not in self.decoder.writing, "it was handed out while it is written to"
             assert slot.index not in self.decoder.kept, "a slot was handed out twice"
             self.decoder.kept.add(slot.index)
             self.leased.add(slot)
-            self.at = Cursor(self.at.epoch, self.at.step + 1)
 
 
 class _Rig:
     """A session as the server hosts it, over a decoder that the test holds back, and a client that streams from it."""
 
-    def __init__(self, tasks: asyncio.TaskGroup, batches_per_call: int) -> None:
+    def __init__(self, tasks: asyncio.TaskGroup, batches_per_call: int, run_batches: int) -> None:
         self.tasks = tasks
         self.arena = Arena(SLOTS, mmap.PAGESIZE)
-        self.decoder = _Decoder(batches_per_call)
+        self.decoder = _Decoder(batches_per_call, run_batches)
         below: Any = self.decoder  # in the place of catalog, reader, assembler and prefetch driver
         self.leased: set[SlotRef] = set()
         listing: Any = SimpleNamespace(refs=[None])
         batch_decoder = BatchDecoder(self.decoder.stages, below, listing, below)
         ahead = PrefetchParts(self.arena, batch_decoder, lambda: below, tuple(range(max(2, batches_per_call))), tasks)
         own = OwnBatches(self.arena, batch_decoder, NextEpochPrefetch(ahead))
-        info = SessionInfo((), bytes(16), 1, 1, 0, batches_per_call=batches_per_call)
+        info = SessionInfo(
+            (), bytes(16), 1, 1, 0, batches_per_call=batches_per_call, run_batches=run_batches, batch_bytes=256
+        )
         parts = SessionParts(info, below, listing, below, below, own)
         self.session = Session(parts, self.decoder.stages)
         self.hosted = ServedSession(self.session, _SPEC, NullRecorder(), SystemClock())
@@ -226,6 +248,10 @@ class _Rig:
         assert self.arena.taken_count == 0
 
 
+_together = st.one_of(  # batches of a call, and of a slot
+    st.tuples(st.integers(1, SLOTS), st.just(1)),
+    st.tuples(st.just(1), st.integers(2, STEPS)),
+)
 _steps = st.one_of(
     st.tuples(st.just("start"), st.integers(0, 2), st.integers(0, STEPS)),
     st.tuples(st.just("credits"), st.integers(1, STEPS), st.just(0)),
@@ -236,15 +262,15 @@ _steps = st.one_of(
 
 
 @settings(max_examples=budget(300), deadline=None)
-@given(st.lists(_steps, max_size=60), st.integers(1, SLOTS))
-def test_slots_have_one_owner(steps: list[tuple[str, int, int]], batches_per_call: int) -> None:
+@given(st.lists(_steps, max_size=60), _together)
+def test_slots_have_one_owner(steps: list[tuple[str, int, int]], together: tuple[int, int]) -> None:
     """However a client starts, asks and gives back, it gets its batches in order, each in a slot nobody writes to."""
-    asyncio.run(_run(steps, batches_per_call))
+    asyncio.run(_run(steps, *together))
 
 
-async def _run(steps: list[tuple[str, int, int]], batches_per_call: int) -> None:
+async def _run(steps: list[tuple[str, int, int]], batches_per_call: int, run_batches: int) -> None:
     async with asyncio.TaskGroup() as tasks:
-        rig = _Rig(tasks, batches_per_call)
+        rig = _Rig(tasks, batches_per_call, run_batches)
         for what, first, second in steps:
             if what == "start":
                 await rig.start(Cursor(first, second))
@@ -297,17 +323,17 @@ _visits = st.lists(
 
 
 @settings(max_examples=budget(200), deadline=None)
-@given(_visits, st.integers(1, SLOTS), st.integers(1, 6))
+@given(_visits, _together, st.integers(1, 6))
 def test_an_epoch_is_streamed_whole_whatever_was_before(
-    visits: list[_Visit], batches_per_call: int, turns: int
+    visits: list[_Visit], together: tuple[int, int], turns: int
 ) -> None:
     """Streams that go in the middle, and batches half decoded in advance, keep nothing from those that come."""
-    asyncio.run(_visited([*visits, _Visit(1, 0, 1000, turns, early=True, held=0)], batches_per_call))
+    asyncio.run(_visited([*visits, _Visit(1, 0, 1000, turns, early=True, held=0)], *together))
 
 
-async def _visited(visits: list[_Visit], batches_per_call: int) -> None:
+async def _visited(visits: list[_Visit], batches_per_call: int, run_batches: int) -> None:
     async with asyncio.TaskGroup() as tasks:
-        rig, epoch = _Rig(tasks, batches_per_call), 0
+        rig, epoch = _Rig(tasks, batches_per_call, run_batches), 0
         for visit in visits:
             epoch += visit.onward
             await rig.start(Cursor(epoch, visit.step))

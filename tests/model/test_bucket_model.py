@@ -16,7 +16,8 @@ from feedd.ordering.batch_plan import BatchRows
 from feedd.ordering.buckets import NeedLengths, by_length, lengths_of
 from feedd.ordering.epoch import NeedCounts
 from feedd.ordering.rank_reader import Reader, ReaderOptions
-from feedd.values import Cursor, EpochEnd, ShardIndex, Topology
+from feedd.shard_index import ShardIndex
+from feedd.values import Cursor, EpochEnd, Topology
 from tests.budget import budget
 from tests.fakes.specs import changed, open_spec
 from tests.model.test_plan_model import Run, Sample, ids, ranks_of, runs

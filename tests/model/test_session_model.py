@@ -9,11 +9,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from feedd.errors import BadShard
 from feedd.flow.arena import Arena
-from feedd.protocols import Produced
 from feedd.serve.instructions import Finish, Free, Produce, Reclaim, Send, SendEnd, SendError
 from feedd.serve.instructions import Instruction as _Instruction
 from feedd.serve.session_machine import SessionMachine, StreamMachine
-from feedd.values import BatchReady, Cursor, EpochEnd, SlotRef
+from feedd.values import BatchReady, Cursor, EpochEnd, Produced, SlotRef
 from tests.budget import budget
 
 SLOTS = 3
@@ -140,15 +139,15 @@ class SessionModel(RuleBasedStateMachine):
         if isinstance(item, Send):
             assert not self.over, "a batch after the last message"
             assert item.seq == self.next_seq
-            assert (item.batch.cursor.epoch, item.batch.cursor.step) == (self.epoch, self.next_sent)
+            assert (item.produced.batch.cursor.epoch, item.produced.batch.cursor.step) == (self.epoch, self.next_sent)
             assert self.next_seq < self.credits, "more batches than credits"
             self.next_seq += 1
             self.next_sent += self.count
-            self.samples += item.batch.rows
-            held = self.live.leasing and item.batch.oversize is None
+            self.samples += item.produced.batch.rows
+            held = self.live.leasing and item.produced.batch.oversize is None
             if held and self.attached:
-                self.leased.add(item.slot)
-                self.holding.remove(item.slot)
+                self.leased.add(item.produced.slot)
+                self.holding.remove(item.produced.slot)
             self._apply(self.live.sent(item.seq, held=held))
         elif isinstance(item, SendEnd):
             assert self.next_sent >= STEPS, "the end before the last batch"

@@ -23,8 +23,7 @@ from feedd.clock import SystemClock
 from feedd.config import load
 from feedd.daemon.wiring import open_pipeline
 from feedd.observe.recorder import NullRecorder
-from feedd.protocols import Produced
-from feedd.values import Cursor, Topology
+from feedd.values import Cursor, Produced, Topology
 from tests.fakes.s3.faults import Fault
 from tests.fakes.s3.server import S3Server
 from tests.fakes.specs import open_spec

@@ -17,11 +17,10 @@ from feedd.clock import SystemClock
 from feedd.flow.arena import Arena
 from feedd.observe.logs import configure_logging
 from feedd.observe.recorder import PrometheusRecorder
-from feedd.protocols import Produced
 from feedd.serve.grpc_server import FeedServer
 from feedd.serve.server_options import ServeOptions
-from feedd.sessions.opening import slots_for
-from feedd.values import BatchReady, Cursor, EpochEnd, FieldKind, Region, SessionInfo, SlotRef, TensorSpec
+from feedd.sessions.slot_counts import slots_for
+from feedd.values import BatchReady, Cursor, EpochEnd, FieldKind, Produced, Region, SessionInfo, SlotRef, TensorSpec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,6 +67,10 @@ class ReadySession:
     async def produce(self, steps: Sequence[Cursor]) -> list[Produced | EpochEnd]:
         """Answer at once."""
         return [self._produce(at) for at in steps]
+
+    async def produce_run(self, at: Cursor, count: int) -> Produced | EpochEnd:
+        """Not asked for: slots hold single batches."""
+        raise AssertionError(f"{count} steps from {at.step} in one slot")
 
     def release(self, slot: SlotRef) -> None:
         """Free it."""

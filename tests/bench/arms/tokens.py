@@ -34,19 +34,20 @@ def take(loader: Iterable[Any], to_tokens: Callable[[Any], torch.Tensor], settin
         settings: ``sample_count``, ``batch_size`` and ``duration_s``.
     """
     _epoch(loader, to_tokens, settings)
-    cpu_s, begin_s = tree_cpu_s(), time.perf_counter()
+    cpu_s, own_cpu_s, begin_s = tree_cpu_s(), time.process_time(), time.perf_counter()
     batches, inside, inside_s = 0, 0, 0.0
     while (now_s := time.perf_counter()) < begin_s + settings["duration_s"] or not batches:
         count, first_s, last_s = _epoch(loader, to_tokens, settings)
         batches, inside, inside_s = batches + count, inside + count - 1, inside_s + last_s - first_s
     now_s = time.perf_counter()
-    cpu_s = tree_cpu_s() - cpu_s
+    cpu_s, own_cpu_s = tree_cpu_s() - cpu_s, time.process_time() - own_cpu_s
     row = {
         "batches": batches,
         "batches_per_s": batches / (now_s - begin_s),
         "batches_per_s_inside": inside / inside_s,
         "tokens_per_s": batches * settings["batch_size"] * TOKENS / (now_s - begin_s),
         "cpu_ms_per_batch": 1000 * cpu_s / batches,
+        "trainer_ms_per_batch": 1000 * own_cpu_s / batches,
     }
     sys.stdout.write("\n" + json.dumps(row) + "\n")
 

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from feedd.batching.bad_samples import FailureBudget
 from feedd.errors import BadSample
+from feedd.recipe.bad_sample_policy import Failure
 from feedd.values import Cursor
 from tests.fakes.feeding import GatedStore, Taken, batches, feeding, take
 
@@ -107,3 +109,18 @@ async def test_the_end_of_an_epoch_asks_whoever_decoded_it(tmp_path: Path, lent:
         for step in (1, 3):
             with pytest.raises(BadSample, match="sample '02000'"):
                 await take(job, Cursor(0, step))
+
+
+def test_a_run_without_bad_samples_takes_back_what_its_steps_had() -> None:
+    """Steps that are made again, now all well, free their share of the budget; an epoch without any costs nothing."""
+    budget = FailureBudget(1)
+    failure = Failure("s3://b/0", "0", "x", "expected a number", 0, 0, 0)
+    budget.charge_none(Cursor(0, 0), 100)
+    budget.charge(Cursor(0, 3), [failure])
+    budget.charge_none(Cursor(0, 2), 4)
+    budget.charge(Cursor(0, 9), [failure])
+    with pytest.raises(BadSample):
+        budget.charge(Cursor(0, 10), [failure])
+    with pytest.raises(BadSample):
+        budget.charge_none(Cursor(0, 11), 2)
+    budget.charge_none(Cursor(1, 11), 2)

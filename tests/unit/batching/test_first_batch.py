@@ -17,7 +17,8 @@ from feedd.dataset.listing import Listing
 from feedd.ordering.rank_reader import Reader, ReaderOptions
 from feedd.dataset.assignment import Assignment
 from feedd.open_spec import OrderSpec
-from feedd.values import Cursor, FieldRecipe, ObjectRef, ShardIndex, Topology
+from feedd.shard_index import ShardIndex
+from feedd.values import Cursor, FieldRecipe, ObjectRef, Topology
 
 before = set(sys.modules)
 refs = [ObjectRef("s3://b", str(n), 10, "x") for n in range(5)]

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedd.batching.gather import gather, keys, reads_as, shard_urls
-from feedd.values import FieldRecipe, ShardIndex
+from feedd.shard_index import ShardIndex
+from feedd.values import FieldRecipe
 
 
 def index(fields: tuple[str, ...], sizes: list[list[int]], names: list[str]) -> ShardIndex:

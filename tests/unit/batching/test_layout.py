@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from feedd.batching.gather import Text
 from feedd.batching.slot_layout import ALIGN_BYTES, Layout, drop_rows, lay_out, slot_bytes, write_tables
-from feedd.values import FieldKind, FieldRecipe, ShardIndex, TensorSpec
+from feedd.shard_index import ShardIndex
+from feedd.values import FieldKind, FieldRecipe, TensorSpec
 
 IMAGE = TensorSpec("jpg", FieldKind.DENSE, "uint8", (4, 5, 3), 3)
 LABEL = TensorSpec("cls", FieldKind.DENSE, "int64", (), 0)

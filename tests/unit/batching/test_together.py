@@ -205,6 +205,7 @@ async def test_as_many_are_made_at_once_as_a_client_returns(tmp_path: Path, slot
     granted = SimpleNamespace(
         id="", received={}, mapping=object(), slot_count=slots, pid=0, fresh=True, collect=list, refresh=lambda *_: None
     )
+    granted.run_batches = 1
     granted.endpoint = SimpleNamespace(headers=(), stub=SimpleNamespace(Stream=lambda requests, **_: requests))
     stream = Stream(cast("Granted", granted), Position(0, 0), 1)
     requests = cast("Iterator[pb.StreamRequest]", stream._call)

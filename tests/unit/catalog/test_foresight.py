@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from feedd.converting.converting_cache import ConvertingCache
     from feedd.dataset.listing import DatasetView
     from feedd.sessions.feed_session import Session
-    from feedd.values import ShardIndex
+    from feedd.shard_index import ShardIndex
     from tests.fakes.feeding import Feeding
 
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedd.errors import BadSample
-from feedd.protocols import Produced
-from feedd.values import Cursor
+from feedd.values import Cursor, Produced
 from tests.fakes.feeding import ROOT, URL, Taken, batches, feeding, take
 
 if TYPE_CHECKING:

@@ -45,7 +45,7 @@ def _parsed(held: bytes) -> Any:
     payload = held + bytes(-len(held) % 8) + np.array([0, len(held)], np.int64).tobytes()
     region = pb.FieldRegion(values_at=0, values_bytes=len(held), offsets_at=len(payload) - 16)
     decode = _decoder(pb.TensorSpec(name="json", kind=pb.TensorSpec.JSON, dtype="uint8"))
-    (value,) = decode(np.frombuffer(payload, np.uint8), region, 1)
+    (value,) = decode(np.frombuffer(payload, np.uint8), region, 1, 0)
     return value
 
 

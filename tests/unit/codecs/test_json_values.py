@@ -23,7 +23,8 @@ from feedd.recipe.recipe import (
     spec_of,
     with_encodings,
 )
-from feedd.values import FieldKind, ShardIndex
+from feedd.shard_index import ShardIndex
+from feedd.values import FieldKind
 from feedd.workers.executor import Producer
 from feedd.workers.fixed_width import plain_numbers
 from tests.budget import budget

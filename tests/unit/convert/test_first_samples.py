@@ -24,7 +24,7 @@ from tests.unit.formats.test_litdata import chunk, index_json, reader
 from tests.unit.formats.test_mds import mds
 
 if TYPE_CHECKING:
-    from feedd.values import ShardIndex
+    from feedd.shard_index import ShardIndex
 
 IMAGE = jpeg(np.zeros((8, 8, 3), np.uint8))
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedd.formats.framing import numbered
+from feedd.shard_index import numbered
 from tests.budget import budget
 
 

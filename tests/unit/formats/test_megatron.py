@@ -25,7 +25,7 @@ from feedd.formats.megatron import (
 from tests.fakes.megatron import Builder, megatron
 
 if TYPE_CHECKING:
-    from feedd.values import ShardIndex
+    from feedd.shard_index import ShardIndex
 
 DTYPES = ("uint8", "int8", "int16", "int32", "int64", "float32", "float64", "uint16")
 _DOCUMENTS = st.lists(st.lists(st.lists(st.integers(0, 100), max_size=5), max_size=3), max_size=8)

@@ -95,6 +95,27 @@ def test_windows_ahead_are_said_once_and_then_there() -> None:
     assert (waited, said) == (1, 3 * _SHARDS // 2)
 
 
+def test_runs_say_windows_ahead_too() -> None:
+    """A reader that takes runs has the next window sorted, and a run is the batches that it stands for."""
+    reader, alone, step, waited = _reader(), _reader(), 0, 0
+    while step < _STEPS:
+        run = reader.draw_run(Cursor(0, step), 3)
+        if run is None:
+            waited += _sorted_by(reader, Cursor(0, step))
+            step += 1
+        else:
+            for plan in run.plans():
+                shards = alone.rows(plan.cursor)
+                assert isinstance(shards, BatchRows)
+                assert plan.rows().ordinal.tolist() == shards.ordinal.tolist()
+                assert plan.rows().seeds.tolist() == shards.seeds.tolist()
+            step += len(run)
+        need = reader.next_order()
+        if need is not None:
+            need.learn(need.sort())
+    assert waited == 1
+
+
 def test_windows_ahead_change_no_batch() -> None:
     """Sorted ahead or not, for one partition or several, a batch is the same."""
     steps = [Cursor(epoch, step) for epoch in range(2) for step in range(_STEPS)]

@@ -11,7 +11,7 @@ from feedd.recipe import left_out as module
 from feedd.recipe import recipe as recipes
 from feedd.recipe.left_out import LeftOutFields, left_out
 from feedd.recipe.recipe import default_fields, with_encodings
-from feedd.values import ShardIndex
+from feedd.shard_index import ShardIndex
 
 if TYPE_CHECKING:
     import pytest

@@ -17,7 +17,7 @@ from feedd.recipe.encodings import parse_encoding
 from feedd.recipe.low_precision import NARROW, item_bytes, widened
 from feedd.recipe.params import DTYPES
 from feedd.recipe.recipe import default_fields, needs_measure, parse_field, spec_of, with_encodings
-from feedd.values import ShardIndex
+from feedd.shard_index import ShardIndex
 from tests.budget import budget
 
 KINDS = {name: getattr(torch, name) for name in NARROW}

@@ -7,10 +7,9 @@ import pytest
 
 from feedd.errors import BadShard, Draining
 from feedd.flow.arena import Arena
-from feedd.protocols import Produced
 from feedd.serve.instructions import Finish, Free, Instruction, Produce, Reclaim, Send, SendEnd, SendError
 from feedd.serve.session_machine import CREDITS_MAX, SessionMachine, StreamMachine
-from feedd.values import BatchReady, Cursor, EpochEnd, SlotRef
+from feedd.values import BatchReady, Cursor, EpochEnd, Produced, SlotRef
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -80,8 +79,8 @@ def test_a_release_lets_the_next_step_be_made(driver: Driver) -> None:
     machine.lifeline_came()
     stream, steps = _begin(machine, credits=4)
     send = driver.sent(stream, steps[0], held=True)
-    freed, planned = stream.releases([send.slot])
-    assert (freed, planned) == (Free(send.slot), Produce(Cursor(0, 3)))
+    freed, planned = stream.releases([send.produced.slot])
+    assert (freed, planned) == (Free(send.produced.slot), Produce(Cursor(0, 3)))
 
 
 def test_a_release_of_another_generation_is_stale(driver: Driver) -> None:
@@ -89,7 +88,7 @@ def test_a_release_of_another_generation_is_stale(driver: Driver) -> None:
     machine = SessionMachine(SLOTS)
     machine.lifeline_came()
     stream, steps = _begin(machine, credits=1)
-    slot = driver.sent(stream, steps[0], held=True).slot
+    slot = driver.sent(stream, steps[0], held=True).produced.slot
     assert not stream.releases([SlotRef(slot.index, slot.generation + 1), SlotRef(slot.index, 0)])
     assert machine.leases.stale_count == 2
     assert machine.leases.leased_count == driver.arena.taken_count == 1
@@ -104,7 +103,7 @@ def test_a_lease_without_lifeline_is_free_again(driver: Driver) -> None:
     assert isinstance(send, Send)
     out = machine.lifeline_gone()
     assert isinstance(out[0], SendError)
-    assert stream.sent(send.seq, held=True) == [Free(send.slot)]
+    assert stream.sent(send.seq, held=True) == [Free(send.produced.slot)]
     assert machine.leases.leased_count == machine.taken_count == 0
 
 
@@ -174,7 +173,7 @@ def test_a_batch_that_was_not_handed_out_is_free_with_its_stream(driver: Driver)
     stream, steps = _begin(machine, credits=2)
     (send,) = stream.produced(steps[0], driver.made(steps[0]))
     assert isinstance(send, Send)
-    assert stream.gone() == [Free(send.slot)]
+    assert stream.gone() == [Free(send.produced.slot)]
     assert stream.produced(steps[1], None) == []
     assert stream.ended
     assert machine.taken_count == 0
@@ -185,7 +184,7 @@ def test_leases_outlive_streams_until_the_lifeline_ends(driver: Driver) -> None:
     machine = SessionMachine(SLOTS)
     machine.lifeline_came()
     stream, steps = _begin(machine, credits=2)
-    slots = [driver.sent(stream, at, held=True).slot for at in steps]
+    slots = [driver.sent(stream, at, held=True).produced.slot for at in steps]
     assert stream.gone() == []
     machine.stream_ended()
     assert driver.arena.taken_count == machine.leases.leased_count == 2

@@ -10,10 +10,9 @@ import pytest
 
 from feedd.errors import BadSample
 from feedd.metrics import DECODE_SAMPLES
-from feedd.protocols import Produced
 from feedd.sessions.next_epoch_prefetch import AHEAD_BATCHES
 from feedd.sessions.own_batches import OwnBatches
-from feedd.values import Cursor, EpochEnd
+from feedd.values import Cursor, EpochEnd, Produced
 from tests.fakes.feeding import Taken, batches, feeding, prefetch_of, take
 from tests.fakes.fetchers import until
 

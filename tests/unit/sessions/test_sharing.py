@@ -10,10 +10,9 @@ import pytest
 
 from feedd.errors import BadSample, Internal, ResourceExhausted
 from feedd.metrics import DECODE_SAMPLES, PIPELINE_SHARED, SERVE_ARENA_BYTES
-from feedd.protocols import Produced
 from feedd.sessions.job_sharing import Sharing
 from feedd.sessions.shared_batches import WINDOW_BATCHES
-from feedd.values import Cursor
+from feedd.values import Cursor, Produced
 from tests.fakes.feeding import Taken, batches, feeding, group_of, rank, take
 from tests.fakes.fetchers import until
 

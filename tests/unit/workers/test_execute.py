@@ -11,7 +11,7 @@ from feedd.errors import Internal, ResourceExhausted
 from feedd.formats.missing_reasons import Why
 from feedd.formats.tar import TarFormat
 from feedd.recipe.recipe import parse_field
-from feedd.values import ShardFile, ShardIndex
+from feedd.values import ShardFile
 from feedd.workers import executor as execute
 from feedd.workers import index_columns as columns
 from feedd.workers import request_split as split
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from feedd.shard_index import ShardIndex
     from feedd.workers.messages import Answer
 
 SAMPLES = [(f"{n}", {"cls": str(n).encode(), "txt": b"t" * n}) for n in range(5)]
@@ -166,9 +167,14 @@ def test_numbers_of_an_index_are_checked_before_memory_is_taken() -> None:
     fd = os.memfd_create("x")
     try:
         for count, key_bytes in ((1 << 40, 0), (0, 1 << 40), (-1, 0), (0, -1)):
-            said = Indexed(1, 0.0, ("cls",), count, key_bytes)
-            with pytest.raises(Internal, match="expected a shard index of"):
-                columns.unpack(fd, said)
+            for regular in (False, True) if not key_bytes else (False,):
+                strides = ((0, 4, 4),) if regular else ()
+                said = Indexed(1, 0.0, ("cls",), count, key_bytes, strides=strides, is_regular=regular)
+                with pytest.raises(Internal, match="expected a shard index of"):
+                    columns.unpack(fd, said)
+        said = Indexed(1, 0.0, ("cls",), 3, 0, strides=((0, 4, 4),) * 2, is_regular=True)
+        with pytest.raises(Internal, match="expected strides of 1 fields, got 2"):
+            columns.unpack(fd, said)
     finally:
         os.close(fd)
 

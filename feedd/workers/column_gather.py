@@ -1,0 +1,216 @@
+"""Copies numbers that lie at regular distances in shards into batches: for each field one take for many batches.
+
+A value is copied once if its file's values are entries of one array that spans all mappings. That is so if they lie
+back to back and begin at the same remainder of their size, as columns of tables do. Other values are copied twice.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from feedd.errors import Internal
+from feedd.recipe.low_precision import NARROW, widened
+
+if TYPE_CHECKING:
+    import mmap
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from feedd.workers.fixed_width import Plain
+    from feedd.workers.mapped_files import MappedFiles
+    from feedd.workers.messages import ColumnMessage, GatherRequest
+
+_WIDE_BYTES: Final = 1 << 10
+"""Values of at least this size are taken batch by batch straight into the arena; a second copy of them costs more than
+the calls. Smaller ones are taken for many batches at once, and copied from the processor's cache."""
+
+
+def gather(
+    request: GatherRequest, plains: Sequence[Plain], kept: MappedFiles, arena: mmap.mmap
+) -> NDArray[np.integer[Any]]:
+    """Copy the rows of a request.
+
+    Args:
+        request: the request.
+        plains: how to copy each of its columns.
+        kept: keeps its files mapped.
+        arena: the memory to write to.
+
+    Returns:
+        int[], rows that were not copied: those of batches with a row outside its file, or with a number that does not
+        fit its type. What lies in their places is undefined.
+
+    Raises:
+        CacheUnavailable: a file is missing or too short.
+        Internal: a batch lies outside the arena.
+    """
+    rows = _Rows(request)
+    files = [np.frombuffer(kept.get(file), np.uint8) for file in request.files]
+    first = np.array([file.__array_interface__["data"][0] for file in files], np.int64)
+    size = np.array([len(file) for file in files], np.int64)
+    out_at = np.frombuffer(request.out_at, "<i8").reshape(len(rows.ends), len(plains))
+    counts = _counts(request.columns, plains, size)
+    bad = rows.outside(counts)
+    if counts.max() < 1:
+        return np.arange(len(rows.ordinal))
+    for number, (column, plain) in enumerate(zip(request.columns, plains, strict=True)):
+        _check_room(plain, rows, out_at[:, number], len(arena))
+        source = _Source(files, first, column, plain.width_bytes)
+        bad |= _copy(plain, source, rows, out_at[:, number], arena, skip=bad)
+    undone = [np.arange(rows.starts[batch], rows.ends[batch]) for batch in np.flatnonzero(bad).tolist()]
+    return np.concatenate(undone) if undone else np.zeros(0, np.int64)
+
+
+class _Rows:
+    """The rows of a request.
+
+    Attributes:
+        file_no: uint16[rows]; None: all lie in the only file.
+        ordinal: int64[rows], sample in the file.
+        starts: int64[batches], the first row of each batch.
+        ends: int64[batches], the row behind the last one.
+    """
+
+    def __init__(self, request: GatherRequest) -> None:
+        self.file_no = np.frombuffer(request.file_no, "<u2") if request.file_no else None
+        self.ordinal = np.frombuffer(request.ordinal, "<u4").astype(np.int64)
+        self.ends = np.array(request.batch_ends, np.int64)
+        self.starts = np.concatenate(([0], self.ends[:-1]))
+
+    def outside(self, counts: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return bool[batches], which batches have a row beyond its file's ``counts``."""
+        limit = counts[0] if self.file_no is None else counts[self.file_no]
+        beyond = self.ordinal >= limit
+        if not beyond.any():
+            return np.zeros(len(self.ends), np.bool_)
+        return np.logical_or.reduceat(beyond, self.starts)
+
+    def blocks(self, out_at: NDArray[np.int64], skip: NDArray[np.bool_]) -> Iterator[tuple[int, int, int]]:
+        """Yield ranges of batches to copy together: equally many rows, at equal distances; and the distance."""
+        sizes = self.ends - self.starts
+        low = 0
+        while low < len(sizes):
+            high = low + 1
+            if not skip[low]:
+                step = int(out_at[high] - out_at[low]) if high < len(sizes) else 0
+                while high < len(sizes) and sizes[high] == sizes[low] and not skip[high]:
+                    if out_at[high] - out_at[high - 1] != step:
+                        break
+                    high += 1
+                yield low, high, step
+            low = high
+
+
+class _Source:
+    """The values of one column in all files, as entries of one array over the address range of all mappings.
+
+    The gaps between mappings are never read, because each row is checked against its file's size.
+    """
+
+    def __init__(
+        self, files: Sequence[NDArray[np.uint8]], first: NDArray[np.int64], column: ColumnMessage, width: int
+    ) -> None:
+        at, step_bytes = np.array(column.at, np.int64), np.array(column.step_bytes, np.int64)
+        lowest, end = int(first.min()), int((first + [len(file) for file in files]).max())
+        every = as_strided(files[int(first.argmin())][:1], (end - lowest,), (1,), writeable=False)
+        places = first + at - lowest
+        base = int(places.min())
+        regular = bool((step_bytes == width).all()) and not ((places - base) % width).any()
+        self._unit_bytes = width if regular else 1
+        self._overlap = self._unit_bytes < width
+        self._width = width
+        self._bytes = every[base:]
+        entry = self._bytes[:width].view(f"V{width}")
+        count = (len(self._bytes) - width) // self._unit_bytes + 1
+        self._entries = as_strided(entry, (count,), (self._unit_bytes,), writeable=False)
+        self._rows_at = (places - base) // self._unit_bytes
+        self._step = step_bytes // self._unit_bytes
+
+    def entries_of(self, rows: _Rows) -> NDArray[np.int64]:
+        """Return int64[rows], the entry of each row's value."""
+        if rows.file_no is None:
+            return np.asarray(rows.ordinal * self._step[0] + self._rows_at[0])
+        step = self._step[0] if (self._step == self._step[0]).all() else self._step[rows.file_no]
+        return np.asarray(rows.ordinal * step + self._rows_at[rows.file_no])
+
+    def take(self, places: NDArray[np.int64]) -> NDArray[Any]:
+        """Return a copy of the values."""
+        if self._overlap:
+            return self._entries[places]  # ``take`` would first copy all overlapping entries
+        return self._entries.take(places, mode="clip")
+
+    def take_into(self, places: NDArray[np.int64], out: NDArray[Any]) -> None:
+        """Copy large values to a contiguous array.
+
+        Both ends of each value are read first, so that the processor looks up all their pages at once instead of one
+        after another.
+        """
+        self._bytes[places[:, np.newaxis] * self._unit_bytes + np.array([[0, self._width - 1]])]
+        if self._overlap:
+            out[...] = self._entries[places]
+        else:
+            self._entries.take(places, out=out, mode="clip")
+
+
+def _counts(columns: Sequence[ColumnMessage], plains: Sequence[Plain], size: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return int64[files], how many samples have all their values within the file; not positive: none."""
+    counts = np.full(len(size), np.iinfo(np.int64).max)
+    for column, plain in zip(columns, plains, strict=True):
+        at, step_bytes = np.array(column.at, np.int64), np.array(column.step_bytes, np.int64)
+        if not plain.width_bytes or (at < 0).any() or (step_bytes < 1).any():
+            raise Internal(f"expected values at regular distances, got field {column.name!r}", stage="decode")
+        counts = np.minimum(counts, (size - plain.width_bytes - at) // step_bytes + 1)
+    return counts
+
+
+def _check_room(plain: Plain, rows: _Rows, out_at: NDArray[np.int64], arena_bytes: int) -> None:
+    ends = out_at + (rows.ends - rows.starts) * plain.out_bytes
+    if out_at.min() < 0 or ends.max() > arena_bytes:
+        raise Internal(f"expected batches in the arena, got bytes {out_at.min()} to {ends.max()}", stage="decode")
+
+
+def _copy(
+    plain: Plain,
+    source: _Source,
+    rows: _Rows,
+    out_at: NDArray[np.int64],
+    arena: mmap.mmap,
+    *,
+    skip: NDArray[np.bool_],
+) -> NDArray[np.bool_]:
+    """Copy one column; return bool[batches], which batches have a number that does not fit its type."""
+    bad = np.zeros(len(rows.ends), np.bool_)
+    places, width, kind = source.entries_of(rows), plain.out_bytes, f"V{plain.out_bytes}"
+    plainly = plain.encoding == plain.out
+    for low, high, step in rows.blocks(out_at, skip):
+        count, start = high - low, int(out_at[low])
+        its = places[rows.starts[low] : rows.ends[high - 1]]
+        per_batch = len(its) // count
+        if plainly and width >= _WIDE_BYTES:
+            for number in range(count):
+                target = np.ndarray((per_batch,), kind, arena, start + number * step)
+                source.take_into(its[number * per_batch : (number + 1) * per_batch], target)
+            continue
+        values = source.take(its)
+        if not plainly:
+            numbers, fitting = _converted(plain, values)
+            values = numbers.view(kind)
+            if fitting is not None:
+                bad[low:high] = ~fitting.reshape(count, -1).all(axis=1)
+        np.ndarray((count, per_batch), kind, arena, start, (step or width, width))[...] = values.reshape(count, -1)
+    return bad
+
+
+def _converted(plain: Plain, values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
+    """Return numbers in the batch's type, and which of them fit it, or None if all do."""
+    if plain.encoding in NARROW:
+        return widened(values.view(np.uint8), plain.encoding), None
+    numbers, fitting = values.view(plain.encoding), None
+    if plain.out == "int64" and plain.encoding == "uint64":
+        fitting = numbers <= np.iinfo(np.int64).max
+    with np.errstate(over="ignore", invalid="ignore"):  # numbers beyond float32 become infinity, as in IEEE
+        return numbers.astype(plain.out), fitting

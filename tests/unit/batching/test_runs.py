@@ -1,0 +1,308 @@
+"""Runs of batches in one slot hold the same batches as slots of one batch each, and fail where those do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feedd.batching.plain_batches import slots_for_runs
+from feedd.catalog.stages import PipelineOptions
+from feedd.errors import BadSample, ObjectChanged
+from feedd.flow.runs import first_runs, run_lengths
+from feedd.metrics import DECODE_SAMPLES
+from feedd.sessions.own_batches import OwnBatches
+from feedd.values import BatchReady, Cursor, EpochEnd, Produced
+from tests.fakes.feeding import batches, feeding, rank
+from tests.fakes.fetchers import until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from feedd.sessions.feed_session import Session
+    from tests.fakes.feeding import GatedStore
+
+FIELDS = (("rows", '{"decode": "tensor", "dtype": "uint8", "shape": [4], "from": ["data"]}'),)
+COUNTS = (5, 12, 7, 11, 9, 3)
+TARS = (("x", "tensor:uint8:4"), ("y", '{"decode": "tokens", "dtype": "uint16", "count": 2, "from": ["y"]}'))
+
+
+def _arrays(into: GatedStore) -> None:
+    """Store arrays whose rows hold the number of their shard and their own."""
+    for shard, count in enumerate(COUNTS):
+        _safetensors(into, shard, np.array([[shard, n, 255 - n, 7] for n in range(count)], np.uint8), "U8")
+
+
+def _safetensors(into: GatedStore, shard: int, rows: NDArray[Any], dtype: str) -> None:
+    told = {"data": {"dtype": dtype, "shape": rows.shape, "data_offsets": (0, rows.nbytes)}}
+    head = json.dumps(told).encode()
+    into.put(f"train/{shard:02d}.safetensors", len(head).to_bytes(8, "little") + head + rows.tobytes())
+
+
+def _tars(into: GatedStore, *bad: int) -> None:
+    for shard, count in enumerate(COUNTS):
+        numbers = [shard * 16 + n for n in range(count)]
+        into.shard(shard, [{"x": bytes([n] * (3 if n in bad else 4)), "y": bytes([n, 0, n, 1])} for n in numbers])
+
+
+def _listed(session: Session, made: Produced) -> list[tuple[BatchReady, list[bytes]]]:
+    """Return each batch of a slot with the bytes of its fields."""
+    view, info = session.slots.view(made.slot), session.info
+    first = made.batch
+    alike = [(first, number) for number in range(1 + made.alike)]
+    every = [*alike, *((one, 1 + made.alike + number) for number, one in enumerate(made.more))]
+    found = []
+    for one, place in every:
+        data = view[place * info.batch_bytes :]
+        found.append((one, [bytes(data[at.values_at : at.values_at + at.values_bytes]) for at in one.regions]))
+    return found
+
+
+async def _runs(session: Session, lengths: list[int], at: Cursor | None = None) -> tuple[list[Any], Exception | None]:
+    """Make an epoch run by run; return its batches, how often some were alike, and what ended it before its end."""
+    here, found = at or Cursor(), []
+    counts = iter(lengths)
+    while isinstance(made := await session.produce_run(here, next(counts)), Produced):
+        found += _listed(session, made)
+        session.release(made.slot)
+        if made.failure is not None:
+            return found, made.failure
+        here = Cursor(here.epoch, here.step + made.batch_count, made.batch.cursor.anchors)
+    assert isinstance(made, EpochEnd)
+    assert made.steps == here.step
+    return found, None
+
+
+def _same(found: list[Any], alone: list[Any]) -> None:
+    assert len(found) == len(alone)
+    for (ready, fields), other in zip(found, alone, strict=True):
+        theirs = [other.data[at.values_at : at.values_at + at.values_bytes] for at in other.ready.regions]
+        assert (ready.rows, ready.regions, ready.size_bytes) == (
+            other.ready.rows,
+            other.ready.regions,
+            other.ready.size_bytes,
+        )
+        assert fields == theirs
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("lengths", [[1, 2, 4, 8] + [8] * 40, [3] * 40, [64] * 5])
+async def test_they_hold_the_same_batches(tmp_path: Path, ranks: int, shuffle: bool, lengths: list[int]) -> None:
+    """Of several windows, whose last batches are short or lie in two windows, and for each of several ranks."""
+    async with feeding(tmp_path) as rig:
+        _arrays(rig.store)
+        for number in range(ranks):
+            asked = {"fields": FIELDS, "shuffle": shuffle, "batch_size": 3, "topology": rank(number, ranks)}
+            alone = await batches(await rig.open(**asked))
+            session = await rig.open(**asked, runs=True)
+            assert session.info.run_batches >= max(lengths)
+            found, failure = await _runs(session, lengths)
+            assert failure is None
+            _same(found, alone)
+
+
+def _has_made(session: Session, count: int) -> bool:
+    """Whether so many runs of the next epoch are made."""
+    own = session._parts.batches
+    assert isinstance(own, OwnBatches)
+    early = own.prefetch._early_slots
+    return len(early) == count and all(one.task.done() for one in early)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"uneven": "pad", "steps": 30},
+        {"uneven": "pad", "steps": 5},
+        {"partitions": 2},
+        {"partitions": 2, "topology": rank(1, 2)},
+        {"partitions": 2, "uneven": "pad", "steps": 25},
+    ],
+)
+async def test_they_are_cut_and_padded_alike(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """Steps that are given, samples that come again, and partitions that take turns."""
+    async with feeding(tmp_path) as rig:
+        _arrays(rig.store)
+        asked = {"fields": FIELDS, "shuffle": True, "batch_size": 2, "window_shards": 3} | changes
+        alone = await batches(await rig.open(**asked))
+        if "topology" in changes:  # the other rank sorts its windows, which ranks share
+            await batches(await rig.open(**asked | {"topology": rank(0, 2)}))
+        found, failure = await _runs(await rig.open(**asked, runs=True), [1, 4, *[16] * 20])
+        assert failure is None
+        _same(found, alone)
+        assert [one.again for one, _ in found] == [one.ready.again for one in alone]
+
+
+async def test_batches_of_many_rows(tmp_path: Path) -> None:
+    """A batch is cut into requests, as runs are."""
+    rows = np.arange(3 * 20_000, dtype=np.uint32).reshape(3, -1)
+    async with feeding(tmp_path) as rig:
+        for shard in range(3):
+            _safetensors(rig.store, shard, rows[shard], "U32")
+        asked = {"fields": (("n", '{"decode": "int", "from": ["data"]}'),), "batch_size": 25_000}
+        for runs in (False, True):
+            found = await batches(await rig.open(**asked, runs=runs))
+            assert [row for batch in found for row in batch.ints("n")] == rows.reshape(-1).tolist()
+
+
+async def test_numbers_that_do_not_fit_are_bad_samples(tmp_path: Path) -> None:
+    """Workers copy whole columns, and say which batches have a value that cannot be copied."""
+    async with feeding(tmp_path) as rig:
+        for shard, count in enumerate(COUNTS):
+            rows = np.arange(count, dtype=np.uint64) + np.uint64(100 * shard)
+            if shard == 2:
+                rows[4] = np.uint64(1 << 63)
+            _safetensors(rig.store, shard, rows, "U64")
+        asked = {"fields": (("n", '{"decode": "int", "from": ["data"]}'),), "batch_size": 2, "bad_samples_max": 1}
+        alone = await batches(await rig.open(**asked))
+        found, failure = await _runs(await rig.open(**asked, runs=True), [64] * 3)
+        assert failure is None
+        _same(found, alone)
+        assert sum(one.bad_samples for one, _ in found) == 1
+        _, failure = await _runs(await rig.open(**asked | {"bad_samples_max": 0}, runs=True), [64] * 3)
+        assert isinstance(failure, BadSample)
+
+
+async def test_the_next_epochs_first_runs_are_made_in_advance(tmp_path: Path) -> None:
+    """Who begins the epoch gets them; who begins it elsewhere gets as many batches as asked for."""
+    async with feeding(tmp_path) as rig:
+        _arrays(rig.store)
+        asked: dict[str, Any] = {"fields": FIELDS, "shuffle": True, "batch_size": 2, "window_shards": 6}
+        expected = await batches(await rig.open(**asked), Cursor(1))
+        for first, count in ((0, 1), (1, 1), (1, 4), (2, 3)):
+            session = await rig.open(**asked, runs=True)
+            await _runs(session, [64] * 4)
+            await until(partial(_has_made, session, 3))
+            copied = rig.recorder.total(DECODE_SAMPLES)
+            made = await session.produce_run(Cursor(1, first), count)
+            assert isinstance(made, Produced)
+            assert made.batch_count == count
+            _same(_listed(session, made), expected[first : first + count])
+            in_advance = (first, count) in {(0, 1), (1, 4)}
+            assert (rig.recorder.total(DECODE_SAMPLES) == copied) == in_advance
+            session.release(made.slot)
+            await rig.close(session)
+
+
+async def test_an_object_that_changed_is_listed_again(tmp_path: Path) -> None:
+    """Also where batches before it in the run could be made."""
+    async with feeding(tmp_path) as rig:
+        _arrays(rig.store)
+        gate = rig.store.gates["train/05.safetensors"] = asyncio.Event()
+        asked: dict[str, Any] = {"fields": FIELDS, "batch_size": 2, "window_shards": 1, "runs": True}
+        session = await rig.open(**asked)
+        _safetensors(rig.store, 5, np.zeros((9, 4), np.uint8), "U8")
+        gate.set()
+        found, failure = await _runs(session, [64] * 3)
+        assert isinstance(failure, ObjectChanged)
+        assert len(found) == sum(COUNTS[:5]) // 2
+        again, failure = await _runs(await rig.open(**asked), [64] * 3)
+        assert failure is None
+        assert len(again) == (sum(COUNTS[:5]) + 9 + 1) // 2
+
+
+async def test_most_of_a_window_is_told_as_one_batch(tmp_path: Path) -> None:
+    """Batches that differ in their steps only are not told one by one."""
+    async with feeding(tmp_path) as rig:
+        _arrays(rig.store)
+        session = await rig.open(fields=FIELDS, batch_size=2, window_shards=6, runs=True, shuffle=True)
+        await session.produce_run(Cursor(), 1)  # sorts the window
+        made = await session.produce_run(Cursor(0, 1), 16)
+        assert isinstance(made, Produced)
+        assert (made.alike, made.more) == (15, ())
+
+
+async def test_a_stream_begins_in_the_middle_of_a_run(tmp_path: Path) -> None:
+    """Any step may be the first of a run, with the anchors of a batch before it."""
+    async with feeding(tmp_path) as rig:
+        _arrays(rig.store)
+        asked = {"fields": FIELDS, "shuffle": True, "batch_size": 2}
+        alone = await batches(await rig.open(**asked))
+        for step in (1, 5, len(alone) - 1):
+            session = await rig.open(**asked, runs=True)
+            here = Cursor(0, step, alone[step - 1].ready.cursor.anchors)
+            found, _ = await _runs(session, [8] * 20, here)
+            _same(found, alone[step:])
+
+
+@pytest.mark.parametrize("budget", [0, 1, 2])
+@pytest.mark.parametrize("lengths", [[1] * 40, [5] * 40, [64] * 4])
+async def test_they_fail_where_single_batches_do(tmp_path: Path, budget: int, lengths: list[int]) -> None:
+    """Batches before the bad one come; within the budget the bad samples are left out."""
+    async with feeding(tmp_path) as rig:
+        _tars(rig.store, 18, 35)
+        asked = {"fields": TARS, "batch_size": 3, "bad_samples_max": budget}
+        alone: list[Any] = []
+        session = await rig.open(**asked)
+        try:
+            here = Cursor()
+            while not isinstance(made := (await session.produce([here]))[0], EpochEnd):
+                data = bytes(session.slots.view(made.slot)[: made.batch.size_bytes])
+                alone.append(type("One", (), {"ready": made.batch, "data": data}))
+                session.release(made.slot)
+                here = Cursor(0, here.step + 1, made.batch.cursor.anchors)
+            expected = None
+        except BadSample as error:
+            expected = error
+        session = await rig.open(**asked, runs=True)
+        assert session.info.run_batches > 1
+        found: list[Any] = []
+        try:
+            found, failure = await _runs(session, lengths)
+        except BadSample as error:
+            assert lengths[0] == 1
+            failure = error
+        assert (failure is None, expected is None) == (budget == 2, budget == 2)
+        if failure is not None:
+            assert isinstance(failure, BadSample)
+            assert str(failure) == str(expected)
+        if found or failure is None:
+            _same(found, alone)
+            assert sum(one.bad_samples for one, _ in found) == sum(one.ready.bad_samples for one in alone)
+
+
+async def test_who_gets_no_runs(tmp_path: Path) -> None:
+    """Groups, several consumers, keys, large batches, fields that are decoded, and clients that do not ask."""
+    async with feeding(tmp_path, options=PipelineOptions(slots_max=64)) as rig:
+        _arrays(rig.store)
+        assert (await rig.open(fields=FIELDS, batch_size=2, runs=True)).info.run_batches == 256
+        for changes in (
+            {"runs": False},
+            {"consumer_count": 2},
+            {"keys": True},
+            {"share": "group"},
+            {"fields": (("rows", '{"decode": "bytes", "from": ["data"]}'),)},
+            {"batch_size": 1 << 20, "prefetch_batches": 2},
+        ):
+            asked = {"fields": FIELDS, "batch_size": 2, "runs": True} | changes
+            info = (await rig.open(**asked)).info
+            assert (info.run_batches, info.batch_bytes) == (1, 0), changes
+
+
+@given(st.integers(1, 1 << 24), st.integers(1, 1024))
+def test_runs_take_no_more_memory_than_slots_of_single_batches(batch_bytes: int, slots: int) -> None:
+    """But for small batches, whose memory is negligible; and there are enough slots to take turns."""
+    run, count = slots_for_runs(slots, batch_bytes)
+    assert run * count * batch_bytes <= max(slots * batch_bytes, 8 << 20)
+    if run == 1:
+        assert count == slots
+    else:
+        assert 4 <= run <= 256
+        assert 4 <= count <= 8
+
+
+def test_the_first_runs_are_short() -> None:
+    """The first batch waits for no other; then runs grow."""
+    lengths = run_lengths(50)
+    assert [next(lengths) for _ in range(6)] == [1, 4, 16, 50, 50, 50]
+    assert first_runs(50, 4) == {0: 1, 1: 4, 5: 16, 21: 50}
+    assert first_runs(1, 3) == {0: 1, 1: 1, 2: 1}

@@ -1,0 +1,62 @@
+"""A request names only the files that its rows need."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from feedd.recipe.recipe import parse_field
+from feedd.values import ObjectRef, ShardFile
+from feedd.workers.calls import GatherCall
+from feedd.workers.messages import MESSAGE_BYTES_MAX, GatherRequest, request_decoder
+from feedd.workers.work import Column, GatherTask
+
+
+def _task(file_no: list[int], batch_rows: int) -> GatherTask:
+    files = tuple(ShardFile(ObjectRef("s3://b", f"{number}", 1000, "e"), f"/cache/{number}", 0) for number in range(4))
+    rows = len(file_no)
+    batches = rows // batch_rows
+    recipe = parse_field("x", '{"decode": "tensor", "dtype": "int64", "shape": [1]}')
+    column = Column(recipe, np.arange(4) * 10, np.full(4, 8))
+    ends = np.arange(1, batches + 1) * batch_rows
+    out_at = np.arange(batches).reshape(-1, 1) * 64
+    return GatherTask(files, 1, (column,), np.array(file_no), np.arange(rows), ends, out_at)
+
+
+def test_files_are_numbered_anew() -> None:
+    """Each request has its own files, with what is told of them; of one file no row says which."""
+    call = GatherCall(_task([2, 2, 3, 0], 2))
+    first, second = (request_decoder.decode(call.packet(range(at, at + 1), at).payload) for at in range(2))
+    assert isinstance(first, GatherRequest)
+    assert isinstance(second, GatherRequest)
+    assert [file.path for file in first.files] == ["/cache/2"]
+    assert (first.columns[0].at, first.file_no, first.batch_ends) == ((20,), b"", (2,))
+    assert [file.path for file in second.files] == ["/cache/0", "/cache/3"]
+    assert second.columns[0].at == (0, 30)
+    assert np.frombuffer(second.file_no, "<u2").tolist() == [1, 0]
+    assert np.frombuffer(second.ordinal, "<u4").tolist() == [2, 3]
+    assert np.frombuffer(second.out_at, "<i8").tolist() == [64]
+
+
+def test_requests_fit_a_packet() -> None:
+    """As many batches are sent together as fit; large ones are sent in parts, to where each part belongs."""
+    for batch_rows in (1, 256, 1000, 20_000):
+        call = GatherCall(_task([0, 1, 2, 3] * 10_000, batch_rows))
+        payload = call.packet(range(min(call.request_units, call.rows)), 1).payload
+        assert MESSAGE_BYTES_MAX // 2 < len(payload) <= MESSAGE_BYTES_MAX
+    assert call.rows == 10
+    parts = [request_decoder.decode(call.packet(range(at, at + 1), 1).payload) for at in range(call.rows)]
+    assert [np.frombuffer(part.out_at, "<i8").tolist() for part in parts] == [
+        [batch * 64 + part * 4096 * 8] for batch in range(2) for part in range(5)
+    ]
+    assert [part.batch_ends for part in parts] == [(4096,), (4096,), (4096,), (4096,), (3616,)] * 2
+    assert [int(np.frombuffer(part.ordinal, "<u4")[0]) for part in parts] == [
+        batch * 20_000 + part * 4096 for batch in range(2) for part in range(5)
+    ]
+
+
+def test_undone_rows_are_counted_from_the_tasks_beginning() -> None:
+    """A worker counts from its request's first row."""
+    call = GatherCall(_task([0] * 8, 2))
+    call.give_up(range(3, 4), "SIGBUS")
+    call.give_up(range(1, 2), "SIGBUS")
+    assert call.undone.tolist() == [2, 3, 6, 7]
