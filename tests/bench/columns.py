@@ -73,7 +73,7 @@ def run(plan: Plan) -> Result:
     root = _prepare(shape)
     own_bytes = sum(map(_own_bytes, sorted((root / BUCKET / "parquet").iterdir())))
     with BenchServer(root) as server:
-        arms = _arms(plan, shape, server)
+        arms = [arm for arm in _arms(plan, shape, server) if not plan.arms or arm.name in plan.arms]
 
         def once(arm: Arm, round_index: int) -> Row:
             plan.say(f"columns: round {round_index}, {arm.name}")
