@@ -19,6 +19,7 @@ from feedd.flow.runs import first_runs, run_lengths
 from feedd.metrics import DECODE_SAMPLES
 from feedd.sessions.own_batches import OwnBatches
 from feedd.values import BatchReady, Cursor, EpochEnd, Produced
+from tests.budget import later
 from tests.fakes.feeding import batches, feeding, rank
 from tests.fakes.fetchers import until
 
@@ -95,7 +96,7 @@ def _same(found: list[Any], alone: list[Any]) -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize("lengths", [[1, 2, 4, 8] + [8] * 40, [3] * 40, [64] * 5])
+@pytest.mark.parametrize("lengths", [[1, 2, 4, 8] + [8] * 40, later([3] * 40), later([64] * 5)])
 async def test_they_hold_the_same_batches(tmp_path: Path, ranks: int, shuffle: bool, lengths: list[int]) -> None:
     """Of several windows, whose last batches are short or lie in two windows, and for each of several ranks."""
     async with feeding(tmp_path) as rig:
@@ -235,7 +236,7 @@ async def test_a_stream_begins_in_the_middle_of_a_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("budget", [0, 1, 2])
-@pytest.mark.parametrize("lengths", [[1] * 40, [5] * 40, [64] * 4])
+@pytest.mark.parametrize("lengths", [[1] * 40, later([5] * 40), [64] * 4])
 async def test_they_fail_where_single_batches_do(tmp_path: Path, budget: int, lengths: list[int]) -> None:
     """Batches before the bad one come; within the budget the bad samples are left out."""
     async with feeding(tmp_path) as rig:
