@@ -57,6 +57,7 @@ class Rank:
                 partitions=settings["partitions"],
                 uneven="drop",
                 prefetch_batches=settings["prefetch"],
+                runs=True,
             )
         )
         arena = granted.arena
@@ -79,7 +80,8 @@ class Rank:
             if not response.batches:
                 continue
             releases = [pb.Release(slot=one.slot, generation=one.generation) for one in response.batches]
-            before, self.batches = self.batches, self.batches + len(releases)
+            count = sum(1 + one.alike + len(one.more) for one in response.batches)
+            before, self.batches = self.batches, self.batches + count
             if before < _READY_BATCHES <= self.batches:
                 ready()
             await call.write(pb.StreamRequest(credits=len(releases), releases=releases))
