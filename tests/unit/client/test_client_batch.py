@@ -37,7 +37,10 @@ def test_a_batch_says_what_is_in_it(bench: Bench) -> None:
     assert repr(Batch(x=torch.zeros(2, 3), y=1)) == "Batch(x: float32[2, 3], y: int)"
 
 
-@pytest.mark.parametrize("options", [{}, {"batch_size": 8}, {"batch_size": 2, "num_workers": 1}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"batch_size": 8}, pytest.param({"batch_size": 2, "num_workers": 1}, marks=pytest.mark.slow)],  # 5 s to end
+)
 def test_batches_are_not_collated_again(bench: Bench, options: dict[str, Any]) -> None:
     """``DataLoader(dataset)`` without ``batch_size=None`` is an error that says so, with and without workers."""
     loader = DataLoader(bench.dataset(bench.server()), **options)
