@@ -184,16 +184,15 @@ class PlainBatches:
             BadSample: the failure budget is spent.
         """
         indexes, lost = await self._stages.lost.without(indexes, files)
-        columns = None if lost else columns_of(indexes, self._recipes.distinct[0])
-        if columns is None or len(files) > FILES_MAX:
+        if lost:
             return None
         layout = self._layout(run.rows)
         at = slot.index * self._arena.slot_bytes + first * self.batch_bytes
         starts = at + np.arange(len(run)) * self.batch_bytes
         out_at = starts[:, np.newaxis] + np.array([field.region.values_at for field in layout.fields])
         ends = np.arange(run.rows, len(run.shard) + 1, run.rows)
-        task = GatherTask(files, self._arena_id, columns, group.shard_no, group.ordinal, ends, out_at)
-        if len(await self._stages.pool.gather(task)):
+        undone = await self._gathered(group, indexes, files, ends, out_at)
+        if undone is None or len(undone):
             return None
         self._bad_sample_handler.charge_none(run.cursor, len(run))
         return BatchReady(run.cursor, layout.rows, layout.regions, layout.size_bytes)
@@ -206,17 +205,34 @@ class PlainBatches:
         places: Sequence[tuple[Layout, int]],
     ) -> Sequence[BadRow]:
         """Copy all rows to their places, the layouts and starts in the arena of their batches; return bad rows."""
-        recipe = self._recipes.distinct[0]
-        columns = columns_of(indexes, recipe)
-        if columns is None or len(files) > FILES_MAX:
-            return await self._decoded(group, np.arange(len(group.ordinal)), indexes, files, places)
         ends = np.cumsum([layout.rows for layout, _ in places])
         out_at = np.array([[field.region.values_at + at for field in layout.fields] for layout, at in places], np.int64)
-        task = GatherTask(files, self._arena_id, columns, group.shard_no, group.ordinal, ends, out_at)
-        undone = await self._stages.pool.gather(task)
+        undone = await self._gathered(group, indexes, files, ends, out_at)
+        if undone is None:
+            undone = np.arange(len(group.ordinal))
         if not len(undone):
             return ()
         return await self._decoded(group, undone, indexes, files, places)
+
+    async def _gathered(
+        self,
+        group: BatchPlanGroup,
+        indexes: Sequence[ShardIndex],
+        files: tuple[ShardFile, ...],
+        ends: NDArray[np.int64],
+        out_at: NDArray[np.int64],
+    ) -> NDArray[np.int64] | None:
+        """Copy the group's rows column by column; see ``GatherTask`` for ``ends`` and ``out_at``.
+
+        Returns:
+            The rows that were not copied. None: no row was, because values lie at irregular distances, or the files are
+            too many for a request.
+        """
+        columns = columns_of(indexes, self._recipes.distinct[0])
+        if columns is None or len(files) > FILES_MAX:
+            return None
+        task = GatherTask(files, self._arena_id, columns, group.shard_no, group.ordinal, ends, out_at)
+        return await self._stages.pool.gather(task)
 
     async def _decoded(
         self,

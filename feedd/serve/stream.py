@@ -295,7 +295,7 @@ async def _or_error(producing: Awaitable[_T], steps: Sequence[Cursor]) -> _T | F
         return await producing
     except FeeddError as error:
         return error
-    except Exception as error:  # noqa: BLE001 -- see above
+    except Exception as error:  # noqa: BLE001 - a defect must not end other sessions
         return as_feedd_error(error, f"producing {len(steps)} steps from {steps[0].step} of {steps[0].epoch}")
 
 
