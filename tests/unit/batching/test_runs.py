@@ -19,6 +19,7 @@ from feedd.flow.runs import first_runs, run_lengths
 from feedd.metrics import DECODE_SAMPLES
 from feedd.sessions.own_batches import OwnBatches
 from feedd.values import BatchReady, Cursor, EpochEnd, Produced
+from feedd.workers.worker_pool import DecodePool
 from tests.budget import later
 from tests.fakes.feeding import batches, feeding, rank
 from tests.fakes.fetchers import until
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from feedd.sessions.feed_session import Session
+    from feedd.workers.work import GatherTask
     from tests.fakes.feeding import GatedStore
 
 FIELDS = (("rows", '{"decode": "tensor", "dtype": "uint8", "shape": [4], "from": ["data"]}'),)
@@ -141,6 +143,36 @@ async def test_they_are_cut_and_padded_alike(tmp_path: Path, changes: dict[str, 
         assert failure is None
         _same(found, alone)
         assert [one.again for one, _ in found] == [one.ready.again for one in alone]
+
+
+@pytest.mark.parametrize("runs", [False, True])
+async def test_shards_too_many_for_a_request_are_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: bool
+) -> None:
+    """A request numbers its files in two bytes."""
+    file_counts = []
+    gather = DecodePool.gather
+
+    async def noted(pool: DecodePool, task: GatherTask) -> NDArray[np.int64]:
+        file_counts.append(len(task.files))
+        return await gather(pool, task)
+
+    monkeypatch.setattr(DecodePool, "gather", noted)
+    async with feeding(tmp_path) as rig:
+        _arrays(rig.store)
+        asked = {"fields": FIELDS, "batch_size": 3}
+        alone = await batches(await rig.open(**asked))
+        assert max(file_counts) > 1
+        file_counts.clear()
+        monkeypatch.setattr("feedd.batching.plain_batches.FILES_MAX", 1)
+        session = await rig.open(**asked, runs=runs)
+        if runs:
+            found, failure = await _runs(session, [8] * 40)
+            assert failure is None
+            _same(found, alone)
+        else:
+            assert [one.data for one in await batches(session)] == [one.data for one in alone]
+        assert set(file_counts) <= {1}
 
 
 async def test_batches_of_many_rows(tmp_path: Path) -> None:
