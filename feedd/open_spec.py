@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from feedd.owner import Owner
 from feedd.values import Topology
@@ -80,6 +80,27 @@ class OrderSpec:
     steps: int = 0
     mix: str = ""
     samples_per_epoch: int = 0
+
+    def in_lanes(self, lane_count: int) -> OrderSpec:
+        """Return the order for one of ``lane_count`` lanes of each node; see ``Topology.in_lane``.
+
+        All nodes read replicated data in the same order. There the lanes of one node split the data by key, and the
+        other nodes do not count.
+
+        Raises:
+            ValueError: the ranks of the nodes cannot be split so.
+        """
+        topology = self.topology.in_lane(lane_count)
+        if lane_count == 1 or self.sharding != "replicated":
+            return replace(self, topology=topology)
+        node = Topology(
+            world_size=self.topology.local_world_size,
+            rank=self.topology.local_rank,
+            local_world_size=self.topology.local_world_size,
+            local_rank=self.topology.local_rank,
+        )
+        partitions = 0 if self.partitions == self.topology.node_count else self.partitions
+        return replace(self, topology=node.in_lane(lane_count), sharding="key", partitions=partitions)
 
 
 @dataclass(frozen=True, slots=True)

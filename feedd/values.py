@@ -192,6 +192,27 @@ class Topology:
             if not 0 <= value < bound:
                 raise ValueError(f"expected 0 <= {name} < {bound_name} ({bound}), got {value}")
 
+    def in_lane(self, lane_count: int) -> Topology:
+        """Return the position in a plan in which each of ``lane_count`` lanes of a node counts as a node.
+
+        Each lane has as many consecutive ranks of the node as the others. Lane ``l`` of node ``n`` is node ``l *
+        node_count + n`` of the plan. So a node reads the same keys and partitions, however many lanes it has.
+
+        Raises:
+            ValueError: the ranks of the nodes cannot be split so.
+        """
+        if lane_count == 1:
+            return self
+        size, left = divmod(self.local_world_size, lane_count)
+        if left or self.world_size != self.node_count * self.local_world_size:
+            raise ValueError(
+                f"expected each node's ranks to be a multiple of {lane_count} lanes, got {self.world_size} ranks on"
+                f" {self.node_count} nodes, {self.local_world_size} of them on this one"
+            )
+        lane, local_rank = divmod(self.local_rank, size)
+        node_rank = lane * self.node_count + self.node_rank
+        return Topology(self.world_size, self.rank, size, local_rank, self.node_count * lane_count, node_rank)
+
 
 @dataclass(frozen=True, slots=True)
 class Cursor:

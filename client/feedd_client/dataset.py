@@ -9,6 +9,7 @@ from torch.utils.data import get_worker_info
 
 from feedd_client import accelerated
 from feedd_client import state as states
+from feedd_client.asking import Plan
 from feedd_client.dataset_base import DatasetBase
 from feedd_client.epochs import Epochs
 from feedd_client.errors import BadOptionError
@@ -195,7 +196,7 @@ class FeedDataset(DatasetBase):
         if self._options.batch_size is None:
             raise TypeError("the number of samples is not known in advance; set batch_size, and len() counts steps")
         if self._known_steps is None and not self._requested_steps:
-            self._known_steps = self._asker.steps(self._fingerprint, self._epochs.current())
+            self._known_steps = self._asker.steps(Plan(self._fingerprint, self._topology_state), self._epochs.current())
             self._requested_steps = True
         if self._known_steps is None:
             raise TypeError(
@@ -213,7 +214,7 @@ class FeedDataset(DatasetBase):
         Raises:
             FeedError: the field's labels are numbers in the data, or the dataset cannot be opened.
         """
-        return self._asker.classes(field, self._fingerprint, self._epochs.current())
+        return self._asker.classes(field, Plan(self._fingerprint, self._topology_state), self._epochs.current())
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next pass. A loaded position of another epoch is dropped.
@@ -278,10 +279,15 @@ class FeedDataset(DatasetBase):
         consumer = Consumer(ranks.topology(in_worker=in_worker), worker_count, worker_id or 0)
         uneven = ranks.uneven(consumer.topology, in_worker=in_worker)
         start = states.begin(self._resume, self._epochs.current(worker_id), consumer, self._options)
-        opener = Opener(self._options, consumer, runtime.connect, runtime.drop_channel, uneven, pinned=pinned)
+        lane_count = states.lanes_of(self._topology_state, consumer.topology)
+        idle = runtime.borrow(lane_count, pinned=pinned)
+        if idle is not None:
+            lane_count = idle.lane_count
+        to_daemon = (runtime.connect, runtime.drop_channel)
+        opener = Opener(self._options, consumer, *to_daemon, uneven, lane_count=lane_count, pinned=pinned)
         feeder = Feeder(opener, self._options, consumer, self._stats, self._runtime.copies)
         try:
-            feeder.start(start, runtime.borrow(pinned=pinned), self._fingerprint, first=not self._epochs.started)
+            feeder.start(start, idle, self._fingerprint, first=not self._epochs.started)
             self._epochs.begin()
             if uneven == "auto" and feeder.uneven == "join":
                 ranks.check_join(consumer.topology, in_worker=in_worker)
@@ -297,7 +303,7 @@ class FeedDataset(DatasetBase):
         assert feeder.session is not None
         self._fingerprint, self._topology_state = (
             feeder.session.granted.fingerprint,
-            states.topology_state(consumer, self._options),
+            states.topology_state(consumer, self._options, feeder.session.lane_count),
         )
         self._resume = None
         if feeder.known_steps is not None:

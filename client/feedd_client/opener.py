@@ -19,6 +19,7 @@ from feedd_client.errors import (
     FeedError,
     ResourceError,
 )
+from feedd_client.lanes import daemon_of, planned_lanes
 from feedd_client.session import CLOSE_TIMEOUT_S, Session
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from feedd_client.transport import Endpoint
 
 _log: Final = logging.getLogger("feedd_client")
+_LANES_MINOR: Final = 11
 BACKOFF_FIRST_S: Final = 0.05
 BACKOFF_MAX_S: Final = 2.0
 NEAR_S: Final = 30.0  # a daemon that is being replaced usually answers again within this time
@@ -61,20 +63,24 @@ class Opener:
         self,
         options: FeedOptions,
         consumer: Consumer,
-        connect: Callable[[], Endpoint],
+        connect: Callable[[Callable[[int], int]], Endpoint],
         forget: Callable[[], None],
         uneven: str = "allow",
         *,
+        lane_count: int | None = None,
         pinned: bool = False,
     ) -> None:
         """Keep the arguments of later requests.
 
-        ``connect`` returns a usable endpoint, a new one after ``forget``. ``uneven`` is in wire form. ``pinned``: a
-        device will read the arena directly, which is impossible if other jobs read the arena too.
+        ``connect`` returns a usable endpoint of the node's daemon that its argument chooses, a new one after
+        ``forget``. ``uneven`` is in wire form. ``lane_count``: lanes of the plan; None: chosen when the node says how
+        many daemons it has. ``pinned``: a device will read the arena directly, which is impossible if other jobs read
+        the arena too.
         """
         self.forget = forget
         self.uneven = uneven
         self.expect = b""
+        self.lane_count = lane_count
         self._options = options
         self._consumer = consumer
         self._connect = connect
@@ -97,9 +103,9 @@ class Opener:
         while True:
             left_s = max(deadline_s - time.monotonic(), 0.1)
             try:
-                endpoint = self._connect()
+                endpoint = self._connect(self._daemon_of)
                 granted = self._ask(endpoint, epoch, min(left_s, self._options.open_timeout_s))
-                return _adopted(endpoint, granted, self._options.needs_minor)
+                return _adopted(endpoint, granted, self._needs_minor, self.lane_count or 1)
             except FeedError as error:
                 gone = leaving is not None and isinstance(error, DaemonUnreachable)
                 if not (gone or isinstance(error, retry)):
@@ -117,6 +123,17 @@ class Opener:
                 self.forget()
                 near = isinstance(error, (Draining, DaemonUnreachable)) and time.monotonic() - began_s < NEAR_S
                 backoff_s = min(backoff_s * 2, NEAR_BACKOFF_S if near else BACKOFF_MAX_S)
+
+    @property
+    def _needs_minor(self) -> int:
+        return max(self._options.needs_minor, _LANES_MINOR if self.lane_count and self.lane_count > 1 else 0)
+
+    def _daemon_of(self, daemon_count: int) -> int:
+        """Return which of a node's daemons serves this rank; a new plan gets its lanes here."""
+        topology = self._consumer.topology
+        if self.lane_count is None:
+            self.lane_count = planned_lanes(topology, daemon_count, self._options.partitions)
+        return daemon_of(topology, self.lane_count, daemon_count, self._options.all_urls)
 
     def settle(self, fingerprint: bytes, uneven: str) -> None:
         """Require this dataset and this ``uneven`` mode for every further session."""
@@ -171,6 +188,7 @@ class Opener:
             share=options.share or "",
             shared_arena=options.share is not None and not self._pinned,
             runs=True,
+            lanes=self.lane_count or 1,
             epoch=epoch,
             prefetch_batches=options.prefetch or 0,
             consumer_count=self._consumer.count,
@@ -195,11 +213,11 @@ def _fields(fields: tuple[tuple[str, str], ...]) -> list[pb.Field]:
     return [pb.Field(name=name, recipe=text) for name, text in fields]
 
 
-def _adopted(endpoint: Endpoint, granted: pb.OpenResponse, needs_minor: int) -> Session:
+def _adopted(endpoint: Endpoint, granted: pb.OpenResponse, needs_minor: int, lane_count: int) -> Session:
     """Return the session; a session that this client cannot use is closed at once."""
     try:
         _check_minor(endpoint, granted, needs_minor)
-        return Session(endpoint, granted)
+        return Session(endpoint, granted, lane_count)
     except BaseException:
         endpoint.close_session(granted.session_id, CLOSE_TIMEOUT_S)
         raise
@@ -209,7 +227,7 @@ def _check_minor(endpoint: Endpoint, granted: pb.OpenResponse, needs_minor: int)
     """Check that the daemon is new enough to know all requested options."""
     if granted.version.minor < needs_minor:
         raise DaemonVersionError(
-            "expected a daemon that filters, buckets and replaces samples, and keeps decoded ones "
+            "expected a daemon that knows all requested options "
             f"(protocol {PROTOCOL_MAJOR}.{needs_minor}), got {granted.version.major}.{granted.version.minor}",
             object=endpoint.address.text,
             hint="upgrade feedd on this node",

@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING
 
 from feedd_client import lifetime
 from feedd_client.autostart import resolve_address
-from feedd_client.transport import Endpoint, parse_address, probe, unreachable
+from feedd_client.lanes import lane_address
+from feedd_client.transport import CONNECT_TIMEOUT_S, Endpoint, parse_address, probe, unreachable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from feedd_client.feeder import Remains
     from feedd_client.leases import PrivateCopies
     from feedd_client.session import Session
+    from feedd_client.transport import Address
 
 
 class Runtime:
@@ -35,15 +39,33 @@ class Runtime:
         self._lock = threading.Lock()
         self._endpoint: Endpoint | None = None
         self._idle: Session | None = None
+        self._daemon_count: int | None = None
         lifetime.runtimes.add(self)
 
-    def connect(self) -> Endpoint:
+    def connect(self, daemon_of: Callable[[int], int]) -> Endpoint:
         """Return a channel to a daemon that accepts connections; start an ephemeral daemon if none is configured.
+
+        Args:
+            daemon_of: returns, for the number of daemons of the node, the number of the wanted one.
 
         Raises:
             DaemonUnreachable: nothing accepts connections.
+            FeedError: the first daemon does not say how many there are.
         """
-        address = parse_address(resolve_address(self._explicit))
+        node = parse_address(resolve_address(self._explicit))
+        if self._daemon_count is not None:
+            address = lane_address(node, daemon_of(self._daemon_count))
+            if address == node or probe(address) is None:
+                return self._endpoint_at(address)
+        first = self._endpoint_at(node)
+        self._daemon_count = first.daemon_count(CONNECT_TIMEOUT_S)
+        address = lane_address(node, daemon_of(self._daemon_count))
+        if address != node:
+            self.drop_channel()
+            first.close()
+        return self._endpoint_at(address)
+
+    def _endpoint_at(self, address: Address) -> Endpoint:
         reason = probe(address)
         if reason is not None:
             raise unreachable(address, reason)
@@ -59,8 +81,10 @@ class Runtime:
         with self._lock:
             self._endpoint = None
 
-    def borrow(self, *, pinned: bool = False) -> Session | None:
-        """Take the idle session for a pass, if it has enough free slots; ``pinned``: slots that a device can read.
+    def borrow(self, lane_count: int | None = None, *, pinned: bool = False) -> Session | None:
+        """Take the idle session for a pass, if it has enough free slots.
+
+        ``lane_count``: lanes of the pass's plan; None: any. ``pinned``: slots that a device can read.
 
         If the trainer holds nearly all of its slots, the session is closed and its held batches count as copies.
         """
@@ -71,7 +95,8 @@ class Runtime:
         if session is None:
             return None
         session.collect()
-        if session.free_count < min(2, session.slot_count) or (pinned and session.shared_slot_count):
+        other_plan = lane_count is not None and session.lane_count != lane_count
+        if other_plan or session.free_count < min(2, session.slot_count) or (pinned and session.shared_slot_count):
             for payload in session.leased.payloads():
                 self.copies.count(payload)
             session.close()

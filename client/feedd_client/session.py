@@ -76,8 +76,8 @@ def cursor_of(at: Position) -> pb.Cursor:
 class Session:
     """A granted session. Slots that the user holds outlive their stream."""
 
-    def __init__(self, endpoint: Endpoint, granted: pb.OpenResponse) -> None:
-        """Take over a granted session; attach its arena if possible.
+    def __init__(self, endpoint: Endpoint, granted: pb.OpenResponse, lane_count: int = 1) -> None:
+        """Take over a granted session; attach its arena if possible. ``lane_count``: lanes of its plan.
 
         Raises:
             DaemonVersionError: the daemon speaks another major version.
@@ -106,6 +106,7 @@ class Session:
         self.received: dict[int, int] = {}  # slot -> generation of received, unreturned batches
         self.leased = LeasedSlots()  # the held slots whose batches the trainer has
         self.fresh = True
+        self.lane_count = lane_count
 
     @property
     def free_count(self) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from feedd_client.errors import StateError
+from feedd_client.lanes import in_lane
 from feedd_client.session import Position
 
 if TYPE_CHECKING:
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
     from feedd_client.opener import Consumer
     from feedd_client.options import FeedOptions, SourceOptions
+    from feedd_client.topology import Topology
 
 STATE_VERSION: Final = 2
 _NUMBERS: Final = ("epoch", "step", "row")
@@ -44,9 +46,10 @@ class Resume:
         Raises:
             StateError: they do not, or the state was taken in the middle of a batch, or by another number of workers.
         """
-        now, was = topology_state(consumer, options), self.topology_state
+        was = self.topology_state
         if not was:
             return self.position
+        now = topology_state(consumer, options, lanes_of(was, consumer.topology) or 1)
         _same(was, now, ("partitions", "step_samples"))
         at = self.position
         if at.row:
@@ -97,9 +100,24 @@ def _source(source: SourceOptions) -> dict[str, Any]:
     }
 
 
-def topology_state(consumer: Consumer, options: FeedOptions) -> dict[str, int]:
-    """Return the consumer's place in the topology, and the number of samples per step over all ranks."""
-    topology = consumer.topology
+def lanes_of(topology_state: Mapping[str, int], topology: Topology) -> int | None:
+    """Return the lanes with which a plan goes on, on nodes that may have other lanes or ranks; None: it is a new plan.
+
+    Args:
+        topology_state: of the last pass, or of a loaded state; empty if there is none.
+        topology: ranks and nodes now.
+    """
+    if not topology_state:
+        return None
+    lane_count, left = divmod(topology_state["node_count"], topology.node_count)
+    if left or topology.local_world_size % lane_count:
+        return None
+    return lane_count
+
+
+def topology_state(consumer: Consumer, options: FeedOptions, lane_count: int) -> dict[str, int]:
+    """Return the consumer's place in the plan, in which each lane is a node, and the samples of all ranks in a step."""
+    topology = in_lane(consumer.topology, lane_count)
     return {
         "world_size": topology.world_size,
         "local_world_size": topology.local_world_size,

@@ -226,6 +226,21 @@ class Endpoint:
             if former is not None:
                 former.close()
 
+    def daemon_count(self, timeout_s: float) -> int:
+        """Return how many daemons share the node of this one: call Feed.Lanes.
+
+        Raises:
+            FeedError: the error of the daemon or of the transport.
+        """
+        try:
+            found: pb.LanesResponse = self.stub.Lanes(pb.LanesRequest(), timeout=timeout_s, metadata=self.headers)
+        except grpc.RpcError as error:
+            told = translate(error, self.address)
+            if isinstance(told, DaemonVersionError):
+                return 1  # a daemon before 1.11 is alone
+            raise told from None
+        return max(1, found.count)
+
     def classes(self, session_id: str, field: str, timeout_s: float) -> list[str]:
         """Call Feed.Classes.
 

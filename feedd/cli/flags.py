@@ -40,6 +40,10 @@ StatusFlag = Annotated[
 WorkersFlag = Annotated[
     str | None, typer.Option("--workers", help="Number of decode workers, or auto.", rich_help_panel=_PANEL)
 ]
+LanesFlag = Annotated[
+    str | None,
+    typer.Option("--lanes", help="Number of daemons that share this node, or auto.", rich_help_panel=_PANEL),
+]
 LogFlag = Annotated[
     str | None, typer.Option("--log", help="json, text, or auto: text on a terminal.", rich_help_panel=_PANEL)
 ]
@@ -67,6 +71,7 @@ class Flags:
     log: str | None = None
     log_level: str | None = None
     set: list[str] | None = None
+    lanes: str | None = None
 
     def load(self, unsaid: Mapping[str, tuple[object, str]] | None = None) -> Effective:
         """Merge the flags with environment and file.
@@ -79,6 +84,22 @@ class Flags:
         """
         env = dict(os.environ)
         return load({**self._given(), **(unsaid or {})}, env, find_file(self.config, env))
+
+    def arguments(self) -> list[str]:
+        """Return the flags as a command line, for another process of this program."""
+        plain = {
+            "--config": self.config and str(self.config.absolute()),
+            "--cache-dir": self.cache_dir and str(self.cache_dir.absolute()),
+            "--cache-size": self.cache_size,
+            "--status": self.status,
+            "--workers": self.workers,
+            "--lanes": self.lanes,
+            "--log": self.log,
+            "--log-level": self.log_level,
+        }
+        pairs = [(name, value) for name, value in plain.items() if value]
+        pairs += [("--listen", address) for address in self.listen or ()] + [("--set", one) for one in self.set or ()]
+        return [part for pair in pairs for part in pair]
 
     def _given(self) -> dict[str, tuple[object, str]]:
         given: dict[str, tuple[object, str]] = {}
@@ -93,6 +114,7 @@ class Flags:
             "cache.size": (self.cache_size, "flag --cache-size"),
             "status": (self.status, "flag --status"),
             "decode.workers": (self.workers, "flag --workers"),
+            "lanes": (self.lanes, "flag --lanes"),
             "log.format": (self.log, "flag --log"),
             "log.level": (self.log_level, "flag --log-level"),
         }

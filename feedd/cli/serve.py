@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import sys
+import tempfile
 from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,6 +21,7 @@ from feedd.cli.flags import (
     CacheSizeFlag,
     ConfigFlag,
     Flags,
+    LanesFlag,
     ListenFlag,
     LogFlag,
     LogLevelFlag,
@@ -25,6 +29,9 @@ from feedd.cli.flags import (
     StatusFlag,
     WorkersFlag,
 )
+from feedd.daemon.notify import Notifier
+from feedd.lanes.lane import Lane, remove_other_lanes
+from feedd.lanes.lane_process import become_lane
 from feedd.observe.logs import configure_logging
 from feedd.units import format_size
 
@@ -48,27 +55,67 @@ def serve(
     log: LogFlag = None,
     log_level: LogLevelFlag = None,
     set_: SetFlag = None,
+    lanes: LanesFlag = None,
     standby: Annotated[  # noqa: FBT002 - a flag is a flag
         bool, typer.Option("--standby", help="Start next to a running daemon, and take over when it ends.")
     ] = False,
     ephemeral: Annotated[bool, typer.Option("--ephemeral", hidden=True)] = False,  # noqa: FBT002 - a flag is a flag
+    lane: Annotated[str | None, typer.Option("--lane", hidden=True)] = None,
+    lane_folder: Annotated[Path | None, typer.Option("--lane-folder", hidden=True)] = None,
 ) -> None:
-    """Run the daemon in the foreground until SIGTERM or SIGINT; a second signal ends it at once."""
-    flags = Flags(config, listen, cache_dir, cache_size, status, workers, log, log_level, set_)
+    """Run the daemon in the foreground until SIGTERM or SIGINT; a second signal ends it at once.
+
+    With --lanes, several daemons share the node: each has its part of the cores, the memory and the cache. Trainers
+    use one address, and find their lane by their local rank.
+    """
+    flags = Flags(config, listen, cache_dir, cache_size, status, workers, log, log_level, set_, lanes)
     with ephemeral_config(flags) if ephemeral else nullcontext(flags.load()) as effective:
         if ephemeral:
             note_cache_dir(effective.config)
-        code = _run(effective, ephemeral=ephemeral, standby=standby)
+        if lane is not None and lane_folder is not None:
+            mine = become_lane(effective, Lane.parse(lane), lane_folder)
+            code = _run(mine, ephemeral=ephemeral, standby=standby, greets=False)
+        elif effective.config.lanes > 1:
+            code = _supervise(effective, flags, ephemeral=ephemeral, standby=standby)
+        else:
+            remove_other_lanes(effective.config.cache.dir, 1)
+            code = _run(effective, ephemeral=ephemeral, standby=standby, greets=True)
     raise typer.Exit(code)
 
 
-def _run(effective: Effective, *, ephemeral: bool, standby: bool) -> int:
+def _supervise(effective: Effective, flags: Flags, *, ephemeral: bool, standby: bool) -> int:
+    """Run a node's lanes, each a process of this command."""
+    _log_to_stderr(effective)
+    config = effective.config
+    remove_other_lanes(config.cache.dir, config.lanes)
+    switches = ["--standby"] if standby else []
+    common = [sys.executable, "-m", "feedd", "serve", *flags.arguments(), "--cache-dir", str(config.cache.dir)]
+    with tempfile.TemporaryDirectory(prefix="feedd-lanes-") as folder:
+
+        def arguments(lane: Lane) -> list[str]:
+            # Processes of the process tree hold the first lane, and the node ends with it.
+            mine = [*switches, "--ephemeral"] if ephemeral and lane.index == 0 else switches
+            return [*common, *mine, "--lanes", str(lane.count), "--lane", str(lane), "--lane-folder", folder]
+
+        from feedd.lanes.supervisor import LaneCommand, Supervisor  # noqa: PLC0415 - a daemon needs none of it
+
+        command = LaneCommand(arguments, dict(os.environ), Path(folder))
+        on_ready = partial(_greet, effective) if sys.stderr.isatty() else None
+        return asyncio.run(Supervisor(config, command, Notifier(os.environ), on_ready).run())
+
+
+def _log_to_stderr(effective: Effective) -> None:
+    """Log for a person on a terminal, else for machines, unless the configuration says otherwise."""
     on_terminal = sys.stderr.isatty()
     form = effective.config.log.format
     if form == "auto":
         form = "text" if on_terminal else "json"
     brief = on_terminal and form == "text"
     configure_logging(form, effective.config.log.level, brief=brief, without=_GREETED if brief else ())
+
+
+def _run(effective: Effective, *, ephemeral: bool, standby: bool, greets: bool) -> int:
+    _log_to_stderr(effective)
     # The stages take most of a second to import; a wrong configuration is reported before that.
     gc.disable()  # imports leave no garbage, and looking for it took an eighth of their time
     import uvloop  # noqa: PLC0415 - see above
@@ -78,7 +125,7 @@ def _run(effective: Effective, *, ephemeral: bool, standby: bool) -> int:
     gc.freeze()
     gc.enable()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        on_ready = partial(_greet, effective) if on_terminal else None
+        on_ready = partial(_greet, effective) if greets and sys.stderr.isatty() else None
         return runner.run(daemon.run(effective, ephemeral=ephemeral, standby=standby, on_ready=on_ready))
 
 
@@ -90,6 +137,7 @@ def _greet(effective: Effective, addresses: Sequence[str], status: str | None) -
         f"  address       {addresses[0]}",
         *(f"                {other}" for other in addresses[1:]),
         f"  cache         {cache.dir}, up to {format_size(cache.size)}",
+        *([f"  lanes         {effective.config.lanes}"] if effective.config.lanes > 1 else []),
         f"  status page   {f'http://{status}/' if status else 'off; --status 127.0.0.1:7071 turns it on'}",
         f"  in a shell    FEEDD_ADDRESS={addresses[0]} python train.py",
         f'  in Python     FeedDataset("s3://bucket/train/", batch_size=256, address="{addresses[0]}")',

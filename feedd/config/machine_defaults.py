@@ -150,11 +150,16 @@ def _words(path: Path) -> list[str]:
 
 def trainer_count() -> int:
     """Return the number of trainers to leave a core for: one per NVIDIA GPU, and one without GPUs."""
+    return max(1, gpu_count())
+
+
+def gpu_count() -> int:
+    """Return the number of NVIDIA GPUs."""
     try:
         names = [path.name for path in _DEVICES.iterdir()]
     except OSError:
         names = []
-    return max(1, sum(name.startswith("nvidia") and name.removeprefix("nvidia").isdecimal() for name in names))
+    return sum(name.startswith("nvidia") and name.removeprefix("nvidia").isdecimal() for name in names)
 
 
 def default_workers_max(cpus: Collection[int]) -> int:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from feedd.access import NO_FILES, AccessRules
 from feedd.config.machine_defaults import (
@@ -26,6 +26,7 @@ from feedd.config.types import (
     Duration,
     Folder,
     HttpUrl,
+    Lanes,
     Listen,
     PartSize,
     Quotas,
@@ -36,7 +37,9 @@ from feedd.config.types import (
     Status,
     UrlRules,
     Workers,
+    check_listen,
     is_unix,
+    lane_address,
     split_list,
 )
 from feedd.units import GIB, MIB, format_size
@@ -292,6 +295,10 @@ class Config(Section):
         min_length=1,
         description="addresses for trainers: unix:///path.sock (shared memory) or host:port (batches inline)",
     )
+    lanes: Lanes = Field(
+        1,
+        description="daemons that share this node, its cores, memory and cache; auto: one per 16 cores",
+    )
     status: Status = Field("127.0.0.1:7071", description="address of the status page and metrics; off: no page")
     cache: CacheConfig = _section(CacheConfig)
     fetch: FetchConfig = _section(FetchConfig)
@@ -338,6 +345,14 @@ class Config(Section):
         if twice:
             raise ValueError(f"expected each address once, got {', '.join(twice)} twice")
         return value
+
+    @model_validator(mode="after")
+    def _lanes_can_listen(self) -> Self:
+        for address in self.listen if self.lanes > 1 else ():
+            if address.endswith(":0"):
+                raise ValueError(f"expected a port to count the lanes' ports from, got {address}")
+            check_listen(lane_address(address, self.lanes - 1))
+        return self
 
     @field_validator("s3", mode="before")
     @classmethod

@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from feedd.access import completed
-from feedd.config.machine_defaults import usable_cpus
+from feedd.config.machine_cores import auto_lanes
+from feedd.config.machine_defaults import gpu_count, usable_cpus
 from feedd.units import GIB, KIB, format_size, is_loopback, parse_duration_s, parse_host_port, parse_size
 
 if TYPE_CHECKING:
@@ -21,6 +22,10 @@ OFF = "off"
 UNIX_PREFIX = "unix://"
 _PART_LEAST, _PART_MOST = 64 * KIB, 4 * GIB
 _UNIX_PATH_MAX = 101  # bytes: sockaddr_un has 108 with the terminating zero, and the arena's socket appends ".arena"
+
+
+LANES_MAX = 64
+LANE_PORTS = 100  # from the TCP port of one lane to that of the next; the status page has a port close to the first
 
 
 class SizeUnit:
@@ -82,7 +87,12 @@ def split_list(value: Any) -> Any:  # noqa: ANN401 - the user may write any type
     return [value] if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-def _listen(value: str) -> str:
+def check_listen(value: str) -> str:
+    """Return an address to listen at, ``unix:///path`` or ``host:port``.
+
+    Raises:
+        ValueError: it is neither, or the path is too long for a socket.
+    """
     if value.startswith(UNIX_PREFIX):
         path = value.removeprefix(UNIX_PREFIX)
         if not path.startswith("/") or path.endswith("/"):
@@ -124,6 +134,28 @@ def _workers(value: Any) -> Any:  # noqa: ANN401 - the user may write any type
     if isinstance(value, bool) or not text.isdecimal() or not 1 <= int(text) <= 1024:
         raise ValueError(f"expected auto or 1 to 1024 worker processes, got {value!r}")
     return int(text)
+
+
+def _lanes(value: Any) -> Any:  # noqa: ANN401 - the user may write any type
+    text = str(value).strip().lower()
+    if text == "auto":
+        return auto_lanes(gpu_count())
+    if isinstance(value, bool) or not text.isdecimal() or not 1 <= int(text) <= LANES_MAX:
+        raise ValueError(f"expected auto or 1 to {LANES_MAX} lanes, got {value!r}")
+    return int(text)
+
+
+def lane_address(address: str, lane: int) -> str:
+    """Return where lane ``lane`` of a node listens, whose lane 0 listens at ``address``.
+
+    The client computes the same (``feedd_client.lanes``).
+    """
+    if lane == 0:
+        return address
+    if is_unix(address):
+        return f"{address}.lane{lane}"
+    host, _, port = address.rpartition(":")
+    return f"{host}:{int(port) + LANE_PORTS * lane}"
 
 
 def _cpus(value: Any) -> Any:  # noqa: ANN401 - the user may write any type
@@ -210,9 +242,10 @@ Quotas = Annotated[
     dict[Annotated[str, AfterValidator(_quota_url)], Annotated[Size, Field(gt=0)]], BeforeValidator(split_pairs)
 ]
 Duration = Annotated[float, BeforeValidator(_duration), DurationUnit]
-Listen = Annotated[str, BeforeValidator(lambda value: _listen(value) if isinstance(value, str) else value)]
+Listen = Annotated[str, BeforeValidator(lambda value: check_listen(value) if isinstance(value, str) else value)]
 Status = Annotated[str | None, BeforeValidator(_status)]
 Workers = Annotated[Literal["auto"] | int, BeforeValidator(_workers)]
+Lanes = Annotated[int, BeforeValidator(_lanes)]
 Cpus = Annotated[tuple[int, ...], BeforeValidator(_cpus), CpuSet]
 ReadableFile = Annotated[Path, BeforeValidator(lambda value: _readable_file(Path(value).expanduser()))]
 Folder = Annotated[Path, BeforeValidator(lambda value: _folder(Path(value).expanduser()))]

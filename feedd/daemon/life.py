@@ -200,6 +200,7 @@ def _serve_options(life: _Life) -> ServeOptions:
         sessions_per_owner=config.limits.sessions_per_owner,
         warmups_per_owner=config.limits.warmups_per_owner,
         daemon_id=life.daemon_id,
+        lane_count=config.lanes,
     )
 
 

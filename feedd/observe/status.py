@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 KEEPALIVE_S = 15.0
 SHUTDOWN_S = 1.0
-_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_UNIX_PREFIX = "unix://"
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class _Handlers:
         self._rates = Rates()
 
     async def metrics(self, _request: web.Request) -> web.Response:
-        return web.Response(body=self._source.recorder.exposition(), headers={"Content-Type": _METRICS_TYPE})
+        return web.Response(body=self._source.recorder.exposition(), headers={"Content-Type": METRICS_TYPE})
 
     async def healthz(self, _request: web.Request) -> web.Response:
         state, total = self._source.state(), self._source.recorder.total
@@ -112,12 +113,22 @@ def _translate(error: OSError, address: str) -> BadConfig:
 async def open_status(address: str, source: StatusSource) -> AsyncIterator[str]:
     """Serve ``/``, ``/metrics`` and ``/healthz`` until the exit; yields the bound address (port 0: a free port).
 
+    Args:
+        address: ``host:port``, or ``unix:///path`` for the supervisor of a node with lanes.
+        source: what the pages show.
+
     Raises:
         BadConfig: the address cannot be listened on.
     """
-    host, port = parse_host_port(address)
+    async with serve_pages(address, _app(source)) as bound:
+        yield bound
+
+
+@asynccontextmanager
+async def serve_pages(address: str, app: web.Application) -> AsyncIterator[str]:
+    """Serve the pages of ``app`` until the exit; arguments and errors as in ``open_status``."""
     runner = web.AppRunner(
-        _app(source),
+        app,
         access_log=None,
         handle_signals=False,
         keepalive_timeout=KEEPALIVE_S,
@@ -125,6 +136,12 @@ async def open_status(address: str, source: StatusSource) -> AsyncIterator[str]:
     )
     await runner.setup()
     try:
+        path = address.removeprefix(_UNIX_PREFIX)
+        if path != address:
+            await web.UnixSite(runner, path).start()
+            yield address
+            return
+        host, port = parse_host_port(address)
         try:
             await web.TCPSite(runner, host, port).start()
         except OSError as error:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     OpenContext = grpc.aio.ServicerContext[pb.OpenRequest, pb.OpenResponse]
     ClassesContext = grpc.aio.ServicerContext[pb.ClassesRequest, pb.ClassesResponse]
     OpenStatusContext = grpc.aio.ServicerContext[pb.OpenStatusRequest, pb.OpenStatusResponse]
+    LanesContext = grpc.aio.ServicerContext[pb.LanesRequest, pb.LanesResponse]
     CloseContext = grpc.aio.ServicerContext[pb.CloseRequest, pb.CloseResponse]
 
 SERVICE = "feedd.v1.Feed"
@@ -93,6 +94,9 @@ class FeedService:
             "Stream": grpc.stream_stream_rpc_method_handler(self.stream, pb.StreamRequest.FromString, None),
             "OpenStatus": grpc.unary_unary_rpc_method_handler(
                 self.open_status, pb.OpenStatusRequest.FromString, pb.OpenStatusResponse.SerializeToString
+            ),
+            "Lanes": grpc.unary_unary_rpc_method_handler(
+                self.lanes, pb.LanesRequest.FromString, pb.LanesResponse.SerializeToString
             ),
             "Close": grpc.unary_unary_rpc_method_handler(
                 self.close, pb.CloseRequest.FromString, pb.CloseResponse.SerializeToString
@@ -150,6 +154,10 @@ class FeedService:
         """Return what a running Open waits for; empty once it has answered."""
         progress = self._opens.get(request.open_id)
         return pb.OpenStatusResponse(waits_for="" if progress is None else said(str(progress)))
+
+    async def lanes(self, _request: pb.LanesRequest, _context: LanesContext) -> pb.LanesResponse:
+        """Return how many daemons share this node."""
+        return pb.LanesResponse(count=self._options.lane_count)
 
     def _response(self, hosted: ServedSession) -> pb.OpenResponse:
         slots = hosted.feed.slots

@@ -60,6 +60,7 @@ class ServeOptions:
         arena_connections_max: upper bound of lifelines.
         hello_timeout_s: bound on the 21 bytes at the start of a lifeline.
         daemon_id: changes at each start; empty: a random id.
+        lane_count: daemons that share this node; see ``feedd.lanes``.
         open_limits: limits of an Open request.
     """
 
@@ -84,6 +85,7 @@ class ServeOptions:
     arena_connections_max: int = 4096
     hello_timeout_s: float = 5.0
     daemon_id: str = ""
+    lane_count: int = 1
     open_limits: OpenLimits = field(default_factory=OpenLimits)
 
     @property

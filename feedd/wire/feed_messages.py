@@ -22,7 +22,7 @@ PROTOCOL_MAJOR = 1
 # 1: uneven is answered; 2: sources to be mixed; 3: padded fields, filters, policies, buckets; 4: arenas of a group;
 # 5: names of classes; 6: what an Open waits for, heartbeats; 7: notices;
 # 8: notices while a stream runs; 9: tickets, which name the user of a call; 10: runs of batches in a slot
-PROTOCOL_MINOR = 10
+PROTOCOL_MINOR = 11
 
 _INT64_MAX = (1 << 63) - 1
 _VERSION_CHARACTERS = 64
@@ -52,6 +52,7 @@ class OpenLimits:
     prefetch_batches_max: int = 1024
     consumer_count_max: int = 1024
     world_size_max: int = 1 << 20
+    lanes_max: int = 64
 
 
 def check_version(version: pb.ProtocolVersion) -> None:
@@ -161,6 +162,10 @@ def open_spec(request: pb.OpenRequest, limits: OpenLimits) -> OpenSpec:
         mix=bounded_texts("mix", [request.mix.mode or "stratified"], 1, 64)[0] if sources else "",
         samples_per_epoch=bounded("samples_per_epoch", request.mix.samples_per_epoch, 0, _INT64_MAX),
     )
+    try:
+        order = order.in_lanes(bounded("lanes", request.lanes or 1, 1, limits.lanes_max))
+    except ValueError as error:
+        raise BadRequest(str(error), object="topology", stage="serve") from error
     session = SessionSpec(
         epoch=bounded("epoch", request.epoch, 0, _INT64_MAX),
         prefetch_batches=bounded("prefetch_batches", request.prefetch_batches, 0, limits.prefetch_batches_max),

@@ -207,7 +207,9 @@ class Daemon:
     def end(self) -> None:
         """End it in any case."""
         if self.process is not None and self.process.poll() is None:
+            lanes = psutil.Process(self.process.pid).children()
             self.kill()
+            psutil.wait_procs(lanes, timeout=STOP_S)
 
 
 def _is_worker(process: psutil.Process) -> bool:

@@ -59,6 +59,11 @@ class FeedStub:
                 request_serializer=feedd__pb2.OpenStatusRequest.SerializeToString,
                 response_deserializer=feedd__pb2.OpenStatusResponse.FromString,
                 _registered_method=True)
+        self.Lanes = channel.unary_unary(
+                '/feedd.v1.Feed/Lanes',
+                request_serializer=feedd__pb2.LanesRequest.SerializeToString,
+                response_deserializer=feedd__pb2.LanesResponse.FromString,
+                _registered_method=True)
 
 
 class FeedServicer:
@@ -98,6 +103,13 @@ class FeedServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Lanes(self, request, context):
+        """How many daemons share this node; each listens at an address of its own; since 1.11.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FeedServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -125,6 +137,11 @@ def add_FeedServicer_to_server(servicer, server):
                     servicer.OpenStatus,
                     request_deserializer=feedd__pb2.OpenStatusRequest.FromString,
                     response_serializer=feedd__pb2.OpenStatusResponse.SerializeToString,
+            ),
+            'Lanes': grpc.unary_unary_rpc_method_handler(
+                    servicer.Lanes,
+                    request_deserializer=feedd__pb2.LanesRequest.FromString,
+                    response_serializer=feedd__pb2.LanesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -262,6 +279,33 @@ class Feed:
             '/feedd.v1.Feed/OpenStatus',
             feedd__pb2.OpenStatusRequest.SerializeToString,
             feedd__pb2.OpenStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Lanes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/feedd.v1.Feed/Lanes',
+            feedd__pb2.LanesRequest.SerializeToString,
+            feedd__pb2.LanesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,50 @@
+"""Makes this process a lane: it runs on the lane's cores, and ends with its supervisor."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import structlog
+
+from feedd.errors import Internal
+from feedd.lanes.lane import lane_config, lane_cores
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from feedd.config import Effective
+    from feedd.lanes.lane import Lane
+
+_PR_SET_PDEATHSIG = 1
+SUPERVISOR_VARIABLE = "FEEDD_LANE_SUPERVISOR"
+
+
+def status_socket(folder: Path, lane: Lane) -> Path:
+    """Return where a lane serves its status pages to its supervisor."""
+    return folder / f"{lane.index}.status"
+
+
+def become_lane(effective: Effective, lane: Lane, folder: Path) -> Effective:
+    """Pin this process to the lane's cores, and return the lane's configuration.
+
+    Threads and worker processes that start later inherit the cores. The kernel takes memory from their memory node.
+
+    Args:
+        effective: the node's configuration. Its defaults were computed from all cores of the node.
+        lane: which lane.
+        folder: the supervisor's folder for sockets.
+
+    Raises:
+        Internal: the supervisor has ended meanwhile.
+    """
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != int(os.environ.get(SUPERVISOR_VARIABLE, "-1")):
+        raise Internal("expected a supervisor above this lane, got none", stage="lanes")
+    structlog.contextvars.bind_contextvars(lane=lane.index)
+    config = lane_config(effective.config, lane)
+    os.sched_setaffinity(0, lane_cores(frozenset(os.sched_getaffinity(0)), lane))
+    return replace(effective, config=config.model_copy(update={"status": f"unix://{status_socket(folder, lane)}"}))

@@ -1,0 +1,176 @@
+"""One status page for all lanes of a node: their metrics with a label, their health, and a page of sums."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+from aiohttp import web
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from feedd import __version__
+from feedd.observe.page import Rates, render_page
+from feedd.observe.recorder import MetricSample
+from feedd.observe.status import METRICS_TYPE, serve_pages
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Sequence
+    from pathlib import Path
+
+    from prometheus_client import Metric
+
+ASK_S = 5.0
+"""Longest wait for a lane's answer; then the lane counts as down."""
+_READY = 200
+
+
+@dataclass
+class NodeStatus:
+    """What the pages show.
+
+    Attributes:
+        sockets: where each lane serves its pages, by number.
+        cache_capacity_bytes: of all lanes together.
+        restart_counts: how often each lane was started again.
+    """
+
+    sockets: tuple[Path, ...]
+    cache_capacity_bytes: int
+    restart_counts: dict[int, int] = field(default_factory=dict)
+    began_s: float = field(default_factory=time.monotonic)
+
+    def restarted(self, lane: int) -> None:
+        """Count a restart."""
+        self.restart_counts[lane] = self.restart_counts.get(lane, 0) + 1
+
+    def uptime_s(self) -> float:
+        """Seconds since the node's start."""
+        return time.monotonic() - self.began_s
+
+
+class _Merged:
+    """A collector for Prometheus: the families of all lanes, each sample with its lane's number."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+def merged_families(expositions: Sequence[str | None]) -> list[Metric]:
+    """Return the families of all lanes, with a label ``lane``. A lane that did not answer is None."""
+    found: dict[str, Metric] = {}
+    for lane, text in enumerate(expositions):
+        for family in text_string_to_metric_families(text or ""):
+            into = found.setdefault(family.name, family)
+            samples = [one._replace(labels={"lane": str(lane), **one.labels}) for one in family.samples]
+            into.samples = samples if into is family else into.samples + samples
+    return list(found.values())
+
+
+def exposition(expositions: Sequence[str | None], restart_counts: dict[int, int]) -> bytes:
+    """Return the node's metrics in Prometheus' text format."""
+    registry = CollectorRegistry()
+    up = Gauge("feedd_lane_up", "Whether the lane answers.", ("lane",), registry=registry)
+    restarts = Counter("feedd_lane_restarts_total", "Times the lane was started again.", ("lane",), registry=registry)
+    for lane, text in enumerate(expositions):
+        up.labels(str(lane)).set(float(text is not None))
+        restarts.labels(str(lane)).inc(restart_counts.get(lane, 0))
+    registry.register(_Merged(merged_families(expositions)))
+    return generate_latest(registry)
+
+
+def summed_samples(expositions: Sequence[str | None]) -> list[MetricSample]:
+    """Return the samples of all lanes, for tables of sums."""
+    return [
+        MetricSample(sample.name, dict(sample.labels), sample.value)
+        for family in merged_families(expositions)
+        for sample in family.samples
+    ]
+
+
+def summed_health(answers: Sequence[dict[str, Any] | None]) -> dict[str, Any]:
+    """Return the node's health from that of its lanes; None: the lane did not answer."""
+    lanes = [answer or {"state": "down"} for answer in answers]
+    worst = next((one["state"] for one in lanes if one["state"] != "ready"), "ready")
+    return {
+        "state": worst,
+        "workers": sum(one.get("workers", 0) for one in lanes),
+        "sessions": sum(one.get("sessions", 0) for one in lanes),
+        "upgraded_meanwhile": any(one.get("upgraded_meanwhile") for one in lanes),
+        "version": __version__,
+        "lanes": lanes,
+    }
+
+
+class _Handlers:
+    """Request handlers of the three pages."""
+
+    def __init__(self, status: NodeStatus) -> None:
+        self._status = status
+        self._rates = Rates()
+
+    async def metrics(self, _request: web.Request) -> web.Response:
+        texts = [text for _, text in await self._ask("/metrics")]
+        body = await asyncio.to_thread(exposition, texts, dict(self._status.restart_counts))
+        return web.Response(body=body, headers={"Content-Type": METRICS_TYPE})
+
+    async def healthz(self, _request: web.Request) -> web.Response:
+        answers = await self._ask("/healthz")
+        health = summed_health([None if text is None else json.loads(text) for _, text in answers])
+        health["uptime_s"] = round(self._status.uptime_s(), 3)
+        able = all(status == _READY for status, _ in answers)
+        return web.json_response(health, status=_READY if able else 503)
+
+    async def page(self, _request: web.Request) -> web.Response:
+        status = self._status
+        texts = [text for _, text in await self._ask("/metrics")]
+        samples = await asyncio.to_thread(summed_samples, texts)
+        up_count = sum(text is not None for text in texts)
+        text = render_page(
+            title=f"feedd {__version__} - {up_count} of {len(texts)} lanes",
+            uptime_s=status.uptime_s(),
+            cache_capacity_bytes=status.cache_capacity_bytes,
+            samples=samples,
+            rates=self._rates.update(status.uptime_s(), samples),
+        )
+        return web.Response(text=text, content_type="text/html")
+
+    async def _ask(self, page: str) -> list[tuple[int, str | None]]:
+        return await asyncio.gather(*(_answer(path, page) for path in self._status.sockets))
+
+
+async def _answer(path: Path, page: str) -> tuple[int, str | None]:
+    """Return the status and the text of a lane's page; (0, None): it did not answer."""
+    timeout = aiohttp.ClientTimeout(total=ASK_S)
+    try:
+        async with (
+            aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(path)), timeout=timeout) as session,
+            session.get(f"http://lane{page}") as answer,
+        ):
+            return answer.status, await answer.text()
+    except (aiohttp.ClientError, OSError, TimeoutError):
+        return 0, None
+
+
+@asynccontextmanager
+async def open_node_status(address: str, status: NodeStatus) -> AsyncIterator[str]:
+    """Serve ``/``, ``/metrics`` and ``/healthz`` for a node until the exit; yields the bound address.
+
+    Raises:
+        BadConfig: the address cannot be listened on.
+    """
+    handlers = _Handlers(status)
+    app = web.Application(client_max_size=1024)
+    app.router.add_get("/", handlers.page)
+    app.router.add_get("/metrics", handlers.metrics)
+    app.router.add_get("/healthz", handlers.healthz)
+    async with serve_pages(address, app) as bound:
+        yield bound

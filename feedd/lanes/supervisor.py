@@ -1,0 +1,209 @@
+"""Starts the lanes of a node, keeps them running, and stops them together."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from contextlib import AsyncExitStack, closing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import structlog
+
+from feedd.daemon.signals import StopRequests, handled
+from feedd.lanes.lane import Lane
+from feedd.lanes.lane_process import SUPERVISOR_VARIABLE, status_socket
+from feedd.lanes.node_status import NodeStatus, open_node_status
+from feedd.lanes.restarts import Restart, Restarts, Stop
+
+if TYPE_CHECKING:
+    from asyncio.subprocess import Process
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from feedd.config import Config
+    from feedd.daemon.notify import Notifier
+
+    OnReady = Callable[[Sequence[str], str | None], None]
+
+STOP_S = 90.0
+"""Longest time for a lane to end, besides the grace for open streams. Then it is killed."""
+_DATAGRAM_BYTES = 4096
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class _Keeping:
+    """One lane: its present process, if any, and what it has said."""
+
+    lane: Lane
+    restarts: Restarts = field(default_factory=Restarts)
+    process: Process | None = None
+    told_ready: bool = False  # READY=1: the service manager may go on, also in standby
+    serves: bool = False
+    began_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class LaneCommand:
+    """How lanes are started.
+
+    Attributes:
+        arguments: returns the command line of a lane.
+        environment: variables of every lane.
+        folder: folder of this process only, for the lanes' sockets.
+    """
+
+    arguments: Callable[[Lane], Sequence[str]]
+    environment: dict[str, str]
+    folder: Path
+
+
+class Supervisor:
+    """Runs the lanes of a node. Decisions are in ``Restarts``."""
+
+    def __init__(self, config: Config, command: LaneCommand, notifier: Notifier, on_ready: OnReady | None) -> None:
+        """Keep the node's configuration, how to start a lane, and whom to tell when all lanes serve."""
+        self._config = config
+        self._command = command
+        self._notifier = notifier
+        self._on_ready = on_ready
+        self._requests = StopRequests()
+        self._lanes = [_Keeping(Lane(index, config.lanes)) for index in range(config.lanes)]
+        self._status = NodeStatus(
+            tuple(status_socket(command.folder, one.lane) for one in self._lanes),
+            config.cache.size + config.cache.memory,
+        )
+        self._node_ready = False
+        self._code = 0
+        self._bound: str | None = None
+
+    async def run(self) -> int:
+        """Run until a signal, a failed start or the end of a lane without an error; return the exit code.
+
+        Raises:
+            BadConfig: the status page's address cannot be listened on.
+        """
+        with handled(self._requests):
+            async with AsyncExitStack() as stack:
+                stack.callback(lambda: _log.info("stopped", reason=self._requests.reason))
+                if self._config.status is not None:
+                    self._bound = await stack.enter_async_context(open_node_status(self._config.status, self._status))
+                for one in self._lanes:
+                    self._listen(stack, one)
+                _log.info("starting lanes", lanes=len(self._lanes), pid=os.getpid())
+                async with asyncio.TaskGroup() as group:
+                    helpers = [group.create_task(self._stop_when_asked()), group.create_task(self._beat())]
+                    async with asyncio.TaskGroup() as lanes:
+                        for one in self._lanes:
+                            lanes.create_task(self._keep(one))
+                    for helper in helpers:
+                        helper.cancel()
+        return self._code
+
+    # ------------------------------------------------------------------ one lane
+
+    async def _keep(self, one: _Keeping) -> None:
+        """Start a lane, and again whenever it ends, until the node stops."""
+        while not self._requests.drain.is_set():
+            code, lived_s = await self._live(one)
+            was_ready, one.told_ready, one.serves = one.serves or one.told_ready, False, False
+            if self._requests.drain.is_set():
+                self._code = self._code or int(code != 0)
+                return
+            verdict = one.restarts.ended(code, lived_s, was_ready=was_ready, node_ready=self._node_ready)
+            match verdict:
+                case Stop(exit_code, reason):
+                    self._code = exit_code
+                    self._requests.ask(reason)
+                case Restart(pause_s):
+                    self._status.restarted(one.lane.index)
+                    _log.warning(
+                        "a lane has ended and is started again", lane=one.lane.index, code=code, pause_s=pause_s
+                    )
+                    await self._pause(pause_s)
+
+    async def _live(self, one: _Keeping) -> tuple[int, float]:
+        """Run a lane's process to its end; return its exit code and its life in seconds."""
+        folder, lane = self._command.folder, one.lane
+        status_socket(folder, lane).unlink(missing_ok=True)
+        environment = self._command.environment | {
+            "NOTIFY_SOCKET": str(folder / f"{lane.index}.notify"),
+            SUPERVISOR_VARIABLE: str(os.getpid()),
+        }
+        one.began_s = time.monotonic()
+        # In a group of its own, a lane does not get the terminal's Ctrl-C besides the supervisor's signal.
+        one.process = await asyncio.create_subprocess_exec(
+            *self._command.arguments(lane), env=environment, stdin=asyncio.subprocess.DEVNULL, process_group=0
+        )
+        try:
+            if self._requests.drain.is_set():  # asked while the process started
+                one.process.terminate()
+            code = await one.process.wait()
+        finally:
+            if one.process.returncode is None:  # this task was cancelled
+                one.process.kill()
+            one.process = None
+        return code, time.monotonic() - one.began_s
+
+    async def _pause(self, pause_s: float) -> None:
+        try:
+            async with asyncio.timeout(pause_s):
+                await self._requests.drain.wait()
+        except TimeoutError:
+            return
+
+    # ------------------------------------------------------------------ what lanes say
+
+    def _listen(self, stack: AsyncExitStack, one: _Keeping) -> None:
+        """Receive a lane's messages to its service manager, which is this process."""
+        loop = asyncio.get_running_loop()
+        said = stack.enter_context(closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)))
+        said.bind(str(self._command.folder / f"{one.lane.index}.notify"))
+        loop.add_reader(said, self._hear, said, one)
+        stack.callback(loop.remove_reader, said)
+
+    def _hear(self, said: socket.socket, one: _Keeping) -> None:
+        fields = said.recv(_DATAGRAM_BYTES).decode("utf-8", "replace").split("\n")
+        one.told_ready |= "READY=1" in fields
+        one.serves |= "STATUS=ready" in fields
+        if all(each.told_ready for each in self._lanes):
+            self._notifier.send("READY=1", f"STATUS={len(self._lanes)} lanes")
+        if not self._node_ready and all(each.serves for each in self._lanes):
+            self._node_ready = True
+            _log.info("ready", lanes=len(self._lanes), addresses=self._config.listen, status=self._bound)
+            if self._on_ready is not None:
+                self._on_ready(self._config.listen, self._bound)
+
+    # ------------------------------------------------------------------ the end
+
+    async def _stop_when_asked(self) -> None:
+        """Pass the first and the second signal on to all lanes, and kill those that do not end."""
+        await self._requests.drain.wait()
+        _log.info("stopping lanes", reason=self._requests.reason)
+        self._notifier.send("STOPPING=1")
+        self._terminate()
+        try:
+            async with asyncio.timeout(self._config.drain.grace + STOP_S):
+                await self._requests.now.wait()
+                self._terminate()
+                await asyncio.Event().wait()
+        except TimeoutError:
+            for one in self._lanes:
+                if one.process is not None:
+                    _log.error("a lane does not end and is killed", lane=one.lane.index)
+                    one.process.kill()
+
+    def _terminate(self) -> None:
+        for one in self._lanes:
+            if one.process is not None:
+                one.process.terminate()
+
+    async def _beat(self) -> None:
+        """Tell the service manager that this process lives. Each lane has a watchdog of its own."""
+        period_s = self._notifier.watchdog_s
+        while period_s is not None:
+            self._notifier.send("WATCHDOG=1")
+            await asyncio.sleep(period_s / 3)
