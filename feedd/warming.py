@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from feedd.owner import Owner
 
@@ -29,6 +29,15 @@ class WarmSpec:
     fields: tuple[tuple[str, str], ...] = ()
     owner: Owner = field(default_factory=Owner.of_this_process)
 
+    def in_lane(self, lane: int, lane_count: int) -> WarmSpec:
+        """Return what one of a node's lanes fetches; see ``Topology.in_lane``."""
+        if lane_count == 1:
+            return self
+        if self.sharding == "replicated":  # each node has all objects, and its lanes split them
+            return replace(self, sharding="key", node_count=lane_count, node_rank=lane)
+        node_rank = lane * self.node_count + self.node_rank
+        return replace(self, node_count=self.node_count * lane_count, node_rank=node_rank)
+
 
 @dataclass(frozen=True, slots=True)
 class Amount:
@@ -40,6 +49,9 @@ class Amount:
     def plus(self, size_bytes: int) -> Amount:
         """Return the amount plus one object."""
         return Amount(self.object_count + 1, self.size_bytes + size_bytes)
+
+    def __add__(self, other: Amount) -> Amount:
+        return Amount(self.object_count + other.object_count, self.size_bytes + other.size_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,3 +71,12 @@ class WarmProgress:
     warmed: Amount = field(default_factory=Amount)
     left_out: Amount = field(default_factory=Amount)
     failed: Amount = field(default_factory=Amount)
+
+    def __add__(self, other: WarmProgress) -> WarmProgress:
+        return WarmProgress(
+            self.total + other.total,
+            self.present + other.present,
+            self.warmed + other.warmed,
+            self.left_out + other.left_out,
+            self.failed + other.failed,
+        )

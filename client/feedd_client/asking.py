@@ -58,7 +58,7 @@ class Asker:
         topology = ranks.topology(in_worker=info is not None)
         uneven = ranks.uneven(topology, in_worker=False) if self._options.uneven != "join" else "join"
         to_daemon = (runtime.connect, runtime.drop_channel)
-        lane_count = lanes_of(plan.topology_state, topology)
+        lane_count = lanes_of(plan.topology_state, topology, self._options)
         opener = Opener(self._options, Consumer(topology), *to_daemon, uneven, lane_count=lane_count)
         opener.expect = plan.fingerprint
         retry = (Draining, ResourceError)

@@ -279,7 +279,7 @@ class FeedDataset(DatasetBase):
         consumer = Consumer(ranks.topology(in_worker=in_worker), worker_count, worker_id or 0)
         uneven = ranks.uneven(consumer.topology, in_worker=in_worker)
         start = states.begin(self._resume, self._epochs.current(worker_id), consumer, self._options)
-        lane_count = states.lanes_of(self._topology_state, consumer.topology)
+        lane_count = states.lanes_of(self._topology_state, consumer.topology, self._options, start.row)
         idle = runtime.borrow(lane_count, pinned=pinned)
         if idle is not None:
             lane_count = idle.lane_count

@@ -49,7 +49,7 @@ class Resume:
         was = self.topology_state
         if not was:
             return self.position
-        now = topology_state(consumer, options, lanes_of(was, consumer.topology) or 1)
+        now = topology_state(consumer, options, lanes_of(was, consumer.topology, options, self.position.row) or 1)
         _same(was, now, ("partitions", "step_samples"))
         at = self.position
         if at.row:
@@ -100,14 +100,18 @@ def _source(source: SourceOptions) -> dict[str, Any]:
     }
 
 
-def lanes_of(topology_state: Mapping[str, int], topology: Topology) -> int | None:
-    """Return the lanes with which a plan goes on, on nodes that may have other lanes or ranks; None: it is a new plan.
+def lanes_of(topology_state: Mapping[str, int], topology: Topology, options: FeedOptions, row: int = 0) -> int | None:
+    """Return the lanes with which a plan goes on, on nodes that may have other lanes or ranks; None: any will do.
+
+    With ``partitions``, all ranks together take the same samples in a step whatever the lanes.
 
     Args:
         topology_state: of the last pass, or of a loaded state; empty if there is none.
         topology: ranks and nodes now.
+        options: the dataset's options.
+        row: where in a batch the pass goes on; within a batch each rank must be as it was.
     """
-    if not topology_state:
+    if not topology_state or (options.partitions and not row):
         return None
     lane_count, left = divmod(topology_state["node_count"], topology.node_count)
     if left or topology.local_world_size % lane_count:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from dataclasses import asdict
@@ -21,6 +22,7 @@ from feedd.cli.flags import CacheDirFlag, ConfigFlag, Flags
 from feedd.cli.running_daemon import AddressFlag, ask, chosen_address
 from feedd.config.machine_defaults import existing_parent
 from feedd.errors import NotFound
+from feedd.lanes.lane import cache_dirs
 from feedd.units import format_size
 from feedd.warming import Amount
 
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from feedd.config import Config, Effective
-    from feedd.serve.admin_client import AdminClient
+    from feedd.lanes.node_client import NodeClient
     from feedd.serve.server_options import CacheState
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -54,10 +56,10 @@ def _scanned(options: Effective) -> Iterable[CacheEntry]:
     if options.origins["cache.dir"] == "default" and not directory.exists():
         hint = "specify the daemon with --address or FEEDD_ADDRESS, or its directory with --cache-dir"
         raise NotFound("expected a cache directory, got none", object=str(directory), hint=hint, stage="cache")
-    return scan(directory)
+    return itertools.chain.from_iterable(map(scan, cache_dirs(directory)))
 
 
-async def _look(daemon: AdminClient, state: CacheState) -> tuple[CacheState, list[CacheEntry]]:
+async def _look(daemon: NodeClient, state: CacheState) -> tuple[CacheState, list[CacheEntry]]:
     rows = await daemon.entries()
     return state, [CacheEntry(row.url, row.etag, row.size_bytes, row.pins, row.conversion) for row in rows]
 
@@ -177,7 +179,7 @@ def _remove(config: Config, address: str | None, pattern: str) -> tuple[Amount, 
     done = ask(config, address, lambda daemon, _: daemon.remove(pattern))
     if done is not None:
         return done
-    gone = remove(config.cache.dir, lambda entry: matches(entry.url, pattern))
+    gone = [one for path in cache_dirs(config.cache.dir) for one in remove(path, lambda one: matches(one.url, pattern))]
     return Amount(len(gone), _bytes(gone)), Amount()
 
 

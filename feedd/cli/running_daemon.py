@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
     from feedd.config import Config
-    from feedd.serve.admin_client import AdminClient
+    from feedd.lanes.node_client import NodeClient
     from feedd.serve.server_options import CacheState
 
 _T = TypeVar("_T")
@@ -52,7 +52,7 @@ def daemon_address(address: str | None, config: Config) -> str:
 
 
 @asynccontextmanager
-async def owner_of(config: Config, address: str | None) -> AsyncIterator[tuple[AdminClient, CacheState] | None]:
+async def owner_of(config: Config, address: str | None) -> AsyncIterator[tuple[NodeClient, CacheState] | None]:
     """Yield the daemon to ask, with the current state of its cache; None if no daemon owns the cache.
 
     Raises:
@@ -61,10 +61,10 @@ async def owner_of(config: Config, address: str | None) -> AsyncIterator[tuple[A
     async with AsyncExitStack() as stack:
         for one in [address] if address else _sockets(config):
             # gRPC takes a third of a second to import, so only import it if there is a daemon to ask.
-            from feedd.serve.admin_client import daemon_at  # noqa: PLC0415 - see above
+            from feedd.lanes.node_client import node_at  # noqa: PLC0415 - see above
 
-            daemon = await stack.enter_async_context(daemon_at(one))
             try:
+                daemon = await stack.enter_async_context(node_at(one))
                 state = await daemon.cache_state()
             except FeeddError:
                 if address:
@@ -82,7 +82,7 @@ def _sockets(config: Config) -> Iterator[str]:
             yield listen
 
 
-def ask(config: Config, address: str | None, question: Callable[[AdminClient, CacheState], Awaitable[_T]]) -> _T | None:
+def ask(config: Config, address: str | None, question: Callable[[NodeClient, CacheState], Awaitable[_T]]) -> _T | None:
     """Put a question to the daemon that owns the configured cache; return None if no daemon does."""
 
     async def run() -> _T | None:

@@ -18,20 +18,20 @@ from feedd.units import format_duration, format_size
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from feedd.serve.admin_client import AdminClient
+    from feedd.lanes.node_client import NodeClient
     from feedd.wire import feedd_pb2 as pb
 
 _T = TypeVar("_T")
 _sessions = typer.Typer(help="List the sessions of a running daemon, and end one.", no_args_is_help=True)
 
 
-def _ask(address: str | None, config: ConfigFlag, question: Callable[[AdminClient], Awaitable[_T]]) -> _T:
-    from feedd.serve.admin_client import daemon_at  # noqa: PLC0415 - gRPC takes a third of a second to import
+def _ask(address: str | None, config: ConfigFlag, question: Callable[[NodeClient], Awaitable[_T]]) -> _T:
+    from feedd.lanes.node_client import node_at  # noqa: PLC0415 - gRPC takes a third of a second to import
 
     found = daemon_address(address, Flags(config=config).load().config)
 
     async def run() -> _T:
-        async with daemon_at(found) as daemon:
+        async with node_at(found) as daemon:
             return await question(daemon)
 
     return asyncio.run(run())

@@ -83,18 +83,19 @@ async def _daemon(address: str | None, config: Config) -> dict[str, Any]:
     """Return what a running daemon tells about itself, or why none does."""
     from google.protobuf.json_format import MessageToDict  # noqa: PLC0415 - slow to import, like gRPC
 
-    from feedd.serve.admin_client import daemon_at  # noqa: PLC0415 - see above
+    from feedd.lanes.node_client import node_at  # noqa: PLC0415 - see above
 
     try:
         address = daemon_address(address, config)
-        async with daemon_at(address) as daemon:
-            stats, sessions = await daemon.stats(), await daemon.sessions()
+        async with node_at(address) as node:
+            stats, sessions = [await daemon.stats() for daemon in node.daemons], await node.sessions()
     except FeeddError as error:
         return {"address": address, "error": redact_text(str(error))}
     found = [MessageToDict(one, preserving_proto_field_name=True) for one in sessions]
     for one in found:
         one["urls"] = [redact_text(url) for url in one.get("urls", [])]
-    return {"address": address, **MessageToDict(stats, preserving_proto_field_name=True), "session_list": found}
+    first, *others = [MessageToDict(one, preserving_proto_field_name=True) for one in stats]
+    return {"address": address, **first, "other_lanes": others, "session_list": found}
 
 
 def _write(target: Path, parts: dict[str, str]) -> None:

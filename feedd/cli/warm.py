@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,6 +14,8 @@ from feedd.cli.flags import CacheDirFlag, CacheSizeFlag, ConfigFlag, Flags, SetF
 from feedd.cli.running_daemon import AddressFlag, chosen_address, owner_of
 from feedd.cli.warm_display import Display, display
 from feedd.dataset.sharding import check_mode
+from feedd.lanes.lane import Lane, lane_config
+from feedd.lanes.lane_choice import serving_daemons
 from feedd.units import format_size
 from feedd.warming import WarmSpec
 
@@ -35,6 +38,10 @@ def warm(
             metavar="NAME=RECIPE",
             help="Of Parquet and similar formats, fetch only these columns, as in fields=; default: all columns.",
         ),
+    ] = None,
+    ranks: Annotated[
+        int | None,
+        typer.Option("--ranks", min=1, help="Trainers of this node. With fewer than lanes, not all lanes are warmed."),
     ] = None,
     fit: Annotated[bool, typer.Option("--fit", help="If not all objects fit, fetch those that fit.")] = False,  # noqa: FBT002 - a flag is a flag
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,  # noqa: FBT002 - a flag is a flag
@@ -62,7 +69,7 @@ def warm(
     stopped = False
     with display(sys.stderr, quiet=json_) as shown:
         try:
-            _run(options, chosen_address(address, cache_dir), spec, shown)
+            _run(options, chosen_address(address, cache_dir), spec, ranks, shown)
         except KeyboardInterrupt:
             stopped = True
     if json_:
@@ -78,23 +85,34 @@ def _named(text: str) -> tuple[str, str]:
     return name, recipe
 
 
-def _run(config: Config, address: str | None, spec: WarmSpec, shown: Display) -> None:
+def _run(config: Config, address: str | None, spec: WarmSpec, ranks: int | None, shown: Display) -> None:
     # The SDK takes most of a second to import; a wrong flag is reported before that.
     import uvloop  # noqa: PLC0415 - see above
 
     async def run() -> None:
         async with owner_of(config, address) as owner:
             if owner is not None:
-                await owner[0].warm(spec, shown.report)
+                await owner[0].warm(spec, ranks, shown.report)
                 return
-        from feedd.clock import SystemClock  # noqa: PLC0415 - see above
-        from feedd.daemon.warm_up import open_warmer  # noqa: PLC0415 - see above
-        from feedd.observe.recorder import NullRecorder  # noqa: PLC0415 - see above
-
-        async with open_warmer(config, NullRecorder(), SystemClock()) as warmer:
-            await warmer.warm(spec, shown.report)
+        await _warm_directories(config, spec, ranks, shown)
 
     uvloop.run(run())
+
+
+async def _warm_directories(config: Config, spec: WarmSpec, ranks: int | None, shown: Display) -> None:
+    """Warm the cache directory, or those of all lanes, without a daemon."""
+    from feedd.clock import SystemClock  # noqa: PLC0415 - slow to import
+    from feedd.daemon.warm_up import open_warmer  # noqa: PLC0415 - slow to import
+    from feedd.lanes.node_client import warm_lanes  # noqa: PLC0415 - slow to import
+    from feedd.observe.recorder import NullRecorder  # noqa: PLC0415 - slow to import
+
+    async with AsyncExitStack() as stack:
+        warms = []
+        for lane in serving_daemons(ranks or config.lanes, config.lanes, spec.urls):
+            mine = config if config.lanes == 1 else lane_config(config, Lane(lane, config.lanes))
+            warmer = await stack.enter_async_context(open_warmer(mine, NullRecorder(), SystemClock()))
+            warms.append(warmer.warm)
+        await warm_lanes(spec, warms, shown.report)
 
 
 def _conclude(shown: Display, spec: WarmSpec, *, stopped: bool) -> None:

@@ -110,10 +110,15 @@ def lane_cores(cores: frozenset[int], lane: Lane) -> frozenset[int]:
     return split_cores(cores_by_memory_node(cores), lane.count)[lane.index]
 
 
+def cache_dirs(directory: Path) -> list[Path]:
+    """Return the node's cache directory and those of its further lanes, in use or not."""
+    return [directory, *(path for path in sorted((directory / _FOLDER).glob("*")) if path.name.isdecimal())]
+
+
 def remove_other_lanes(directory: Path, lane_count: int) -> None:
     """Remove the cache directories of lanes that this node had and has no more. Those in use stay."""
-    for path in sorted((directory / _FOLDER).glob("*")):
-        if not path.name.isdecimal() or int(path.name) < lane_count or path.is_symlink():
+    for path in cache_dirs(directory)[1:]:
+        if int(path.name) < lane_count or path.is_symlink():
             continue
         with contextlib.suppress(CacheUnavailable), DirectoryLock(path):
             shutil.rmtree(path, ignore_errors=True)

@@ -51,12 +51,14 @@ class Daemon:
         clock: clock of the uptime.
         state: returns the server's current state.
         started_s: when the server was made.
+        lane_count: daemons that share the node.
     """
 
     id: str
     clock: Clock
     state: Callable[[], Lifecycle]
     started_s: float
+    lane_count: int = 1
 
 
 class AdminService:
@@ -119,6 +121,7 @@ class AdminService:
             sessions=len(self._sessions.of(caller)),
             samples=[pb.Sample(name=s.name, labels=dict(s.labels), value=s.value) for s in samples],
             cache=cache,
+            lanes=self._daemon.lane_count,
         )
 
     async def cache_list(self, _request: pb.CacheListRequest, context: AnyContext) -> AsyncIterator[pb.CacheEntry]:

@@ -120,7 +120,7 @@ class FeedServer:
         admin_path = str(options.admin_socket or "")
         callers = Callers(tickets, one_user=options.one_user, admin_socket=admin_path)
         admins = Callers(tickets, one_user=True, admin_socket=admin_path, administers=True)
-        about = Daemon(self.daemon_id, clock, lambda: self._state, clock.monotonic_s())
+        about = Daemon(self.daemon_id, clock, lambda: self._state, clock.monotonic_s(), options.lane_count)
         self._feed = FeedService(backend, self.sessions, options, self.daemon_id, callers, self._spawn)
         self._client_admin = AdminService(self.sessions, hooks, about, callers)
         self._full_admin = AdminService(self.sessions, hooks, about, admins)

@@ -475,7 +475,7 @@ class Sample(_message.Message):
     def __init__(self, name: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., value: _Optional[float] = ...) -> None: ...
 
 class StatsResponse(_message.Message):
-    __slots__ = ("state", "version", "daemon_id", "uptime_s", "sessions", "samples", "cache")
+    __slots__ = ("state", "version", "daemon_id", "uptime_s", "sessions", "samples", "cache", "lanes")
     STATE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     DAEMON_ID_FIELD_NUMBER: _ClassVar[int]
@@ -483,6 +483,7 @@ class StatsResponse(_message.Message):
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     CACHE_FIELD_NUMBER: _ClassVar[int]
+    LANES_FIELD_NUMBER: _ClassVar[int]
     state: str
     version: str
     daemon_id: str
@@ -490,7 +491,8 @@ class StatsResponse(_message.Message):
     sessions: int
     samples: _containers.RepeatedCompositeFieldContainer[Sample]
     cache: CacheState
-    def __init__(self, state: _Optional[str] = ..., version: _Optional[str] = ..., daemon_id: _Optional[str] = ..., uptime_s: _Optional[float] = ..., sessions: _Optional[int] = ..., samples: _Optional[_Iterable[_Union[Sample, _Mapping]]] = ..., cache: _Optional[_Union[CacheState, _Mapping]] = ...) -> None: ...
+    lanes: int
+    def __init__(self, state: _Optional[str] = ..., version: _Optional[str] = ..., daemon_id: _Optional[str] = ..., uptime_s: _Optional[float] = ..., sessions: _Optional[int] = ..., samples: _Optional[_Iterable[_Union[Sample, _Mapping]]] = ..., cache: _Optional[_Union[CacheState, _Mapping]] = ..., lanes: _Optional[int] = ...) -> None: ...
 
 class CacheState(_message.Message):
     __slots__ = ("directory", "limit_bytes", "free_reserve_bytes", "committed_bytes", "reserved_bytes", "entries", "pins")

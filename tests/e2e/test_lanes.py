@@ -6,6 +6,8 @@ import itertools
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -188,3 +190,58 @@ def _until(ask: Callable[[], str], wanted: str, daemon: Daemon) -> bool:
         assert time.monotonic() < deadline, daemon.log.read_text()[-2000:]
         time.sleep(0.02)
     return True
+
+
+def test_nodes_become_lanes(data: S3Server, daemons: Callable[..., Daemon]) -> None:
+    """A run of two nodes with two ranks goes on on one node with four ranks: each node is a lane now."""
+    nodes = [daemons("one"), daemons("two")]
+    settings: dict[str, Any] = {"batch_size": 3, "fields": {"cls": "int"}, "shuffle": True, "seed": 5}
+
+    def ranks_of_nodes() -> list[FeedDataset]:
+        return [
+            FeedDataset(
+                "s3://data/train/",
+                address=nodes[node].address,
+                topology=Topology(4, 2 * node + rank, 2, rank, 2, node),
+                uneven="allow",
+                **settings,
+            )
+            for node, rank in itertools.product(range(2), range(2))
+        ]
+
+    whole = ranks_of_nodes()
+    expected = _walk(whole)
+    first = ranks_of_nodes()
+    begun = _walk(first, 2)
+    rest = _datasets(nodes[0])
+    for dataset, before in zip(rest, first, strict=True):
+        dataset.load_state_dict(before.state_dict())
+    assert [one + two for one, two in zip(begun, _walk(rest), strict=True)] == expected
+    _close([*whole, *first, *rest])
+
+
+def test_commands_ask_all_lanes(data: S3Server, daemons: Callable[..., Daemon]) -> None:
+    """Warm, ls, stat, rm and sessions speak of the node, not of one lane."""
+    daemon = daemons(settings=("lanes=2",))
+
+    def feedd(*arguments: str) -> Any:
+        command = [sys.executable, "-m", "feedd", *arguments, "--address", daemon.address]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout) if "--json" in arguments else None
+
+    warmed = feedd("cache", "warm", "s3://data/train/", "--json")
+    assert warmed["warmed"]["objects"] == SHARDS
+    reads = _gets(data)
+    assert reads == Counter(f"train/{shard:03d}.tar" for shard in range(SHARDS))
+    datasets = _datasets(daemon)
+    assert _samples(_walk(datasets)) == ALL
+    assert _gets(data) == reads  # each lane found its part
+    assert len(feedd("cache", "ls", "--json")) == SHARDS
+    assert feedd("cache", "stat", "--json")["size_bytes"] == 1 << 30
+    listed = feedd("sessions", "ls", "--json")
+    assert len(listed) == RANKS
+    _close(datasets)
+    daemon.wait_idle()
+    feedd("cache", "rm", "--all", "--yes")
+    assert len(feedd("cache", "ls", "--json")) == 0

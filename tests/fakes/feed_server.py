@@ -130,6 +130,10 @@ class FakeFeed(stubs.FeedServicer):
             arena.slot_bytes, arena.size_bytes = script.slot_bytes, script.slot_bytes * session.slot_count
         return response
 
+    def Lanes(self, request: pb.LanesRequest, context: Any) -> pb.LanesResponse:  # noqa: N802 - gRPC's name
+        """Be alone on the node."""
+        return pb.LanesResponse(count=1)
+
     def Close(self, request: pb.CloseRequest, context: Any) -> pb.CloseResponse:  # noqa: N802 - gRPC's name
         """End a session."""
         with self.lock:

@@ -21,7 +21,7 @@ def _opener(*errors: Callable[[], FeedError]) -> Opener:
     """Return one whose daemon answers with those errors, the last one for ever, each with a cause."""
     left = list(errors)
 
-    def connect() -> object:
+    def connect(_daemon_of: Callable[[int], int]) -> object:
         error = left.pop(0)() if len(left) > 1 else left[0]()
         raise error from OSError(f"the cause of {error.message}")
 

@@ -89,7 +89,7 @@ def test_a_state_needs_the_same_ranks_but_not_the_same_rank(bench: Bench) -> Non
         assert (server.starts[-1].next.step, server.starts[-1].next.anchor_window) == (3, anchor)
     other = bench.dataset(server, topology=Topology(2, 0, 2, 0, 1, 0), uneven="allow")
     other.load_state_dict(state)
-    with pytest.raises(StateError, match="partitions"):
+    with pytest.raises(StateError, match="step_samples"):
         iter(other)
 
 
