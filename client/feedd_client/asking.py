@@ -9,7 +9,7 @@ from torch.utils.data import get_worker_info
 
 from feedd_client.errors import Draining, ResourceError
 from feedd_client.lifetime import StopSign
-from feedd_client.opener import Consumer, Opener
+from feedd_client.opener import Consumer, Opener, ToDaemon
 from feedd_client.state import lanes_of
 
 if TYPE_CHECKING:
@@ -57,9 +57,9 @@ class Asker:
         ranks, runtime, info = self._ranks, self._runtime, get_worker_info()
         topology = ranks.topology(in_worker=info is not None)
         uneven = ranks.uneven(topology, in_worker=False) if self._options.uneven != "join" else "join"
-        to_daemon = (runtime.connect, runtime.drop_channel)
+        to_daemon = ToDaemon(runtime.connect, runtime.drop_channel)
         lane_count = lanes_of(plan.topology_state, topology, self._options)
-        opener = Opener(self._options, Consumer(topology), *to_daemon, uneven, lane_count=lane_count)
+        opener = Opener(self._options, Consumer(topology), to_daemon, uneven, lane_count=lane_count)
         opener.expect = plan.fingerprint
         retry = (Draining, ResourceError)
         session = opener.open(epoch, self._options.open_timeout_s, retry, StopSign())

@@ -16,7 +16,7 @@ from feedd_client.errors import BadOptionError
 from feedd_client.feeder import Feeder
 from feedd_client.iterator import BatchIterator, FeedIterator, PassHooks, PassPlan, SampleIterator, inherited
 from feedd_client.leases import COPY_BYTES
-from feedd_client.opener import Consumer, Opener
+from feedd_client.opener import Consumer, Opener, ToDaemon
 from feedd_client.options import FeedOptions, explain_keywords, parse_shuffle, parse_sources, parse_urls
 from feedd_client.policy import parse_policy
 from feedd_client.recipe import encode_fields
@@ -283,8 +283,8 @@ class FeedDataset(DatasetBase):
         idle = runtime.borrow(lane_count, pinned=pinned)
         if idle is not None:
             lane_count = idle.lane_count
-        to_daemon = (runtime.connect, runtime.drop_channel)
-        opener = Opener(self._options, consumer, *to_daemon, uneven, lane_count=lane_count, pinned=pinned)
+        to_daemon = ToDaemon(runtime.connect, runtime.drop_channel)
+        opener = Opener(self._options, consumer, to_daemon, uneven, lane_count=lane_count, pinned=pinned)
         feeder = Feeder(opener, self._options, consumer, self._stats, self._runtime.copies)
         try:
             feeder.start(start, idle, self._fingerprint, first=not self._epochs.started)

@@ -7,7 +7,7 @@ import random
 import secrets
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from feedd_client._version import PROTOCOL_MAJOR, PROTOCOL_MINOR, __version__
 from feedd_client._wire import feedd_pb2 as pb
@@ -19,8 +19,8 @@ from feedd_client.errors import (
     FeedError,
     ResourceError,
 )
-from feedd_client.lanes import daemon_of, planned_lanes
 from feedd_client.session import CLOSE_TIMEOUT_S, Session
+from feedd_client.topology import daemon_of, planned_lanes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,6 +56,19 @@ class Consumer:
         return step + (self.index - step) % self.count
 
 
+class ToDaemon(NamedTuple):
+    """The way to a node's daemons.
+
+    Attributes:
+        connect: returns a usable endpoint of the daemon that its argument chooses among so many, a new one after
+            ``forget``.
+        forget: gives the endpoint up.
+    """
+
+    connect: Callable[[Callable[[int], int]], Endpoint]
+    forget: Callable[[], None]
+
+
 class Opener:
     """Opens sessions: builds the request, keeps the deadline and retries."""
 
@@ -63,8 +76,7 @@ class Opener:
         self,
         options: FeedOptions,
         consumer: Consumer,
-        connect: Callable[[Callable[[int], int]], Endpoint],
-        forget: Callable[[], None],
+        to_daemon: ToDaemon,
         uneven: str = "allow",
         *,
         lane_count: int | None = None,
@@ -72,18 +84,17 @@ class Opener:
     ) -> None:
         """Keep the arguments of later requests.
 
-        ``connect`` returns a usable endpoint of the node's daemon that its argument chooses, a new one after
-        ``forget``. ``uneven`` is in wire form. ``lane_count``: lanes of the plan; None: chosen when the node says how
+        ``uneven`` is in wire form. ``lane_count``: lanes of the plan; None: chosen when the node says how
         many daemons it has. ``pinned``: a device will read the arena directly, which is impossible if other jobs read
         the arena too.
         """
-        self.forget = forget
+        self.forget = to_daemon.forget
         self.uneven = uneven
         self.expect = b""
         self.lane_count = lane_count
         self._options = options
         self._consumer = consumer
-        self._connect = connect
+        self._connect = to_daemon.connect
         self._pinned = pinned
 
     def open(self, epoch: int, timeout_s: float, retry: tuple[type[FeedError], ...], stop: StopSign) -> Session:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from feedd_client import lifetime
 from feedd_client.autostart import resolve_address
-from feedd_client.lanes import lane_address
-from feedd_client.transport import CONNECT_TIMEOUT_S, Endpoint, parse_address, probe, unreachable
+from feedd_client.transport import CONNECT_TIMEOUT_S, Endpoint, lane_address, parse_address, probe, unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from feedd_client.errors import StateError
-from feedd_client.lanes import in_lane
 from feedd_client.session import Position
+from feedd_client.topology import in_lane
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

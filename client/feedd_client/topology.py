@@ -1,7 +1,13 @@
-"""The place of this process among all trainer processes: a pure function of the environment and a few files."""
+"""The place of this process among all trainer processes: a pure function of the environment and a few files.
+
+A node may have several daemons, its lanes. To the plan each lane is a node, with an equal part of the node's ranks. The
+plan may have more or fewer lanes than the node has daemons. So a run goes on where there are other daemons: two daemons
+serve two of four lanes each.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from dataclasses import asdict, dataclass
@@ -112,6 +118,58 @@ def folded(topology: Topology, replicas: int) -> Topology:
         object="replicas",
         hint=_HINT,
     )
+
+
+def planned_lanes(topology: Topology, daemon_count: int, partitions: int | None = None) -> int:
+    """Return the lanes of a new plan: as many as there are daemons, or fewer, so that each has as many ranks.
+
+    Nodes with different numbers of ranks, and partitions that the lanes would not divide, make fewer lanes, or one.
+
+    Args:
+        topology: ranks and nodes.
+        daemon_count: daemons of this node.
+        partitions: parts of the dataset, if the user chose their number.
+    """
+    nodes, ranks = topology.node_count, topology.local_world_size
+    if topology.world_size != nodes * ranks:
+        return 1
+    for lane_count in range(min(daemon_count, ranks), 1, -1):
+        if ranks % lane_count == 0 and (partitions is None or partitions % (nodes * lane_count) == 0):
+            return lane_count
+    return 1
+
+
+def in_lane(topology: Topology, lane_count: int) -> Topology:
+    """Return the topology in which each lane counts as a node, as the daemon computes it.
+
+    Lane ``l`` of node ``n`` is node ``l * node_count + n``: a node reads the same keys however many lanes it has.
+    """
+    if lane_count == 1:
+        return topology
+    size = topology.local_world_size // lane_count
+    lane, local_rank = divmod(topology.local_rank, size)
+    node_rank = lane * topology.node_count + topology.node_rank
+    return Topology(topology.world_size, topology.rank, size, local_rank, topology.node_count * lane_count, node_rank)
+
+
+def daemon_of(topology: Topology, lane_count: int, daemon_count: int, urls: Sequence[str]) -> int:
+    """Return the number of the daemon that serves this rank.
+
+    With fewer lanes than daemons, the URLs choose which daemons serve. So jobs with other data use other daemons, and
+    jobs with the same data find it in one cache.
+
+    Args:
+        topology: ranks and nodes.
+        lane_count: lanes of the plan.
+        daemon_count: daemons of this node.
+        urls: the dataset.
+    """
+    lane = topology.local_rank // (topology.local_world_size // lane_count)
+    if lane_count >= daemon_count:
+        return lane % daemon_count
+    digest = hashlib.sha256("\n".join(urls).encode()).digest()
+    offset = int.from_bytes(digest[:8], "big") % (daemon_count // lane_count)
+    return lane * daemon_count // lane_count + offset
 
 
 def local_env(env: Mapping[str, str], rank: int, world_size: int) -> Topology | None:

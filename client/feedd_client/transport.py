@@ -41,6 +41,7 @@ MESSAGE_LIMIT_BYTES: Final = 64 * 1024 * 1024
 ERROR_TRAILER: Final = "feedd-error-bin"
 TICKET_HEADER: Final = "feedd-ticket-bin"
 ARENA_SUFFIX: Final = ".arena"
+_LANE_PORTS: Final = 100  # from the TCP port of one lane to that of the next
 _HEALTH_CHECK: Final = "/grpc.health.v1.Health/Check"
 _CREDENTIALS: Final = struct.Struct("3i")  # process, user, group
 _UNKNOWN_UID: Final = 65534  # how a user outside of this container's user namespace is shown
@@ -125,6 +126,16 @@ def parse_address(text: str) -> Address:
         if host and "/" not in target and port.isdigit() and 0 < int(port) < 65536:
             return Address(text, target, None, text.startswith("tls://"))
     raise BadOptionError(f"expected unix:///path, host:port or tls://host:port, got {text!r}", object="address")
+
+
+def lane_address(address: Address, daemon: int) -> Address:
+    """Return the address of a node's daemon by its number; ``address`` is that of the first."""
+    if daemon == 0:
+        return address
+    if address.uds_path is not None:
+        return parse_address(f"unix://{address.uds_path}.lane{daemon}")
+    head, _, port = address.text.rpartition(":")
+    return parse_address(f"{head}:{int(port) + _LANE_PORTS * daemon}")
 
 
 def probe(address: Address) -> OSError | None:

@@ -29,7 +29,6 @@ from feedd.cli.flags import (
     StatusFlag,
     WorkersFlag,
 )
-from feedd.daemon.notify import Notifier
 from feedd.lanes.lane import Lane, remove_other_lanes
 from feedd.lanes.lane_process import become_lane
 from feedd.observe.logs import configure_logging
@@ -97,7 +96,8 @@ def _supervise(effective: Effective, flags: Flags, *, ephemeral: bool, standby: 
             mine = [*switches, "--ephemeral"] if ephemeral and lane.index == 0 else switches
             return [*common, *mine, "--lanes", str(lane.count), "--lane", str(lane), "--lane-folder", folder]
 
-        from feedd.lanes.supervisor import LaneCommand, Supervisor  # noqa: PLC0415 - a daemon needs none of it
+        from feedd.daemon.notify import Notifier  # noqa: PLC0415 - takes a third of a second
+        from feedd.lanes.lane_supervisor import LaneCommand, Supervisor  # noqa: PLC0415 - takes a third of a second
 
         command = LaneCommand(arguments, dict(os.environ), Path(folder))
         on_ready = partial(_greet, effective) if sys.stderr.isatty() else None

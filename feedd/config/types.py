@@ -148,7 +148,7 @@ def _lanes(value: Any) -> Any:  # noqa: ANN401 - the user may write any type
 def lane_address(address: str, lane: int) -> str:
     """Return where lane ``lane`` of a node listens, whose lane 0 listens at ``address``.
 
-    The client computes the same (``feedd_client.lanes``).
+    The client computes the same (``feedd_client.transport``).
     """
     if lane == 0:
         return address

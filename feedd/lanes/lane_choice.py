@@ -1,4 +1,4 @@
-"""Which lanes of a node a job uses. The client decides the same (``feedd_client.lanes``)."""
+"""Which lanes of a node a job uses. The client decides the same (``feedd_client.topology``)."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from feedd import __version__
+from feedd.flow.pools import CPU
 from feedd.observe.page import Rates, render_page
 from feedd.observe.recorder import MetricSample
 from feedd.observe.status import METRICS_TYPE, serve_pages
@@ -119,7 +120,7 @@ class _Handlers:
 
     async def metrics(self, _request: web.Request) -> web.Response:
         texts = [text for _, text in await self._ask("/metrics")]
-        body = await asyncio.to_thread(exposition, texts, dict(self._status.restart_counts))
+        body = await CPU.run(exposition, texts, dict(self._status.restart_counts))
         return web.Response(body=body, headers={"Content-Type": METRICS_TYPE})
 
     async def healthz(self, _request: web.Request) -> web.Response:
@@ -132,7 +133,7 @@ class _Handlers:
     async def page(self, _request: web.Request) -> web.Response:
         status = self._status
         texts = [text for _, text in await self._ask("/metrics")]
-        samples = await asyncio.to_thread(summed_samples, texts)
+        samples = await CPU.run(summed_samples, texts)
         up_count = sum(text is not None for text in texts)
         text = render_page(
             title=f"feedd {__version__} - {up_count} of {len(texts)} lanes",

@@ -31,8 +31,15 @@ if TYPE_CHECKING:
 POISON = 0xEE
 
 
+def _alone(_self: object, _request: pb.LanesRequest, _context: object) -> pb.LanesResponse:
+    """Answer that the node has one daemon."""
+    return pb.LanesResponse(count=1)
+
+
 class FakeFeed(stubs.FeedServicer):
     """The server. ``address`` is what a client dials; records what happened for tests to look at."""
+
+    Lanes = _alone
 
     def __init__(self, socket_path: str, script: Script | None = None) -> None:
         self.socket_path = socket_path
@@ -46,9 +53,7 @@ class FakeFeed(stubs.FeedServicer):
         self.releases: list[tuple[int, int]] = []
         self.request_count = 0  # messages of clients on their streams
         self.violations: list[str] = []
-        self.lifelines_ended = 0
-        self.holds_open = 0
-        self.incarnation = 0
+        self.lifelines_ended = self.holds_open = self.incarnation = 0
         self._session_count = 0
         self._fault_counts: dict[int, int] = {}
         self.refused_count = 0
@@ -129,10 +134,6 @@ class FakeFeed(stubs.FeedServicer):
             arena.socket_path, arena.token = self.arena_at, session.token
             arena.slot_bytes, arena.size_bytes = script.slot_bytes, script.slot_bytes * session.slot_count
         return response
-
-    def Lanes(self, request: pb.LanesRequest, context: Any) -> pb.LanesResponse:  # noqa: N802 - gRPC's name
-        """Be alone on the node."""
-        return pb.LanesResponse(count=1)
 
     def Close(self, request: pb.CloseRequest, context: Any) -> pb.CloseResponse:  # noqa: N802 - gRPC's name
         """End a session."""

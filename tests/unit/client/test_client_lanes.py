@@ -12,9 +12,8 @@ from feedd import values
 from feedd.config.types import lane_address as daemons_address
 from feedd.lanes.lane_choice import serving_daemons
 from feedd.open_spec import OrderSpec
-from feedd_client.lanes import daemon_of, in_lane, lane_address, planned_lanes
-from feedd_client.topology import Topology
-from feedd_client.transport import parse_address
+from feedd_client.topology import Topology, daemon_of, in_lane, planned_lanes
+from feedd_client.transport import lane_address, parse_address
 
 
 def _ranks(nodes: int, ranks: int) -> list[Topology]:

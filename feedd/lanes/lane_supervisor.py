@@ -41,7 +41,7 @@ class _Keeping:
     lane: Lane
     restarts: Restarts = field(default_factory=Restarts)
     process: Process | None = None
-    told_ready: bool = False  # READY=1: the service manager may go on, also in standby
+    reported_ready: bool = False  # READY=1: the service manager may go on, also in standby
     serves: bool = False
     began_s: float = 0.0
 
@@ -95,7 +95,7 @@ class Supervisor:
                     self._listen(stack, one)
                 _log.info("starting lanes", lanes=len(self._lanes), pid=os.getpid())
                 async with asyncio.TaskGroup() as group:
-                    helpers = [group.create_task(self._stop_when_asked()), group.create_task(self._beat())]
+                    helpers = [group.create_task(self._stop_on_request()), group.create_task(self._beat())]
                     async with asyncio.TaskGroup() as lanes:
                         for one in self._lanes:
                             lanes.create_task(self._keep(one))
@@ -109,7 +109,7 @@ class Supervisor:
         """Start a lane, and again whenever it ends, until the node stops."""
         while not self._requests.drain.is_set():
             code, lived_s = await self._live(one)
-            was_ready, one.told_ready, one.serves = one.serves or one.told_ready, False, False
+            was_ready, one.reported_ready, one.serves = one.serves or one.reported_ready, False, False
             if self._requests.drain.is_set():
                 self._code = self._code or int(code != 0)
                 return
@@ -167,9 +167,9 @@ class Supervisor:
 
     def _hear(self, said: socket.socket, one: _Keeping) -> None:
         fields = said.recv(_DATAGRAM_BYTES).decode("utf-8", "replace").split("\n")
-        one.told_ready |= "READY=1" in fields
+        one.reported_ready |= "READY=1" in fields
         one.serves |= "STATUS=ready" in fields
-        if all(each.told_ready for each in self._lanes):
+        if all(each.reported_ready for each in self._lanes):
             self._notifier.send("READY=1", f"STATUS={len(self._lanes)} lanes")
         if not self._node_ready and all(each.serves for each in self._lanes):
             self._node_ready = True
@@ -179,7 +179,7 @@ class Supervisor:
 
     # ------------------------------------------------------------------ the end
 
-    async def _stop_when_asked(self) -> None:
+    async def _stop_on_request(self) -> None:
         """Pass the first and the second signal on to all lanes, and kill those that do not end."""
         await self._requests.drain.wait()
         _log.info("stopping lanes", reason=self._requests.reason)
