@@ -24,6 +24,7 @@ from tests.bench import (
     ingest_rows,
     jpeg,
     lag,
+    lanes,
     machine,
     objects,
     parts,
@@ -60,6 +61,7 @@ BENCHES: dict[str, Callable[[Plan], Result | list[Result]]] = {
     "lag": lag.run,
     "parts": parts.run,
     "ranks": ranks.run,
+    "lanes": lanes.run,
     "restart": restart.run,
     "held": held.run,
 }

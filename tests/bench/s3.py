@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import ssl
 import subprocess
@@ -100,6 +101,11 @@ class BenchServer:
             "AWS_CONFIG_FILE": "/nonexistent/aws-config",
             "AWS_SHARED_CREDENTIALS_FILE": "/nonexistent/aws-credentials",
         }
+
+    def pin(self, cores: Sequence[int]) -> None:
+        """Let it run on these cores only."""
+        assert self._process is not None
+        os.sched_setaffinity(self._process.pid, cores)
 
     def sent(self) -> Sent:
         """Ask for the counters."""
