@@ -15,6 +15,7 @@ from tests.bench import (
     boot_scan,
     boundary,
     columns,
+    device,
     epoch,
     eviction,
     fault_table,
@@ -62,6 +63,7 @@ BENCHES: dict[str, Callable[[Plan], Result | list[Result]]] = {
     "parts": parts.run,
     "ranks": ranks.run,
     "lanes": lanes.run,
+    "device": device.run,
     "restart": restart.run,
     "held": held.run,
 }

@@ -75,8 +75,8 @@ def run(plan: Plan) -> Result:
     result = Result("lanes", title, COLUMNS, outcomes)
     result.verdicts = _verdicts(outcomes, many=many)
     result.notes = [
-        "CPU time is that of all daemons, their workers and their supervisor, from the first iter() to the last batch.",
-        "Cores are those that the daemons may use; without a number, all of the machine. Trainers and store have others.",
+        "CPU time is that of daemons, workers and supervisor, from the first iter() to the last batch.",
+        "Cores are those of the daemons; without a number, all of the machine. Trainers and store have others.",
     ]
     return result
 

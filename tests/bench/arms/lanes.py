@@ -6,7 +6,6 @@ import contextlib
 import json
 import multiprocessing
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -17,6 +16,7 @@ from tests.bench.arms import daemon
 from tests.bench.procs import descendants
 
 if TYPE_CHECKING:
+    import subprocess
     from multiprocessing.synchronize import Barrier
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
