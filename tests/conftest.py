@@ -91,6 +91,15 @@ def pytest_runtest_makereport(
     return report
 
 
+@pytest.fixture(scope="session")
+def _real_cuda_runs() -> None:
+    """Start CUDA where there is a device: its driver keeps descriptors from then on, which no test leaves behind."""
+    import torch  # noqa: PLC0415 - most tests need none
+
+    if torch.cuda.is_available():
+        torch.zeros(1).pin_memory().to("cuda").cpu()
+
+
 @pytest.fixture(autouse=True)
 def _nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """No thread, child process, descriptor or task outlives the test that made it."""

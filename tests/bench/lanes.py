@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 _TIMEOUT_S = 300.0
 _TOKENS, _BATCH_SIZE, _RANKS = 4096, 64, 4  # 8 KiB a row, 512 KiB a batch
 _SHARD_ROWS, _QUICK_SHARD_ROWS = 2048, 256  # 16 MiB a shard
-_SHARDS = 48
+_SHARDS, _MANY_CORES_SHARDS = 48, 192
 _LANES = (1, 2, 4)
 _MANY_CORES = 8
 _CPU_RATIO_MAX, _LINEAR_MIN = 1.05, 0.85
@@ -43,18 +44,18 @@ def run(plan: Plan) -> Result:
     many = len(cores) >= _MANY_CORES
     server_count = 4 if many else 1
     rows = _QUICK_SHARD_ROWS if plan.quick else _SHARD_ROWS
+    shards = _MANY_CORES_SHARDS if many else _SHARDS
     root = Path(tempfile.mkdtemp(prefix="feedd-bench-lanes-", dir="/dev/shm"))
     try:
-        data_bytes = _write(root, server_count, rows)
+        data_bytes = _write(root, server_count, shards, rows)
         with ExitStack() as stack:
             servers = [stack.enter_context(BenchServer(root)) for _ in range(server_count)]
-            each = (len(cores) * 3 // 4) // max(_LANES)  # cores of a lane; the others are the trainers' and the store's
-            arms = [_arm(servers, lanes, cores[: each * lanes] if many else [], cores[each * 4 :]) for lanes in _LANES]
-            if plan.arms:
-                arms = [arm for arm in arms if arm.name in plan.arms]
-            if many:
-                for server in servers:
-                    server.pin(cores[each * 4 :])
+            each = len(cores) // 2 // max(_LANES)  # cores of a lane; the other half is the trainers' and the store's
+            others = cores[each * max(_LANES) :]
+            arms = [_arm(servers, lanes, cores[: each * lanes] if many else [], others) for lanes in _LANES]
+            for server in servers if many else ():
+                server.pin(others)
+            limit = _limit_bytes_per_s(servers, shards)
 
             def once(arm: Arm, round_index: int) -> Row:
                 plan.say(f"lanes: round {round_index}, {arm.name}")
@@ -62,18 +63,19 @@ def run(plan: Plan) -> Result:
                 try:
                     (Path(folder) / "cache").mkdir()
                     before = sum(server.sent().body_bytes for server in servers)
-                    row = run_arm(arm, {"cache_dir": f"{folder}/cache", "run_dir": folder}, _TIMEOUT_S)
+                    extra = {"cache_dir": f"{folder}/cache", "run_dir": folder, "touched_bytes": 2 * data_bytes}
+                    row = run_arm(arm, extra, _TIMEOUT_S)
                     sent = sum(server.sent().body_bytes for server in servers) - before
                     return row | {"s3_ratio": sent / data_bytes, "core_count": _core_count(arm)}
                 finally:
                     shutil.rmtree(folder, ignore_errors=True)
 
-            outcomes = interleave(arms, plan.round_count, once, plan.say, first_round=plan.first_round)
+            outcomes = interleave(plan.chosen(arms), plan.round_count, once, plan.say, first_round=plan.first_round)
     finally:
         shutil.rmtree(root, ignore_errors=True)
-    title = f"{_SHARDS} shards of {rows * _TOKENS * 2 >> 20} MiB, {_RANKS} ranks, batches of 512 KiB"
+    title = f"{shards} shards of {rows * _TOKENS * 2 >> 20} MiB, {_RANKS} ranks, batches of 512 KiB"
     result = Result("lanes", title, COLUMNS, outcomes)
-    result.verdicts = _verdicts(outcomes, many=many)
+    result.verdicts = _verdicts(outcomes, limit if many else None)
     result.notes = [
         "CPU time is that of daemons, workers and supervisor, from the first iter() to the last batch.",
         "Cores are those of the daemons; without a number, all of the machine. Trainers and store have others.",
@@ -81,7 +83,8 @@ def run(plan: Plan) -> Result:
     return result
 
 
-def _verdicts(outcomes: list[Outcome], *, many: bool) -> list[Verdict]:
+def _verdicts(outcomes: list[Outcome], limit_bytes_per_s: float | None) -> list[Verdict]:
+    """Return the verdicts; the store's limit is given where each lane has cores of its own."""
     alone, *others = outcomes
     verdicts = []
     for outcome in others:
@@ -90,12 +93,20 @@ def _verdicts(outcomes: list[Outcome], *, many: bool) -> list[Verdict]:
             if spread is not None:
                 text = f"{what} CPU, {outcome.name} / one daemon"
                 verdicts.append(Verdict(text, spread.middle, _CPU_RATIO_MAX, at_least=False))
-        for figure, what in (("cold_bytes_per_s", "cold"), ("warm_batches_per_s", "warm")) if many else ():
-            spread = outcome.over(alone, figure)
-            if spread is not None:
-                lanes = int(outcome.name.split()[0])
-                text = f"{what} rate, {outcome.name} / {lanes} times one daemon"
-                verdicts.append(Verdict(text, spread.middle / lanes, _LINEAR_MIN, at_least=True))
+        if limit_bytes_per_s is None:
+            continue
+        lanes = int(outcome.name.split()[0])
+        warm, cold, one = (
+            outcome.over(alone, "warm_batches_per_s"),
+            *(each.middle("cold_bytes_per_s") for each in (outcome, alone)),
+        )
+        if warm is not None:
+            verdicts.append(
+                Verdict(f"warm rate / {lanes} times one daemon", warm.middle / lanes, _LINEAR_MIN, at_least=True)
+            )
+        if cold is not None and one is not None:
+            text = f"cold rate / {lanes} times one daemon, or the store's limit of {limit_bytes_per_s / 1e6:.0f} MB/s"
+            verdicts.append(Verdict(text, cold / min(lanes * one, limit_bytes_per_s), _LINEAR_MIN, at_least=True))
     for outcome in outcomes:
         ratio = outcome.middle("s3_ratio")
         if ratio is not None:
@@ -128,11 +139,20 @@ def _arm(servers: list[BenchServer], lanes: int, daemon_cores: list[int], traine
     return Arm(name, "tests.bench.arms.lanes", Path(sys.executable), servers[0].environment, settings)
 
 
-def _write(root: Path, bucket_count: int, rows: int) -> int:
+def _limit_bytes_per_s(servers: list[BenchServer], shards: int) -> float:
+    """Return the rate at which plain sockets drain all shards from all servers at once."""
+    each = [
+        [f"/lanes{at}/train/{shard:04d}.bin" for shard in range(at, shards, len(servers))] for at in range(len(servers))
+    ]
+    with ThreadPoolExecutor(len(servers)) as pool:
+        return sum(pool.map(BenchServer.raw_bytes_per_s, servers, each))
+
+
+def _write(root: Path, bucket_count: int, shards: int, rows: int) -> int:
     """Write the shards, over all buckets; return their bytes."""
-    for shard in range(_SHARDS):
+    for shard in range(shards):
         folder = root / f"lanes{shard % bucket_count}" / "train"
         folder.mkdir(parents=True, exist_ok=True)
         tokens = np.random.default_rng(shard).integers(0, 1 << 16, rows * _TOKENS, np.uint16)
         (folder / f"{shard:04d}.bin").write_bytes(tokens.tobytes())
-    return _SHARDS * rows * _TOKENS * 2
+    return shards * rows * _TOKENS * 2

@@ -30,7 +30,8 @@ def _cycles(step_ms: float) -> int:
     """Return how many clock cycles the GPU waits in a step of this length."""
     if not step_ms:
         return 0
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    event: Callable[..., Any] = torch.cuda.Event
+    begin, end = event(enable_timing=True), event(enable_timing=True)
     _wait(_CALIBRATION_CYCLES)  # the clock rises under load
     begin.record()
     _wait(_CALIBRATION_CYCLES)

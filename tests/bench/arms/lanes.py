@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from feedd_client import FeedDataset, Topology
 from tests.bench.arms import daemon
+from tests.bench.arms.consume import touch
 from tests.bench.procs import descendants
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ def main() -> None:
             jobs = [(settings, address, rank, gate) for rank in range(settings["rank_count"])]
             taking = pool.starmap_async(_take, jobs, chunksize=1)
             spans = []
+            touch(settings["touched_bytes"])
             for _ in range(2):
                 gate.wait(_WAIT_S)
                 began_s, before = time.perf_counter(), _cpu_s([child.pid, *descendants(child.pid)])

@@ -53,7 +53,7 @@ def devices(*schedules: str) -> Any:
     params = [pytest.param(name, marks=[] if name in schedules else [pytest.mark.nightly]) for name in SCHEDULES]
 
     @pytest.fixture(name="cuda", params=[*params, REAL_PARAM])
-    def cuda(request: pytest.FixtureRequest) -> Iterator[Any]:
+    def cuda(request: pytest.FixtureRequest, _real_cuda_runs: None) -> Iterator[Any]:
         if request.param == REAL:
             yield RealCuda()
             return
