@@ -52,19 +52,21 @@ class BenchServer:
         root: its buckets.
         latency_ms: before the first byte of each answer.
         tls: serve https, with a certificate that ``environment`` makes every contender trust.
+        numbered: each file stands for many objects, see ``NumberedObjects``.
     """
 
-    def __init__(self, root: Path, latency_ms: float = 0.0, *, tls: bool = False) -> None:
+    def __init__(self, root: Path, latency_ms: float = 0.0, *, tls: bool = False, numbered: bool = False) -> None:
         self._root = root
         self._latency_ms = latency_ms
         self._tls = tls
+        self._numbered = numbered
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._certificate: Certificate | None = None
         self._process: subprocess.Popen[str] | None = None
         self.url = ""
 
     def __enter__(self) -> Self:
-        words = ["--root", str(self._root), "--latency-ms", str(self._latency_ms)]
+        words = ["--root", str(self._root), "--latency-ms", str(self._latency_ms), *(["--numbered"] if self._numbered else [])]
         if self._tls:
             self._folder = tempfile.TemporaryDirectory(prefix="feedd-bench-")
             self._certificate = made = make_certificate(Path(self._folder.name))
