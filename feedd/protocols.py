@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Sequence
+    from collections.abc import AsyncIterator, Collection, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     import numpy as np
@@ -167,6 +167,23 @@ class PinnedShards(Protocol):
         """Release the pins."""
 
 
+class NextUses(Protocol):
+    """Knows when shards are needed next."""
+
+    def times(self, refs: Collection[ObjectRef]) -> Sequence[float]:
+        """Return a time for each shard; later times are needed later, and ``inf`` never again."""
+
+
+class SomeRefs(Protocol):
+    """Objects, some of which may be in a cache. There may be very many, so they are read only if they are few."""
+
+    def __len__(self) -> int:
+        """Return their number."""
+
+    def __iter__(self) -> Iterator[ObjectRef]:
+        """Yield them."""
+
+
 class ShardCache(Protocol):
     """Whole shards on local disk: reserve, fill, commit; pinned in use; evicted by next use, then least recent."""
 
@@ -188,8 +205,13 @@ class ShardCache(Protocol):
         An empty list cancels the owner's fills that no other caller awaits.
         """
 
-    def note_next_use(self, uses: Iterable[tuple[ObjectRef, float]]) -> None:
-        """Set the position at which each shard is needed next; ``inf``: never again."""
+    def note_next_use(self, uses: NextUses, refs: SomeRefs | None = None) -> None:
+        """Take the times at which shards are needed next from ``uses`` from now on.
+
+        Args:
+            uses: tells the time of any shard.
+            refs: shards whose times have changed since the last call; None: any may have.
+        """
 
     async def discard(self, ref: ObjectRef) -> None:
         """Drop a damaged entry once no pin holds it; the next acquire fetches it again."""

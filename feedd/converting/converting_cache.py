@@ -18,15 +18,31 @@ from feedd.flow.singleflight import SingleFlight
 from feedd.flow.tasks import run_all
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Iterator, Sequence
 
     from feedd.cache.cache_report import CacheEntry, CacheStats
     from feedd.cache.tiers import AnyCache
+    from feedd.converting.conversion_log import ConversionLog
     from feedd.converting.converter import Converter
-    from feedd.protocols import PinnedShards
+    from feedd.protocols import NextUses, PinnedShards, SomeRefs
     from feedd.values import ObjectRef
 
 _LANDINGS_MAX = 2
+
+
+class _Converted:
+    """Listed refs as the refs of their converted shards, as far as those are known; translated while they are read."""
+
+    def __init__(self, refs: SomeRefs, facts: ConversionLog) -> None:
+        self._refs = refs
+        self._facts = facts
+
+    def __len__(self) -> int:
+        return len(self._refs)
+
+    def __iter__(self) -> Iterator[ObjectRef]:
+        found = (self._facts.converted(ref) if ref.conversion is not None else ref for ref in self._refs)
+        return (shard for shard in found if shard is not None)
 
 
 class ConvertingCache:
@@ -43,7 +59,7 @@ class ConvertingCache:
         self._group = asyncio.TaskGroup()
         self._landing = asyncio.Semaphore(_LANDINGS_MAX)
         self._acquired: Counter[ObjectRef] = Counter()  # refs that callers of ``acquire`` wait for
-        self._next_uses: dict[ObjectRef, float] = {}  # ref of a shard that is not converted yet -> next use
+        self._next_uses: NextUses | None = None
         self._closed = False
 
     def __repr__(self) -> str:
@@ -91,18 +107,10 @@ class ConvertingCache:
             self._wishes.wish(owner, refs)
             self._tidy()
 
-    def note_next_use(self, uses: Iterable[tuple[ObjectRef, float]]) -> None:
-        """Record when each shard is needed next; kept here for shards that are not converted yet."""
-        told: list[tuple[ObjectRef, float]] = []
-        for ref, position in uses:
-            shard = self._converter.facts.converted(ref) if ref.conversion is not None else ref
-            if shard is not None:
-                told.append((shard, position))
-            elif position == math.inf:
-                self._next_uses.pop(ref, None)
-            else:
-                self._next_uses[ref] = position
-        self._inner.note_next_use(told)
+    def note_next_use(self, uses: NextUses, refs: SomeRefs | None = None) -> None:
+        """Take the times at which shards are needed next from ``uses``, which need not know sizes of shards."""
+        self._next_uses = uses
+        self._inner.note_next_use(uses, refs if refs is None else _Converted(refs, self._converter.facts))
 
     async def discard(self, ref: ObjectRef) -> None:
         """Drop a damaged entry, named as listed or as in the cache; it is converted again on the next use."""
@@ -200,14 +208,12 @@ class ConvertingCache:
         return await self._converter.bring(ref, lambda: self._urgency(ref))
 
     def _urgency(self, ref: ObjectRef) -> float:
-        return -math.inf if self._acquired[ref] else self._next_uses.get(ref, math.inf)
+        if self._acquired[ref]:
+            return -math.inf
+        return math.inf if self._next_uses is None else self._next_uses.times((ref,))[0]
 
     def _brought(self, ref: ObjectRef, error: BaseException | None) -> None:
-        """Tell the inner cache about a converted shard, and update wishes."""
-        if error is None and not self._closed:
-            position = self._next_uses.pop(ref, None)
-            if position is not None:
-                self._inner.note_next_use([(self._shard(ref), position)])
+        """Update wishes: a shard is converted."""
         self._wishes.ended(ref, error)
         self._tidy()
 

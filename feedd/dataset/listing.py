@@ -13,12 +13,13 @@ from feedd.dataset.field_names import FieldNames
 from feedd.dataset.fingerprint import fingerprint, listing_digest, runs_of
 from feedd.dataset.index_file import folder_of
 from feedd.dataset.passed_over import PassedOver
+from feedd.dataset.shard_numbers import ShardNumbers
 from feedd.dataset.sharding import balance
 from feedd.dataset.step_counts import UNEQUAL, Uneven, common_steps, known_counts, needs_counts, partition_samples
 from feedd.errors import ObjectChanged
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -41,6 +42,7 @@ class Listing:
         sizes: int64[shards], bytes.
         digest: digest over keys, sizes and ETags.
         listed_s: monotonic time of the listing.
+        numbers: finds an object's position in ``refs``.
         counts: known sample counts by dataset index. Plans rest on them, so no count ever changes.
         indexed: sidecars tell all counts, so every daemon that lists the data knows the same counts.
         counted_by: URLs of the sidecars behind the counts.
@@ -57,6 +59,7 @@ class Listing:
     sizes: NDArray[np.int64]
     digest: bytes
     listed_s: float
+    numbers: ShardNumbers
     counts: dict[int, int] = field(default_factory=dict)
     indexed: bool = False
     counted_by: tuple[str, ...] = ()
@@ -77,7 +80,7 @@ class Listing:
     def of(cls, refs: Sequence[ObjectRef], listed_s: float, firsts: tuple[int, ...] = (0,)) -> Listing:
         """Build from the refs; hashes every key, so call it off the event loop for many refs."""
         sizes = np.fromiter((ref.size_bytes for ref in refs), dtype=np.int64, count=len(refs))
-        return cls(tuple(refs), sizes, listing_digest(refs), listed_s, firsts=firsts)
+        return cls(tuple(refs), sizes, listing_digest(refs), listed_s, ShardNumbers(refs), firsts=firsts)
 
     @property
     def as_listed(self) -> DatasetView:
@@ -266,6 +269,10 @@ class DatasetView:
         if told != sample_count:
             raise _contradiction(self.refs[shard].url, told, self.listing.counted_by, sample_count)
         self.learned.add(shard)
+
+    def find(self, refs: Collection[ObjectRef]) -> NDArray[np.int64]:
+        """Return the dataset index of each object as read here, int64[refs]; -1: the dataset does not have it."""
+        return self.listing.numbers.find(refs, self.refs)
 
     def shares(self, order: OrderSpec) -> tuple[Assignment, ...]:
         """Return the partitions of the node that the rank runs on.

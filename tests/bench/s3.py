@@ -66,7 +66,9 @@ class BenchServer:
         self.url = ""
 
     def __enter__(self) -> Self:
-        words = ["--root", str(self._root), "--latency-ms", str(self._latency_ms), *(["--numbered"] if self._numbered else [])]
+        words = ["--root", str(self._root), "--latency-ms", str(self._latency_ms)]
+        if self._numbered:
+            words.append("--numbered")
         if self._tls:
             self._folder = tempfile.TemporaryDirectory(prefix="feedd-bench-")
             self._certificate = made = make_certificate(Path(self._folder.name))

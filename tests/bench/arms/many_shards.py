@@ -22,7 +22,7 @@ from feedd_client._wire import feedd_pb2_grpc
 from tests.bench.arms import daemon
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _SETTLE_S = 0.5
@@ -101,7 +101,7 @@ class _Rank:
         self._mapping = None
         await self._stub.Close(pb.CloseRequest(session_id=self.granted.session_id))
 
-    async def stream(self, epoch: int) -> AsyncIterator[int]:
+    async def stream(self, epoch: int) -> AsyncGenerator[int, None]:
         """Yield the number of batches that have come so far, until the epoch ends or the caller has enough."""
         call, batches = self._stub.Stream(), 0
         start = pb.StreamStart(session_id=self.granted.session_id, next=pb.Cursor(epoch=epoch), held=pb.HeldLeases())

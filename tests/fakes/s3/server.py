@@ -367,7 +367,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--tls", type=Path, nargs=2, metavar=("CERT", "KEY"), help="PEM files; serve https")
     chosen = parser.parse_args(arguments)
     cert = None if chosen.tls is None else tuple(chosen.tls)
-    server = S3Server(chosen.root, port=chosen.port, latency_s=chosen.latency_ms / 1000, cert=cert, numbered=chosen.numbered)
+    server = S3Server(
+        chosen.root, port=chosen.port, latency_s=chosen.latency_ms / 1000, cert=cert, numbered=chosen.numbered
+    )
 
     async def run() -> None:
         for number in (signal.SIGINT, signal.SIGTERM):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,6 +13,10 @@ from feedd.cache.policy.cache_index import CacheIndex, FullNow, Reservation, Too
 from feedd.cache.policy.eviction_order import Entry, EvictionOrder
 from feedd.cache.policy.quota import Quotas, too_small
 from feedd.values import ObjectRef
+from tests.fakes.next_uses import ToldUses, note_next_use
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 PAGE = entry_layout.PAGE_BYTES
 
@@ -42,7 +47,7 @@ def test_furthest_use_goes_first_then_least_recently_used() -> None:
     index = CacheIndex(12 * PAGE)
     for name in "abcdef":
         take(index, ref(name))
-    index.note_next_use([(ref("a"), 3.0), (ref("b"), 7.0), (ref("c"), 7.0)])
+    note_next_use(index, [(ref("a"), 3.0), (ref("b"), 7.0), (ref("c"), 7.0)])
     take(index, ref("d"))
     assert names(take(index, ref("x", 5))) == ["e", "f", "d"]
     assert names(take(index, ref("y", 5))) == ["x"]
@@ -74,24 +79,26 @@ def test_claim_never_evicts_what_it_claims() -> None:
     index = CacheIndex(6 * PAGE)
     for name in "abc":
         take(index, ref(name))
-    index.note_next_use([(ref("b"), 1.0), (ref("c"), 2.0)])
+    note_next_use(index, [(ref("b"), 1.0), (ref("c"), 2.0)])
     assert names(take(index, ref("a"), ref("d"))) == ["c"]
 
 
 def test_next_use_told_before_the_object_is_here() -> None:
     """Positions noted for absent objects hold once they come, until they are set to never."""
     index = CacheIndex(4 * PAGE)
-    index.note_next_use([(ref("soon"), 1.0), (ref("late"), 9.0)])
+    note_next_use(index, [(ref("soon"), 1.0), (ref("late"), 9.0)])
     take(index, ref("late"), ref("soon"))
     assert index.reserve_early(ref("unknown")) == FullNow(2 * PAGE)
-    index.note_next_use([(ref("soon"), math.inf)])
+    note_next_use(index, [(ref("soon"), math.inf)])
     assert names(take(index, ref("x"))) == ["soon"]
 
 
 def test_nan_is_refused() -> None:
     """A position that cannot be ordered would corrupt the eviction order."""
+    index = CacheIndex(2 * PAGE)
+    note_next_use(index, [(ref("a"), math.nan)])
     with pytest.raises(ValueError, match="s3://b/a"):
-        CacheIndex(PAGE).note_next_use([(ref("a"), math.nan)])
+        index.reserve_all([ref("a")])
 
 
 def test_order_stays_small_under_endless_changes() -> None:
@@ -127,7 +134,7 @@ def test_quota_evicts_inside_its_group_only() -> None:
     index = CacheIndex(20 * PAGE, Quotas({"s3://b/small/": 4 * PAGE}))
     for name in ("small/a", "small/b", "other/a", "other/b"):
         take(index, ref(name))
-    index.note_next_use([(ref("small/a"), 5.0), (ref("small/b"), 4.0)])
+    note_next_use(index, [(ref("small/a"), 5.0), (ref("small/b"), 4.0)])
     assert names(take(index, ref("small/c"))) == ["small/a"]
     assert names(take(index, ref("small/b"), ref("other/c"))) == []
 
@@ -156,3 +163,26 @@ def test_quotas_without_meaning_are_refused(limits: dict[str, int]) -> None:
     """A quota needs a prefix and a size."""
     with pytest.raises(ValueError, match="expected"):
         Quotas(limits)
+
+
+class _Many:
+    """More objects than any cache holds; they must not be read one by one."""
+
+    def __len__(self) -> int:
+        return 1_000_000
+
+    def __iter__(self) -> Iterator[ObjectRef]:
+        raise AssertionError("expected the cache to look at its own entries instead")
+
+
+@pytest.mark.parametrize("refs", [None, _Many()])
+def test_of_very_many_changes_only_entries_are_looked_at(refs: _Many | None) -> None:
+    """A dataset of a million shards costs a cache as much as the cache has entries, also when anything may change."""
+    index = CacheIndex(4 * PAGE)
+    take(index, ref("a"))
+    take(index, ref("b"))
+    told = ToldUses()
+    told.tell([(ref("a"), 9.0), (ref("b"), 3.0), (ref("x"), 1.0)])
+    index.note_next_use(told, refs)
+    assert names(take(index, ref("x"))) == ["a"]
+    assert {entry.ref.key: entry.next_use for entry in index} == {"b": 3.0, "x": 1.0}

@@ -21,8 +21,15 @@ TAR_BYTES = 10240
 
 def _next_uses(rig: Feeding, folder: str = "train") -> dict[str, float]:
     """When each shard is due, in shards of equal size instead of bytes."""
-    uses = rig.cache._index._next_uses.items()
-    return {ref.key[-6:-4]: time / TAR_BYTES for ref, time in uses if ref.key.startswith(folder)}
+    known = rig.cache._index._next_uses
+    assert known is not None
+    listed = [ref for listing in rig.pipeline.catalog._listings.values() for ref in listing.refs]
+    uses = dict(zip(listed, known.times(listed), strict=True))
+    for entry in rig.cache._index:
+        assert entry.next_use == uses.get(entry.ref, math.inf), "the cache was told of every change"
+    return {
+        ref.key[-6:-4]: time / TAR_BYTES for ref, time in uses.items() if time < math.inf and ref.key.startswith(folder)
+    }
 
 
 async def test_positions_follow_the_epochs(tmp_path: Path) -> None:
