@@ -13,6 +13,7 @@ from feedd.dataset.field_names import FieldNames
 from feedd.dataset.fingerprint import fingerprint, listing_digest, runs_of
 from feedd.dataset.index_file import folder_of
 from feedd.dataset.passed_over import PassedOver
+from feedd.dataset.ref_columns import compact
 from feedd.dataset.shard_numbers import ShardNumbers
 from feedd.dataset.sharding import balance
 from feedd.dataset.step_counts import UNEQUAL, Uneven, common_steps, known_counts, needs_counts, partition_samples
@@ -55,7 +56,7 @@ class Listing:
         idx_bytes: size of MXNet's ``.idx`` next to record shards, by dataset index.
     """
 
-    refs: tuple[ObjectRef, ...]
+    refs: Sequence[ObjectRef]
     sizes: NDArray[np.int64]
     digest: bytes
     listed_s: float
@@ -80,7 +81,7 @@ class Listing:
     def of(cls, refs: Sequence[ObjectRef], listed_s: float, firsts: tuple[int, ...] = (0,)) -> Listing:
         """Build from the refs; hashes every key, so call it off the event loop for many refs."""
         sizes = np.fromiter((ref.size_bytes for ref in refs), dtype=np.int64, count=len(refs))
-        return cls(tuple(refs), sizes, listing_digest(refs), listed_s, ShardNumbers(refs), firsts=firsts)
+        return cls(compact(refs), sizes, listing_digest(refs), listed_s, ShardNumbers(refs), firsts=firsts)
 
     @property
     def as_listed(self) -> DatasetView:
@@ -234,7 +235,7 @@ class DatasetView:
     """
 
     listing: Listing
-    refs: tuple[ObjectRef, ...]
+    refs: Sequence[ObjectRef]
     counts: dict[int, int] = field(repr=False)
     name: tuple[str, ...] = ()
     twins: NDArray[np.int64] | None = field(default=None, repr=False)
@@ -247,7 +248,7 @@ class DatasetView:
         """Return the view of objects that are read as they were listed."""
         return cls(listing, listing.refs, listing.counts, twins=_twins(listing, listing.refs))
 
-    def converted(self, refs: tuple[ObjectRef, ...], name: tuple[str, ...], *, apart: bool = False) -> DatasetView:
+    def converted(self, refs: Sequence[ObjectRef], name: tuple[str, ...], *, apart: bool = False) -> DatasetView:
         """Return a view of the same objects in other conversions.
 
         Args:
@@ -257,7 +258,7 @@ class DatasetView:
         """
         counts = self.listing.counts_apart(name, self.counts) if apart else self.counts
         names = self.listing.names_of_view(name)
-        return DatasetView(self.listing, refs, counts, name, _twins(self.listing, refs), field_names=names)
+        return DatasetView(self.listing, compact(refs), counts, name, _twins(self.listing, refs), field_names=names)
 
     def learn(self, shard: int, sample_count: int) -> None:
         """Record the count of a shard that was read.

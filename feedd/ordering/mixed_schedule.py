@@ -167,6 +167,11 @@ class MixedAccess:
         """Bytes of the epoch; shards that come twice count twice."""
         return float(self._starts[-1])
 
+    def prepare(self) -> None:
+        """Sort the shards of this epoch and of the next one."""
+        _ = self._next, self._is_assigned
+        self._schedule.first_since(0, self.assigned[:1])
+
     def position(self, window: int) -> float:
         """Return the stream position where a window starts."""
         return float(self._starts[self._schedule.position(window)])

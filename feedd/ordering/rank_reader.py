@@ -96,6 +96,7 @@ class Reader:
         self._rank_counts: tuple[NDArray[np.int64], ...] | None = None
         self._epoch = -1
         self._map: NodeEpoch | None = None
+        self._access: tuple[DatasetView, NodeEpoch, NodeAccess] | None = None  # the last answer of ``access_at``
         self._lengths: dict[int, NDArray[np.int64]] = {}  # of the shards of a window that is being sorted by length
         self._orders = orders or own_orders(len(shares))
         self._latest: frozenset[WindowName] = frozenset()  # windows of the batch drawn last
@@ -157,7 +158,10 @@ class Reader:
         Raises:
             BadRequest: see ``epoch_map``.
         """
-        return NodeAccess(view, at.epoch, self.epoch_map(at), self.order_of)
+        plan, known = self.epoch_map(at), self._access
+        if known is None or known[0] is not view or known[1] is not plan:
+            known = self._access = view, plan, NodeAccess(view, at.epoch, plan, self.order_of)
+        return known[2]
 
     def left_out(self) -> int | None:
         """Return the rank's samples of an epoch after its last step, or None if not known yet."""

@@ -129,7 +129,7 @@ def test_the_same_data_twice_is_due_when_either_source_needs_it(window: int) -> 
     """Two sources of the same objects, each in its own order: an object is named once, due where it comes first."""
     spec = open_spec(("s3://b/",), 4, shuffle=True, mix=STRATIFIED)
     mix = Mix(((8,) * 12, (8,) * 12), {0: (2, 1)}, spec)
-    refs = mix.view().refs[:12]
+    refs = tuple(mix.view().refs[:12])
     listing = Listing.of(refs * 2, 0.0, (0, 12))
     listing.counts.update(dict.fromkeys(range(24), 8))
     plan = mix.plan(Topology(), WINDOW, listing.as_listed)

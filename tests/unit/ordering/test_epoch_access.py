@@ -38,7 +38,7 @@ def test_uses_as_looked_up_one_by_one(made: tuple[Listing, Reader], epoch: int, 
     view = listing.as_listed
     access = reader.access_at(view, Cursor(epoch))
     plan = reader.epoch_map(Cursor(epoch))
-    sizes = listing.sizes.tolist()
+    sizes: list[int] = listing.sizes.tolist()
     orders = [plan.order.tolist(), reader.order_of(epoch + 1).tolist()]
     starts = [[sum(sizes[shard] for shard in order[:place]) for place in range(len(order) + 1)] for order in orders]
 
@@ -47,7 +47,7 @@ def test_uses_as_looked_up_one_by_one(made: tuple[Listing, Reader], epoch: int, 
         if not here:
             return math.inf
         left = [place for place in here if place >= plan.position(window)]
-        return starts[0][left[0]] if left else starts[0][-1] + starts[1][orders[1].index(shard)]
+        return float(starts[0][left[0]] if left else starts[0][-1] + starts[1][orders[1].index(shard)])
 
     window = data.draw(st.integers(0, plan.window_count))
     refs = view.refs
