@@ -31,6 +31,7 @@ from tests.bench import (
     ranks,
     restart,
     s3_bytes,
+    shards,
     tokens,
 )
 from tests.bench.peers import HOW_TO_INSTALL, ROOT, Peers, find_peers
@@ -60,6 +61,7 @@ BENCHES: dict[str, Callable[[Plan], Result | list[Result]]] = {
     "lag": lag.run,
     "parts": parts.run,
     "ranks": ranks.run,
+    "shards": shards.run,
     "restart": restart.run,
     "held": held.run,
 }

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_SETTLE_S = 0.5
+_SETTLE_S = 0.3
 _LOOK_S = 0.02
 _EOF = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs lack it
 
