@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from feedd.cache.cache_report import CacheEntry
     from feedd.cache.caches import DiskCache
     from feedd.cache.disk_watch import DiskWatch
-    from feedd.protocols import NextUses, PinnedShards, SomeRefs
-    from feedd.values import ObjectRef
+    from feedd.protocols import PinnedShards
+    from feedd.values import NextUses, ObjectRef
 
 RETRY_S: Final = 10.0
 _MAY_PASS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO})
@@ -102,11 +102,11 @@ class LateDisk:
         if self._cache is not None:
             self._cache.prefetch(refs, owner)
 
-    def note_next_use(self, uses: NextUses, refs: SomeRefs | None = None) -> None:
+    def note_next_use(self, times: NextUses, refs: Sequence[ObjectRef] | None = None) -> None:
         """Tell the cache who knows when objects are needed next; before it is open, remember it."""
-        self._next_uses = uses
+        self._next_uses = times
         if self._cache is not None:
-            self._cache.note_next_use(uses, refs)
+            self._cache.note_next_use(times, refs)
 
     async def discard(self, ref: ObjectRef) -> None:
         """Drop a damaged entry."""

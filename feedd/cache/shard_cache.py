@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from feedd.cache.entry_storage import EntryStorage
     from feedd.cache.policy.eviction_order import Entry
     from feedd.flow.singleflight import Flight
-    from feedd.protocols import Clock, NextUses, Recorder, ShardFetcher, SomeRefs
-    from feedd.values import ObjectRef
+    from feedd.protocols import Clock, Recorder, ShardFetcher
+    from feedd.values import NextUses, ObjectRef
 
 _CLOSE_DEADLINE_S = 60.0
 _log = structlog.get_logger(__name__)
@@ -145,13 +145,13 @@ class PlacedCache(CacheView):
             self._early_checks.wish(owner, refs)
             self._changed()
 
-    def note_next_use(self, uses: NextUses, refs: SomeRefs | None = None) -> None:
-        """Take the times at which objects are needed next from ``uses``; see ``ShardCache.note_next_use``.
+    def note_next_use(self, times: NextUses, refs: Sequence[ObjectRef] | None = None) -> None:
+        """Take the times at which objects are needed next from ``times``; see ``ShardCache.note_next_use``.
 
         Raises:
             ValueError: a time is not a number.
         """
-        self._index.note_next_use(uses, refs)
+        self._index.note_next_use(times, refs)
         self._changed()
 
     async def discard(self, ref: ObjectRef) -> None:

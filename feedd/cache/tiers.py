@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from feedd.cache.caches import DiskCache
     from feedd.cache.disk_watch import DiskWatch
     from feedd.cache.policy.placement import Routes, Tier
-    from feedd.protocols import NextUses, PinnedShards, Recorder, SomeRefs
-    from feedd.values import ObjectRef
+    from feedd.protocols import PinnedShards, Recorder
+    from feedd.values import NextUses, ObjectRef
 
 
 class TieredCache:
@@ -121,10 +121,10 @@ class TieredCache:
         if self._standby:
             self._spilled.update(routes.memory)
 
-    def note_next_use(self, uses: NextUses, refs: SomeRefs | None = None) -> None:
+    def note_next_use(self, times: NextUses, refs: Sequence[ObjectRef] | None = None) -> None:
         """Tell both tiers who knows when objects are needed next; see ``ShardCache.note_next_use``."""
-        self._disk.note_next_use(uses, refs)
-        self._memory.note_next_use(uses, refs)
+        self._disk.note_next_use(times, refs)
+        self._memory.note_next_use(times, refs)
 
     async def discard(self, ref: ObjectRef) -> None:
         """Drop a damaged entry from its tier; if that is the disk, probe the disk."""

@@ -22,27 +22,11 @@ if TYPE_CHECKING:
 
     from feedd.cache.cache_report import CacheEntry, CacheStats
     from feedd.cache.tiers import AnyCache
-    from feedd.converting.conversion_log import ConversionLog
     from feedd.converting.converter import Converter
-    from feedd.protocols import NextUses, PinnedShards, SomeRefs
-    from feedd.values import ObjectRef
+    from feedd.protocols import PinnedShards
+    from feedd.values import NextUses, ObjectRef
 
 _LANDINGS_MAX = 2
-
-
-class _Converted:
-    """Listed refs as the refs of their converted shards, as far as those are known; translated while they are read."""
-
-    def __init__(self, refs: SomeRefs, facts: ConversionLog) -> None:
-        self._refs = refs
-        self._facts = facts
-
-    def __len__(self) -> int:
-        return len(self._refs)
-
-    def __iter__(self) -> Iterator[ObjectRef]:
-        found = (self._facts.converted(ref) if ref.conversion is not None else ref for ref in self._refs)
-        return (shard for shard in found if shard is not None)
 
 
 class ConvertingCache:
@@ -107,10 +91,13 @@ class ConvertingCache:
             self._wishes.wish(owner, refs)
             self._tidy()
 
-    def note_next_use(self, uses: NextUses, refs: SomeRefs | None = None) -> None:
-        """Take the times at which shards are needed next from ``uses``, which need not know sizes of shards."""
-        self._next_uses = uses
-        self._inner.note_next_use(uses, refs if refs is None else _Converted(refs, self._converter.facts))
+    def note_next_use(self, times: NextUses, refs: Sequence[ObjectRef] | None = None) -> None:
+        """Take the times at which shards are needed next from ``times``, which need not know sizes of shards."""
+        self._next_uses = times
+        if refs is not None and any(ref.conversion is not None for ref in refs):
+            known = (self._converter.facts.converted(ref) if ref.conversion is not None else ref for ref in refs)
+            refs = [shard for shard in known if shard is not None]
+        self._inner.note_next_use(times, refs)
 
     async def discard(self, ref: ObjectRef) -> None:
         """Drop a damaged entry, named as listed or as in the cache; it is converted again on the next use."""
@@ -210,7 +197,7 @@ class ConvertingCache:
     def _urgency(self, ref: ObjectRef) -> float:
         if self._acquired[ref]:
             return -math.inf
-        return math.inf if self._next_uses is None else self._next_uses.times((ref,))[0]
+        return math.inf if self._next_uses is None else self._next_uses((ref,))[0]
 
     def _brought(self, ref: ObjectRef, error: BaseException | None) -> None:
         """Update wishes: a shard is converted."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, overload
+from typing import TYPE_CHECKING, overload
 
 from feedd.dataset.packs import packed_tag, unpacked_tag
 from feedd.values import ObjectRef
@@ -14,20 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from feedd.conversion import Conversion
-
-_MANY: Final = 1 << 16  # with fewer objects, 280 bytes for each are little memory, and a tuple answers faster
-
-
-def compact(refs: Sequence[ObjectRef]) -> Sequence[ObjectRef]:
-    """Return the same objects, in columns if they are many; takes a microsecond for each."""
-    if len(refs) < _MANY:
-        return tuple(refs)
-    return refs if isinstance(refs, RefColumns) else RefColumns(refs)
-
-
-def conversions_of(refs: Sequence[ObjectRef]) -> set[Conversion | None]:
-    """Return all conversions of some objects; takes a tenth of a microsecond for each if they are not in columns."""
-    return refs.conversions if isinstance(refs, RefColumns) else {ref.conversion for ref in refs}
 
 
 class RefColumns(Sequence[ObjectRef]):

@@ -98,17 +98,17 @@ class NodeAccess:
         self._order_of = order_of
 
     @cached_property
-    def _places(self) -> _Places:
-        return _Places(self._plan.order, self._view.listing.sizes)
+    def _lookup(self) -> _Lookup:
+        return _Lookup(self._plan.order, self._view.listing.sizes)
 
     @cached_property
-    def _next_places(self) -> _Places:
-        return _Places(self._order_of(self.epoch + 1), self._view.listing.sizes)
+    def _next_lookup(self) -> _Lookup:
+        return _Lookup(self._order_of(self.epoch + 1), self._view.listing.sizes)
 
     @property
     def epoch_bytes(self) -> float:
         """Bytes of the epoch."""
-        return float(self._places.starts[-1])
+        return float(self._lookup.starts[-1])
 
     @property
     def assigned(self) -> NDArray[np.int64]:
@@ -117,23 +117,23 @@ class NodeAccess:
 
     def prepare(self) -> None:
         """Order the shards of this epoch and of the next one."""
-        _ = self._places, self._next_places
+        _ = self._lookup, self._next_lookup
 
     def position(self, window: int) -> float:
         """Return the stream position where a window starts."""
-        starts = self._places.starts
+        starts = self._lookup.starts
         return float(starts[min(self._plan.position(window), len(starts) - 1)])
 
     def next_uses(self, refs: Collection[ObjectRef], window: int) -> NDArray[np.float64]:
         """Return where each object is needed next: from ``window`` on, or in the next epoch."""
         shards = self._view.find(refs)
-        here = self._places.since(self._plan.position(window), shards)
+        here = self._lookup.since(self._plan.position(window), shards)
         found = np.full(shards.shape, np.inf)
-        found[here >= 0] = self._places.starts[here[here >= 0]]
+        found[here >= 0] = self._lookup.starts[here[here >= 0]]
         later = np.flatnonzero((here < 0) & (shards >= 0))
-        later = later[self._places.since(0, shards[later]) >= 0]  # the others are shards of other nodes
+        later = later[self._lookup.since(0, shards[later]) >= 0]  # the others are shards of other nodes
         if later.size:
-            following = self._next_places
+            following = self._next_lookup
             found[later] = following.starts[following.since(0, shards[later])] + self.epoch_bytes
         return found
 
@@ -158,7 +158,7 @@ class NodeAccess:
         return found
 
 
-class _Places:
+class _Lookup:
     """Where shards stand in an order, and where they start in its stream of bytes.
 
     Attributes:

@@ -46,7 +46,7 @@ class _Stream:
 
 
 class NextUseTimeline:
-    """Next uses of all streams. Implements ``protocols.NextUses``."""
+    """Next uses of all streams."""
 
     def __init__(self) -> None:
         self._now = 0.0

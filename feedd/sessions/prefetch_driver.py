@@ -8,16 +8,15 @@ from feedd.ordering.next_use import NextUseTimeline
 from feedd.ordering.progress import Progress
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from feedd.catalog.index_prefetcher import IndexPrefetcher
     from feedd.dataset.listing import DatasetView
     from feedd.ordering.epoch_access import EpochAccess
     from feedd.ordering.mixed_reader import AnyReader
     from feedd.protocols import ShardCache
-    from feedd.values import Cursor, ObjectRef
+    from feedd.values import Cursor
 
 _SLACK = 1 / 16  # of an epoch's bytes; a stream that falls further behind has its uses compared anew
+_MANY = 4_000  # shards or windows; for more of them, the cache looks at its own entries
 
 
 class ReaderGroups:
@@ -48,20 +47,6 @@ class ReaderGroups:
             return left
         del self._groups[key]
         return None
-
-
-class _Refs:
-    """Some shards of a view as objects, made one by one while they are read: there may be a million."""
-
-    def __init__(self, view: DatasetView, access: EpochAccess) -> None:
-        self._view = view
-        self._access = access
-
-    def __len__(self) -> int:
-        return len(self._access.assigned)
-
-    def __iter__(self) -> Iterator[ObjectRef]:
-        return (self._view.refs[shard] for shard in self._access.assigned.tolist())
 
 
 class PrefetchDriver:
@@ -126,7 +111,7 @@ class PrefetchDriver:
             self._window = last_window
             timeline = self._reader_groups.timeline
             if timeline.advance(access.key, access.position(first_window)):
-                self._cache.note_next_use(timeline)
+                self._cache.note_next_use(timeline.times)
             if self._index_prefetcher is not None:
                 self._index_prefetcher.expect(_soon(access, last_window))
             self._wish(access, last_window)  # never empty: that would cancel fetches that this batch waits for
@@ -151,14 +136,14 @@ class PrefetchDriver:
         """Start a group whose stream is at ``window``."""
         timeline = self._reader_groups.timeline
         timeline.open(access.key, access, window, access.position(window), access.epoch_bytes * _SLACK)
-        self._cache.note_next_use(timeline, _Refs(self._view, access))
+        self._changed(access)
         return self._reader_groups.found(access.key)
 
     def _leave(self, access: EpochAccess) -> None:
         left = self._reader_groups.leave(access.key, self._name)
         if left is None:
             self._reader_groups.timeline.close(access.key)
-            self._cache.note_next_use(self._reader_groups.timeline, _Refs(self._view, access))
+            self._changed(access)
             return
         self._left(access, left)
 
@@ -168,10 +153,21 @@ class PrefetchDriver:
             self._reader_groups.timeline.need_from(access.key, windows.stop)
             self._ended_in(access, windows)
 
-    def _ended_in(self, access: EpochAccess, windows: Iterable[int]) -> None:
+    def _ended_in(self, access: EpochAccess, windows: range) -> None:
         """Report that the shards that end with these windows have other next uses."""
-        shards = dict.fromkeys(shard for window in windows for shard in access.ending(window))
-        self._cache.note_next_use(self._reader_groups.timeline, [self._view.refs[shard] for shard in shards])
+        if len(windows) > _MANY:
+            self._note(None)
+            return
+        self._note(list(dict.fromkeys(shard for window in windows for shard in access.ending(window))))
+
+    def _changed(self, access: EpochAccess) -> None:
+        """Report that all shards of the node have other next uses."""
+        many = len(access.assigned) > _MANY
+        self._note(None if many else access.assigned.tolist())
+
+    def _note(self, shards: list[int] | None) -> None:
+        refs = None if shards is None else [self._view.refs[shard] for shard in shards]
+        self._cache.note_next_use(self._reader_groups.timeline.times, refs)
 
     def _wish(self, access: EpochAccess, window: int) -> None:
         self._cache.prefetch([self._view.refs[shard] for shard in access.wishes(window)], self._name)

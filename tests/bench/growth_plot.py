@@ -29,7 +29,9 @@ _STYLE = {
     **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), _INK),
 }
 _SIZE_INCHES = (9.0, 3.4)
-_MICROSECONDS, _BYTES = (0.1, 1e3), (1e2, 1e9)  # of both panels
+_MICROSECONDS = {0.1: "0.1", 1: "1", 10: "10", 100: "100", 1000: "1,000"}
+_BYTES = {1e2: "100 B", 1e4: "10 KB", 1e6: "1 MB", 1e8: "100 MB"}
+_TIMES, _SIZES = (0.1, 1e3), (1e2, 1e9)  # the scales of both panels
 _RANKS = re.compile(r"(\d+) ranks, prefetch=16")
 
 
@@ -66,16 +68,18 @@ def _panel(
     for color, (label, figure) in zip(_COLORS, times.items(), strict=False):
         points = [(count, row[figure]) for count, row in rows.items() if row.get(figure, 0.0) > 0]
         lines += axes.plot(*zip(*points, strict=True), marker="o", markersize=4, color=color, label=label)
-    axes.set(title=title, xscale="log", yscale="log", ylabel="CPU, us", ylim=_MICROSECONDS)
+    axes.set(title=title, xscale="log", yscale="log", ylabel="CPU, us", ylim=_TIMES)
+    axes.set_yticks(list(_MICROSECONDS), list(_MICROSECONDS.values()))
     axes.set_xticks(list(rows), [f"{count:,}" for count in rows])
     axes.minorticks_off()
-    axes.grid(alpha=0.25, color=_INK)
+    axes.grid(axis="y", alpha=0.25, color=_INK)
     label, held = memory
     right = axes.twinx()
     lines += right.plot(
         list(held), list(held.values()), marker="s", markersize=4, linestyle="--", color=_INK, label=label
     )
-    right.set(yscale="log", ylabel="bytes", ylim=_BYTES)
+    right.set(yscale="log", ylabel="memory", ylim=_SIZES)
+    right.set_yticks(list(_BYTES), list(_BYTES.values()))
     right.minorticks_off()
     axes.legend(handles=lines, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2, frameon=False)
 
@@ -101,7 +105,7 @@ def draw(benches: dict[str, Any], path: Path) -> None:
 
 def _smaller(svg: str) -> str:
     """Return the picture without comments, metadata, names of groups and fonts, indentation and needless digits."""
-    svg = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"<!--.*?-->|<!DOCTYPE.*?>|<metadata>.*?</metadata>|<clipPath.*?</clipPath>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'<g id="[^"]*"', "<g", svg)
     svg = re.sub(r'font-family: [^;"]*(; )?| clip-path="[^"]*"', "", svg).replace("*{", "*{font-family: sans-serif; ")
     svg = re.sub(r"\d+\.\d{2,}", lambda number: f"{float(number[0]):.2f}", svg)

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Protocol
 from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Iterable, Sequence
 
-    from feedd.protocols import NextUses, SomeRefs
-    from feedd.values import ObjectRef
+    from feedd.values import NextUses, ObjectRef
 
 
 class _Cache(Protocol):
-    def note_next_use(self, uses: NextUses, refs: SomeRefs | None = None) -> None: ...
+    def note_next_use(self, times: NextUses, refs: Sequence[ObjectRef] | None = None) -> None: ...
 
 
 class ToldUses:
@@ -27,7 +26,7 @@ class ToldUses:
         """Set the times of some objects; ``inf`` forgets one."""
         self.known |= {_version(ref): time for ref, time in uses}
 
-    def times(self, refs: Collection[ObjectRef]) -> list[float]:
+    def times(self, refs: Sequence[ObjectRef]) -> list[float]:
         return [self.known.get(_version(ref), math.inf) for ref in refs]
 
 
@@ -38,7 +37,7 @@ def note_next_use(cache: _Cache, uses: Iterable[tuple[ObjectRef, float]]) -> Non
     """Tell a cache the times of some objects; those told earlier stay, ``inf`` forgets one."""
     told, found = _TOLD.setdefault(cache, ToldUses()), dict(uses)
     told.tell(found.items())
-    cache.note_next_use(told, list(found))
+    cache.note_next_use(told.times, list(found))
 
 
 def _version(ref: ObjectRef) -> tuple[object, ...]:

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from feedd.cache.policy.quota import Quotas
-    from feedd.protocols import NextUses, SomeRefs
-    from feedd.values import ObjectRef
+    from feedd.values import NextUses, ObjectRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,14 +233,14 @@ class CacheIndex:
         victims = self.space.order.take(wanted_bytes, after=after) if wanted_bytes > 0 else []
         return self._drop_all(victims or [])
 
-    def note_next_use(self, uses: NextUses, refs: SomeRefs | None = None) -> None:
-        """Take next uses from ``uses`` from now on; see ``ShardCache.note_next_use``.
+    def note_next_use(self, times: NextUses, refs: Sequence[ObjectRef] | None = None) -> None:
+        """Take next uses from ``times`` from now on; see ``ShardCache.note_next_use``.
 
         Raises:
             ValueError: a time is not a number.
         """
-        self._next_uses = uses
-        if refs is None or len(refs) > len(self._entries):
+        self._next_uses = times
+        if refs is None:
             entries = list(self._entries.values())
         else:
             entries = [self._entries[ref] for ref in refs if ref in self._entries]
@@ -254,7 +253,7 @@ class CacheIndex:
         """Return when each object is needed next; inf: unknown or never."""
         if self._next_uses is None or not refs:
             return [math.inf] * len(refs)
-        found = self._next_uses.times(refs)
+        found = self._next_uses(refs)
         wrong = next((ref for ref, time in zip(refs, found, strict=True) if math.isnan(time)), None)
         if wrong is not None:
             raise ValueError(f"expected a time or inf as the next use of {wrong.url}, got nan")

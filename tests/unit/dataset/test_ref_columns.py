@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedd.conversion import Conversion
-from feedd.dataset import ref_columns
-from feedd.dataset.ref_columns import RefColumns, compact, conversions_of
+from feedd.dataset import listing
+from feedd.dataset.listing import Listing
+from feedd.dataset.ref_columns import RefColumns
 from feedd.values import ObjectRef
 
 _TAGS = st.one_of(st.text(max_size=40), st.just("0123456789abcdef" * 2), st.just("x" * 15))
@@ -50,15 +51,18 @@ def test_columns_are_equal_if_their_objects_are(one: list[ObjectRef], other: lis
 @given(_REFS)
 def test_conversions_are_known_without_the_objects(refs: list[ObjectRef]) -> None:
     """Whether a recipe has to narrow columns is asked at each open."""
-    assert conversions_of(RefColumns(refs)) == conversions_of(refs) == {ref.conversion for ref in refs}
+    assert RefColumns(refs).conversions == {ref.conversion for ref in refs}
 
 
 def test_only_many_objects_are_put_in_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tuple answers faster; columns that are there stay."""
-    monkeypatch.setattr(ref_columns, "_MANY", 3)
+    """A tuple answers faster. The listing and its views are the same in either form."""
+    monkeypatch.setattr(listing, "_MANY", 3)
     refs = [ObjectRef("s3://b", f"{number}", number, "e") for number in range(3)]
-    assert compact(refs[:2]) == tuple(refs[:2])
-    found = compact(refs)
-    assert isinstance(found, RefColumns)
-    assert list(found) == refs
-    assert compact(found) is found
+    few, many = Listing.of(refs[:2], 0.0), Listing.of(refs, 0.0)
+    assert few.refs == tuple(refs[:2])
+    assert isinstance(many.refs, RefColumns)
+    assert list(many.refs) == refs
+    assert many.digest == Listing.of(many.refs, 0.0).digest
+    view = many.as_listed.converted(refs, ("name",))
+    assert isinstance(view.refs, RefColumns)
+    assert view.find(refs[::-1]).tolist() == [2, 1, 0]
