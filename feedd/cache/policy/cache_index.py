@@ -133,7 +133,8 @@ class CacheIndex:
         for ref in damaged:
             self.reopen(here[ref])
         missing = damaged | sizes.keys()
-        entries = tuple(here.get(ref) or self._reserve(ref) for ref in refs)
+        times = dict(zip(sizes, self._times(tuple(sizes)), strict=True))
+        entries = tuple(here.get(ref) or self._reserve(ref, times[ref]) for ref in refs)
         for entry in entries:
             self._pin(entry)
         present = tuple(entry for entry in entries if entry.state is EntryState.COMMITTED)
@@ -152,10 +153,11 @@ class CacheIndex:
         if too_large is not None:
             return too_large
         sizes = {ref: entry_layout.disk_bytes(ref)}
-        evicted = self._evict(sizes, after=self._times((ref,))[0])
+        next_use = self._times((ref,))[0]
+        evicted = self._evict(sizes, after=next_use)
         if evicted is None:
             return FullNow(self.space.lacking_bytes(sizes))
-        entry = self._reserve(ref)
+        entry = self._reserve(ref, next_use)
         return Reservation((entry,), (), (), (entry,), evicted)
 
     def commit(self, entry: Entry) -> bool:
@@ -259,8 +261,7 @@ class CacheIndex:
             raise ValueError(f"expected a time or inf as the next use of {wrong.url}, got nan")
         return found
 
-    def _reserve(self, ref: ObjectRef) -> Entry:
-        next_use = self._times((ref,))[0]
+    def _reserve(self, ref: ObjectRef, next_use: float) -> Entry:
         entry = Entry(ref, entry_layout.disk_bytes(ref), next_use=next_use, group=self.space.group(ref))
         self._entries[ref] = entry
         self.reserved_bytes += entry.disk_bytes
