@@ -113,7 +113,7 @@ class Listing:
     def of(cls, refs: Sequence[ObjectRef], listed_s: float, firsts: tuple[int, ...] = (0,)) -> Listing:
         """Build from the refs; hashes every key, so call it off the event loop for many refs."""
         sizes = np.fromiter((ref.size_bytes for ref in refs), dtype=np.int64, count=len(refs))
-        return cls(_held(refs), sizes, listing_digest(refs), listed_s, ShardNumbers(refs), firsts=firsts)
+        return cls(_columns_if_many(refs), sizes, listing_digest(refs), listed_s, ShardNumbers(refs), firsts=firsts)
 
     @property
     def as_listed(self) -> DatasetView:
@@ -290,7 +290,9 @@ class DatasetView:
         """
         counts = self.listing.counts_apart(name, self.counts) if apart else self.counts
         names = self.listing.names_of_view(name)
-        return DatasetView(self.listing, _held(refs), counts, name, _twins(self.listing, refs), field_names=names)
+        return DatasetView(
+            self.listing, _columns_if_many(refs), counts, name, _twins(self.listing, refs), field_names=names
+        )
 
     def learn(self, shard: int, sample_count: int) -> None:
         """Record the count of a shard that was read.
@@ -337,7 +339,7 @@ def _hash_of(ref: ObjectRef) -> int:
     return hash((ref.root, ref.key, ref.etag))
 
 
-def _held(refs: Sequence[ObjectRef]) -> Sequence[ObjectRef]:
+def _columns_if_many(refs: Sequence[ObjectRef]) -> Sequence[ObjectRef]:
     """Return the same objects, in columns if they are many; takes a microsecond for each."""
     return tuple(refs) if len(refs) < _MANY else RefColumns(refs)
 

@@ -18,11 +18,11 @@ from tests.fakes.specs import open_spec
 @st.composite
 def _nodes(draw: st.DrawFn) -> tuple[Listing, Reader]:
     """Return a dataset, and the reader of one of its nodes; partitions of samples may share a shard."""
-    counts = draw(st.lists(st.integers(0, 9), min_size=1, max_size=12))
+    counts = draw(st.lists(st.integers(0, 30), min_size=1, max_size=6))
     refs = [ObjectRef("s3://b", f"{number:03}", 1 + 10 * count, str(number)) for number, count in enumerate(counts)]
     listing = Listing.of(refs, 0.0)
     listing.counts.update(enumerate(counts))
-    nodes, parts = draw(st.sampled_from([(1, 1), (2, 1), (1, 3), (2, 2)]))
+    nodes, parts = draw(st.sampled_from([(1, 1), (2, 1), (1, 3), (1, 6), (2, 3)]))
     topology = Topology(world_size=nodes, node_count=nodes)
     sharding = draw(st.sampled_from(["key", "sample"]))
     spec = open_spec(("s3://b/",), 6, sharding=sharding, partitions=nodes * parts, topology=topology)
