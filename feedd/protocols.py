@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Sequence
+    from collections.abc import AsyncIterator, Sequence
     from contextlib import AbstractContextManager
 
     import numpy as np
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         ByteRange,
         Cursor,
         EpochEnd,
+        NextUses,
         ObjectChecksum,
         ObjectRef,
         Produced,
@@ -171,7 +172,7 @@ class ShardCache(Protocol):
     """Whole shards on local disk: reserve, fill, commit; pinned in use; evicted by next use, then least recent."""
 
     async def acquire(self, refs: Sequence[ObjectRef]) -> PinnedShards:
-        """Return pins on all of ``refs``, fetching missing ones; concurrent callers share one fetch per object.
+        """Return pins on all of ``refs``, fetching missing ones; callers share one fetch per object.
 
         Space for all missing objects is reserved all or nothing, and no pin is held while waiting for space. So two
         acquirers cannot starve each other.
@@ -183,13 +184,10 @@ class ShardCache(Protocol):
         """
 
     def prefetch(self, refs: Sequence[ObjectRef], owner: str) -> None:
-        """Replace ``owner``'s prefetches; they run in order, in the background, and evict nothing needed sooner.
+        """Replace ``owner``'s prefetches, which evict nothing needed sooner; an empty list ends those nobody awaits."""
 
-        An empty list cancels the owner's fills that no other caller awaits.
-        """
-
-    def note_next_use(self, uses: Iterable[tuple[ObjectRef, float]]) -> None:
-        """Set the position at which each shard is needed next; ``inf``: never again."""
+    def note_next_use(self, times: NextUses, refs: Sequence[ObjectRef] | None = None) -> None:
+        """Ask ``times`` from now on when shards are needed next; it changed for ``refs``, or for any shards."""
 
     async def discard(self, ref: ObjectRef) -> None:
         """Drop a damaged entry once no pin holds it; the next acquire fetches it again."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from feedd.shard_index import ShardIndex as ShardIndex  # noqa: PLC0414 - plugins import it from here
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from feedd.conversion import Conversion
     from feedd.errors import FeeddError
@@ -55,6 +55,10 @@ class ObjectRef:
     def url(self) -> str:
         """The object's URL, as a user would type it."""
         return f"{self.root}{self.key}" if self.root == "file://" else f"{self.root}/{self.key}"
+
+
+NextUses: TypeAlias = "Callable[[Sequence[ObjectRef]], Sequence[float]]"
+"""Returns when each shard is needed next, on any scale: later times are needed later, ``inf`` never."""
 
 
 @dataclass(slots=True)

@@ -13,13 +13,13 @@ from feedd.cache.os_errors import StorageFull
 from feedd.errors import CacheUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from feedd.cache.cache_report import CacheEntry
     from feedd.cache.caches import DiskCache
     from feedd.cache.disk_watch import DiskWatch
     from feedd.protocols import PinnedShards
-    from feedd.values import ObjectRef
+    from feedd.values import NextUses, ObjectRef
 
 RETRY_S: Final = 10.0
 _MAY_PASS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO})
@@ -47,6 +47,7 @@ class LateDisk:
         self._watch = watch
         self._retry_s = retry_s
         self._cache: DiskCache | None = None
+        self._next_uses: NextUses | None = None
         self._closing = asyncio.Event()
         self._group = asyncio.TaskGroup()
         self._task: asyncio.Task[None] | None = None
@@ -101,10 +102,11 @@ class LateDisk:
         if self._cache is not None:
             self._cache.prefetch(refs, owner)
 
-    def note_next_use(self, uses: Iterable[tuple[ObjectRef, float]]) -> None:
-        """Pass the next uses to the cache; before it is open they are dropped."""
+    def note_next_use(self, times: NextUses, refs: Sequence[ObjectRef] | None = None) -> None:
+        """Tell the cache who knows when objects are needed next; before it is open, remember it."""
+        self._next_uses = times
         if self._cache is not None:
-            self._cache.note_next_use(uses)
+            self._cache.note_next_use(times, refs)
 
     async def discard(self, ref: ObjectRef) -> None:
         """Drop a damaged entry."""
@@ -165,6 +167,8 @@ class LateDisk:
         except CacheUnavailable:
             return  # the warning at the start named the reason
         self._cache = cache
+        if self._next_uses is not None:
+            cache.note_next_use(self._next_uses)
         self._watch.opened()
         try:
             await self._closing.wait()

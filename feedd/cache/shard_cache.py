@@ -25,14 +25,14 @@ from feedd.cache.space_queue import SpaceQueue
 from feedd.metrics import CACHE_EVICTIONS, CACHE_HITS, CACHE_MISSES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
     from types import TracebackType
 
     from feedd.cache.entry_storage import EntryStorage
     from feedd.cache.policy.eviction_order import Entry
     from feedd.flow.singleflight import Flight
     from feedd.protocols import Clock, Recorder, ShardFetcher
-    from feedd.values import ObjectRef
+    from feedd.values import NextUses, ObjectRef
 
 _CLOSE_DEADLINE_S = 60.0
 _log = structlog.get_logger(__name__)
@@ -145,15 +145,13 @@ class PlacedCache(CacheView):
             self._early_checks.wish(owner, refs)
             self._changed()
 
-    def note_next_use(self, uses: Iterable[tuple[ObjectRef, float]]) -> None:
-        """Set at which position each object is needed next; ``inf``: never again.
-
-        Positions of objects not in the cache are remembered too, until they are set to ``inf``.
+    def note_next_use(self, times: NextUses, refs: Sequence[ObjectRef] | None = None) -> None:
+        """Take the times at which objects are needed next from ``times``; see ``ShardCache.note_next_use``.
 
         Raises:
-            ValueError: a position is not a number.
+            ValueError: a time is not a number.
         """
-        self._index.note_next_use(uses)
+        self._index.note_next_use(times, refs)
         self._changed()
 
     async def discard(self, ref: ObjectRef) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from feedd.cache.disk_watch import DiskWatch
     from feedd.cache.policy.placement import Routes, Tier
     from feedd.protocols import PinnedShards, Recorder
-    from feedd.values import ObjectRef
+    from feedd.values import NextUses, ObjectRef
 
 
 class TieredCache:
@@ -121,11 +121,10 @@ class TieredCache:
         if self._standby:
             self._spilled.update(routes.memory)
 
-    def note_next_use(self, uses: Iterable[tuple[ObjectRef, float]]) -> None:
-        """Set in both tiers at which position each object is needed next; ``inf``: never again."""
-        told = tuple(uses)
-        self._disk.note_next_use(told)
-        self._memory.note_next_use(told)
+    def note_next_use(self, times: NextUses, refs: Sequence[ObjectRef] | None = None) -> None:
+        """Tell both tiers who knows when objects are needed next; see ``ShardCache.note_next_use``."""
+        self._disk.note_next_use(times, refs)
+        self._memory.note_next_use(times, refs)
 
     async def discard(self, ref: ObjectRef) -> None:
         """Drop a damaged entry from its tier; if that is the disk, probe the disk."""

@@ -9,6 +9,7 @@ from feedd.conversion import PARAMS_BYTES_MAX, Conversion
 from feedd.convert.columnar import ROWS_ONLY, params_of
 from feedd.convert.conversion_registry import counts_apart, is_columnar
 from feedd.converting.converter import formed
+from feedd.dataset.ref_columns import RefColumns
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,16 +29,18 @@ def narrowed(view: DatasetView, wanted: Sequence[Sequence[FieldRecipe]]) -> Data
         view: the objects as they were listed.
         wanted: recipes of each source; empty: all columns.
     """
-    if not any(_has_columns(ref.conversion) for ref in view.refs):
+    refs = view.refs
+    conversions = refs.conversions if isinstance(refs, RefColumns) else (ref.conversion for ref in refs)
+    if not any(map(_has_columns, conversions)):
         return view
-    refs: list[ObjectRef] = []
+    narrow: list[ObjectRef] = []
     name: list[str] = []
     for source, recipe in enumerate(wanted):
         asked = possible_columns(recipe)
         params = params_of(asked) if asked else ""
         name.append(params)
-        refs.extend(_of_columns(view.refs[shard], params) for shard in view.listing.shards_of(source))
-    return view.converted(tuple(refs), tuple(name), apart=any(counts_apart(ref.conversion) for ref in refs))
+        narrow.extend(_of_columns(refs[shard], params) for shard in view.listing.shards_of(source))
+    return view.converted(narrow, tuple(name), apart=any(counts_apart(ref.conversion) for ref in narrow))
 
 
 def possible_columns(recipe: Sequence[FieldRecipe]) -> list[tuple[str, ...]]:

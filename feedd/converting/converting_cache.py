@@ -18,13 +18,13 @@ from feedd.flow.singleflight import SingleFlight
 from feedd.flow.tasks import run_all
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Iterator, Sequence
 
     from feedd.cache.cache_report import CacheEntry, CacheStats
     from feedd.cache.tiers import AnyCache
     from feedd.converting.converter import Converter
     from feedd.protocols import PinnedShards
-    from feedd.values import ObjectRef
+    from feedd.values import NextUses, ObjectRef
 
 _LANDINGS_MAX = 2
 
@@ -43,7 +43,7 @@ class ConvertingCache:
         self._group = asyncio.TaskGroup()
         self._landing = asyncio.Semaphore(_LANDINGS_MAX)
         self._acquired: Counter[ObjectRef] = Counter()  # refs that callers of ``acquire`` wait for
-        self._next_uses: dict[ObjectRef, float] = {}  # ref of a shard that is not converted yet -> next use
+        self._next_uses: NextUses | None = None
         self._closed = False
 
     def __repr__(self) -> str:
@@ -91,18 +91,13 @@ class ConvertingCache:
             self._wishes.wish(owner, refs)
             self._tidy()
 
-    def note_next_use(self, uses: Iterable[tuple[ObjectRef, float]]) -> None:
-        """Record when each shard is needed next; kept here for shards that are not converted yet."""
-        told: list[tuple[ObjectRef, float]] = []
-        for ref, position in uses:
-            shard = self._converter.facts.converted(ref) if ref.conversion is not None else ref
-            if shard is not None:
-                told.append((shard, position))
-            elif position == math.inf:
-                self._next_uses.pop(ref, None)
-            else:
-                self._next_uses[ref] = position
-        self._inner.note_next_use(told)
+    def note_next_use(self, times: NextUses, refs: Sequence[ObjectRef] | None = None) -> None:
+        """Take the times at which shards are needed next from ``times``, which need not know sizes of shards."""
+        self._next_uses = times
+        if refs is not None and any(ref.conversion is not None for ref in refs):
+            known = (self._converter.facts.converted(ref) if ref.conversion is not None else ref for ref in refs)
+            refs = [shard for shard in known if shard is not None]
+        self._inner.note_next_use(times, refs)
 
     async def discard(self, ref: ObjectRef) -> None:
         """Drop a damaged entry, named as listed or as in the cache; it is converted again on the next use."""
@@ -200,14 +195,12 @@ class ConvertingCache:
         return await self._converter.bring(ref, lambda: self._urgency(ref))
 
     def _urgency(self, ref: ObjectRef) -> float:
-        return -math.inf if self._acquired[ref] else self._next_uses.get(ref, math.inf)
+        if self._acquired[ref]:
+            return -math.inf
+        return math.inf if self._next_uses is None else self._next_uses((ref,))[0]
 
     def _brought(self, ref: ObjectRef, error: BaseException | None) -> None:
-        """Tell the inner cache about a converted shard, and update wishes."""
-        if error is None and not self._closed:
-            position = self._next_uses.pop(ref, None)
-            if position is not None:
-                self._inner.note_next_use([(self._shard(ref), position)])
+        """Update wishes: a shard is converted."""
         self._wishes.ended(ref, error)
         self._tidy()
 

@@ -108,7 +108,7 @@ class Warmer:
         await run_all(run.bring(todo) for _ in range(min(self._bounds.objects, len(missing))))
         return run.progress
 
-    async def _shards(self, listed: Resolved, spec: WarmSpec) -> tuple[ObjectRef, ...]:
+    async def _shards(self, listed: Resolved, spec: WarmSpec) -> Sequence[ObjectRef]:
         """Return objects as the shards that a session with these fields reads."""
         refs = listed.refs
         with suppress(NotFound, ObjectChanged):  # an error of one object is reported when its turn comes

@@ -100,7 +100,8 @@ class EpochMap:
         self._highs = None if share.highs is None else share.highs[places]
         self._edges = _edges(options, int(places.shape[0]), None if share.sizes is None else share.sizes[places])
         self.window_count: int = self._edges.shape[0] - 1
-        self._starts: list[tuple[int, int]] = [(0, 0)]  # (stream position, window), ascending in both
+        self._known: NDArray[np.int64] | None = None  # start of each window in the stream, and the stream's end
+        self._starts: list[tuple[int, int]] = [(0, 0)]  # else: (stream position, window), ascending in both
         self._samples: dict[int, int] = {}  # sample counts of the windows that were searched
 
     def know(self, share_counts: NDArray[np.int64]) -> None:
@@ -110,7 +111,7 @@ class EpochMap:
             if self.window_count
             else np.zeros(0, dtype=np.int64)
         )
-        self._starts = list(zip([0, *np.cumsum(sums).tolist()], range(self.window_count + 1), strict=True))
+        self._known = np.concatenate([np.zeros(1, np.int64), np.cumsum(sums)])
 
     def add_anchor(self, window: int, sample: int) -> None:
         """Record that ``window`` starts at stream position ``sample``.
@@ -120,6 +121,10 @@ class EpochMap:
         """
         if not 0 <= window <= self.window_count or sample < 0:
             raise ValueError(f"expected a window in [0, {self.window_count}], got {window} at sample {sample}")
+        if self._known is not None:
+            if self._known[window] != sample:
+                raise ValueError(f"expected window {window} to start at sample {self._known[window]}, got {sample}")
+            return
         place = bisect_right(self._starts, window, key=lambda start: start[1])
         before = self._starts[place - 1]
         if before[1] == window:
@@ -152,6 +157,8 @@ class EpochMap:
     @property
     def sample_count(self) -> int | None:
         """Number of samples of the stream, or None if not known yet."""
+        if self._known is not None:
+            return int(self._known[-1])
         start, window = self._starts[-1]
         return start if window == self.window_count else None
 
@@ -161,17 +168,21 @@ class EpochMap:
         All counts must be known.
         """
         assert self.sample_count is not None, "all counts must be known"
+        if self._known is not None:
+            return self._edges, self._known
         return self._edges, np.fromiter((start for start, _ in self._starts), np.int64, len(self._starts))
 
     def start(self, window: int) -> int:
         """Return the stream position of a window in which ``locate`` found samples."""
+        if self._known is not None:
+            return int(self._known[window])
         found = self._starts[bisect_right(self._starts, window, key=lambda start: start[1]) - 1]
         assert found[1] == window, f"window {window} was not located"
         return found[0]
 
     def locate(self, low: int, high: int) -> Located | NeedCounts:
         """Find samples ``[low, high)`` of the stream; there are no segments past the end."""
-        start, window = self._starts[bisect_right(self._starts, (low, self.window_count + 1)) - 1]
+        start, window = self._start_before(low)
         anchor: tuple[int, int] | None = None
         segments: list[Segment] = []
         while window < self.window_count:
@@ -219,6 +230,8 @@ class EpochMap:
 
     def counted(self, window: int) -> int | NeedCounts:
         """Return the number of samples of a window, or the shards that must be counted first."""
+        if self._known is not None:
+            return int(self._known[window + 1] - self._known[window])
         known = self._samples.get(window)
         if known is not None:
             return known
@@ -228,6 +241,13 @@ class EpochMap:
                 return NeedCounts(missing)
         count = self._samples[window] = self.window_samples(window)
         return count
+
+    def _start_before(self, sample: int) -> tuple[int, int]:
+        """Return the last known window that starts at or before a position of the stream, after its start."""
+        if self._known is None:
+            return self._starts[bisect_right(self._starts, (sample, self.window_count + 1)) - 1]
+        window = int(np.searchsorted(self._known, sample, "right")) - 1
+        return int(self._known[window]), window
 
     def _slice(self, window: int) -> slice:
         return slice(self.position(window), self.position(window + 1))
@@ -241,6 +261,8 @@ class EpochMap:
         return self._lows[here], self._highs[here] - self._lows[here]
 
     def _remember(self, window: int, start: int) -> None:
+        if self._known is not None:
+            return
         if self._starts[-1][1] < window:
             self._starts.append((start, window))
         else:

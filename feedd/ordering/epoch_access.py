@@ -6,14 +6,14 @@ stream. A reader's progress is reported in windows.
 
 from __future__ import annotations
 
-import itertools
+import hashlib
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection
 
     from numpy.typing import NDArray
 
@@ -21,14 +21,12 @@ if TYPE_CHECKING:
     from feedd.ordering.node_epoch import NodeEpoch
     from feedd.values import ObjectRef
 
-    Use = tuple[ObjectRef, float]
-
 _AHEAD_WINDOWS = 2
 _AHEAD_SHARDS = 16
 
 
 class EpochAccess(Protocol):
-    """An epoch's uses, as reported to the cache. Two epochs with the same key are the same."""
+    """An epoch's uses, as the cache asks for them. Two epochs with the same key are the same."""
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -42,17 +40,26 @@ class EpochAccess(Protocol):
     def epoch_bytes(self) -> float:
         """Bytes of the epoch."""
 
+    def prepare(self) -> None:
+        """Compute now what the first questions would wait for; takes a fifth of a microsecond per shard."""
+
     def position(self, window: int) -> float:
         """Return the stream position where a window starts."""
 
-    def start(self, window: int) -> Iterator[Use]:
-        """Yield the next use of every shard of the node, for a stream that stands at ``window``."""
+    def next_uses(self, refs: Collection[ObjectRef], window: int) -> NDArray[np.float64]:
+        """Return the position where each object is needed next, float64[refs]; ``inf``: the node does not read it.
 
-    def again(self, window: int) -> Iterator[Use]:
-        """Yield the uses in this epoch of the shards that end with ``window``."""
+        Args:
+            refs: any objects, with their conversions.
+            window: all earlier windows have been read.
+        """
 
-    def left(self, window: int) -> Iterator[Use]:
-        """Yield the next uses, after ``window``, of the shards that end with it."""
+    def ending(self, window: int) -> list[int]:
+        """Return the shards (dataset indices) that this epoch does not need after a window."""
+
+    @property
+    def assigned(self) -> NDArray[np.int64]:
+        """The shards of the node (dataset indices); a shard may be listed twice."""
 
     def wishes(self, window: int) -> list[int]:
         """Return the shards (dataset indices) that should be in the cache from a window on, the first needed first."""
@@ -64,14 +71,16 @@ class EpochAccess(Protocol):
 class NodeAccess:
     """The epoch of one dataset, as an ``EpochAccess``."""
 
-    def __init__(self, view: DatasetView, epoch: int, plan: NodeEpoch, places: Callable[[int], dict[int, int]]) -> None:
+    def __init__(
+        self, view: DatasetView, epoch: int, plan: NodeEpoch, order_of: Callable[[int], NDArray[np.int64]]
+    ) -> None:
         """Describe an epoch.
 
         Args:
             view: the dataset.
             epoch: number of the epoch.
             plan: order of the epoch.
-            places: returns each shard's first place in the order of an epoch; called for the next epoch.
+            order_of: returns the node's shards in the order of an epoch; called for the next epoch.
         """
         # Two sessions belong together if they read the same shards in the same order. The listing's content counts: the
         # same objects and conversions, listed twice, are the same shards in the cache.
@@ -80,45 +89,57 @@ class NodeAccess:
             view.listing.digest,
             view.name,
             epoch,
-            plan.order.tobytes(),
-            plan.edges.tobytes(),
+            _digest(plan.order),
+            _digest(plan.edges),
         )
         self.epoch = epoch
         self._view = view
         self._plan = plan
-        self._positions = places
+        self._order_of = order_of
 
     @cached_property
-    def _starts(self) -> NDArray[np.float64]:
-        return _starts(self._view.listing.sizes[self._plan.order])
+    def _lookup(self) -> _Lookup:
+        return _Lookup(self._plan.order, self._view.listing.sizes)
 
     @cached_property
-    def _next_starts(self) -> dict[int, float]:
-        shards = list(self._positions(self.epoch + 1))  # in the order of that epoch
-        starts = _starts(self._view.listing.sizes[shards]) + self._starts[-1]
-        return dict(zip(shards, starts.tolist(), strict=False))
+    def _next_lookup(self) -> _Lookup:
+        return _Lookup(self._order_of(self.epoch + 1), self._view.listing.sizes)
 
     @property
     def epoch_bytes(self) -> float:
         """Bytes of the epoch."""
-        return float(self._starts[-1])
+        return float(self._lookup.starts[-1])
+
+    @property
+    def assigned(self) -> NDArray[np.int64]:
+        """The shards of the node (dataset indices), in the order of the epoch."""
+        return self._plan.order
+
+    def prepare(self) -> None:
+        """Order the shards of this epoch and of the next one."""
+        _ = self._lookup, self._next_lookup
 
     def position(self, window: int) -> float:
         """Return the stream position where a window starts."""
-        return float(self._starts[min(self._plan.position(window), len(self._starts) - 1)])
+        starts = self._lookup.starts
+        return float(starts[min(self._plan.position(window), len(starts) - 1)])
 
-    def start(self, window: int) -> Iterator[Use]:
-        """Yield the next use of every shard of the node; shards before ``window`` are next needed in the next epoch."""
-        order, behind = self._plan.order, self._plan.position(window)
-        return itertools.chain(self._uses(behind, order[behind:]), self._next_uses(order[:behind]))
+    def next_uses(self, refs: Collection[ObjectRef], window: int) -> NDArray[np.float64]:
+        """Return where each object is needed next: from ``window`` on, or in the next epoch."""
+        shards = self._view.find(refs)
+        here = self._lookup.since(self._plan.position(window), shards)
+        found = np.full(shards.shape, np.inf)
+        found[here >= 0] = self._lookup.starts[here[here >= 0]]
+        later = np.flatnonzero((here < 0) & (shards >= 0))
+        later = later[self._lookup.since(0, shards[later]) >= 0]  # the others are shards of other nodes
+        if later.size:
+            following = self._next_lookup
+            found[later] = following.starts[following.since(0, shards[later])] + self.epoch_bytes
+        return found
 
-    def again(self, window: int) -> Iterator[Use]:
-        """Yield the uses in this epoch of a window's shards."""
-        return self._uses(self._plan.position(window), self._plan.shards(window))
-
-    def left(self, window: int) -> Iterator[Use]:
-        """Yield the uses in the next epoch of a window's shards."""
-        return self._next_uses(self._plan.shards(window))
+    def ending(self, window: int) -> list[int]:
+        """Return the shards of one window (dataset indices)."""
+        return self.needed(window)
 
     def wishes(self, window: int) -> list[int]:
         """Return the shards (dataset indices) of a window and of the following windows, also across the epoch's end."""
@@ -128,7 +149,7 @@ class NodeAccess:
         count = width + max(_AHEAD_WINDOWS * width, _AHEAD_SHARDS)
         shards: list[int] = plan.order[start : start + count].tolist()
         if len(shards) < count:  # the next epoch starts with its shards in the cache
-            shards += itertools.islice(self._positions(self.epoch + 1), count - len(shards))
+            shards += self._order_of(self.epoch + 1)[: count - len(shards)].tolist()
         return list(dict.fromkeys(shards))
 
     def needed(self, window: int) -> list[int]:
@@ -136,17 +157,36 @@ class NodeAccess:
         found: list[int] = self._plan.shards(window).tolist()
         return found
 
-    def _uses(self, first_place: int, shards: NDArray[np.int64]) -> Iterator[Use]:
-        """Yield uses in this epoch, of shards that are consecutive in its order."""
-        starts = self._starts[first_place : first_place + len(shards)].tolist()
-        refs = self._view.refs
-        return ((refs[shard], start) for shard, start in zip(shards.tolist(), starts, strict=True))
 
-    def _next_uses(self, shards: NDArray[np.int64]) -> Iterator[Use]:
-        refs, starts = self._view.refs, self._next_starts
-        return ((refs[shard], starts[shard]) for shard in shards.tolist())
+class _Lookup:
+    """Where shards stand in an order, and where they start in its stream of bytes.
+
+    Attributes:
+        starts: float64[order + 1], the start of each place, and the end of the last.
+    """
+
+    def __init__(self, order: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
+        self.starts = np.concatenate([np.zeros(1), np.cumsum(sizes[order], dtype=np.float64)])
+        places = np.arange(order.shape[0], dtype=np.int32)
+        self._first = np.full(sizes.shape, -1, np.int32)
+        self._first[order[::-1]] = places[::-1]
+        self._last = self._first
+        if np.count_nonzero(self._first >= 0) < order.shape[0]:  # two partitions share some shards
+            self._last = self._first.copy()
+            self._last[order] = places
+
+    def since(self, place: int, shards: NDArray[np.int64]) -> NDArray[np.int32]:
+        """Return the place of each shard from ``place`` on, int32[shards]; -1: there is none.
+
+        Args:
+            place: earlier places do not count.
+            shards: dataset indices; -1: no shard.
+        """
+        first, last = self._first[shards], self._last[shards]
+        found = np.where(first >= place, first, last)
+        found[(found < place) | (shards < 0)] = -1
+        return found
 
 
-def _starts(sizes: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the start of each size in a sequence, and the end of the last."""
-    return np.concatenate([np.zeros(1), np.cumsum(sizes, dtype=np.float64)])
+def _digest(numbers: NDArray[np.int64]) -> bytes:
+    return hashlib.blake2b(numbers.tobytes(), digest_size=16).digest()

@@ -13,19 +13,19 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from numpy.typing import NDArray
 
     from feedd.dataset.listing import DatasetView
-    from feedd.ordering.epoch_access import Use
     from feedd.ordering.mixing import Mixture
     from feedd.ordering.repeating_source import RepeatingSource
+    from feedd.values import ObjectRef
 
 _AHEAD_WINDOWS = 2
 _AHEAD_SHARDS = 16
@@ -64,28 +64,23 @@ class ShardSchedule:
         low, high = np.searchsorted(self._sorted_ends, (window, window + 1))
         return self._by_end[low:high]
 
-    @cached_property
-    def soonest(self) -> NDArray[np.int64]:
-        """For each entry, the first entry of the same shard that ends no sooner, int64[n]; often the entry itself."""
-        return self._first_place("left")
+    def first_since(self, window: int, shards: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return for each shard (dataset index) its first entry that does not end before a window; -1: none."""
+        count = self.shards.shape[0]
+        held, key, least = self._by_shard
+        at = np.minimum(np.searchsorted(key, shards * (self.edges.shape[0] + 1) + window, "left"), count - 1)
+        found = (held[at] == shards) & (key[at] >= shards * (self.edges.shape[0] + 1) + window)
+        return np.where(found, least[at], -1)
 
     @cached_property
-    def after(self) -> NDArray[np.int64]:
-        """For each entry, the first entry of the same shard that ends in a later window, int64[n]; -1: none."""
-        return self._first_place("right")
-
-    def _first_place(self, side: Literal["left", "right"]) -> NDArray[np.int64]:
-        """Return for each entry the first of its shard among those that end as late ("left") or later ("right")."""
+    def _by_shard(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Entries by shard and end: their shards, keys to search, and the least entry from each on of its shard."""
         count = self.shards.shape[0]
         order = np.lexsort((self.ends, self.shards))
         shards, key = self.shards[order], self.shards[order] * (self.edges.shape[0] + 1) + self.ends[order]
         # The least entry from here to the end of the same shard; entries of lower shards are smaller than all of them.
         least = np.minimum.accumulate((order + shards * count)[::-1])[::-1] - shards * count
-        at = np.searchsorted(key, key, side)
-        inside = np.minimum(at, count - 1)
-        found = np.empty(count, dtype=np.int64)
-        found[order] = np.where((at < count) & (shards[inside] == shards), least[inside], -1)
-        return found
+        return shards, key, least
 
     @cached_property
     def digest(self) -> bytes:
@@ -162,8 +157,8 @@ class MixedAccess:
         self.epoch = epoch
         self._schedule = its
         self._following = following
-        self._assigned = assigned
-        self._refs = view.refs
+        self.assigned = assigned
+        self._view = view
         self._sizes = view.listing.sizes
         self._starts = self._starts_of(its)
 
@@ -172,29 +167,28 @@ class MixedAccess:
         """Bytes of the epoch; shards that come twice count twice."""
         return float(self._starts[-1])
 
+    def prepare(self) -> None:
+        """Sort the shards of this epoch and of the next one."""
+        _ = self._next, self._is_assigned
+        self._schedule.first_since(0, self.assigned[:1])
+
     def position(self, window: int) -> float:
         """Return the stream position where a window starts."""
         return float(self._starts[self._schedule.position(window)])
 
-    def start(self, window: int) -> Iterator[Use]:
-        """Yield the next use of every shard of the node, for a stream that stands at ``window``."""
-        # In reverse, so that the first of several uses is written last and stays.
-        left = np.flatnonzero(self._schedule.ends >= window)[::-1]
-        positions = self._next.copy()
-        positions[self._schedule.shards[left]] = self._starts[left]
-        return self._uses(self._assigned, positions[self._assigned])
+    def next_uses(self, refs: Collection[ObjectRef], window: int) -> NDArray[np.float64]:
+        """Return where each object is needed next: in this epoch, in the next one, or after its end."""
+        shards = self._view.find(refs)
+        found = np.full(shards.shape, np.inf)
+        own = np.flatnonzero((shards >= 0) & self._is_assigned[shards])
+        here = self._schedule.first_since(window, shards[own])
+        found[own] = np.where(here < 0, self._next[shards[own]], self._starts[here])
+        return found
 
-    def again(self, window: int) -> Iterator[Use]:
-        """Yield the uses in this epoch of the shards that end with a window."""
-        places = self._schedule.ending(window)
-        return self._uses(self._schedule.shards[places], self._starts[self._schedule.soonest[places]])
-
-    def left(self, window: int) -> Iterator[Use]:
-        """Yield the uses after a window of the shards that end with it."""
-        its = self._schedule
-        places = its.ending(window)
-        shards, after = its.shards[places], its.after[places]
-        return self._uses(shards, np.where(after < 0, self._next[shards], self._starts[after]))
+    def ending(self, window: int) -> list[int]:
+        """Return the shards (dataset indices) that this epoch does not need after a window."""
+        found: list[int] = self._schedule.shards[self._schedule.ending(window)].tolist()
+        return found
 
     def wishes(self, window: int) -> list[int]:
         """Return the shards (dataset indices) that should be in the cache from a window on, the first needed first."""
@@ -216,6 +210,12 @@ class MixedAccess:
         return np.concatenate([np.zeros(1), np.cumsum(self._sizes[its.shards], dtype=np.float64)])
 
     @cached_property
+    def _is_assigned(self) -> NDArray[np.bool_]:
+        found = np.zeros(self._sizes.shape, np.bool_)
+        found[self.assigned] = True
+        return found
+
+    @cached_property
     def _next(self) -> NDArray[np.float64]:
         """Position of each shard (by dataset index) in the next epoch; that epoch's end if the shard is not needed."""
         its = self._following()
@@ -223,7 +223,3 @@ class MixedAccess:
         positions = np.full(self._sizes.shape, starts[-1])
         positions[its.shards[::-1]] = starts[:-1][::-1]
         return positions
-
-    def _uses(self, shards: NDArray[np.int64], positions: NDArray[np.float64]) -> Iterator[Use]:
-        refs = self._refs
-        return ((refs[shard], at) for shard, at in zip(shards.tolist(), positions.tolist(), strict=True))

@@ -96,12 +96,12 @@ class Reader:
         self._rank_counts: tuple[NDArray[np.int64], ...] | None = None
         self._epoch = -1
         self._map: NodeEpoch | None = None
+        self._access: tuple[DatasetView, NodeEpoch, NodeAccess] | None = None  # the last answer of ``access_at``
         self._lengths: dict[int, NDArray[np.int64]] = {}  # of the shards of a window that is being sorted by length
         self._orders = orders or own_orders(len(shares))
         self._latest: frozenset[WindowName] = frozenset()  # windows of the batch drawn last
         self._foreseen: Collection[WindowName] = ()  # windows for which the next ones were returned by ``next_order``
-        self._positions: dict[int, int] = {}
-        self._positions_epoch = -1
+        self._next_order: tuple[int, NDArray[np.int64]] | None = None  # an epoch without its map, and its order
 
     def epoch_map(self, at: Cursor) -> NodeEpoch:
         """Return the map of the cursor's epoch, with the cursor's anchors added.
@@ -127,15 +127,14 @@ class Reader:
         """The node's shards (dataset indices), ascending, each once."""
         return self._assigned
 
-    def positions(self, epoch: int) -> dict[int, int]:
-        """Return each assigned shard's first place in the order of ``epoch``; computed once per epoch."""
-        if self._positions_epoch != epoch:
-            order = NodeEpoch(self._shares, self.epoch_options(epoch), self._counts, self._deal).order.tolist()
-            self._positions = {}
-            for place, shard in enumerate(order):
-                self._positions.setdefault(shard, place)
-            self._positions_epoch = epoch
-        return self._positions
+    def order_of(self, epoch: int) -> NDArray[np.int64]:
+        """Return the node's shards (dataset indices) in the order of ``epoch``; the last answer is remembered."""
+        if self._map is not None and self._epoch == epoch:
+            return self._map.order
+        if self._next_order is None or self._next_order[0] != epoch:
+            plan = NodeEpoch(self._shares, self.epoch_options(epoch), self._counts, self._deal)
+            self._next_order = epoch, plan.order
+        return self._next_order[1]
 
     def steps(self, epoch: int) -> int | None:
         """Return the rank's steps, the same in every epoch, or None if not known yet."""
@@ -159,7 +158,10 @@ class Reader:
         Raises:
             BadRequest: see ``epoch_map``.
         """
-        return NodeAccess(view, at.epoch, self.epoch_map(at), self.positions)
+        plan, known = self.epoch_map(at), self._access
+        if known is None or known[0] is not view or known[1] is not plan:
+            known = self._access = view, plan, NodeAccess(view, at.epoch, plan, self.order_of)
+        return known[2]
 
     def left_out(self) -> int | None:
         """Return the rank's samples of an epoch after its last step, or None if not known yet."""

@@ -154,7 +154,7 @@ def _formed(view: DatasetView, params: Sequence[str]) -> DatasetView:
                 ref = refs[shard]
                 if ref.conversion is not None and is_delimited(ref.conversion):
                     refs[shard] = replace(ref, conversion=Conversion(ref.conversion.name, text))
-    return view.converted(tuple(refs), (*view.name, *params))
+    return view.converted(refs, (*view.name, *params))
 
 
 def _read(file: ShardFile) -> dict[str, str]:

@@ -73,7 +73,7 @@ def with_predecoded(view: DatasetView, request: Request, room: DecodedRoom) -> D
             replace(view.refs[shard], conversion=conversion) if whole else view.refs[shard]
             for shard, conversion in zip(shards, found, strict=True)
         )
-    return view.converted(tuple(refs), tuple(name)) if tuple(refs) != view.refs else view
+    return view.converted(refs, tuple(name)) if refs != list(view.refs) else view
 
 
 def _why_not(recipe: Sequence[FieldRecipe], fields: Sequence[FieldRecipe], growth: int) -> str:

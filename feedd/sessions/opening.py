@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from feedd.dataset.listing import DatasetView, Listing
     from feedd.open_spec import DataSpec, OpenSpec
     from feedd.ordering.mixed_reader import AnyReader
+    from feedd.ordering.sorted_windows import Orders
     from feedd.sessions.feed_session import Batches
     from feedd.sessions.group_members import GroupMember
     from feedd.sessions.rank_plan import Planned
@@ -157,8 +158,8 @@ class Pipeline:
             orders = windows_of(self.windows, view, request)
             leave_windows = (lambda: None) if orders is None else partial(self.windows.leave, orders)
             undo.callback(leave_windows)  # a mixture sorts its own windows and shares none
-            plan = await CPU.run(planned, view, request, orders)  # balancing takes microseconds per shard
-            one = _Opening(next(self._numbers), request, view, mark, tables, plan, plan.reader(), undo)
+            plan, reader = await CPU.run(_with_reader, view, request, orders)  # takes microseconds per shard
+            one = _Opening(next(self._numbers), request, view, mark, tables, plan, reader, undo)
             cache = self.stages.cache
             index_prefetcher = IndexPrefetcher(self.catalog.readings, view, cache)
             prefetch_driver = PrefetchDriver(
@@ -374,6 +375,15 @@ class _Memory:
     async def for_leasing(self, lease_count: int) -> SharedBatches:
         """Allocate memory for jobs that share batches as leases, ``lease_count`` each."""
         return await self.shared(slots_to_lease(lease_count, self.slot_bytes))
+
+
+def _with_reader(view: DatasetView, request: Request, orders: Orders | None) -> tuple[Planned, AnyReader]:
+    """Return the plan, and a reader that is in the session's epoch."""
+    plan = planned(view, request, orders)
+    reader = plan.reader()
+    if reader.assigned.size:
+        reader.access_at(view, Cursor(request.spec.session.epoch)).prepare()
+    return plan, reader
 
 
 def _specs(data: DataSpec, recipes: Recipes) -> tuple[TensorSpec, ...]:

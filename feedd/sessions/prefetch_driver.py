@@ -8,16 +8,15 @@ from feedd.ordering.next_use import NextUseTimeline
 from feedd.ordering.progress import Progress
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from feedd.catalog.index_prefetcher import IndexPrefetcher
     from feedd.dataset.listing import DatasetView
-    from feedd.ordering.epoch_access import EpochAccess, Use
+    from feedd.ordering.epoch_access import EpochAccess
     from feedd.ordering.mixed_reader import AnyReader
     from feedd.protocols import ShardCache
     from feedd.values import Cursor
 
-_SLACK = 1 / 16  # of an epoch's bytes; a stream that falls further behind has its positions reported again
+_SLACK = 1 / 16  # of an epoch's bytes; a stream that falls further behind has its uses compared anew
+_MANY = 4_000  # shards or windows; for more of them, the cache looks at its own entries
 
 
 class ReaderGroups:
@@ -84,9 +83,10 @@ class PrefetchDriver:
         if group is None:
             group = self._found(access, window)
         self._progress = group
-        # The group's first reader reported all shards, which takes a microsecond each. The next use is reported last.
-        for again in reversed(group.join(self._name, window)):
-            self._report(access, access.again(again))
+        again = group.join(self._name, window)
+        if again:
+            self._reader_groups.timeline.need_from(access.key, again.start)
+            self._ended_in(access, again)
         if before is not None and before is not access:
             self._leave(before)
         self._wish(access, window)
@@ -106,11 +106,12 @@ class PrefetchDriver:
             self.enter(at)
         access = self._access
         assert access is not None
-        for window in self._progress.advance(self._name, first_window):
-            self._report(access, access.left(window))
+        self._left(access, self._progress.advance(self._name, first_window))
         if last_window > self._window:
             self._window = last_window
-            self._cache.note_next_use(self._reader_groups.timeline.advance(access.key, access.position(first_window)))
+            timeline = self._reader_groups.timeline
+            if timeline.advance(access.key, access.position(first_window)):
+                self._cache.note_next_use(timeline.times)
             if self._index_prefetcher is not None:
                 self._index_prefetcher.expect(_soon(access, last_window))
             self._wish(access, last_window)  # never empty: that would cancel fetches that this batch waits for
@@ -133,20 +134,40 @@ class PrefetchDriver:
 
     def _found(self, access: EpochAccess, window: int) -> Progress:
         """Start a group whose stream is at ``window``."""
-        self._reader_groups.timeline.open(access.key, access.position(window), access.epoch_bytes * _SLACK)
-        self._report(access, access.start(window))
+        timeline = self._reader_groups.timeline
+        timeline.open(access.key, access, window, access.position(window), access.epoch_bytes * _SLACK)
+        self._changed(access)
         return self._reader_groups.found(access.key)
 
     def _leave(self, access: EpochAccess) -> None:
         left = self._reader_groups.leave(access.key, self._name)
         if left is None:
-            self._cache.note_next_use(self._reader_groups.timeline.close(access.key))
+            self._reader_groups.timeline.close(access.key)
+            self._changed(access)
             return
-        for window in left:
-            self._report(access, access.left(window))
+        self._left(access, left)
 
-    def _report(self, access: EpochAccess, uses: Iterable[Use]) -> None:
-        self._cache.note_next_use(self._reader_groups.timeline.set_uses(access.key, uses))
+    def _left(self, access: EpochAccess, windows: range) -> None:
+        """Report that no reader needs these windows any more."""
+        if windows:
+            self._reader_groups.timeline.need_from(access.key, windows.stop)
+            self._ended_in(access, windows)
+
+    def _ended_in(self, access: EpochAccess, windows: range) -> None:
+        """Report that the shards that end with these windows have other next uses."""
+        if len(windows) > _MANY:
+            self._note(None)
+            return
+        self._note(list(dict.fromkeys(shard for window in windows for shard in access.ending(window))))
+
+    def _changed(self, access: EpochAccess) -> None:
+        """Report that all shards of the node have other next uses."""
+        many = len(access.assigned) > _MANY
+        self._note(None if many else access.assigned.tolist())
+
+    def _note(self, shards: list[int] | None) -> None:
+        refs = None if shards is None else [self._view.refs[shard] for shard in shards]
+        self._cache.note_next_use(self._reader_groups.timeline.times, refs)
 
     def _wish(self, access: EpochAccess, window: int) -> None:
         self._cache.prefetch([self._view.refs[shard] for shard in access.wishes(window)], self._name)

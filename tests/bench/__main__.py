@@ -33,6 +33,7 @@ from tests.bench import (
     ranks,
     restart,
     s3_bytes,
+    shards,
     tokens,
 )
 from tests.bench.peers import HOW_TO_INSTALL, ROOT, Peers, find_peers
@@ -64,6 +65,7 @@ BENCHES: dict[str, Callable[[Plan], Result | list[Result]]] = {
     "ranks": ranks.run,
     "lanes": lanes.run,
     "device": device.run,
+    "shards": shards.run,
     "restart": restart.run,
     "held": held.run,
 }

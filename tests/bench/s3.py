@@ -53,12 +53,14 @@ class BenchServer:
         root: its buckets.
         latency_ms: before the first byte of each answer.
         tls: serve https, with a certificate that ``environment`` makes every contender trust.
+        numbered: each file stands for many objects, see ``NumberedObjects``.
     """
 
-    def __init__(self, root: Path, latency_ms: float = 0.0, *, tls: bool = False) -> None:
+    def __init__(self, root: Path, latency_ms: float = 0.0, *, tls: bool = False, numbered: bool = False) -> None:
         self._root = root
         self._latency_ms = latency_ms
         self._tls = tls
+        self._numbered = numbered
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._certificate: Certificate | None = None
         self._process: subprocess.Popen[str] | None = None
@@ -66,6 +68,8 @@ class BenchServer:
 
     def __enter__(self) -> Self:
         words = ["--root", str(self._root), "--latency-ms", str(self._latency_ms)]
+        if self._numbered:
+            words.append("--numbered")
         if self._tls:
             self._folder = tempfile.TemporaryDirectory(prefix="feedd-bench-")
             self._certificate = made = make_certificate(Path(self._folder.name))

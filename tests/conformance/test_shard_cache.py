@@ -13,6 +13,7 @@ from feedd.metrics import CACHE_HITS, CACHE_MISSES
 from tests.budget import later
 from tests.fakes.caches import SLOT_BYTES, CacheRig, read, rig_on
 from tests.fakes.fetchers import until
+from tests.fakes.next_uses import note_next_use
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -270,14 +271,14 @@ async def test_dataset_of_eight_times_the_cache_streams_through(rig: CacheRig) -
     """A cache far smaller than the data serves all of it in bounded space, each shard fetched once."""
     refs = rig.shards(32)
     async with rig.open(capacity=4) as cache:
-        cache.note_next_use((ref, index) for index, ref in enumerate(refs))
+        note_next_use(cache, ((ref, index) for index, ref in enumerate(refs)))
         for index, ref in enumerate(refs):
             if index + 1 < len(refs):  # an empty list would cancel the fetch the last acquire needs
                 cache.prefetch(refs[index + 1 : index + 3], "reader")
             with await cache.acquire([ref]) as pins:
                 rig.check(pins, [ref])
                 assert rig.disk_bytes() <= 4 * SLOT_BYTES
-            cache.note_next_use([(ref, float("inf"))])
+            note_next_use(cache, [(ref, float("inf"))])
     assert set(rig.fetcher.calls.values()) == {1}
 
 
@@ -302,7 +303,7 @@ async def test_crowd_of_acquirers_with_cancellations_and_faults(rig: CacheRig, s
     async def reader() -> None:
         for _ in range(15):
             wanted = rng.sample(refs, rng.randint(1, 3))
-            cache.note_next_use((ref, rng.random() * 100) for ref in rng.sample(refs, 3))
+            note_next_use(cache, ((ref, rng.random() * 100) for ref in rng.sample(refs, 3)))
             cache.prefetch(rng.sample(refs, rng.randint(0, 3)), f"owner-{rng.randint(0, 2)}")
             try:
                 async with asyncio.timeout(rng.choice([0.0005, 0.005, 60])):

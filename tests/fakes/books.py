@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from feedd.cache.policy.quota import Quotas
     from feedd.cache.running_fills import Fills
     from feedd.protocols import ShardCache
-    from feedd.values import ObjectRef
+    from feedd.values import NextUses, ObjectRef
 
 
 class _InstantFills:
@@ -70,8 +70,8 @@ class BooksCache:
         self._prefetcher.wish(owner, refs)
         self._pump()
 
-    def note_next_use(self, uses: Iterable[tuple[ObjectRef, float]]) -> None:
-        self.index.note_next_use(uses)
+    def note_next_use(self, times: NextUses, refs: Sequence[ObjectRef] | None = None) -> None:
+        self.index.note_next_use(times, refs)
         self._pump()
 
     def _pump(self) -> None:

@@ -22,6 +22,7 @@ from feedd.metrics import CACHE_ERRORS
 from feedd.units import MIB
 from tests.fakes.caches import CacheRig
 from tests.fakes.fetchers import until
+from tests.fakes.next_uses import note_next_use
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -145,7 +146,7 @@ async def test_prefetch_on_a_full_disk_evicts_no_sooner_use(small_disk: Path) ->
     rig = CacheRig(small_disk / "cache")
     soon, wish = rig.shard("soon", MIB), rig.shard("wish", MIB)
     async with DiskCache(options(rig.directory, 7 * MIB), rig.fetcher, rig.recorder, SystemClock()) as cache:
-        cache.note_next_use([(soon, 1.0), (wish, 2.0)])
+        note_next_use(cache, [(soon, 1.0), (wish, 2.0)])
         with await cache.acquire([soon]):
             pass
         (small_disk / "hog").write_bytes(bytes(files.free_bytes(small_disk) - 4096))

@@ -17,6 +17,7 @@ from feedd.cache.policy.eviction_order import Entry, EntryState
 from feedd.cache.policy.quota import Quotas
 from feedd.values import ObjectRef
 from tests.budget import budget
+from tests.fakes.next_uses import note_next_use
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -264,7 +265,7 @@ class IndexMachine(RuleBasedStateMachine):
 
     @rule(uses=st.lists(st.tuples(refs, positions), max_size=5))
     def note_next_use(self, uses: list[tuple[ObjectRef, float]]) -> None:
-        self.index.note_next_use(uses)
+        note_next_use(self.index, uses)
         self.uses.update(uses)
 
     @invariant()
@@ -328,10 +329,10 @@ def test_adopting_all_is_adopting_each(
     """Entering a list at once leaves the books that entering its objects one by one leaves, down to what goes first."""
     at_once, one_by_one = (CacheIndex(limit * PAGE, Quotas(quotas)) for _ in range(2))
     for index in (at_once, one_by_one):
-        index.note_next_use(uses)
+        note_next_use(index, uses)
         for ref in before:  # a list that is short beside them takes another way into the order
             adopt(index, ref)
-        index.note_next_use((ref, 1.0) for ref, _ in uses[::2])  # leaves stale tickets
+        note_next_use(index, ((ref, 1.0) for ref, _ in uses[::2]))  # leaves stale tickets
     refused = at_once.adopt_all((ref, entry_layout.disk_bytes(ref)) for ref in found)
     assert refused == [ref for ref in found if not adopt(one_by_one, ref)]
     assert books(at_once) == books(one_by_one)

@@ -17,6 +17,7 @@ from feedd.errors import StoreUnavailable
 from tests.fakes.caches import SHARD_BYTES, SLOT_BYTES
 from tests.fakes.disks import BadDisk
 from tests.fakes.fetchers import until
+from tests.fakes.next_uses import note_next_use
 from tests.fakes.tiers import TieredRig
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ class _Run:
             case "settle", _:
                 await asyncio.sleep(0.002)
             case "future", list(uses):
-                self.cache.note_next_use((self.refs[number], float(use)) for number, use in uses)
+                note_next_use(self.cache, ((self.refs[number], float(use)) for number, use in uses))
             case "discard", int(number):
                 self.ever_failed = True  # what is discarded while pinned may be in both for a while
                 await self.cache.discard(self.refs[number])

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from feedd.cache.policy.quota import Quotas
-    from feedd.values import ObjectRef
+    from feedd.values import NextUses, ObjectRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +74,7 @@ class CacheIndex:
         self.committed_count = 0
         self.pin_count = 0
         self._entries: dict[ObjectRef, Entry] = {}
-        # Finite positions only, of entries and of objects not in the cache.
-        self._next_uses: dict[ObjectRef, float] = {}
+        self._next_uses: NextUses | None = None
         self._now = 0
 
     @property
@@ -103,9 +102,9 @@ class CacheIndex:
         """
         adopted: list[Entry] = []
         refused: list[ObjectRef] = []
-        entries, uses, space = self._entries, self._next_uses, self.space
-        for ref, disk_bytes in sizes:
-            next_use = uses.get(ref, math.inf) if uses else math.inf  # skip the hash if there are none
+        entries, space = self._entries, self.space
+        found = list(sizes)
+        for (ref, disk_bytes), next_use in zip(found, self._times([ref for ref, _ in found]), strict=True):
             entry = Entry(ref, disk_bytes, EntryState.COMMITTED, next_use=next_use, group=space.group(ref))
             if not space.fits(entry) or entries.setdefault(ref, entry) is not entry:
                 refused.append(ref)
@@ -134,7 +133,8 @@ class CacheIndex:
         for ref in damaged:
             self.reopen(here[ref])
         missing = damaged | sizes.keys()
-        entries = tuple(here.get(ref) or self._reserve(ref) for ref in refs)
+        times = dict(zip(sizes, self._times(tuple(sizes)), strict=True))
+        entries = tuple(here.get(ref) or self._reserve(ref, times[ref]) for ref in refs)
         for entry in entries:
             self._pin(entry)
         present = tuple(entry for entry in entries if entry.state is EntryState.COMMITTED)
@@ -153,10 +153,11 @@ class CacheIndex:
         if too_large is not None:
             return too_large
         sizes = {ref: entry_layout.disk_bytes(ref)}
-        evicted = self._evict(sizes, after=self._next_uses.get(ref, math.inf))
+        next_use = self._times((ref,))[0]
+        evicted = self._evict(sizes, after=next_use)
         if evicted is None:
             return FullNow(self.space.lacking_bytes(sizes))
-        entry = self._reserve(ref)
+        entry = self._reserve(ref, next_use)
         return Reservation((entry,), (), (), (entry,), evicted)
 
     def commit(self, entry: Entry) -> bool:
@@ -234,26 +235,33 @@ class CacheIndex:
         victims = self.space.order.take(wanted_bytes, after=after) if wanted_bytes > 0 else []
         return self._drop_all(victims or [])
 
-    def note_next_use(self, uses: Iterable[tuple[ObjectRef, float]]) -> None:
-        """Set when objects are needed next, objects not in the cache included; inf forgets the position.
+    def note_next_use(self, times: NextUses, refs: Sequence[ObjectRef] | None = None) -> None:
+        """Take next uses from ``times`` from now on; see ``ShardCache.note_next_use``.
 
         Raises:
-            ValueError: a position is not a number.
+            ValueError: a time is not a number.
         """
-        for ref, position in uses:
-            if math.isnan(position):
-                raise ValueError(f"expected a position or inf as the next use of {ref.url}, got nan")
-            if position == math.inf:
-                self._next_uses.pop(ref, None)
-            else:
-                self._next_uses[ref] = position
-            entry = self._entries.get(ref)
-            if entry is not None and entry.next_use != position:
-                entry.next_use = position
+        self._next_uses = times
+        if refs is None:
+            entries = list(self._entries.values())
+        else:
+            entries = [self._entries[ref] for ref in refs if ref in self._entries]
+        for entry, time in zip(entries, self._times([entry.ref for entry in entries]), strict=True):
+            if entry.next_use != time:
+                entry.next_use = time
                 self.space.order.move(entry)
 
-    def _reserve(self, ref: ObjectRef) -> Entry:
-        next_use = self._next_uses.get(ref, math.inf)
+    def _times(self, refs: Sequence[ObjectRef]) -> Sequence[float]:
+        """Return when each object is needed next; inf: unknown or never."""
+        if self._next_uses is None or not refs:
+            return [math.inf] * len(refs)
+        found = self._next_uses(refs)
+        wrong = next((ref for ref, time in zip(refs, found, strict=True) if math.isnan(time)), None)
+        if wrong is not None:
+            raise ValueError(f"expected a time or inf as the next use of {wrong.url}, got nan")
+        return found
+
+    def _reserve(self, ref: ObjectRef, next_use: float) -> Entry:
         entry = Entry(ref, entry_layout.disk_bytes(ref), next_use=next_use, group=self.space.group(ref))
         self._entries[ref] = entry
         self.reserved_bytes += entry.disk_bytes

@@ -18,7 +18,7 @@ def main() -> None:
     begin_s = time.perf_counter()
     steps = node.steps()
     reader = node.reader(node.shares(), steps)
-    reader.positions(0)  # the order that tells the cache what to bring, and when
+    reader.order_of(0)  # the order that tells the cache what to bring, and when
     samples = rows_at(reader, 0, 0).ordinal.shape[0]
     first_s = time.perf_counter()
     for step in range(1, steps):
@@ -26,7 +26,7 @@ def main() -> None:
     end_s = time.perf_counter()
     resident_bytes = peak.bytes
     next_begin_s = time.perf_counter()
-    reader.positions(1)
+    reader.order_of(1)
     rows_at(reader, 1, 0)
     next_s = time.perf_counter() - next_begin_s
     row = {"first_s": first_s - begin_s, "epoch_s": end_s - begin_s, "next_s": next_s, "samples": samples}
@@ -51,7 +51,7 @@ def _traced(settings: dict[str, object], steps: int) -> dict[str, int]:
     tracemalloc.reset_peak()  # what making it took besides is not the plan's
     node.steps()
     reader = node.reader(node.shares(), steps)
-    reader.positions(0)
+    reader.order_of(0)
     rows_at(reader, 0, 0)
     first_bytes = traced_peak_bytes()
     for step in range(1, steps):

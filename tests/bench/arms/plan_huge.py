@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from feedd.dataset.listing import Listing
+from feedd.dataset.listing import Listing, ShardNumbers
 from feedd.values import ObjectRef
 from tests.bench.arms.plan_data import peak_resident_bytes, read_settings, write_row
 from tests.bench.arms.plan_node import Node, rows_at
@@ -14,7 +14,8 @@ def _listing(node: Node) -> Listing:
     """Return what a daemon holds of the objects besides."""
     sizes = enumerate(node.sizes.tolist())
     refs = (ObjectRef("s3://training-data", f"web/train/{n:08d}.tar", size, f"{n:032x}-12") for n, size in sizes)
-    return Listing(tuple(refs), node.sizes, b"", 0.0, node.counts)
+    held = tuple(refs)
+    return Listing(held, node.sizes, b"", 0.0, ShardNumbers(held), node.counts)
 
 
 def main() -> None:
@@ -26,7 +27,7 @@ def main() -> None:
     shares = node.shares()
     assigned_s = time.perf_counter()
     reader = node.reader(shares, None)
-    reader.positions(0)
+    reader.order_of(0)
     rows_at(reader, 0, 0)
     first_s = time.perf_counter()
     resident_bytes = peak_resident_bytes()

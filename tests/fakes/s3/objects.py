@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import hashlib
 import os
+import re
 import stat
 import threading
 from dataclasses import dataclass
@@ -196,6 +197,70 @@ class FileObjects:
         found, more = _page(names, prefix, after, count)
         objects = ((key, self.find(bucket, key)) for _, key in found)
         return [(key, stored) for key, stored in objects if stored is not None], more
+
+
+class NumberedObjects:
+    """Buckets of very many objects: file ``root/<bucket>/<count>`` is ``count`` objects that all hold its bytes.
+
+    Keys are ``train/shard-00000000.bin`` and so on. A page of a listing is made when it is asked for.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._files = {
+            file.parent.name: (str(file), file.stat().st_size, int(file.name)) for file in root.glob("*/[0-9]*")
+        }
+
+    def buckets(self) -> list[str]:
+        """Return the names."""
+        return sorted(self._files)
+
+    def has(self, bucket: str) -> bool:
+        """Whether there is such a bucket."""
+        return bucket in self._files
+
+    def create(self, bucket: str) -> None:
+        """Refuse: the buckets are those found at the start."""
+        raise AssertionError(f"expected no new bucket, got {bucket}")
+
+    def find(self, bucket: str, key: str) -> Stored | None:
+        """Return an object."""
+        path, size_bytes, count = self._files[bucket]
+        match = _NUMBERED.fullmatch(key)
+        if match is None or int(match[1]) >= count:
+            return None
+        return Stored(size_bytes, _numbered_etag(int(match[1])), path=path)
+
+    def put(self, bucket: str, key: str, data: bytes) -> Stored:
+        """Refuse: objects cannot change."""
+        raise AssertionError(f"expected no write, got {len(data)} bytes for {bucket}/{key}")
+
+    def delete(self, bucket: str, key: str) -> None:
+        """Refuse: objects cannot change."""
+        raise AssertionError(f"expected no removal, got {bucket}/{key}")
+
+    def page(self, bucket: str, prefix: str, after: str, count: int) -> tuple[list[tuple[str, Stored]], bool]:
+        """Return up to ``count`` objects behind ``after`` in byte order, and whether there are more."""
+        assert numbered_key(0).startswith(prefix), f"expected a prefix of all keys, got {prefix}"
+        path, size_bytes, total = self._files[bucket]
+        match = _NUMBERED.fullmatch(after)
+        assert match is not None or not after, f"expected the last key of a page, got {after}"
+        first = 0 if match is None else int(match[1]) + 1
+        numbers = range(first, min(first + count, total))
+        found = [(numbered_key(number), Stored(size_bytes, _numbered_etag(number), path=path)) for number in numbers]
+        return found, numbers.stop < total
+
+
+_NUMBERED = re.compile(r"train/shard-(\d{8})\.bin")
+
+
+def numbered_key(number: int) -> str:
+    """Return the key of one of ``NumberedObjects``."""
+    return f"train/shard-{number:08d}.bin"
+
+
+def _numbered_etag(number: int) -> str:
+    """Return an etag as a store's: 32 digits without a pattern."""
+    return f"{(number + 1) * 0x9E3779B97F4A7C15F39CC0605CEDC835 % (1 << 128):032x}"
 
 
 def _names(top: Path) -> list[tuple[bytes, str]]:

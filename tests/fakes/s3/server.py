@@ -7,7 +7,8 @@ In a test::
         server.script("bucket", "train/a.tar", slow_down(), None, reset_in_body(100))
         ...  # server.url, server.requests, server.stats()
 
-As a bench server over files: ``python -m tests.fakes.s3.server --root DIR --port 0``; its first line is its URL.
+As a bench server over files: ``python -m tests.fakes.s3.server --root DIR --port 0``; its first line is its URL. With
+``--numbered`` each file stands for as many objects as its name says.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from tests.fakes.s3.answers import Answers, Reply, Request, parse_head
 from tests.fakes.s3.checksums import Checksums, Kept
 from tests.fakes.s3.faults import NO_FAULT, Fault, Script
 from tests.fakes.s3.gate import Gate
-from tests.fakes.s3.objects import FileObjects, MemoryObjects, Objects, endless_bytes
+from tests.fakes.s3.objects import FileObjects, MemoryObjects, NumberedObjects, Objects, endless_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -145,6 +146,7 @@ class S3Server:
         latency_s: float = 0.0,
         cert: tuple[Path, Path] | None = None,
         host: str = "127.0.0.1",
+        numbered: bool = False,
     ) -> None:
         self.url = ""
         self._host = host
@@ -153,7 +155,8 @@ class S3Server:
             self._tls.load_cert_chain(*cert)
         self.requests: list[Request] = []
         self.connection_count = 0
-        self._objects: Objects = MemoryObjects() if root is None else FileObjects(root)
+        files = NumberedObjects if numbered else FileObjects
+        self._objects: Objects = MemoryObjects() if root is None else files(root)
         self._checksums = Checksums()
         self._answers = Answers(self._objects, self._checksums)
         self._script = Script()
@@ -359,11 +362,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="S3 server over files, for benches")
     parser.add_argument("--root", type=Path, required=True)
     parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--numbered", action="store_true", help="ROOT/BUCKET/COUNT is COUNT objects of that content")
     parser.add_argument("--latency-ms", type=float, default=0.0)
     parser.add_argument("--tls", type=Path, nargs=2, metavar=("CERT", "KEY"), help="PEM files; serve https")
     chosen = parser.parse_args(arguments)
     cert = None if chosen.tls is None else tuple(chosen.tls)
-    server = S3Server(chosen.root, port=chosen.port, latency_s=chosen.latency_ms / 1000, cert=cert)
+    server = S3Server(
+        chosen.root, port=chosen.port, latency_s=chosen.latency_ms / 1000, cert=cert, numbered=chosen.numbered
+    )
 
     async def run() -> None:
         for number in (signal.SIGINT, signal.SIGTERM):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.fakes.s3.objects import FileObjects
+from tests.fakes.s3.objects import FileObjects, NumberedObjects, numbered_key
 from tests.fakes.s3.server import S3Server
 
 if TYPE_CHECKING:
@@ -52,3 +52,23 @@ def test_whatever_their_size_they_come_whole(tmp_path: Path, size: int) -> None:
             ranged = urllib.request.Request(url, headers={"Range": f"bytes={size // 3}-{size - 1}"})
             with urllib.request.urlopen(ranged) as part:
                 assert (part.status, part.read()) == (206, data[size // 3 : size])
+
+
+def test_numbered_objects_are_listed_page_by_page_and_share_their_bytes(tmp_path: Path) -> None:
+    """Every object is on one page, in byte order; each has an etag of its own and the file's bytes."""
+    (tmp_path / "bucket").mkdir()
+    (tmp_path / "bucket" / "2500").write_bytes(b"the same")
+    objects = NumberedObjects(tmp_path)
+    keys: list[str] = []
+    more = True
+    while more:
+        page, more = objects.page("bucket", "train/", keys[-1] if keys else "", 1000)
+        keys += [key for key, _ in page]
+        assert all(objects.find("bucket", key) == stored for key, stored in page)
+        assert len({stored.etag for _, stored in page}) == len(page)
+    assert keys == sorted(map(numbered_key, range(2500)))
+    assert objects.find("bucket", numbered_key(2500)) is None
+    found = objects.find("bucket", numbered_key(7))
+    assert found is not None
+    assert (found.size_bytes, found.path) == (8, str(tmp_path / "bucket" / "2500"))
+    assert (objects.has("bucket"), objects.has("other")) == (True, False)

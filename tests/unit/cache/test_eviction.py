@@ -12,6 +12,7 @@ from feedd.cache.policy.cache_index import CacheIndex, FullNow, Reservation, Too
 from feedd.cache.policy.eviction_order import Entry, EvictionOrder
 from feedd.cache.policy.quota import Quotas, too_small
 from feedd.values import ObjectRef
+from tests.fakes.next_uses import ToldUses, note_next_use
 
 PAGE = entry_layout.PAGE_BYTES
 
@@ -42,7 +43,7 @@ def test_furthest_use_goes_first_then_least_recently_used() -> None:
     index = CacheIndex(12 * PAGE)
     for name in "abcdef":
         take(index, ref(name))
-    index.note_next_use([(ref("a"), 3.0), (ref("b"), 7.0), (ref("c"), 7.0)])
+    note_next_use(index, [(ref("a"), 3.0), (ref("b"), 7.0), (ref("c"), 7.0)])
     take(index, ref("d"))
     assert names(take(index, ref("x", 5))) == ["e", "f", "d"]
     assert names(take(index, ref("y", 5))) == ["x"]
@@ -74,24 +75,26 @@ def test_claim_never_evicts_what_it_claims() -> None:
     index = CacheIndex(6 * PAGE)
     for name in "abc":
         take(index, ref(name))
-    index.note_next_use([(ref("b"), 1.0), (ref("c"), 2.0)])
+    note_next_use(index, [(ref("b"), 1.0), (ref("c"), 2.0)])
     assert names(take(index, ref("a"), ref("d"))) == ["c"]
 
 
 def test_next_use_told_before_the_object_is_here() -> None:
     """Positions noted for absent objects hold once they come, until they are set to never."""
     index = CacheIndex(4 * PAGE)
-    index.note_next_use([(ref("soon"), 1.0), (ref("late"), 9.0)])
+    note_next_use(index, [(ref("soon"), 1.0), (ref("late"), 9.0)])
     take(index, ref("late"), ref("soon"))
     assert index.reserve_early(ref("unknown")) == FullNow(2 * PAGE)
-    index.note_next_use([(ref("soon"), math.inf)])
+    note_next_use(index, [(ref("soon"), math.inf)])
     assert names(take(index, ref("x"))) == ["soon"]
 
 
 def test_nan_is_refused() -> None:
     """A position that cannot be ordered would corrupt the eviction order."""
+    index = CacheIndex(2 * PAGE)
+    note_next_use(index, [(ref("a"), math.nan)])
     with pytest.raises(ValueError, match="s3://b/a"):
-        CacheIndex(PAGE).note_next_use([(ref("a"), math.nan)])
+        index.reserve_all([ref("a")])
 
 
 def test_order_stays_small_under_endless_changes() -> None:
@@ -127,7 +130,7 @@ def test_quota_evicts_inside_its_group_only() -> None:
     index = CacheIndex(20 * PAGE, Quotas({"s3://b/small/": 4 * PAGE}))
     for name in ("small/a", "small/b", "other/a", "other/b"):
         take(index, ref(name))
-    index.note_next_use([(ref("small/a"), 5.0), (ref("small/b"), 4.0)])
+    note_next_use(index, [(ref("small/a"), 5.0), (ref("small/b"), 4.0)])
     assert names(take(index, ref("small/c"))) == ["small/a"]
     assert names(take(index, ref("small/b"), ref("other/c"))) == []
 
@@ -156,3 +159,15 @@ def test_quotas_without_meaning_are_refused(limits: dict[str, int]) -> None:
     """A quota needs a prefix and a size."""
     with pytest.raises(ValueError, match="expected"):
         Quotas(limits)
+
+
+def test_if_any_use_may_have_changed_entries_are_looked_at() -> None:
+    """A dataset of a million shards costs a cache as much as the cache has entries."""
+    index = CacheIndex(4 * PAGE)
+    take(index, ref("a"))
+    take(index, ref("b"))
+    told = ToldUses()
+    told.tell([(ref("a"), 9.0), (ref("b"), 3.0), (ref("x"), 1.0)])
+    index.note_next_use(told.times)
+    assert names(take(index, ref("x"))) == ["a"]
+    assert {entry.ref.key: entry.next_use for entry in index} == {"b": 3.0, "x": 1.0}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -81,4 +83,4 @@ def test_two_jobs_over_one_dataset_share_what_is_kept() -> None:
         prefetch_driver.close()
     assert 1 - (cache.fetched_bytes - begun) / read_bytes > 0.5  # as much as one alone would find, and more
     assert reader_groups.timeline.stream_count == 0
-    assert not cache.index._next_uses
+    assert all(math.isinf(entry.next_use) for entry in cache.index)

@@ -19,6 +19,7 @@ from feedd.cache.tiers import TieredCache
 from feedd.errors import CacheUnavailable
 from tests.fakes.caches import SLOT_BYTES
 from tests.fakes.fetchers import until
+from tests.fakes.next_uses import note_next_use
 from tests.fakes.tiers import QUICK, TieredRig
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ async def test_memory_serves_until_the_directory_opens(
     async with cache:
         assert watch.state is DiskState.DOWN
         cache.prefetch(refs, "job")
-        cache.note_next_use((ref, 1.0) for ref in refs)
+        note_next_use(cache, ((ref, 1.0) for ref in refs))
         with await cache.acquire(refs) as pins:
             rig.check(pins, refs)
         await cache.renew(refs[1])
@@ -84,6 +85,8 @@ async def test_memory_serves_until_the_directory_opens(
         with await cache.acquire(refs) as pins:
             rig.check(pins, refs)
             assert all(map(disk.holds, refs))
+        assert disk._cache is not None
+        assert [entry.next_use for entry in disk._cache._index] == [1.0, 1.0], "told before the directory opened"
     async with rig.open_tiers() as again:
         assert {entry.url for entry in again.entries()} == {ref.url for ref in refs}
 

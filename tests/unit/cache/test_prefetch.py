@@ -12,6 +12,7 @@ from feedd.errors import NotFound
 from feedd.metrics import CACHE_ERRORS, CACHE_HITS, CACHE_MISSES
 from tests.fakes.caches import CacheRig
 from tests.fakes.fetchers import until
+from tests.fakes.next_uses import note_next_use
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -91,12 +92,12 @@ async def test_never_evicts_a_sooner_or_equal_use(rig: CacheRig) -> None:
     """A wish takes the place of a strictly later use only; the same wish is served when next uses change."""
     a, b, wish = rig.shards(3)
     async with rig.open(capacity=2) as cache:
-        cache.note_next_use([(a, 5.0), (b, 9.0), (wish, 9.0)])
+        note_next_use(cache, [(a, 5.0), (b, 9.0), (wish, 9.0)])
         with await cache.acquire([a, b]):
             pass
         cache.prefetch([wish], "owner")
         assert cache.stats.reserved_bytes == 0
-        cache.note_next_use([(b, 9.5)])
+        note_next_use(cache, [(b, 9.5)])
         await until(lambda: {entry.url for entry in cache.entries()} == {a.url, wish.url})
     assert rig.fetcher.calls[wish.key] == 1
 
@@ -110,7 +111,7 @@ async def test_unknown_next_use_takes_free_space_only(rig: CacheRig) -> None:
         cache.prefetch([b, wish], "owner")
         await until(lambda: cache.stats.entry_count == 2)
         assert cache.stats.reserved_bytes == 0
-        cache.note_next_use([(wish, 3.0)])  # needed at last: those never needed give way
+        note_next_use(cache, [(wish, 3.0)])  # needed at last: those never needed give way
         await until(lambda: wish.url in {entry.url for entry in cache.entries()})
         assert b.url in {entry.url for entry in cache.entries()}  # used later than a
         assert math.isinf(next(e.next_use for e in cache._index if e.ref == b))
@@ -120,7 +121,7 @@ async def test_blocked_wish_goes_on_when_a_pin_ends(rig: CacheRig) -> None:
     """Wishes are looked at again whenever space comes free."""
     a, b, wish = rig.shards(3)
     async with rig.open(capacity=2) as cache:
-        cache.note_next_use([(wish, 1.0)])
+        note_next_use(cache, [(wish, 1.0)])
         pins = await cache.acquire([a, b])
         cache.prefetch([wish], "owner")
         assert cache.stats.reserved_bytes == 0
@@ -132,7 +133,7 @@ async def test_prefetching_yields_to_waiting_acquirers(rig: CacheRig) -> None:
     """Space that comes free goes to who waits for it, not to wishes."""
     a, b, c, wish = rig.shards(4)
     async with rig.open(capacity=2) as cache:
-        cache.note_next_use([(wish, 0.0), (c, 1.0)])
+        note_next_use(cache, [(wish, 0.0), (c, 1.0)])
         rig.fetcher.hold(c)
         pins = await cache.acquire([a, b])
         waiting = asyncio.ensure_future(cache.acquire([c, a]))
@@ -151,7 +152,7 @@ async def test_free_space_is_kept_for_who_waits(rig: CacheRig) -> None:
     """Space too small for the acquirer who waits is not given to a wish meanwhile: that would prolong the wait."""
     a, b, c, d, wish = rig.shards(5)
     async with rig.open(capacity=3) as cache:
-        cache.note_next_use([(wish, 0.0)])
+        note_next_use(cache, [(wish, 0.0)])
         pins = await cache.acquire([a, b])
         waiting = asyncio.ensure_future(cache.acquire([c, d]))
         await until(lambda: cache.stats.waiting_count == 1)

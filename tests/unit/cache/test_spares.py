@@ -12,6 +12,7 @@ from feedd.cache.ondisk.recycled_files import Spares
 from feedd.flow.range_sinks import FileSink
 from tests.fakes.caches import PAGE, CacheRig
 from tests.fakes.fetchers import until
+from tests.fakes.next_uses import note_next_use
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -92,7 +93,7 @@ async def test_eviction_hands_its_pages_to_the_fill_it_made_room_for(tmp_path: P
                 rig.check(pins, [ref])
                 assert os.stat(pins.files[0].path).st_ino in inodes  # noqa: PTH116 - one look at a local file
         rig.fetcher.hold(refs[0])
-        cache.note_next_use([(refs[0], 1.0)])
+        note_next_use(cache, [(refs[0], 1.0)])
         cache.prefetch([refs[0]], "owner")
         await until(lambda: rig.fetcher.running)
         cache.prefetch([], "owner")

@@ -12,6 +12,7 @@ from feedd.errors import CacheTooSmall
 from feedd.metrics import CACHE_BYTES, CACHE_ENTRIES, CACHE_HITS, CACHE_MISSES
 from tests.fakes.caches import SLOT_BYTES, CacheRig, read
 from tests.fakes.fetchers import until
+from tests.fakes.next_uses import note_next_use
 from tests.fakes.tally import TallyRecorder
 from tests.fakes.tiers import TieredRig
 
@@ -46,7 +47,7 @@ async def test_memory_fills_first_and_nothing_is_in_both(rig: TieredRig) -> None
     """Space nobody needs is taken in memory before disk, every shard is in one tier, and both serve one acquirer."""
     refs = rig.shards(5)
     async with rig.open_tiers(capacity=3) as cache:
-        cache.note_next_use((ref, float(place)) for place, ref in enumerate(refs))
+        note_next_use(cache, ((ref, float(place)) for place, ref in enumerate(refs)))
         await use(rig, cache, refs)
         assert (held(cache._memory), held(cache._disk)) == ({"0", "1"}, {"2", "3", "4"})
         with await cache.acquire([refs[4], refs[0], refs[2], refs[0]]) as pins:
@@ -63,7 +64,7 @@ async def test_both_evict_as_one_cache(rig: TieredRig, furthest: int) -> None:
     """A new shard takes the place of the one needed last of all, whichever tier that is in."""
     refs = rig.shards(6)
     async with rig.open_tiers(capacity=3) as cache:
-        cache.note_next_use((ref, 99.0 if place == furthest else float(place)) for place, ref in enumerate(refs))
+        note_next_use(cache, ((ref, 99.0 if place == furthest else float(place)) for place, ref in enumerate(refs)))
         await use(rig, cache, refs)
         assert held(cache._memory) | held(cache._disk) == {*"012345"} - {str(furthest)}
         assert ("5" in held(cache._memory)) == (furthest == 0)
@@ -73,7 +74,7 @@ async def test_wishes_go_where_they_would_be_acquired(rig: TieredRig) -> None:
     """What was wished for is found where it is, and a wish that stands is not fetched into the other tier too."""
     refs = rig.shards(5)
     async with rig.open_tiers(capacity=4, prefetch_fills=1) as cache:
-        cache.note_next_use((ref, float(place)) for place, ref in enumerate(refs))
+        note_next_use(cache, ((ref, float(place)) for place, ref in enumerate(refs)))
         rig.fetcher.hold(refs[2])
         cache.prefetch(refs, "owner")
         await until(lambda: rig.fetcher.running)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, reject, settings
@@ -108,16 +110,15 @@ def test_uses_as_looked_up_one_by_one(made: tuple[Mix, list[Topology]], epoch: i
 
     window = data.draw(st.integers(0, its.edges.shape[0] - 1))
     assert access.position(window) == starts[its.position(window)]
-    started = dict(access.start(window))
-    assert started == {view.refs[shard]: due(shard, window) for shard in plan.assigned.tolist()}
-    for ref, at in dict(access.left(window)).items():
-        assert at == due(view.refs.index(ref), window + 1)
-    told = dict(
-        itertools.chain(
-            access.start(its.edges.shape[0]), *map(access.again, reversed(range(window, its.edges.shape[0])))
-        )
-    )
-    assert told == started
+    refs = [view.refs[shard] for shard in plan.assigned.tolist()]
+    uses, later_uses = (access.next_uses(refs, window + more).tolist() for more in (0, 1))
+    assert uses == [due(shard, window) for shard in plan.assigned.tolist()]
+    changed_uses = {shard for shard in plan.assigned.tolist() if due(shard, window) != due(shard, window + 1)}
+    assert changed_uses <= set(access.ending(window)), "the cache is told of all shards whose next use changes"
+    assert later_uses == [due(shard, window + 1) for shard in plan.assigned.tolist()]
+    strange = replace(refs[0], etag="another version")
+    others = [view.refs[shard] for shard in set(range(len(view.refs))) - set(plan.assigned.tolist())]
+    assert access.next_uses([strange, *others], window).tolist() == [math.inf] * (1 + len(others))
     wishes = access.wishes(window)
     assert len(set(wishes)) == len(wishes)
     assert set(its.shards[its.needed(window)].tolist()) <= set(wishes)
@@ -128,16 +129,15 @@ def test_the_same_data_twice_is_due_when_either_source_needs_it(window: int) -> 
     """Two sources of the same objects, each in its own order: an object is named once, due where it comes first."""
     spec = open_spec(("s3://b/",), 4, shuffle=True, mix=STRATIFIED)
     mix = Mix(((8,) * 12, (8,) * 12), {0: (2, 1)}, spec)
-    refs = mix.view().refs[:12]
+    refs = tuple(mix.view().refs[:12])
     listing = Listing.of(refs * 2, 0.0, (0, 12))
     listing.counts.update(dict.fromkeys(range(24), 8))
     plan = mix.plan(Topology(), WINDOW, listing.as_listed)
     its = plan.schedule(0)
-    told = list(MixedReader(plan).access_at(listing.as_listed, Cursor(0)).start(window))
-    assert sorted(ref.key for ref, _ in told) == sorted(ref.key for ref in refs)
+    uses = MixedReader(plan).access_at(listing.as_listed, Cursor(0)).next_uses(refs, window).tolist()
     assert plan.assigned.tolist() == list(range(24))
     starts = [0, *itertools.accumulate(int(listing.sizes[shard]) for shard in its.shards)]
-    for ref, at in told:
+    for ref, at in zip(refs, uses, strict=True):
         left = [place for place in _positions(its, refs.index(ref)) if its.ends[place] >= window]
         if left:
             assert at == starts[left[0]]

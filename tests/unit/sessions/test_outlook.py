@@ -6,12 +6,15 @@ import asyncio
 import math
 from typing import TYPE_CHECKING
 
+from feedd.sessions import prefetch_driver
 from feedd.values import Cursor
 from tests.fakes.feeding import Feeding, Taken, batches, feeding, rank, take
 from tests.fakes.fetchers import until
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
 
 SHARD_BYTES = 4096 + 12288  # header and 4 samples on disk
 
@@ -21,8 +24,15 @@ TAR_BYTES = 10240
 
 def _next_uses(rig: Feeding, folder: str = "train") -> dict[str, float]:
     """When each shard is due, in shards of equal size instead of bytes."""
-    uses = rig.cache._index._next_uses.items()
-    return {ref.key[-6:-4]: time / TAR_BYTES for ref, time in uses if ref.key.startswith(folder)}
+    known = rig.cache._index._next_uses
+    assert known is not None
+    listed = [ref for listing in rig.pipeline.catalog._listings.values() for ref in listing.refs]
+    uses = dict(zip(listed, known(listed), strict=True))
+    for entry in rig.cache._index:
+        assert entry.next_use == uses.get(entry.ref, math.inf), "the cache was told of every change"
+    return {
+        ref.key[-6:-4]: time / TAR_BYTES for ref, time in uses.items() if time < math.inf and ref.key.startswith(folder)
+    }
 
 
 async def test_positions_follow_the_epochs(tmp_path: Path) -> None:
@@ -203,3 +213,18 @@ async def test_the_next_epoch_is_read_ahead(tmp_path: Path) -> None:
         coming = session._parts.reader.orders(Cursor(1))[0][:2]
         wanted = {session._parts.view.refs[shard].url for shard in coming}
         await until(lambda: wanted <= {entry.url for entry in rig.cache.entries()})
+
+
+async def test_a_large_dataset_is_told_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If very many shards have other next uses, the cache looks at its entries: their times are the same as else."""
+    monkeypatch.setattr(prefetch_driver, "_MANY", 1)
+    async with feeding(tmp_path) as rig:
+        rig.store.numbers(*[4] * 6)
+        one = await rig.open()
+        await batches(one)
+        assert _next_uses(rig) == {**{f"{n:02d}": float(n + 6) for n in range(5)}, "05": 5.0}
+        await rig.open()
+        assert _next_uses(rig) == {f"{n:02d}": float(n) for n in range(6)}
+        await take(one, Cursor(1, 4, ((4, 16),)))
+        await rig.close(one)
+        assert _next_uses(rig) == {f"{n:02d}": float(n) for n in range(6)}

@@ -1,0 +1,69 @@
+"""When the cache hears that a plain epoch needs a shard: from any window on, in this epoch or in the next."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from feedd.dataset.listing import Listing
+from feedd.ordering.rank_reader import Reader, ReaderOptions
+from feedd.values import Cursor, ObjectRef, Topology
+from tests.budget import budget
+from tests.fakes.specs import open_spec
+
+
+@st.composite
+def _nodes(draw: st.DrawFn) -> tuple[Listing, Reader]:
+    """Return a dataset, and the reader of one of its nodes; partitions of samples may share a shard."""
+    counts = draw(st.lists(st.integers(0, 30), min_size=1, max_size=6))
+    refs = [ObjectRef("s3://b", f"{number:03}", 1 + 10 * count, str(number)) for number, count in enumerate(counts)]
+    listing = Listing.of(refs, 0.0)
+    listing.counts.update(enumerate(counts))
+    nodes, parts = draw(st.sampled_from([(1, 1), (2, 1), (1, 3), (1, 6), (2, 3)]))
+    topology = Topology(world_size=nodes, node_count=nodes)
+    sharding = draw(st.sampled_from(["key", "sample"]))
+    spec = open_spec(("s3://b/",), 6, sharding=sharding, partitions=nodes * parts, topology=topology)
+    options = ReaderOptions(draw(st.integers(0, 3)), draw(st.booleans()), draw(st.integers(1, 3)), 6, topology)
+    return listing, Reader(listing.as_listed.shares(spec.order), options, listing.counts)
+
+
+@settings(max_examples=budget(150), deadline=None)
+@given(_nodes(), st.integers(0, 2), st.data())
+def test_uses_as_looked_up_one_by_one(made: tuple[Listing, Reader], epoch: int, data: st.DataObject) -> None:
+    """A shard is due at its first place from the window on, then in the next epoch; others are never due."""
+    listing, reader = made
+    view = listing.as_listed
+    access = reader.access_at(view, Cursor(epoch))
+    plan = reader.epoch_map(Cursor(epoch))
+    sizes: list[int] = listing.sizes.tolist()
+    orders = [plan.order.tolist(), reader.order_of(epoch + 1).tolist()]
+    starts = [[sum(sizes[shard] for shard in order[:place]) for place in range(len(order) + 1)] for order in orders]
+
+    def due(shard: int, window: int) -> float:
+        here = [place for place, one in enumerate(orders[0]) if one == shard]
+        if not here:
+            return math.inf
+        left = [place for place in here if place >= plan.position(window)]
+        return float(starts[0][left[0]] if left else starts[0][-1] + starts[1][orders[1].index(shard)])
+
+    window = data.draw(st.integers(0, plan.window_count))
+    refs = view.refs
+    uses = access.next_uses(refs, window).tolist()
+    assert uses == [due(shard, window) for shard in range(len(refs))]
+    assert access.next_uses([replace(ref, etag="new") for ref in refs], window).tolist() == [math.inf] * len(refs)
+    changed = {shard for shard in range(len(refs)) if due(shard, window) != due(shard, window + 1)}
+    assert changed <= set(access.ending(window)), "the cache is told of all shards whose next use changes"
+
+
+def test_the_order_of_an_epoch_is_the_same_however_it_is_asked_for() -> None:
+    """Asking for the next epoch's order in advance, or after the epoch was entered, makes no difference."""
+    refs = [ObjectRef("s3://b", f"{number:03}", 10, str(number)) for number in range(20)]
+    listing = Listing.of(refs, 0.0)
+    options = ReaderOptions(1, shuffle=True, window_shards=2, batch_size=4, topology=Topology())
+    reader = Reader(listing.as_listed.shares(open_spec(("s3://b/",), 4).order), options, listing.counts)
+    ahead = reader.order_of(3).tolist()
+    assert reader.epoch_map(Cursor(3)).order.tolist() == ahead == reader.order_of(3).tolist()
+    assert reader.order_of(2).tolist() != ahead
