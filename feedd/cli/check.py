@@ -18,6 +18,7 @@ from feedd.cli.flags import (
     CacheSizeFlag,
     ConfigFlag,
     Flags,
+    LanesFlag,
     ListenFlag,
     LogFlag,
     LogLevelFlag,
@@ -48,6 +49,7 @@ def check(
     cache_size: CacheSizeFlag = None,
     status: StatusFlag = None,
     workers: WorkersFlag = None,
+    lanes: LanesFlag = None,
     log: LogFlag = None,
     log_level: LogLevelFlag = None,
     set_: SetFlag = None,
@@ -58,7 +60,7 @@ def check(
     checksums. Exits with 2 if the configuration is wrong, and with 1 if the machine cannot serve it or cannot read the
     URL. On a degraded machine the daemon still works, so the exit status is 0.
     """
-    flags = Flags(config, listen, cache_dir, cache_size, status, workers, log, log_level, set_)
+    flags = Flags(config, listen, cache_dir, cache_size, status, workers, log, log_level, set_, lanes)
     effective = flags.load()
     console = Console()
     _show_configuration(console, effective)
