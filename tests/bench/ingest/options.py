@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from feedd.units import GIB, MIB
 
@@ -16,7 +16,8 @@ class IngestOptions:
     """One run.
 
     Attributes:
-        url: objects of the user's; empty: our own server and made-up objects.
+        url: objects of the user's; empty: a server on loopback and made-up objects.
+        server: that server. ``fake``: our own. ``radosgw``: Ceph's gateway.
         round_count: counted rounds.
         peers: other clients too.
         peers_python: interpreter that has them; None: of ``.venv-bench`` in a checkout, else our own.
@@ -38,6 +39,7 @@ class IngestOptions:
 
     folder: Path
     url: str = ""
+    server: Literal["fake", "radosgw"] = "fake"
     round_count: int = 5
     peers: bool = False
     peers_python: Path | None = None

@@ -11,7 +11,7 @@ import sys
 import urllib.request
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from feedd.catalog.sources import Sources
 from feedd.catalog.urls import parse_url
@@ -129,6 +129,17 @@ class Served:
             self.body_bytes - before.body_bytes,
             self.cpu_s - before.cpu_s,
         )
+
+
+class Server(Protocol):
+    """A running server, seen from one section of the run."""
+
+    @property
+    def url(self) -> str:
+        """The endpoint."""
+
+    def served(self, *, reset: bool = False) -> Served:
+        """Return the counters so far; ``reset`` lets draws of faults start over, where there are any."""
 
 
 class ServerProcess:
