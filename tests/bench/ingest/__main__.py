@@ -40,8 +40,9 @@ Example: python -m tests.bench.ingest --delayed 2%x50 --errors 5%"""
 
 UrlArgument = Annotated[str, typer.Argument(help="Your objects: s3://bucket/prefix/. Left out: a server on loopback.")]
 ServerOption = Annotated[
-    Literal["fake", "radosgw"], typer.Option(help="Server on loopback: ours, or Ceph's gateway, which must be installed.")
+    Literal["fake", "radosgw"], typer.Option(help="Server on loopback: ours, or Ceph's radosgw, if it is installed.")
 ]
+ArmOption = Annotated[list[str] | None, typer.Option(help="Only this row; may be given several times.")]
 PeersFlag = Annotated[bool, typer.Option("--peers", help="Other S3 clients too, in turns with feedd.")]
 RoundsOption = Annotated[int, typer.Option(min=1, max=100, help="Counted rounds; one more comes first.")]
 TlsFlag = Annotated[bool, typer.Option("--tls", help="Over TLS too.")]
@@ -101,6 +102,7 @@ def ingest(
     url: UrlArgument = "",
     server: ServerOption = "fake",
     peers: PeersFlag = False,
+    arm: ArmOption = None,
     rounds: RoundsOption = 5,
     tls: TlsFlag = False,
     size: SizeOption = "2GiB",
@@ -133,6 +135,7 @@ def ingest(
         round_count=rounds,
         peers=peers,
         peers_python=peers_python,
+        arms=tuple(arm or ()),
         receivers=receivers,
         recycled=recycled,
         tls=tls,

@@ -21,6 +21,7 @@ class IngestOptions:
         round_count: counted rounds.
         peers: other clients too.
         peers_python: interpreter that has them; None: of ``.venv-bench`` in a checkout, else our own.
+        arms: names of the contenders that take part; empty: all.
         receivers: bare receivers too, which tell what sockets and pages cost without a client around them.
         recycled: over files that are there already too, which tells what a fresh page costs.
         tls: over TLS too.
@@ -43,6 +44,7 @@ class IngestOptions:
     round_count: int = 5
     peers: bool = False
     peers_python: Path | None = None
+    arms: tuple[str, ...] = ()
     receivers: bool = False
     recycled: bool = False
     tls: bool = False

@@ -163,6 +163,7 @@ class Radosgw:
             with connection.makefile("rb") as answer:
                 counters = json.loads(answer.read(int.from_bytes(answer.read(4))))["rgw"]
         cpu_s = cpu_s_of(process.pid for process in self._processes.values())
+        # radosgw counts HEADs as GETs, and each GET's body as one byte less than it has
         return Served(counters["get"], counters["failed_req"], counters["get_b"], cpu_s)
 
     def _start(self) -> None:

@@ -201,20 +201,20 @@ class IngestRun:
 
     def _check(self, name: str, files: list[list[Any]]) -> None:
         """Hold every file against the object, byte for byte as far as a CRC tells; of the user's, against the first."""
-        for key, path, data_at in files:
-            got = _checksum(Path(path), data_at)
+        for key, path, data_at, *size_bytes in files:
+            got = _checksum(Path(path), data_at, *size_bytes)
             if got != self._expected.setdefault(key, got):
                 raise ArmFailed(f"{name}: other bytes than expected in {key}")
 
 
-def _checksum(path: Path, data_at: int) -> int:
+def _checksum(path: Path, data_at: int, size_bytes: int | None = None) -> int:
     with path.open("rb") as file:
         if os.fstat(file.fileno()).st_size == data_at:
             return 0
         with (
             mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapping,
             memoryview(mapping) as view,
-            view[data_at:] as data,
+            view[data_at : None if size_bytes is None else data_at + size_bytes] as data,
         ):
             return int(crc32c(data))
 
