@@ -40,7 +40,10 @@ def test_missing_programs_are_named_with_the_packages_to_install(
     monkeypatch.setattr(shutil, "which", lambda program: None if program == "ceph-osd" else f"/usr/bin/{program}")
     folder = tmp_path / "ceph"
     folder.mkdir()
-    with pytest.raises(BadConfig, match="did not find ceph-osd - install them: apt-get install") as caught, Radosgw(folder, _place(tmp_path)):
+    with (
+        pytest.raises(BadConfig, match="did not find ceph-osd - install them: apt-get install") as caught,
+        Radosgw(folder, _place(tmp_path)),
+    ):
         pass
     assert "ceph-osd" in str(caught.value.hint)
     assert not list(folder.iterdir())
@@ -94,7 +97,7 @@ def test_cpu_of_processes_is_counted() -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.skipif(shutil.which("radosgw") is None, reason="radosgw is not installed")
+@pytest.mark.skipif(shutil.which("radosgw") is None, reason="needs radosgw")
 @pytest.mark.parametrize("shard_size", ["3MiB", "100KiB"])
 def test_a_small_run_brings_the_right_bytes(tmp_path: Path, shard_size: str) -> None:
     """Plain and over TLS, shards and packs come whole; no process and no file stays."""
