@@ -57,6 +57,12 @@ def tree_cpu_s() -> float:
     return own + living
 
 
+def cpu_s_of(pids: Iterable[int]) -> float:
+    """CPU seconds spent so far by these processes and the children they have waited for."""
+    processes = _processes()
+    return sum(processes[pid].cpu_s for pid in pids if pid in processes)
+
+
 def stolen_s() -> float:
     """CPU seconds of all cores that this machine's host took for itself since it started; 0 where it has none."""
     fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()

@@ -9,7 +9,7 @@ import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -32,11 +32,17 @@ _FILE_WIDTH = 170
 _SHARE = re.compile(r"(?P<percent>\d+(?:\.\d+)?)%(?:x(?P<factor>\d+(?:\.\d+)?))?")
 _EXAMPLES = """Example: python -m tests.bench.ingest --peers --tls --json ingest.json
 
+Example: python -m tests.bench.ingest --server radosgw --peers --tls
+
 Example: python -m tests.bench.ingest s3://bucket/train/ --size 8GiB --peers
 
 Example: python -m tests.bench.ingest --delayed 2%x50 --errors 5%"""
 
-UrlArgument = Annotated[str, typer.Argument(help="Your objects: s3://bucket/prefix/. Left out: a server of ours.")]
+UrlArgument = Annotated[str, typer.Argument(help="Your objects: s3://bucket/prefix/. Left out: a server on loopback.")]
+ServerOption = Annotated[
+    Literal["fake", "radosgw"], typer.Option(help="Server on loopback: ours, or Ceph's radosgw, if it is installed.")
+]
+ArmOption = Annotated[list[str] | None, typer.Option(help="Only this row; may be given several times.")]
 PeersFlag = Annotated[bool, typer.Option("--peers", help="Other S3 clients too, in turns with feedd.")]
 RoundsOption = Annotated[int, typer.Option(min=1, max=100, help="Counted rounds; one more comes first.")]
 TlsFlag = Annotated[bool, typer.Option("--tls", help="Over TLS too.")]
@@ -94,7 +100,9 @@ def parse_share(text: str, *, factor: bool) -> tuple[float, float]:
 
 def ingest(
     url: UrlArgument = "",
+    server: ServerOption = "fake",
     peers: PeersFlag = False,
+    arm: ArmOption = None,
     rounds: RoundsOption = 5,
     tls: TlsFlag = False,
     size: SizeOption = "2GiB",
@@ -115,15 +123,19 @@ def ingest(
     """Fetch objects into the cache and tell CPU seconds per GB, GB/s and memory; nothing is left behind."""
     if url and (tls or delayed or errors):
         raise typer.BadParameter("--tls, --delayed and --errors are of our own server; leave them or the URL out")
+    if server == "radosgw" and (url or delayed or errors):
+        raise typer.BadParameter("--delayed and --errors are of our own server, and a URL of yours; leave them out")
     if tls and (delayed or errors):
         raise typer.BadParameter("--delayed and --errors are runs of their own, over plain HTTP; leave out --tls")
     delayed_share, delay_factor = parse_share(delayed, factor=True) if delayed else (0.0, 50.0)
     options = IngestOptions(
         folder=folder,
         url=url,
+        server=server,
         round_count=rounds,
         peers=peers,
         peers_python=peers_python,
+        arms=tuple(arm or ()),
         receivers=receivers,
         recycled=recycled,
         tls=tls,

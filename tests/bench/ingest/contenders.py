@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from feedd.errors import BadConfig
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -120,7 +122,11 @@ class Lineup:
 
 
 def line_up(options: IngestOptions) -> Lineup:
-    """Return who takes part; peers that are not installed are named."""
+    """Return who takes part; peers that are not installed are named.
+
+    Raises:
+        BadConfig: ``options.arms`` has a name that is no contender's.
+    """
     python = options.peers_python or (_CHECKOUT_PEERS if _CHECKOUT_PEERS.exists() else Path(sys.executable))
     wanted = list(_OURS)
     if not options.faulty:
@@ -135,10 +141,21 @@ def line_up(options: IngestOptions) -> Lineup:
         wanted += _PEERS
         if options.recycled and not options.faulty:
             wanted += _RECYCLED_PEERS
+    wanted = _chosen(wanted, options.arms)
+    if options.peers:
         versions = _versions(python, sorted({one.package for one in wanted if one.package}))
     missing = tuple(name for name, version in versions.items() if version is None)
     found = {name: version for name, version in versions.items() if version is not None}
     return Lineup(tuple(one for one in wanted if one.package not in missing), python, found, missing)
+
+
+def _chosen(contenders: list[Contender], names: tuple[str, ...]) -> list[Contender]:
+    known = [contender.name for contender in contenders]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        hint = "peers take part with --peers, recycled rows with --recycled"
+        raise BadConfig(f"expected arms among {', '.join(known)}, got {', '.join(unknown)}", hint=hint, stage="bench")
+    return [contender for contender in contenders if not names or contender.name in names]
 
 
 def _versions(python: Path, packages: list[str]) -> dict[str, str | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from feedd.units import GIB, MIB
 
@@ -16,10 +16,12 @@ class IngestOptions:
     """One run.
 
     Attributes:
-        url: objects of the user's; empty: our own server and made-up objects.
+        url: objects of the user's; empty: a server on loopback and made-up objects.
+        server: that server. ``fake``: our own. ``radosgw``: Ceph's gateway.
         round_count: counted rounds.
         peers: other clients too.
         peers_python: interpreter that has them; None: of ``.venv-bench`` in a checkout, else our own.
+        arms: names of the contenders that take part; empty: all.
         receivers: bare receivers too, which tell what sockets and pages cost without a client around them.
         recycled: over files that are there already too, which tells what a fresh page costs.
         tls: over TLS too.
@@ -38,9 +40,11 @@ class IngestOptions:
 
     folder: Path
     url: str = ""
+    server: Literal["fake", "radosgw"] = "fake"
     round_count: int = 5
     peers: bool = False
     peers_python: Path | None = None
+    arms: tuple[str, ...] = ()
     receivers: bool = False
     recycled: bool = False
     tls: bool = False

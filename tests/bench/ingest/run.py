@@ -18,6 +18,7 @@ from feedd.units import MIB, format_size
 from tests.bench.harness import Arm, ArmFailed, Outcome, Row, interleave, run_arm
 from tests.bench.ingest.authority import make_certificate
 from tests.bench.ingest.contenders import Contender, Lineup, trusting_prefix
+from tests.bench.ingest.radosgw import Radosgw
 from tests.bench.ingest.store import ServerProcess, find_objects, make_objects
 from tests.fakes.s3.draws import Odds
 
@@ -25,9 +26,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tests.bench.ingest.options import IngestOptions
-    from tests.bench.ingest.store import Place
+    from tests.bench.ingest.store import Place, Server
 
 HTTP, TLS, CLEAN, DELAYED, ERRORS, USERS = "http", "tls", "clean", "delayed", "errors", "url"
+RADOSGW_HTTP, RADOSGW_TLS = "radosgw, http", "radosgw, tls"
+OVER_TLS = frozenset({TLS, RADOSGW_TLS})
 _ARM_TIMEOUT_S = 300.0
 _MARGIN_BYTES = 512 * MIB
 _ZEROS = bytes(MIB)
@@ -42,14 +45,14 @@ class Section:
     Attributes:
         name: of the section.
         place: objects and endpoint.
-        server: its process; None: the user's store.
+        server: the server; None: the user's store.
         outcomes: by contender, filled by the run.
         left_out: contenders that cannot take part, and why.
     """
 
     name: str
     place: Place
-    server: ServerProcess | None
+    server: Server | None
     outcomes: list[Outcome] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
 
@@ -107,6 +110,8 @@ class IngestRun:
         self._say(f"making {format_size(options.size_bytes)} of objects")
         place = make_objects(root, options.size_bytes, options.shard_bytes)
         self._expected = {key: _checksum(root / place.bucket / key, 0) for key, _ in place.objects}
+        if options.server == "radosgw":
+            return self._radosgw_sections(home, root, place)
         wanted: dict[str, Odds] = {HTTP: Odds()}
         if options.faulty:
             clean = Odds(options.latency_s, rate_bytes_s=options.connection_bytes_s, seed=options.seed)
@@ -126,11 +131,24 @@ class IngestRun:
             sections.append(Section(name, place.trusting(server.url, ca_file), server))
         return sections
 
+    def _radosgw_sections(self, home: Path, root: Path, place: Place) -> list[Section]:
+        made = make_certificate(home) if self._options.tls else None
+        folder = home / "ceph"
+        folder.mkdir()
+        self._say("starting radosgw")
+        gateway = self._stack.enter_context(Radosgw(folder, place, made))
+        gateway.upload(root)
+        shutil.rmtree(root)
+        sections = [Section(RADOSGW_HTTP, place.trusting(gateway.plain.url, ""), gateway.plain)]
+        if made is not None:
+            sections.append(Section(RADOSGW_TLS, place.trusting(gateway.tls.url, str(made.authority)), gateway.tls))
+        return sections
+
     def _turns(self, sections: list[Section]) -> dict[str, _Turn]:
         turns = {}
         for section in sections:
             for contender in self._lineup.contenders:
-                if section.name == TLS and contender.stops_at_plain:
+                if section.name in OVER_TLS and contender.stops_at_plain:
                     continue
                 if trusting_prefix(contender, section.place.ca_file) is None:
                     why = "trusts the system's certificates only, and none could be lent to it"
@@ -183,20 +201,20 @@ class IngestRun:
 
     def _check(self, name: str, files: list[list[Any]]) -> None:
         """Hold every file against the object, byte for byte as far as a CRC tells; of the user's, against the first."""
-        for key, path, data_at in files:
-            got = _checksum(Path(path), data_at)
+        for key, path, data_at, *size_bytes in files:
+            got = _checksum(Path(path), data_at, *size_bytes)
             if got != self._expected.setdefault(key, got):
                 raise ArmFailed(f"{name}: other bytes than expected in {key}")
 
 
-def _checksum(path: Path, data_at: int) -> int:
+def _checksum(path: Path, data_at: int, size_bytes: int | None = None) -> int:
     with path.open("rb") as file:
         if os.fstat(file.fileno()).st_size == data_at:
             return 0
         with (
             mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapping,
             memoryview(mapping) as view,
-            view[data_at:] as data,
+            view[data_at : None if size_bytes is None else data_at + size_bytes] as data,
         ):
             return int(crc32c(data))
 

@@ -11,7 +11,7 @@ import sys
 import urllib.request
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from feedd.catalog.sources import Sources
 from feedd.catalog.urls import parse_url
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 BUCKET = "bench"
 _STOP_S = 10.0
+_SHARD_BYTES_LEAST = 1_000_000
 _PACKAGES = Path(__file__).resolve().parents[3]
 
 
@@ -63,12 +64,16 @@ class Place:
 
 
 def make_objects(root: Path, size_bytes: int, shard_bytes: int) -> Place:
-    """Write files of random bytes under ``root``; the place has no endpoint yet."""
+    """Write files of random bytes under ``root``; the place has no endpoint yet.
+
+    Small objects are named like pictures, so that feedd packs them, as it does for its users.
+    """
+    extension = "tar" if shard_bytes >= _SHARD_BYTES_LEAST else "jpg"
     block = os.urandom(min(64 * MIB, shard_bytes))
     (root / BUCKET / "shards").mkdir(parents=True)
     objects = []
     for index, start in enumerate(range(0, size_bytes, shard_bytes)):
-        key, length = f"shards/{index:06d}.tar", min(shard_bytes, size_bytes - start)
+        key, length = f"shards/{index:06d}.{extension}", min(shard_bytes, size_bytes - start)
         with (root / BUCKET / key).open("wb") as file:
             left = length
             while left:
@@ -129,6 +134,17 @@ class Served:
             self.body_bytes - before.body_bytes,
             self.cpu_s - before.cpu_s,
         )
+
+
+class Server(Protocol):
+    """A running server, seen from one section of the run."""
+
+    @property
+    def url(self) -> str:
+        """The endpoint."""
+
+    def served(self, *, reset: bool = False) -> Served:
+        """Return the counters so far; ``reset`` lets draws of faults start over, where there are any."""
 
 
 class ServerProcess:

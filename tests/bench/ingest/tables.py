@@ -15,7 +15,7 @@ from tests.bench.ingest.contenders import (
     RECYCLED_AIOBOTOCORE,
     RECYCLED_BEST_OF,
 )
-from tests.bench.ingest.run import CLEAN, DELAYED, ERRORS, HTTP, TLS, USERS
+from tests.bench.ingest.run import CLEAN, DELAYED, ERRORS, HTTP, OVER_TLS, RADOSGW_HTTP, RADOSGW_TLS, TLS, USERS
 from tests.bench.report import Column, Result, Verdict
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _TITLES = {
     HTTP: "plain HTTP, our server",
     TLS: "TLS, our server",
+    RADOSGW_HTTP: "plain HTTP, Ceph's radosgw",
+    RADOSGW_TLS: "TLS, Ceph's radosgw",
     USERS: "your bucket",
     CLEAN: "a store with latency, no faults",
     DELAYED: "a store with latency, some answers late",
@@ -46,6 +48,8 @@ _PARTS = (
     Column("part p99, ms", "part_p99_s", scale=1e3, digits=1),
 )
 MEMORY_BYTES_MAX = 150e6
+_COST_TARGETS = {TLS: 1.05, RADOSGW_HTTP: 0.9, RADOSGW_TLS: 0.9}  # over the cheapest peer
+_COST_TARGET = 0.65
 
 
 def results(sections: Sequence[Section]) -> list[Result]:
@@ -99,12 +103,12 @@ def _cost_verdicts(section: Section, result: Result) -> list[Verdict]:
     costs = _middles(section, BEST_OF, "cpu_per_gb")
     if costs:
         cheapest = min(costs, key=lambda name: costs[name])
-        target = 1.05 if section.name == TLS else 0.65
+        target = _COST_TARGETS.get(section.name, _COST_TARGET)
         verdicts.append(
             Verdict(f"CPU per GB over {cheapest}, the cheapest", cost / costs[cheapest], target, at_least=False)
         )
     sdk = _middle(section, AIOBOTOCORE, "cpu_per_gb")
-    if sdk is not None and section.name != TLS:
+    if sdk is not None and section.name in {HTTP, USERS}:
         verdicts.append(Verdict("CPU per GB over aiobotocore", cost / sdk, 0.45, at_least=False))
     rates = _middles(section, BEST_OF, "rate")
     if rates:
@@ -125,12 +129,13 @@ def _recycled_verdicts(section: Section) -> list[Verdict]:
     """Say how a full cache fares, which is what a long run has, beside others over files that are there already."""
     cost = _middle(section, RECYCLED, "cpu_per_gb")
     costs = _middles(section, RECYCLED_BEST_OF, "cpu_per_gb")
-    if cost is None or not costs or section.name == TLS:
+    if cost is None or not costs or section.name in OVER_TLS:
         return []
     cheapest = min(costs, key=lambda name: costs[name])
-    verdicts = [Verdict(f"CPU per GB, recycled, over {cheapest}", cost / costs[cheapest], 0.65, at_least=False)]
+    target = _COST_TARGETS.get(section.name, _COST_TARGET)
+    verdicts = [Verdict(f"CPU per GB, recycled, over {cheapest}", cost / costs[cheapest], target, at_least=False)]
     sdk = _middle(section, RECYCLED_AIOBOTOCORE, "cpu_per_gb")
-    if sdk is not None:
+    if sdk is not None and section.name in {HTTP, USERS}:
         verdicts.append(Verdict(f"CPU per GB, recycled, over {RECYCLED_AIOBOTOCORE}", cost / sdk, 0.45, at_least=False))
     return verdicts
 

@@ -13,6 +13,7 @@ from feedd.cache.cache_options import CacheOptions
 from feedd.cache.caches import DiskCache
 from feedd.catalog.sources import Sources
 from feedd.clock import SystemClock
+from feedd.dataset.pack_layout import is_pack
 from feedd.fetch.fetch_options import S3Options, SourceOptions
 from feedd.flow.range_sinks import MemorySink
 from feedd.observe.recorder import PrometheusRecorder
@@ -23,6 +24,8 @@ from tests.bench.ingest.arms.job import Job, finish, timed
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from feedd.cache.pins import Pins
+    from feedd.catalog.sources import Resolved
     from feedd.protocols import ObjectStore
     from feedd.range_sink import RangeSink
     from feedd.values import ObjectChecksum, ObjectRef, ReadProgress
@@ -92,27 +95,51 @@ async def _run(job: Job) -> dict[str, Any]:
         await stack.enter_async_context(sources)
         await sources.warm()
         prefix = f"s3://{job.bucket}/{job.own.get('prefix', '')}"
-        wanted = dict(job.objects)
-        refs = [ref for ref in await sources.resolve([prefix]) if ref.key in wanted]
-        assert len(refs) == len(wanted), f"expected {len(wanted)} objects, got {len(refs)}"
+        found = await sources.resolve_all([prefix])
+        refs, first = _wanted(job, found)
         # as the other clients do before their time is taken: credentials, endpoint and a first connection are there
-        await sources.store(refs[0].root).read_into(refs[0], ByteRange(0, 1), MemorySink(memoryview(bytearray(1))))
+        await sources.store(first.root).read_into(first, ByteRange(0, 1), MemorySink(memoryview(bytearray(1))))
         sources.parts_s.clear()
         if job.recycled:
-            return await _in_full_cache(job, sources, refs, stack)
+            return await _in_full_cache(job, sources, found, stack)
         cache = await stack.enter_async_context(DiskCache(options, sources.fetcher, recorder, clock))
         with timed() as row:
             pins = await cache.acquire(refs)
         with pins:
-            row["files"] = [[file.ref.key, file.path, file.data_at] for file in pins.files]
+            row["files"] = _files(pins, found)
         row["parts_s"] = sources.parts_s
         return row
 
 
+def _wanted(job: Job, found: Resolved) -> tuple[list[ObjectRef], ObjectRef]:
+    """Return what to acquire, packs for small objects, and the first object."""
+    wanted = dict(job.objects)
+    refs = [ref for ref in found.refs if is_pack(ref) or ref.key in wanted]
+    count = len(refs) + sum(len(packs.members.sizes) - len(packs) for packs in found.packs)
+    assert count == len(wanted), f"expected {len(wanted)} objects, got {count}"
+    return refs, found.packs[0].members.ref(0) if is_pack(refs[0]) else refs[0]
+
+
+def _files(pins: Pins, found: Resolved) -> list[list[Any]]:
+    """Return key, file and offset of each object, and its size if it lies in a pack."""
+    rows: list[list[Any]] = []
+    for file in pins.files:
+        if not is_pack(file.ref):
+            rows.append([file.ref.key, file.path, file.data_at])
+            continue
+        packs, number = next((packs, number) for packs in found.packs if (number := packs.find(file.ref)) is not None)
+        at = file.data_at + packs.table(number).size_bytes
+        for member in map(packs.members.ref, packs.span(number)):
+            rows.append([member.key, file.path, at, member.size_bytes])
+            at += member.size_bytes
+    return rows
+
+
 async def _in_full_cache(
-    job: Job, sources: _TimedSources, refs: list[ObjectRef], stack: contextlib.AsyncExitStack
+    job: Job, sources: _TimedSources, found: Resolved, stack: contextlib.AsyncExitStack
 ) -> dict[str, Any]:
     """Fill a cache that has room for half of the objects with one half; time the other half and the first again."""
+    refs, _ = _wanted(job, found)
     assert len(refs) > 1, "expected at least two objects, to evict one for the other"
     halves = refs[: len(refs) // 2], refs[len(refs) // 2 :]
     memory_bytes = max(sum(ref.size_bytes + MIB for ref in half) for half in halves)
@@ -124,7 +151,7 @@ async def _in_full_cache(
         (await cache.acquire(halves[1])).release()
         pins = await cache.acquire(halves[0])
     with pins:
-        row["files"] = [[file.ref.key, file.path, file.data_at] for file in pins.files]
+        row["files"] = _files(pins, found)
     row |= {"parts_s": sources.parts_s, "passes": 1.5}
     return row
 
