@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 
 from feedd.access import EVERYTHING, FILE_ROOT
-from feedd.catalog.bucket_stores import BucketStores, is_s3
+from feedd.catalog.bucket_stores import BucketStores, WorkLoopStore, is_s3
 from feedd.catalog.manifest import MANIFEST_BYTES_MAX, head_all, names_in
 from feedd.catalog.skipped_log import SkippedLog
 from feedd.catalog.texts import Texts
@@ -22,7 +22,6 @@ from feedd.fetch.pages import closing_pages
 from feedd.fetch.ranged import FetchLimits, RangeFetcher
 from feedd.fetch.s3.sdk_client import warm
 from feedd.fetch.turn_gate import TurnGate
-from feedd.fetch.work_loop_store import WorkLoopStore
 from feedd.flow.budget import ByteBudget
 from feedd.flow.loop_thread import CallersLoop
 from feedd.flow.pools import CPU, LOCAL_FILES

@@ -167,7 +167,7 @@ class LoopThread:
         self._ended.set_result(None)
 
     def _begin(self, run: _Run[Any]) -> None:
-        task = asyncio.get_running_loop().create_task(run.call(), context=run.context)
+        task = asyncio.get_running_loop().create_task(_await(run.work), context=run.context)
         self._tasks[run] = task
         task.add_done_callback(lambda task: self._note_end(run, task))
 
@@ -186,10 +186,8 @@ class LoopThread:
 class _Run(Generic[_T]):
     """One run of a coroutine.
 
-    Args:
-        work: makes the coroutine.
-
     Attributes:
+        work: makes the coroutine.
         context: context of the caller.
         ended: done on the caller's loop once the outcome is known.
         result: result of the coroutine.
@@ -197,15 +195,11 @@ class _Run(Generic[_T]):
     """
 
     def __init__(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> None:
-        self._work = work
+        self.work = work
         self.context = contextvars.copy_context()
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.result: _T | None = None
         self.error: BaseException | None = None
-
-    async def call(self) -> _T:
-        """Return the result of the work; an error of making the coroutine is an error of the work."""
-        return await self._work()
 
     def take(self) -> _T:
         """Return the result, or raise the error."""
@@ -217,6 +211,11 @@ class _Run(Generic[_T]):
             return result  # type: ignore[no-any-return]  # the coroutine's result, which may be None
         finally:
             del error  # its traceback refers to this frame
+
+
+async def _await(work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+    """Return the result of ``work()``; an error of making the coroutine is an error of the work."""
+    return await work()
 
 
 class _Mailbox:

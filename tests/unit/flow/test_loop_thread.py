@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 import gc
 import threading
 import weakref
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
@@ -243,10 +244,14 @@ async def test_nothing_of_a_run_is_kept(thread: LoopThread) -> None:
             memory = Memory()
             kept = weakref.ref(memory)
             try:
-                await thread.run(lambda memory=memory, fails=fails: work(memory, fails=fails))  # type: ignore[misc]
+                await thread.run(functools.partial(work, memory, fails=fails))
             except ValueError:
                 assert fails
             del memory
-            await until(lambda kept=kept: kept() is None)  # type: ignore[misc]
+            await until(functools.partial(_is_gone, kept))
     finally:
         gc.enable()
+
+
+def _is_gone(kept: weakref.ref[Any]) -> bool:
+    return kept() is None
