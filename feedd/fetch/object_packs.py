@@ -118,6 +118,7 @@ class ObjectsFetcher:
         inflight = _RunningPack(arrivals, self._work_loop, self._book.inflight, packs.empty_objects(number))
         arrivals.follower = inflight
         whole = False
+        self._book.inflight.began(inflight)  # before the run: what callers wait for already is fetched first
         try:
             await self._work_loop.run(lambda: self._fetch_pack(arrivals))
             whole = True
@@ -142,7 +143,7 @@ class _RunningPack:
     Args:
         arrivals: the fetch, on the work loop.
         work_loop: passes calls on to the fetch, and reports from it.
-        book: told about the start and about arrivals.
+        book: told about arrivals.
         empty: objects without bytes, which count as arrived.
     """
 
@@ -167,12 +168,8 @@ class _RunningPack:
         """Fetch these objects before others."""
         self._work_loop.post(self._arrivals.expedite, ticket, objects)
 
-    def report_begin(self) -> None:
-        """Report that the fetch has joined the scheduler; called on the work loop, as are the other reports."""
-        self._work_loop.report(self._book.began, self)
-
     def report_arrival(self, number: int, *, lost: bool) -> None:
-        """Report that an object has arrived, or zeros in place of a lost object."""
+        """Report that an object has arrived, or zeros in place of a lost object; called on the work loop."""
         self._work_loop.report(self._note_arrival, number, lost=lost)
 
     def _note_arrival(self, number: int, *, lost: bool) -> None:
@@ -186,7 +183,7 @@ class _PackArrivals(Arrivals):
     """A pack being fetched; belongs to the work loop.
 
     Attributes:
-        follower: told about the start and about arrivals.
+        follower: told about arrivals.
     """
 
     many = True
@@ -203,17 +200,24 @@ class _PackArrivals(Arrivals):
         self._again: dict[int, bool] | None = {}
         self._left_bytes = [high - low for low, high in itertools.pairwise(self._edges)]  # missing bytes of each object
         self._entry: FetchEntry | None = None
+        self._expedited: list[tuple[int, set[int]]] = []  # tickets, and the objects that their callers wait for
 
     def joined(self, standing: FetchEntry) -> None:
-        """Register the pack's entry in the scheduler, where its objects can be prioritized from now on."""
+        """Register the pack's entry in the scheduler, and prioritize the objects that callers wait for."""
         self._entry = standing
-        self.follower.report_begin()
+        for ticket, objects in self._expedited:
+            self._expedite_missing(standing, ticket, objects)
 
     def expedite(self, ticket: int, objects: set[int]) -> None:
-        """Fetch these objects before others."""
-        assert self._entry is not None, "the pack has joined the scheduler"
+        """Fetch these objects before others, now and when they are requested again."""
+        self._expedited.append((ticket, objects))
+        if self._entry is not None:
+            self._expedite_missing(self._entry, ticket, objects)
+
+    def _expedite_missing(self, entry: FetchEntry, ticket: int, objects: set[int]) -> None:
         edges = self._edges
-        self._entry.expedite(ticket, (ByteRange(edges[one], edges[one + 1]) for one in sorted(objects)))
+        missing = [number for number in sorted(objects) if self._left_bytes[number]]
+        entry.expedite(ticket, [ByteRange(edges[number], edges[number + 1]) for number in missing])
 
     async def begin(self) -> list[ByteRange]:
         """Write the table and return the span of each non-empty object."""

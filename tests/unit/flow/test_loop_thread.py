@@ -7,6 +7,7 @@ import contextvars
 import functools
 import gc
 import threading
+import time
 import weakref
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -64,6 +65,20 @@ async def test_work_that_does_not_even_begin(loop: WorkLoop) -> None:
 
     with pytest.raises(KeyError):
         await asyncio.wait_for(loop.run(work), 10)
+
+
+async def test_each_run_has_the_context_of_its_caller(loop: WorkLoop) -> None:
+    """Also where two of them begin together."""
+
+    async def work() -> str:
+        return VARIABLE.get()
+
+    async def call(value: str) -> str:
+        VARIABLE.set(value)
+        return await loop.run(work)
+
+    one, other = await asyncio.gather(call("one"), call("other"))
+    assert (one, other) == ("one", "other")
 
 
 async def test_runs_are_in_the_thread(thread: LoopThread) -> None:
@@ -185,11 +200,13 @@ async def test_reports_of_a_turn_come_together(thread: LoopThread, monkeypatch: 
     monkeypatch.setattr(home, "call_soon_threadsafe", counted)
     got: list[int] = []
 
-    async def work() -> None:
+    async def work() -> int:
         for number in range(1000):
             thread.report(got.append, number)
+        time.sleep(0.05)  # noqa: ASYNC251 - this turn goes on, and the caller's loop has time
+        return len(got)
 
-    await thread.run(work)
+    assert await thread.run(work) == 0, "nothing arrives before the end of the turn"
     assert len(got) == 1000
     assert wakes <= 2, "for the reports, and for the result"
 
