@@ -25,6 +25,7 @@ class FetchEntry:
         in_flight_count: its parts that hold a place.
         expedited: a caller waits, or waited, for some spans before the rest; the rest goes behind other fetches' parts.
         many: its parts are separate objects; several small ones share a place, because they mostly wait.
+        on_expedite: called when the order of its parts has changed.
     """
 
     many = False
@@ -38,6 +39,7 @@ class FetchEntry:
         self.urgency = urgency
         self.in_flight_count = 0
         self.expedited = False
+        self.on_expedite: Callable[[], object] = _nothing
         self._part_size_bytes = part_size_bytes
         self._spans = deque(span for span in spans if span.size_bytes)
         self._expedited: deque[tuple[int, ByteRange]] = deque()  # with the turn of the caller that waits for it
@@ -85,6 +87,7 @@ class FetchEntry:
         else:
             self._expedited.extend(fresh)
         self._settle()
+        self.on_expedite()
 
     def next_part(self) -> ByteRange:
         """Remove and return its next part."""
@@ -118,6 +121,10 @@ class FetchEntry:
             self._spans.popleft()
 
 
+def _nothing() -> None:
+    """Do nothing: the fetch has not joined a scheduler."""
+
+
 _S = TypeVar("_S", bound=FetchEntry)
 PARTS_PER_PLACE = 8  # small objects that share the place of one part of a large object
 _SMALL_BYTES = 1 << 20
@@ -134,7 +141,7 @@ class FetchScheduler(Generic[_S]):
     While a caller waits for a fetch, the more urgent fetch always goes first. A first batch needs the shards of a whole
     window, so after the first shard it waits for the next.
 
-    A choice holds for as many small objects with one ticket as share a place.
+    A choice holds for as many small objects with one ticket as share a place, until the order of parts changes.
 
     Spans requested apart from the rest of their object (``FetchEntry.expedite``) keep the order of those requests. The
     rest goes behind. If a part does not fit into the budget, no other part overtakes it, so that large parts do not
@@ -204,6 +211,8 @@ class FetchScheduler(Generic[_S]):
         """Add a fetch behind all others."""
         if standing.waiting:
             self._waiting[next(self._numbers)] = standing
+            standing.on_expedite = self._choose_anew
+            self._choose_anew()
 
     def leave(self, standing: _S) -> None:
         """Begin no more parts of a fetch; its places stay taken until they are given back. May be called twice."""
@@ -270,10 +279,13 @@ class FetchScheduler(Generic[_S]):
             or self._small_count >= self._small_limit()
             or not self._has_room(standing.group)
         ):
-            self._chosen_left = 0
+            self._choose_anew()
             return None
         self._chosen_left -= 1
         return number
+
+    def _choose_anew(self) -> None:
+        self._chosen_left = 0
 
     def _has_room(self, group: str) -> bool:
         """Whether a group may have another part in flight; a limit below 1 would stop the group for good."""

@@ -197,3 +197,24 @@ def test_a_choice_ends_with_its_fetch() -> None:
     assert first is not None
     line.leave(first[0])
     assert all(standing is not first[0] for standing, _ in all_of(line))
+
+
+def test_a_choice_ends_when_the_order_changes() -> None:
+    """What is hurried with an earlier turn between two small objects goes before the second one."""
+    one, other = pack(20), pack(20)
+    line = line_of(one, other)
+    earlier, chosen, later = (next(line.tickets) for _ in range(3))
+    one.expedite(chosen, spans(5, 6, 7))
+    other.expedite(later, spans(1))
+    assert line.take() == (one, ByteRange(25, 30))
+    other.expedite(earlier, spans(9))
+    assert line.take() == (other, ByteRange(45, 50))
+
+
+def test_a_choice_ends_when_a_fetch_joins() -> None:
+    """A more urgent one goes before the next small object of the last choice."""
+    one, urgent = pack(20, urgency=1.0), pack(1)
+    line = line_of(one)
+    assert line.take() == (one, ByteRange(0, 5))
+    line.join(urgent)
+    assert line.take() == (urgent, ByteRange(0, 5))
