@@ -2,40 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 
 from feedd.access import EVERYTHING, FILE_ROOT
+from feedd.catalog.bucket_stores import BucketStores, WorkLoopStore, is_s3
 from feedd.catalog.manifest import MANIFEST_BYTES_MAX, head_all, names_in
 from feedd.catalog.skipped_log import SkippedLog
 from feedd.catalog.texts import Texts
 from feedd.catalog.url_listing import UrlListing
 from feedd.catalog.url_lists import UrlList, lists_of, runs_of
-from feedd.catalog.urls import S3_SCHEME, Location, likely_bucket, parse_url
+from feedd.catalog.urls import Location, likely_bucket, parse_url
 from feedd.dataset.passed_over import PassedOver
 from feedd.errors import BadRequest, FeeddError, NotFound, PermissionDenied, Unsupported
-from feedd.fetch.bucket_state import BucketState
-from feedd.fetch.hedging_store import HedgeStore
-from feedd.fetch.limiting_store import LimitStore
-from feedd.fetch.local_store import LocalStore, write_file
-from feedd.fetch.metering_store import MeteredStore
+from feedd.fetch.local_store import write_file
 from feedd.fetch.object_packs import ObjectsFetcher, PackBook
 from feedd.fetch.pages import closing_pages
 from feedd.fetch.ranged import FetchLimits, RangeFetcher
-from feedd.fetch.retry_policy import RetryPolicy
-from feedd.fetch.retrying_store import RetryLimits, RetryStore
-from feedd.fetch.s3.direct_store import DirectStore
-from feedd.fetch.s3.region import BucketFacts
 from feedd.fetch.s3.sdk_client import warm
-from feedd.fetch.s3.sdk_store import S3Store
-from feedd.fetch.scheduler import PARTS_PER_PLACE
 from feedd.fetch.turn_gate import TurnGate
 from feedd.flow.budget import ByteBudget
+from feedd.flow.loop_thread import CallersLoop
 from feedd.flow.pools import CPU, LOCAL_FILES
-from feedd.recipe import plugins
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -44,6 +33,7 @@ if TYPE_CHECKING:
     from feedd.catalog.braces import Allowance
     from feedd.dataset.packs import Packs
     from feedd.fetch.fetch_options import SourceOptions
+    from feedd.flow.loop_thread import WorkLoop
     from feedd.protocols import Clock, ObjectStore, Recorder, SpanFetcher
     from feedd.values import ObjectRef
 
@@ -75,23 +65,25 @@ class Sources:
         options: limits and access.
         recorder: takes the measurements.
         clock: times requests and waits between attempts.
+        work_loop: sends all requests; opened and closed with the sources. None: the caller's loop.
 
     Attributes:
+        work_loop: as given.
+        buckets: the stores, and what is known about them; belongs to the work loop.
         texts: parses foreign texts from any store, in threads.
     """
 
-    def __init__(self, options: SourceOptions, recorder: Recorder, clock: Clock) -> None:
+    def __init__(
+        self, options: SourceOptions, recorder: Recorder, clock: Clock, work_loop: WorkLoop | None = None
+    ) -> None:
         self._options = options
-        self._recorder = recorder
-        self._clock = clock
-        self._stores: dict[str, ObjectStore] = {}
-        self._tempos: dict[str, BucketState] = {}
-        self._facts: defaultdict[str, BucketFacts] = defaultdict(BucketFacts)
-        self._heads = TurnGate(options.heads_in_flight)
+        self.work_loop = work_loop or CallersLoop()
+        self.buckets = BucketStores(options, recorder, clock)
+        self._heads = TurnGate(options.heads_in_flight)  # on the work loop, like the stores
         self._closed = False
         self._skipped_log = SkippedLog()
         plain = RangeFetcher(
-            self.store,
+            self.buckets.of,
             ByteBudget(options.bytes_in_flight),
             recorder,
             FetchLimits(
@@ -100,22 +92,23 @@ class Sources:
                 verified=options.verify == "checksum",
                 lanes=options.transfer_threads,
             ),
-            concurrency_of=lambda root: self.bucket_state(root).concurrency,
-            sizes_of=lambda root: self.bucket_state(root).sizes,
+            concurrency_of=lambda root: self.buckets.state(root).concurrency,
+            sizes_of=lambda root: self.buckets.state(root).sizes,
         )
         self._book = PackBook(plain.turns)
-        self._fetcher = ObjectsFetcher(plain, self._book)
+        self._fetcher = ObjectsFetcher(plain, self._book, self.work_loop)
         self.texts = Texts(self._fetcher)
 
     async def __aenter__(self) -> Self:
+        await self.work_loop.__aenter__()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         self._closed = True
-        stores, self._stores = list(self._stores.values()), {}
-        async with contextlib.AsyncExitStack() as stack:  # a store that fails to close does not keep others open
-            for store in stores:
-                stack.push_async_callback(store.close)
+        try:
+            await self.work_loop.run(self.buckets.close)
+        finally:
+            await self.work_loop.__aexit__(*exc)
 
     async def warm(self) -> None:
         """Do work in advance that every first request would wait for."""
@@ -132,23 +125,12 @@ class Sources:
         return self._book
 
     def store(self, root: str) -> ObjectStore:
-        """Return the store of ``s3://bucket``, ``file://``, or an installed one; connections open on first use.
+        """Return the store of ``s3://bucket``, ``file://``, or an installed one; it opens on first use.
 
-        Raises:
-            BadRequest: the kind of store is unknown.
+        Its first use raises BadRequest if the kind of store is unknown.
         """
         assert not self._closed, "sources are closed"
-        found = self._stores.get(root)
-        if found is None:
-            found = self._stores[root] = self._wrapped(self._bare(root))
-        return found
-
-    def bucket_state(self, root: str) -> BucketState:
-        """Return the state of a store: limits and rates learned from its answers."""
-        found = self._tempos.get(root)
-        if found is None:
-            found = self._tempos[root] = BucketState(self._options)
-        return found
+        return WorkLoopStore(root, self.buckets.of, self.work_loop)
 
     async def resolve(self, urls: Sequence[str], access: Access = EVERYTHING) -> tuple[ObjectRef, ...]:
         """Return the current versions of the objects that ``urls`` name, in order; see ``resolve_all``.
@@ -241,8 +223,12 @@ class Sources:
 
     async def _head(self, root: str, key: str) -> ObjectRef:
         """Return the current version of an object; limits requests, because there may be very many."""
-        async with self._heads:
-            return await self.store(root).head(key)
+
+        async def gated() -> ObjectRef:
+            async with self._heads:
+                return await self.buckets.of(root).head(key)
+
+        return await self.work_loop.run(gated)
 
     async def _head_if_there(self, root: str, key: str) -> ObjectRef | None:
         """Like ``_head``, but return None for a missing object, whose name may be a prefix."""
@@ -280,38 +266,11 @@ class Sources:
         location = parse_url(url)
         if location.root == FILE_ROOT:
             return await LOCAL_FILES.run(write_file, location.key, data, over)
-        if not _is_s3(location.root):
+        if not is_s3(location.root):
             message = f"expected a URL that can be written to, s3:// or a path, got {url}"
             hint = "write to a file of this machine instead: feedd index --out FILE"
             raise Unsupported(message, object=url, hint=hint, stage="source")
-        store = S3Store(location.bucket, self._options, self._facts[location.bucket])
-        try:
-            return await self._retried(store, store).ask(lambda: store.put(location.key, data, over))
-        finally:
-            await store.close()
-
-    def _bare(self, root: str) -> ObjectStore:
-        if root == FILE_ROOT:
-            return LocalStore(self._options.file_threads, self._options.file_folders)
-        if not _is_s3(root):
-            return plugins.store(root)
-        kind = S3Store if self._options.transport == "aiobotocore" else DirectStore
-        bucket = parse_url(root).bucket
-        return kind(bucket, self._options, self._facts[bucket])
-
-    def _wrapped(self, bare: ObjectStore) -> ObjectStore:
-        metered = MeteredStore(bare, self._recorder, self._clock)
-        limited = LimitStore(metered, self._options.parts_in_flight * PARTS_PER_PLACE + self._options.heads_in_flight)
-        bucket_state = self.bucket_state(bare.root)
-        hedged: ObjectStore = limited
-        if bucket_state.hedger is not None and bare.root != FILE_ROOT:
-            hedged = HedgeStore(limited, bucket_state.hedger, self._recorder)
-        return self._retried(bare, hedged)
-
-    def _retried(self, bare: ObjectStore, inner: ObjectStore) -> RetryStore:
-        state, policy = self.bucket_state(bare.root), RetryPolicy(attempts_max=self._options.attempts_max)
-        limits = RetryLimits(policy, self._options.whole_deadline_s, state.quota, state.concurrency.throttled)
-        return RetryStore(inner, limits, self._clock, self._recorder)
+        return await self.work_loop.run(lambda: self.buckets.put(location, data, over))
 
     async def _manifest(self, location: Location, access: Access, taking: UrlListing) -> None:
         ref = await self.store(location.root).head(location.key)
@@ -336,10 +295,6 @@ def _permitted(urls: Sequence[str], allowance: Allowance | None, access: Access)
         if one.itself is not None and not access.covers(one.itself.root, one.itself.key):
             found[number] = replace(one, itself=None)
     return found
-
-
-def _is_s3(root: str) -> bool:
-    return root.startswith(f"{S3_SCHEME}://")
 
 
 def _nothing(url: str) -> NotFound:

@@ -1,4 +1,4 @@
-"""One periodic task: measures how late the loop wakes, and reports to both watchdogs."""
+"""Periodic tasks: one measures how late the loop wakes, both report to the watchdogs."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 import structlog
 
 from feedd import metrics
+from feedd.daemon.watchdog import FETCHING_LOOP
 
 if TYPE_CHECKING:
     from feedd.daemon.notify import Notifier
     from feedd.daemon.watchdog import Watchdog
+    from feedd.flow.loop_thread import WorkLoop
     from feedd.protocols import Clock, Recorder
 
 PERIOD_S = 0.5
@@ -34,3 +36,18 @@ async def beat(recorder: Recorder, clock: Clock, notifier: Notifier, watchdog: W
         watchdog.alive()
         if notifier.watchdog_s is not None:
             notifier.send("WATCHDOG=1")
+
+
+async def beat_of_fetches(work_loop: WorkLoop, clock: Clock, watchdog: Watchdog) -> None:
+    """Report that the loop of fetches answers; run until cancelled."""
+    try:
+        while True:
+            await work_loop.run(_answer)
+            watchdog.alive(FETCHING_LOOP)
+            await clock.sleep_s(watchdog.tick_s / 2)
+    finally:
+        watchdog.forget(FETCHING_LOOP)
+
+
+async def _answer() -> None:
+    """Do nothing."""

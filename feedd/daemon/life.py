@@ -21,7 +21,7 @@ from feedd.config import render
 from feedd.daemon.cache_admin import cache_remove, cache_state
 from feedd.daemon.cut_short import ended_by
 from feedd.daemon.failures import single
-from feedd.daemon.heartbeat import beat
+from feedd.daemon.heartbeat import beat, beat_of_fetches
 from feedd.daemon.notify import Notifier
 from feedd.daemon.process_tree import Holders
 from feedd.daemon.signals import StopRequests, handled
@@ -115,7 +115,7 @@ async def _live(life: _Life, *, ephemeral: bool) -> None:
             stack.callback(task.cancel)
         server: FeedServer | None = None
         async with ended_by(requests.drain):  # a signal ends a long start early
-            server = await _open(life, stack, holders if ephemeral else None)
+            server = await _open(life, stack, watchdog, holders if ephemeral else None)
         if server is not None and not requests.drain.is_set():
             _spare_the_collector()
             life.state.move(Lifecycle.READY, addresses=server.addresses)
@@ -131,7 +131,7 @@ async def _live(life: _Life, *, ephemeral: bool) -> None:
         faulthandler.dump_traceback_later(unwind_s, exit=True)
 
 
-async def _open(life: _Life, stack: AsyncExitStack, holders: Holders | None) -> FeedServer:
+async def _open(life: _Life, stack: AsyncExitStack, watchdog: Watchdog, holders: Holders | None) -> FeedServer:
     """Open status page, stages and server, in this order, into ``stack``."""
     config = life.config
     source = StatusSource(
@@ -151,6 +151,9 @@ async def _open(life: _Life, stack: AsyncExitStack, holders: Holders | None) -> 
     pipeline = await stack.enter_async_context(
         open_pipeline(config, life.recorder, life.clock, takeover, config.access_rules)
     )
+    group = await stack.enter_async_context(asyncio.TaskGroup())
+    beating = group.create_task(beat_of_fetches(pipeline.stages.sources.work_loop, life.clock, watchdog))
+    stack.callback(beating.cancel)
     hooks = ServeHooks(
         samples=lambda: _stat_samples(life.recorder),
         cache_entries=lambda: _cache_rows(pipeline),

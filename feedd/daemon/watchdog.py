@@ -1,4 +1,4 @@
-"""A thread that ends the process when its event loop is stuck, independent of any supervisor."""
+"""A thread that ends the process when one of its event loops is stuck, independent of any supervisor."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ if TYPE_CHECKING:
 
 EXIT_CODE: Final = 70  # EX_SOFTWARE, which differs from a clean end, a wrong configuration and a failed start
 TICK_S: Final = 1.0
+SERVING_LOOP: Final = "the event loop"
+FETCHING_LOOP: Final = "the event loop of fetches"
 _TICKS_LEAST: Final = 5  # per limit; with fewer, chance would decide
 _CPU_PER_CORE_S: Final = 4.0  # CPU time that all cores may use while the thread waits to run
 
 
 @dataclass(frozen=True, slots=True)
 class WatchdogOptions:
-    """When a loop counts as stuck.
+    """When an event loop counts as stuck.
 
     Attributes:
         dump_after_s: seconds of silence after which all threads' stacks are logged; 0: never.
@@ -34,7 +36,7 @@ class WatchdogOptions:
 
 
 class Watchdog:
-    """Counts its own wake-ups between two signs of life of the loop. A context manager.
+    """Counts its own wake-ups between two signs of life of each loop. A context manager.
 
     It counts wake-ups instead of reading the clock. After a stopped process or a suspended machine, much time has
     passed but only one wake-up. A loop that holds the interpreter lock keeps this thread from waking up at all. For
@@ -46,14 +48,20 @@ class Watchdog:
         limits_s = [limit_s for limit_s in (options.dump_after_s, options.exit_after_s) if limit_s]
         self._options = options
         self.tick_s = min([TICK_S, *(limit_s / _TICKS_LEAST for limit_s in limits_s)])
-        self._alive = True
-        self._silent_count = 0
+        self._watched = {SERVING_LOOP}
+        self._alive = {SERVING_LOOP}
+        self._silent_counts: dict[str, int] = {}  # used by the thread only
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="feedd-watchdog", daemon=True) if limits_s else None
 
-    def alive(self) -> None:
-        """Give a sign of life; must be called more often than every ``tick_s``."""
-        self._alive = True
+    def alive(self, loop: str = SERVING_LOOP) -> None:
+        """Give a sign of life; must be called more often than every ``tick_s``, until ``forget``."""
+        self._watched.add(loop)
+        self._alive.add(loop)
+
+    def forget(self, loop: str) -> None:
+        """Watch a loop no longer, because it ends."""
+        self._watched.discard(loop)
 
     def stop(self) -> None:
         """Stop watching; idempotent."""
@@ -88,15 +96,18 @@ class Watchdog:
 
     def look(self) -> None:
         """Evaluate one tick."""
-        alive, self._alive = self._alive, False
-        before_s = self._silent_count * self.tick_s
-        self._silent_count = 0 if alive else self._silent_count + 1
-        silent_s = self._silent_count * self.tick_s
+        alive, self._alive = self._alive, set()
+        for loop in tuple(self._watched):
+            before_count = self._silent_counts.get(loop, 0)
+            count = self._silent_counts[loop] = 0 if loop in alive else before_count + 1
+            self._judge(loop, before_count * self.tick_s, count * self.tick_s)
+
+    def _judge(self, loop: str, before_s: float, silent_s: float) -> None:
         if self._reached(self._options.exit_after_s, before_s, silent_s):
-            self._log_now("the event loop is stuck: the process ends", silent_s)
+            self._log_now(f"{loop} is stuck: the process ends", silent_s)
             os._exit(EXIT_CODE)
         if self._reached(self._options.dump_after_s, before_s, silent_s):
-            self._log_now("the event loop is stuck", silent_s)
+            self._log_now(f"{loop} is stuck", silent_s)
 
     @staticmethod
     def _reached(limit_s: float, before_s: float, silent_s: float) -> bool:

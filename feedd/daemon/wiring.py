@@ -30,6 +30,7 @@ from feedd.converting.converter import Converter, ConverterOptions
 from feedd.converting.converting_cache import ConvertingCache
 from feedd.errors import CacheUnavailable
 from feedd.fetch.fetch_options import S3Options, SourceOptions
+from feedd.flow.loop_thread import LoopThread
 from feedd.flow.pools import CACHE_DISK, CPU
 from feedd.formats import format_registry
 from feedd.recipe import plugins
@@ -207,7 +208,8 @@ async def open_pipeline(
             config.cache.dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         await CPU.run(_load_plugins)
         pool = await stack.enter_async_context(DecodePool(decode_options(config), recorder))
-        sources = await stack.enter_async_context(Sources(source_options(config, rules), recorder, clock))
+        fetching = LoopThread("feedd-fetch")
+        sources = await stack.enter_async_context(Sources(source_options(config, rules), recorder, clock, fetching))
         if takeover is not None:
             await sources.warm()
             await takeover()

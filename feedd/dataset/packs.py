@@ -7,13 +7,14 @@ import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from feedd.dataset.pack_layout import TAG, Table, is_pack, table_bytes
 from feedd.values import ObjectRef
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
 _TAG_BYTES = 16  # size of an MD5 sum, which most etags are
@@ -115,6 +116,12 @@ class Packs:
         """Return the samples of a pack, among all samples."""
         low = int(self.members.sample[self.firsts[number]])
         return slice(low, low + self.counts[number])
+
+    def empty_objects(self, number: int) -> list[int]:
+        """Return the objects of a pack that have no bytes, numbered from 0 in the pack."""
+        span = self.span(number)
+        found: list[int] = np.flatnonzero(self.members.sizes[span.start : span.stop] == 0).tolist()
+        return found
 
     def table(self, number: int) -> Table:
         """Return the table at the start of a pack."""

@@ -140,7 +140,7 @@ class InflightPacks:
         return self._running.get(ref)
 
     def began(self, running: InflightPack) -> None:
-        """Record a fetch that has joined the scheduler."""
+        """Record a fetch that is about to begin."""
         self._running[running.ref] = running
         self._finished.pop(running.ref, None)
         for awaited in self._waiting.get(running.ref, ()):

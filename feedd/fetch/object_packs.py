@@ -19,7 +19,7 @@ from feedd.flow.range_sinks import FileSink
 from feedd.values import ByteRange
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from feedd.errors import FeeddError
     from feedd.fetch.ranged import RangeFetcher
     from feedd.fetch.scheduler import FetchEntry
+    from feedd.flow.loop_thread import WorkLoop
     from feedd.protocols import FetchWatch
     from feedd.range_sink import RangeSink
     from feedd.values import ObjectRef
@@ -82,19 +83,21 @@ class PackBook:
 
 
 class ObjectsFetcher:
-    """A ``SpanFetcher`` of objects and of packs, which share one scheduler.
+    """A ``SpanFetcher`` of objects and of packs, which share one scheduler on the work loop.
 
     Length and ETag of a pack's objects are verified, checksums are not, since those would cost one more request per
     object.
 
     Args:
-        plain: fetches objects.
-        book: knows the packs.
+        plain: fetches objects; belongs to the work loop.
+        book: knows the packs; belongs to the caller's loop.
+        work_loop: runs all fetches. A pack is one run there.
     """
 
-    def __init__(self, plain: RangeFetcher, book: PackBook) -> None:
+    def __init__(self, plain: RangeFetcher, book: PackBook, work_loop: WorkLoop) -> None:
         self._plain = plain
         self._book = book
+        self._work_loop = work_loop
 
     def __repr__(self) -> str:
         return f"ObjectsFetcher({self._plain!r})"
@@ -107,32 +110,84 @@ class ObjectsFetcher:
         the fetch fails: only objects that do not exist may be left out.
         """
         if not is_pack(ref):
-            await self._plain.fetch(ref, sink, watch)
+            await self._work_loop.run(lambda: self._plain.fetch(ref, sink, watch))
             return
         assert sink.size_bytes == ref.size_bytes, "the sink must be exactly as long as the pack"
-        arrivals = _PackArrivals(ref, sink, watch, *self._book.find(ref))
-        arrivals.inflight = self._book.inflight
+        packs, number = self._book.find(ref)
+        arrivals = _PackArrivals(ref, sink, watch, packs, number)
+        inflight = _RunningPack(arrivals, self._work_loop, self._book.inflight, packs.empty_objects(number))
+        arrivals.follower = inflight
         whole = False
+        self._book.inflight.began(inflight)  # before the run: what callers wait for already is fetched first
         try:
-            await self._plain.fetch_to(arrivals, await arrivals.begin())
-            await self._plain.fetch_to(arrivals, arrivals.begin_again())
-            await arrivals.finish()
+            await self._work_loop.run(lambda: self._fetch_pack(arrivals))
             whole = True
         finally:
-            self._book.inflight.ended(arrivals, whole=whole)
+            self._book.inflight.ended(inflight, whole=whole)
+
+    async def _fetch_pack(self, arrivals: _PackArrivals) -> None:
+        await self._plain.fetch_to(arrivals, await arrivals.begin())
+        await self._plain.fetch_to(arrivals, arrivals.begin_again())
+        await arrivals.finish()
 
     async def fetch_spans(
         self, ref: ObjectRef, spans: Sequence[ByteRange], sink: RangeSink, watch: FetchWatch | None = None
     ) -> None:
         """Fill spans of an object; see ``SpanFetcher.fetch_spans``."""
-        await self._plain.fetch_spans(ref, spans, sink, watch)
+        await self._work_loop.run(lambda: self._plain.fetch_spans(ref, spans, sink, watch))
+
+
+class _RunningPack:
+    """A pack being fetched, as the caller's loop knows it: an ``InflightPack``.
+
+    Args:
+        arrivals: the fetch, on the work loop.
+        work_loop: passes calls on to the fetch, and reports from it.
+        book: told about arrivals.
+        empty: objects without bytes, which count as arrived.
+    """
+
+    def __init__(self, arrivals: _PackArrivals, work_loop: WorkLoop, book: InflightPacks, empty: Iterable[int]) -> None:
+        self.ref = arrivals.ref
+        self.file_sink = arrivals.sink if isinstance(arrivals.sink, FileSink) else None
+        self._arrivals = arrivals
+        self._work_loop = work_loop
+        self._book = book
+        self._arrived = set(empty)
+        self._lost: set[int] = set()
+
+    def missing(self, objects: set[int]) -> set[int]:
+        """Return those of ``objects`` that have not arrived; lost objects count as arrived."""
+        return objects - self._arrived
+
+    def whole(self, objects: set[int]) -> bool:
+        """Whether all of ``objects`` have arrived and none is lost."""
+        return self._lost.isdisjoint(objects) and objects <= self._arrived
+
+    def expedite(self, ticket: int, objects: set[int]) -> None:
+        """Fetch these objects before others."""
+        self._work_loop.post(self._arrivals.expedite, ticket, objects)
+
+    def report_arrival(self, number: int, *, lost: bool) -> None:
+        """Report that an object has arrived, or zeros in place of a lost object; called on the work loop."""
+        self._work_loop.report(self._note_arrival, number, lost=lost)
+
+    def _note_arrival(self, number: int, *, lost: bool) -> None:
+        self._arrived.add(number)
+        if lost:
+            self._lost.add(number)
+        self._book.arrived(self, number)
 
 
 class _PackArrivals(Arrivals):
-    """A pack being fetched: an ``InflightPack``."""
+    """A pack being fetched; belongs to the work loop.
+
+    Attributes:
+        follower: told about arrivals.
+    """
 
     many = True
-    inflight: InflightPacks
+    follower: _RunningPack
 
     def __init__(self, ref: ObjectRef, sink: RangeSink, watch: FetchWatch | None, packs: Packs, number: int) -> None:
         super().__init__(ref, sink, watch)
@@ -145,30 +200,24 @@ class _PackArrivals(Arrivals):
         self._again: dict[int, bool] | None = {}
         self._left_bytes = [high - low for low, high in itertools.pairwise(self._edges)]  # missing bytes of each object
         self._entry: FetchEntry | None = None
-
-    @property
-    def file_sink(self) -> FileSink | None:
-        """The piece of a file that the pack is written to, or None if the sink is not a file."""
-        return self.sink if isinstance(self.sink, FileSink) else None
+        self._expedited: list[tuple[int, set[int]]] = []  # tickets, and the objects that their callers wait for
 
     def joined(self, standing: FetchEntry) -> None:
-        """Register the pack's entry in the scheduler, where its objects can be prioritized from now on."""
+        """Register the pack's entry in the scheduler, and prioritize the objects that callers wait for."""
         self._entry = standing
-        self.inflight.began(self)
-
-    def missing(self, objects: set[int]) -> set[int]:
-        """Return those of ``objects`` that have not arrived; lost objects count as arrived."""
-        return {number for number in objects if self._left_bytes[number]}
-
-    def whole(self, objects: set[int]) -> bool:
-        """Whether all of ``objects`` have arrived and none is lost."""
-        return self._lost.isdisjoint(objects) and not self.missing(objects)
+        for ticket, objects in self._expedited:
+            self._expedite_missing(standing, ticket, objects)
 
     def expedite(self, ticket: int, objects: set[int]) -> None:
-        """Fetch these objects before others."""
-        assert self._entry is not None, "the pack has joined the scheduler"
+        """Fetch these objects before others, now and when they are requested again."""
+        self._expedited.append((ticket, objects))
+        if self._entry is not None:
+            self._expedite_missing(self._entry, ticket, objects)
+
+    def _expedite_missing(self, entry: FetchEntry, ticket: int, objects: set[int]) -> None:
         edges = self._edges
-        self._entry.expedite(ticket, (ByteRange(edges[one], edges[one + 1]) for one in sorted(objects)))
+        missing = [number for number in sorted(objects) if self._left_bytes[number]]
+        entry.expedite(ticket, [ByteRange(edges[number], edges[number + 1]) for number in missing])
 
     async def begin(self) -> list[ByteRange]:
         """Write the table and return the span of each non-empty object."""
@@ -201,7 +250,7 @@ class _PackArrivals(Arrivals):
         number = self._number(span)
         self._left_bytes[number] -= span.size_bytes
         if not self._left_bytes[number]:
-            self.inflight.arrived(self, number)
+            self.follower.report_arrival(number, lost=number in self._lost)
 
     @property
     def _lost_max(self) -> int:

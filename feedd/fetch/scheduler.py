@@ -25,6 +25,7 @@ class FetchEntry:
         in_flight_count: its parts that hold a place.
         expedited: a caller waits, or waited, for some spans before the rest; the rest goes behind other fetches' parts.
         many: its parts are separate objects; several small ones share a place, because they mostly wait.
+        on_expedite: called when the order of its parts has changed.
     """
 
     many = False
@@ -38,6 +39,7 @@ class FetchEntry:
         self.urgency = urgency
         self.in_flight_count = 0
         self.expedited = False
+        self.on_expedite: Callable[[], object] = _nothing
         self._part_size_bytes = part_size_bytes
         self._spans = deque(span for span in spans if span.size_bytes)
         self._expedited: deque[tuple[int, ByteRange]] = deque()  # with the turn of the caller that waits for it
@@ -85,6 +87,7 @@ class FetchEntry:
         else:
             self._expedited.extend(fresh)
         self._settle()
+        self.on_expedite()
 
     def next_part(self) -> ByteRange:
         """Remove and return its next part."""
@@ -118,6 +121,10 @@ class FetchEntry:
             self._spans.popleft()
 
 
+def _nothing() -> None:
+    """Do nothing: the fetch has not joined a scheduler."""
+
+
 _S = TypeVar("_S", bound=FetchEntry)
 PARTS_PER_PLACE = 8  # small objects that share the place of one part of a large object
 _SMALL_BYTES = 1 << 20
@@ -133,6 +140,8 @@ class FetchScheduler(Generic[_S]):
 
     While a caller waits for a fetch, the more urgent fetch always goes first. A first batch needs the shards of a whole
     window, so after the first shard it waits for the next.
+
+    A choice holds for as many small objects with one ticket as share a place, until the order of parts changes.
 
     Spans requested apart from the rest of their object (``FetchEntry.expedite``) keep the order of those requests. The
     rest goes behind. If a part does not fit into the budget, no other part overtakes it, so that large parts do not
@@ -162,6 +171,8 @@ class FetchScheduler(Generic[_S]):
         self._limit_of = limit_of
         self._small_limit = small_limit or (lambda: places_max * PARTS_PER_PLACE)
         self._small_count = 0
+        self._chosen: tuple[int, int | None] = (-1, None)  # the fetch of the last choice, and its ticket
+        self._chosen_left = 0  # small objects that still follow this choice
         self._waiting: dict[int, _S] = {}  # in order of arrival
         self._moving: set[_S] = set()  # fetches that hold a place
         self._numbers = itertools.count()
@@ -200,6 +211,8 @@ class FetchScheduler(Generic[_S]):
         """Add a fetch behind all others."""
         if standing.waiting:
             self._waiting[next(self._numbers)] = standing
+            standing.on_expedite = self._choose_anew
+            self._choose_anew()
 
     def leave(self, standing: _S) -> None:
         """Begin no more parts of a fetch; its places stay taken until they are given back. May be called twice."""
@@ -211,17 +224,23 @@ class FetchScheduler(Generic[_S]):
         """Assign the next place; None if no place is free or no fetch can take it."""
         if self._weights_sum >= self._slots_max * PARTS_PER_PLACE:
             return None
-        number = self._next()
+        number = self._same_as_before()
+        anew = number is None
+        if number is None:
+            number = self._next()
         if number is None:
             return None
         standing = self._waiting[number]
         if not self._budget.take(standing.next_bytes):
             return None
+        ticket = standing.ticket
         span = standing.next_part()
         standing.in_flight_count += 1
         self._moving.add(standing)
         self._in_flight_count += 1
         portions = standing.weight_of(span.size_bytes)
+        if anew and portions < PARTS_PER_PLACE:
+            self._chosen, self._chosen_left = (number, ticket), PARTS_PER_PLACE - 1
         self._small_count += portions < PARTS_PER_PLACE
         self._weights[standing.group] += portions
         self._weights_sum += portions
@@ -244,17 +263,45 @@ class FetchScheduler(Generic[_S]):
         if not self._weights[standing.group]:
             del self._weights[standing.group]
 
+    def _same_as_before(self) -> int | None:
+        """Return the number of the fetch chosen last, for small objects that share its place; None: choose anew.
+
+        A choice looks at all waiting fetches. With 44 packs, one choice per object took 25 us of an object's 240.
+        """
+        if not self._chosen_left:
+            return None
+        number, ticket = self._chosen
+        standing = self._waiting.get(number)
+        if (
+            standing is None
+            or standing.ticket != ticket
+            or standing.weight_of(standing.next_bytes) == PARTS_PER_PLACE
+            or self._small_count >= self._small_limit()
+            or not self._has_room(standing.group)
+        ):
+            self._choose_anew()
+            return None
+        self._chosen_left -= 1
+        return number
+
+    def _choose_anew(self) -> None:
+        self._chosen_left = 0
+
+    def _has_room(self, group: str) -> bool:
+        """Whether a group may have another part in flight; a limit below 1 would stop the group for good."""
+        return self._weights[group] < max(1, self._limit_of(group)) * PARTS_PER_PLACE
+
     def _next(self) -> int | None:
         """Return the number of the fetch that gets the next place, or None."""
         room: dict[str, bool] = {}
         able: list[tuple[float, bool, int, int]] = []
-        small_full = self._small_count >= self._small_limit()
+        small_full = bool(self._small_count) and self._small_count >= self._small_limit()
         for number, standing in self._waiting.items():
             if small_full and standing.weight_of(standing.next_bytes) < PARTS_PER_PLACE:
                 continue
             group = standing.group
-            if group not in room:  # a limit below 1 would stop the group for good
-                room[group] = self._weights[group] < max(1, self._limit_of(group)) * PARTS_PER_PLACE
+            if group not in room:
+                room[group] = self._has_room(group)
             if room[group]:
                 urgency = standing.urgency() if len(self._waiting) > 1 else 0.0
                 ticket = standing.ticket

@@ -31,6 +31,8 @@ COLUMNS = (
     Column("samples/s from iter()", "samples_per_s", spread=True, digits=0),
     Column("after 1st batch", "samples_per_s_after_first", digits=0),
     Column("CPU ms/sample", "cpu_ms_per_sample", digits=2, spread=True),
+    Column("loop us/object", "loop_us", digits=0, spread=True),
+    Column("daemon us/object", "daemon_us", digits=0),
     Column("1st batch s", "first_batch_s", digits=2),
     Column("GETs", "gets", digits=0),
     Column("MB from S3", "sent_bytes", scale=1e-6, digits=1),

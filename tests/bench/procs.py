@@ -63,6 +63,21 @@ def cpu_s_of(pids: Iterable[int]) -> float:
     return sum(processes[pid].cpu_s for pid in pids if pid in processes)
 
 
+def thread_cpu_s(pid: int) -> float:
+    """CPU seconds spent so far by the main thread of a process, which runs a daemon's event loop."""
+    return _own_cpu_s(Path(f"/proc/{pid}/task/{pid}/stat"))
+
+
+def process_cpu_s(pid: int) -> float:
+    """CPU seconds spent so far by all threads of a process, without its children."""
+    return _own_cpu_s(Path(f"/proc/{pid}/stat"))
+
+
+def _own_cpu_s(stat: Path) -> float:
+    fields = stat.read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+
+
 def stolen_s() -> float:
     """CPU seconds of all cores that this machine's host took for itself since it started; 0 where it has none."""
     fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()

@@ -222,7 +222,7 @@ async def feeding(
             stack.enter_context(cheap_workers())
         pool = await stack.enter_async_context(DecodePool(decode or DecodeOptions(), recorder))
         sources = await stack.enter_async_context(Sources(SourceOptions(hedge_share=0), recorder, clock))
-        sources._stores[ROOT] = sources._wrapped(store)  # the one seam: everything above the bucket is the real thing
+        sources.buckets.use(store)  # the one seam: everything above the bucket is the real thing
         converter = Converter(sources.fetcher, pool.make, ConversionLog(), ConverterOptions(cache_bytes), recorder)
         cache = await stack.enter_async_context(DiskCache(cache_options, converter, recorder, clock))
         front: AnyCache = cache

@@ -11,6 +11,7 @@ import pytest
 
 from feedd.catalog.sources import Sources
 from feedd.fetch.fetch_options import S3Options, SourceOptions
+from feedd.flow.loop_thread import LoopThread
 from feedd.metrics import FETCH_BYTES, FETCH_PARTS
 from tests.fakes.sinks import into
 from tests.fakes.tally import TallyRecorder
@@ -52,7 +53,7 @@ class Rig:
             s3={"*": replace(access or ANONYMOUS, endpoint_url=url, ca_bundle=str(authority.ca_path))},
             **settings,  # type: ignore[arg-type]  # attempts_max is a whole number in every call
         )
-        self.sources = Sources(self.options, self.recorder, self.clock)
+        self.sources = Sources(self.options, self.recorder, self.clock, LoopThread("feedd-fetch"))
 
     async def fetch(self, url: str = "s3://bucket/key") -> bytes:
         """Resolve and fetch an object."""

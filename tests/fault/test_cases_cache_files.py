@@ -19,6 +19,7 @@ from feedd.cache.ondisk.directory_lock import DirectoryLock
 from feedd.catalog.sources import Sources
 from feedd.errors import CacheUnavailable, Draining, StoreUnavailable
 from feedd.fetch.fetch_options import S3Options, SourceOptions
+from feedd.flow.loop_thread import LoopThread
 from feedd.metrics import CACHE_ERRORS, CACHE_PINS, CACHE_RESERVED
 from feedd.units import MIB
 from feedd.values import ShardFile
@@ -263,7 +264,7 @@ async def test_case_48_hundred_readers_one_cold_object(server: S3Server, tmp_pat
     recorder, clock = TallyRecorder(), TimelessClock()
     source = SourceOptions(s3={"*": S3Options(endpoint_url=server.url, anonymous=True)})
     async with (
-        Sources(source, recorder, clock) as sources,
+        Sources(source, recorder, clock, LoopThread("feedd-fetch")) as sources,
         DiskCache(CacheOptions(tmp_path / "cache", 64 * MIB, 0), sources.fetcher, recorder, clock) as cache,
     ):
         (ref,) = await sources.resolve(["s3://bucket/train/a.tar"])

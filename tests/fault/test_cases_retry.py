@@ -48,7 +48,7 @@ async def test_case_01_slow_down_twice(server: S3Server, rig: Rig) -> None:
     assert await rig.fetch() == DATA
     assert asked(server) == PART_COUNT + 2
     assert rig.recorder.total(SOURCE_RETRIES, reason="throttled") == 2
-    assert rig.sources.bucket_state("s3://bucket").concurrency.limit < rig.options.parts_in_flight
+    assert rig.sources.buckets.state("s3://bucket").concurrency.limit < rig.options.parts_in_flight
 
 
 async def test_case_01_retry_after_is_honoured(server: S3Server, rig: Rig) -> None:
@@ -81,7 +81,7 @@ async def test_case_02_not_beyond_the_deadline(server: S3Server, authority: Auth
 async def test_case_02_retries_are_paid_for(server: S3Server, rig: Rig) -> None:
     """Each retry is charged to the bucket's quota, whose balance grows by a tenth of what goes well."""
     (ref,) = await rig.sources.resolve(["s3://bucket/key"])
-    quota = rig.sources.bucket_state("s3://bucket").quota
+    quota = rig.sources.buckets.state("s3://bucket").quota
     before = quota.balance
     server.script("bucket", "key", *[fault.slow_down(), None] * PART_COUNT)
     assert await rig.fetch_ref(ref) == DATA

@@ -11,6 +11,7 @@ import pytest
 
 from feedd.catalog.sources import Sources
 from feedd.fetch.fetch_options import SourceOptions
+from feedd.flow.loop_thread import LoopThread
 from feedd.metrics import CACHE_BYPASSED
 from tests.fakes.caches import read
 from tests.fakes.disks import frozen_disk
@@ -51,7 +52,7 @@ async def test_an_epoch_goes_on_past_a_frozen_disk(
     transport: Transport = "aiobotocore" if way == "aiobotocore" else "direct"
     options = SourceOptions(part_size_bytes=1 << 20, transport=transport, s3={"*": access})
     rig = TieredRig(disk.folder / "cache", memory_bytes=48 << 20, standby=True)
-    async with Sources(options, rig.recorder, rig.clock) as sources:
+    async with Sources(options, rig.recorder, rig.clock, LoopThread("feedd-fetch")) as sources:
         refs = {ref.key: ref for ref in await sources.resolve(["s3://bucket/"])}
         rig.health = replace(QUICK, slow_op_s=0.1)
         rig.fetcher = sources.fetcher  # type: ignore[assignment]  # what the daemon has

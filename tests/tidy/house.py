@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import inspect
+import itertools
 import json
 import sys
 import tempfile
@@ -31,7 +32,7 @@ from tests.fakes.tars import tar_bytes
 from tests.tidy.tree import ROOT, sources
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from types import CodeType, FrameType
 
 _PRODUCT = str(ROOT / "feedd") + "/"
@@ -149,20 +150,22 @@ async def _range_way(folder: Path, url: str) -> list[str]:
         acquired = asyncio.create_task(pipeline.stages.cache.acquire([ref]))
         try:
             async with asyncio.timeout(_WAIT_S):
-                found, before = _waiting(), [""]
+                fetching: Any = pipeline.stages.sources.work_loop
+                loops = asyncio.get_running_loop(), fetching._to_work._loop
+                found, before = _waiting(loops), [""]
                 while "Connection" not in found or found != before:
                     await asyncio.sleep(0.05)  # no other part is on its way any more once two looks see the same
-                    found, before = _waiting(), found
+                    found, before = _waiting(loops), found
         finally:
             acquired.cancel()
             await asyncio.wait([acquired])
     return found
 
 
-def _waiting() -> list[str]:
-    """Return the classes of the objects of the way's rooms in whose coroutines tasks wait."""
+def _waiting(loops: Iterable[asyncio.AbstractEventLoop]) -> list[str]:
+    """Return the classes of the objects of the way's rooms in whose coroutines tasks of these loops wait."""
     found: dict[int, str] = {}
-    for task in asyncio.all_tasks():
+    for task in itertools.chain.from_iterable(map(asyncio.all_tasks, loops)):
         inner: Any = task.get_coro()
         while inner is not None:
             frame = getattr(inner, "cr_frame", None)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tests.bench.procs import stolen_s, tree_cpu_s
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     import torch
 
@@ -32,13 +32,20 @@ def read_settings() -> dict[str, Any]:
     return settings
 
 
-def consume(loader: Iterable[Any], to_pair: Callable[[Any], Pair], settings: dict[str, Any], **facts: Any) -> None:
+def consume(
+    loader: Iterable[Any],
+    to_pair: Callable[[Any], Pair],
+    settings: dict[str, Any],
+    clocks: Mapping[str, Callable[[], float]] | None = None,
+    **facts: Any,
+) -> None:
     """Run one epoch, or ``stop_after`` batches of it, and print the arm's line of JSON.
 
     Args:
         loader: the contender; ``iter`` is called once, inside the measured time.
         to_pair: takes images and labels out of its batch.
         settings: the arm's; ``sample_count`` and ``stop_after`` (0: the whole epoch) are read.
+        clocks: CPU clocks in seconds, by name; the line gets ``<name>_us``, microseconds of each for a sample.
         facts: said in the line as they are: look-ahead as configured, decoder, ...
     """
     if "rank_count" in settings:
@@ -46,6 +53,8 @@ def consume(loader: Iterable[Any], to_pair: Callable[[Any], Pair], settings: dic
         sys.stdout.flush()
         assert sys.stdin.readline() == GO, "expected a word to begin, got none"
     touch(settings.get("touched_bytes", 0))
+    clocks = clocks or {}
+    spent_s = {name: clock() for name, clock in clocks.items()}
     cpu_s, taken_s, begin_s = tree_cpu_s(), stolen_s(), time.perf_counter()
     batches = iter(loader)
     ready_s = time.perf_counter()
@@ -62,6 +71,7 @@ def consume(loader: Iterable[Any], to_pair: Callable[[Any], Pair], settings: dic
         batch_count += 1
     end_s = time.perf_counter()
     cpu_s, taken_s = tree_cpu_s() - cpu_s, stolen_s() - taken_s
+    facts |= {f"{name}_us": 1e6 * (clock() - spent_s[name]) / max(1, samples) for name, clock in clocks.items()}
     row = {"first_batch_s": first_s - begin_s, "samples": samples, "batches": batch_count, "cpu_s": cpu_s, **facts}
     if "rank_count" in settings:  # whoever started the ranks holds their sums together
         row |= {"label_sum": label_sum, "epoch_s": end_s - begin_s}

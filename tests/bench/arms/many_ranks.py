@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
 import sys
 import time
@@ -12,25 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench.arms import daemon
-from tests.bench.procs import descendants
+from tests.bench.procs import descendants, process_cpu_s, thread_cpu_s
 
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _WARM_S = 2.0
-
-
-def _cpu_s(stat: Path) -> float:
-    """Return user and system time of a thread or process."""
-    fields = stat.read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
-
-
-def _loop_s(pid: int) -> float:
-    """Return the CPU time of the thread that runs the event loop: the main one."""
-    return _cpu_s(Path(f"/proc/{pid}/task/{pid}/stat"))
-
-
-def _whole_s(pid: int) -> float:
-    return _cpu_s(Path(f"/proc/{pid}/stat"))
 
 
 def _anonymous_bytes(pid: int) -> int:
@@ -42,7 +25,7 @@ def _workers_s(pid: int) -> float:
     found = 0.0
     for child in descendants(pid):
         with contextlib.suppress(OSError):
-            found += _whole_s(child)
+            found += process_cpu_s(child)
     return found
 
 
@@ -97,13 +80,13 @@ def main() -> None:
         try:
             clients.wait_ready()
             time.sleep(_WARM_S)
-            before = clients.batches(), _loop_s(child.pid), _whole_s(child.pid), _workers_s(child.pid)
+            before = clients.batches(), thread_cpu_s(child.pid), process_cpu_s(child.pid), _workers_s(child.pid)
             began_s, anonymous_bytes = time.perf_counter(), 0
             while time.perf_counter() - began_s < settings["duration_s"]:
                 time.sleep(0.1)
                 anonymous_bytes = max(anonymous_bytes, _anonymous_bytes(child.pid))
             took_s = time.perf_counter() - began_s
-            after = clients.batches(), _loop_s(child.pid), _whole_s(child.pid), _workers_s(child.pid)
+            after = clients.batches(), thread_cpu_s(child.pid), process_cpu_s(child.pid), _workers_s(child.pid)
         finally:
             clients.end()
     finally:

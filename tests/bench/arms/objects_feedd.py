@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+
 from feedd_client import FeedDataset
 from tests.bench.arms import daemon
 from tests.bench.arms.consume import consume, read_settings
+from tests.bench.procs import process_cpu_s, thread_cpu_s
 
 
 def main() -> None:
     """Run."""
     settings = read_settings()
-    with daemon.running(settings) as address:
+    child, address = daemon.start(settings)
+    try:
+        daemon.wait_ready(child, address)
         dataset = FeedDataset(
             f"s3://{settings['bucket']}/{settings['folder']}/",
             batch_size=settings["batch_size"],
@@ -19,7 +24,13 @@ def main() -> None:
             address=address,
             prefetch=settings["prefetch"],
         )
-        consume(dataset, lambda batch: (batch["jpg"], batch["label"]), settings)
+        clocks = {
+            "loop": functools.partial(thread_cpu_s, child.pid),
+            "daemon": functools.partial(process_cpu_s, child.pid),
+        }
+        consume(dataset, lambda batch: (batch["jpg"], batch["label"]), settings, clocks)
+    finally:
+        daemon.stop(child)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ async def _run(settings: dict[str, Any]) -> Row:
             with await cache.acquire(refs):
                 wall_s = time.perf_counter() - begin_s
                 cpu_s, loop_s = time.process_time() - cpu_s, time.thread_time() - loop_s
-        part_bytes = sources.bucket_state(root).sizes.aim_bytes
+        part_bytes = sources.buckets.state(root).sizes.aim_bytes
     return {
         "bytes_per_s": total_bytes / wall_s,
         "cpu_s_per_gb": cpu_s / total_bytes * 1e9,

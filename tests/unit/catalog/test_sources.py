@@ -158,11 +158,11 @@ async def test_fetcher_routes_by_root(sources: Sources, tmp_path: Path) -> None:
 
 async def test_one_store_per_bucket(sources: Sources) -> None:
     """A store is opened once, and its repr shows the whole stack."""
-    store = sources.store("s3://bucket")
-    assert sources.store("s3://bucket") is store
+    store = sources.buckets.of("s3://bucket")
+    assert sources.buckets.of("s3://bucket") is store
     assert repr(store) == "RetryStore(HedgeStore(LimitStore(MeteredStore(DirectStore(S3Store(s3://bucket))))))"
     with pytest.raises(BadRequest):
-        sources.store("gs://bucket")
+        await sources.store("gs://bucket").head("key")
 
 
 async def test_settings_by_bucket(server: S3Server) -> None:

@@ -5,21 +5,25 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 
 import pytest
 
 from feedd import metrics
+from feedd.clock import SystemClock
 from feedd.daemon.cut_short import ended_by
 from feedd.daemon.failures import single
-from feedd.daemon.heartbeat import PERIOD_S, beat
+from feedd.daemon.heartbeat import PERIOD_S, beat, beat_of_fetches
 from feedd.daemon.notify import Notifier
 from feedd.daemon.process_tree import FIRST_HOLDER_S, Holders
 from feedd.daemon.signals import StopRequests, handled
 from feedd.daemon.state import State
-from feedd.daemon.watchdog import Watchdog, WatchdogOptions
+from feedd.daemon.watchdog import FETCHING_LOOP, SERVING_LOOP, Watchdog, WatchdogOptions
 from feedd.errors import BadConfig
+from feedd.flow.loop_thread import CallersLoop, LoopThread
 from feedd.observe.recorder import MemoryRecorder
 from feedd.values import Lifecycle
+from tests.fakes.fetchers import until
 
 
 def _current(recorder: MemoryRecorder) -> list[str]:
@@ -112,6 +116,38 @@ async def test_heartbeat_is_faster_than_the_watchdog() -> None:
     with pytest.raises(asyncio.CancelledError):
         await beat(MemoryRecorder(), clock, notifier, _watchdog())
     assert clock.monotonic_s() == pytest.approx(100.0 + 3 * min(PERIOD_S, 0.1))
+
+
+async def test_the_loop_of_fetches_gives_signs_of_life() -> None:
+    """While it answers, and until the task ends; a loop that does not answer gives none."""
+    watchdog = _Noting()
+    with pytest.raises(asyncio.CancelledError):
+        await beat_of_fetches(CallersLoop(), _LateClock([0.0] * 2), watchdog)
+    assert watchdog.notes == [f"{FETCHING_LOOP} is alive"] * 3 + [f"{FETCHING_LOOP} is forgotten"]
+    async with LoopThread("feedd-test-loop") as stuck:
+        may_go, watchdog = threading.Event(), _Noting()
+        stuck.post(may_go.wait)
+        task = asyncio.create_task(beat_of_fetches(stuck, SystemClock(), watchdog))
+        await asyncio.sleep(0.05)
+        assert not watchdog.notes
+        may_go.set()
+        await until(lambda: watchdog.notes == [f"{FETCHING_LOOP} is alive"])
+        task.cancel()
+        await asyncio.wait([task])
+
+
+class _Noting(Watchdog):
+    """Notes what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__(WatchdogOptions(0, 0))
+        self.notes: list[str] = []
+
+    def alive(self, loop: str = SERVING_LOOP) -> None:
+        self.notes.append(f"{loop} is alive")
+
+    def forget(self, loop: str) -> None:
+        self.notes.append(f"{loop} is forgotten")
 
 
 class _StillClock(_LateClock):

@@ -82,7 +82,7 @@ async def warming(
     recorder, clock, store = TallyRecorder(), SystemClock(), GatedStore()
     options = CacheOptions(directory / "cache", cache_bytes, free_reserve_bytes=0)
     async with Sources(SourceOptions(hedge_share=0), recorder, clock) as sources:
-        sources._stores[ROOT] = sources._wrapped(store)
+        sources.buckets.use(store)
         with cheap_workers():
             async with DecodePool(DecodeOptions(), recorder) as pool:
                 converter = Converter(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.daemon.watchdog import EXIT_CODE, TICK_S, Watchdog, WatchdogOptions
+from feedd.daemon.watchdog import EXIT_CODE, FETCHING_LOOP, TICK_S, Watchdog, WatchdogOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +23,7 @@ from feedd.daemon import watchdog
 from feedd.clock import SystemClock
 from feedd.daemon.heartbeat import beat
 from feedd.daemon.notify import Notifier
-from feedd.daemon.watchdog import Watchdog, WatchdogOptions
+from feedd.daemon.watchdog import FETCHING_LOOP, Watchdog, WatchdogOptions
 from feedd.observe.recorder import MemoryRecorder
 
 watchdog._CPU_PER_CORE_S = 0.5  # else the one that computes does so for ten seconds
@@ -79,6 +79,24 @@ def test_looks_count_and_not_the_clock(monkeypatch: pytest.MonkeyPatch, capfd: p
     assert said.count("Current thread") == 2
     with pytest.raises(_Exit, match=str(EXIT_CODE)):
         watchdog.look()
+
+
+def test_each_loop_is_watched(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """A loop that is silent is named, however lively another is; a loop that was forgotten may be silent."""
+    monkeypatch.setattr(os, "_exit", lambda _: None)
+    watchdog = Watchdog(WatchdogOptions())
+    watchdog.alive(FETCHING_LOOP)
+    for _ in range(11):
+        watchdog.alive()
+        watchdog.look()
+    assert capfd.readouterr().err.count('"the event loop of fetches is stuck"') == 1
+    watchdog.alive(FETCHING_LOOP)
+    watchdog.look()
+    watchdog.forget(FETCHING_LOOP)
+    for _ in range(100):
+        watchdog.alive()
+        watchdog.look()
+    assert not capfd.readouterr().err
 
 
 def test_a_watchdog_that_is_switched_off_has_no_thread() -> None:

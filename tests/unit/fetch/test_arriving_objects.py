@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from feedd.errors import FeeddError
+from feedd.fetch.scheduler import PARTS_PER_PLACE
 from feedd.flow.range_sinks import FileSink
 from tests.fakes.s3 import faults as fault
 from tests.fakes.sinks import memory_sink_file
@@ -174,3 +175,21 @@ async def test_a_part_that_came_before_the_refusal_counts_once() -> None:
                 assert not fetch.done()
                 assert _read(awaited, found, 0) == bodies["t/0.jpg"]
                 await fetch
+
+
+async def test_what_is_waited_for_before_the_fetch_is_asked_for_first(server: S3Server) -> None:
+    """Of few objects at a time, those come first, and first again if they were refused; each comes once."""
+    for number in {*range(1, 40)} - {37}:
+        server.script("bucket", f"t/{number:03d}.jpg", fault.denied())
+    async with sources_over(server, attempts_max=1, parts_in_flight=1, hedge_share=0) as sources:
+        found = await sources.resolve_all(["s3://bucket/t/"])
+        server.requests.clear()
+        with _wait(sources, found, 37, 39) as awaited:
+            fetch = asyncio.create_task(_fetch(sources, found))
+            await asyncio.wait_for(awaited.ready, 10)
+            await fetch
+    asked = [request.key for request in server.requests if request.op == "GET"]
+    bodies = sum(bool(body) for body in BODIES.values())
+    assert {"t/037.jpg", "t/039.jpg"} <= set(asked[:PARTS_PER_PLACE])
+    assert "t/039.jpg" in asked[bodies : bodies + PARTS_PER_PLACE]
+    assert asked.count("t/037.jpg") == 1

@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedd.fetch.scheduler import FetchEntry, FetchScheduler
+from feedd.fetch.scheduler import PARTS_PER_PLACE, FetchEntry, FetchScheduler
 from feedd.flow.budget import ByteBudget
 from feedd.values import ByteRange
 
@@ -136,3 +136,85 @@ def test_everything_is_taken_once(count: int, size_bytes: int, calls: list[tuple
         line.give_back(standing, span)
     assert one.over
     assert (line.in_flight_count, line.waiting_count) == (0, 0)
+
+
+class _Counted:
+    """An urgency that is counted when it is asked for."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self) -> float:
+        self.count += 1
+        return 0.0
+
+
+def test_a_choice_holds_for_small_objects() -> None:
+    """As many objects of a pack as share a place take one look at all fetches; large parts take one look each."""
+    counted = _Counted()
+    packs = [Pack("bucket", [ByteRange(n, n + 1) for n in range(64)], PART_BYTES, counted) for _ in range(2)]
+    line = line_of(*packs)
+    assert len(all_of(line)) == 128
+    looks = 2 * 128 // PARTS_PER_PLACE
+    assert looks // 2 < counted.count <= looks
+    shards, counted.count = [FetchEntry("bucket", [ByteRange(0, 640)], PART_BYTES, counted) for _ in range(2)], 0
+    assert len(all_of(line_of(*shards))) == 100, "there are no more places"
+    assert counted.count >= 150
+
+
+def test_a_choice_ends_with_its_ticket() -> None:
+    """However few objects a caller waits for: the next object of that pack is not taken before another pack's."""
+    one, other = pack(20), pack(20)
+    line = line_of(one, other)
+    first, second = next(line.tickets), next(line.tickets)
+    one.expedite(first, spans(19))
+    one.expedite(second, spans(*range(10)))
+    other.expedite(first, spans(7, 8, 9))
+    taken = all_of(line)
+    assert {(standing, span.start // 5) for standing, span in taken[:4]} == {
+        (one, 19),
+        *((other, n) for n in (7, 8, 9)),
+    }
+
+
+def test_a_choice_ends_at_a_limit() -> None:
+    """A limit that falls between two small objects counts at once."""
+    limit = 10
+    line: FetchScheduler[FetchEntry] = FetchScheduler(100, ByteBudget(1 << 30), lambda _: 100, 2, lambda: limit)
+    line.join(pack(20))
+    assert line.take() is not None
+    limit = 1
+    assert line.take() is None
+    limit = 10
+    assert len(all_of(line)) == 9
+
+
+def test_a_choice_ends_with_its_fetch() -> None:
+    """A fetch that was given up between two small objects gets no more of them."""
+    one, other = pack(20), pack(20)
+    line = line_of(one, other)
+    first = line.take()
+    assert first is not None
+    line.leave(first[0])
+    assert all(standing is not first[0] for standing, _ in all_of(line))
+
+
+def test_a_choice_ends_when_the_order_changes() -> None:
+    """What is hurried with an earlier turn between two small objects goes before the second one."""
+    one, other = pack(20), pack(20)
+    line = line_of(one, other)
+    earlier, chosen, later = (next(line.tickets) for _ in range(3))
+    one.expedite(chosen, spans(5, 6, 7))
+    other.expedite(later, spans(1))
+    assert line.take() == (one, ByteRange(25, 30))
+    other.expedite(earlier, spans(9))
+    assert line.take() == (other, ByteRange(45, 50))
+
+
+def test_a_choice_ends_when_a_fetch_joins() -> None:
+    """A more urgent one goes before the next small object of the last choice."""
+    one, urgent = pack(20, urgency=1.0), pack(1)
+    line = line_of(one)
+    assert line.take() == (one, ByteRange(0, 5))
+    line.join(urgent)
+    assert line.take() == (urgent, ByteRange(0, 5))

@@ -15,6 +15,7 @@ from feedd.catalog.sources import Sources
 from feedd.clock import SystemClock
 from feedd.dataset.pack_layout import is_pack
 from feedd.fetch.fetch_options import S3Options, SourceOptions
+from feedd.flow.loop_thread import LoopThread
 from feedd.flow.range_sinks import MemorySink
 from feedd.observe.recorder import PrometheusRecorder
 from feedd.units import MIB
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from feedd.cache.pins import Pins
     from feedd.catalog.sources import Resolved
-    from feedd.protocols import ObjectStore
+    from feedd.protocols import Clock, ObjectStore, Recorder
     from feedd.range_sink import RangeSink
     from feedd.values import ObjectChecksum, ObjectRef, ReadProgress
 
@@ -67,10 +68,12 @@ class _TimedStore:
 class _TimedSources(Sources):
     """The daemon's sources, with a stopwatch around what the fetcher reads from."""
 
-    parts_s: list[float]
-
-    def store(self, root: str) -> ObjectStore:
-        return _TimedStore(super().store(root), self.parts_s)
+    def __init__(self, options: SourceOptions, recorder: Recorder, clock: Clock) -> None:
+        super().__init__(options, recorder, clock, LoopThread("feedd-fetch"))
+        self.parts_s: list[float] = []
+        plain = self._fetcher._plain
+        of = plain._store_of
+        plain._store_of = lambda root: _TimedStore(of(root), self.parts_s)
 
 
 def _source_options(job: Job) -> SourceOptions:
@@ -91,7 +94,6 @@ async def _run(job: Job) -> dict[str, Any]:
     options = CacheOptions(job.folder, size_bytes=2 * total_bytes, free_reserve_bytes=0)
     async with contextlib.AsyncExitStack() as stack:
         sources = _TimedSources(_source_options(job), recorder, clock)
-        sources.parts_s = []
         await stack.enter_async_context(sources)
         await sources.warm()
         prefix = f"s3://{job.bucket}/{job.own.get('prefix', '')}"
