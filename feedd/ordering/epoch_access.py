@@ -170,10 +170,10 @@ class _Lookup:
         places = np.arange(order.shape[0], dtype=np.int32)
         self._first = np.full(sizes.shape, -1, np.int32)
         self._first[order[::-1]] = places[::-1]
-        self._last = self._first
-        if np.count_nonzero(self._first >= 0) < order.shape[0]:  # two partitions share some shards
-            self._last = self._first.copy()
-            self._last[order] = places
+        self._length = order.shape[0] + 1
+        self._all: NDArray[np.int64] | None = None  # (shard, place) as one number, ascending
+        if np.count_nonzero(self._first >= 0) < order.shape[0]:  # partitions share some shards
+            self._all = np.sort(order * self._length + places)
 
     def since(self, place: int, shards: NDArray[np.int64]) -> NDArray[np.int32]:
         """Return the place of each shard from ``place`` on, int32[shards]; -1: there is none.
@@ -182,8 +182,11 @@ class _Lookup:
             place: earlier places do not count.
             shards: dataset indices; -1: no shard.
         """
-        first, last = self._first[shards], self._last[shards]
-        found = np.where(first >= place, first, last)
+        found = self._first[shards]
+        if self._all is not None:
+            at = np.searchsorted(self._all, shards * self._length + place)
+            shard, after = np.divmod(self._all[np.minimum(at, self._all.shape[0] - 1)], self._length)
+            found = np.where((at < self._all.shape[0]) & (shard == shards), after, -1).astype(np.int32)
         found[(found < place) | (shards < 0)] = -1
         return found
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from feedd.daemon.watchdog import SERVING_LOOP
 from feedd.recipe.recipe import parse_field, spec_of
 from feedd_client import FeedDataset
 from tests.docs.blocks import Block, blocks
@@ -242,5 +243,6 @@ def test_line_of_the_log() -> None:
     (block,) = _json("event loop")
     text = (ROOT / "feedd" / "daemon" / "watchdog.py").read_text(encoding="utf-8")
     line = json.loads(block.body)
-    assert f'"{line["event"]}"' in text
+    assert line["event"] == f"{SERVING_LOOP} is stuck"
+    assert '"{loop} is stuck"' in text
     assert set(line) == {"event", "level", "silent_s", "pid"}
