@@ -49,6 +49,9 @@ _children: list[subprocess.Popen[bytes]] = []  # kept, so that ended daemons are
 def resolve_address(explicit: str | None) -> str:
     """Return the daemon's address; start a daemon if no address is given and none answers at the default address.
 
+    A daemon that answered at the default address once is this process tree's from then on. If it is away later, it is
+    restarting, and the client waits for it.
+
     Raises:
         DaemonStartError: the daemon did not start.
         BadOptionError: the address is malformed.
@@ -60,7 +63,10 @@ def resolve_address(explicit: str | None) -> str:
     if named:
         return _ephemeral(named)
     reason = probe(parse_address(DEFAULT_ADDRESS))
-    return DEFAULT_ADDRESS if reason is None else _ephemeral(None, reason)
+    if reason is not None:
+        return _ephemeral(None, reason)
+    os.environ[ADDRESS_VARIABLE] = DEFAULT_ADDRESS
+    return DEFAULT_ADDRESS
 
 
 def launch_key(env: Mapping[str, str], pid: int) -> str:

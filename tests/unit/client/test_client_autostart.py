@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 import psutil
 import pytest
 
-from feedd_client import DaemonStartError, FeedDataset
+from feedd_client import DaemonStartError, FeedDataset, autostart
 from feedd_client.autostart import base_dir, launch_key, resolve_address
 from feedd_client.executable import find_executable
 from tests.budget import later
@@ -240,6 +241,21 @@ def test_a_named_daemon_is_never_replaced(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("FEEDD_ADDRESS", "unix:///run/elsewhere.sock")
     assert resolve_address(None) == "unix:///run/elsewhere.sock"
     assert resolve_address("host:7070") == "host:7070"
+
+
+def test_a_daemon_at_the_default_address_is_waited_for(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once it has answered, no other daemon is started while it restarts, also by child processes."""
+    path = short_dir / "feedd.sock"
+    monkeypatch.setattr(autostart, "DEFAULT_ADDRESS", f"unix://{path}")
+    monkeypatch.setattr(autostart, "_ephemeral", lambda *_: "started")
+    monkeypatch.setenv(autostart.ADDRESS_VARIABLE, "")
+    assert autostart.resolve_address(None) == "started"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        assert autostart.resolve_address(None) == f"unix://{path}"
+    assert autostart.resolve_address(None) == f"unix://{path}"
+    assert os.environ[autostart.ADDRESS_VARIABLE] == f"unix://{path}"
 
 
 def test_launches_have_names_of_their_own() -> None:
