@@ -6,11 +6,12 @@ import importlib
 import re
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, Protocol, cast, runtime_checkable
 
 import msgspec
 
 from feedd.conversion import PARAMS_BYTES_MAX, Conversion
+from feedd.convert import columnar
 from feedd.convert.columnar import head_params
 from feedd.errors import Unsupported
 from feedd.formats import format_registry as formats
@@ -36,6 +37,18 @@ if TYPE_CHECKING:
 
 _COMPRESSION: Final = "feedd.convert.compression"
 _TABLES: Final = "feedd.convert.table_converters"
+
+
+@runtime_checkable
+class ImportsLate(Protocol):
+    """A converter that imports its libraries when it first reads an object."""
+
+    def import_libraries(self) -> None:
+        """Import them now.
+
+        Raises:
+            Unsupported: a library is missing.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,6 +321,19 @@ def predecode_conversion(conversion: Conversion | None, params: str) -> Conversi
     return Conversion(f"{conversion.name}{THEN}{READY}", params)
 
 
+def is_outline(conversion: Conversion | None) -> bool:
+    """Whether ``head_conversion`` returned a conversion."""
+    return is_head(conversion) or (
+        conversion is not None and is_columnar(conversion) and columnar.is_head(conversion.params)
+    )
+
+
+def lists_columns(conversion: Conversion | None) -> bool:
+    """Whether ``head_conversion`` lists the same columns and encodings as the whole shard has."""
+    spec = None if conversion is None else _CONVERTERS.get(conversion.name)
+    return spec is not None and spec.outlined and not spec.typed
+
+
 def head_conversion(conversion: Conversion | None, format_name: str) -> Conversion | None:
     """Return the conversion of an object's first bytes or footer; None: the whole object is needed.
 
@@ -359,6 +385,17 @@ def get(name: str) -> ShardConverter:
         known = ", ".join(_CONVERTERS)
         raise Unsupported(f"expected a converter of {known}, got {name!r}", object=name, stage="decode") from None
     return cast("ShardConverter", getattr(importlib.import_module(spec.module), spec.attribute))
+
+
+def import_libraries(name: str) -> None:
+    """Import what the converter of a name needs, so that the first conversion does not wait for it.
+
+    Raises:
+        Unsupported: there is no such conversion, or its library is missing.
+    """
+    converter = get(name)
+    if isinstance(converter, ImportsLate):
+        converter.import_libraries()
 
 
 def names() -> dict[str, tuple[str, ...]]:

@@ -71,6 +71,7 @@ class DecodePool:
         self._arenas: dict[int, tuple[int, int]] = {}  # arena id -> (our own descriptor, size in bytes)
         self._chunk_sizer = ChunkSizer(options.chunk_rows)
         self._poison = Poison()
+        self._converters: set[str] = set()  # those whose libraries workers were told to import
         self._dispatch = Dispatch(options, recorder)
         arenas = self._arenas
         self._supervisor = WorkerSupervisor(
@@ -101,6 +102,12 @@ class DecodePool:
         modules = {slow_module(params_of(one)) for one in recipes} - {""}
         if modules:
             self._dispatch.broadcast(Packet(encode(Prepare(tuple(sorted(modules))))))
+
+    def prepare_converter(self, name: str) -> None:
+        """Have workers import the libraries of a converter, while an object is fetched for it."""
+        if name not in self._converters:
+            self._converters.add(name)
+            self._dispatch.broadcast(Packet(encode(Prepare(converters=(name,)))))
 
     async def index(self, file: ShardFile, format_name: str) -> ShardIndex:
         """Return the index of the samples of ``file``.
