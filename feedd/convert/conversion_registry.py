@@ -6,7 +6,7 @@ import importlib
 import re
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
 
@@ -37,18 +37,6 @@ if TYPE_CHECKING:
 
 _COMPRESSION: Final = "feedd.convert.compression"
 _TABLES: Final = "feedd.convert.table_converters"
-
-
-@runtime_checkable
-class ImportsLate(Protocol):
-    """A converter that imports its libraries when it first reads an object."""
-
-    def import_libraries(self) -> None:
-        """Import them now.
-
-        Raises:
-            Unsupported: a library is missing.
-        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,17 +373,6 @@ def get(name: str) -> ShardConverter:
         known = ", ".join(_CONVERTERS)
         raise Unsupported(f"expected a converter of {known}, got {name!r}", object=name, stage="decode") from None
     return cast("ShardConverter", getattr(importlib.import_module(spec.module), spec.attribute))
-
-
-def import_libraries(name: str) -> None:
-    """Import what the converter of a name needs, so that the first conversion does not wait for it.
-
-    Raises:
-        Unsupported: there is no such conversion, or its library is missing.
-    """
-    converter = get(name)
-    if isinstance(converter, ImportsLate):
-        converter.import_libraries()
 
 
 def names() -> dict[str, tuple[str, ...]]:

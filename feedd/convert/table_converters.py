@@ -59,7 +59,7 @@ class TableConverter(WholeObject):
         self._module, self._extra, self._more = module, extra, more
 
     def import_libraries(self) -> None:
-        """Import the module that makes tables; see ``conversion_registry.ImportsLate``."""
+        """Import the module that makes tables; see ``workers.convert_shard.ImportsLate``."""
         self._loaded("")
 
     def make(self, held: PartialObject, url: str, params: str, out: ShardWriter) -> str:

@@ -105,6 +105,7 @@ class Converter:
 
     Attributes:
         facts: known results of earlier conversions.
+        indexes: indexes that the latest conversions told.
         taken: called when a shard has left memory.
         expect: called with a converter's name before an object is fetched for it.
         pinned: returns a pin on an object that the cache holds unconverted. The cache also fetches an object if several
@@ -115,6 +116,7 @@ class Converter:
         self, fetcher: SpanFetcher, make: Make, facts: ConversionLog, options: ConverterOptions, recorder: Recorder
     ) -> None:
         self.facts = facts
+        self.indexes: WeightedLru[ObjectRef, ShardIndex] = WeightedLru(_INDEXES_BYTES)
         self.taken: Callable[[], None] = lambda: None
         self.expect: Callable[[str], None] = lambda _: None
         self.pinned: Held = _nothing
@@ -126,7 +128,6 @@ class Converter:
         self._outline_semaphore = asyncio.Semaphore(1)
         self._running_count = 0
         self._fresh: dict[ObjectRef, _Fresh] = {}
-        self._indexes: WeightedLru[ObjectRef, ShardIndex] = WeightedLru(_INDEXES_BYTES)
 
     def __repr__(self) -> str:
         return f"Converter({self._fetcher!r})"
@@ -135,10 +136,6 @@ class Converter:
     def fresh_count(self) -> int:
         """Number of converted shards that wait in memory."""
         return len(self._fresh)
-
-    def index_of(self, shard: ObjectRef) -> ShardIndex | None:
-        """Return the index that a conversion told, while it is in memory; None: a worker must read it."""
-        return self._indexes.get(shard)
 
     async def fetch(self, ref: ObjectRef, sink: RangeSink, watch: FetchWatch | None = None) -> None:
         """Fill ``sink``; see ``ShardFetcher.fetch``.
@@ -262,7 +259,7 @@ class Converter:
 
     def _keep_index(self, shard: ObjectRef, index: ShardIndex | None) -> None:
         if index is not None:
-            self._indexes.put(shard, index, _INDEX_BYTES + _FIELD_BYTES * len(index.fields))
+            self.indexes.put(shard, index, _INDEX_BYTES + _FIELD_BYTES * len(index.fields))
 
     async def _again(self, ref: ObjectRef, task: MakeTask, urgency: Callable[[], float]) -> ConvertedShard:
         try:

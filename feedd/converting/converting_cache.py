@@ -142,7 +142,7 @@ class ConvertingCache:
     def index_of(self, ref: ObjectRef) -> ShardIndex | None:
         """Return the index that the shard's conversion told; None: the shard is none, or its index must be read."""
         shard = None if ref.conversion is None else self._converter.facts.converted(ref)
-        return None if shard is None else self._converter.index_of(shard)
+        return None if shard is None else self._converter.indexes.get(shard)
 
     @asynccontextmanager
     async def sized(self, ref: ObjectRef) -> AsyncIterator[ObjectRef]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import zlib
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 from feedd.convert.conversion_io import FileOut, MappedObject
 from feedd.convert.conversion_registry import get, is_unpacked
@@ -58,6 +58,29 @@ def make_shard(request: MakeRequest, fds: Sequence[int]) -> ConvertedAnswer | Ne
             raise
     index = _index(request, target, out.at) if format_name == _TABLE.name else None
     return ConvertedAnswer(request.id, time.perf_counter() - began_s, out.at, format_name, index)
+
+
+@runtime_checkable
+class ImportsLate(Protocol):
+    """A converter that imports its libraries when it first reads an object."""
+
+    def import_libraries(self) -> None:
+        """Import them now.
+
+        Raises:
+            Unsupported: a library is missing.
+        """
+
+
+def import_libraries(name: str) -> None:
+    """Import what the converter of a name needs, so that the first conversion does not wait for that.
+
+    Raises:
+        Unsupported: there is no such conversion, or its library is missing.
+    """
+    converter = get(name)
+    if isinstance(converter, ImportsLate):
+        converter.import_libraries()
 
 
 def _index(request: MakeRequest, target: int, size_bytes: int) -> Indexed | None:

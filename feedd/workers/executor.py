@@ -13,7 +13,6 @@ import numpy as np
 
 from feedd.codecs.array import pin_npy
 from feedd.codecs.codec_registry import make
-from feedd.convert.conversion_registry import import_libraries
 from feedd.convert.memory_limits import at_most
 from feedd.errors import BadSample, BadShard, CacheUnavailable, FeeddError, Internal
 from feedd.formats import format_registry as formats
@@ -24,7 +23,7 @@ from feedd.values import FieldRecipe
 from feedd.workers import index_columns as columns
 from feedd.workers.bulk import copy_rows
 from feedd.workers.column_gather import gather
-from feedd.workers.convert_shard import make_shard
+from feedd.workers.convert_shard import import_libraries, make_shard
 from feedd.workers.descriptors import out_of_descriptors
 from feedd.workers.field_reader import Field
 from feedd.workers.fixed_width import plain_numbers

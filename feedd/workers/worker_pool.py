@@ -97,17 +97,13 @@ class DecodePool:
         """Ids of the processes that take work now, by worker number."""
         return self._dispatch.pids
 
-    def prepare(self, recipes: Iterable[FieldRecipe]) -> None:
-        """Have workers import slow modules for these fields, while no samples wait."""
+    def prepare(self, recipes: Iterable[FieldRecipe] = (), converters: Iterable[str] = ()) -> None:
+        """Have workers import slow modules for these fields and converters, while no samples or objects wait."""
         modules = {slow_module(params_of(one)) for one in recipes} - {""}
-        if modules:
-            self._dispatch.broadcast(Packet(encode(Prepare(tuple(sorted(modules))))))
-
-    def prepare_converter(self, name: str) -> None:
-        """Have workers import the libraries of a converter, while an object is fetched for it."""
-        if name not in self._converters:
-            self._converters.add(name)
-            self._dispatch.broadcast(Packet(encode(Prepare(converters=(name,)))))
+        new = set(converters) - self._converters
+        self._converters |= new
+        if modules or new:
+            self._dispatch.broadcast(Packet(encode(Prepare(tuple(sorted(modules)), tuple(sorted(new))))))
 
     async def index(self, file: ShardFile, format_name: str) -> ShardIndex:
         """Return the index of the samples of ``file``.
