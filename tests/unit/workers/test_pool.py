@@ -77,6 +77,9 @@ async def test_workers_load_what_converters_need() -> None:
         assert not any(_has_loaded(pid, "libarrow") for pid in pool.worker_pids)
         pool.prepare(converters=("parquet",))
         await until(lambda: all(_has_loaded(pid, "libparquet") for pid in pool.worker_pids), 30.0)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(pool._dispatch, "broadcast", lambda _: pytest.fail("said twice"))
+            pool.prepare(converters=("parquet",))
 
 
 @pytest.mark.parametrize(

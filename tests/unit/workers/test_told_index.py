@@ -6,13 +6,16 @@ import socket
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from feedd.conversion import Conversion
 from feedd.convert.columnar import head_params
-from feedd.errors import Internal, Unsupported
+from feedd.convert.conversion_registry import lists_columns
+from feedd.convert.table_writer import Piece, TableWriter
+from feedd.errors import BadShard, Internal, Unsupported
 from feedd.formats.table import TableFormat
 from feedd.shard_index import RegularIndex
 from feedd.values import ByteRange
@@ -23,6 +26,7 @@ from feedd.workers.messages import ConvertedAnswer, Indexed, Prepare, encode, re
 from feedd.workers.work import MakeTask
 from tests.fakes.files import parquet_of
 from tests.fakes.made import URL, answer_to, making
+from tests.fakes.making import OutBytes
 
 if TYPE_CHECKING:
     from feedd.workers.work import ConvertedShard
@@ -50,6 +54,20 @@ def accepted(answer: ConvertedAnswer) -> ConvertedShard:
     call.accept(range(1), answer, [])
     assert not isinstance(call.outcome, tuple)
     return call.outcome
+
+
+def refusing(*_: Any) -> None:
+    """Refuse to read a table.
+
+    Raises:
+        BadShard: always.
+    """
+    raise BadShard("expected field names that differ in more than case")
+
+
+def without_index(answer: ConvertedAnswer) -> ConvertedAnswer:
+    """Return an answer without an index and its time."""
+    return msgspec.structs.replace(answer, index=None, busy_s=0.0)
 
 
 @pytest.mark.parametrize("rows", [1000, 1, 0])
@@ -80,9 +98,13 @@ def test_other_tables_do_not(column: Any) -> None:
 
 def test_a_table_that_was_not_written_to_its_end_does_not() -> None:
     """A shard that outgrew its cache entry has no foot there."""
-    answer, _ = answered(parquet_of(**REGULAR))
-    assert accepted(answered(parquet_of(**REGULAR), answer.size_bytes)[0]).index is not None
-    assert accepted(answered(parquet_of(**REGULAR), answer.size_bytes - 1)[0]).index is None
+    with making(parquet_of(**REGULAR)) as it:
+        task = it.task("parquet", "x.parquet")
+        answers = [answer_to(task)]
+        assert isinstance(answers[0], ConvertedAnswer)
+        size_bytes = answers[0].size_bytes  # an older shard, which lies where the next ones are written
+        answers += [answer_to(replace(task, entry_bytes=size_bytes - less)) for less in (0, 1)]
+        assert [isinstance(one, ConvertedAnswer) and one.index is not None for one in answers] == [True, True, False]
 
 
 def test_an_index_that_fits_no_answer_is_left_out() -> None:
@@ -94,8 +116,27 @@ def test_an_index_that_fits_no_answer_is_left_out() -> None:
 
 def test_names_that_no_index_can_have_leave_the_conversion_alone() -> None:
     """The request for the index reports them."""
-    answer, _ = answered(parquet_of(a=[1], __key__=[2]))
-    assert answer.size_bytes > 0
+    data = parquet_of(a=[1], b=[2])
+    answer, table = answered(data)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TableFormat, "regular_index", refusing)
+        refused, written = answered(data)
+    assert refused.index is None
+    assert (without_index(refused), written) == (without_index(answer), table)
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+def test_a_table_with_keys_is_not_regular(keyed: bool) -> None:
+    """Its keys are not the numbers of its rows."""
+    out = OutBytes()
+    writer = TableWriter(out, 2, URL)
+    writer.fixed("a", "int64", 8, [Piece(np.arange(2))])
+    if keyed:
+        writer.keys(b"ab", np.array([1, 2]))
+    writer.finish()
+    table = memoryview(bytes(out.written))
+    assert (TableFormat().regular_index(table, URL) is None) == keyed
+    assert TableFormat().index(table, URL).key(1) == ("b" if keyed else "00000001")
 
 
 def test_what_a_worker_tells_is_checked() -> None:
@@ -113,6 +154,13 @@ def test_what_a_worker_tells_is_checked() -> None:
         told = Indexed(**{**{name: getattr(good, name) for name in good.__struct_fields__}, **change})
         with pytest.raises(Internal, match="expected"):
             accepted(ConvertedAnswer(1, 0.0, 99, "table", told))
+
+
+def test_of_which_objects_the_beginning_lists_all_columns() -> None:
+    """Of Parquet and Arrow; the first rows of text need not have a value in each column."""
+    names = ("parquet", "arrow", "csv", "tsv", "npz", "gunzip", "gunzip+parquet", "head")
+    assert [name for name in names if lists_columns(Conversion(name))] == ["parquet", "arrow"]
+    assert not lists_columns(None)
 
 
 def test_an_outline_is_a_short_call() -> None:
