@@ -141,7 +141,7 @@ async def resolve(
             view,
             request.wanted[source],
             request,
-            Schema(stages, catalog, view, source, strict=request.strict),
+            Schema(stages, catalog, view, source, strict=request.strict, own=int(order[0]) if len(order) else None),
             order,
         )
         for source, order in enumerate(orders)

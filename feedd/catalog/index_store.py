@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from feedd.catalog.stages import Stages
     from feedd.dataset.listing import DatasetView
     from feedd.shard_index import ShardIndex
-    from feedd.values import ObjectRef
+    from feedd.values import ObjectRef, ShardFile
 
 _KEPT_BYTES = 256 << 20
 _ENTRY_BYTES = 1 << 10  # of an index without columns
@@ -100,11 +100,12 @@ class Indexes:
         else:
             # a name that no format has is refused before the object is fetched
             name = key.format or ("" if key.ref.conversion is not None else format_for(key.ref.url))
-            index = await with_pinned(
-                self._stages.cache,
-                [counted_by(key.ref, key.format)],
-                lambda files: self._stages.pool.index(files[0], key.format or files[0].format or name),
-            )
+
+            async def read(files: tuple[ShardFile, ...]) -> ShardIndex:
+                told = None if key.format else self._stages.cache.index_of(key.ref)
+                return told or await self._stages.pool.index(files[0], key.format or files[0].format or name)
+
+            index = await with_pinned(self._stages.cache, [counted_by(key.ref, key.format)], read)
         if shard in view.listing.idx_bytes:
             await CPU.run(say_fewer, key.ref, view.listing.idx_bytes[shard], index)
         self._cached.put(key, index, index.nbytes + _ENTRY_BYTES)

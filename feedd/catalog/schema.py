@@ -29,6 +29,7 @@ from feedd.convert.conversion_registry import (
     is_delimited,
     is_head,
     is_ready,
+    lists_columns,
     only_unpacks,
 )
 from feedd.dataset.pack_layout import is_pack
@@ -109,6 +110,7 @@ class Schema:
         view: the session's listing.
         source: number of the source.
         strict: raise if a sample that should decide cannot be read; otherwise try other samples.
+        own: a shard that the session reads completely at its start; None: it reads none.
 
     Attributes:
         left_out: data that ``settled`` leaves out or changes, if the user named no fields.
@@ -117,7 +119,14 @@ class Schema:
     """
 
     def __init__(
-        self, stages: Stages, catalog: DatasetCatalog, view: DatasetView, source: int, *, strict: bool
+        self,
+        stages: Stages,
+        catalog: DatasetCatalog,
+        view: DatasetView,
+        source: int,
+        *,
+        strict: bool,
+        own: int | None = None,
     ) -> None:
         self._stages, self._catalog, self._view = stages, catalog, view
         self._shards = view.listing.shards_of(source)
@@ -125,6 +134,7 @@ class Schema:
         self.fields: frozenset[str] | None = None
         self.first: Looked | None = None
         self._tries = 1 if strict else _SAMPLES_MAX
+        self._own = own
 
     def by_name(self, fields: Sequence[FieldRecipe]) -> tuple[FieldRecipe, ...] | None:
         """Return fields with their encodings if the shards' names determine them; None: the data must be read.
@@ -249,6 +259,8 @@ class Schema:
         ref = self._view.refs[shard]
         plain, ready = self._plain(shard)
         if is_pack(ref) or ref.size_bytes <= HEAD_BYTES[0]:
+            return await self.whole(shard)
+        if shard == self._own and lists_columns(plain.conversion):  # else its footer is read twice
             return await self.whole(shard)
         head = head_conversion(plain.conversion, self._format(shard))
         if head is not None:

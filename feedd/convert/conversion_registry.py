@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, cast
 import msgspec
 
 from feedd.conversion import PARAMS_BYTES_MAX, Conversion
+from feedd.convert import columnar
 from feedd.convert.columnar import head_params
 from feedd.errors import Unsupported
 from feedd.formats import format_registry as formats
@@ -306,6 +307,19 @@ def predecode_conversion(conversion: Conversion | None, params: str) -> Conversi
     if not only_unpacks(conversion) or conversion.params:
         return None
     return Conversion(f"{conversion.name}{THEN}{READY}", params)
+
+
+def is_outline(conversion: Conversion | None) -> bool:
+    """Whether ``head_conversion`` returned a conversion."""
+    return is_head(conversion) or (
+        conversion is not None and is_columnar(conversion) and columnar.is_head(conversion.params)
+    )
+
+
+def lists_columns(conversion: Conversion | None) -> bool:
+    """Whether ``head_conversion`` lists the same columns and encodings as the whole shard has."""
+    spec = None if conversion is None else _CONVERTERS.get(conversion.name)
+    return spec is not None and spec.outlined and not spec.typed
 
 
 def head_conversion(conversion: Conversion | None, format_name: str) -> Conversion | None:

@@ -58,6 +58,10 @@ class TableConverter(WholeObject):
         self.name = name
         self._module, self._extra, self._more = module, extra, more
 
+    def import_libraries(self) -> None:
+        """Import the module that makes tables; see ``workers.convert_shard.ImportsLate``."""
+        self._loaded("")
+
     def make(self, held: PartialObject, url: str, params: str, out: ShardWriter) -> str:
         """Write the wanted columns as a table; see ``ShardConverter.make``."""
         return self._write(held.data, url, params, out)

@@ -14,6 +14,7 @@ from feedd.convert.table_converters import TYPES
 from feedd.converting.conversion_log import ConversionFact
 from feedd.converting.memory_file import MemoryFile, copy_into, copy_spans, note_all_written
 from feedd.errors import BadShard, CacheUnavailable, FeeddError, ResourceExhausted, StoreUnavailable
+from feedd.flow.lru import WeightedLru
 from feedd.flow.memory import available_bytes
 from feedd.flow.pools import CACHE_DISK
 from feedd.flow.range_sinks import FileSink
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from feedd.converting.conversion_log import ConversionLog
     from feedd.protocols import FetchWatch, PinnedShards, Recorder, SpanFetcher
     from feedd.range_sink import RangeSink
+    from feedd.shard_index import ShardIndex
     from feedd.values import ObjectRef
 
     Make = Callable[[MakeTask], Awaitable[ConvertedShard | tuple[ByteRange, ...]]]
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
 _ROUNDS_MAX: Final = 16  # rounds of fetching further ranges of an object
 _RESERVE_BYTES: Final = 256 * MIB  # memory that conversions leave to other parts
 _FRESH_MAX: Final = 8
+_INDEXES_BYTES: Final = 8 << 20  # the indexes of some thousand conversions
+_INDEX_BYTES, _FIELD_BYTES = 1 << 10, 1 << 8  # what a regular index takes, and each of its fields
 
 
 def formed(refs: Sequence[ObjectRef], named: Mapping[int, str] | None = None) -> tuple[ObjectRef, ...]:
@@ -101,7 +105,9 @@ class Converter:
 
     Attributes:
         facts: known results of earlier conversions.
+        indexes: indexes that the latest conversions told.
         taken: called when a shard has left memory.
+        expect: called with a converter's name before an object is fetched for it.
         pinned: returns a pin on an object that the cache holds unconverted. The cache also fetches an object if several
             shards are made of it. None: the cache does not hold the object.
     """
@@ -110,13 +116,16 @@ class Converter:
         self, fetcher: SpanFetcher, make: Make, facts: ConversionLog, options: ConverterOptions, recorder: Recorder
     ) -> None:
         self.facts = facts
+        self.indexes: WeightedLru[ObjectRef, ShardIndex] = WeightedLru(_INDEXES_BYTES)
         self.taken: Callable[[], None] = lambda: None
+        self.expect: Callable[[str], None] = lambda _: None
         self.pinned: Held = _nothing
         self._fetcher = fetcher
         self._make = make
         self._options = options
         self._recorder = recorder
         self._semaphore = asyncio.Semaphore(options.makings)
+        self._outline_semaphore = asyncio.Semaphore(1)
         self._running_count = 0
         self._fresh: dict[ObjectRef, _Fresh] = {}
 
@@ -170,7 +179,7 @@ class Converter:
         return within(deadline_s, lambda: StoreUnavailable(message, object=ref.url, stage="cache"))
 
     async def _bring(self, ref: ObjectRef, urgency: Callable[[], float]) -> ObjectRef:
-        async with self._admitted():
+        async with self._admitted(ref):
             file = MemoryFile("feedd-made")
             try:
                 while len(self._fresh) >= _FRESH_MAX:
@@ -184,6 +193,7 @@ class Converter:
             fact = ConversionFact(ref.size_bytes, made.size_bytes, made.format_name)
             shard = replace(ref, size_bytes=made.size_bytes)
             self.drop(shard)
+            self._keep_index(shard, made.index)
             self._fresh[shard] = _Fresh(file, made.size_bytes)
             self._recorder.move(PIPELINE_MAKING, made.size_bytes)
             if self.facts.note(ref, fact):
@@ -191,9 +201,12 @@ class Converter:
             return shard
 
     @asynccontextmanager
-    async def _admitted(self) -> AsyncIterator[None]:
-        """Wait until another conversion may run, and count it while it runs."""
-        async with self._semaphore:
+    async def _admitted(self, ref: ObjectRef) -> AsyncIterator[None]:
+        """Wait until another conversion may run, and count it while it runs.
+
+        Outlines wait for each other only: opens wait for them, and other conversions may be for later.
+        """
+        async with self._outline_semaphore if registry.is_outline(ref.conversion) else self._semaphore:
             self._running_count += 1
             try:
                 yield
@@ -227,7 +240,7 @@ class Converter:
         if fact is None:
             raise _unknown(shard, "an object that was never converted")
         ref = replace(shard, size_bytes=fact.object_bytes)
-        async with self._admitted():
+        async with self._admitted(ref):
             memory_bytes = self._memory_left(ref.size_bytes, ref)
             if isinstance(sink, FileSink):
                 task = self._task(ref, sink.file.fd, sink.offset, memory_bytes, shard.size_bytes)
@@ -242,6 +255,11 @@ class Converter:
         if made.size_bytes != shard.size_bytes:
             self.facts.forget(ref)
             raise _unknown(shard, f"{made.size_bytes}")
+        self._keep_index(shard, made.index)
+
+    def _keep_index(self, shard: ObjectRef, index: ShardIndex | None) -> None:
+        if index is not None:
+            self.indexes.put(shard, index, _INDEX_BYTES + _FIELD_BYTES * len(index.fields))
 
     async def _again(self, ref: ObjectRef, task: MakeTask, urgency: Callable[[], float]) -> ConvertedShard:
         try:
@@ -253,6 +271,7 @@ class Converter:
     async def _converted(self, ref: ObjectRef, task: MakeTask, urgency: Callable[[], float]) -> ConvertedShard:
         """Fetch the ranges that the conversion needs, until a worker has made the shard."""
         plain, conversion = replace(ref, conversion=None), task.conversion
+        self.expect(conversion.name)
         with MemoryFile("feedd-object", ref.size_bytes) as source:
             self._recorder.move(PIPELINE_MAKING, ref.size_bytes)
             try:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from feedd.cache.tiers import AnyCache
     from feedd.converting.converter import Converter
     from feedd.protocols import PinnedShards
+    from feedd.shard_index import ShardIndex
     from feedd.values import NextUses, ObjectRef
 
 _LANDINGS_MAX = 2
@@ -137,6 +138,11 @@ class ConvertingCache:
         """Whether a shard is in the cache, or being filled."""
         shard = self._converter.facts.converted(ref) if ref.conversion is not None else ref
         return shard is not None and self._inner.knows(shard)
+
+    def index_of(self, ref: ObjectRef) -> ShardIndex | None:
+        """Return the index that the shard's conversion told; None: the shard is none, or its index must be read."""
+        shard = None if ref.conversion is None else self._converter.facts.converted(ref)
+        return None if shard is None else self._converter.indexes.get(shard)
 
     @asynccontextmanager
     async def sized(self, ref: ObjectRef) -> AsyncIterator[ObjectRef]:

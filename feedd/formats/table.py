@@ -113,9 +113,27 @@ class TableFormat:
         """
         return _Reader(data, url).read()
 
+    def regular_index(self, data: memoryview, url: str) -> RegularIndex | None:
+        """Return the index of a table whose values all lie at regular distances, from its foot; None: another table.
+
+        Args:
+            data: see ``index``.
+            url: see ``index``.
+
+        Raises:
+            BadShard: see ``index``.
+        """
+        return _Reader(data, url).regular()
+
 
 class _Reader(ShardReader):
     """Reads the columns of one shard, all rows at a time."""
+
+    def regular(self) -> RegularIndex | None:
+        """Read the foot; return the index if that tells everything."""
+        foot, _ = self._foot()
+        index = self.read() if _is_regular(foot) else None
+        return index if isinstance(index, RegularIndex) else None
 
     def read(self) -> ShardIndex:
         """Read the foot and the buffers that it names; return the index."""
@@ -128,7 +146,7 @@ class _Reader(ShardReader):
         stored = tuple(column.encoding for column in columns)
         notes = tuple((column, row, text[:NOTE_CHARS_MAX]) for column, row, text in foot.notes[:NOTES_MAX])
         unread = unread_of(dict(foot.unread))
-        if foot.keys is None and all(column.is_regular for column in columns):
+        if _is_regular(foot):
             for column in columns:
                 self._check_encoding(column, end)
                 self._check(column.name, column.at, rows * column.width, end)
@@ -204,6 +222,11 @@ class _Reader(ShardReader):
     def _check(self, name: str, at: int, size: int, end: int) -> None:
         if at < 0 or at + size > end:
             self.fail(max(at, 0), f"{size} bytes of column {name!r} before byte {end}", f"an offset of {at}")
+
+
+def _is_regular(foot: TableFoot) -> bool:
+    """Whether the foot alone tells where all values lie."""
+    return foot.keys is None and all(column.is_regular for column in foot.columns)
 
 
 def _reasons(marks: Mapping[int, NDArray[np.uint8]], starts: NDArray[np.int64]) -> NDArray[np.uint8]:

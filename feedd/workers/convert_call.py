@@ -5,8 +5,10 @@ from __future__ import annotations
 import zlib
 from typing import TYPE_CHECKING, Final
 
+from feedd.convert.conversion_registry import is_outline
 from feedd.errors import BadShard
 from feedd.values import ByteRange
+from feedd.workers.index_columns import unpack_regular
 from feedd.workers.messages import ConvertedAnswer, MakeRequest, NeedRanges, Packet, encode
 from feedd.workers.work import ConvertedShard
 
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 
 _SLOWEST_BYTES_PER_S: Final = 1 << 20  # bytes read; bzip2 at its slowest reads four times as much
 _LEAST_LONG_S: Final = 1.0
+_OUTLINE_BYTES_MAX: Final = 8 << 20  # of text, as many rows are read in a tenth of a second
 LONG_STREAM: Final = -1
 """Queue of long conversions. It is separate, so that short calls never wait behind them."""
 
@@ -23,17 +26,24 @@ LONG_STREAM: Final = -1
 class MakeCall:
     """``DecodePool.make``."""
 
-    rows, stream = 1, LONG_STREAM
+    rows = 1
 
     def __init__(self, task: MakeTask) -> None:
         self._task = task
+        self._held_bytes = sum(span.size_bytes for span in task.spans)
         self.outcome: ConvertedShard | tuple[ByteRange, ...] = ()
 
     @property
+    def stream(self) -> int:
+        """The queue of short calls for an outline, because an open waits for that."""
+        return LONG_STREAM if self.long_s else 0
+
+    @property
     def long_s(self) -> float:
-        """Extra seconds, in proportion to the bytes to read."""
-        held_bytes = sum(span.size_bytes for span in self._task.spans)
-        return _LEAST_LONG_S + held_bytes / _SLOWEST_BYTES_PER_S
+        """Extra seconds, in proportion to the bytes to read; none for an outline of few bytes."""
+        if self._held_bytes <= _OUTLINE_BYTES_MAX and is_outline(self._task.conversion):
+            return 0.0
+        return _LEAST_LONG_S + self._held_bytes / _SLOWEST_BYTES_PER_S
 
     def packet(self, rows: range, request_id: int) -> Packet:  # noqa: ARG002 - the protocol's names
         """Return the request."""
@@ -50,7 +60,8 @@ class MakeCall:
             self.outcome = tuple(ByteRange(*span) for span in answer.spans)
             return
         assert isinstance(answer, ConvertedAnswer)
-        self.outcome = ConvertedShard(answer.size_bytes, answer.format_name, answer.busy_s)
+        index = None if answer.index is None else unpack_regular(answer.index)
+        self.outcome = ConvertedShard(answer.size_bytes, answer.format_name, answer.busy_s, index)
 
     def give_up(self, rows: range, reason: str) -> None:  # noqa: ARG002 - the protocol's names
         """Report the object as unreadable.

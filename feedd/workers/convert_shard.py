@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import time
 import zlib
-from typing import TYPE_CHECKING, Final
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 from feedd.convert.conversion_io import FileOut, MappedObject
 from feedd.convert.conversion_registry import get, is_unpacked
 from feedd.convert.memory_limits import at_most
-from feedd.errors import BadShard
+from feedd.errors import BadShard, FeeddError
 from feedd.formats.refused import say_packed
+from feedd.formats.table import TableFormat
 from feedd.values import ByteRange
-from feedd.workers.messages import ConvertedAnswer, NeedRanges
+from feedd.workers.index_columns import indexed
+from feedd.workers.messages import ConvertedAnswer, NeedRanges, encode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from feedd.workers.messages import MakeRequest
+    from feedd.workers.messages import Indexed, MakeRequest
 
 _HEAD_BYTES: Final = 8
+_INDEX_BYTES_MAX: Final = 32 << 10  # of the 96 KiB of an answer
+_TABLE: Final = TableFormat()
 
 
 def make_shard(request: MakeRequest, fds: Sequence[int]) -> ConvertedAnswer | NeedRanges:
@@ -51,7 +56,47 @@ def make_shard(request: MakeRequest, fds: Sequence[int]) -> ConvertedAnswer | Ne
             if is_unpacked(request.converter):
                 say_packed(error, bytes(held.data[:_HEAD_BYTES]), request.converter)
             raise
-    return ConvertedAnswer(request.id, time.perf_counter() - began_s, out.at, format_name)
+    index = _index(request, target, out.at) if format_name == _TABLE.name else None
+    return ConvertedAnswer(request.id, time.perf_counter() - began_s, out.at, format_name, index)
+
+
+@runtime_checkable
+class ImportsLate(Protocol):
+    """A converter that imports its libraries when it first reads an object."""
+
+    def import_libraries(self) -> None:
+        """Import them now.
+
+        Raises:
+            Unsupported: a library is missing.
+        """
+
+
+def import_libraries(name: str) -> None:
+    """Import what the converter of a name needs, so that the first conversion does not wait for that.
+
+    Raises:
+        Unsupported: there is no such conversion, or its library is missing.
+    """
+    converter = get(name)
+    if isinstance(converter, ImportsLate):
+        converter.import_libraries()
+
+
+def _index(request: MakeRequest, target: int, size_bytes: int) -> Indexed | None:
+    """Return the index of the table just written if it is regular, because then its foot tells everything."""
+    if 0 <= request.entry_bytes < size_bytes:
+        return None  # the foot was not written
+    # If the table cannot be read, the request for its index tells why.
+    with (
+        suppress(FeeddError, OSError, ValueError, BufferError),
+        MappedObject(target, request.out_at + size_bytes) as file,
+        file.data[request.out_at :] as table,
+    ):
+        index = _TABLE.regular_index(table, request.url)
+        message = None if index is None else indexed(request.id, 0.0, index, index.strides)
+        return message if message is not None and len(encode(message)) <= _INDEX_BYTES_MAX else None
+    return None
 
 
 def _check(wanted: Sequence[ByteRange], request: MakeRequest) -> None:

@@ -23,7 +23,7 @@ from feedd.values import FieldRecipe
 from feedd.workers import index_columns as columns
 from feedd.workers.bulk import copy_rows
 from feedd.workers.column_gather import gather
-from feedd.workers.convert_shard import make_shard
+from feedd.workers.convert_shard import import_libraries, make_shard
 from feedd.workers.descriptors import out_of_descriptors
 from feedd.workers.field_reader import Field
 from feedd.workers.fixed_width import plain_numbers
@@ -155,10 +155,13 @@ class Executor:
                 arena.close()
 
     def prepare(self, request: Prepare) -> None:
-        """Import modules before a row waits for them: OpenCV takes 50 ms, and more if it is not in memory yet."""
+        """Import modules before a row or a conversion waits for them: OpenCV takes 50 ms, and pyarrow as long."""
         for name in SLOW_MODULES.intersection(request.modules):
             with suppress(Exception):  # decode meets any error again and reports it
                 importlib.import_module(f"feedd.codecs.{name}")
+        for name in request.converters:
+            with suppress(Exception):  # the conversion meets any error again and reports it
+                import_libraries(name)
 
     def run(self, request: RequestContext, given: Sequence[int] = ()) -> tuple[Answer, list[int]]:
         """Return the reply and the descriptors to send with it; the caller closes them.
@@ -215,11 +218,7 @@ class Executor:
                 raise
         strides = columns.strides_of(index)
         fds.append(columns.pack(index, strides))
-        busy_s = time.perf_counter() - began_s
-        key_bytes = 0 if index.is_regular else len(index.key_blob)
-        told = index.fields, index.sample_count, key_bytes, index.encodings, index.notes, index.unread
-        has_reasons = index.reasons is not None
-        return Indexed(request.id, busy_s, *told, has_reasons=has_reasons, strides=strides, is_regular=index.is_regular)
+        return columns.indexed(request.id, time.perf_counter() - began_s, index, strides)
 
     def _sizes(self, request: MeasureRequest, given: Sequence[int], fds: list[int]) -> tuple[bytes, int]:
         if request.keep:

@@ -17,11 +17,10 @@ import numpy as np
 from feedd.errors import Internal
 from feedd.shard_index import RegularIndex, ShardIndex
 from feedd.workers.descriptors import out_of_descriptors
+from feedd.workers.messages import Indexed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from feedd.workers.messages import Indexed
 
 _SAMPLES_MAX = 1 << 26  # as ``formats.framing`` bounds them
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_WRITE
@@ -44,6 +43,14 @@ def _stride(starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> tuple[int, i
     if step <= 0 or not (starts[1:] - starts[:-1] == step).all():
         return None
     return int(starts[0]), step, int(sizes[0])
+
+
+def indexed(request_id: int, busy_s: float, index: ShardIndex, strides: Strides) -> Indexed:
+    """Return the message that goes with ``pack``."""
+    key_bytes = 0 if index.is_regular else len(index.key_blob)
+    told = index.fields, index.sample_count, key_bytes, index.encodings, index.notes, index.unread
+    has_reasons = index.reasons is not None
+    return Indexed(request_id, busy_s, *told, has_reasons=has_reasons, strides=strides, is_regular=index.is_regular)
 
 
 def pack(index: ShardIndex, strides: Strides) -> int:
@@ -101,19 +108,14 @@ def _write(fd: int, data: memoryview) -> None:
 
 
 def unpack(fd: int, reply: Indexed) -> ShardIndex:
-    """Return the index in a memfd made by ``pack``; does not close it.
+    """Return the index in a memfd made by ``pack``; does not close it. A regular index needs no memfd.
 
     Raises:
         Internal: the memfd has another size than the reply says. This is checked before memory is taken.
     """
-    if len(reply.strides) != (len(reply.fields) if reply.strides or reply.is_regular else 0):
-        raise Internal(f"expected strides of {len(reply.fields)} fields, got {len(reply.strides)}", stage="decode")
-    if not 0 <= reply.sample_count <= _SAMPLES_MAX:
-        expected = f"expected a shard index of 0 to {_SAMPLES_MAX} samples"
-        raise Internal(f"{expected}, got {reply.sample_count}", stage="decode")
+    _check(reply)
     if reply.is_regular:
-        told = reply.encodings, reply.notes, reply.unread
-        return RegularIndex(reply.fields, reply.strides, reply.sample_count, *told)
+        return unpack_regular(reply)
     samples, strides = reply.sample_count, reply.strides or (None,) * len(reply.fields)
     others = [number for number, stride in enumerate(strides) if stride is None]
     cells, all_cells = samples * len(others), samples * len(reply.fields)
@@ -143,6 +145,27 @@ def unpack(fd: int, reply: Indexed) -> ShardIndex:
         reasons=reasons,
         strides=strides,
     )
+
+
+def unpack_regular(reply: Indexed) -> RegularIndex:
+    """Return the regular index in a message.
+
+    Raises:
+        Internal: the message contradicts itself.
+    """
+    _check(reply)
+    if not reply.is_regular or None in reply.strides:
+        raise Internal(f"expected a regular index, got strides {reply.strides[:4]}", stage="decode")
+    told = reply.encodings, reply.notes, reply.unread
+    return RegularIndex(reply.fields, reply.strides, reply.sample_count, *told)
+
+
+def _check(reply: Indexed) -> None:
+    if len(reply.strides) != (len(reply.fields) if reply.strides or reply.is_regular else 0):
+        raise Internal(f"expected strides of {len(reply.fields)} fields, got {len(reply.strides)}", stage="decode")
+    if not 0 <= reply.sample_count <= _SAMPLES_MAX:
+        expected = f"expected a shard index of 0 to {_SAMPLES_MAX} samples"
+        raise Internal(f"{expected}, got {reply.sample_count}", stage="decode")
 
 
 def _with_strides(

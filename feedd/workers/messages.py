@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
-PROTOCOL: Final = 9
+PROTOCOL: Final = 10
 """Bump it with every change here: a worker started after an upgrade on disk must not talk to an older daemon."""
 
 MESSAGE_BYTES_MAX: Final = 96 << 10
@@ -59,9 +59,13 @@ class Detach(msgspec.Struct, frozen=True, array_like=True, tag="detach"):
 
 
 class Prepare(msgspec.Struct, frozen=True, array_like=True, tag="prepare"):
-    """Samples for these modules of ``codecs`` will come: import the modules (see ``recipe.slow_imports``)."""
+    """Data for these modules of ``codecs`` and these converters will come: import what they need.
 
-    modules: tuple[str, ...]
+    See ``recipe.slow_imports`` for the modules, and ``convert.conversion_registry`` for the converters.
+    """
+
+    modules: tuple[str, ...] = ()
+    converters: tuple[str, ...] = ()
 
 
 class ReportStart(msgspec.Struct, frozen=True, array_like=True, tag="report_start"):
@@ -182,12 +186,16 @@ class Indexed(msgspec.Struct, frozen=True, array_like=True, tag="indexed"):
 
 
 class ConvertedAnswer(msgspec.Struct, frozen=True, array_like=True, tag="converted"):
-    """The shard is written, with this many bytes; ``format_name`` is the format that indexes it."""
+    """The shard is written, with this many bytes; ``format_name`` is the format that indexes it.
+
+    ``index`` is the shard's index if it is regular and small enough.
+    """
 
     id: int
     busy_s: float
     size_bytes: int
     format_name: str
+    index: Indexed | None = None
 
 
 class NeedRanges(msgspec.Struct, frozen=True, array_like=True, tag="need"):

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from feedd.conversion import Conversion
+    from feedd.shard_index import ShardIndex
     from feedd.values import ByteRange, FieldRecipe, ShardFile
 
 
@@ -188,11 +189,13 @@ class ConvertedShard:
         size_bytes: size of the shard.
         format_name: format that indexes it.
         busy_s: seconds that a worker spent on it.
+        index: its index, if the conversion tells it; None: it must be read.
     """
 
     size_bytes: int
     format_name: str
     busy_s: float
+    index: ShardIndex | None = None
 
 
 @dataclass(frozen=True, slots=True, order=True)

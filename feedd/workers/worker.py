@@ -19,6 +19,7 @@ import socket
 import sys
 
 from feedd.errors import BadShard
+from feedd.formats.format_registry import built_in
 from feedd.workers import sandbox
 from feedd.workers.build import build_digest
 from feedd.workers.descriptors import DESCRIPTORS_MAX
@@ -98,6 +99,7 @@ def serve(sock: socket.socket) -> None:
     waiting = select.poll()
     waiting.register(sock, select.POLLIN)
     sock.send(encode(Hello(PROTOCOL, build_digest())))
+    built_in()  # imports all formats, before the first shard waits for that
     while True:
         if executor.keeps and not waiting.poll(1000 * REST_S):
             executor.rest()

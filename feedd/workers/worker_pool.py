@@ -71,6 +71,7 @@ class DecodePool:
         self._arenas: dict[int, tuple[int, int]] = {}  # arena id -> (our own descriptor, size in bytes)
         self._chunk_sizer = ChunkSizer(options.chunk_rows)
         self._poison = Poison()
+        self._converters: set[str] = set()  # those whose libraries workers were told to import
         self._dispatch = Dispatch(options, recorder)
         arenas = self._arenas
         self._supervisor = WorkerSupervisor(
@@ -96,11 +97,13 @@ class DecodePool:
         """Ids of the processes that take work now, by worker number."""
         return self._dispatch.pids
 
-    def prepare(self, recipes: Iterable[FieldRecipe]) -> None:
-        """Have workers import slow modules for these fields, while no samples wait."""
+    def prepare(self, recipes: Iterable[FieldRecipe] = (), converters: Iterable[str] = ()) -> None:
+        """Have workers import slow modules for these fields and converters, while no samples or objects wait."""
         modules = {slow_module(params_of(one)) for one in recipes} - {""}
-        if modules:
-            self._dispatch.broadcast(Packet(encode(Prepare(tuple(sorted(modules))))))
+        new = set(converters) - self._converters
+        self._converters |= new
+        if modules or new:
+            self._dispatch.broadcast(Packet(encode(Prepare(tuple(sorted(modules)), tuple(sorted(new))))))
 
     async def index(self, file: ShardFile, format_name: str) -> ShardIndex:
         """Return the index of the samples of ``file``.

@@ -17,6 +17,7 @@ from feedd.converting.converter import Converter, ConverterOptions
 from feedd.converting.converting_cache import ConvertingCache
 from feedd.metrics import CACHE_BYTES, CACHE_ENTRIES, CACHE_PINS, CACHE_RESERVED, PIPELINE_MAKING
 from feedd.values import ByteRange
+from feedd.workers.index_columns import unpack_regular
 from feedd.workers.messages import NeedRanges
 from feedd.workers.work import ConvertedShard
 from tests.fakes.caches import SHARD_BYTES, SLOT_BYTES, CacheRig
@@ -89,7 +90,8 @@ async def make(task: MakeTask) -> ConvertedShard | tuple[ByteRange, ...]:
     answer = answer_to(task)
     if isinstance(answer, NeedRanges):
         return tuple(ByteRange(*span) for span in answer.spans)
-    return ConvertedShard(answer.size_bytes, answer.format_name, answer.busy_s)
+    index = None if answer.index is None else unpack_regular(answer.index)
+    return ConvertedShard(answer.size_bytes, answer.format_name, answer.busy_s, index)
 
 
 @dataclass

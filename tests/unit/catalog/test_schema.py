@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from pyarrow import ipc
 
 from feedd.catalog.stages import PipelineOptions
 from feedd.conversion import text_of
+from feedd.convert.conversion_registry import HEAD_BYTES
 from feedd.errors import BadRecipe, BadSample, Unsupported
 from feedd.units import MIB
 from feedd.values import Cursor, Topology
@@ -24,12 +26,14 @@ from tests.unit.formats.test_mds import mds
 from tests.unit.formats.test_strided import safetensors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
     from feedd.range_sink import RangeSink
     from feedd.sessions.feed_session import Session
-    from feedd.values import ByteRange, ObjectRef, ReadProgress
+    from feedd.shard_index import ShardIndex
+    from feedd.values import ByteRange, ObjectRef, ReadProgress, ShardFile
+    from feedd.workers.work import ConvertedShard, MakeTask
     from tests.fakes.feeding import Feeding
 
 SKIP: dict[str, Any] = {"bad_samples": "skip", "bad_samples_max": 99, "window_shards": 1, "batch_size": 2}
@@ -125,6 +129,26 @@ def noted(rig: Feeding) -> list[tuple[str, int]]:
     return spans
 
 
+def noted_tasks(rig: Feeding) -> tuple[list[MakeTask], list[str]]:
+    """Return what workers are asked for from here on: conversions, and keys of shards to index."""
+    made: list[MakeTask] = []
+    indexed: list[str] = []
+    converter, index = rig.pipeline.cache._converter, rig.pool.index
+    make = converter._make
+
+    def noted_make(task: MakeTask) -> Awaitable[ConvertedShard | tuple[ByteRange, ...]]:
+        made.append(task)
+        return make(task)
+
+    async def noted_index(file: ShardFile, format_name: str) -> ShardIndex:
+        indexed.append(file.ref.key)
+        return await index(file, format_name)
+
+    converter._make = noted_make
+    rig.pool.index = noted_index  # type: ignore[method-assign]  # to see what is asked for
+    return made, indexed
+
+
 async def _specs(rig: Feeding, fields: tuple[tuple[str, str], ...], rank: int, count: int = 4) -> Session:
     return await rig.open(**SKIP, fields=fields, topology=node(rank, count))
 
@@ -148,6 +172,39 @@ async def test_a_large_first_shard_is_not_fetched_to_tell(tmp_path: Path) -> Non
         assert sum(size for key, size in spans if key == "train/0.tar") == 4 * MIB
         made = await batches(pinned)
         assert bad(made) == 1
+
+
+async def test_a_node_that_reads_the_first_file_of_columns_reads_its_footer_once(tmp_path: Path) -> None:
+    """Its columns are told by the conversion, and its index too: no worker is asked for either."""
+    raw = np.random.default_rng(0).random(1 << 20)
+    async with feeding(tmp_path, cache_bytes=512 << 20) as rig:
+        first = rig.store.put("train/0.parquet", parquet_of(a=np.arange(len(raw)), x=raw))
+        assert first.size_bytes > HEAD_BYTES[0]
+        made, indexed = noted_tasks(rig)
+        spans = noted(rig)
+        session = await rig.open(fields=(("a", "array"),), batch_size=1 << 18)
+        assert [spec.dtype for spec in session.info.specs] == ["int64"]
+        assert len(await batches(session)) == 4
+        assert [task.conversion.params for task in made if task.spans] == ['[["a"]]'] * 2
+        assert len(spans) == len(set(spans))
+        assert indexed == []
+
+
+async def test_an_index_that_was_told_and_lost_is_read(tmp_path: Path) -> None:
+    """As after a start with a full cache: batches are the same."""
+    async with feeding(tmp_path) as rig:
+        for shard in range(3):
+            rig.store.put(f"train/{shard}.parquet", parquet_of(a=np.arange(10) + 10 * shard))
+        _, indexed = noted_tasks(rig)
+        session = await rig.open(fields=(("a", "array"),))
+        expected = [one.ints("a") for one in await batches(session)]
+        assert list(itertools.chain.from_iterable(expected)) == list(range(30))
+        assert indexed == []
+        rig.pipeline.cache._converter.indexes.clear()
+        rig.pipeline.catalog.readings._cached.clear()
+        session = await rig.open(fields=(("a", "array"),))
+        assert [one.ints("a") for one in await batches(session)] == expected
+        assert sorted(indexed) == [f"train/{shard}.parquet" for shard in range(3)]
 
 
 @pytest.mark.slow

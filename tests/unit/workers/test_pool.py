@@ -71,6 +71,17 @@ async def test_workers_load_what_is_said_to_come(shards: list[ShardFile]) -> Non
         assert rig.pool.worker_pids == pids
 
 
+async def test_workers_load_what_converters_need() -> None:
+    """Once, while the first object is fetched; a decoder's modules are asked for apart from that."""
+    async with DecodePool(DecodeOptions(workers=2), TallyRecorder()) as pool:
+        assert not any(_has_loaded(pid, "libarrow") for pid in pool.worker_pids)
+        pool.prepare(converters=("parquet",))
+        await until(lambda: all(_has_loaded(pid, "libparquet") for pid in pool.worker_pids), 30.0)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(pool._dispatch, "broadcast", lambda _: pytest.fail("said twice"))
+            pool.prepare(converters=("parquet",))
+
+
 @pytest.mark.parametrize(
     ("text", "module"),
     [
@@ -236,12 +247,14 @@ async def test_a_worker_that_cannot_start_is_an_error_at_entry() -> None:
 
 
 async def test_workers_inherit_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment of a worker holds no AWS_* variable, and its niceness is the option's."""
+    """The environment of a worker holds no AWS_* variable but the choice of Arrow's allocator; its niceness is set."""
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     async with DecodePool(DecodeOptions(nice=3), TallyRecorder()) as pool:
         (pid,) = pool.worker_pids
         with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: ASYNC230, PTH123 - procfs does not block
-            assert b"AWS_" not in file.read()
+            environment = file.read()
+        assert b"AWS_" not in environment
+        assert b"ARROW_DEFAULT_MEMORY_POOL=system" in environment
         assert os.getpriority(os.PRIO_PROCESS, pid) == os.getpriority(os.PRIO_PROCESS, 0) + 3
 
 
