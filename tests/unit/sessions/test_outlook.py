@@ -183,7 +183,8 @@ async def test_a_rank_an_epoch_ahead_does_not_speak_for_the_others(tmp_path: Pat
         due = _next_uses(rig)
         following = fast._parts.reader.orders(Cursor(1))[0]
         for shard in range(6):
-            expected = min(order.index(shard), 5 + following.index(shard))  # the fast one stands in the last window, of one shard
+            # The fast one stands in the last window, which has one shard.
+            expected = min(order.index(shard), 5 + following.index(shard))
             assert due[f"{shard:02d}"] == expected, shard
         await batches(slow)
         assert isinstance(await take(slow, Cursor(1, 0)), Taken)
