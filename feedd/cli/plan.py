@@ -96,7 +96,7 @@ def shuffled(
     window_shards: int,
     sample_bytes: int,
 ) -> ShuffleReport:
-    """Measure how well the order of a node mixes.
+    """Measure how well the order of a node mixes after epoch 0, whose first windows are smaller.
 
     Args:
         sizes: int64[shards], bytes of each shard of the node.
@@ -109,7 +109,7 @@ def shuffled(
         counts = np.maximum(sizes // sample_bytes, 1)
     else:
         sample_bytes = int(sizes.sum()) // max(int(counts.sum()), 1)
-    options = EpochOptions(0, 0, shuffle=True, window_shards=window_shards)
+    options = EpochOptions(1, 0, shuffle=True, window_shards=window_shards)
     found = mix(Assignment(np.arange(sizes.shape[0], dtype=np.int64)), counts, options, batch_size)
     shape = (batch_size, window_shards, sample_bytes, found.window_samples)
     return ShuffleReport(*shape, found.windows, found.buffer, found.full, found.none)

@@ -201,6 +201,14 @@ class Listing:
             last[1].setflags(write=False)
         return last[1]
 
+    @property
+    def growing_windows(self) -> bool:
+        """Whether shuffle windows of epoch 0 grow from one shard.
+
+        Packs need no small windows: a batch waits for its own objects only. And neighbours in a pack are of one class.
+        """
+        return not self.packs
+
     def fingerprint(
         self,
         order: OrderSpec,
@@ -227,7 +235,12 @@ class Listing:
             "step_samples": order.batch_size * order.topology.world_size,
             "partitions": order.partitions or order.topology.node_count,
             "sharding": order.sharding,
-            "shuffle": [order.shuffle, window_shards if order.shuffle else 1, order.window_bytes],
+            "shuffle": [
+                order.shuffle,
+                window_shards if order.shuffle else 1,
+                order.window_bytes,
+                *(["growing"] if order.shuffle and self.growing_windows else []),
+            ],
             "seed": order.seed,
         }
         if self.named:

@@ -32,6 +32,8 @@ class EpochOptions:
     Attributes:
         window_shards: shards per shuffle window; without shuffle a window is one shard.
         window_bytes: size of a window instead, as many shards as fit, at least one; 0: by their number.
+        growing: the first windows of epoch 0 have 1, 2, 4, ... shards at most, so that the first batch of a run waits
+            for one shard.
     """
 
     epoch: int
@@ -39,6 +41,7 @@ class EpochOptions:
     shuffle: bool
     window_shards: int
     window_bytes: int = 0
+    growing: bool = True
 
 
 class Segment(NamedTuple):
@@ -275,16 +278,21 @@ def _edges(options: EpochOptions, shard_count: int, sizes: NDArray[np.int64] | N
     """Return the positions in the order where each window begins, and the end of the last window."""
     if not options.shuffle:
         return np.arange(shard_count + 1, dtype=np.int64)
+    growing = options.growing and options.epoch == 0
     if not options.window_bytes:
-        starts = np.arange(0, shard_count, options.window_shards, dtype=np.int64)
-        return np.append(starts, shard_count)
+        doublings = (options.window_shards - 1).bit_length() if growing else 0
+        first = (
+            1 << np.arange(doublings + 1, dtype=np.int64)
+        ) - 1  # windows of 1, 2, 4, ... shards end at 1, 3, 7, ...
+        starts = np.arange(first[-1], shard_count, options.window_shards, dtype=np.int64)
+        return np.append(np.concatenate([first[first < min(first[-1], shard_count)], starts]), shard_count)
     assert sizes is not None, "windows by bytes need the sizes of shards"
     ends = np.cumsum(sizes)
-    edges, before = [0], 0
+    edges, before, shards_max = [0], 0, 1 if growing else shard_count
     while edges[-1] < shard_count:
-        end = max(int(np.searchsorted(ends, before + options.window_bytes, "right")), edges[-1] + 1)
-        edges.append(end)
-        before = int(ends[end - 1])
+        end = int(np.searchsorted(ends, before + options.window_bytes, "right"))
+        edges.append(max(min(end, edges[-1] + shards_max), edges[-1] + 1))
+        before, shards_max = int(ends[edges[-1] - 1]), min(2 * shards_max, shard_count)
     return np.array(edges, dtype=np.int64)
 
 

@@ -47,6 +47,7 @@ class ReaderOptions:
         steps: steps of every rank in every epoch; None: each rank ends with its samples.
         wrap: partitions that end before the last step begin again.
         bucket_by: names of the field by whose stored size the samples of a window are grouped; empty: at random.
+        growing: see ``EpochOptions``.
     """
 
     seed: int
@@ -58,6 +59,7 @@ class ReaderOptions:
     wrap: bool = False
     window_bytes: int = 0
     bucket_by: tuple[str, ...] = ()
+    growing: bool = True
 
 
 def own_orders(partition_count: int) -> Orders:
@@ -174,7 +176,8 @@ class Reader:
     def epoch_options(self, epoch: int) -> EpochOptions:
         """Return the options that decide the order of an epoch."""
         options = self._options
-        return EpochOptions(epoch, options.seed, options.shuffle, options.window_shards, options.window_bytes)
+        window = options.window_shards, options.window_bytes, options.growing
+        return EpochOptions(epoch, options.seed, options.shuffle, *window)
 
     def rows(self, at: Cursor) -> BatchRows | NeedCounts | EpochEnd:
         """Return the batch at ``at``, the shards that must be indexed first, or the end of the epoch.

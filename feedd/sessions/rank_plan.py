@@ -79,6 +79,7 @@ def planned(view: DatasetView, request: Request, orders: Orders | None = None) -
         wrap,
         asked.window_bytes,
         request.bucket_sources,
+        view.listing.growing_windows,
     )
     own = orders or own_orders(len(shares))
     return Planned(lambda: Reader(shares, options, view.counts, own), uneven, steps)

@@ -142,14 +142,14 @@ def test_elastic(sharding: str) -> None:
 def test_batches_hold_similar_lengths() -> None:
     """Steps that lie in one window are runs of the sorted lengths, and come in no order of length; seeds matter."""
     run = Bucketed.of(Run((50,) * 8, open_spec(("s3://b/",), 10, seed=1), 4, Uneven.ALLOW, counted=False))
-    access = run.access_at(Topology(), Cursor(0))
+    access = run.access_at(Topology(), Cursor(1))
     steps = [[run.lengths(shard)[ordinal] for shard, ordinal in ids(rows)] for rows in access]
     for window in (steps[:20], steps[20:]):
         spans = sorted((min(step), max(step)) for step in window)
         assert all(before[1] <= after[0] for before, after in itertools.pairwise(spans))
         means = [sum(step) for step in window]
         assert means not in (sorted(means), sorted(means, reverse=True))
-    other = replace(run, spec=changed(run.spec, seed=2)).access_at(Topology(), Cursor(0))
+    other = replace(run, spec=changed(run.spec, seed=2)).access_at(Topology(), Cursor(1))
     assert [ids(rows) for rows in access] != [ids(rows) for rows in other]
 
 

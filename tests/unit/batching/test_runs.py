@@ -248,8 +248,8 @@ async def test_most_of_a_window_is_told_as_one_batch(tmp_path: Path) -> None:
     async with feeding(tmp_path) as rig:
         _arrays(rig.store)
         session = await rig.open(fields=FIELDS, batch_size=2, window_shards=6, runs=True, shuffle=True)
-        await session.produce_run(Cursor(), 1)  # sorts the window
-        made = await session.produce_run(Cursor(0, 1), 16)
+        await session.produce_run(Cursor(1), 1)  # sorts the window
+        made = await session.produce_run(Cursor(1, 1), 16)
         assert isinstance(made, Produced)
         assert (made.alike, made.more) == (15, ())
 

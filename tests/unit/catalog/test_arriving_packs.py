@@ -85,6 +85,15 @@ async def test_a_batch_comes_before_its_packs(tmp_path: Path) -> None:
         assert sorted(rig.store.reads) == sorted(BODIES), "each object was asked for once"
 
 
+async def test_packs_are_mixed_from_the_first_batch_on(tmp_path: Path) -> None:
+    """Windows of packs do not grow in epoch 0: no batch waits for a pack, and neighbours in a pack are alike."""
+    async with feeding(tmp_path) as rig:
+        session = await _opened(rig)
+        first = await take(session, Cursor())
+        assert isinstance(first, Taken)
+        assert len({int(body[:3]) // EACH for body in first.texts("jpg")}) > 2
+
+
 async def test_what_comes_first_is_asked_for_first(tmp_path: Path) -> None:
     """Of what nothing was asked for yet, objects of earlier steps go before those of later ones, and of none."""
     order = await _order(tmp_path / "before")

@@ -121,9 +121,9 @@ async def test_the_rest_of_a_window_is_indexed_behind_its_first_batches(tmp_path
         refs = session._parts.view.refs
         await until(lambda: all(map(rig.pipeline.cache.holds, refs)))
         for step in range(8):
-            await take(session, Cursor(0, step))
+            await take(session, Cursor(1, step))
         assert len(_known(rig, session)) <= 9
-        await take(session, Cursor(0, 8))
+        await take(session, Cursor(1, 8))
         await until(lambda: len(_known(rig, session)) == 16)
 
 

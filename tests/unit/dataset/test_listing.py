@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from feedd.dataset import listing as module
+from feedd.dataset.fingerprint import fingerprint
 from feedd.dataset.listing import Listing
 from feedd.dataset.sharding import balance
 from feedd.dataset.step_counts import Uneven
@@ -16,6 +18,8 @@ from feedd.values import ObjectRef, Topology
 if TYPE_CHECKING:
     import pytest
     from numpy.typing import NDArray
+
+    from feedd.dataset.packs import Packs
 
 
 SIZES = (7, 1, 5, 3, 9, 2)
@@ -57,3 +61,19 @@ def test_a_count_that_was_learned_outlives_a_newer_listing() -> None:
     held.renew(newer)
     assert held.counts == {0: 5, 1: 7}
     held.as_listed.learn(1, 7)
+
+
+def test_a_shuffled_run_is_another_one_than_in_former_versions() -> None:
+    """The fingerprint has the growing windows of epoch 0 where it has any: shuffled, and not over packs."""
+    listing = Listing.of([ObjectRef("s3://b", str(shard), 1, "e") for shard in range(4)], 0.0)
+    order = OrderSpec(2, sharding="key", topology=Topology(1, 0, 1, 0, 1, 0))
+
+    def former(*shuffle: object) -> bytes:
+        facts = {"fields": [], "step_samples": 2, "partitions": 1, "sharding": "key", "seed": order.seed}
+        return fingerprint(listing.digest, {**facts, "shuffle": shuffle})
+
+    shuffled = replace(order, shuffle=True)
+    assert listing.fingerprint(replace(order, shuffle=False), (), 4) == former(False, 1, 0)
+    assert listing.fingerprint(shuffled, (), 4) == former(True, 4, 0, "growing") != former(True, 4, 0)
+    packed = replace(listing, packs=(cast("Packs", None),))
+    assert packed.fingerprint(shuffled, (), 4) == former(True, 4, 0)

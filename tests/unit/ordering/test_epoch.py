@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -145,8 +146,49 @@ def test_windows_of_so_many_bytes(sizes: list[int], window_bytes: int, epoch: in
     assert all(windows)
     loads = [int(array[window].sum()) for window in windows]
     assert all(load <= window_bytes or len(window) == 1 for load, window in zip(loads, windows, strict=True))
-    assert all(load + sizes[after[0]] > window_bytes for load, after in zip(loads, windows[1:], strict=False))
+    widths_max = _widths_max(epoch, len(windows), 100)
+    assert all(len(window) <= most for window, most in zip(windows, widths_max, strict=True))
+    assert all(
+        load + sizes[after[0]] > window_bytes or len(window) == most
+        for load, window, most, after in zip(loads, windows, widths_max, windows[1:], strict=False)
+    )
     assert plan.shards(plan.window_count).size == 0
+
+
+def _widths_max(epoch: int, window_count: int, window: int) -> list[int]:
+    """Return how many shards each window may have."""
+    return [min(window, 2**number) if epoch == 0 else window for number in range(window_count)]
+
+
+@settings(max_examples=budget(100), deadline=None)
+@given(shard_count=st.integers(0, 70), window=st.integers(1, 40), epoch=st.integers(0, 2))
+def test_windows_of_so_many_shards(shard_count: int, window: int, epoch: int) -> None:
+    """All windows but the last are full, and the first windows of epoch 0 are full with 1, 2, 4, ... shards."""
+    plan = EpochMap(_all(shard_count)[0], EpochOptions(epoch, 3, shuffle=True, window_shards=window), {})
+    windows = [plan.shards(number).tolist() for number in range(plan.window_count)]
+    assert list(itertools.chain(*windows)) == plan.order.tolist()
+    assert all(windows)
+    widths, most = [len(shards) for shards in windows], _widths_max(epoch, len(windows), window)
+    assert widths[:-1] == most[:-1]
+    assert not windows or widths[-1] <= most[-1]
+
+
+@settings(max_examples=budget(50), deadline=None)
+@given(shard_count=st.integers(0, 30), window=st.integers(1, 9), window_bytes=st.integers(0, 90), data=st.data())
+def test_windows_that_do_not_grow(shard_count: int, window: int, window_bytes: int, data: st.DataObject) -> None:
+    """Without growing windows, epoch 0 has the windows of a later epoch; without shuffle each shard is a window."""
+    sizes = np.array(data.draw(st.lists(st.integers(1, 50), min_size=shard_count, max_size=shard_count)), np.int64)
+    share = Assignment(np.arange(shard_count, dtype=np.int64), sizes=sizes)
+    plain = EpochMap(share, EpochOptions(0, 3, shuffle=False, window_shards=window, window_bytes=window_bytes), {})
+    assert plain.edges.tolist() == list(range(shard_count + 1))
+    fixed = EpochOptions(0, 3, shuffle=True, window_shards=window, window_bytes=window_bytes, growing=False)
+    plan = EpochMap(share, fixed, {})
+    # The same sizes in the same order, so that only the number of the epoch differs.
+    alike = np.empty_like(sizes)
+    later = EpochMap(share, replace(fixed, epoch=1, growing=True), {})
+    alike[later.order] = sizes[plan.order]
+    again = EpochMap(Assignment(share.shards, sizes=alike), replace(fixed, epoch=1, growing=True), {})
+    assert plan.edges.tolist() == again.edges.tolist()
 
 
 def test_a_foreign_cursor_is_refused() -> None:
