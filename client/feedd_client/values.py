@@ -21,8 +21,8 @@ class Shuffle:
 
     Attributes:
         window_shards: shards per window; None selects the daemon's default. More shards mix better, and as many shards
-            must be in the cache before a batch of the window. The first windows of epoch 0 have 1, 2, 4, ... shards at
-            most, so that the first batch of a run waits for one shard.
+            must be in the cache before a batch of the window. With None, the first windows of epoch 0 have 1, 2, 4, ...
+            shards, so that the first batch of a run waits for one shard.
         window_bytes: fill each window with as many shards as fit into this many bytes, at least one shard. Use instead
             of ``window_shards``.
         bucket_by: field whose stored size groups similar samples of a window into one step, so that padding wastes

@@ -201,13 +201,12 @@ class Listing:
             last[1].setflags(write=False)
         return last[1]
 
-    @property
-    def growing_windows(self) -> bool:
-        """Whether shuffle windows of epoch 0 grow from one shard.
+    def growing_windows(self, order: OrderSpec) -> bool:
+        """Return whether shuffle windows of epoch 0 grow from one shard: if the client chose no size of windows.
 
         Packs need no small windows: a batch waits for its own objects only. And neighbours in a pack are of one class.
         """
-        return not self.packs
+        return order.shuffle and not (self.packs or order.window_shards or order.window_bytes)
 
     def fingerprint(
         self,
@@ -239,7 +238,7 @@ class Listing:
                 order.shuffle,
                 window_shards if order.shuffle else 1,
                 order.window_bytes,
-                *(["growing"] if order.shuffle and self.growing_windows else []),
+                *(["growing"] if self.growing_windows(order) else []),
             ],
             "seed": order.seed,
         }

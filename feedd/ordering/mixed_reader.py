@@ -118,7 +118,7 @@ class MixedPlan:
         for source, first in enumerate(view.listing.firsts):
             known = dict(enumerate(counts[source].tolist())) if cut.how == SAMPLE else {}
             seed = source_seed(order.seed, source)
-            window = window_shards, order.window_bytes, view.listing.growing_windows
+            window = window_shards, order.window_bytes, view.listing.growing_windows(order)
             options = EpochOptions(0, seed, order.shuffle, *window)
             shares = cut.shares(sizes[source], known, nodes, node)
             streams.append([RepeatingSource(share, first, counts[source], options) for share in shares])

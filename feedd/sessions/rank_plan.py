@@ -42,7 +42,8 @@ def windows_of(windows: SortedWindows, view: DatasetView, request: Request) -> O
     asked = request.spec.order
     topology = asked.topology
     parts = len(range(topology.node_rank, asked.partitions or topology.node_count, topology.node_count))
-    order = (asked.seed, asked.shuffle, request.window(view.listing), asked.window_bytes, request.bucket_sources)
+    grows = view.listing.growing_windows(asked)
+    order = (asked.seed, asked.shuffle, request.window(view.listing), asked.window_bytes, grows, request.bucket_sources)
     step = (asked.batch_size, topology.local_world_size) if request.bucket_sources else ()
     cut = (asked.sharding, asked.partitions, topology.node_count, topology.node_rank)
     key = (id(view.counts), view.name, *order, *step, *cut)
@@ -79,7 +80,7 @@ def planned(view: DatasetView, request: Request, orders: Orders | None = None) -
         wrap,
         asked.window_bytes,
         request.bucket_sources,
-        view.listing.growing_windows,
+        view.listing.growing_windows(asked),
     )
     own = orders or own_orders(len(shares))
     return Planned(lambda: Reader(shares, options, view.counts, own), uneven, steps)

@@ -27,6 +27,7 @@ from feedd.errors import (
     ResourceExhausted,
     StoreUnavailable,
 )
+from feedd.flow.pools import LOCAL_FILES
 from feedd.metrics import PIPELINE_MADE, PIPELINE_MADE_BYTES, PIPELINE_MADE_SECONDS, PIPELINE_MAKING
 from feedd.values import ByteRange, ObjectRef
 from tests.fakes.caches import SHARD_BYTES
@@ -438,16 +439,11 @@ async def test_an_object_in_the_cache_is_not_fetched_for_what_is_made_of_it(rig:
         assert rig.fetcher.calls[ref.key] == 2
 
 
-def lose(file: ShardFile) -> None:
-    """Take a file from under the cache."""
-    Path(file.path).unlink()
-
-
 async def test_an_object_that_goes_from_the_disk_is_fetched(rig: MadeRig) -> None:
     """Under the cache's feet: what is made of it is right all the same."""
     ref = rig.shard("a")
     async with rig.open_made() as cache:
         with await cache.acquire([replace(ref, conversion=None)]) as pins:
-            lose(pins.files[0])
+            await LOCAL_FILES.run(Path(pins.files[0].path).unlink)
         with await cache.acquire([ref]) as pins:
             rig.check(pins, [ref])
