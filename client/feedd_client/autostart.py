@@ -24,7 +24,7 @@ from feedd_client import shm
 from feedd_client.errors import DaemonStartError
 from feedd_client.executable import VARIABLE as EXECUTABLE_VARIABLE
 from feedd_client.executable import find_executable
-from feedd_client.transport import UDS_PATH_MAX, answers, parse_address, peer_credentials, probe
+from feedd_client.transport import UDS_PATH_MAX, answers, lane_address, parse_address, peer_credentials, probe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -62,8 +62,9 @@ def resolve_address(explicit: str | None) -> str:
         return named
     if named:
         return _ephemeral(named)
-    reason = probe(parse_address(DEFAULT_ADDRESS))
-    if reason is not None:
+    default = parse_address(DEFAULT_ADDRESS)
+    reason = probe(default)
+    if reason is not None and probe(lane_address(default, 1)) is not None:  # one lane of a node may be starting again
         return _ephemeral(None, reason)
     os.environ[ADDRESS_VARIABLE] = DEFAULT_ADDRESS
     return DEFAULT_ADDRESS

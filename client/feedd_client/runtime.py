@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections import deque
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from feedd_client import lifetime
 from feedd_client.autostart import resolve_address
+from feedd_client.errors import BadOptionError, DaemonUnreachable, Draining
 from feedd_client.transport import CONNECT_TIMEOUT_S, Endpoint, lane_address, parse_address, probe, unreachable
 
 if TYPE_CHECKING:
@@ -49,19 +51,29 @@ class Runtime:
 
         Raises:
             DaemonUnreachable: nothing accepts connections.
-            FeedError: the first daemon does not say how many there are.
+            Draining: the wanted daemon accepts none, but another daemon of the node does.
+            FeedError: no daemon says how many there are.
         """
         node = parse_address(resolve_address(self._explicit))
         if self._daemon_count is not None:
             address = lane_address(node, daemon_of(self._daemon_count))
             if address == node or probe(address) is None:
                 return self._endpoint_at(address)
-        first = self._endpoint_at(node)
-        self._daemon_count = first.daemon_count(CONNECT_TIMEOUT_S)
+        asked = self._endpoint_at(_answering(node))
+        self._daemon_count = asked.daemon_count(CONNECT_TIMEOUT_S)
         address = lane_address(node, daemon_of(self._daemon_count))
-        if address != node:
-            self.drop_channel()
-            first.close()
+        if address == asked.address:
+            return asked
+        self.drop_channel()
+        asked.close()
+        reason = probe(address)
+        if reason is not None:  # a refused connection: the supervisor is starting that daemon again
+            kind = Draining if isinstance(reason, ConnectionRefusedError) else DaemonUnreachable
+            raise kind(
+                f"expected each of the node's {self._daemon_count} daemons to answer, got {reason}",
+                object=address.text,
+                hint="clients must reach the addresses of all lanes: mount the socket's folder, or open all ports",
+            )
         return self._endpoint_at(address)
 
     def _endpoint_at(self, address: Address) -> Endpoint:
@@ -129,3 +141,13 @@ class Runtime:
     def _settle(self) -> None:
         while self.left:
             self.give_back(self.left.popleft().settle())
+
+
+def _answering(node: Address) -> Address:
+    """Return the address of a daemon that knows how many the node has: of the second while the first starts again."""
+    if node.uds_path is not None and isinstance(probe(node), ConnectionRefusedError):
+        with contextlib.suppress(BadOptionError):  # the path has no room for a suffix, so the daemon is alone
+            second = lane_address(node, 1)
+            if probe(second) is None:
+                return second
+    return node

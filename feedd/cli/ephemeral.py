@@ -59,9 +59,14 @@ def note_cache_dir(config: Config) -> None:
             Path(path).with_name(CACHE_FILE).write_text(str(config.cache.dir), encoding="utf-8")
 
 
-def sweep(parent: Path) -> None:
-    """Remove this user's cache directories of killed daemons; the next daemon needs the space at once."""
-    for path in parent.glob(f"{prefix()}*"):
+def sweep(parent: Path, name_prefix: str | None = None) -> None:
+    """Remove this user's directories of killed daemons; the next daemon needs the space at once.
+
+    Args:
+        parent: where they are.
+        name_prefix: how their names begin; None: those of caches.
+    """
+    for path in parent.glob(f"{name_prefix or prefix()}*"):
         try:
             stat = path.lstat()
             age_s = time.time() - stat.st_mtime  # noqa: TID251 - a file's time is a date

@@ -56,22 +56,26 @@ async def owner_of(config: Config, address: str | None) -> AsyncIterator[tuple[N
     """Yield the daemon to ask, with the current state of its cache; None if no daemon owns the cache.
 
     Raises:
-        NotFound: no daemon answers at ``address``, or it has no cache.
+        NotFound: no daemon answers at ``address``, or a lane of the daemon's node does not answer.
     """
     async with AsyncExitStack() as stack:
         for one in [address] if address else _sockets(config):
             # gRPC takes a third of a second to import, so only import it if there is a daemon to ask.
             from feedd.lanes.node_client import node_at  # noqa: PLC0415 - see above
+            from feedd.serve.admin_client import daemon_at  # noqa: PLC0415 - see above
 
-            try:
-                daemon = await stack.enter_async_context(node_at(one))
-                state = await daemon.cache_state()
-            except FeeddError:
-                if address:
-                    raise
-                continue  # a leftover socket
-            if state is not None and (address or Path(state.directory) == config.cache.dir):
-                yield daemon, state
+            if not address:
+                try:
+                    first = await stack.enter_async_context(daemon_at(one))
+                    owned = await first.cache_state()
+                except FeeddError:
+                    continue  # a leftover socket
+                if owned is None or Path(owned.directory) != config.cache.dir:
+                    continue
+            node = await stack.enter_async_context(node_at(one))
+            state = await node.cache_state()
+            if state is not None:
+                yield node, state
                 return
         yield None
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from feedd import __version__
-from feedd.cli.ephemeral import ephemeral_config, note_cache_dir
+from feedd.cache.ondisk.directory_lock import DirectoryLock
+from feedd.cli.ephemeral import ephemeral_config, note_cache_dir, sweep
 from feedd.cli.flags import (
     CacheDirFlag,
     CacheSizeFlag,
@@ -35,7 +36,7 @@ from feedd.observe.logs import configure_logging
 from feedd.units import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from feedd.config import Effective
 
@@ -72,11 +73,15 @@ def serve(
         if ephemeral:
             note_cache_dir(effective.config)
         if lane is not None and lane_folder is not None:
-            mine = become_lane(effective, Lane.parse(lane), lane_folder)
+            me = Lane.parse(lane)
+            _log_to_stderr(effective, {"lane": me.index})
+            mine = become_lane(effective, me, lane_folder)
             code = _run(mine, ephemeral=ephemeral, standby=standby, greets=False)
         elif effective.config.lanes > 1:
+            _log_to_stderr(effective)
             code = _supervise(effective, flags, ephemeral=ephemeral, standby=standby)
         else:
+            _log_to_stderr(effective)
             remove_other_lanes(effective.config.cache.dir, 1)
             code = _run(effective, ephemeral=ephemeral, standby=standby, greets=True)
     raise typer.Exit(code)
@@ -84,12 +89,15 @@ def serve(
 
 def _supervise(effective: Effective, flags: Flags, *, ephemeral: bool, standby: bool) -> int:
     """Run a node's lanes, each a process of this command."""
-    _log_to_stderr(effective)
     config = effective.config
     remove_other_lanes(config.cache.dir, config.lanes)
     switches = ["--standby"] if standby else []
+    # Trainers start another node at once if theirs fails, so its lanes must not wait for open streams.
+    switches += ["--set", "drain.grace=0s"] if ephemeral else []
     common = [sys.executable, "-m", "feedd", "serve", *flags.arguments(), "--cache-dir", str(config.cache.dir)]
-    with tempfile.TemporaryDirectory(prefix="feedd-lanes-") as folder:
+    prefix = f"feedd-lanes-{os.geteuid()}-"
+    sweep(Path(tempfile.gettempdir()), prefix)
+    with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as folder, DirectoryLock(Path(folder)):
 
         def arguments(lane: Lane) -> list[str]:
             # Processes of the process tree hold the first lane, and the node ends with it.
@@ -99,23 +107,28 @@ def _supervise(effective: Effective, flags: Flags, *, ephemeral: bool, standby: 
         from feedd.daemon.notify import Notifier  # noqa: PLC0415 - takes a third of a second
         from feedd.lanes.lane_supervisor import LaneCommand, Supervisor  # noqa: PLC0415 - takes a third of a second
 
-        command = LaneCommand(arguments, dict(os.environ), Path(folder))
+        command = LaneCommand(arguments, dict(os.environ), Path(folder), standby=standby, ends_with_first=ephemeral)
         on_ready = partial(_greet, effective) if sys.stderr.isatty() else None
         return asyncio.run(Supervisor(config, command, Notifier(os.environ), on_ready).run())
 
 
-def _log_to_stderr(effective: Effective) -> None:
-    """Log for a person on a terminal, else for machines, unless the configuration says otherwise."""
+def _log_to_stderr(effective: Effective, fields: Mapping[str, object] | None = None) -> None:
+    """Log for a person on a terminal, else for machines, unless the configuration says otherwise.
+
+    Args:
+        effective: has the form and the level.
+        fields: fields of every line.
+    """
     on_terminal = sys.stderr.isatty()
     form = effective.config.log.format
     if form == "auto":
         form = "text" if on_terminal else "json"
     brief = on_terminal and form == "text"
-    configure_logging(form, effective.config.log.level, brief=brief, without=_GREETED if brief else ())
+    without = _GREETED if brief else ()
+    configure_logging(form, effective.config.log.level, brief=brief, without=without, fields=fields or {})
 
 
 def _run(effective: Effective, *, ephemeral: bool, standby: bool, greets: bool) -> int:
-    _log_to_stderr(effective)
     # The stages take most of a second to import; a wrong configuration is reported before that.
     gc.disable()  # imports leave no garbage, and looking for it took an eighth of their time
     import uvloop  # noqa: PLC0415 - see above

@@ -49,7 +49,7 @@ def split_cores(groups: Sequence[Sequence[int]], lane_count: int) -> list[frozen
     return [frozenset(cores[low:high]) for low, high in itertools.pairwise(bounds)]
 
 
-def lanes_for(groups: Sequence[Sequence[int]], gpu_count: int) -> int:
+def lanes_for(groups: Sequence[Sequence[int]], gpu_count: int, core_count: int) -> int:
     """Return the number of lanes for a machine: at least 16 cores for each.
 
     The GPUs are a multiple of the lanes, so that each lane has as many ranks. No lane's cores are on two memory nodes
@@ -58,8 +58,8 @@ def lanes_for(groups: Sequence[Sequence[int]], gpu_count: int) -> int:
     Args:
         groups: cores by memory node.
         gpu_count: GPUs of the machine; 0: none.
+        core_count: cores whose time this process may use: all of ``groups``, or fewer by a control group's limit.
     """
-    core_count = sum(map(len, groups))
     for lane_count in range(core_count // CORES_PER_LANE, 1, -1):
         whole_nodes = lane_count % len(groups) == 0 or len(groups) % lane_count == 0
         if whole_nodes and gpu_count % lane_count == 0:
@@ -67,9 +67,9 @@ def lanes_for(groups: Sequence[Sequence[int]], gpu_count: int) -> int:
     return 1
 
 
-def auto_lanes(gpu_count: int) -> int:
-    """Return the number of lanes for this machine and the cores that this process may use."""
-    return lanes_for(cores_by_memory_node(frozenset(os.sched_getaffinity(0))), gpu_count)
+def auto_lanes(gpu_count: int, core_count: int) -> int:
+    """Return the number of lanes for this machine; arguments as in ``lanes_for``."""
+    return lanes_for(cores_by_memory_node(frozenset(os.sched_getaffinity(0))), gpu_count, core_count)
 
 
 def parse_cores(text: str) -> frozenset[int]:

@@ -348,10 +348,19 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _lanes_can_listen(self) -> Self:
-        for address in self.listen if self.lanes > 1 else ():
+        if self.lanes == 1:
+            return self
+        taken = {} if self.status is None else {self.status: "the status page"}
+        for address in self.listen:
             if address.endswith(":0"):
                 raise ValueError(f"expected a port to count the lanes' ports from, got {address}")
             check_listen(lane_address(address, self.lanes - 1))
+            for lane in range(self.lanes):
+                wanted = lane_address(address, lane)
+                if wanted in taken:
+                    other = taken[wanted]
+                    raise ValueError(f"expected an address for lane {lane} of {address}, got {wanted} of {other}")
+                taken[wanted] = address
         return self
 
     @field_validator("s3", mode="before")

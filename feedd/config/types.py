@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from feedd.access import completed
 from feedd.config.machine_cores import auto_lanes
-from feedd.config.machine_defaults import gpu_count, usable_cpus
+from feedd.config.machine_defaults import gpu_count, usable_cores, usable_cpus
 from feedd.units import GIB, KIB, format_size, is_loopback, parse_duration_s, parse_host_port, parse_size
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def _workers(value: Any) -> Any:  # noqa: ANN401 - the user may write any type
 def _lanes(value: Any) -> Any:  # noqa: ANN401 - the user may write any type
     text = str(value).strip().lower()
     if text == "auto":
-        return auto_lanes(gpu_count())
+        return auto_lanes(gpu_count(), usable_cores())
     if isinstance(value, bool) or not text.isdecimal() or not 1 <= int(text) <= LANES_MAX:
         raise ValueError(f"expected auto or 1 to {LANES_MAX} lanes, got {value!r}")
     return int(text)

@@ -143,10 +143,9 @@ async def _open(life: _Life, stack: AsyncExitStack, watchdog: Watchdog, holders:
         cache_capacity_bytes=config.cache.size + config.cache.memory,
     )
     status: str | None = None
-    if config.status is not None and life.standby:
-        status = await status_if_free(stack, config.status, source)
-    elif config.status is not None:
-        status = await stack.enter_async_context(open_status(config.status, source))
+    page = None if config.status is None else partial(open_status, config.status, source)
+    if page is not None:
+        status = await (status_if_free(stack, page) if life.standby else stack.enter_async_context(page()))
     takeover = partial(_takeover, life) if life.standby else None
     pipeline = await stack.enter_async_context(
         open_pipeline(config, life.recorder, life.clock, takeover, config.access_rules)
@@ -165,8 +164,8 @@ async def _open(life: _Life, stack: AsyncExitStack, watchdog: Watchdog, holders:
     )
     server = FeedServer(pipeline, _serve_options(life), life.recorder, life.clock, hooks)
     await stack.enter_async_context(server)
-    if config.status is not None:
-        status = status or await status_when_free(stack, config.status, source, life.clock)
+    if page is not None:
+        status = status or await status_when_free(stack, page, life.clock)
         _log.info("status page", address=status)
     return server
 

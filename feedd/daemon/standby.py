@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING
 from feedd.cache.ondisk.directory_lock import LOCK_NAME
 from feedd.errors import BadConfig
 from feedd.flow.pools import CACHE_DISK
-from feedd.observe.status import open_status
 
 if TYPE_CHECKING:
-    from contextlib import AsyncExitStack
+    from collections.abc import Callable
+    from contextlib import AbstractAsyncContextManager, AsyncExitStack
     from pathlib import Path
 
-    from feedd.observe.status import StatusSource
     from feedd.protocols import Clock
+
+    OpenPage = Callable[[], AbstractAsyncContextManager[str]]
+    """Opens the status page and returns its address; raises BadConfig if the port is taken."""
 
 _LOOK_S = 0.02  # half of this adds to the trainer's pause; a check is one system call
 _PORT_TRIES = 250
@@ -40,22 +42,22 @@ async def owner_gone(directory: Path, clock: Clock) -> None:
         os.close(fd)
 
 
-async def status_if_free(stack: AsyncExitStack, address: str, source: StatusSource) -> str | None:
+async def status_if_free(stack: AsyncExitStack, open_page: OpenPage) -> str | None:
     """Open the status page into ``stack``; None: the predecessor on this machine still has the port."""
     try:
-        return await stack.enter_async_context(open_status(address, source))
+        return await stack.enter_async_context(open_page())
     except BadConfig:
         return None
 
 
-async def status_when_free(stack: AsyncExitStack, address: str, source: StatusSource, clock: Clock) -> str:
+async def status_when_free(stack: AsyncExitStack, open_page: OpenPage, clock: Clock) -> str:
     """Open the status page into ``stack`` once the predecessor has released its port, which is its last step.
 
     Raises:
         BadConfig: the port stays taken, or there is another reason.
     """
     for _ in range(_PORT_TRIES):
-        if bound := await status_if_free(stack, address, source):
+        if bound := await status_if_free(stack, open_page):
             return bound
         await clock.sleep_s(_LOOK_S)
-    return await stack.enter_async_context(open_status(address, source))
+    return await stack.enter_async_context(open_page())

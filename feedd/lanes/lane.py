@@ -7,6 +7,8 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import structlog
+
 from feedd.cache.ondisk.directory_lock import DirectoryLock
 from feedd.config.machine_cores import cores_by_memory_node, split_cores
 from feedd.config.types import lane_address
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
     from feedd.config import Config
 
+_log = structlog.get_logger(__name__)
 _FOLDER = "lanes"  # in the cache's directory: the directories of the lanes above the first
 
 
@@ -67,7 +70,7 @@ def lane_config(config: Config, lane: Lane) -> Config:
     cache, fetch, decode, limits = config.cache, config.fetch, config.decode, config.limits
     worker_cores = lane_cores(frozenset(decode.cpus), lane) if decode.cpus else ()
     workers = decode.workers if decode.workers == "auto" else lane.part(decode.workers)
-    quarantine = config.quarantine
+    quarantine = _with(config.quarantine, size=lane.part(config.quarantine.size))
     if lane.index and quarantine.path.is_absolute():  # a relative path lies in the lane's own directory
         quarantine = _with(quarantine, path=quarantine.path.with_name(f"{quarantine.path.name}.lane{lane.index}"))
     admin = config.security.admin_socket
@@ -121,6 +124,7 @@ def remove_other_lanes(directory: Path, lane_count: int) -> None:
         if int(path.name) < lane_count or path.is_symlink():
             continue
         with contextlib.suppress(CacheUnavailable), DirectoryLock(path):
+            _log.warning("deleting the cache of a lane that this node no longer has", directory=str(path))
             shutil.rmtree(path, ignore_errors=True)
 
 

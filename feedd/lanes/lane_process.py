@@ -8,8 +8,6 @@ import signal
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import structlog
-
 from feedd.errors import Internal
 from feedd.lanes.lane import lane_config, lane_cores
 
@@ -44,7 +42,6 @@ def become_lane(effective: Effective, lane: Lane, folder: Path) -> Effective:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != int(os.environ.get(SUPERVISOR_VARIABLE, "-1")):
         raise Internal("expected a supervisor above this lane, got none", stage="lanes")
-    structlog.contextvars.bind_contextvars(lane=lane.index)
     config = lane_config(effective.config, lane)
     os.sched_setaffinity(0, lane_cores(frozenset(os.sched_getaffinity(0)), lane))
     return replace(effective, config=config.model_copy(update={"status": f"unix://{status_socket(folder, lane)}"}))

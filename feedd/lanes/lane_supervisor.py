@@ -7,12 +7,15 @@ import os
 import socket
 import time
 from contextlib import AsyncExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import structlog
 
+from feedd.clock import SystemClock
 from feedd.daemon.signals import StopRequests, handled
+from feedd.daemon.standby import status_if_free, status_when_free
+from feedd.errors import BadConfig
 from feedd.lanes.lane import Lane
 from feedd.lanes.lane_process import SUPERVISOR_VARIABLE, status_socket
 from feedd.lanes.node_status import NodeStatus, open_node_status
@@ -21,6 +24,7 @@ from feedd.lanes.restarts import Restart, Restarts, Stop
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
     from feedd.config import Config
@@ -31,6 +35,8 @@ if TYPE_CHECKING:
 STOP_S = 90.0
 """Longest time for a lane to end, besides the grace for open streams. Then it is killed."""
 _DATAGRAM_BYTES = 4096
+_READY = "READY=1"
+_OF_THIS_PROCESS = ("WATCHDOG_USEC", "WATCHDOG_PID")  # variables that no lane inherits: it has a watchdog of its own
 _log = structlog.get_logger(__name__)
 
 
@@ -39,11 +45,10 @@ class _Keeping:
     """One lane: its present process, if any, and what it has said."""
 
     lane: Lane
-    restarts: Restarts = field(default_factory=Restarts)
+    restarts: Restarts
     process: Process | None = None
     reported_ready: bool = False  # READY=1: the service manager may go on, also in standby
     serves: bool = False
-    began_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +59,15 @@ class LaneCommand:
         arguments: returns the command line of a lane.
         environment: variables of every lane.
         folder: folder of this process only, for the lanes' sockets.
+        standby: whether lanes wait for a predecessor, which may still have the port of the status page.
+        ends_with_first: whether the node ends if the first lane fails: trainers that started it start another.
     """
 
     arguments: Callable[[Lane], Sequence[str]]
     environment: dict[str, str]
     folder: Path
+    standby: bool = False
+    ends_with_first: bool = False
 
 
 class Supervisor:
@@ -71,14 +80,19 @@ class Supervisor:
         self._notifier = notifier
         self._on_ready = on_ready
         self._requests = StopRequests()
-        self._lanes = [_Keeping(Lane(index, config.lanes)) for index in range(config.lanes)]
+        self._lanes = [
+            _Keeping(Lane(index, config.lanes), Restarts(ends_node=command.ends_with_first and index == 0))
+            for index in range(config.lanes)
+        ]
         self._status = NodeStatus(
             tuple(status_socket(command.folder, one.lane) for one in self._lanes),
             config.cache.size + config.cache.memory,
         )
-        self._node_ready = False
+        self._all_serve = asyncio.Event()  # set once: all lanes have been ready at one time
+        self._told: set[str] = set()  # what the service manager knows
         self._code = 0
         self._bound: str | None = None
+        self._page_error: BadConfig | None = None
 
     async def run(self) -> int:
         """Run until a signal, a failed start or the end of a lane without an error; return the exit code.
@@ -89,19 +103,47 @@ class Supervisor:
         with handled(self._requests):
             async with AsyncExitStack() as stack:
                 stack.callback(lambda: _log.info("stopped", reason=self._requests.reason))
-                if self._config.status is not None:
-                    self._bound = await stack.enter_async_context(open_node_status(self._config.status, self._status))
+                await self._open_page_early(stack)
                 for one in self._lanes:
                     self._listen(stack, one)
                 _log.info("starting lanes", lanes=len(self._lanes), pid=os.getpid())
                 async with asyncio.TaskGroup() as group:
-                    helpers = [group.create_task(self._stop_on_request()), group.create_task(self._beat())]
+                    helpers = [self._stop_on_request(), self._beat(), self._announce(stack)]
+                    tasks = [group.create_task(helper) for helper in helpers]
                     async with asyncio.TaskGroup() as lanes:
                         for one in self._lanes:
                             lanes.create_task(self._keep(one))
-                    for helper in helpers:
-                        helper.cancel()
+                    for task in tasks:
+                        task.cancel()
+        if self._page_error is not None:
+            raise self._page_error
         return self._code
+
+    # ------------------------------------------------------------------ the node
+
+    def _page(self) -> AbstractAsyncContextManager[str]:
+        assert self._config.status is not None
+        return open_node_status(self._config.status, self._status)
+
+    async def _open_page_early(self, stack: AsyncExitStack) -> None:
+        if self._config.status is not None and self._command.standby:
+            self._bound = await status_if_free(stack, self._page)
+        elif self._config.status is not None:
+            self._bound = await stack.enter_async_context(self._page())
+
+    async def _announce(self, stack: AsyncExitStack) -> None:
+        """Say once that all lanes serve. Then the predecessor has ended, and its port is free."""
+        await self._all_serve.wait()
+        if self._config.status is not None and self._bound is None:
+            try:
+                self._bound = await status_when_free(stack, self._page, SystemClock())
+            except BadConfig as error:
+                self._page_error = error
+                self._requests.ask("the status page cannot be served")
+                return
+        _log.info("ready", lanes=len(self._lanes), addresses=self._config.listen, status=self._bound)
+        if self._on_ready is not None:
+            self._on_ready(self._config.listen, self._bound)
 
     # ------------------------------------------------------------------ one lane
 
@@ -110,10 +152,11 @@ class Supervisor:
         while not self._requests.drain.is_set():
             code, lived_s = await self._live(one)
             was_ready, one.reported_ready, one.serves = one.serves or one.reported_ready, False, False
+            self._tell()
             if self._requests.drain.is_set():
                 self._code = self._code or int(code != 0)
                 return
-            verdict = one.restarts.ended(code, lived_s, was_ready=was_ready, node_ready=self._node_ready)
+            verdict = one.restarts.ended(code, lived_s, was_ready=was_ready, node_ready=self._all_serve.is_set())
             match verdict:
                 case Stop(exit_code, reason):
                     self._code = exit_code
@@ -133,11 +176,17 @@ class Supervisor:
             "NOTIFY_SOCKET": str(folder / f"{lane.index}.notify"),
             SUPERVISOR_VARIABLE: str(os.getpid()),
         }
-        one.began_s = time.monotonic()
-        # In a group of its own, a lane does not get the terminal's Ctrl-C besides the supervisor's signal.
-        one.process = await asyncio.create_subprocess_exec(
-            *self._command.arguments(lane), env=environment, stdin=asyncio.subprocess.DEVNULL, process_group=0
-        )
+        for name in _OF_THIS_PROCESS:
+            environment.pop(name, None)
+        began_s = time.monotonic()
+        try:
+            # In a group of its own, a lane does not get the terminal's Ctrl-C besides the supervisor's signal.
+            one.process = await asyncio.create_subprocess_exec(
+                *self._command.arguments(lane), env=environment, stdin=asyncio.subprocess.DEVNULL, process_group=0
+            )
+        except OSError as error:  # too many processes, or an update of feedd is under way
+            _log.error("cannot start the process of a lane", lane=lane.index, error=str(error))
+            return os.EX_OSERR, 0.0
         try:
             if self._requests.drain.is_set():  # asked while the process started
                 one.process.terminate()
@@ -146,7 +195,7 @@ class Supervisor:
             if one.process.returncode is None:  # this task was cancelled
                 one.process.kill()
             one.process = None
-        return code, time.monotonic() - one.began_s
+        return code, time.monotonic() - began_s
 
     async def _pause(self, pause_s: float) -> None:
         try:
@@ -161,21 +210,38 @@ class Supervisor:
         """Receive a lane's messages to its service manager, which is this process."""
         loop = asyncio.get_running_loop()
         said = stack.enter_context(closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)))
-        said.bind(str(self._command.folder / f"{one.lane.index}.notify"))
+        path = self._command.folder / f"{one.lane.index}.notify"
+        try:
+            said.bind(str(path))
+        except OSError as error:
+            raise BadConfig(
+                f"cannot make a socket for a lane: {error}",
+                object=str(path),
+                hint="set TMPDIR to a folder with a short path, such as /tmp",
+                stage="lanes",
+            ) from error
         loop.add_reader(said, self._hear, said, one)
         stack.callback(loop.remove_reader, said)
 
     def _hear(self, said: socket.socket, one: _Keeping) -> None:
         fields = said.recv(_DATAGRAM_BYTES).decode("utf-8", "replace").split("\n")
-        one.reported_ready |= "READY=1" in fields
+        one.reported_ready |= _READY in fields
         one.serves |= "STATUS=ready" in fields
-        if all(each.reported_ready for each in self._lanes):
-            self._notifier.send("READY=1", f"STATUS={len(self._lanes)} lanes")
-        if not self._node_ready and all(each.serves for each in self._lanes):
-            self._node_ready = True
-            _log.info("ready", lanes=len(self._lanes), addresses=self._config.listen, status=self._bound)
-            if self._on_ready is not None:
-                self._on_ready(self._config.listen, self._bound)
+        self._tell()
+        if all(each.serves for each in self._lanes):
+            self._all_serve.set()
+
+    def _tell(self) -> None:
+        """Tell the service manager what is new, until the node stops."""
+        if self._requests.drain.is_set():
+            return
+        serving_count = sum(one.serves for one in self._lanes)
+        now = {f"STATUS={serving_count} of {len(self._lanes)} lanes serve"} | (self._told & {_READY})
+        if all(one.reported_ready for one in self._lanes):
+            now.add(_READY)
+        if now != self._told:
+            self._notifier.send(*sorted(now - self._told))
+            self._told = now
 
     # ------------------------------------------------------------------ the end
 

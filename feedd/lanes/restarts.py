@@ -29,9 +29,13 @@ class Restarts:
     A lane that fails at the node's start ends the node, because its error is most likely one of the configuration. A
     lane that fails later is started again; each failure in a row doubles the pause. A lane that ends without an error
     was told to, and then the node ends too.
+
+    Args:
+        ends_node: the node ends with this lane, however it ends.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, ends_node: bool = False) -> None:
+        self._ends_node = ends_node
         self._pause_s = 0.0
 
     def ended(self, code: int, lived_s: float, *, was_ready: bool, node_ready: bool) -> Restart | Stop:
@@ -47,6 +51,8 @@ class Restarts:
             return Stop(0, "a lane was asked to end")
         if not was_ready and not node_ready:
             return Stop(code if code > 0 else 1, "a lane could not start")
+        if self._ends_node:
+            return Stop(code if code > 0 else 1, "the first lane has failed, and trainers start another node")
         if lived_s >= _STEADY_S:
             self._pause_s = 0.0
         pause_s = self._pause_s

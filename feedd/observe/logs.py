@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from itertools import islice
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, TextIO
 
 import structlog
@@ -134,6 +135,15 @@ def _without(events: Collection[str]) -> Processor:
     return drop
 
 
+def _with_fields(fields: Mapping[str, object]) -> Processor:
+    """Return a processor that adds these fields."""
+
+    def add(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+        return {**fields, **event}
+
+    return add
+
+
 def configure_logging(
     form: Literal["json", "text"],
     level: str = "info",
@@ -141,6 +151,7 @@ def configure_logging(
     *,
     brief: bool = False,
     without: Collection[str] = (),
+    fields: Mapping[str, object] = MappingProxyType({}),
 ) -> None:
     """Send the records of structlog and the standard library to ``stream`` in one form.
 
@@ -150,11 +161,13 @@ def configure_logging(
         stream: output stream; None: the process's standard error.
         brief: for a person at a terminal: local time of day, sizes in units, and no effective configuration.
         without: events that the process reports in other ways.
+        fields: fields of every event, from whatever thread.
     """
     out = stream or sys.stderr
     number = logging.getLevelNamesMapping()[level.upper()]
     shared: list[Processor] = [
         *((_without(without),) if without else ()),
+        *((_with_fields(fields),) if fields else ()),
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="%H:%M:%S" if brief else "iso", utc=not brief, key="time"),

@@ -73,7 +73,14 @@ def test_every_core_is_in_one_lane() -> None:
 )
 def test_automatic_lanes(nodes: list[int], gpus: int, lanes: int) -> None:
     """At least 16 cores a lane, as many GPUs in each, and no lane on two memory nodes."""
-    assert lanes_for([list(range(size)) for size in nodes], gpus) == lanes
+    assert lanes_for([list(range(size)) for size in nodes], gpus, sum(nodes)) == lanes
+
+
+def test_a_limit_of_cpu_time_makes_fewer_lanes() -> None:
+    """A container with the time of 32 of 96 cores has two lanes, though it may run on all cores."""
+    nodes = [list(range(48)), list(range(48, 96))]
+    assert lanes_for(nodes, 0, 32) == 2
+    assert lanes_for(nodes, 0, 31) == 1
 
 
 def test_amounts_are_those_of_the_node() -> None:
@@ -91,6 +98,10 @@ def test_amounts_are_those_of_the_node() -> None:
             "decode.workers_max": (8, "test"),
             "listen": (["unix:///tmp/a.sock", "127.0.0.1:7070"], "test"),
             "quarantine.path": ("/tmp/bad.jsonl", "test"),
+            "quarantine.size": ("8MiB", "test"),
+            "limits.arena_per_owner": ("1GiB", "test"),
+            "fetch.bytes_in_flight": ("1GiB", "test"),
+            "cache.bypass": ("512MiB", "test"),
             "security.admin_socket": ("/tmp/admin.sock", "test"),
         },
         {},
@@ -101,6 +112,10 @@ def test_amounts_are_those_of_the_node() -> None:
     assert {lane.cache.quotas["s3://b/"] for lane in lanes} == {1 << 30}
     assert {lane.arena.size for lane in lanes} == {512 << 20}
     assert {lane.fetch.parts_in_flight for lane in lanes} == {16}
+    assert {lane.quarantine.size for lane in lanes} == {2 << 20}
+    assert {lane.limits.arena_per_owner for lane in lanes} == {256 << 20}
+    assert {lane.fetch.bytes_in_flight for lane in lanes} == {256 << 20}
+    assert {lane.cache.bypass for lane in lanes} == {128 << 20}
     assert {lane.fetch.transfer_threads for lane in lanes} == {1}
     assert {lane.decode.workers_max for lane in lanes} == {2}
     assert {lane.decode.workers for lane in lanes} == {"auto"}
@@ -126,6 +141,22 @@ def test_lanes_need_room_for_their_addresses(listen: str) -> None:
     load({"listen": ([listen], "test")}, {})
     with pytest.raises(ConfigProblems):
         load({"listen": ([listen], "test"), "lanes": (2, "test")}, {})
+
+
+@pytest.mark.parametrize(
+    ("listen", "status"),
+    [
+        (["127.0.0.1:7070", "127.0.0.1:7170"], "off"),
+        (["127.0.0.1:7070"], "127.0.0.1:7270"),
+        (["unix:///tmp/a", "unix:///tmp/a.lane2"], "off"),
+    ],
+)
+def test_lanes_have_addresses_of_their_own(listen: list[str], status: str) -> None:
+    """A lane's address may be that of another lane, or of the status page: the start would fail with half of them."""
+    settings = {"listen": (listen, "test"), "status": (status, "test")}
+    load(settings, {})
+    with pytest.raises(ConfigProblems, match="expected an address for lane"):
+        load({**settings, "lanes": (3, "test")}, {})
 
 
 @pytest.mark.parametrize("lanes", [0, 65, "many", True])

@@ -36,3 +36,11 @@ def test_failures_in_a_row_double_the_pause() -> None:
 def test_a_lane_that_was_told_to_end_ends_the_node() -> None:
     """As by an administrator, or when the last process of a tree has gone."""
     assert isinstance(Restarts().ended(0, 9.0, was_ready=True, node_ready=True), Stop)
+
+
+@pytest.mark.parametrize(("code", "expected"), [(0, 0), (70, 70), (-9, 1)])
+def test_a_lane_may_end_its_node(code: int, expected: int) -> None:
+    """The first lane of a node that trainers started: they start another node as soon as it is gone."""
+    found = Restarts(ends_node=True).ended(code, 99.0, was_ready=True, node_ready=True)
+    assert isinstance(found, Stop)
+    assert found.code == expected

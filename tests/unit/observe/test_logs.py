@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import re
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -43,6 +44,17 @@ def test_json_lines_carry_time_level_and_fields() -> None:
     assert list(line)[:3] == ["time", "level", "event"]
     assert line.pop("time", "").__class__ is str
     assert line == {"event": "ready", "level": "info", "sessions": 2}
+
+
+def test_fields_of_the_process_are_in_every_line() -> None:
+    """Also of other threads, which see no context variables, and of libraries."""
+    stream = io.StringIO()
+    configure_logging("json", "info", stream, fields={"lane": 3})
+    for say in (structlog.get_logger().info, logging.getLogger("library").warning):
+        thread = threading.Thread(target=say, args=("said",))
+        thread.start()
+        thread.join()
+    assert [json.loads(line)["lane"] for line in stream.getvalue().splitlines()] == [3, 3]
 
 
 def test_library_records_take_the_same_form() -> None:
