@@ -66,6 +66,14 @@ class ShardNumbers:
         return found
 
 
+def growing_windows(listing: Listing, order: OrderSpec) -> bool:
+    """Return whether shuffle windows of epoch 0 grow from one shard: if the client chose no size of windows.
+
+    Packs need no small windows: a batch waits for its own objects only. And neighbours in a pack are of one class.
+    """
+    return order.shuffle and not (listing.packs or order.window_shards or order.window_bytes)
+
+
 @dataclass(slots=True)
 class Listing:
     """One listing of one set of URLs.
@@ -201,13 +209,6 @@ class Listing:
             last[1].setflags(write=False)
         return last[1]
 
-    def growing_windows(self, order: OrderSpec) -> bool:
-        """Return whether shuffle windows of epoch 0 grow from one shard: if the client chose no size of windows.
-
-        Packs need no small windows: a batch waits for its own objects only. And neighbours in a pack are of one class.
-        """
-        return order.shuffle and not (self.packs or order.window_shards or order.window_bytes)
-
     def fingerprint(
         self,
         order: OrderSpec,
@@ -238,7 +239,7 @@ class Listing:
                 order.shuffle,
                 window_shards if order.shuffle else 1,
                 order.window_bytes,
-                *(["growing"] if self.growing_windows(order) else []),
+                *(["growing"] if growing_windows(self, order) else []),
             ],
             "seed": order.seed,
         }

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from feedd.dataset.listing import recipe_facts
+from feedd.dataset.listing import growing_windows, recipe_facts
 from feedd.dataset.sharding import REPLICATED, SAMPLE
 from feedd.dataset.step_counts import partition_samples
 from feedd.errors import BadRequest
@@ -118,7 +118,7 @@ class MixedPlan:
         for source, first in enumerate(view.listing.firsts):
             known = dict(enumerate(counts[source].tolist())) if cut.how == SAMPLE else {}
             seed = source_seed(order.seed, source)
-            window = window_shards, order.window_bytes, view.listing.growing_windows(order)
+            window = window_shards, order.window_bytes, growing_windows(view.listing, order)
             options = EpochOptions(0, seed, order.shuffle, *window)
             shares = cut.shares(sizes[source], known, nodes, node)
             streams.append([RepeatingSource(share, first, counts[source], options) for share in shares])

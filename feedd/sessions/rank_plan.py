@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from feedd.dataset.listing import growing_windows
 from feedd.dataset.step_counts import Uneven, parse_uneven
 from feedd.ordering.mixed_reader import AnyReader, MixedPlan, MixedReader
 from feedd.ordering.rank_reader import WINDOWS_KEPT, Reader, ReaderOptions, own_orders
@@ -42,7 +43,7 @@ def windows_of(windows: SortedWindows, view: DatasetView, request: Request) -> O
     asked = request.spec.order
     topology = asked.topology
     parts = len(range(topology.node_rank, asked.partitions or topology.node_count, topology.node_count))
-    grows = view.listing.growing_windows(asked)
+    grows = growing_windows(view.listing, asked)
     order = (asked.seed, asked.shuffle, request.window(view.listing), asked.window_bytes, grows, request.bucket_sources)
     step = (asked.batch_size, topology.local_world_size) if request.bucket_sources else ()
     cut = (asked.sharding, asked.partitions, topology.node_count, topology.node_rank)
@@ -80,7 +81,7 @@ def planned(view: DatasetView, request: Request, orders: Orders | None = None) -
         wrap,
         asked.window_bytes,
         request.bucket_sources,
-        view.listing.growing_windows(asked),
+        growing_windows(view.listing, asked),
     )
     own = orders or own_orders(len(shares))
     return Planned(lambda: Reader(shares, options, view.counts, own), uneven, steps)

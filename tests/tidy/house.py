@@ -109,6 +109,7 @@ async def _walk(folder: Path, tracer: Tracer) -> dict[str, Trace]:
         batch_size=_BATCH_SIZE,
         topology=Topology(),
         shuffle=True,
+        window_shards=4,
     )
     found: dict[str, Trace] = {}
     async with open_pipeline(config, NullRecorder(), SystemClock()) as pipeline:

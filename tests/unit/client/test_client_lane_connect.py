@@ -122,11 +122,13 @@ def test_the_number_is_asked_again_if_lanes_have_gone(down: dict[str, OSError]) 
 
 def test_no_daemon_is_started_beside_a_node(down: dict[str, OSError], monkeypatch: pytest.MonkeyPatch) -> None:
     """If only the first daemon of the default node is down, the node is used."""
-    monkeypatch.delenv("FEEDD_ADDRESS", raising=False)
+    monkeypatch.setenv("FEEDD_ADDRESS", "")
     monkeypatch.setattr(autostart, "_ephemeral", lambda *_: "started")
     default = autostart.DEFAULT_ADDRESS
     assert autostart.resolve_address(None) == default
     down[default] = _refused()
+    monkeypatch.setenv("FEEDD_ADDRESS", "")
     assert autostart.resolve_address(None) == default
     down[f"{default}.lane1"] = _refused()
+    monkeypatch.setenv("FEEDD_ADDRESS", "")
     assert autostart.resolve_address(None) == "started"
