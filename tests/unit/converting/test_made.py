@@ -14,7 +14,6 @@ from feedd.cache.caches import DiskCache
 from feedd.cache.entry_layout import disk_bytes
 from feedd.cache.pinned_reads import with_pinned
 from feedd.conversion import Conversion, text_of
-from feedd.convert.columnar import head_params
 from feedd.converting.conversion_log import ConversionFact, ConversionLog
 from feedd.converting.converter import Converter, ConverterOptions, formed, joined
 from feedd.converting.converting_cache import ConvertingCache
@@ -31,7 +30,6 @@ from feedd.metrics import PIPELINE_MADE, PIPELINE_MADE_BYTES, PIPELINE_MADE_SECO
 from feedd.values import ByteRange, ObjectRef
 from tests.fakes.caches import SHARD_BYTES
 from tests.fakes.fetchers import ROOT, until
-from tests.fakes.files import parquet_of
 from tests.fakes.forms import FORM, MadeRig, make, same_form
 from tests.fakes.next_uses import note_next_use
 from tests.fakes.sinks import into
@@ -253,57 +251,6 @@ async def test_no_memory_is_an_error(rig: MadeRig) -> None:
             converter.keep_only(lambda _: False)
         assert recorder.total(PIPELINE_MAKING) == 0
         assert rig.fetcher.calls[ref.key] == fetched
-
-
-async def test_a_conversion_tells_the_index_of_its_table(rig: MadeRig) -> None:
-    """Into memory and into an entry alike; a daemon that starts later has the shard, and reads the index itself."""
-    ref = replace(rig.fetcher.put("a.parquet", parquet_of(n=range(9))), conversion=Conversion("parquet"))
-    text = replace(rig.fetcher.put("b.parquet", parquet_of(n=["b"])), conversion=Conversion("parquet"))
-    async with rig.open_made() as cache:
-        assert cache.index_of(ref) is None
-        (await cache.acquire([ref, text])).release()
-        index = cache.index_of(ref)
-        assert index is not None
-        assert (index.fields, index.sample_count) == (("n",), 9)
-        assert cache.index_of(text) is cache.index_of(replace(ref, conversion=None)) is None
-    async with rig.open_made() as cache:
-        (await cache.acquire([ref])).release()
-        assert cache.index_of(ref) is None
-        await cache.discard(ref)
-        (await cache.acquire([ref])).release()
-        again = cache.index_of(ref)
-        assert again is not None
-        assert (again.fields, again.strides, again.sample_count) == (index.fields, index.strides, 9)
-
-
-async def test_outlines_wait_for_no_conversion(rig: MadeRig) -> None:
-    """An open needs the list of columns now; conversions that run may be for later."""
-    big = rig.shard("big")
-    small = rig.fetcher.put("a.parquet", parquet_of(n=range(9)))
-    rig.fetcher.hold(big)
-    converter = Converter(rig.fetcher, make, ConversionLog(), ConverterOptions(1 << 30, makings=1), rig.recorder)
-    running = asyncio.ensure_future(converter.bring(big, lambda: 0.0))
-    await until(lambda: rig.fetcher.running)
-    outline, whole = (replace(small, conversion=Conversion("parquet", text)) for text in (head_params(""), ""))
-    waiting = asyncio.ensure_future(converter.bring(whole, lambda: 0.0))
-    shard = await asyncio.wait_for(converter.bring(outline, lambda: 0.0), 30.0)
-    assert shard in converter._fresh
-    assert not waiting.done()
-    assert rig.fetcher.running == {big.key}
-    rig.fetcher.release(big)
-    await asyncio.gather(running, waiting)
-    converter.keep_only(lambda _: False)
-
-
-async def test_workers_are_told_what_will_be_converted(rig: MadeRig) -> None:
-    """Before the object is fetched; not at all if the cache has the shard."""
-    ref = rig.shard("a")
-    told: list[tuple[str, int]] = []
-    for _ in range(2):
-        async with rig.open_made() as cache:
-            cache._converter.expect = lambda name: told.append((name, rig.fetcher.calls[ref.key]))
-            (await cache.acquire([ref])).release()
-    assert told == [(FORM, 0)]
 
 
 async def test_a_making_has_a_deadline(rig: MadeRig) -> None:
