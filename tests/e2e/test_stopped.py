@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -189,7 +190,8 @@ def test_a_daemon_whose_loop_hangs_ends_and_the_next_one_goes_on(
     (hooks / "hang").touch()
     assert daemon.process is not None
     assert daemon.process.wait(60) == EXIT_CODE
-    assert "the event loop is stuck: the process ends" in daemon.log.read_text()
+    # the hook hangs whichever of the two loops calls it first
+    assert re.search(r"the event loop( of fetches)? is stuck: the process ends", daemon.log.read_text())
     (hooks / "hang").unlink()
     daemon.start()
     run.trainer.finish()
