@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 from collections import deque
@@ -146,8 +145,10 @@ class Runtime:
 def _answering(node: Address) -> Address:
     """Return the address of a daemon that knows how many the node has: of the second while the first starts again."""
     if node.uds_path is not None and isinstance(probe(node), ConnectionRefusedError):
-        with contextlib.suppress(BadOptionError):  # the path has no room for a suffix, so the daemon is alone
+        try:
             second = lane_address(node, 1)
-            if probe(second) is None:
-                return second
+        except BadOptionError:  # the path has no room for a suffix, so the daemon is alone
+            return node
+        if probe(second) is None:
+            return second
     return node
