@@ -13,6 +13,7 @@ from feedd.cache.ondisk.directory_lock import DirectoryLock
 from feedd.config.machine_cores import cores_by_memory_node, split_cores
 from feedd.config.types import lane_address
 from feedd.errors import CacheUnavailable
+from feedd.units import KIB, MIB
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,7 +58,7 @@ class Lane:
         return cls(int(index), int(count))
 
     def part(self, whole: int, least: int = 1) -> int:
-        """Return this lane's part of what the node may use, at least ``least``; 0 stays 0."""
+        """Return this lane's part of what the node may use, at least ``least``, the option's minimum; 0 stays 0."""
         return max(least, whole // self.count) if whole else 0
 
     def cache_dir(self, directory: Path) -> Path:
@@ -70,7 +71,7 @@ def lane_config(config: Config, lane: Lane) -> Config:
     cache, fetch, decode, limits = config.cache, config.fetch, config.decode, config.limits
     worker_cores = lane_cores(frozenset(decode.cpus), lane) if decode.cpus else ()
     workers = decode.workers if decode.workers == "auto" else lane.part(decode.workers)
-    quarantine = _with(config.quarantine, size=lane.part(config.quarantine.size))
+    quarantine = _with(config.quarantine, size=lane.part(config.quarantine.size, 64 * KIB))
     if lane.index and quarantine.path.is_absolute():  # a relative path lies in the lane's own directory
         quarantine = _with(quarantine, path=quarantine.path.with_name(f"{quarantine.path.name}.lane{lane.index}"))
     admin = config.security.admin_socket
@@ -83,7 +84,7 @@ def lane_config(config: Config, lane: Lane) -> Config:
         cache=_with(
             cache,
             dir=lane.cache_dir(cache.dir),
-            size=lane.part(cache.size),
+            size=lane.part(cache.size, MIB),
             memory=lane.part(cache.memory),
             bypass=lane.part(cache.bypass),
             quotas={url: lane.part(size) for url, size in cache.quotas.items()},
@@ -91,7 +92,7 @@ def lane_config(config: Config, lane: Lane) -> Config:
         fetch=_with(
             fetch,
             parts_in_flight=lane.part(fetch.parts_in_flight),
-            bytes_in_flight=lane.part(fetch.bytes_in_flight),
+            bytes_in_flight=lane.part(fetch.bytes_in_flight, MIB),
             transfer_threads=lane.part(fetch.transfer_threads),
         ),
         decode=_with(
@@ -100,7 +101,7 @@ def lane_config(config: Config, lane: Lane) -> Config:
             workers=workers,
             workers_max=lane.part(decode.workers_max),
         ),
-        arena=_with(config.arena, size=lane.part(config.arena.size)),
+        arena=_with(config.arena, size=lane.part(config.arena.size, MIB)),
         limits=_with(limits, arena_per_owner=lane.part(limits.arena_per_owner)),
         quarantine=quarantine,
         security=_with(config.security, admin_socket=admin),

@@ -89,7 +89,7 @@ class Supervisor:
             config.cache.size + config.cache.memory,
         )
         self._all_serve = asyncio.Event()  # set once: all lanes have been ready at one time
-        self._announced: set[str] = set()  # what the service manager knows
+        self._reported: set[str] = set()  # what the service manager knows
         self._code = 0
         self._bound: str | None = None
         self._page_error: BadConfig | None = None
@@ -236,12 +236,12 @@ class Supervisor:
         if self._requests.drain.is_set():
             return
         serving_count = sum(one.serves for one in self._lanes)
-        now = {f"STATUS={serving_count} of {len(self._lanes)} lanes serve"} | (self._announced & {_READY})
+        now = {f"STATUS={serving_count} of {len(self._lanes)} lanes serve"} | (self._reported & {_READY})
         if all(one.reported_ready for one in self._lanes):
             now.add(_READY)
-        if now != self._announced:
-            self._notifier.send(*sorted(now - self._announced))
-            self._announced = now
+        if now != self._reported:
+            self._notifier.send(*sorted(now - self._reported))
+            self._reported = now
 
     # ------------------------------------------------------------------ the end
 

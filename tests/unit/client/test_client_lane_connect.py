@@ -99,6 +99,17 @@ def test_a_daemon_that_starts_again_is_awaited(down: dict[str, OSError]) -> None
     assert all(one.closed for one in _Endpoint.made)
 
 
+def test_a_closed_channel_is_not_used_again(down: dict[str, OSError]) -> None:
+    """The channel of the daemon that was only asked is forgotten, even if the wanted daemon does not answer."""
+    down[f"{NODE}.lane1"] = _refused()
+    trainer = Runtime(NODE, PrivateCopies(1))
+    with pytest.raises(Draining):
+        _connected(lambda _: 1, trainer)
+    found: object = trainer.connect(lambda _: 0)
+    assert isinstance(found, _Endpoint)
+    assert found.closed == 0
+
+
 @pytest.mark.parametrize("node", [NODE, "10.0.0.1:7070", "unix:///" + "x" * 98])
 def test_nobody_answers(down: dict[str, OSError], node: str) -> None:
     """A node without a daemon is an error at once; over TCP, another port may belong to anything."""

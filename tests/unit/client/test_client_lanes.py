@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import astuple, replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -11,9 +14,16 @@ from hypothesis import strategies as st
 from feedd import values
 from feedd.config.types import lane_address as daemons_address
 from feedd.lanes.lane_choice import serving_daemons
+from feedd.lanes.node_client import NodeClient, warm_lanes
 from feedd.open_spec import OrderSpec
+from feedd.warming import Amount, WarmProgress, WarmSpec
+from feedd_client.opener import Opener
+from feedd_client.state import lanes_of
 from feedd_client.topology import Topology, daemon_of, in_lane, planned_lanes
 from feedd_client.transport import lane_address, parse_address
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
 
 
 def _ranks(nodes: int, ranks: int) -> list[Topology]:
@@ -121,3 +131,85 @@ def test_a_warm_up_reaches_the_daemons_that_serve(ranks: int, daemons: int, url:
     """``feedd cache warm --ranks`` warms exactly the lanes that the trainers use."""
     used = [daemon_of(rank, planned_lanes(rank, daemons), daemons, [url]) for rank in _ranks(1, ranks)]
     assert list(dict.fromkeys(used)) == serving_daemons(ranks, daemons, [url])
+
+
+def _saved(node_count: int) -> dict[str, int]:
+    return {"node_count": node_count}
+
+
+def test_a_plan_keeps_its_lanes() -> None:
+    """On nodes with any number of daemons; None: the plan has no lanes yet, or they do not fit the ranks."""
+    options: Any = SimpleNamespace(partitions=None)
+    one_node, two_nodes = Topology(8, 0, 8, 0, 1, 0), Topology(8, 0, 4, 0, 2, 0)
+    assert lanes_of({}, one_node, options) is None
+    assert lanes_of(_saved(4), one_node, options) == 4
+    assert lanes_of(_saved(4), two_nodes, options) == 2
+    assert lanes_of(_saved(3), two_nodes, options) is None  # lanes would not fill the nodes
+    assert lanes_of(_saved(3), one_node, options) is None  # ranks would not fill the lanes
+
+
+def test_partitions_leave_the_lanes_open_between_batches() -> None:
+    """Within a batch each rank must be as it was."""
+    options: Any = SimpleNamespace(partitions=4)
+    node = Topology(8, 0, 8, 0, 1, 0)
+    assert lanes_of(_saved(4), node, options) is None
+    assert lanes_of(_saved(4), node, options, row=3) == 4
+
+
+@pytest.mark.parametrize(("lanes", "minor"), [(None, 0), (1, 0), (4, 11)])
+def test_lanes_need_a_daemon_that_knows_them(lanes: int | None, minor: int) -> None:
+    """An older daemon would ignore the lanes, and serve another order."""
+    opener = Opener.__new__(Opener)
+    options: Any = SimpleNamespace(needs_minor=0)
+    opener._options = options
+    opener.lane_count = lanes
+    assert opener._needs_minor == minor
+
+
+@given(nodes=st.integers(1, 3), lanes=st.integers(2, 4), sharding=st.sampled_from(["key", "size", "replicated"]))
+def test_a_warm_up_has_the_assignment_of_the_plan(nodes: int, lanes: int, sharding: str) -> None:
+    """A lane warms as the node that the lane is in the plan."""
+    for node, lane in itertools.product(range(nodes), range(lanes)):
+        warm = WarmSpec(("s3://b/",), nodes, node, sharding).in_lane(lane, lanes)
+        rank = values.Topology(nodes * lanes, node * lanes + lane, lanes, lane, nodes, node)
+        plan = OrderSpec(4, rank, sharding=sharding).in_lanes(lanes)
+        assert warm.sharding == plan.sharding
+        assert (warm.node_count, warm.node_rank) == (plan.topology.node_count, plan.topology.node_rank)
+
+
+async def test_a_warm_up_reports_sums() -> None:
+    """Of all lanes that have finished listing, each counted once."""
+    seen: list[int] = []
+    parts: list[int] = []
+
+    def warm_of(size: int) -> Callable[..., Awaitable[object]]:
+        async def warm(spec: WarmSpec, report: Callable[..., None]) -> None:
+            parts.append(spec.node_rank)
+            for count in (1, size):
+                report(WarmProgress(Amount(count, 10 * count)), None)
+
+        return warm
+
+    await warm_lanes(
+        WarmSpec(("s3://b/",)), [warm_of(2), warm_of(5)], lambda total, _: seen.append(total.total.object_count)
+    )
+    assert seen == [1, 2, 3, 7]
+    assert parts == [0, 1]
+
+
+@pytest.mark.parametrize(("ranks", "used"), [(None, {0, 1, 2, 3}), (2, None)])
+async def test_a_warm_up_of_a_node_uses_the_lanes_of_its_ranks(ranks: int | None, used: set[int] | None) -> None:
+    """Without a number of ranks, all of them."""
+    warmed: set[int] = set()
+
+    class Daemon:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        async def warm(self, _spec: WarmSpec, _report: object) -> None:
+            warmed.add(self.number)
+
+    daemons: list[Any] = [Daemon(number) for number in range(4)]
+    node = NodeClient(daemons)
+    await node.warm(WarmSpec(("s3://b/",)), ranks, lambda *_: None)
+    assert warmed == (used or set(serving_daemons(2, 4, ["s3://b/"])))

@@ -10,6 +10,7 @@ from feedd.cache.ondisk.directory_lock import DirectoryLock
 from feedd.config import Config, ConfigProblems, load
 from feedd.config.machine_cores import cores_by_memory_node, lanes_for, parse_cores, split_cores
 from feedd.lanes.lane import Lane, lane_config, remove_other_lanes
+from feedd.units import MIB
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -124,8 +125,35 @@ def test_amounts_are_those_of_the_node() -> None:
     assert lanes[2].listen == ["unix:///tmp/a.sock.lane2", "127.0.0.1:7270"]
     assert [str(lane.cache.dir) for lane in lanes] == ["/tmp/cache", *(f"/tmp/cache/lanes/{n}" for n in (1, 2, 3))]
     assert len({lane.quarantine.path for lane in lanes}) == 4
+    assert lanes[0].quarantine.path == node.quarantine.path
+    assert lanes[0].security.admin_socket == node.security.admin_socket
     assert len({lane.security.admin_socket for lane in lanes}) == 4
     assert all(lane.status is None for lane in lanes)
+
+
+def test_cores_of_workers_are_shared() -> None:
+    """Each of them belongs to one lane."""
+    node = Config.model_validate({"lanes": 2})
+    node = node.model_copy(update={"decode": node.decode.model_copy(update={"cpus": tuple(range(900, 908))})})
+    first, second = (set(lane_config(node, Lane(index, 2)).decode.cpus) for index in range(2))
+    assert (len(first), len(second)) == (4, 4)
+    assert first | second == set(range(900, 908))
+
+
+def test_a_part_is_never_below_the_minimum() -> None:
+    """Each lane's configuration is one that a user might write; 0 means none, and stays."""
+    small = {
+        "lanes": 4,
+        "cache": {"size": "1MiB", "memory": 0, "bypass": 0},
+        "fetch": {"parts_in_flight": 1, "bytes_in_flight": "1MiB", "transfer_threads": 1},
+        "decode": {"workers": 1, "workers_max": 1},
+        "arena": {"size": "1MiB"},
+        "quarantine": {"size": "64KiB"},
+    }
+    lane = lane_config(Config.model_validate(small), Lane(2, 4))
+    again = Config.model_validate(lane.model_dump() | {"status": "off"})
+    assert (again.cache.size, again.cache.memory, again.cache.bypass) == (MIB, 0, 0)
+    assert again.limits.arena_per_owner == 0
 
 
 def test_a_fixed_number_of_workers_is_shared() -> None:

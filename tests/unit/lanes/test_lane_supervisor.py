@@ -35,6 +35,22 @@ def say(*fields):
 """
 _SERVES = _SAYS + 'say("READY=1", "STATUS=ready"); say("STATUS=ready"); time.sleep(60)'
 _STANDS_BY = _SAYS + 'say("READY=1", "STATUS=standby"); time.sleep(60)'
+_DRAINS = (
+    _SAYS
+    + """
+count = 0
+def drain(*_):
+    global count
+    count += 1
+    open(os.environ["NOTIFY_SOCKET"] + ".drains", "w").close()
+    if count == 2:
+        sys.exit(4)
+signal.signal(signal.SIGTERM, drain)
+say("READY=1", "STATUS=ready")
+while True:
+    time.sleep(60)
+"""
+)
 _FAILS = "import sys; sys.exit(3)"
 
 
@@ -60,8 +76,9 @@ class _Node:
             loop.add_reader(manager, lambda: self.said.append(manager.recv(1000).decode()))
             variables = {"NOTIFY_SOCKET": str(self.folder / "manager"), "WATCHDOG_USEC": "60000000"}
             command = LaneCommand(self._arguments, dict(os.environ) | variables, self.folder, **self.options)
-            supervisor = Supervisor(self.config, command, Notifier(variables), lambda _, page: self.ready.append(page))
-            run = asyncio.create_task(supervisor.run())
+            notifier = Notifier(variables)
+            self.supervisor = Supervisor(self.config, command, notifier, lambda _, page: self.ready.append(page))
+            run = asyncio.create_task(self.supervisor.run())
             try:
                 yield run
             finally:
@@ -120,7 +137,29 @@ async def test_a_lane_that_dies_is_replaced(short_dir: Path) -> None:
         assert "STATUS=1 of 2 lanes serve" in node.states()
         assert before[1] in _lanes()
         assert len(_lanes()) == 2
+        assert sum(node.supervisor._status.restart_counts.values()) == 1
     assert node.states().count("READY=1") == 1
+
+
+async def test_each_lane_is_a_process_group(short_dir: Path) -> None:
+    """The terminal's Ctrl-C goes to the supervisor only, which passes one signal on."""
+    node = _Node(short_dir, [_SERVES])
+    async with node.running():
+        await until(lambda: node.ready)
+        assert [os.getpgid(lane.pid) for lane in _lanes()] == [lane.pid for lane in _lanes()]
+
+
+async def test_a_second_signal_is_passed_on(short_dir: Path) -> None:
+    """A lane that still drains after the first signal ends at the second; an error at the end is the node's."""
+    node = _Node(short_dir, [_DRAINS])
+    async with node.running() as run:
+        await until(lambda: node.ready)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await until(lambda: "STOPPING=1" in node.states())
+        await until(lambda: len([*short_dir.glob("*.drains")]) == 2)
+        assert not run.done()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert await run == 1
 
 
 async def test_a_lane_that_cannot_start_ends_the_node(short_dir: Path) -> None:
@@ -187,6 +226,21 @@ async def test_a_successor_waits_for_the_port(short_dir: Path) -> None:
             predecessor.close()
             await until(lambda: node.ready)
             assert node.ready == [address]
+
+
+async def test_a_port_that_stays_taken_ends_the_successor(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with one daemon; the lanes are stopped, not killed."""
+    monkeypatch.setattr("feedd.daemon.standby._PORT_TRIES", 1)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        node = _Node(short_dir, [_SERVES], status=f"127.0.0.1:{other.getsockname()[1]}")
+        node.options = {"standby": True}
+        with pytest.raises(BadConfig, match="port is taken"):
+            async with node.running() as run:
+                await run
+    assert "STOPPING=1" in node.states()
+    assert not node.ready
 
 
 async def test_a_long_folder_is_named(short_dir: Path) -> None:

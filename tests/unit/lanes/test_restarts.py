@@ -35,7 +35,10 @@ def test_failures_in_a_row_double_the_pause() -> None:
 
 def test_a_lane_that_was_told_to_end_ends_the_node() -> None:
     """As by an administrator, or when the last process of a tree has gone."""
-    assert isinstance(Restarts().ended(0, 9.0, was_ready=True, node_ready=True), Stop)
+    for ready in (True, False):
+        found = Restarts().ended(0, 9.0, was_ready=ready, node_ready=ready)
+        assert isinstance(found, Stop)
+        assert found.code == 0
 
 
 @pytest.mark.parametrize(("code", "expected"), [(0, 0), (70, 70), (-9, 1)])
