@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -143,3 +144,23 @@ def test_no_daemon_is_started_beside_a_node(down: dict[str, OSError], monkeypatc
     down[f"{default}.lane1"] = _refused()
     monkeypatch.setenv("FEEDD_ADDRESS", "")
     assert autostart.resolve_address(None) == "started"
+
+
+@pytest.mark.parametrize(("lane_count", "is_used"), [(None, True), (2, True), (4, False)])
+def test_a_session_of_another_plan_is_not_used(lane_count: int | None, is_used: bool) -> None:
+    """A pass with other lanes than the idle session's has other samples; that session is closed."""
+    closed: list[bool] = []
+    session: Any = SimpleNamespace(
+        lane_count=2,
+        free_count=4,
+        slot_count=4,
+        shared_slot_count=0,
+        collect=lambda: None,
+        leased=SimpleNamespace(payloads=list),
+        close=lambda: closed.append(True),
+    )
+    trainer = Runtime(NODE, PrivateCopies(1))
+    trainer.give_back(session)
+    found: object = trainer.borrow(lane_count)
+    assert (found is session) == is_used
+    assert closed == ([] if is_used else [True])

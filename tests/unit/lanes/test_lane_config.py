@@ -39,6 +39,12 @@ def test_cores_of_a_memory_node_stay_together(tmp_path: Path) -> None:
     assert cores_by_memory_node(frozenset({1, 5, 7}), root) == [[1, 5], [7]]
 
 
+def test_memory_nodes_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    """The tenth comes after the second: neighbours by number are neighbours on the board."""
+    root = _machine(tmp_path, [str(core) for core in range(12)], {})
+    assert cores_by_memory_node(frozenset(range(12)), root) == [[core] for core in range(12)]
+
+
 def test_a_machine_without_memory_nodes_is_one_group(tmp_path: Path) -> None:
     """As in some containers."""
     assert cores_by_memory_node(frozenset({3, 1, 2}), tmp_path) == [[1, 2, 3]]
