@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import runpy
-import signal
 import sys
 
-_PR_SET_PDEATHSIG = 1
+from feedd.flow.parent_death import end_with
 
 
 def main() -> None:
     """Ask the kernel for SIGKILL at the parent's death, then run the module."""
-    parent = os.getppid()
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # the parent died before the request
+    if not end_with(os.getppid()):
         raise SystemExit(1)
     module, sys.argv = sys.argv[1], sys.argv[1:]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

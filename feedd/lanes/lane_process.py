@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from feedd.errors import Internal
+from feedd.flow.parent_death import end_with
 from feedd.lanes.lane import lane_config, lane_cores
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from feedd.config import Effective
     from feedd.lanes.lane import Lane
 
-_PR_SET_PDEATHSIG = 1
 SUPERVISOR_VARIABLE = "FEEDD_LANE_SUPERVISOR"
 
 
@@ -39,8 +38,7 @@ def become_lane(effective: Effective, lane: Lane, folder: Path) -> Effective:
     Raises:
         Internal: the supervisor has ended meanwhile.
     """
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != int(os.environ.get(SUPERVISOR_VARIABLE, "-1")):
+    if not end_with(int(os.environ.get(SUPERVISOR_VARIABLE, "-1")), signal.SIGTERM):
         raise Internal("expected a supervisor above this lane, got none", stage="lanes")
     config = lane_config(effective.config, lane)
     os.sched_setaffinity(0, lane_cores(frozenset(os.sched_getaffinity(0)), lane))

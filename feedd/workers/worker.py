@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import array
 import contextlib
-import ctypes
 import errno
 import gc
 import json
 import os
 import select
-import signal
 import socket
 import sys
 
 from feedd.errors import BadShard
+from feedd.flow.parent_death import end_with
 from feedd.formats.format_registry import built_in
 from feedd.workers import sandbox
 from feedd.workers.build import build_digest
@@ -40,19 +39,11 @@ from feedd.workers.messages import (
     request_decoder,
 )
 
-_PR_SET_PDEATHSIG = 1
 _DESCRIPTORS_BYTES = socket.CMSG_SPACE(DESCRIPTORS_MAX * array.array("i").itemsize)
 # Plain ints, because the flags of the socket module are enums, which are slow to combine.
 _CLOEXEC = int(socket.MSG_CMSG_CLOEXEC)
 _CUT_OFF = int(socket.MSG_TRUNC)
 _FDS_LOST = int(socket.MSG_CTRUNC)
-
-
-def die_with(parent_pid: int) -> None:
-    """Make the kernel kill this process when its parent dies; exit at once if the parent has already died."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent_pid:
-        raise SystemExit(1)
 
 
 def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
@@ -130,7 +121,8 @@ def serve(sock: socket.socket) -> None:
 def main(arguments: list[str]) -> int:
     """Serve requests until the daemon closes the connection."""
     descriptor, parent_pid, nice = (int(argument) for argument in (*arguments, "0")[:3])
-    die_with(parent_pid)
+    if not end_with(parent_pid):
+        raise SystemExit(1)
     if len(arguments) > 3 and arguments[3] != "all":
         try:
             os.sched_setaffinity(0, {int(cpu) for cpu in arguments[3].split(",")})

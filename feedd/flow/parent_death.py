@@ -1,0 +1,20 @@
+"""Ends a process with its parent, however that dies."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from typing import Final
+
+_PR_SET_PDEATHSIG: Final = 1
+
+
+def end_with(parent_pid: int, number: signal.Signals = signal.SIGKILL) -> bool:
+    """Have the kernel send this process a signal when its parent dies.
+
+    Returns:
+        Whether the parent lives. False: it died before the kernel was asked, so no signal will come.
+    """
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+    return os.getppid() == parent_pid
