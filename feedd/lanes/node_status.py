@@ -168,10 +168,5 @@ async def open_node_status(address: str, status: NodeStatus) -> AsyncIterator[st
     Raises:
         BadConfig: the address cannot be listened on.
     """
-    handlers = _Handlers(status)
-    app = web.Application(client_max_size=1024)
-    app.router.add_get("/", handlers.page)
-    app.router.add_get("/metrics", handlers.metrics)
-    app.router.add_get("/healthz", handlers.healthz)
-    async with serve_pages(address, app) as bound:
+    async with serve_pages(address, _Handlers(status)) as bound:
         yield bound

@@ -7,7 +7,7 @@ import html
 import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from aiohttp import web
 
@@ -50,6 +50,19 @@ class StatusSource:
         return time.monotonic() - self.started_s
 
 
+class Pages(Protocol):
+    """Request handlers of the three pages."""
+
+    async def page(self, request: web.Request, /) -> web.Response:
+        """Answer ``/``, for people."""
+
+    async def metrics(self, request: web.Request, /) -> web.Response:
+        """Answer ``/metrics``."""
+
+    async def healthz(self, request: web.Request, /) -> web.Response:
+        """Answer ``/healthz``."""
+
+
 class _Handlers:
     """Request handlers of the three pages."""
 
@@ -89,15 +102,6 @@ class _Handlers:
         return web.Response(text=text, content_type="text/html")
 
 
-def _app(source: StatusSource) -> web.Application:
-    handlers = _Handlers(source)
-    app = web.Application(client_max_size=1024)
-    app.router.add_get("/", handlers.page)
-    app.router.add_get("/metrics", handlers.metrics)
-    app.router.add_get("/healthz", handlers.healthz)
-    return app
-
-
 def _translate(error: OSError, address: str) -> BadConfig:
     reasons = {
         errno.EADDRINUSE: ("the port is taken", "another feedd may be running; choose another with --status, or off"),
@@ -120,13 +124,17 @@ async def open_status(address: str, source: StatusSource) -> AsyncIterator[str]:
     Raises:
         BadConfig: the address cannot be listened on.
     """
-    async with serve_pages(address, _app(source)) as bound:
+    async with serve_pages(address, _Handlers(source)) as bound:
         yield bound
 
 
 @asynccontextmanager
-async def serve_pages(address: str, app: web.Application) -> AsyncIterator[str]:
-    """Serve the pages of ``app`` until the exit; arguments and errors as in ``open_status``."""
+async def serve_pages(address: str, pages: Pages) -> AsyncIterator[str]:
+    """Serve three pages until the exit; address and errors as in ``open_status``."""
+    app = web.Application(client_max_size=1024)
+    app.router.add_get("/", pages.page)
+    app.router.add_get("/metrics", pages.metrics)
+    app.router.add_get("/healthz", pages.healthz)
     runner = web.AppRunner(
         app,
         access_log=None,
