@@ -73,10 +73,18 @@ def auto_lanes(gpu_count: int, core_count: int) -> int:
 
 
 def parse_cores(text: str) -> frozenset[int]:
-    """Return the cores of a text such as ``0-3,8``, the kernel's notation."""
+    """Return the cores of a text such as ``0-3,8``, the kernel's notation for sets of cores.
+
+    Raises:
+        ValueError: the text is not of that form.
+    """
     found: set[int] = set()
-    for first, last in re.findall(r"(\d+)(?:-(\d+))?", text):
-        found.update(range(int(first), int(last or first) + 1))
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        match = re.fullmatch(r"(\d{1,5})(?:\s*-\s*(\d{1,5}))?", part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if first > last:
+            raise ValueError(f"expected cores like 0-3,8, got {text!r}")
+        found.update(range(first, last + 1))
     return frozenset(found)
 
 

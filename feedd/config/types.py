@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from feedd.access import completed
-from feedd.config.machine_cores import auto_lanes
+from feedd.config.machine_cores import auto_lanes, parse_cores
 from feedd.config.machine_defaults import gpu_count, usable_cores, usable_cpus
 from feedd.units import GIB, KIB, format_size, is_loopback, parse_duration_s, parse_host_port, parse_size
 
@@ -164,15 +164,11 @@ def _cpus(value: Any) -> Any:  # noqa: ANN401 - the user may write any type
         value = ",".join(map(str, value))
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise ValueError(f'expected cores like "8-15,20", got {value!r}')  # noqa: TRY004 - pydantic collects ValueError only
-    found: set[int] = set()
-    for part in filter(None, (part.strip() for part in str(value).split(","))):
-        match = re.fullmatch(r"(\d{1,5})(?:\s*-\s*(\d{1,5}))?", part)
-        if part == "-":  # how an empty set is shown
-            continue
-        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
-        if first > last:
-            raise ValueError(f'expected cores like "8-15,20", got {value!r}')
-        found.update(range(first, last + 1))
+    parts = [part for part in str(value).split(",") if part.strip() != "-"]  # "-": how an empty set is shown
+    try:
+        found = parse_cores(",".join(parts))
+    except ValueError:
+        raise ValueError(f'expected cores like "8-15,20", got {value!r}') from None
     usable = usable_cpus() if found else found
     if not found <= usable:
         raise ValueError(f"expected some of the cores {format_cpus(usable)} that this process may use, got {value!r}")
