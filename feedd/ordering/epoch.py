@@ -281,9 +281,8 @@ def _edges(options: EpochOptions, shard_count: int, sizes: NDArray[np.int64] | N
     growing = options.growing and options.epoch == 0
     if not options.window_bytes:
         doublings = (options.window_shards - 1).bit_length() if growing else 0
-        first = (
-            1 << np.arange(doublings + 1, dtype=np.int64)
-        ) - 1  # windows of 1, 2, 4, ... shards end at 1, 3, 7, ...
+        # Windows of 1, 2, 4, ... shards end at 1, 3, 7, ...
+        first = (1 << np.arange(doublings + 1, dtype=np.int64)) - 1
         starts = np.arange(first[-1], shard_count, options.window_shards, dtype=np.int64)
         return np.append(np.concatenate([first[first < min(first[-1], shard_count)], starts]), shard_count)
     assert sizes is not None, "windows by bytes need the sizes of shards"

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 PROTOCOL_MAJOR = 1
 # 1: uneven is answered; 2: sources to be mixed; 3: padded fields, filters, policies, buckets; 4: arenas of a group;
 # 5: names of classes; 6: what an Open waits for, heartbeats; 7: notices;
-# 8: notices while a stream runs; 9: tickets, which name the user of a call; 10: runs of batches in a slot
+# 8: notices while a stream runs; 9: tickets, which name the user of a call; 10: runs of batches in a slot;
+# 11: lanes
 PROTOCOL_MINOR = 11
 
 _INT64_MAX = (1 << 63) - 1
