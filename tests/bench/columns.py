@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -16,9 +15,9 @@ import pyarrow.parquet as pq
 
 from tests.bench.arms.columns import ROW
 from tests.bench.dataset import BUCKET
-from tests.bench.harness import Arm, Row, interleave, run_arm
+from tests.bench.harness import Arm, Row, interleave
 from tests.bench.peers import ROOT
-from tests.bench.plan import BATCH_SIZE, PREFETCH_FACTOR, WORKERS
+from tests.bench.plan import BATCH_SIZE, PREFETCH_FACTOR, WORKERS, run_with_empty_cache
 from tests.bench.report import Column, Result, Verdict
 from tests.bench.s3 import BenchServer
 
@@ -77,14 +76,9 @@ def run(plan: Plan) -> Result:
 
         def once(arm: Arm, round_index: int) -> Row:
             plan.say(f"columns: round {round_index}, {arm.name}")
-            folder = tempfile.mkdtemp(prefix="feedd-bench-", dir="/dev/shm")
-            try:
-                (Path(folder) / "cache").mkdir()
-                before = server.sent()
-                row = run_arm(arm, {"cache_dir": f"{folder}/cache", "run_dir": folder}, _TIMEOUT_S)
-                sent = server.sent().since(before)
-            finally:
-                shutil.rmtree(folder, ignore_errors=True)
+            before = server.sent()
+            row = run_with_empty_cache(arm, _TIMEOUT_S)
+            sent = server.sent().since(before)
             return row | {"sent_share": sent.body_bytes / own_bytes, "gets": sent.get_count}
 
         outcomes = interleave(arms, plan.round_count, once, plan.say, first_round=plan.first_round)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tests.bench.arms.device import ROW_VALUES
-from tests.bench.harness import Arm, Row, interleave, run_arm
+from tests.bench.harness import Arm, Row, interleave
+from tests.bench.plan import run_with_empty_cache
 from tests.bench.report import Column, Result, Verdict
 
 if TYPE_CHECKING:
@@ -41,12 +42,7 @@ def run(plan: Plan) -> Result:
 
         def once(arm: Arm, round_index: int) -> Row:
             plan.say(f"device: round {round_index}, {arm.name}")
-            folder = tempfile.mkdtemp(prefix="feedd-bench-", dir="/dev/shm")
-            try:
-                (Path(folder) / "cache").mkdir()
-                return run_arm(arm, {"cache_dir": f"{folder}/cache", "run_dir": folder}, _TIMEOUT_S)
-            finally:
-                shutil.rmtree(folder, ignore_errors=True)
+            return run_with_empty_cache(arm, _TIMEOUT_S)
 
         outcomes = interleave(plan.chosen(arms), plan.round_count, once, plan.say, first_round=plan.first_round)
     finally:

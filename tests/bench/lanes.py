@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tests.bench.harness import Arm, Row, interleave, run_arm
+from tests.bench.harness import Arm, Row, interleave
+from tests.bench.plan import run_with_empty_cache
 from tests.bench.report import Column, Result, Verdict
 from tests.bench.s3 import BenchServer
 
@@ -59,16 +60,10 @@ def run(plan: Plan) -> Result:
 
             def once(arm: Arm, round_index: int) -> Row:
                 plan.say(f"lanes: round {round_index}, {arm.name}")
-                folder = tempfile.mkdtemp(prefix="feedd-bench-", dir="/dev/shm")
-                try:
-                    (Path(folder) / "cache").mkdir()
-                    before = sum(server.sent().body_bytes for server in servers)
-                    extra = {"cache_dir": f"{folder}/cache", "run_dir": folder, "touched_bytes": 2 * data_bytes}
-                    row = run_arm(arm, extra, _TIMEOUT_S)
-                    sent = sum(server.sent().body_bytes for server in servers) - before
-                    return row | {"s3_ratio": sent / data_bytes, "core_count": _core_count(arm)}
-                finally:
-                    shutil.rmtree(folder, ignore_errors=True)
+                before = sum(server.sent().body_bytes for server in servers)
+                row = run_with_empty_cache(arm, _TIMEOUT_S, touched_bytes=2 * data_bytes)
+                sent = sum(server.sent().body_bytes for server in servers) - before
+                return row | {"s3_ratio": sent / data_bytes, "core_count": _core_count(arm)}
 
             outcomes = interleave(plan.chosen(arms), plan.round_count, once, plan.say, first_round=plan.first_round)
     finally:

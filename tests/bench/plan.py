@@ -130,7 +130,7 @@ class Plan:
 
     def once(self, arm: Arm, round_index: int, timeout_s: float) -> Row:
         """Run a reading arm with empty caches; add what the server sent meanwhile."""
-        with _empty_folder() as folder:
+        with empty_folder() as folder:
             (folder / "cache").mkdir()
             before = self.server.sent()
             extra = {"cache_dir": str(folder / "cache"), "run_dir": str(folder)}
@@ -147,8 +147,15 @@ class Plan:
         return row
 
 
+def run_with_empty_cache(arm: Arm, timeout_s: float, **extra: Any) -> Row:
+    """Run an arm once, with an empty cache and a folder for its run, both on tmpfs; ``extra``: further settings."""
+    with empty_folder() as folder:
+        (folder / "cache").mkdir()
+        return run_arm(arm, {"cache_dir": str(folder / "cache"), "run_dir": str(folder), **extra}, timeout_s)
+
+
 @contextlib.contextmanager
-def _empty_folder() -> Iterator[Path]:
+def empty_folder() -> Iterator[Path]:
     """A fresh folder on tmpfs, so that no arm waits for a disk; all caches lie in it and go with it."""
     folder = Path(tempfile.mkdtemp(prefix="feedd-bench-", dir="/dev/shm"))
     try:

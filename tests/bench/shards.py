@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tests.bench.harness import Arm, Row, interleave, run_arm
+from tests.bench.harness import Arm, Row, interleave
+from tests.bench.plan import run_with_empty_cache
 from tests.bench.report import Column, Result, Verdict
 from tests.bench.s3 import BenchServer
 
@@ -85,12 +86,7 @@ def _arm(server: BenchServer, count: int, batches: int) -> Arm:
 
 def _once(plan: Plan, arm: Arm, round_index: int) -> Row:
     plan.say(f"shards: round {round_index}, {arm.name}")
-    folder = Path(tempfile.mkdtemp(prefix="feedd-bench-", dir="/dev/shm"))
-    try:
-        (folder / "cache").mkdir()
-        row = run_arm(arm, {"cache_dir": str(folder / "cache"), "run_dir": str(folder)}, _TIMEOUT_S)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    row = run_with_empty_cache(arm, _TIMEOUT_S)
     row["shard_count"] = arm.settings["shard_count"]
     return row
 

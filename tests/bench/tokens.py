@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tests.bench.arms.tokens import TOKENS
-from tests.bench.harness import Arm, Row, interleave, run_arm
+from tests.bench.harness import Arm, Row, interleave
 from tests.bench.peers import ROOT
-from tests.bench.plan import BATCH_SIZE, PREFETCH_FACTOR, WORKERS
+from tests.bench.plan import BATCH_SIZE, PREFETCH_FACTOR, WORKERS, run_with_empty_cache
 from tests.bench.report import Column, Result, Verdict
 
 if TYPE_CHECKING:
@@ -75,13 +75,7 @@ def run(plan: Plan) -> Result:
 
     def once(arm: Arm, round_index: int) -> Row:
         plan.say(f"tokens: round {round_index}, {arm.name}")
-        folder = tempfile.mkdtemp(prefix="feedd-bench-", dir="/dev/shm")
-        try:
-            extra = {"cache_dir": f"{folder}/cache", "run_dir": folder, "duration_s": duration_s}
-            (Path(folder) / "cache").mkdir()
-            return run_arm(arm, extra, _TIMEOUT_S)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        return run_with_empty_cache(arm, _TIMEOUT_S, duration_s=duration_s)
 
     title = f"{shape.sample_count} rows of {TOKENS} tokens, batches of {BATCH_SIZE}, shuffled, caches full"
     outcomes = interleave(arms, plan.round_count, once, plan.say, first_round=plan.first_round)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import multiprocessing
 import os
@@ -14,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 from feedd_client import FeedDataset, Topology
 from tests.bench.arms import daemon
 from tests.bench.arms.consume import touch
-from tests.bench.procs import descendants
+from tests.bench.procs import cpu_s_of, descendants
 
 if TYPE_CHECKING:
     import subprocess
     from multiprocessing.synchronize import Barrier
 
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _WAIT_S = 240.0
 
 
@@ -53,15 +51,6 @@ def _take(settings: dict[str, Any], address: str, rank: int, gate: Barrier) -> t
     return batches, taken_bytes
 
 
-def _cpu_s(pids: list[int]) -> float:
-    found = 0.0
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            found += sum(int(field) for field in fields[11:15]) / _TICKS_PER_S
-    return found
-
-
 def _start(settings: dict[str, Any]) -> tuple[subprocess.Popen[bytes], str]:
     """Start the node's daemons, on the cores that they are given."""
     folder = Path(settings["run_dir"])
@@ -91,10 +80,10 @@ def main() -> None:
             touch(settings["touched_bytes"])
             for _ in range(2):
                 gate.wait(_WAIT_S)
-                began_s, before = time.perf_counter(), _cpu_s([child.pid, *descendants(child.pid)])
+                began_s, before = time.perf_counter(), cpu_s_of([child.pid, *descendants(child.pid)])
                 gate.wait(_WAIT_S)
                 took_s = time.perf_counter() - began_s
-                spans.append((took_s, _cpu_s([child.pid, *descendants(child.pid)]) - before))
+                spans.append((took_s, cpu_s_of([child.pid, *descendants(child.pid)]) - before))
             taken = taking.get(_WAIT_S)
     finally:
         daemon.stop(child)
