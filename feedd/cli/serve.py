@@ -133,13 +133,13 @@ def _run(effective: Effective, *, ephemeral: bool, standby: bool, greets: bool) 
     gc.disable()  # imports leave no garbage, and looking for it took an eighth of their time
     import uvloop  # noqa: PLC0415 - see above
 
-    from feedd import daemon  # noqa: PLC0415 - see above
+    from feedd.daemon import life  # noqa: PLC0415 - see above
 
     gc.freeze()
     gc.enable()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         on_ready = partial(_greet, effective) if greets and sys.stderr.isatty() else None
-        return runner.run(daemon.run(effective, ephemeral=ephemeral, standby=standby, on_ready=on_ready))
+        return runner.run(life.run(effective, ephemeral=ephemeral, standby=standby, on_ready=on_ready))
 
 
 def _greet(effective: Effective, addresses: Sequence[str], status: str | None) -> None:

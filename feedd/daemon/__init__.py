@@ -1,5 +1,1 @@
-"""The daemon's life: starting, ready, draining, stopped."""
-
-from feedd.daemon.life import run
-
-__all__ = ["run"]
+"""The daemon's life: starting, ready, draining, stopped. ``life.run`` imports all stages, the other modules few."""
