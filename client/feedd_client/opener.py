@@ -60,8 +60,8 @@ class ToDaemon(NamedTuple):
     """The way to a node's daemons.
 
     Attributes:
-        connect: returns a usable endpoint of the daemon that its argument chooses among so many, a new one after
-            ``forget``.
+        connect: returns a usable endpoint, a new one after ``forget``. Its argument chooses the daemon by the number of
+            daemons.
         forget: gives the endpoint up.
     """
 
@@ -84,9 +84,8 @@ class Opener:
     ) -> None:
         """Keep the arguments of later requests.
 
-        ``uneven`` is in wire form. ``lane_count``: lanes of the plan; None: chosen when the node says how
-        many daemons it has. ``pinned``: a device will read the arena directly, which is impossible if other jobs read
-        the arena too.
+        ``uneven`` is in wire form. ``lane_count``: lanes of the plan; None: chosen when the node says how many daemons
+        it has. ``pinned``: a device will read the arena directly, which is impossible if other jobs read the arena too.
         """
         self.forget = to_daemon.forget
         self.uneven = uneven

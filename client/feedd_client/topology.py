@@ -121,9 +121,9 @@ def folded(topology: Topology, replicas: int) -> Topology:
 
 
 def planned_lanes(topology: Topology, daemon_count: int, partitions: int | None = None) -> int:
-    """Return the lanes of a new plan: as many as there are daemons, or fewer, so that each has as many ranks.
+    """Return the number of lanes of a new plan: at most one for each daemon, each with the same number of ranks.
 
-    Nodes with different numbers of ranks, and partitions that the lanes would not divide, make fewer lanes, or one.
+    The lanes of all nodes divide ``partitions``. If nodes differ in ranks, each has one lane.
 
     Args:
         topology: ranks and nodes.

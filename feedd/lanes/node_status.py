@@ -1,4 +1,4 @@
-"""One status page for all lanes of a node: their metrics with a label, their health, and a page of sums."""
+"""The status page of a node with lanes: metrics with a label, health of each lane, and a page of sums."""
 
 from __future__ import annotations
 
