@@ -1,13 +1,18 @@
-"""Pinned shards."""
+"""Pinned shards, and reads through a cache that may lose files at any time."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
+
+from feedd.errors import CacheUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
-    from feedd.values import ShardFile
+    from feedd.protocols import PinnedShards, ShardCache
+    from feedd.values import ObjectRef, ShardFile
+
+_T = TypeVar("_T")
 
 
 class Pins:
@@ -35,3 +40,33 @@ class Pins:
     def __exit__(self, *exc: object) -> None:
         """Release the pins."""
         self.release()
+
+
+async def with_pinned(
+    cache: ShardCache,
+    refs: Sequence[ObjectRef],
+    read: Callable[[tuple[ShardFile, ...]], Awaitable[_T]],
+    first: Callable[[], Awaitable[PinnedShards]] | None = None,
+) -> _T:
+    """Return the result of ``read`` on the files of ``refs``, which stay pinned meanwhile.
+
+    If a file vanished or could not be read, that file is fetched again and ``read`` is called once more.
+
+    Args:
+        cache: the cache that acquires and drops the shards.
+        refs: the shards to read.
+        read: reads the files; may be called twice.
+        first: acquires the shards the first time; None: the cache does.
+
+    Raises:
+        Whatever the cache and ``read`` raise; CacheUnavailable only the second time.
+    """
+    try:
+        with await (cache.acquire(refs) if first is None else first()) as pinned:
+            return await read(pinned.files)
+    except CacheUnavailable as error:
+        for ref in refs:
+            if ref.url == error.object:
+                await cache.discard(ref)
+    with await cache.acquire(refs) as pinned:
+        return await read(pinned.files)

@@ -16,8 +16,7 @@ from feedd.fetch.local_store import LocalStore
 from feedd.fetch.metering_store import MeteredStore
 from feedd.fetch.pages import closing_pages
 from feedd.fetch.part_sizes import PartSize
-from feedd.fetch.retry_policy import RetryPolicy
-from feedd.fetch.retry_quota import RetryQuota
+from feedd.fetch.retry_policy import RetryPolicy, RetryQuota
 from feedd.fetch.retrying_store import RetryLimits, RetryStore
 from feedd.fetch.s3.direct_store import DirectStore
 from feedd.fetch.s3.region import BucketFacts

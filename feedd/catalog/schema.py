@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import numpy as np
 
-from feedd.cache.pinned_reads import with_pinned
+from feedd.cache.pins import with_pinned
 from feedd.catalog.late_fields import known_fields
 from feedd.conversion import Conversion
 from feedd.convert.columnar import strict_params, text_encoding, typed_by

@@ -217,7 +217,7 @@ async def _with_samples(
     wanted: tuple[PeekReport, int],
 ) -> PeekReport:
     """Return the report with the fields of a shard and its first samples."""
-    from feedd.cache.pinned_reads import with_pinned  # noqa: PLC0415 - see _run
+    from feedd.cache.pins import with_pinned  # noqa: PLC0415 - see _run
     from feedd.flow.pools import CPU  # noqa: PLC0415 - see _run
 
     summary, count = wanted

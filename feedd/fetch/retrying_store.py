@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from feedd.errors import BadResponse, FeeddError, Throttled
 from feedd.fetch.pages import closing_pages
-from feedd.fetch.retry_quota import RetryQuota
+from feedd.fetch.retry_policy import RetryQuota
 from feedd.flow.open_progress import note_retry
 from feedd.metrics import SOURCE_RETRIES, SOURCE_RETRY_WAIT
 from feedd.values import ByteRange, ReadProgress

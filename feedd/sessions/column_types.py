@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from feedd.cache.pinned_reads import with_pinned
+from feedd.cache.pins import with_pinned
 from feedd.catalog.wanted_columns import possible_columns
 from feedd.conversion import PARAMS_BYTES_MAX, Conversion
 from feedd.convert.columnar import typed_params

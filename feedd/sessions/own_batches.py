@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from feedd import metrics
-from feedd.cache.pinned_reads import with_pinned
+from feedd.cache.pins import with_pinned
 from feedd.errors import FeeddError
 from feedd.ordering.batch_plan import BatchPlanGroup, RunPlan
 from feedd.values import Cursor, EpochEnd, Produced

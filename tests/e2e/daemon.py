@@ -20,6 +20,7 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.fakes.forks import Command
+from tests.fakes.processes import command_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -213,7 +214,4 @@ class Daemon:
 
 
 def _is_worker(process: psutil.Process) -> bool:
-    try:
-        return "feedd.workers.worker" in process.cmdline()
-    except psutil.Error:  # it has just ended, or is about to become what it will be
-        return False
+    return "feedd.workers.worker" in command_of(process)

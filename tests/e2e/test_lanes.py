@@ -19,6 +19,7 @@ import pytest
 
 from feedd_client import FeedDataset, Topology
 from tests.e2e.shards import numbered
+from tests.fakes.processes import command_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,8 +62,8 @@ def _samples(walks: list[list[list[int]]]) -> list[int]:
 def _lanes(daemon: Daemon) -> list[psutil.Process]:
     """Return the lanes' processes, by number."""
     assert daemon.process is not None
-    found = [child for child in psutil.Process(daemon.process.pid).children() if "--lane" in child.cmdline()]
-    return sorted(found, key=lambda process: process.cmdline()[process.cmdline().index("--lane") + 1])
+    found = [child for child in psutil.Process(daemon.process.pid).children() if "--lane" in command_of(child)]
+    return sorted(found, key=lambda process: command_of(process)[command_of(process).index("--lane") + 1])
 
 
 def _close(datasets: list[FeedDataset]) -> None:

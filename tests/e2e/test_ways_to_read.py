@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 
 from feedd_client import DeviceLoader, FeedDataset, Normalize
 from tests.e2e.shards import numbered
+from tests.fakes.processes import command_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -144,16 +145,9 @@ def test_no_daemon_needed(s3: S3Server, daemon: Daemon, tmp_path: Path, end: str
     assert len(said) == 1, done.stderr
     socket = done.stdout.split()[1].removeprefix("unix://")
     deadline = time.monotonic() + 20
-    while any(socket in " ".join(_command(process)) for process in psutil.process_iter()) or Path(socket).exists():
+    while any(socket in " ".join(command_of(process)) for process in psutil.process_iter()) or Path(socket).exists():
         assert time.monotonic() < deadline, "the started daemon outlived its process tree"
         time.sleep(0.1)
-
-
-def _command(process: psutil.Process) -> list[str]:
-    try:
-        return list(process.cmdline())
-    except psutil.Error:
-        return []
 
 
 def test_daemon_of_another_environment(s3: S3Server, daemon: Daemon, tmp_path: Path) -> None:

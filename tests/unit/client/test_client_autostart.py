@@ -20,6 +20,7 @@ from feedd_client.autostart import base_dir, launch_key, resolve_address
 from feedd_client.executable import find_executable
 from tests.budget import later
 from tests.fakes.feed_process import environment
+from tests.fakes.processes import command_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -67,7 +68,9 @@ class _Trainers:
         """Return the daemons that run, stopped ones included."""
         pids = [int(pid) for starts in self._home.rglob("starts") for pid in starts.read_text().split()]
         found = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
-        return [one for one in found if one.status() != psutil.STATUS_ZOMBIE and str(self._home) in str(one.cmdline())]
+        return [
+            one for one in found if one.status() != psutil.STATUS_ZOMBIE and str(self._home) in str(command_of(one))
+        ]
 
     def end(self) -> None:
         """Kill all of them."""

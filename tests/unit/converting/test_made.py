@@ -12,7 +12,7 @@ import pytest
 
 from feedd.cache.caches import DiskCache
 from feedd.cache.entry_layout import disk_bytes
-from feedd.cache.pinned_reads import with_pinned
+from feedd.cache.pins import with_pinned
 from feedd.conversion import Conversion, text_of
 from feedd.converting.conversion_log import ConversionFact, ConversionLog
 from feedd.converting.converter import Converter, ConverterOptions, formed, joined

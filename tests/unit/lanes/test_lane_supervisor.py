@@ -18,6 +18,7 @@ from feedd.daemon.notify import Notifier
 from feedd.errors import BadConfig
 from feedd.lanes.lane_supervisor import LaneCommand, Supervisor
 from tests.fakes.fetchers import until
+from tests.fakes.processes import command_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -99,7 +100,7 @@ class _Node:
 
 
 def _lanes() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children() if "-S" in child.cmdline()]
+    return [child for child in psutil.Process().children() if "-S" in command_of(child)]
 
 
 async def test_the_service_manager_is_told_once(short_dir: Path) -> None:
