@@ -26,7 +26,8 @@ class Arrivals:
     """Checks what the daemon says about batches, because a wrong message must not become wrong data.
 
     Attributes:
-        ready: batches that have arrived completely, in order. The owner takes them out.
+        ready: batches that have arrived completely, in order; those that are alike are together. The owner takes them
+            out.
     """
 
     def __init__(self, session: Session, start: Position, stride: int) -> None:
@@ -117,13 +118,29 @@ class Arrivals:
         more = batch.more
         lease = Lease(payload, batch, slot, generation, 1 + batch.alike + len(more))
         step, anchors, at = batch.cursor.step, anchors_of(batch.cursor), 0
-        self.ready.append(Arrived(lease, batch, step, at, anchors))
+        self.ready.append(Arrived(lease, batch, step, at, anchors, 1 + batch.alike))
         batch_bytes = self._session.granted.batch_bytes
-        for _ in range(batch.alike):
-            step, at = step + self._stride, at + batch_bytes
-            self.ready.append(Arrived(lease, batch, step, at, anchors))
+        step, at = step + batch.alike * self._stride, at + batch.alike * batch_bytes
         for one in more:
             step, at = step + self._stride, at + batch_bytes
             if one.cursor.step != step:
                 raise ProtocolError(f"expected step {step} as the run's next batch, got step {one.cursor.step}")
-            self.ready.append(Arrived(lease, one, step, at, anchors_of(one.cursor)))
+            latest = self.ready[-1]
+            if _are_alike(latest.message, one):
+                latest.count += 1
+            else:
+                self.ready.append(Arrived(lease, one, step, at, anchors_of(one.cursor)))
+
+
+def _are_alike(first: pb.Batch, following: pb.Batch) -> bool:
+    """Whether two successive batches of a run differ in their steps only."""
+    return (
+        first.size_bytes == following.size_bytes
+        and first.rows == following.rows
+        and first.samples == following.samples
+        and first.bad_samples == following.bad_samples
+        and first.filtered == following.filtered
+        and first.again == following.again
+        and anchors_of(first.cursor) == anchors_of(following.cursor)
+        and first.regions == following.regions
+    )

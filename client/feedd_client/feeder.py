@@ -72,6 +72,7 @@ class Feeder:
         self._stats = stats
         self._copies = copies
         self._ready: deque[Arrived] = deque()
+        self._ready_count = 0  # batches in it
         self._stream: Stream | None = None
         self._unproven = False  # the session is from an earlier pass and may have ended since
         self._failed = False
@@ -117,9 +118,14 @@ class Feeder:
         return self._next
 
     @property
+    def stride(self) -> int:
+        """Steps from one batch of this consumer to the next."""
+        return self._consumer.count
+
+    @property
     def waiting_count(self) -> int:
         """Number of batches that have arrived and are not taken."""
-        return len(self._ready)
+        return self._ready_count
 
     def start(self, position: Position, idle: Session | None, fingerprint: bytes, *, first: bool = True) -> None:
         """Begin the pass at ``position``, on the ``idle`` session if there is one.
@@ -150,29 +156,45 @@ class Feeder:
         Raises:
             FeedError: the daemon failed, and reconnecting did not help, or took too long.
         """
-        ready = self._ready
-        if len(ready) >= count:
-            return len(ready)
+        if self._ready_count >= count:
+            return self._ready_count
         began_s = time.perf_counter()
-        while len(ready) < count and self.ended is None:
+        while self._ready_count < count and self.ended is None:
             self._receive()
         self._stats.wait_s += time.perf_counter() - began_s
-        return len(ready)
+        return self._ready_count
 
     def next_rows(self, index: int) -> int:
         """Return the rows of the ``index``-th next batch, or ``AT_END`` if the epoch ends before it."""
-        return self._ready[index].message.rows if self.fill(index + 1) > index else AT_END
+        if self.fill(index + 1) <= index:
+            return AT_END
+        for arrived in self._ready:
+            if index < arrived.count:
+                return arrived.message.rows
+            index -= arrived.count
+        raise AssertionError("as many batches have arrived as were counted")
 
-    def take(self) -> Arrived | None:
-        """Return the next batch, or None at the end of the epoch. The caller must hand it out."""
+    def take(self, *, together: bool, reserved: int) -> Arrived | None:
+        """Return the next batch, or None at the end of the epoch. The caller must hand it out.
+
+        Args:
+            together: return all batches that are alike at once, if the trainer can keep their memory.
+            reserved: see ``hand_out``.
+        """
         if not self._ready and not self.fill(1):
             return None
-        arrived = self._ready.popleft()
-        message, stats = arrived.message, self._stats
-        stats.bytes += message.size_bytes
-        stats.bad_samples += message.bad_samples
-        stats.filtered_samples += message.filtered
-        self._next = Position(self._next.epoch, arrived.step + self._consumer.count, arrived.anchors)
+        arrived, stream, stride = self._ready[0], self._stream, self._consumer.count
+        assert stream is not None
+        if arrived.count == 1 or (together and stream.may_lend(arrived.lease, reserved)):
+            self._ready.popleft()
+        else:
+            arrived = arrived.take_first(stride, stream.batch_bytes)
+        count, message, stats = arrived.count, arrived.message, self._stats
+        self._ready_count -= count
+        stats.bytes += count * message.size_bytes
+        stats.bad_samples += count * message.bad_samples
+        stats.filtered_samples += count * message.filtered
+        self._next = Position(self._next.epoch, arrived.step + count * stride, arrived.anchors)
         return arrived
 
     def hand_out(self, arrived: Arrived, *, private: bool, reserved: int) -> tuple[Payload, int]:
@@ -214,6 +236,7 @@ class Feeder:
                 if not arrived.lease.handed_out:  # otherwise the slot is returned when the trainer drops its batches
                     session.forget(arrived.lease)
         self._ready.clear()
+        self._ready_count = 0
         return Remains(session, stream, self._failed)
 
     def close(self) -> Session | None:
@@ -262,6 +285,7 @@ class Feeder:
         if stream.ready:
             self._lost_at_s = None
             self._ready.extend(stream.ready)
+            self._ready_count += sum(arrived.count for arrived in stream.ready)
             stream.ready.clear()
         if stream.known_steps is not None:
             self.known_steps = stream.known_steps
@@ -293,6 +317,7 @@ class Feeder:
         stream.cancel()
         self._stream = None
         self._ready.clear()
+        self._ready_count = 0
         session.close()
         self._opener.forget()
         retry = (DaemonUnreachable, Draining, ResourceError)

@@ -156,14 +156,20 @@ class _Run:
 
     def add(self, batch: BatchReady, count: int = 1) -> None:
         """Append a batch, and ``count - 1`` that differ from it in their steps only."""
-        self.count += count
+        at = batch.cursor
         if not self.batches:
             self.batches.append(batch)
             self.alike = count - 1
-            return
-        at = batch.cursor
-        for number in range(count):
-            self.batches.append(replace(batch, cursor=Cursor(at.epoch, at.step + number, at.anchors)))
+        elif len(self.batches) == 1 and replace(self.batches[0], cursor=at) == batch and self._follows(at):
+            self.alike += count
+        else:
+            for number in range(count):
+                self.batches.append(replace(batch, cursor=Cursor(at.epoch, at.step + number, at.anchors)))
+        self.count += count
+
+    def _follows(self, at: Cursor) -> bool:
+        first = self.batches[0].cursor
+        return (at.epoch, at.step, at.anchors) == (first.epoch, first.step + self.count, first.anchors)
 
 
 class OwnBatches:
