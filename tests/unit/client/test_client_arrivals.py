@@ -59,7 +59,15 @@ def test_equal_batches_with_messages_of_their_own_are_taken_together() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"rows": 1}, {"regions": [pb.FieldRegion(values_at=8)]}, {"size_bytes": 100}, {"bad_samples": 1}, {"filtered": 1}, {"samples": 5}, {"again": b"\0\1"}],
+    [
+        {"rows": 1},
+        {"regions": [pb.FieldRegion(values_at=8)]},
+        {"size_bytes": 100},
+        {"bad_samples": 1},
+        {"filtered": 1},
+        {"samples": 5},
+        {"again": b"\0\1"},
+    ],
 )
 def test_batches_that_differ_are_taken_apart(change: dict[str, Any]) -> None:
     """Each batch has its own rows, counts and marks."""
