@@ -93,16 +93,16 @@ def test_as_row_by_row(tmp_path_factory: pytest.TempPathFactory, data: st.DataOb
         for n, content in enumerate(contents)
     ]
     ordinal = np.array([source.integers(0, max(counts[n], 0) + 1 + beyond) for n in file_no.tolist()])
+    ends = np.cumsum(sizes)
     told = np.arange(rows)
     if are_consecutive := data.draw(st.booleans()):
-        told = np.cumsum(sizes) - sizes
+        told = np.concatenate(([0], ends[:-1])).astype(np.int64)
         for number, (start, size) in enumerate(zip(told.tolist(), sizes, strict=True)):
             if number and data.draw(st.booleans()):  # goes on where the batch before ended
                 file_no[start], ordinal[start] = file_no[start - 1], ordinal[start - 1] + 1
             file_no[start : start + size] = file_no[start]
             ordinal[start : start + size] = ordinal[start] + np.arange(size)
     out_at = _places(sizes, plains, [data.draw(st.sampled_from([0, 0, 256])) for _ in sizes])
-    ends = np.cumsum(sizes)
     rows_of = file_no[told].astype("<u2").tobytes() if len(files) > 1 else b"", ordinal[told].astype("<u4").tobytes()
     places = tuple(ends.tolist()), np.array(out_at, "<i8").tobytes()
     request = GatherRequest(1, tuple(files), 7, tuple(columns), *rows_of, *places, are_consecutive)

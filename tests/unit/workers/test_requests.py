@@ -55,7 +55,7 @@ def test_requests_fit_a_packet() -> None:
 
 
 def test_consecutive_rows_are_told_by_their_batchs_first() -> None:
-    """Batches of successive samples take no bytes a row; a batch that jumps, or changes its file, is told row by row."""
+    """Batches of successive samples take no bytes a row; one that jumps, or changes its file, is told row by row."""
     call = GatherCall(_task([2] * 512 + [3] * 512, 256))
     request = request_decoder.decode(call.packet(range(1, 4), 1).payload)
     assert isinstance(request, GatherRequest)
