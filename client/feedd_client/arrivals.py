@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING
 
 from feedd_client.errors import ProtocolError
@@ -9,6 +10,8 @@ from feedd_client.inline import InlineAssembler
 from feedd_client.leases import Arrived, Lease
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
     from feedd_client._wire import feedd_pb2 as pb
     from feedd_client.leases import Payload
     from feedd_client.session import Position, Session
@@ -20,6 +23,56 @@ def anchors_of(cursor: pb.Cursor) -> tuple[tuple[int, int], ...]:
         (cursor.anchor_window, cursor.anchor_sample),
         *((anchor.window, anchor.sample) for anchor in cursor.more_anchors),
     )
+
+
+class ArrivedQueue:
+    """Batches that have arrived and are not taken, in order.
+
+    Attributes:
+        count: number of batches.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._entries: deque[Arrived] = deque()
+
+    def __iter__(self) -> Iterator[Arrived]:
+        return iter(self._entries)
+
+    def extend(self, arrived: Iterable[Arrived]) -> None:
+        """Append batches."""
+        for one in arrived:
+            self._entries.append(one)
+            self.count += one.count
+
+    def clear(self) -> None:
+        """Drop all batches."""
+        self._entries.clear()
+        self.count = 0
+
+    def rows(self, index: int) -> int:
+        """Return the rows of the ``index``-th batch; there must be one."""
+        for one in self._entries:
+            if index < one.count:
+                break
+            index -= one.count
+        return one.message.rows
+
+    def take(self, may_keep: Callable[[Lease], bool], stride: int, batch_bytes: int) -> Arrived:
+        """Remove the next batch and return it, with all that are alike if ``may_keep`` says so of their lease.
+
+        Args:
+            may_keep: whether the trainer can keep the memory of a lease.
+            stride: steps from one batch to the next.
+            batch_bytes: bytes from one batch of a run to the next.
+        """
+        first = self._entries[0]
+        if first.count == 1 or may_keep(first.lease):
+            self._entries.popleft()
+        else:
+            first = first.take_first(stride, batch_bytes)
+        self.count -= first.count
+        return first
 
 
 class Arrivals:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from feedd_client.agreement import AT_END
+from feedd_client.arrivals import ArrivedQueue
 from feedd_client.errors import (
     DaemonUnreachable,
     DatasetChanged,
@@ -71,8 +71,8 @@ class Feeder:
         self._consumer = consumer
         self._stats = stats
         self._copies = copies
-        self._ready: deque[Arrived] = deque()
-        self._ready_count = 0  # batches in it
+        self.stride = consumer.count
+        self._ready = ArrivedQueue()
         self._stream: Stream | None = None
         self._unproven = False  # the session is from an earlier pass and may have ended since
         self._failed = False
@@ -118,14 +118,9 @@ class Feeder:
         return self._next
 
     @property
-    def stride(self) -> int:
-        """Steps from one batch of this consumer to the next."""
-        return self._consumer.count
-
-    @property
     def waiting_count(self) -> int:
         """Number of batches that have arrived and are not taken."""
-        return self._ready_count
+        return self._ready.count
 
     def start(self, position: Position, idle: Session | None, fingerprint: bytes, *, first: bool = True) -> None:
         """Begin the pass at ``position``, on the ``idle`` session if there is one.
@@ -156,45 +151,32 @@ class Feeder:
         Raises:
             FeedError: the daemon failed, and reconnecting did not help, or took too long.
         """
-        if self._ready_count >= count:
-            return self._ready_count
+        if self._ready.count >= count:
+            return self._ready.count
         began_s = time.perf_counter()
-        while self._ready_count < count and self.ended is None:
+        while self._ready.count < count and self.ended is None:
             self._receive()
         self._stats.wait_s += time.perf_counter() - began_s
-        return self._ready_count
+        return self._ready.count
 
     def next_rows(self, index: int) -> int:
         """Return the rows of the ``index``-th next batch, or ``AT_END`` if the epoch ends before it."""
-        if self.fill(index + 1) <= index:
-            return AT_END
-        for arrived in self._ready:
-            if index < arrived.count:
-                return arrived.message.rows
-            index -= arrived.count
-        raise AssertionError("as many batches have arrived as were counted")
+        return self._ready.rows(index) if self.fill(index + 1) > index else AT_END
 
-    def take(self, *, together: bool, reserved: int) -> Arrived | None:
-        """Return the next batch, or None at the end of the epoch. The caller must hand it out.
+    def take(self, *, whole: bool, reserved: int) -> Arrived | None:
+        """Return the next batch, or None at the end of the epoch. The caller must hand it out; see there.
 
-        Args:
-            together: return all batches that are alike at once, if the trainer can keep their memory.
-            reserved: see ``hand_out``.
+        With ``whole``, the batches behind it that are alike come together, if the trainer can keep their memory.
         """
-        if not self._ready and not self.fill(1):
+        if not self.fill(1):
             return None
-        arrived, stream, stride = self._ready[0], self._stream, self._consumer.count
+        stream = self._stream
         assert stream is not None
-        if arrived.count == 1 or (together and stream.may_lend(arrived.lease, reserved)):
-            self._ready.popleft()
-        else:
-            arrived = arrived.take_first(stride, stream.batch_bytes)
-        count, message, stats = arrived.count, arrived.message, self._stats
-        self._ready_count -= count
-        stats.bytes += count * message.size_bytes
-        stats.bad_samples += count * message.bad_samples
-        stats.filtered_samples += count * message.filtered
-        self._next = Position(self._next.epoch, arrived.step + count * stride, arrived.anchors)
+        arrived = self._ready.take(
+            lambda lease: whole and stream.may_lease(lease, reserved), self.stride, stream.batch_bytes
+        )
+        self._stats.received(arrived.message, arrived.count)
+        self._next = Position(self._next.epoch, arrived.step + arrived.count * self.stride, arrived.anchors)
         return arrived
 
     def hand_out(self, arrived: Arrived, *, private: bool, reserved: int) -> tuple[Payload, int]:
@@ -236,7 +218,6 @@ class Feeder:
                 if not arrived.lease.handed_out:  # otherwise the slot is returned when the trainer drops its batches
                     session.forget(arrived.lease)
         self._ready.clear()
-        self._ready_count = 0
         return Remains(session, stream, self._failed)
 
     def close(self) -> Session | None:
@@ -285,7 +266,6 @@ class Feeder:
         if stream.ready:
             self._lost_at_s = None
             self._ready.extend(stream.ready)
-            self._ready_count += sum(arrived.count for arrived in stream.ready)
             stream.ready.clear()
         if stream.known_steps is not None:
             self.known_steps = stream.known_steps
@@ -317,7 +297,6 @@ class Feeder:
         stream.cancel()
         self._stream = None
         self._ready.clear()
-        self._ready_count = 0
         session.close()
         self._opener.forget()
         retry = (DaemonUnreachable, Draining, ResourceError)

@@ -98,7 +98,7 @@ class FeedIterator(Iterator[Item], Generic[Item]):
         self._trainer_steps: int | None = None
         self._first_step = feeder.next_position.step
         self._left_out_counted = False
-        self._together = False
+        self._takes_runs = False
         self._alike: AlikeBatches | None = None  # the batches of a run that are not handed out yet
         self._closed = False
         lifetime.passes.add(self)
@@ -192,7 +192,7 @@ class FeedIterator(Iterator[Item], Generic[Item]):
         return batch, count, message.samples or count
 
     def _take(self) -> Arrived | None:
-        return self._feeder.take(together=self._together, reserved=self._reserved_slots)
+        return self._feeder.take(whole=self._takes_runs, reserved=self._reserved_slots)
 
     def _note_last_step(self) -> None:
         known = self._feeder.known_steps
@@ -262,8 +262,8 @@ class BatchIterator(FeedIterator[Batch]):
 
     def __init__(self, feeder: Feeder, plan: PassPlan, hooks: PassHooks, stats: LoaderStats) -> None:
         super().__init__(feeder, plan, hooks, stats)
-        alone = plan.copy or plan.join is not None or plan.step_limit is not None
-        self._together = not (alone or feeder.uneven == "pad" or feeder.replaces)
+        singly = plan.copy or plan.join is not None or plan.step_limit is not None
+        self._takes_runs = not (singly or feeder.uneven == "pad" or feeder.replaces)
         self._counts = (0, 0)  # rows and samples of the latest batch
 
     def __next__(self) -> Batch:

@@ -284,7 +284,7 @@ class Stream:
             self._session.refresh(lease.message.place, lease.message.size_bytes)
         self._return(1)
 
-    def may_lend(self, lease: Lease, reserved: int) -> bool:
+    def may_lease(self, lease: Lease, reserved: int) -> bool:
         """Whether the trainer can keep the payload of a lease, so that no batch must be copied; see ``hand_out``."""
         session = self._session
         return lease.slot < 0 or lease.handed_out or session.slot_count - len(session.leased) > reserved
@@ -294,7 +294,7 @@ class Stream:
 
         Args:
             arrived: the batch, or several that are alike; nothing but their lease may refer to the payload. If it may
-                not be lent, there is one batch.
+                not be leased, there is one batch.
             copies: makes a copy if the trainer holds all slots it may hold; None: always copy.
             reserved: slots that the daemon needs to continue.
 
@@ -304,7 +304,7 @@ class Stream:
         session, lease, leased = self._session, arrived.lease, self._session.leased
         payload, at = lease.payload, arrived.at
         if lease.slot >= 0:
-            if copies is not None and not lease.handed_out and self.may_lend(lease, reserved):
+            if copies is not None and not lease.handed_out and self.may_lease(lease, reserved):
                 leased.watch(lease)
                 lease.handed_out = True
             if copies is None or not lease.handed_out:
