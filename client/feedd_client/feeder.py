@@ -72,6 +72,7 @@ class Feeder:
         self._stats = stats
         self._copies = copies
         self.stride = consumer.count
+        self.replaces = options.samples.replaces
         self._ready = ArrivedQueue()
         self._stream: Stream | None = None
         self._unproven = False  # the session is from an earlier pass and may have ended since
@@ -106,11 +107,6 @@ class Feeder:
     def seeding(self) -> tuple[int, int]:
         """The dataset's seed and this consumer's rank."""
         return self._options.seed, self._consumer.topology.rank
-
-    @property
-    def replaces(self) -> bool:
-        """Whether good samples may take the place of bad ones."""
-        return self._options.samples.replaces
 
     @property
     def next_position(self) -> Position:
