@@ -164,7 +164,9 @@ class PlainBatches:
         slot: SlotRef,
         indexes: Sequence[ShardIndex],
         files: tuple[ShardFile, ...],
-        first: int,
+        *,
+        early: bool = False,
+        first: int = 0,
     ) -> BatchReady | None:
         """Copy the batches of a run whose shards are pinned into a slot.
 
@@ -174,6 +176,7 @@ class PlainBatches:
             slot: the slot.
             indexes: one for each shard of the group.
             files: one for each shard of the group.
+            early: the batches are made in advance, and count when they are requested.
             first: the place of the run's first batch in the slot.
 
         Returns:
@@ -194,7 +197,8 @@ class PlainBatches:
         undone = await self._gathered(group, indexes, files, ends, out_at)
         if undone is None or len(undone):
             return None
-        self._bad_sample_handler.charge_none(run.cursor, len(run))
+        if not early:
+            self._bad_sample_handler.charge_none(run.cursor, len(run))
         return BatchReady(run.cursor, layout.rows, layout.regions, layout.size_bytes)
 
     async def _copied(

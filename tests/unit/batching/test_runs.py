@@ -222,8 +222,26 @@ async def test_the_next_epochs_first_runs_are_made_in_advance(tmp_path: Path) ->
             _same(_listed(session, made), expected[first : first + count])
             in_advance = (first, count) in {(0, 1), (1, 4)}
             assert (rig.recorder.total(DECODE_SAMPLES) == copied) == in_advance
+            if in_advance:
+                assert (made.alike, made.more) == (count - 1, ()), "a run made in advance is planned as one"
             session.release(made.slot)
             await rig.close(session)
+
+
+async def test_a_run_that_crosses_windows_is_whole_in_the_next_epoch(tmp_path: Path) -> None:
+    """It is not made in advance, because its second window may not be here; when requested, it has all its batches."""
+    async with feeding(tmp_path) as rig:
+        _arrays(rig.store)
+        asked: dict[str, Any] = {"fields": FIELDS, "shuffle": True, "batch_size": 2, "window_shards": 2}
+        expected = await batches(await rig.open(**asked), Cursor(1))
+        session = await rig.open(**asked, runs=True)
+        await _runs(session, [64] * 4)
+        await until(partial(_has_made, session, 2))
+        made = await session.produce_run(Cursor(1, 5), 16)
+        assert isinstance(made, Produced)
+        assert made.batch_count == 16
+        _same(_listed(session, made), expected[5:21])
+        session.release(made.slot)
 
 
 async def test_an_object_that_changed_is_listed_again(tmp_path: Path) -> None:
