@@ -228,6 +228,21 @@ async def test_the_next_epochs_first_runs_are_made_in_advance(tmp_path: Path) ->
             await rig.close(session)
 
 
+async def test_a_run_made_in_advance_charges_no_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The budget of bad samples is that of the epoch that the trainer is in."""
+    async with feeding(tmp_path) as rig:
+        _arrays(rig.store)
+        session = await rig.open(fields=FIELDS, shuffle=True, batch_size=2, window_shards=6, runs=True)
+        own = session._parts.batches
+        assert isinstance(own, OwnBatches)
+        handler, charged = own._decoder.assembler.plain._bad_sample_handler, []
+        monkeypatch.setattr(handler, "charge_none", lambda first, _: charged.append(first.epoch))
+        await _runs(session, [64] * 4)
+        await until(partial(_has_made, session, 3))
+        assert charged
+        assert set(charged) == {0}
+
+
 async def test_a_run_that_crosses_windows_is_whole_in_the_next_epoch(tmp_path: Path) -> None:
     """It is not made in advance, because its second window may not be here; when requested, it has all its batches."""
     async with feeding(tmp_path) as rig:
