@@ -110,7 +110,14 @@ class BatchDecoder:
         return await self.stages.inflight.read(refs, group, fill, owner, ticket)
 
     async def decode_run(
-        self, run: RunPlan, slot: SlotRef, owner: object, decoding: Callable[[], object], first: int
+        self,
+        run: RunPlan,
+        slot: SlotRef,
+        owner: object,
+        *,
+        early: bool = False,
+        decoding: Callable[[], object] = lambda: None,
+        first: int = 0,
     ) -> BatchReady | None:
         """Copy the batches of a run into a slot; see ``PlainBatches.fill_run`` for the result.
 
@@ -118,6 +125,7 @@ class BatchDecoder:
             run: the batches.
             slot: the slot.
             owner: see ``decode``.
+            early: see ``decode``.
             decoding: see ``decode``.
             first: the place of the run's first batch in the slot.
 
@@ -131,8 +139,10 @@ class BatchDecoder:
 
         def fill(files: tuple[ShardFile, ...]) -> Awaitable[BatchReady | None]:
             decoding()
-            return self.assembler.plain.fill_run(run, group, slot, indexes, files, first)
+            return self.assembler.plain.fill_run(run, group, slot, indexes, files, early=early, first=first)
 
+        if early:
+            return await with_pinned(self.stages.cache, refs, fill)
         return await self.stages.inflight.read(refs, group, fill, owner, ticket)
 
 
@@ -264,7 +274,7 @@ class OwnBatches:
                 return
             if isinstance(plan, RunPlan):
                 try:
-                    batch = await self._decoder.decode_run(plan, run.slot, self, decoding, run.count)
+                    batch = await self._decoder.decode_run(plan, run.slot, self, decoding=decoding, first=run.count)
                 except FeeddError:
                     batch = None  # made one by one, one of its batches shows why
                 if batch is not None:
