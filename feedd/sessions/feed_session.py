@@ -125,8 +125,7 @@ class Session:
                 self._furthest = before  # the client asks for each step again; that is no new stream
             raise
         finally:
-            self._calls.remove(call)
-            self._decoding(call)
+            self._ended(call)
         for _ in made:
             took_s = (self._stages.clock.monotonic_s() - began_s) / len(made)
             self._stages.recorder.observe(metrics.PIPELINE_BATCH_SECONDS, took_s)
@@ -158,8 +157,7 @@ class Session:
                     raise end
                 made = await batches.make_run(plans, lambda: self._decoding(call))
         finally:
-            self._calls.remove(call)
-            self._decoding(call)
+            self._ended(call)
         if made.failure is None and isinstance(end, FeeddError):
             made = replace(made, failure=end)
         if isinstance(made.failure, ObjectChanged | NotFound):
@@ -217,6 +215,12 @@ class Session:
         furthest = self._furthest
         if at.epoch != furthest.epoch or at.step > furthest.step:
             self._furthest = at
+
+    def _ended(self, call: object) -> None:
+        """Forget a call that has ended. Once the first has, later shards may be fetched."""
+        self._calls.remove(call)
+        self._decoding(call)
+        self._parts.prefetch_driver.widen()
 
     def _decoding(self, call: object) -> None:
         """Mark a call as decoding. After the last batch of an epoch, start to decode the next epoch's batches.

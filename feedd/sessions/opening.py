@@ -168,7 +168,7 @@ class Pipeline:
             )
             undo.push_async_callback(prefetch_driver.ended)
             undo.callback(prefetch_driver.close)
-            prefetch_driver.enter(Cursor(request.spec.session.epoch))
+            prefetch_driver.begin(Cursor(request.spec.session.epoch))
             memory, batches, classes = await self._batches(one)
             tell_late = partial(self._notice_log.log_more, request.spec.data.urls, NoticeKind.LATE_FIELDS)
             late = LateFields(view, [source.fields for source in memory.found], tell_late)

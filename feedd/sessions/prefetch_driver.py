@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+from typing import TYPE_CHECKING, Final
 
 from feedd.ordering.next_use import NextUseTimeline
 from feedd.ordering.progress import Progress
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from feedd.values import Cursor
 
 _SLACK = 1 / 16  # of an epoch's bytes; a stream that falls further behind has its uses compared anew
+_HELD_S: Final = 1.0  # longest time for which a new stream leaves later shards alone
 _MANY = 4_000  # shards or windows; for more of them, the cache looks at its own entries
 
 
@@ -50,7 +52,11 @@ class ReaderGroups:
 
 
 class PrefetchDriver:
-    """Reports one session's future reads to the cache."""
+    """Reports one session's future reads to the cache.
+
+    A new stream prefetches only the shards of its first window, until its first batch is made or a second has passed.
+    Fetches of later shards take cores from the transfer of the first shards and from the first batch's decoding.
+    """
 
     def __init__(
         self,
@@ -71,6 +77,22 @@ class PrefetchDriver:
         self._access: EpochAccess | None = None
         self._progress = Progress()
         self._window = -1
+        self._held: asyncio.TimerHandle | None = None  # ends the wait of a new stream's later shards
+
+    def begin(self, at: Cursor) -> None:
+        """Start a stream at a cursor, as ``enter`` does, but prefetch only its first window until ``widen``."""
+        if self._held is None:
+            self._held = asyncio.get_running_loop().call_later(_HELD_S, self.widen)
+        self.enter(at)
+
+    def widen(self) -> None:
+        """Prefetch later windows too, from now on."""
+        if self._held is None:
+            return
+        self._held.cancel()
+        self._held = None
+        if self._access is not None:
+            self._wish(self._access, self._window)
 
     def enter(self, at: Cursor) -> None:
         """Start or resume an epoch at a cursor: report when each shard is needed, and prefetch the first ones."""
@@ -98,7 +120,7 @@ class PrefetchDriver:
         self._cache.prefetch([], self._name)
         if self._index_prefetcher is not None:
             self._index_prefetcher.close()
-        self.enter(at)
+        self.begin(at)
 
     def advance(self, at: Cursor, first_window: int, last_window: int) -> None:
         """Report that a batch of these windows is being made."""
@@ -120,6 +142,9 @@ class PrefetchDriver:
 
     def close(self) -> None:
         """Cancel prefetches; shards that no other reader needs then have no next use."""
+        if self._held is not None:
+            self._held.cancel()
+            self._held = None
         self._cache.prefetch([], self._name)
         if self._index_prefetcher is not None:
             self._index_prefetcher.close()
@@ -170,7 +195,8 @@ class PrefetchDriver:
         self._cache.note_next_use(self._reader_groups.timeline.times, refs)
 
     def _wish(self, access: EpochAccess, window: int) -> None:
-        self._cache.prefetch([self._view.refs[shard] for shard in access.wishes(window)], self._name)
+        shards = access.wishes(window) if self._held is None else access.needed(window)
+        self._cache.prefetch([self._view.refs[shard] for shard in shards], self._name)
 
 
 def _soon(access: EpochAccess, window: int) -> list[int]:
