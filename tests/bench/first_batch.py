@@ -21,11 +21,12 @@ COLUMNS = (
 
 def run(plan: Plan) -> Result:
     """Measure."""
+    first = {"stop_after": 1, "window_shards": 0}
     arms = [
         *plan.peer_arms(stop_after=1),
-        plan.feedd_arm(_WARM, stop_after=1, cache="warm"),
-        plan.feedd_arm("feedd, daemon warm, cache cold", stop_after=1),
-        plan.feedd_arm("feedd, daemon cold, cache cold", stop_after=1, daemon="cold"),
+        plan.feedd_arm(_WARM, **first, cache="warm"),
+        plan.feedd_arm("feedd, daemon warm, cache cold", **first),
+        plan.feedd_arm("feedd, daemon cold, cache cold", **first, daemon="cold"),
     ]
 
     def once(arm: Arm, round_index: int) -> Row:
@@ -33,9 +34,10 @@ def run(plan: Plan) -> Result:
         return plan.once(arm, round_index, _TIMEOUT_S)
 
     result = Result("first_batch", "from iter() to the first batch", COLUMNS, [])
-    result.outcomes = interleave(arms, plan.round_count, once, plan.say, first_round=plan.first_round)
+    result.outcomes = interleave(plan.chosen(arms), plan.round_count, once, plan.say, first_round=plan.first_round)
     result.notes = [
         "Peers start their workers in that time; their caches are cold. The cold daemon's process start is included.",
         "Imports of the training process are not included anywhere.",
+        "feedd shuffles with its default window, which begins with one shard; webdataset's buffer begins with 100.",
     ]
     return result

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tests.bench.dataset import data_folder
 from tests.bench.procs import MemoryPeak, descendants, memory_of, resident_beyond_shared_bytes
 
 if TYPE_CHECKING:
@@ -156,8 +157,14 @@ def run_arm(
 
 
 def _plain_environment() -> dict[str, str]:
-    """Our environment without what would steer an arm: credentials, settings of feedd, a launcher's ranks."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(_STEERING)}
+    """Our environment without what would steer an arm: credentials, settings of feedd, a launcher's ranks.
+
+    Arms keep bytecode in a folder of the bench, because installed packages have bytecode. Without it, a daemon of a
+    checkout would compile all of feedd at each start.
+    """
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(_STEERING)}
+    plain.pop("PYTHONDONTWRITEBYTECODE", None)
+    return plain | {"PYTHONPYCACHEPREFIX": str(data_folder() / "bytecode")}
 
 
 def _end_group(group: int) -> None:

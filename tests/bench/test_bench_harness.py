@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.bench import harness
 from tests.bench.harness import Arm, ArmFailed, Outcome, Row, Spread, interleave, run_arm
 from tests.bench.pictures import HEIGHT, WIDTH, jpeg
 from tests.bench.plan import Plan
@@ -119,3 +120,11 @@ def test_cells_show_median_and_spread() -> None:
     outcome = Outcome("a", rounds=[{"rate": 1000.0}, {"rate": 3000.0}, {"rate": 2000.0}])
     assert Column("rate", "rate", digits=0, spread=True).text(outcome) == "2,000 [1,000-3,000]"
     assert Column("other", "other").text(outcome) == "-"
+
+
+def test_arms_have_bytecode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No arm compiles its sources at each start, whatever the shell of the bench forbids."""
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    environment = harness._plain_environment()
+    assert "PYTHONDONTWRITEBYTECODE" not in environment
+    assert Path(environment["PYTHONPYCACHEPREFIX"]).is_absolute()

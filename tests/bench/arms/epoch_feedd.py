@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 
 
 def make_dataset(settings: dict[str, Any], address: str | None) -> FeedDataset:
-    """Return the pictures as a user writes it."""
+    """Return the pictures as a user writes it; ``window_shards`` of 0 leaves the shuffle window to the daemon."""
+    window_shards = settings.get("window_shards", 2)  # 2304 pictures: more than the fastest peer's buffer of 1000
     return FeedDataset(
         f"s3://{settings['bucket']}/tar/",
         batch_size=settings["batch_size"],
         fields={"jpg": "image:224x224", "cls": "int"},
-        shuffle=Shuffle(window_shards=2),  # 2304 pictures: more than the fastest peer's buffer of 1000
+        shuffle=Shuffle(window_shards=window_shards) if window_shards else True,
         address=address,
         prefetch=settings["prefetch"],
         share=settings.get("share"),
