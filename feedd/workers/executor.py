@@ -21,6 +21,7 @@ from feedd.formats.refused import say_packed
 from feedd.recipe.slow_imports import SLOW_MODULES
 from feedd.values import FieldRecipe
 from feedd.workers import index_columns as columns
+from feedd.workers.arena_pages import ArenaPages
 from feedd.workers.bulk import copy_rows
 from feedd.workers.column_gather import gather
 from feedd.workers.convert_shard import import_libraries, make_shard
@@ -62,8 +63,6 @@ _INDEX_SHARE: Final = 64  # bytes of memory per byte of an indexed shard: 48 are
 _INDEX_LEAST_BYTES: Final = 512 << 20
 _INDEX_MOST_BYTES: Final = 4 << 30
 _REASONS_BYTES: Final = 64 << 10  # of the 96 KiB of an answer; short reasons of a thousand rows take 22 KiB
-_MAPPED_AT_ONCE_BYTES: Final = 256 << 20
-_MADV_POPULATE_WRITE: Final = 23  # missing in the mmap module
 _KEPT_BYTES_MAX: Final = 64 << 20  # per answer: the values of further rows are decoded again
 _codec_for = functools.lru_cache(maxsize=256)(make)
 
@@ -112,6 +111,7 @@ class Executor:
 
     def __init__(self) -> None:
         self._arenas: dict[int, mmap.mmap] = {}
+        self._pages: dict[int, ArenaPages] = {}
         self._refused: dict[int, str] = {}  # arena id -> why it could not be mapped
         self._cached_files = MappedFiles()
 
@@ -127,11 +127,7 @@ class Executor:
     def attach(self, arena_id: int, fd: int | None, size_bytes: int) -> None:
         """Map an arena read-write; ``fd`` stays the caller's. None: it was lost, because too many files are open.
 
-        All pages are mapped at once. On first touch, in the middle of decoding, they would cost four times as much:
-        70 us per 224x224 image, until a worker has touched every page of every slot. ``madvise`` maps them. With
-        ``mmap``, two workers would wait for each other: 60 ms for 154 MB instead of 35. Large arenas are not mapped at
-        once, because most of a group's slots are never touched: the slot used last is given first. Two workers that
-        clear and map the same 650 MB take seconds (four jobs that share: 5,900 instead of 8,300 images/s).
+        Its pages are mapped later, right before rows are written to them (``arena_pages``).
 
         If mapping fails, decoding into the arena fails, because a worker that died here would be replaced by one that
         dies too.
@@ -141,13 +137,16 @@ class Executor:
             self._refused[arena_id] = out_of_descriptors().message
             return
         try:
-            self._arenas[arena_id] = _mapped(fd, size_bytes)
+            arena = mmap.mmap(fd, size_bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
         except (OSError, ValueError) as error:
             self._refused[arena_id] = str(error)
+            return
+        self._arenas[arena_id], self._pages[arena_id] = arena, ArenaPages(arena)
 
     def detach(self, arena_id: int) -> None:
         """Unmap an arena; unknown ids are ignored."""
         self._refused.pop(arena_id, None)
+        self._pages.pop(arena_id, None)
         arena = self._arenas.pop(arena_id, None)
         if arena is not None:
             # A reference cycle in a codec may still hold a row: the mapping then goes when that is collected.
@@ -259,6 +258,8 @@ class Executor:
 
     def _decode(self, request: DecodeRequest, given: Sequence[int]) -> tuple[tuple[int, int, str], ...]:
         arena = self._arena(request.arena_id)
+        for message in request.fields:
+            self._expect(request.arena_id, np.frombuffer(message.out_at, np.int64) + request.slot_at)
         done = self._copy(request, given, arena)
         if all(rows is not None and rows.all() for rows in done):
             return ()
@@ -291,6 +292,7 @@ class Executor:
     def _gather(self, request: GatherRequest, given: Sequence[int]) -> bytes:
         """Copy the rows of a request; return int32[], as bytes, the rows that were not copied."""
         arena = self._arena(request.arena_id)
+        self._expect(request.arena_id, np.frombuffer(request.out_at, np.int64))
         self._cached_files.begin(given)
         undone = gather(request, [_plain(column) for column in request.columns], self._cached_files, arena)
         return undone.astype("<i4").tobytes()
@@ -302,6 +304,11 @@ class Executor:
             raise Internal(f"expected an attached arena {arena_id}, got {why}", stage="decode")
         return arena
 
+    def _expect(self, arena_id: int, out_at: NDArray[np.int64]) -> None:
+        """Map the pages between the first and the last of these places, because rows will be written there."""
+        if len(out_at):
+            self._pages[arena_id].expect(int(out_at.min()), int(out_at.max()))
+
     def _copy(self, request: DecodeRequest, given: Sequence[int], arena: mmap.mmap) -> list[NDArray[np.bool_] | None]:
         """Copy the fields that are plain copies; return for each field bool[rows], which rows are done, or None."""
         self._cached_files.begin(given)
@@ -311,20 +318,6 @@ class Executor:
             None if plain is None else copy_rows(plain, message, request.files, self._cached_files, target)
             for plain, message in zip(plains, request.fields, strict=True)
         ]
-
-
-def _mapped(fd: int, size_bytes: int) -> mmap.mmap:
-    """Return a mapped arena; all its pages are mapped now unless it is large."""
-    access = mmap.PROT_READ | mmap.PROT_WRITE
-    arena = mmap.mmap(fd, size_bytes, mmap.MAP_SHARED, access)
-    if size_bytes > _MAPPED_AT_ONCE_BYTES:
-        return arena
-    try:
-        arena.madvise(_MADV_POPULATE_WRITE)
-    except OSError:  # a kernel before 5.14
-        arena.close()
-        return mmap.mmap(fd, size_bytes, mmap.MAP_SHARED | mmap.MAP_POPULATE, access)
-    return arena
 
 
 def _produce(request: MeasureRequest, given: Sequence[int], fds: list[int]) -> tuple[bytes, int]:

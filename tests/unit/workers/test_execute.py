@@ -12,7 +12,7 @@ from feedd.formats.missing_reasons import Why
 from feedd.formats.tar import TarFormat
 from feedd.recipe.recipe import parse_field
 from feedd.values import ShardFile
-from feedd.workers import executor as execute
+from feedd.workers import arena_pages
 from feedd.workers import index_columns as columns
 from feedd.workers import request_split as split
 from feedd.workers.executor import Executor
@@ -247,9 +247,21 @@ def test_an_arena_that_cannot_be_mapped_fails_decoding_not_the_worker(shard: Sha
     executor.detach(1)
 
 
+def test_pages_are_mapped_before_rows_are_written(shard: ShardFile, arena: int) -> None:
+    """An arena's memory is not touched when it is attached, and in whole blocks where a request writes."""
+    os.ftruncate(arena, 8 << 20)
+    executor = Executor()
+    executor.attach(1, arena, 8 << 20)
+    assert os.fstat(arena).st_blocks == 0
+    task = DecodeTask((shard,), 1, 4 << 20, (work(shard, "int", "cls"),), np.zeros(5, np.uint64))
+    assert isinstance(run(executor, split.decode_packet(task, range(5), 9)), Decoded)
+    assert 1 << 20 <= os.fstat(arena).st_blocks * 512 <= 2 << 20
+    executor.detach(1)
+
+
 def test_kernels_that_do_not_map_by_madvise(shard: ShardFile, arena: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before 5.14 they know no such advice; decoding is the same."""
-    monkeypatch.setattr(execute, "_MADV_POPULATE_WRITE", 9999)
+    monkeypatch.setattr(arena_pages, "_MADV_POPULATE_WRITE", 9999)
     executor = Executor()
     executor.attach(1, arena, 4096)
     task = DecodeTask((shard,), 1, 256, (work(shard, "int", "cls"),), np.zeros(5, np.uint64))
