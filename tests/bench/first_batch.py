@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from tests.bench.plan import Plan
 
 _TIMEOUT_S = 180.0
+_IDLE_S = 1.0
 _WARM = "feedd, daemon warm, cache warm"
 COLUMNS = (
     Column("iter() to 1st batch, s", "first_batch_s", digits=3, spread=True),
@@ -25,7 +26,7 @@ def run(plan: Plan) -> Result:
     arms = [
         *plan.peer_arms(stop_after=1),
         plan.feedd_arm(_WARM, **first, cache="warm"),
-        plan.feedd_arm("feedd, daemon warm, cache cold", **first),
+        plan.feedd_arm("feedd, daemon warm, cache cold", **first, idle_s=_IDLE_S),
         plan.feedd_arm("feedd, daemon cold, cache cold", **first, daemon="cold"),
     ]
 
@@ -37,6 +38,7 @@ def run(plan: Plan) -> Result:
     result.outcomes = interleave(plan.chosen(arms), plan.round_count, once, plan.say, first_round=plan.first_round)
     result.notes = [
         "Peers start their workers in that time; their caches are cold. The cold daemon's process start is included.",
+        f"The warm daemon with a cold cache has been ready for {_IDLE_S:g} s.",
         "Imports of the training process are not included anywhere.",
         "feedd shuffles with its default window, which begins with one shard; webdataset's buffer begins with 100.",
     ]

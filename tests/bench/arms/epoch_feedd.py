@@ -75,6 +75,7 @@ def main() -> None:
         daemon_start_s = time.perf_counter() - begin_s
         if settings["cache"] == "warm":
             _earlier_trainer(settings, address)
+        time.sleep(settings.get("idle_s", 0.0))  # a daemon that is ready still loads what first requests would wait for
         dataset: Any = make_dataset(settings, address)
         if settings.get("torch_workers"):  # needless, and what a training script that had a DataLoader goes on doing
             dataset = DataLoader(dataset, batch_size=None, num_workers=settings["torch_workers"])
