@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tests.bench.harness import Arm, Row, interleave
 from tests.bench.report import Column, Result
@@ -22,7 +22,7 @@ COLUMNS = (
 
 def run(plan: Plan) -> Result:
     """Measure."""
-    first = {"stop_after": 1, "window_shards": 0}
+    first: dict[str, Any] = {"stop_after": 1, "window_shards": 0}
     arms = [
         *plan.peer_arms(stop_after=1),
         plan.feedd_arm(_WARM, **first, cache="warm"),
