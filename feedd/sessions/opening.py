@@ -285,7 +285,7 @@ class Pipeline:
         return AssemblerOptions(number, request.spec.data.keys, handler, budget, request.filters)
 
     async def _arena(self, one: _Opening, size_bytes: int, *, run_batches: int = 1, slots: int = 0) -> Arena:
-        """Allocate the slots and attach them to the workers, which map them while the first shard arrives.
+        """Allocate the slots and attach them to the workers.
 
         Args:
             one: the session that gets the slots.
