@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from feedd.values import Cursor
 
 _SLACK = 1 / 16  # of an epoch's bytes; a stream that falls further behind has its uses compared anew
-_HELD_S: Final = 1.0  # longest time for which a new stream leaves later shards alone
+_DEFERRED_S: Final = 1.0  # longest time for which a new stream leaves later shards alone
 _MANY = 4_000  # shards or windows; for more of them, the cache looks at its own entries
 
 
@@ -77,20 +77,20 @@ class PrefetchDriver:
         self._access: EpochAccess | None = None
         self._progress = Progress()
         self._window = -1
-        self._held: asyncio.TimerHandle | None = None  # ends the wait of a new stream's later shards
+        self._widening: asyncio.TimerHandle | None = None  # ends the wait of a new stream's later shards
 
     def begin(self, at: Cursor) -> None:
         """Start a stream at a cursor, as ``enter`` does, but prefetch only its first window until ``widen``."""
-        if self._held is None:
-            self._held = asyncio.get_running_loop().call_later(_HELD_S, self.widen)
+        if self._widening is None:
+            self._widening = asyncio.get_running_loop().call_later(_DEFERRED_S, self.widen)
         self.enter(at)
 
     def widen(self) -> None:
         """Prefetch later windows too, from now on."""
-        if self._held is None:
+        if self._widening is None:
             return
-        self._held.cancel()
-        self._held = None
+        self._widening.cancel()
+        self._widening = None
         if self._access is not None:
             self._wish(self._access, self._window)
 
@@ -142,9 +142,9 @@ class PrefetchDriver:
 
     def close(self) -> None:
         """Cancel prefetches; shards that no other reader needs then have no next use."""
-        if self._held is not None:
-            self._held.cancel()
-            self._held = None
+        if self._widening is not None:
+            self._widening.cancel()
+            self._widening = None
         self._cache.prefetch([], self._name)
         if self._index_prefetcher is not None:
             self._index_prefetcher.close()
@@ -195,7 +195,7 @@ class PrefetchDriver:
         self._cache.note_next_use(self._reader_groups.timeline.times, refs)
 
     def _wish(self, access: EpochAccess, window: int) -> None:
-        shards = access.wishes(window) if self._held is None else access.needed(window)
+        shards = access.wishes(window) if self._widening is None else access.needed(window)
         self._cache.prefetch([self._view.refs[shard] for shard in shards], self._name)
 
 

@@ -60,7 +60,7 @@ def _fetched(rig: Feeding) -> set[int]:
 
 async def test_later_shards_are_fetched_after_the_first_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing competes with the first batch for cores: its window is fetched first, the others once it is made."""
-    monkeypatch.setattr(prefetch_driver, "_HELD_S", 600.0)
+    monkeypatch.setattr(prefetch_driver, "_DEFERRED_S", 600.0)
     async with feeding(tmp_path) as rig:
         rig.store.numbers(*[_SAMPLES] * _SHARDS)
         session = await rig.open(window_shards=0)
@@ -73,7 +73,7 @@ async def test_later_shards_are_fetched_after_the_first_batch(tmp_path: Path, mo
 
 async def test_later_shards_do_not_wait_for_a_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A trainer that opens long before it asks finds later shards in the cache, too."""
-    monkeypatch.setattr(prefetch_driver, "_HELD_S", 0.05)
+    monkeypatch.setattr(prefetch_driver, "_DEFERRED_S", 0.05)
     async with feeding(tmp_path) as rig:
         rig.store.numbers(*[_SAMPLES] * _SHARDS)
         await rig.open(window_shards=0)
@@ -82,7 +82,7 @@ async def test_later_shards_do_not_wait_for_a_trainer(tmp_path: Path, monkeypatc
 
 async def test_a_first_batch_that_fails_holds_nothing_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Later shards are fetched after a failure as well, because the trainer may go on."""
-    monkeypatch.setattr(prefetch_driver, "_HELD_S", 600.0)
+    monkeypatch.setattr(prefetch_driver, "_DEFERRED_S", 600.0)
     async with feeding(tmp_path) as rig:
         rig.store.numbers(*[_SAMPLES] * _SHARDS)
         rig.store.shard(0, [{"cls": b"none"}] * _SAMPLES)
