@@ -140,7 +140,7 @@ class _Decoder:
 
     def advance(self, *_where: object) -> None: ...
 
-    enter = skip_to = advance
+    enter = skip_to = widen = advance
 
     def close(self) -> None: ...
 
