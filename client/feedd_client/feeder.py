@@ -189,6 +189,12 @@ class Feeder:
         assert self._stream is not None
         return self._stream.hand_out(arrived, None if private else self._copies, reserved)
 
+    def tell(self, now_s: float) -> None:
+        """Tell the daemon about once a second what the trainer's loop did with its time."""
+        times = self._stats.times.due(now_s)
+        if times is not None and self._stream is not None:
+            self._stream.tell(times)
+
     def collect(self, *, at_once: bool = False) -> None:
         """Return the slots of dead batches with the next request, or immediately if ``at_once``."""
         if self._stream is not None:

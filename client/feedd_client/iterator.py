@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from feedd_client.session import Session
     from feedd_client.shm import Mapping
     from feedd_client.stats import LoaderStats
+    from feedd_client.step_times import StepTimes
 
 _log: Final = logging.getLogger("feedd_client")
 inherited: list[object] = []  # the parent's objects, copied by a fork; kept so that the child never finalises them
@@ -114,6 +115,11 @@ class FeedIterator(Iterator[Item], Generic[Item]):
         session = self._feeder.session
         return None if session is None else session.mapping
 
+    @property
+    def times(self) -> StepTimes:
+        """Times of the trainer's loop. A wrapper that sets ``auto_commit`` to False records them itself."""
+        return self._stats.times
+
     def took(self, position: Position) -> None:
         """Record, for a prefetching wrapper, that the trainer took everything before ``position``."""
         self._trainer_steps = position.step - self._first_step + (position.row > 0)
@@ -157,6 +163,7 @@ class FeedIterator(Iterator[Item], Generic[Item]):
             return None
         if self._pid != os.getpid():
             raise FeedError("expected the process that began this pass, got a forked process", hint="call iter() again")
+        asked_s, waited_s = time.perf_counter(), self._stats.wait_s
         try:
             self._feeder.collect()
             rows = self._agreed_rows()
@@ -176,6 +183,9 @@ class FeedIterator(Iterator[Item], Generic[Item]):
             raise
         self.position = self._feeder.next_position
         self._taken_steps += 1
+        if self.auto_commit:
+            self._stats.times.took(asked_s, self._stats.wait_s - waited_s)
+        self._feeder.tell(asked_s)
         known = self._feeder.known_steps
         if known is not None and self.position.step >= known:  # a loop over len() never asks beyond the last step
             self._count_left_out()

@@ -327,6 +327,10 @@ class Stream:
             self._requests.put(pb.StreamRequest(credits=self._credits, releases=self._returns))
             self._returns, self._credits = [], 0
 
+    def tell(self, times: pb.TrainerTimes) -> None:
+        """Tell the daemon what the trainer's loop did with its time; one before 1.12 ignores it."""
+        self._requests.put(pb.StreamRequest(times=times))
+
     def _return(self, count: int) -> None:
         self._credits += count
         # A third of the slots are in use, a third received, a third being filled. A run is worth a request.

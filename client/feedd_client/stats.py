@@ -6,11 +6,14 @@ import logging
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from feedd_client.step_times import StepTimes
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from feedd_client._wire import feedd_pb2 as pb
 
+_NOT_COUNTERS: Final = {"times", "_logged"}
 _log: Final = logging.getLogger("feedd_client")
 _NOTICES_MAX: Final = 64
 _KIND_CHARS_MAX: Final = 64
@@ -40,6 +43,7 @@ class LoaderStats:
         notices: data that the daemon leaves out or changes, by kind. Each notice has "text", "count" (of objects,
             sample counts or columns), "bytes" and "warns". Notices with "warns" are also logged. Empty before the
             first pass.
+        times: how the trainer's loop spends its time; not in ``as_dict``.
     """
 
     batches: int = 0
@@ -55,6 +59,7 @@ class LoaderStats:
     leftover_samples: int = 0
     transport: str = ""
     notices: dict[str, dict[str, Any]] = field(default_factory=dict)
+    times: StepTimes = field(default_factory=StepTimes)
     _logged: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def take_notices(self, notices: Iterable[pb.Notice], *, log: bool, grown: bool = False) -> None:
@@ -77,4 +82,4 @@ class LoaderStats:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the counters as a plain, JSON-able dict."""
-        return {name: value for name, value in asdict(self).items() if name != "_logged"}
+        return {name: value for name, value in asdict(self).items() if name not in _NOT_COUNTERS}

@@ -67,6 +67,11 @@ class StreamCall:
         self._lingering: asyncio.TimerHandle | None = None
         self.ended = asyncio.Event()
 
+    @property
+    def awaits(self) -> str:
+        """What the client waits for: "batch", "space", or "" for nothing."""
+        return self._machine.awaits
+
     def stop(self) -> None:
         """End the stream now, even with unsent batches; ``ended`` is set once all productions have ended."""
         self._over.set()
@@ -141,6 +146,8 @@ class StreamCall:
         if self._stopped:
             return
         self._entry.heard_s = self._entry.clock.monotonic_s()
+        if request.HasField("times"):
+            self._entry.told(request.times)
         out: list[Instruction] = []
         if request.releases:
             out += self._machine.releases(slots_from(request.releases))
@@ -256,8 +263,7 @@ class StreamCall:
     async def _say_alive(self) -> None:
         """Tell a waiting client what its batch waits for."""
         self._idle.due = False
-        if awaits := self._machine.awaits:
-            stage = self._entry.feed.stage if awaits == "batch" else awaits
+        if stage := self._entry.waits_for:
             await self._write_message(pb.StreamResponse(heartbeat=pb.Heartbeat(waiting_for=stage)))
 
     async def _write_message(self, message: pb.StreamResponse) -> None:
