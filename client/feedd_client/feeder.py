@@ -189,12 +189,6 @@ class Feeder:
         assert self._stream is not None
         return self._stream.hand_out(arrived, None if private else self._copies, reserved)
 
-    def tell(self, now_s: float) -> None:
-        """Tell the daemon about once a second what the trainer's loop did with its time."""
-        times = self._stats.times.due(now_s)
-        if times is not None and self._stream is not None:
-            self._stream.tell(times)
-
     def collect(self, *, at_once: bool = False) -> None:
         """Return the slots of dead batches with the next request, or immediately if ``at_once``."""
         if self._stream is not None:
@@ -243,7 +237,8 @@ class Feeder:
             self.known_steps = session.granted.steps
         self._stats.take_notices(session.notices, log=self._consumer.logs, grown=not session.fresh)
         self._stats.transport = "inline" if session.mapping is None else "slot"
-        self._stream = Stream(session, self._next, self._consumer.count, heartbeat_s(self._options.stall_timeout_s))
+        pause_s = heartbeat_s(self._options.stall_timeout_s)
+        self._stream = Stream(session, self._next, self._consumer.count, pause_s, self._stats.step_times)
 
     def _receive(self) -> None:
         stream = self._stream

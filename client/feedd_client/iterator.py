@@ -118,7 +118,7 @@ class FeedIterator(Iterator[Item], Generic[Item]):
     @property
     def times(self) -> StepTimes:
         """Times of the trainer's loop. A wrapper that sets ``auto_commit`` to False records them itself."""
-        return self._stats.times
+        return self._stats.step_times
 
     def took(self, position: Position) -> None:
         """Record, for a prefetching wrapper, that the trainer took everything before ``position``."""
@@ -184,8 +184,7 @@ class FeedIterator(Iterator[Item], Generic[Item]):
         self.position = self._feeder.next_position
         self._taken_steps += 1
         if self.auto_commit:
-            self._stats.times.took(asked_s, self._stats.wait_s - waited_s)
-        self._feeder.tell(asked_s)
+            self._stats.step_times.took(asked_s, self._stats.wait_s - waited_s)
         known = self._feeder.known_steps
         if known is not None and self.position.step >= known:  # a loop over len() never asks beyond the last step
             self._count_left_out()

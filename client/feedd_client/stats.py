@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
     from feedd_client._wire import feedd_pb2 as pb
 
-_NOT_COUNTERS: Final = {"times", "_logged"}
 _log: Final = logging.getLogger("feedd_client")
 _NOTICES_MAX: Final = 64
 _KIND_CHARS_MAX: Final = 64
@@ -43,7 +42,6 @@ class LoaderStats:
         notices: data that the daemon leaves out or changes, by kind. Each notice has "text", "count" (of objects,
             sample counts or columns), "bytes" and "warns". Notices with "warns" are also logged. Empty before the
             first pass.
-        times: how the trainer's loop spends its time; not in ``as_dict``.
     """
 
     batches: int = 0
@@ -59,8 +57,13 @@ class LoaderStats:
     leftover_samples: int = 0
     transport: str = ""
     notices: dict[str, dict[str, Any]] = field(default_factory=dict)
-    times: StepTimes = field(default_factory=StepTimes)
+    _step_times: StepTimes = field(default_factory=StepTimes)
     _logged: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def step_times(self) -> StepTimes:
+        """How the trainer's loop spends its time, for the daemon."""
+        return self._step_times
 
     def take_notices(self, notices: Iterable[pb.Notice], *, log: bool, grown: bool = False) -> None:
         """Replace the notices by those the daemon sent; a notice is logged only once.
@@ -82,4 +85,4 @@ class LoaderStats:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the counters as a plain, JSON-able dict."""
-        return {name: value for name, value in asdict(self).items() if name not in _NOT_COUNTERS}
+        return {name: value for name, value in asdict(self).items() if not name.startswith("_")}

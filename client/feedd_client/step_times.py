@@ -6,7 +6,7 @@ from typing import Final
 
 from feedd_client._wire import feedd_pb2 as pb
 
-TOLD_EVERY_S: Final = 1.0
+REPORT_EVERY_S: Final = 1.0
 PAUSE_TIMES: Final = 5.0
 PAUSE_MIN_S: Final = 0.25
 _USUAL_STEPS: Final = 64
@@ -27,10 +27,10 @@ class StepTimes:
     """
 
     __slots__ = (
-        "_asked_s",
         "_began_s",
         "_latest_wait_s",
-        "_told_s",
+        "_reported_s",
+        "_request_s",
         "_usual_s",
         "device",
         "pause_s",
@@ -45,35 +45,35 @@ class StepTimes:
         self.wait_s = self.pause_s = 0.0
         self.device = ""
         self.unpinned = False
-        self._began_s = self._asked_s = self._latest_wait_s = self._usual_s = 0.0
-        self._told_s = float("-inf")
+        self._began_s = self._request_s = self._latest_wait_s = self._usual_s = 0.0
+        self._reported_s = float("-inf")
 
-    def took(self, asked_s: float, wait_s: float) -> None:
+    def took(self, request_s: float, wait_s: float) -> None:
         """Record that the loop took a batch.
 
         Args:
-            asked_s: when it asked for the batch, on ``time.perf_counter``.
+            request_s: when it asked for the batch, on ``time.perf_counter``.
             wait_s: how long it then waited.
         """
         if self.steps:
-            step_s = asked_s - self._asked_s - self._latest_wait_s
+            step_s = request_s - self._request_s - self._latest_wait_s
             if step_s > PAUSE_MIN_S and self.steps > 1 and step_s > PAUSE_TIMES * self._usual_s:
                 self.pauses += 1
                 self.pause_s += step_s
             else:
                 self._usual_s += (step_s - self._usual_s) / min(self.steps, _USUAL_STEPS)
         else:
-            self._began_s = asked_s
+            self._began_s = request_s
         self.steps += 1
         self.wait_s += wait_s
-        self._asked_s = asked_s
+        self._request_s = request_s
         self._latest_wait_s = wait_s
 
     def due(self, now_s: float) -> pb.TrainerTimes | None:
-        """Return the times if a second has passed since they were last told, and a batch was taken; else None."""
-        if now_s - self._told_s < TOLD_EVERY_S or not self.steps:
+        """Return the times if a second has passed since they were last returned, and a batch was taken; else None."""
+        if now_s - self._reported_s < REPORT_EVERY_S or not self.steps:
             return None
-        self._told_s = now_s
+        self._reported_s = now_s
         return pb.TrainerTimes(
             wall_s=now_s - self._began_s,
             wait_s=self.wait_s,

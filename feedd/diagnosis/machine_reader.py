@@ -31,6 +31,14 @@ class ProcessReading:
     written_bytes: int = 0
     write_calls: int = 0
 
+    def since(self, earlier: ProcessReading) -> ProcessReading:
+        """Return what has been counted since an earlier reading."""
+        return ProcessReading(
+            self.main_thread_s - earlier.main_thread_s,
+            self.written_bytes - earlier.written_bytes,
+            self.write_calls - earlier.write_calls,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class MachineReading:

@@ -23,7 +23,7 @@ _LONG_STEPS: Final = 5.0
 _THROTTLED: Final = frozenset({"throttled"})
 
 
-class Asked(Protocol):
+class DaemonClient(Protocol):
     """A daemon's client: ``AdminClient``."""
 
     async def stats(self) -> pb.StatsResponse:
@@ -56,7 +56,7 @@ class _Moment:
 class NodeSampler:
     """Measures the daemons of one node."""
 
-    def __init__(self, daemons: Sequence[Asked], *, job: str = "", local: bool = True) -> None:
+    def __init__(self, daemons: Sequence[DaemonClient], *, job: str = "", local: bool = True) -> None:
         """Store what to ask.
 
         Args:
@@ -209,7 +209,7 @@ def _rank(after: pb.SessionEntry, first: _Moment, last: _Moment) -> RankWindow |
         pause_s += 0.0 if starves else silent_s
     pid = after.pids[0] if len(after.pids) == 1 else 0
     started, ended = first.machine.processes.get(pid), last.machine.processes.get(pid)
-    known = started is not None and ended is not None
+    written = None if started is None or ended is None else ended.since(started)
     return RankWindow(
         session=after.id,
         rank=after.rank,
@@ -221,6 +221,6 @@ def _rank(after: pb.SessionEntry, first: _Moment, last: _Moment) -> RankWindow |
         unpinned=now.unpinned,
         inline=after.inline,
         host_busy=_main_busy(first.machine, last.machine, pid, seconds),
-        written_bytes=ended.written_bytes - started.written_bytes if known else None,  # type: ignore[union-attr]
-        write_calls=ended.write_calls - started.write_calls if known else None,  # type: ignore[union-attr]
+        written_bytes=None if written is None else written.written_bytes,
+        write_calls=None if written is None else written.write_calls,
     )

@@ -260,7 +260,7 @@ def _entry(hosted: ServedSession, now_s: float) -> pb.SessionEntry:
         age_s=now_s - hosted.opened_s,
         silent_s=now_s - hosted.heard_s,
         times=hosted.times,
-        times_age_s=now_s - hosted.told_s,
+        times_age_s=now_s - hosted.times_at_s,
         rank=hosted.spec.order.topology.rank,
         world_size=hosted.spec.order.topology.world_size,
         share=hosted.spec.session.share,

@@ -46,7 +46,7 @@ class ServedSession:
         heard_s: when its client sent the last message.
         sent_bytes: bytes of the batches that its client was given.
         times: what the trainer's loop did with its time, as its client last told.
-        told_s: when it did.
+        times_at_s: when it did.
         notices: notices that were sent to the client.
         machine: the state machine.
         call: the running Stream call.
@@ -76,7 +76,7 @@ class ServedSession:
         self.opened_s = self.heard_s = clock.monotonic_s()
         self.sent_bytes = 0
         self.times: pb.TrainerTimes | None = None
-        self.told_s = self.opened_s
+        self.times_at_s = self.opened_s
         consumer = spec.session.consumer_count, spec.session.consumer_index
         self.machine = SessionMachine(feed.slots.slot_count, *consumer, feed.info.run_batches)
         self.call: StreamCall | None = None
@@ -106,14 +106,19 @@ class ServedSession:
     @property
     def waits_for(self) -> str:
         """What a batch that the client waits for waits for, as a heartbeat says it; empty: it waits for none."""
-        awaits = "" if self.call is None else self.call.awaits
+        stream = self.machine.stream
+        awaits = "" if stream is None else stream.awaits
         return self.feed.stage if awaits == "batch" else awaits
 
-    def told(self, times: pb.TrainerTimes) -> None:
-        """Keep the trainer's times if they can be any."""
+    def received(self, request: pb.StreamRequest) -> None:
+        """Note when the client sent a message, and keep the trainer's times if it has some that can be true."""
+        self.heard_s = self.clock.monotonic_s()
+        if not request.HasField("times"):
+            return
+        times = request.times
         numbers = (times.wall_s, times.wait_s, times.pause_s)
         if all(math.isfinite(one) and one >= 0 for one in numbers) and len(times.device) <= _DEVICE_CHARS_MAX:
-            self.times, self.told_s = times, self.clock.monotonic_s()
+            self.times, self.times_at_s = times, self.heard_s
 
     def free(self, instruction: Free | Reclaim) -> None:
         """Release slots; count those taken back from a vanished client."""

@@ -67,11 +67,6 @@ class StreamCall:
         self._lingering: asyncio.TimerHandle | None = None
         self.ended = asyncio.Event()
 
-    @property
-    def awaits(self) -> str:
-        """What the client waits for: "batch", "space", or "" for nothing."""
-        return self._machine.awaits
-
     def stop(self) -> None:
         """End the stream now, even with unsent batches; ``ended`` is set once all productions have ended."""
         self._over.set()
@@ -145,9 +140,7 @@ class StreamCall:
     def _take(self, request: pb.StreamRequest) -> None:
         if self._stopped:
             return
-        self._entry.heard_s = self._entry.clock.monotonic_s()
-        if request.HasField("times"):
-            self._entry.told(request.times)
+        self._entry.received(request)
         out: list[Instruction] = []
         if request.releases:
             out += self._machine.releases(slots_from(request.releases))
