@@ -40,6 +40,11 @@ def test_long_steps_are_no_pauses() -> None:
     assert _run([*[(0.01, 0.0)] * 10, (0.2, 0.0)]).pauses == 0
 
 
+def test_a_long_wait_is_no_pause() -> None:
+    """A step begins when the batch is there."""
+    assert _run([*[(0.1, 0.0)] * 10, (0.1, 5.0), (0.1, 0.0), (0.1, 0.0)]).pauses == 0
+
+
 def test_they_are_told_once_a_second() -> None:
     """Not before the first batch, then at once, then after a second."""
     times = StepTimes()

@@ -75,6 +75,22 @@ def test_each_cause_has_its_verdict(verdict: str) -> None:
     assert set(told) == {"verdict", "evidence", "next", "knob", "gain", "advice"}
 
 
+@pytest.mark.parametrize(
+    ("window", "verdict"),
+    [
+        (_fetch(evictions=9), "s3_bandwidth"),  # the cache has room for all
+        (_fetch(evictions=9, cache_limit_bytes=1 << 30, hits=90), "s3_bandwidth"),  # most shards are found
+        (replace(DECODES, cpu_pressure=0.9), "decode_cpu"),  # as many workers as cores
+        (_rank(HEALTHY, pause_s=0.5, written_bytes=40 * MIB), "healthy"),  # a checkpoint that costs little
+        (replace(HEALTHY, ranks=(FED, replace(FED, rank=1, steps=50))), "healthy"),  # two ranks have no median
+        (_fetch(throttled=1), "s3_bandwidth"),
+    ],
+)
+def test_one_sign_is_not_enough(window: Window, verdict: str) -> None:
+    """Rules with several conditions need all of them."""
+    assert diagnose(window).finding.verdict == verdict
+
+
 def test_every_verdict_is_tried() -> None:
     """No verdict stands in the table that no window leads to."""
     assert set(TITLES) - set(CASES) == {"listing"}

@@ -74,7 +74,16 @@ async def test_a_trainer_that_has_just_begun_counts_from_its_begin(former: pb.Tr
     assert (rank.steps, rank.wall_s, rank.wait_s) == (8, 4, 1)
 
 
-@pytest.mark.parametrize(("facts", "waits"), [({"waits_for": "fetching"}, True), ({"leases": 3}, False)])
+@pytest.mark.parametrize(
+    ("facts", "waits"),
+    [
+        ({"waits_for": "fetching"}, True),
+        ({"waits_for": "decoding", "leases": 1}, True),
+        ({"waits_for": "decoding", "leases": 3}, False),
+        ({"waits_for": "space"}, False),
+        ({}, False),
+    ],
+)
 async def test_a_silent_trainer_waits_or_pauses(facts: dict[str, Any], waits: bool) -> None:
     """It reports when it takes batches. Until then the daemon knows whether it owes one."""
     times = pb.TrainerTimes(wall_s=10, wait_s=1, steps=100)
@@ -136,21 +145,37 @@ async def test_metrics_become_rates_and_means() -> None:
     assert window.core_busy == ()  # the daemon is on another machine
 
 
+def _work(seconds: float) -> None:
+    end_s = time.thread_time() + seconds
+    while time.thread_time() < end_s:
+        pass
+
+
 def test_the_machine_is_read(tmp_path: Path) -> None:
     """Cores of the daemon's affinity, the main thread's time, and the bytes that are written."""
     reader = MachineReader([os.getpid(), 1 << 30], str(tmp_path))
     before = reader.read([os.getpid(), 1 << 30])
     assert set(before.cores) == os.sched_getaffinity(0)
     (tmp_path / "x").write_bytes(bytes(100_000))
-    end_s = time.thread_time() + 0.1
-    while threading.current_thread() is threading.main_thread() and time.thread_time() < end_s:
-        pass
+    _work(0.1)
+    worked, end = threading.Event(), threading.Event()
+
+    def work() -> None:
+        _work(0.4)
+        worked.set()
+        end.wait(10)
+
+    other = threading.Thread(target=work)
+    other.start()
+    assert worked.wait(20)
     after = reader.read([os.getpid()])
+    end.set()
+    other.join()
     assert set(before.processes) == set(after.processes) == {os.getpid()}
     grown = after.processes[os.getpid()].since(before.processes[os.getpid()])
     assert grown.written_bytes >= 100_000
-    assert grown.write_calls >= 1
-    assert grown.main_thread_s >= 0.05
+    assert grown.write_calls == after.processes[os.getpid()].write_calls - before.processes[os.getpid()].write_calls
+    assert 0.05 <= grown.main_thread_s < 0.4
     assert all(after.cores[core][1] >= total_s >= busy_s for core, (busy_s, total_s) in before.cores.items())
 
 
