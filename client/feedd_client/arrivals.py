@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING
 
 from feedd_client.errors import ProtocolError
@@ -9,6 +10,8 @@ from feedd_client.inline import InlineAssembler
 from feedd_client.leases import Arrived, Lease
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
     from feedd_client._wire import feedd_pb2 as pb
     from feedd_client.leases import Payload
     from feedd_client.session import Position, Session
@@ -22,11 +25,62 @@ def anchors_of(cursor: pb.Cursor) -> tuple[tuple[int, int], ...]:
     )
 
 
+class ArrivedQueue:
+    """Batches that have arrived and are not taken, in order.
+
+    Attributes:
+        count: number of batches.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._entries: deque[Arrived] = deque()
+
+    def __iter__(self) -> Iterator[Arrived]:
+        return iter(self._entries)
+
+    def extend(self, arrived: Iterable[Arrived]) -> None:
+        """Append batches."""
+        for one in arrived:
+            self._entries.append(one)
+            self.count += one.count
+
+    def clear(self) -> None:
+        """Drop all batches."""
+        self._entries.clear()
+        self.count = 0
+
+    def rows(self, index: int) -> int:
+        """Return the rows of the ``index``-th batch; there must be one."""
+        for one in self._entries:
+            if index < one.count:
+                break
+            index -= one.count
+        return one.message.rows
+
+    def take(self, may_keep: Callable[[Lease], bool], stride: int, batch_bytes: int) -> Arrived:
+        """Remove the next batch and return it, with all that are alike if ``may_keep`` says so of their lease.
+
+        Args:
+            may_keep: whether the trainer can keep the memory of a lease.
+            stride: steps from one batch to the next.
+            batch_bytes: bytes from one batch of a run to the next.
+        """
+        first = self._entries[0]
+        if first.count == 1 or may_keep(first.lease):
+            self._entries.popleft()
+        else:
+            first = first.take_first(stride, batch_bytes)
+        self.count -= first.count
+        return first
+
+
 class Arrivals:
     """Checks what the daemon says about batches, because a wrong message must not become wrong data.
 
     Attributes:
-        ready: batches that have arrived completely, in order. The owner takes them out.
+        ready: batches that have arrived completely, in order; those that are alike are together. The owner takes them
+            out.
     """
 
     def __init__(self, session: Session, start: Position, stride: int) -> None:
@@ -117,13 +171,29 @@ class Arrivals:
         more = batch.more
         lease = Lease(payload, batch, slot, generation, 1 + batch.alike + len(more))
         step, anchors, at = batch.cursor.step, anchors_of(batch.cursor), 0
-        self.ready.append(Arrived(lease, batch, step, at, anchors))
+        self.ready.append(Arrived(lease, batch, step, at, anchors, 1 + batch.alike))
         batch_bytes = self._session.granted.batch_bytes
-        for _ in range(batch.alike):
-            step, at = step + self._stride, at + batch_bytes
-            self.ready.append(Arrived(lease, batch, step, at, anchors))
+        step, at = step + batch.alike * self._stride, at + batch.alike * batch_bytes
         for one in more:
             step, at = step + self._stride, at + batch_bytes
             if one.cursor.step != step:
                 raise ProtocolError(f"expected step {step} as the run's next batch, got step {one.cursor.step}")
-            self.ready.append(Arrived(lease, one, step, at, anchors_of(one.cursor)))
+            latest = self.ready[-1]
+            if _are_alike(latest.message, one):
+                latest.count += 1
+            else:
+                self.ready.append(Arrived(lease, one, step, at, anchors_of(one.cursor)))
+
+
+def _are_alike(first: pb.Batch, following: pb.Batch) -> bool:
+    """Whether two successive batches of a run differ in their steps only."""
+    return (
+        first.size_bytes == following.size_bytes
+        and first.rows == following.rows
+        and first.samples == following.samples
+        and first.bad_samples == following.bad_samples
+        and first.filtered == following.filtered
+        and first.again == following.again
+        and anchors_of(first.cursor) == anchors_of(following.cursor)
+        and first.regions == following.regions
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -14,7 +15,7 @@ from feedd_client.errors import ProtocolError
 from feedd_client.values import Batch, Ragged
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 
 VALID: Final = "__valid__"
+_DECODED_TOGETHER: Final = 32  # enough to share the cost of a call, and few enough to stay in the processor's cache
 
 
 class BatchDecoder:
@@ -39,6 +41,7 @@ class BatchDecoder:
         """
         self.names = tuple(spec.name for spec in specs)
         self._decoders = tuple((spec.name, _decoder(spec)) for spec in specs)
+        self._numbers = tuple(_dtype(spec) if _is_number(spec) else None for spec in specs)
 
     def decode(self, payload: Payload, regions: Sequence[pb.FieldRegion], rows: int, at: int = 0) -> Batch:
         """Return the batch that begins at byte ``at``, with tensors that are views of ``payload``.
@@ -46,17 +49,83 @@ class BatchDecoder:
         Raises:
             ProtocolError: a region lies outside the payload, or the number of regions and fields differ.
         """
-        if len(regions) != len(self._decoders):
-            raise ProtocolError(f"expected {len(self._decoders)} regions, got {len(regions)}")
-        try:
+        with self._checked(payload, regions):
             return Batch(
                 {
                     name: decode(payload, region, rows, at)
                     for (name, decode), region in zip(self._decoders, regions, strict=True)
                 }
             )
+
+    def decode_run(self, payload: Payload, message: pb.Batch, at: int, count: int, batch_bytes: int) -> list[Batch]:
+        """Return ``count`` batches like ``message``, ``batch_bytes`` apart, the last one first; see ``decode``."""
+        regions, rows, names = message.regions, message.rows, self.names
+        with self._checked(payload, regions):
+            columns: list[Sequence[Any]] = []
+            for (_, decode), number, region in zip(self._decoders, self._numbers, regions, strict=True):
+                column = None
+                if number is not None:
+                    column = _split(number, payload, at + region.values_at, rows, count, batch_bytes)
+                if column is None:
+                    column = [decode(payload, region, rows, at + index * batch_bytes) for index in range(count)]
+                columns.append(column)
+            batches = [Batch(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+        batches.reverse()
+        return batches
+
+    @contextlib.contextmanager
+    def _checked(self, payload: Payload, regions: Sequence[pb.FieldRegion]) -> Iterator[None]:
+        if len(regions) != len(self._decoders):
+            raise ProtocolError(f"expected {len(self._decoders)} regions, got {len(regions)}")
+        try:
+            yield
         except (TypeError, ValueError, IndexError) as error:  # numpy raises these for a region outside the payload
             raise ProtocolError(f"expected every field within {payload.shape[0]} bytes, got {error}") from None
+
+
+class AlikeBatches:
+    """Batches of a run that differ in their steps only. They are decoded several at a time, as they are taken.
+
+    It refers to no batch that was taken, and to the payload only while a batch is left to decode.
+
+    Args:
+        decoder: the session's.
+        payload: the run's memory.
+        message: describes each batch.
+        at: the first batch's first byte in the payload.
+        count: number of batches.
+        batch_bytes: bytes from one batch to the next.
+    """
+
+    def __init__(
+        self, decoder: BatchDecoder, payload: Payload, message: pb.Batch, at: int, count: int, batch_bytes: int
+    ) -> None:
+        self._decoder = decoder
+        self._payload: Payload | None = payload
+        self._message = message
+        self._at = at
+        self._undecoded_count = count
+        self._batch_bytes = batch_bytes
+        self._decoded: list[Batch] = []
+
+    def __len__(self) -> int:
+        return self._undecoded_count + len(self._decoded)
+
+    def take(self) -> Batch:
+        """Return the next batch; there must be one.
+
+        Raises:
+            ProtocolError: see ``BatchDecoder.decode``.
+        """
+        if not self._decoded:
+            assert self._payload is not None
+            count = min(self._undecoded_count, _DECODED_TOGETHER)
+            self._decoded = self._decoder.decode_run(self._payload, self._message, self._at, count, self._batch_bytes)
+            self._undecoded_count -= count
+            self._at += count * self._batch_bytes
+            if not self._undecoded_count:
+                self._payload = None
+        return self._decoded.pop()
 
 
 def first_time(message: pb.Batch) -> torch.Tensor:
@@ -87,6 +156,28 @@ def _decoder(spec: pb.TensorSpec) -> Decoder:
     if spec.kind == pb.TensorSpec.JSON:
         return lambda payload, region, rows, at: [json.loads(text) for text in _texts(payload, region, rows, at)]
     raise ProtocolError(f"expected a known field kind, got {spec.kind}", object=spec.name)
+
+
+def _is_number(spec: pb.TensorSpec) -> bool:
+    return spec.kind == pb.TensorSpec.DENSE and not spec.shape
+
+
+def _split(
+    dtype: np.dtype[Any], payload: Payload, start: int, rows: int, count: int, batch_bytes: int
+) -> Sequence[torch.Tensor] | None:
+    """Return a field of batches at equal distances as views; one call makes all of them.
+
+    ``unsafe_split_with_sizes`` returns tensors that share memory, but are no views of each other for autograd. Changing
+    one in place never makes the others require a gradient.
+
+    Returns:
+        None: the distance is no multiple of the dtype's size.
+    """
+    step, rest = divmod(batch_bytes, dtype.itemsize)
+    if rest or rows > step:
+        return None
+    flat = torch.from_numpy(np.ndarray(((count - 1) * step + rows,), dtype, payload, start))
+    return torch.unsafe_split_with_sizes(flat, [*[rows, step - rows] * (count - 1), rows])[::2]
 
 
 def _dtype(spec: pb.TensorSpec) -> np.dtype[Any]:

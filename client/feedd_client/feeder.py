@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from feedd_client.agreement import AT_END
+from feedd_client.arrivals import ArrivedQueue
 from feedd_client.errors import (
     DaemonUnreachable,
     DatasetChanged,
@@ -71,7 +71,9 @@ class Feeder:
         self._consumer = consumer
         self._stats = stats
         self._copies = copies
-        self._ready: deque[Arrived] = deque()
+        self.stride = consumer.count
+        self.replaces = options.samples.replaces
+        self._ready = ArrivedQueue()
         self._stream: Stream | None = None
         self._unproven = False  # the session is from an earlier pass and may have ended since
         self._failed = False
@@ -107,11 +109,6 @@ class Feeder:
         return self._options.seed, self._consumer.topology.rank
 
     @property
-    def replaces(self) -> bool:
-        """Whether good samples may take the place of bad ones."""
-        return self._options.samples.replaces
-
-    @property
     def next_position(self) -> Position:
         """The position of the first batch that is not taken yet."""
         return self._next
@@ -119,7 +116,7 @@ class Feeder:
     @property
     def waiting_count(self) -> int:
         """Number of batches that have arrived and are not taken."""
-        return len(self._ready)
+        return self._ready.count
 
     def start(self, position: Position, idle: Session | None, fingerprint: bytes, *, first: bool = True) -> None:
         """Begin the pass at ``position``, on the ``idle`` session if there is one.
@@ -150,29 +147,32 @@ class Feeder:
         Raises:
             FeedError: the daemon failed, and reconnecting did not help, or took too long.
         """
-        ready = self._ready
-        if len(ready) >= count:
-            return len(ready)
+        if self._ready.count >= count:
+            return self._ready.count
         began_s = time.perf_counter()
-        while len(ready) < count and self.ended is None:
+        while self._ready.count < count and self.ended is None:
             self._receive()
         self._stats.wait_s += time.perf_counter() - began_s
-        return len(ready)
+        return self._ready.count
 
     def next_rows(self, index: int) -> int:
         """Return the rows of the ``index``-th next batch, or ``AT_END`` if the epoch ends before it."""
-        return self._ready[index].message.rows if self.fill(index + 1) > index else AT_END
+        return self._ready.rows(index) if self.fill(index + 1) > index else AT_END
 
-    def take(self) -> Arrived | None:
-        """Return the next batch, or None at the end of the epoch. The caller must hand it out."""
-        if not self._ready and not self.fill(1):
+    def take(self, *, whole: bool, reserved: int) -> Arrived | None:
+        """Return the next batch, or None at the end of the epoch. The caller must hand it out; see there.
+
+        With ``whole``, the batches behind it that are alike come together, if the trainer can keep their memory.
+        """
+        if not self.fill(1):
             return None
-        arrived = self._ready.popleft()
-        message, stats = arrived.message, self._stats
-        stats.bytes += message.size_bytes
-        stats.bad_samples += message.bad_samples
-        stats.filtered_samples += message.filtered
-        self._next = Position(self._next.epoch, arrived.step + self._consumer.count, arrived.anchors)
+        stream = self._stream
+        assert stream is not None
+        arrived = self._ready.take(
+            lambda lease: whole and stream.may_lease(lease, reserved), self.stride, stream.batch_bytes
+        )
+        self._stats.received(arrived.message, arrived.count)
+        self._next = Position(self._next.epoch, arrived.step + arrived.count * self.stride, arrived.anchors)
         return arrived
 
     def hand_out(self, arrived: Arrived, *, private: bool, reserved: int) -> tuple[Payload, int]:

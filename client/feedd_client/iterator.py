@@ -7,12 +7,12 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from feedd_client import lifetime
 from feedd_client.agreement import AT_END
-from feedd_client.batch import VALID, first_time, split_rows
+from feedd_client.batch import VALID, AlikeBatches, first_time, split_rows
 from feedd_client.errors import FeedError
 from feedd_client.session import Position
 from feedd_client.values import Batch, Sample
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from feedd_client.agreement import Join
     from feedd_client.feeder import Feeder, Remains
+    from feedd_client.leases import Arrived
     from feedd_client.session import Session
     from feedd_client.shm import Mapping
     from feedd_client.stats import LoaderStats
@@ -98,6 +99,8 @@ class FeedIterator(Iterator[Item], Generic[Item]):
         self._trainer_steps: int | None = None
         self._first_step = feeder.next_position.step
         self._left_out_counted = False
+        self._takes_runs = False
+        self._alike: AlikeBatches | None = None  # the batches of a run that are not handed out yet
         self._closed = False
         lifetime.passes.add(self)
 
@@ -150,6 +153,7 @@ class FeedIterator(Iterator[Item], Generic[Item]):
         if self._closed:
             return False
         self._closed = True
+        self._alike = None
         if self._pid != os.getpid():
             inherited.append(self._feeder)
             return False
@@ -167,7 +171,7 @@ class FeedIterator(Iterator[Item], Generic[Item]):
         try:
             self._feeder.collect()
             rows = self._agreed_rows()
-            arrived = self._feeder.take() if rows != AT_END else None
+            arrived = self._take() if rows != AT_END else None
             if arrived is None:
                 self._end()
                 return None
@@ -175,23 +179,34 @@ class FeedIterator(Iterator[Item], Generic[Item]):
             session = self._feeder.session
             assert session is not None
             payload, at = self._feeder.hand_out(arrived, private=self._plan.copy, reserved=self._reserved_slots)
-            batch = session.decoder.decode(payload, message.regions, message.rows, at)
+            if arrived.count > 1:
+                places = at, arrived.count, session.granted.batch_bytes
+                self._alike = AlikeBatches(session.decoder, payload, message, *places)
+                batch = self._alike.take()
+            else:
+                batch = session.decoder.decode(payload, message.regions, message.rows, at)
             if self._feeder.uneven == "pad" or self._feeder.replaces:
                 batch[VALID] = first_time(message)
         except BaseException:
             self.close()
             raise
-        self.position = self._feeder.next_position
-        self._taken_steps += 1
+        self.position = Position(self._feeder.epoch, arrived.step + self._feeder.stride, arrived.anchors)
+        self._taken_steps += arrived.count
+        self._note_last_step()
         if self.auto_commit:
             self._stats.step_times.took(asked_s, self._stats.wait_s - waited_s)
-        known = self._feeder.known_steps
-        if known is not None and self.position.step >= known:  # a loop over len() never asks beyond the last step
-            self._count_left_out()
         if self._stats.time_to_first_batch_s is None:
             self._stats.time_to_first_batch_s = time.perf_counter() - self._began_s
         count = message.rows if rows is None else min(rows, message.rows)
         return batch, count, message.samples or count
+
+    def _take(self) -> Arrived | None:
+        return self._feeder.take(whole=self._takes_runs, reserved=self._reserved_slots)
+
+    def _note_last_step(self) -> None:
+        known = self._feeder.known_steps
+        if known is not None and self.position.step >= known:  # a loop over len() never asks beyond the last step
+            self._count_left_out()
 
     def _agreed_rows(self) -> int | None:
         """Return the rows that every rank has at this step, ``AT_END`` to stop, or None if ranks do not join."""
@@ -254,17 +269,44 @@ class FeedIterator(Iterator[Item], Generic[Item]):
 class BatchIterator(FeedIterator[Batch]):
     """A pass that yields batches."""
 
+    def __init__(self, feeder: Feeder, plan: PassPlan, hooks: PassHooks, stats: LoaderStats) -> None:
+        super().__init__(feeder, plan, hooks, stats)
+        singly = plan.copy or plan.join is not None or plan.step_limit is not None
+        self._takes_runs = not (singly or feeder.uneven == "pad" or feeder.replaces)
+        self._counts = (0, 0)  # rows and samples of the latest batch
+
     def __next__(self) -> Batch:
-        taken = self._next_batch()
-        if taken is None:
-            raise StopIteration
-        batch, rows, samples = taken
+        if self._alike is not None and self._pid == os.getpid():
+            batch = self._next_alike(self._alike)
+            rows, samples = self._counts
+        else:
+            taken = self._next_batch()
+            if taken is None:
+                raise StopIteration
+            batch, rows, samples = taken
+            self._counts = rows, samples
         stats = self._stats
         stats.batches += 1
         stats.samples += samples
         stats.rows += rows
         if self.auto_commit:
             self._hooks.commit(self.position)
+        return batch
+
+    def _next_alike(self, batches: AlikeBatches) -> Batch:
+        if self.auto_commit:
+            self._stats.step_times.took(time.perf_counter(), 0.0)
+        try:
+            self._feeder.collect()
+            batch = batches.take()
+            epoch, step, anchors, _ = self.position
+            self.position = Position(epoch, step + self._feeder.stride, anchors)
+            if not batches:
+                self._alike = None
+                self._note_last_step()
+        except BaseException:
+            self.close()
+            raise
         return batch
 
 
@@ -302,7 +344,7 @@ class SampleIterator(FeedIterator[Sample]):
         batch, rows, _ = taken
         skip, self._skip_rows = self._skip_rows, 0
         after = self.position
-        inside = [replace(before, row=row + 1) for row in range(rows - 1)]
+        inside = [before._replace(row=row + 1) for row in range(rows - 1)]
         singles = split_rows(batch, rows)
         positions = [*inside, after] if rows else []
         self._samples = iter(list(zip(positions, singles, strict=True))[skip:])

@@ -53,26 +53,42 @@ class Lease:
 
 
 class Arrived:
-    """One received batch.
+    """A received batch, or several batches of successive steps that differ in their steps only.
 
     Attributes:
-        lease: the slot that holds it, perhaps with other batches.
-        message: rows, regions and counts; of an earlier batch if the batches differ in their steps only.
-        step: its step.
-        at: its first byte in the lease's payload.
+        lease: the slot that holds them, perhaps with other batches.
+        message: rows, regions and counts of each batch; the message may be of an earlier batch.
+        step: the first batch's step.
+        at: the first batch's first byte in the lease's payload.
         anchors: see ``session.Position``.
+        count: number of batches.
     """
 
-    __slots__ = ("anchors", "at", "lease", "message", "step")
+    __slots__ = ("anchors", "at", "count", "lease", "message", "step")
 
     def __init__(
-        self, lease: Lease, message: pb.Batch, step: int, at: int, anchors: tuple[tuple[int, int], ...]
+        self,
+        lease: Lease,
+        message: pb.Batch,
+        step: int,
+        at: int,
+        anchors: tuple[tuple[int, int], ...],
+        count: int = 1,
     ) -> None:
         self.lease = lease
         self.message = message
         self.step = step
         self.at = at
         self.anchors = anchors
+        self.count = count
+
+    def take_first(self, stride: int, batch_bytes: int) -> Arrived:
+        """Remove the first of several batches and return it; the next is ``stride`` steps and ``batch_bytes`` on."""
+        first = Arrived(self.lease, self.message, self.step, self.at, self.anchors)
+        self.step += stride
+        self.at += batch_bytes
+        self.count -= 1
+        return first
 
 
 class _Watch(weakref.ref["Payload"]):

@@ -10,8 +10,7 @@ import os
 import queue
 import threading
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import grpc
 
@@ -38,8 +37,7 @@ QUICK_S: Final = 100e-6
 HEARTBEAT_MINOR: Final = 6  # first minor protocol version whose daemons send heartbeats
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
+class Position(NamedTuple):
     """A resume position: the next wanted step, and anchors that spare the daemon counting samples again."""
 
     epoch: int = 0
@@ -232,6 +230,11 @@ class Stream:
         return self._session.endpoint.address
 
     @property
+    def batch_bytes(self) -> int:
+        """Bytes from one batch of a run to the next."""
+        return self._session.granted.batch_bytes
+
+    @property
     def beats(self) -> bool:
         """Whether the daemon sends heartbeats."""
         return self._session.granted.version.minor >= HEARTBEAT_MINOR
@@ -292,11 +295,17 @@ class Stream:
             self._session.refresh(lease.message.place, lease.message.size_bytes)
         self._return(1)
 
+    def may_lease(self, lease: Lease, reserved: int) -> bool:
+        """Whether the trainer can keep the payload of a lease, so that no batch must be copied; see ``hand_out``."""
+        session = self._session
+        return lease.slot < 0 or lease.handed_out or session.slot_count - len(session.leased) > reserved
+
     def hand_out(self, arrived: Arrived, copies: PrivateCopies | None, reserved: int) -> tuple[Payload, int]:
         """Return the payload for the trainer to keep, the slot itself or a copy, and where the batch begins in it.
 
         Args:
-            arrived: the batch; nothing but its lease may refer to the payload.
+            arrived: the batch, or several that are alike; nothing but their lease may refer to the payload. If it may
+                not be leased, there is one batch.
             copies: makes a copy if the trainer holds all slots it may hold; None: always copy.
             reserved: slots that the daemon needs to continue.
 
@@ -306,13 +315,13 @@ class Stream:
         session, lease, leased = self._session, arrived.lease, self._session.leased
         payload, at = lease.payload, arrived.at
         if lease.slot >= 0:
-            if copies is not None and not lease.handed_out and session.slot_count - len(leased) > reserved:
+            if copies is not None and not lease.handed_out and self.may_lease(lease, reserved):
                 leased.watch(lease)
                 lease.handed_out = True
             if copies is None or not lease.handed_out:
                 payload, at = payload[at : at + arrived.message.size_bytes], 0
                 payload = payload.copy() if copies is None else copies.copy(payload, len(leased), session.slot_count)
-        lease.left -= 1
+        lease.left -= arrived.count
         if not lease.left and not lease.handed_out:
             self.give_back(lease)
         return payload, at
@@ -323,8 +332,8 @@ class Stream:
             found = self._session.collect()
             self._returns += found
             self._return(len(found))
-        if self._step_times is not None and (times := self._step_times.due(time.perf_counter())) is not None:
-            self._requests.put(pb.StreamRequest(times=times))
+        if self._step_times is not None and self._step_times.due:
+            self._requests.put(pb.StreamRequest(times=self._step_times.report()))
 
     def replenish(self) -> None:
         """Before a wait: send the returned slots and credits, unless they may wait for a fuller request."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from feedd_client.errors import StateError
@@ -69,7 +69,7 @@ def begin(resume: Resume | None, epoch: int, consumer: Consumer, options: FeedOp
         StateError: the state does not fit this consumer.
     """
     at = Position(epoch) if resume is None or resume.position.epoch != epoch else resume.for_consumer(consumer, options)
-    return replace(at, step=consumer.first_step(at.step))
+    return at._replace(step=consumer.first_step(at.step))
 
 
 def recipe_of(options: FeedOptions) -> dict[str, Any]:

@@ -65,6 +65,12 @@ class LoaderStats:
         """How the trainer's loop spends its time, for the daemon."""
         return self._step_times
 
+    def received(self, message: pb.Batch, count: int) -> None:
+        """Count batches that the message describes."""
+        self.bytes += count * message.size_bytes
+        self.bad_samples += count * message.bad_samples
+        self.filtered_samples += count * message.filtered
+
     def take_notices(self, notices: Iterable[pb.Notice], *, log: bool, grown: bool = False) -> None:
         """Replace the notices by those the daemon sent; a notice is logged only once.
 

@@ -22,6 +22,7 @@ class StepTimes:
         wait_s: seconds that the loop waited for a batch.
         pauses: number of pauses.
         pause_s: seconds of all pauses together.
+        due: a second has passed since ``report`` was called.
         device: where a ``DeviceLoader`` takes the batches; empty: there is none.
         unpinned: whether the device copies from memory that is not registered with it.
     """
@@ -33,6 +34,7 @@ class StepTimes:
         "_request_s",
         "_usual_s",
         "device",
+        "due",
         "pause_s",
         "pauses",
         "steps",
@@ -44,6 +46,7 @@ class StepTimes:
         self.steps = self.pauses = 0
         self.wait_s = self.pause_s = 0.0
         self.device = ""
+        self.due = False
         self.unpinned = False
         self._began_s = self._request_s = self._latest_wait_s = self._usual_s = 0.0
         self._reported_s = float("-inf")
@@ -68,12 +71,14 @@ class StepTimes:
         self.wait_s += wait_s
         self._request_s = request_s
         self._latest_wait_s = wait_s
+        if request_s - self._reported_s >= REPORT_EVERY_S:
+            self.due = True
 
-    def due(self, now_s: float) -> pb.TrainerTimes | None:
-        """Return the times if a second has passed since they were last returned, and a batch was taken; else None."""
-        if now_s - self._reported_s < REPORT_EVERY_S or not self.steps:
-            return None
+    def report(self) -> pb.TrainerTimes:
+        """Return the times until the latest batch; they are due again after a second."""
+        now_s = self._request_s + self._latest_wait_s
         self._reported_s = now_s
+        self.due = False
         return pb.TrainerTimes(
             wall_s=now_s - self._began_s,
             wait_s=self.wait_s,

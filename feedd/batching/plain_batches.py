@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 _BATCHES_MAX = 22  # a third of 64 slots
 _ALL_BYTES_MAX = 24 << 20  # of all batches of a call: the first is delivered when the last is done
 _BYTES_MAX = 4 << 20  # of each batch
-_RUN_SLOTS_LEAST, _RUN_SLOTS_MOST = 4, 8  # one or two are read, one or two are full, others are being filled
+_RUN_SLOTS_LEAST, _RUN_SLOTS_MOST = 3, 8  # one or two are read, others are full or being filled
+_RUN_SLOTS_LEAST_JOIN = 4  # the client also looks ahead, to see which ranks have another step
 _RUN_BATCHES_LEAST, _RUN_BATCHES_MAX = 4, 256
 _RUN_SLOTS_BYTES = 8 << 20  # of all slots, even if fewer batches were requested
 _SLOTS_ENOUGH = 16  # about six are made, six are read and six are in transit
@@ -49,18 +50,19 @@ def are_plain(recipes: Recipes) -> bool:
     return all(plain_numbers(field) is not None for field in recipes.distinct[0])
 
 
-def slots_for_runs(slot_count: int, batch_bytes: int) -> tuple[int, int]:
+def slots_for_runs(slot_count: int, batch_bytes: int, *, join: bool = False) -> tuple[int, int]:
     """Return how many batches each slot holds, and how many slots there are, in the memory of ``slot_count`` batches.
 
     Args:
         slot_count: slots of one batch that the session would have.
         batch_bytes: bytes of a batch. Small batches get more memory than that, which is negligible.
+        join: the ranks agree on every step while they run.
 
     Returns:
         (1, ``slot_count``) if a run would have too few batches to be worth it.
     """
     batches = max(slot_count, _RUN_SLOTS_BYTES // batch_bytes)
-    run_batches = min(batches // _RUN_SLOTS_LEAST, _RUN_BATCHES_MAX)
+    run_batches = min(batches // (_RUN_SLOTS_LEAST_JOIN if join else _RUN_SLOTS_LEAST), _RUN_BATCHES_MAX)
     if run_batches < _RUN_BATCHES_LEAST or batch_bytes > _BYTES_MAX:
         return 1, slot_count
     return run_batches, min(batches // run_batches, _RUN_SLOTS_MOST)
@@ -164,7 +166,9 @@ class PlainBatches:
         slot: SlotRef,
         indexes: Sequence[ShardIndex],
         files: tuple[ShardFile, ...],
-        first: int,
+        *,
+        early: bool = False,
+        first: int = 0,
     ) -> BatchReady | None:
         """Copy the batches of a run whose shards are pinned into a slot.
 
@@ -174,6 +178,7 @@ class PlainBatches:
             slot: the slot.
             indexes: one for each shard of the group.
             files: one for each shard of the group.
+            early: the batches are made in advance, and count when they are requested.
             first: the place of the run's first batch in the slot.
 
         Returns:
@@ -194,7 +199,8 @@ class PlainBatches:
         undone = await self._gathered(group, indexes, files, ends, out_at)
         if undone is None or len(undone):
             return None
-        self._bad_sample_handler.charge_none(run.cursor, len(run))
+        if not early:
+            self._bad_sample_handler.charge_none(run.cursor, len(run))
         return BatchReady(run.cursor, layout.rows, layout.regions, layout.size_bytes)
 
     async def _copied(

@@ -198,10 +198,10 @@ class PlacedCache(CacheView):
     async def _reserve(self, refs: tuple[ObjectRef, ...]) -> _Grant:
         if not self._open:
             raise os_errors.closed()
-        too_large = self._unindexed.too_large(refs)
+        needs_space = any(self._index.find(ref) is None for ref in refs)
+        too_large = self._unindexed.too_large(refs) if needs_space else None
         if too_large is not None:
             raise os_errors.too_small(refs, too_large, self._storage.names)
-        needs_space = any(self._index.find(ref) is None for ref in refs)
         # A request that needs no space does not wait behind requests that do.
         full = self._queue.blocking(refs) if needs_space else None
         if full is None:

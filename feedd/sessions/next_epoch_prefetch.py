@@ -55,14 +55,26 @@ class PrefetchParts:
     tasks: asyncio.TaskGroup
 
 
+@dataclass(frozen=True, slots=True)
+class _Decoded:
+    """The result of a decode.
+
+    Attributes:
+        batches: the batches; they end before one that could not be decoded.
+        alike: batches of a run that follow the first in its slot, and differ from it in their steps only.
+    """
+
+    batches: Sequence[BatchReady] = ()
+    alike: int = 0
+
+
 @dataclass(slots=True, eq=False)
 class _Early:
     """A batch that is decoded in advance, or a running decode.
 
     Attributes:
-        task: decodes this batch and others, and writes to the slot until it is done. Its list ends before a batch that
-            could not be decoded.
-        index: index of the batch in that list.
+        task: decodes this batch and others, and writes to the slot until it is done.
+        index: index of the batch among them.
         count: batches of the slot.
         wanted: a stream may still request the batch.
     """
@@ -70,7 +82,7 @@ class _Early:
     epoch: int
     step: int
     slot: SlotRef
-    task: asyncio.Task[list[BatchReady]]
+    task: asyncio.Task[_Decoded]
     index: int
     count: int = 1
     wanted: bool = True
@@ -80,7 +92,10 @@ class _Early:
         """Return the slot with its decoded batches once the task is done, or None if decoding failed."""
         if self.task.cancelled() or self.task.exception() is not None:
             return None
-        found = self.task.result()[self.index : self.index + self.count]
+        result = self.task.result()
+        if result.alike:
+            return Produced(result.batches[0], self.slot, result.alike)
+        found = result.batches[self.index : self.index + self.count]
         return Produced(found[0], self.slot, more=tuple(found[1:])) if len(found) == self.count else None
 
 
@@ -253,16 +268,21 @@ class NextEpochPrefetch:
                 self._left.clear()
         self.begin_next()
 
-    async def _make(self, steps: Sequence[Cursor], slots: Sequence[SlotRef]) -> list[BatchReady]:
+    async def _make(self, steps: Sequence[Cursor], slots: Sequence[SlotRef]) -> _Decoded:
         decoder = self._parts.decoder
         self._reader = reader = self._reader or self._parts.reader()
         try:
+            run = decoder.catalog.draw_run(reader, steps[0], len(steps)) if self._runs else None
+            if run is not None and len(run) == len(steps):
+                batch = await decoder.decode_run(run, slots[0], self, early=True)
+                if batch is not None:
+                    return _Decoded((batch,), len(run) - 1)
             plans, _ = await plan_leading(steps, partial(decoder.draw, reader))
             if self._runs and len(plans) < len(steps):
-                return []  # the run ends in another window, or with the epoch: it is decoded when it is requested
+                return _Decoded()  # the run ends in another window, or with the epoch: it is decoded when requested
             made = await decoder.decode(plans, slots[: len(plans)], self, early=True) if plans else []
         except FeeddError as error:
             at = steps[0]
             _log.debug("no batch was decoded in advance", epoch=at.epoch, step=at.step, reason=str(error))
-            return []
-        return list(itertools.takewhile(lambda batch: batch.oversize is None, made))  # oversize batches lie in no slot
+            return _Decoded()
+        return _Decoded(list(itertools.takewhile(lambda batch: batch.oversize is None, made)))  # those lie in no slot

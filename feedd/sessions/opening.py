@@ -20,6 +20,7 @@ from feedd.catalog.late_fields import LateFields
 from feedd.catalog.learned_counts import Learned
 from feedd.catalog.open_request import Request, shortened
 from feedd.catalog.wanted_columns import narrowed
+from feedd.dataset.step_counts import Uneven
 from feedd.errors import NotFound, ObjectChanged, Unsupported
 from feedd.flow.arena import Arena
 from feedd.flow.memory import ArenaBudget
@@ -215,7 +216,8 @@ class Pipeline:
         if arena is None:
             slots, plain = 0, not (spec.data.keys or asked.share or one.request.filters) and are_plain(recipes)
             if plain:
-                run_batches, slots = run_and_slots(asked, size, self._options.slots_max)
+                join = one.plan.uneven is Uneven.JOIN
+                run_batches, slots = run_and_slots(asked, size, self._options.slots_max, join=join)
             arena = await self._arena(one, size, run_batches=run_batches, slots=slots)
         if asked.share:
             return memory, await self._copies(one, memory, arena), classes

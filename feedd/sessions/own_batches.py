@@ -110,7 +110,14 @@ class BatchDecoder:
         return await self.stages.inflight.read(refs, group, fill, owner, ticket)
 
     async def decode_run(
-        self, run: RunPlan, slot: SlotRef, owner: object, decoding: Callable[[], object], first: int
+        self,
+        run: RunPlan,
+        slot: SlotRef,
+        owner: object,
+        *,
+        early: bool = False,
+        decoding: Callable[[], object] = lambda: None,
+        first: int = 0,
     ) -> BatchReady | None:
         """Copy the batches of a run into a slot; see ``PlainBatches.fill_run`` for the result.
 
@@ -118,6 +125,7 @@ class BatchDecoder:
             run: the batches.
             slot: the slot.
             owner: see ``decode``.
+            early: see ``decode``.
             decoding: see ``decode``.
             first: the place of the run's first batch in the slot.
 
@@ -131,8 +139,10 @@ class BatchDecoder:
 
         def fill(files: tuple[ShardFile, ...]) -> Awaitable[BatchReady | None]:
             decoding()
-            return self.assembler.plain.fill_run(run, group, slot, indexes, files, first)
+            return self.assembler.plain.fill_run(run, group, slot, indexes, files, early=early, first=first)
 
+        if early:
+            return await with_pinned(self.stages.cache, refs, fill)
         return await self.stages.inflight.read(refs, group, fill, owner, ticket)
 
 
@@ -156,14 +166,20 @@ class _Run:
 
     def add(self, batch: BatchReady, count: int = 1) -> None:
         """Append a batch, and ``count - 1`` that differ from it in their steps only."""
-        self.count += count
+        at = batch.cursor
         if not self.batches:
             self.batches.append(batch)
             self.alike = count - 1
-            return
-        at = batch.cursor
-        for number in range(count):
-            self.batches.append(replace(batch, cursor=Cursor(at.epoch, at.step + number, at.anchors)))
+        elif len(self.batches) == 1 and replace(self.batches[0], cursor=at) == batch and self._follows(at):
+            self.alike += count
+        else:
+            for number in range(count):
+                self.batches.append(replace(batch, cursor=Cursor(at.epoch, at.step + number, at.anchors)))
+        self.count += count
+
+    def _follows(self, at: Cursor) -> bool:
+        first = self.batches[0].cursor
+        return (at.epoch, at.step, at.anchors) == (first.epoch, first.step + self.count, first.anchors)
 
 
 class OwnBatches:
@@ -258,7 +274,7 @@ class OwnBatches:
                 return
             if isinstance(plan, RunPlan):
                 try:
-                    batch = await self._decoder.decode_run(plan, run.slot, self, decoding, run.count)
+                    batch = await self._decoder.decode_run(plan, run.slot, self, decoding=decoding, first=run.count)
                 except FeeddError:
                     batch = None  # made one by one, one of its batches shows why
                 if batch is not None:

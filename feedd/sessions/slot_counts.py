@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _LEAST_SLOTS: Final = 2
 _AUTO_BYTES, _AUTO_LEAST, _AUTO_MOST = 64 << 20, 4, 64
+_AUTO_RUNS_BYTES, _AUTO_RUNS_MOST = 128 << 20, 128  # of batches in runs: longer runs cost less for each batch
 
 
 def slots_for(size_bytes: int, consumer_count: int = 1) -> int:
@@ -36,28 +37,37 @@ def takes_runs(asked: SessionSpec) -> bool:
     return asked.runs and asked.consumer_count == 1 and not asked.share
 
 
-def run_and_slots(asked: SessionSpec, size_bytes: int, slots_max: int) -> tuple[int, int]:
+def run_and_slots(asked: SessionSpec, size_bytes: int, slots_max: int, *, join: bool) -> tuple[int, int]:
     """Return the batches of each slot, and the slots, of a session whose batches are plain copies.
 
     Args:
         asked: the client's request.
         size_bytes: bytes of a batch.
-        slots_max: most slots of a session; of batches, where slots hold runs.
+        slots_max: most slots of a session; of batches, where slots hold runs. A session may have twice as many batches
+            in runs if the client names no number.
+        join: the ranks agree on every step while they run.
     """
-    count = within(asked.prefetch_batches or slots_for(size_bytes, asked.consumer_count), slots_max)
     if takes_runs(asked):
-        run_batches, run_count = slots_for_runs(count, aligned(size_bytes))
+        batches = _batches_in_runs(asked, size_bytes, slots_max)
+        run_batches, run_count = slots_for_runs(batches, aligned(size_bytes), join=join)
         if run_batches > 1:
             return run_batches, run_count
+    count = within(asked.prefetch_batches or slots_for(size_bytes, asked.consumer_count), slots_max)
     return 1, min(slots_for_groups(count, size_bytes), slots_max)
+
+
+def _batches_in_runs(asked: SessionSpec, size_bytes: int, slots_max: int = _AUTO_MOST) -> int:
+    """Return how many batches a session has memory for, if its slots hold runs."""
+    if asked.prefetch_batches:
+        return within(asked.prefetch_batches, slots_max)
+    return within(min(max(_AUTO_RUNS_BYTES // size_bytes, _AUTO_LEAST), _AUTO_RUNS_MOST), 2 * slots_max)
 
 
 def may_differ(asked: SessionSpec, size_bytes: int) -> bool:
     """Whether the slots may differ from those that the request names, so that several batches can be made at once."""
     if asked.share:
         return False
-    count = asked.prefetch_batches or slots_for(size_bytes)
-    if takes_runs(asked) and slots_for_runs(count, aligned(size_bytes))[0] > 1:
+    if takes_runs(asked) and slots_for_runs(_batches_in_runs(asked, size_bytes), aligned(size_bytes))[0] > 1:
         return True
     return 0 < asked.prefetch_batches < slots_for_groups(asked.prefetch_batches, size_bytes)
 

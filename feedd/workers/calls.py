@@ -285,12 +285,14 @@ class GatherCall(_Short):
     """``DecodePool.gather``. Its units are batches, or parts of batches that are too large for one request.
 
     The position of a row follows from its number, so a request takes six bytes a row, however many fields there are.
-    Rows that cannot be copied are only counted here; decoding them one by one tells why.
+    If the rows of each batch are successive samples of a file, the first row of a batch tells the others. Rows that
+    cannot be copied are only counted here; decoding them one by one tells why.
     """
 
     def __init__(self, task: GatherTask) -> None:
         self._task = task = _in_parts(task)
         self._starts = np.concatenate(([0], task.batch_ends[:-1]))
+        self._are_consecutive = _are_consecutive(task, self._starts)
         self._undone: list[NDArray[np.int64]] = []
         self.busy_s = 0.0
 
@@ -307,7 +309,7 @@ class GatherCall(_Short):
     @property
     def request_units(self) -> int:
         """How many units fit into one request, at least 1."""
-        rows = max(int((self._task.batch_ends - self._starts).max()), 1)
+        rows = 1 if self._are_consecutive else max(int((self._task.batch_ends - self._starts).max()), 1)
         return max(_ROWS_BYTES_MAX // (_ROW_BYTES * rows + 8 * len(self._task.columns)), 1)
 
     @property
@@ -319,7 +321,8 @@ class GatherCall(_Short):
         """Return the request for some units."""
         task = self._task
         low, high = int(self._starts[rows.start]), int(task.batch_ends[rows.stop - 1])
-        file_no = task.file_no[low:high]
+        told = self._starts[rows.start : rows.stop] if self._are_consecutive else slice(low, high)
+        file_no = task.file_no[told]
         used = np.flatnonzero(np.bincount(file_no, minlength=len(task.files)))
         if len(used) < len(task.files):
             renumber = np.zeros(len(task.files), np.uint16)
@@ -343,9 +346,10 @@ class GatherCall(_Short):
             task.arena_id,
             columns,
             file_no.astype("<u2", copy=False).tobytes() if len(used) > 1 else b"",
-            task.ordinal[low:high].astype("<u4").tobytes(),
+            task.ordinal[told].astype("<u4").tobytes(),
             tuple((task.batch_ends[rows.start : rows.stop] - low).tolist()),
             task.out_at[rows.start : rows.stop].astype("<i8", copy=False).tobytes(),
+            self._are_consecutive,
         )
         return Packet(encode(request), fds)
 
@@ -360,6 +364,18 @@ class GatherCall(_Short):
         """Leave units that killed two workers: decoding their rows one by one tells which of them did."""
         low, high = int(self._starts[rows.start]), int(self._task.batch_ends[rows.stop - 1])
         self._undone.append(np.arange(low, high, dtype=np.int64))
+
+
+def _are_consecutive(task: GatherTask, starts: NDArray[np.int64]) -> bool:
+    """Whether each batch has at least one row, and its rows are successive samples of one file."""
+    if not len(starts) or (task.batch_ends <= starts).any():
+        return False
+    first = slice(0, int(task.batch_ends[0]))  # of other orders, the first batch alone tells it
+    if (np.diff(task.ordinal[first]) != 1).any():
+        return False
+    follows = (np.diff(task.ordinal) == 1) & (np.diff(task.file_no) == 0)
+    follows[starts[1:] - 1] = True
+    return bool(follows.all())
 
 
 def _in_parts(task: GatherTask) -> GatherTask:

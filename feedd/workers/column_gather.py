@@ -6,6 +6,7 @@ back to back and begin at the same remainder of their size, as columns of tables
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -69,22 +70,42 @@ class _Rows:
     """The rows of a request.
 
     Attributes:
-        file_no: uint16[rows]; None: all lie in the only file.
-        ordinal: int64[rows], sample in the file.
+        are_consecutive: see ``GatherRequest``.
         starts: int64[batches], the first row of each batch.
         ends: int64[batches], the row behind the last one.
     """
 
     def __init__(self, request: GatherRequest) -> None:
-        self.file_no = np.frombuffer(request.file_no, "<u2") if request.file_no else None
-        self.ordinal = np.frombuffer(request.ordinal, "<u4").astype(np.int64)
+        self.are_consecutive = request.are_consecutive
         self.ends = np.array(request.batch_ends, np.int64)
         self.starts = np.concatenate(([0], self.ends[:-1]))
+        self._file_no = np.frombuffer(request.file_no, "<u2") if request.file_no else None
+        self._ordinal = np.frombuffer(request.ordinal, "<u4").astype(np.int64)
+
+    @functools.cached_property
+    def file_no(self) -> NDArray[np.uint16] | None:
+        """uint16[rows]; None: all lie in the only file."""
+        if self._file_no is None or not self.are_consecutive:
+            return self._file_no
+        return np.repeat(self._file_no, self.ends - self.starts)
+
+    @functools.cached_property
+    def ordinal(self) -> NDArray[np.int64]:
+        """int64[rows], sample in the file."""
+        if not self.are_consecutive:
+            return self._ordinal
+        return np.repeat(self._ordinal - self.starts, self.ends - self.starts) + np.arange(self.ends[-1])
+
+    def first_of(self, batch: int) -> tuple[int, int]:
+        """Return the file and the ordinal of the first row of a batch whose rows are consecutive."""
+        return 0 if self._file_no is None else int(self._file_no[batch]), int(self._ordinal[batch])
 
     def outside(self, counts: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return bool[batches], which batches have a row beyond its file's ``counts``."""
-        limit = counts[0] if self.file_no is None else counts[self.file_no]
-        beyond = self.ordinal >= limit
+        limit = counts[0] if self._file_no is None else counts[self._file_no]
+        if self.are_consecutive:
+            return np.asarray(self._ordinal + (self.ends - self.starts) > limit)
+        beyond = self._ordinal >= limit
         if not beyond.any():
             return np.zeros(len(self.ends), np.bool_)
         return np.logical_or.reduceat(beyond, self.starts)
@@ -98,11 +119,18 @@ class _Rows:
             if not skip[low]:
                 step = int(out_at[high] - out_at[low]) if high < len(sizes) else 0
                 while high < len(sizes) and sizes[high] == sizes[low] and not skip[high]:
-                    if out_at[high] - out_at[high - 1] != step:
+                    if out_at[high] - out_at[high - 1] != step or not self._continues(high):
                         break
                     high += 1
                 yield low, high, step
             low = high
+
+    def _continues(self, batch: int) -> bool:
+        """Whether a batch may be copied with the one before: consecutive rows must go on where that one ends."""
+        if not self.are_consecutive:
+            return True
+        file_no, ordinal = self.first_of(batch - 1)
+        return self.first_of(batch) == (file_no, ordinal + int(self.ends[batch - 1] - self.starts[batch - 1]))
 
 
 class _Source:
@@ -136,6 +164,16 @@ class _Source:
             return np.asarray(rows.ordinal * self._step[0] + self._rows_at[0])
         step = self._step[0] if (self._step == self._step[0]).all() else self._step[rows.file_no]
         return np.asarray(rows.ordinal * step + self._rows_at[rows.file_no])
+
+    def span(self, rows: _Rows, low: int, high: int) -> NDArray[Any] | None:
+        """Return the values of successive batches where they lie; None: they do not lie back to back."""
+        if not rows.are_consecutive:
+            return None
+        file_no, ordinal = rows.first_of(low)
+        if self._step[file_no] != 1:
+            return None
+        start = ordinal + int(self._rows_at[file_no])
+        return self._entries[start : start + int(rows.ends[high - 1] - rows.starts[low])]
 
     def take(self, places: NDArray[np.int64]) -> NDArray[Any]:
         """Return a copy of the values."""
@@ -184,18 +222,23 @@ def _copy(
 ) -> NDArray[np.bool_]:
     """Copy one column; return bool[batches], which batches have a number that does not fit its type."""
     bad = np.zeros(len(rows.ends), np.bool_)
-    places, width, kind = source.entries_of(rows), plain.out_bytes, f"V{plain.out_bytes}"
+    width, kind = plain.out_bytes, f"V{plain.out_bytes}"
+    places = None
     plainly = plain.encoding == plain.out
     for low, high, step in rows.blocks(out_at, skip):
         count, start = high - low, int(out_at[low])
-        its = places[rows.starts[low] : rows.ends[high - 1]]
-        per_batch = len(its) // count
-        if plainly and width >= _WIDE_BYTES:
-            for number in range(count):
-                target = np.ndarray((per_batch,), kind, arena, start + number * step)
-                source.take_into(its[number * per_batch : (number + 1) * per_batch], target)
-            continue
-        values = source.take(its)
+        per_batch = int(rows.ends[low] - rows.starts[low])
+        values = source.span(rows, low, high)
+        if values is None:
+            if places is None:
+                places = source.entries_of(rows)
+            its = places[rows.starts[low] : rows.ends[high - 1]]
+            if plainly and width >= _WIDE_BYTES:
+                for number in range(count):
+                    target = np.ndarray((per_batch,), kind, arena, start + number * step)
+                    source.take_into(its[number * per_batch : (number + 1) * per_batch], target)
+                continue
+            values = source.take(its)
         if not plainly:
             numbers, fitting = _converted(plain, values)
             values = numbers.view(kind)

@@ -154,6 +154,7 @@ class GatherRequest(msgspec.Struct, frozen=True, array_like=True, tag="gather"):
     ordinal: bytes  # uint32[rows]
     batch_ends: tuple[int, ...]
     out_at: bytes  # int64[batches, columns], offset in the arena
+    are_consecutive: bool = False  # rows of a batch are successive samples: the two arrays tell each batch's first row
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):

@@ -165,10 +165,12 @@ class _Client:
         self.over |= message.HasField("end") or message.HasField("error")
         for batch in message.batches:
             slot = SlotRef(batch.slot, batch.generation)
-            assert batch.alike == 0, "each batch was made alone"
-            for place, one in enumerate((batch, *batch.more)):
+            first = batch.cursor
+            steps = [(first.epoch, first.step + number) for number in range(1 + batch.alike)]
+            steps += [(one.cursor.epoch, one.cursor.step) for one in batch.more]
+            for place, step in enumerate(steps):
                 due = self.at.epoch, self.at.step
-                assert (one.cursor.epoch, one.cursor.step) == due, "out of order"
+                assert step == due, "out of order"
                 assert self.decoder.lying[slot.index, place] == due, "another batch lies there"
                 self.at = Cursor(self.at.epoch, self.at.step + 1)
             assert slot.index not in self.decoder.writing, "it was handed out while it is written to"

@@ -120,10 +120,12 @@ class CacheIndex:
 
     def reserve_all(self, refs: Sequence[ObjectRef]) -> Reservation | FullNow | TooLarge:
         """Pin all of ``refs`` (no duplicates) and reserve the missing ones: all or nothing."""
+        here = {ref: self._entries[ref] for ref in refs if ref in self._entries}
+        if len(here) == len(refs) and not any(entry.damaged for entry in here.values()):
+            return self._pinned(tuple(here.values()), frozenset(), ())
         too_large = self.space.too_large(refs)
         if too_large is not None:
             return too_large
-        here = {ref: self._entries[ref] for ref in refs if ref in self._entries}
         sizes = {ref: entry_layout.disk_bytes(ref) for ref in refs if ref not in here}
         keep = set(here.values())
         evicted = self._evict(sizes, after=-math.inf, keep=keep)
@@ -135,6 +137,12 @@ class CacheIndex:
         missing = damaged | sizes.keys()
         times = dict(zip(sizes, self._times(tuple(sizes)), strict=True))
         entries = tuple(here.get(ref) or self._reserve(ref, times[ref]) for ref in refs)
+        return self._pinned(entries, missing, evicted)
+
+    def _pinned(
+        self, entries: tuple[Entry, ...], missing: Collection[ObjectRef], evicted: tuple[Entry, ...]
+    ) -> Reservation:
+        """Pin entries of one request; ``missing`` are those that it fetches."""
         for entry in entries:
             self._pin(entry)
         present = tuple(entry for entry in entries if entry.state is EntryState.COMMITTED)

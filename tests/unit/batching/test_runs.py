@@ -222,8 +222,41 @@ async def test_the_next_epochs_first_runs_are_made_in_advance(tmp_path: Path) ->
             _same(_listed(session, made), expected[first : first + count])
             in_advance = (first, count) in {(0, 1), (1, 4)}
             assert (rig.recorder.total(DECODE_SAMPLES) == copied) == in_advance
+            if in_advance:
+                assert (made.alike, made.more) == (count - 1, ()), "a run made in advance is planned as one"
             session.release(made.slot)
             await rig.close(session)
+
+
+async def test_a_run_made_in_advance_charges_no_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The budget of bad samples is that of the epoch that the trainer is in."""
+    async with feeding(tmp_path) as rig:
+        _arrays(rig.store)
+        session = await rig.open(fields=FIELDS, shuffle=True, batch_size=2, window_shards=6, runs=True)
+        own = session._parts.batches
+        assert isinstance(own, OwnBatches)
+        handler, charged = own._decoder.assembler.plain._bad_sample_handler, []
+        monkeypatch.setattr(handler, "charge_none", lambda first, _: charged.append(first.epoch))
+        await _runs(session, [64] * 4)
+        await until(partial(_has_made, session, 3))
+        assert charged
+        assert set(charged) == {0}
+
+
+async def test_a_run_that_crosses_windows_is_whole_in_the_next_epoch(tmp_path: Path) -> None:
+    """It is not made in advance, because its second window may not be here; when requested, it has all its batches."""
+    async with feeding(tmp_path) as rig:
+        _arrays(rig.store)
+        asked: dict[str, Any] = {"fields": FIELDS, "shuffle": True, "batch_size": 2, "window_shards": 2}
+        expected = await batches(await rig.open(**asked), Cursor(1))
+        session = await rig.open(**asked, runs=True)
+        await _runs(session, [64] * 4)
+        await until(partial(_has_made, session, 2))
+        made = await session.produce_run(Cursor(1, 5), 16)
+        assert isinstance(made, Produced)
+        assert made.batch_count == 16
+        _same(_listed(session, made), expected[5:21])
+        session.release(made.slot)
 
 
 async def test_an_object_that_changed_is_listed_again(tmp_path: Path) -> None:
@@ -321,16 +354,16 @@ async def test_who_gets_no_runs(tmp_path: Path) -> None:
             assert (info.run_batches, info.batch_bytes) == (1, 0), changes
 
 
-@given(st.integers(1, 1 << 24), st.integers(1, 1024))
-def test_runs_take_no_more_memory_than_slots_of_single_batches(batch_bytes: int, slots: int) -> None:
-    """But for small batches, whose memory is negligible; and there are enough slots to take turns."""
-    run, count = slots_for_runs(slots, batch_bytes)
+@given(st.integers(1, 1 << 24), st.integers(1, 1024), st.booleans())
+def test_runs_take_no_more_memory_than_slots_of_single_batches(batch_bytes: int, slots: int, join: bool) -> None:
+    """But for small batches, whose memory is negligible; and there are enough slots to take turns and look ahead."""
+    run, count = slots_for_runs(slots, batch_bytes, join=join)
     assert run * count * batch_bytes <= max(slots * batch_bytes, 8 << 20)
     if run == 1:
         assert count == slots
     else:
         assert 4 <= run <= 256
-        assert 4 <= count <= 8
+        assert (4 if join else 3) <= count <= 8
 
 
 def test_the_first_runs_are_short() -> None:

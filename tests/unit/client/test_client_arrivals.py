@@ -40,17 +40,48 @@ def test_a_run_is_split() -> None:
     """Batches that are alike share a message; each has its step and its place."""
     arrivals = _arrivals(5)
     arrivals.take(_batch(5, alike=2, more=[_batch(8, rows=1, size_bytes=100)]))
-    assert [(one.step, one.at, one.message.rows) for one in arrivals.ready] == [
-        (5, 0, 2),
-        (6, 256, 2),
-        (7, 512, 2),
-        (8, 768, 1),
-    ]
-    assert [one.anchors for one in arrivals.ready] == [((0, 5),)] * 3 + [((0, 8),)]
+    assert _seen(arrivals) == [(5, 0, 3, 2), (8, 768, 1, 1)]
+    assert [one.anchors for one in arrivals.ready] == [((0, 5),), ((0, 8),)]
     (lease,) = {id(one.lease): one.lease for one in arrivals.ready}.values()
     assert (lease.left, lease.payload.nbytes) == (4, 868)
     arrivals.take(_batch(9, seq=1, slot=1))
-    assert [one.step for one in arrivals.ready] == [5, 6, 7, 8, 9]
+    assert [one.step for one in arrivals.ready] == [5, 8, 9]
+
+
+def test_equal_batches_with_messages_of_their_own_are_taken_together() -> None:
+    """Successive batches that differ in their steps only are one entry, others are not."""
+    arrivals = _arrivals()
+    same = _batch(1).cursor
+    more = [pb.Batch(cursor=pb.Cursor(step=step, anchor_sample=1), rows=2, size_bytes=200) for step in (2, 3)]
+    arrivals.take(_batch(0, more=[pb.Batch(cursor=same, rows=2, size_bytes=200), *more]))
+    assert _seen(arrivals) == [(0, 0, 1, 2), (1, 256, 3, 2)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rows": 1},
+        {"regions": [pb.FieldRegion(values_at=8)]},
+        {"size_bytes": 100},
+        {"bad_samples": 1},
+        {"filtered": 1},
+        {"samples": 5},
+        {"again": b"\0\1"},
+    ],
+)
+def test_batches_that_differ_are_taken_apart(change: dict[str, Any]) -> None:
+    """Each batch has its own rows, counts and marks."""
+    arrivals, at = _arrivals(), pb.Cursor(step=1)
+    arrivals.take(pb.Batch(rows=2, size_bytes=200, generation=1, more=[_like(at, change)]))
+    assert [one.count for one in arrivals.ready] == [1, 1]
+
+
+def _like(at: pb.Cursor, change: dict[str, Any]) -> pb.Batch:
+    return pb.Batch(cursor=at, **{"rows": 2, "size_bytes": 200, **change})
+
+
+def _seen(arrivals: Arrivals) -> list[tuple[int, int, int, int]]:
+    return [(one.step, one.at, one.count, one.message.rows) for one in arrivals.ready]
 
 
 @pytest.mark.parametrize(

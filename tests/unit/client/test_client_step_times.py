@@ -20,10 +20,9 @@ def _run(steps: list[tuple[float, float]]) -> StepTimes:
 def test_waits_and_steps_are_told_apart() -> None:
     """Wall time runs from the first request; what is no wait is the trainer's."""
     times = _run([(5.0, 0.5), (1.0, 0.25), (1.0, 0.25)])
-    told = times.due(108.0)
-    assert told is not None
+    told = times.report()
     assert (told.steps, told.wait_s, told.pauses) == (3, 1.0, 0)
-    assert told.wall_s == pytest.approx(108.0 - 105.0)
+    assert told.wall_s == pytest.approx(107.75 + 0.25 - 105.0)
 
 
 def test_a_long_step_among_short_ones_is_a_pause() -> None:
@@ -48,8 +47,11 @@ def test_a_long_wait_is_no_pause() -> None:
 def test_they_are_told_once_a_second() -> None:
     """Not before the first batch, then at once, then after a second."""
     times = StepTimes()
-    assert times.due(1.0) is None
-    times.took(1.0, 0.0)
-    assert times.due(1.1) is not None
-    assert times.due(2.0) is None
-    assert times.due(2.2) is not None
+    assert not times.due
+    times.took(1.0, 0.1)
+    assert times.due
+    assert times.report().steps == 1
+    times.took(2.0, 0.0)
+    assert not times.due
+    times.took(2.2, 0.0)
+    assert times.due

@@ -21,6 +21,8 @@ from tests.budget import budget
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from numpy.typing import NDArray
+
 ARENA_BYTES = 1 << 18
 KINDS = (
     Plain("uint8", "uint8", 3),
@@ -93,11 +95,12 @@ def test_as_row_by_row(tmp_path_factory: pytest.TempPathFactory, data: st.DataOb
         for n, content in enumerate(contents)
     ]
     ordinal = np.array([source.integers(0, max(counts[n], 0) + 1 + beyond) for n in file_no.tolist()])
+    are_consecutive = data.draw(st.booleans())
+    told = _consecutive(data, sizes, file_no, ordinal) if are_consecutive else np.arange(rows)
     out_at = _places(sizes, plains, [data.draw(st.sampled_from([0, 0, 256])) for _ in sizes])
-    ends = np.cumsum(sizes)
-    rows_of = file_no.astype("<u2").tobytes() if len(files) > 1 else b"", ordinal.astype("<u4").tobytes()
-    places = tuple(ends.tolist()), np.array(out_at, "<i8").tobytes()
-    request = GatherRequest(1, tuple(files), 7, tuple(columns), *rows_of, *places)
+    rows_of = file_no[told].astype("<u2").tobytes() if len(files) > 1 else b"", ordinal[told].astype("<u4").tobytes()
+    places = tuple(np.cumsum(sizes).tolist()), np.array(out_at, "<i8").tobytes()
+    request = GatherRequest(1, tuple(files), 7, tuple(columns), *rows_of, *places, are_consecutive)
     arena = mmap.mmap(-1, ARENA_BYTES)
     undone = set(gather(request, plains, MappedFiles(), arena).tolist())
     first = 0
@@ -122,6 +125,31 @@ def test_as_row_by_row(tmp_path_factory: pytest.TempPathFactory, data: st.DataOb
                 assert arena[begin : begin + size * plain.out_bytes] == values
         first += size
     arena.close()
+
+
+def _consecutive(
+    data: st.DataObject, sizes: list[int], file_no: NDArray[np.int64], ordinal: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Change rows so that those of each batch are successive samples; return each batch's first row."""
+    ends = np.cumsum(sizes)
+    told = np.concatenate(([0], ends[:-1])).astype(np.int64)
+    for number, (start, size) in enumerate(zip(told.tolist(), sizes, strict=True)):
+        if number and data.draw(st.booleans()):  # goes on where the batch before ended
+            file_no[start], ordinal[start] = file_no[start - 1], ordinal[start - 1] + 1
+        file_no[start : start + size] = file_no[start]
+        ordinal[start : start + size] = ordinal[start] + np.arange(size)
+    return told
+
+
+@pytest.mark.parametrize(("first", "undone"), [(4, []), (5, [2, 3, 4, 5]), (8, [2, 3, 4, 5])])
+def test_consecutive_rows_end_within_their_file(tmp_path: Path, first: int, undone: list[int]) -> None:
+    """Of eight values, a batch of four may begin with the fifth, and with none after it."""
+    path = tmp_path / "file"
+    path.write_bytes(np.arange(8, dtype="<u8").tobytes())
+    rows = {"ordinal": np.array([3, first], "<u4").tobytes(), "batch_ends": (2, 6), "are_consecutive": True}
+    plain = KINDS[1]
+    with mmap.mmap(-1, ARENA_BYTES) as arena:
+        assert gather(_request(path, **rows), [plain], MappedFiles(), arena).tolist() == undone
 
 
 def _request(path: Path, **changes: Any) -> GatherRequest:

@@ -54,6 +54,23 @@ def test_requests_fit_a_packet() -> None:
     ]
 
 
+def test_consecutive_rows_are_told_by_their_batchs_first() -> None:
+    """Batches of successive samples take no bytes a row; one that jumps, or changes its file, is told row by row."""
+    call = GatherCall(_task([2] * 512 + [3] * 512, 256))
+    request = request_decoder.decode(call.packet(range(1, 4), 1).payload)
+    assert isinstance(request, GatherRequest)
+    assert request.are_consecutive
+    assert np.frombuffer(request.file_no, "<u2").tolist() == [0, 1, 1]
+    assert np.frombuffer(request.ordinal, "<u4").tolist() == [256, 512, 768]
+    assert request.batch_ends == (256, 512, 768)
+    jumps = _task([2] * 1024, 256)
+    jumps.ordinal[300:] += 1
+    for task in (jumps, _task([2] * 600 + [3] * 424, 256)):
+        told = request_decoder.decode(GatherCall(task).packet(range(4), 1).payload)
+        assert not told.are_consecutive
+        assert len(told.ordinal) == 4 * 1024
+
+
 def test_undone_rows_are_counted_from_the_tasks_beginning() -> None:
     """A worker counts from its request's first row."""
     call = GatherCall(_task([0] * 8, 2))
