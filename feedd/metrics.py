@@ -34,6 +34,9 @@ _C, _G, _H = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
 SOURCE_REQUESTS = Metric("feedd_source_requests_total", _C, "", "requests sent to the store", ("op", "outcome"))
 SOURCE_BYTES = Metric("feedd_source_bytes_total", _C, "bytes", "object bytes received from the store")
 SOURCE_SECONDS = Metric("feedd_source_request_seconds", _H, "seconds", "time of one request, body included", ("op",))
+SOURCE_FIRST_BYTE = Metric(
+    "feedd_source_first_byte_seconds", _H, "seconds", "time from a ranged GET to the first byte of its body"
+)
 SOURCE_RETRIES = Metric("feedd_source_retries_total", _C, "", "requests that were retried", ("reason",))
 SOURCE_RETRY_WAIT = Metric(
     "feedd_source_retry_wait_seconds_total", _C, "seconds", "time requests waited before a retry", ("reason",)

@@ -119,6 +119,11 @@ class Copier:
             self._seen = weakref.ref(mapping)
             self._registered(time.perf_counter() - began_s)
 
+    @property
+    def reads_slots(self) -> bool:
+        """Whether the device reads the arena directly."""
+        return bool(self._pinned)
+
     def copy(self, batch: object, mapping: Mapping | None, slot: DeviceSlot, at: BatchNumber) -> object:
         """Start the copy and return the device batch (see ``BatchCopier``)."""
         self.register(mapping)

@@ -176,6 +176,7 @@ class DeviceLoader:
         batches = iter(source.start_pass(copy=True) if isinstance(source, FeedDataset) else source)
         if isinstance(batches, FeedIterator):
             batches.auto_commit = False
+            batches.times.device = str(device)
         positions, generators = progress.positions(batches), Generators(device, *seeding_of(batches))
         while True:
             began_s = time.perf_counter()
@@ -185,6 +186,8 @@ class DeviceLoader:
                 progress.finished(batches)
                 return
             wait_s = time.perf_counter() - began_s
+            if isinstance(batches, FeedIterator):
+                batches.times.took(began_s, wait_s)
             number, position = positions()
             batch = self._placed(batch, device)
             if self._pipeline:
@@ -221,6 +224,7 @@ class DeviceLoader:
         copier = Copier(device, self._pipeline, generators, self._on_host, self._progress.registered)
         if isinstance(batches, FeedIterator):
             copier.register(batches.mapping)
+            batches.times.device, batches.times.unpinned = str(device), not copier.reads_slots
         lane = CopyLane(batches, copier, self._prefetch, self._progress)
         return DevicePass(self._progress, lane, device)
 

@@ -237,7 +237,8 @@ class Feeder:
             self.known_steps = session.granted.steps
         self._stats.take_notices(session.notices, log=self._consumer.logs, grown=not session.fresh)
         self._stats.transport = "inline" if session.mapping is None else "slot"
-        self._stream = Stream(session, self._next, self._consumer.count, heartbeat_s(self._options.stall_timeout_s))
+        pause_s = heartbeat_s(self._options.stall_timeout_s)
+        self._stream = Stream(session, self._next, self._consumer.count, pause_s, self._stats.step_times)
 
     def _receive(self) -> None:
         stream = self._stream

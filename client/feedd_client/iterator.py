@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from feedd_client.session import Session
     from feedd_client.shm import Mapping
     from feedd_client.stats import LoaderStats
+    from feedd_client.step_times import StepTimes
 
 _log: Final = logging.getLogger("feedd_client")
 inherited: list[object] = []  # the parent's objects, copied by a fork; kept so that the child never finalises them
@@ -117,6 +118,11 @@ class FeedIterator(Iterator[Item], Generic[Item]):
         session = self._feeder.session
         return None if session is None else session.mapping
 
+    @property
+    def times(self) -> StepTimes:
+        """Times of the trainer's loop. A wrapper that sets ``auto_commit`` to False records them itself."""
+        return self._stats.step_times
+
     def took(self, position: Position) -> None:
         """Record, for a prefetching wrapper, that the trainer took everything before ``position``."""
         self._trainer_steps = position.step - self._first_step + (position.row > 0)
@@ -161,6 +167,7 @@ class FeedIterator(Iterator[Item], Generic[Item]):
             return None
         if self._pid != os.getpid():
             raise FeedError("expected the process that began this pass, got a forked process", hint="call iter() again")
+        asked_s, waited_s = time.perf_counter(), self._stats.wait_s
         try:
             self._feeder.collect()
             rows = self._agreed_rows()
@@ -186,6 +193,8 @@ class FeedIterator(Iterator[Item], Generic[Item]):
         self.position = Position(self._feeder.epoch, arrived.step + self._feeder.stride, arrived.anchors)
         self._taken_steps += arrived.count
         self._note_last_step()
+        if self.auto_commit:
+            self._stats.step_times.took(asked_s, self._stats.wait_s - waited_s)
         if self._stats.time_to_first_batch_s is None:
             self._stats.time_to_first_batch_s = time.perf_counter() - self._began_s
         count = message.rows if rows is None else min(rows, message.rows)
@@ -285,6 +294,8 @@ class BatchIterator(FeedIterator[Batch]):
         return batch
 
     def _next_alike(self, batches: AlikeBatches) -> Batch:
+        if self.auto_commit:
+            self._stats.step_times.took(time.perf_counter(), 0.0)
         try:
             self._feeder.collect()
             batch = batches.take()

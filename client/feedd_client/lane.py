@@ -165,6 +165,8 @@ class DevicePass(Iterator[Any]):
             stream.wait_event(staged.slot.ready)
         record_stream(staged.batch, stream)  # allocated on the copy stream, freed on the trainer's stream
         lane.taken(staged)
+        if isinstance(lane.batches, FeedIterator):
+            lane.batches.times.took(began_s, wait_s)
         self._progress.took(staged.position, wait_s)
         return staged.batch
 

@@ -27,6 +27,7 @@ from feedd_client.transport import Endpoint, from_message, translate, unreachabl
 if TYPE_CHECKING:
     from feedd_client.errors import FeedError
     from feedd_client.leases import Arrived, Lease, Payload, PrivateCopies
+    from feedd_client.step_times import StepTimes
     from feedd_client.transport import Address
 
 _log: Final = logging.getLogger("feedd_client")
@@ -177,8 +178,17 @@ def _attach(granted: pb.OpenResponse) -> shm.Mapping | None:
 class Stream:
     """One Feed.Stream call. One thread uses a stream; any thread may call ``cancel``."""
 
-    def __init__(self, session: Session, start: Position, stride: int, heartbeat_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        session: Session,
+        start: Position,
+        stride: int,
+        heartbeat_s: float = 0.0,
+        step_times: StepTimes | None = None,
+    ) -> None:
         """Start at ``start``; the consumer takes every ``stride``-th step. ``heartbeat_s=0`` requests no heartbeats.
+
+        The daemon gets the ``step_times`` about once a second; one before 1.12 ignores them.
 
         The start message lists the slots that the user still holds. All other slots are free, even if an earlier
         stream lost their returns.
@@ -188,6 +198,7 @@ class Stream:
         self.notices: tuple[pb.Notice, ...] = ()  # of the latest message with notices
         self.message_count = 0
         self.waiting_for = ""  # from the latest heartbeat
+        self._step_times = step_times
         self._waited_s = math.inf  # for each batch of the latest message
         self._lost: FeedError | None = None
         self._session = session
@@ -321,6 +332,8 @@ class Stream:
             found = self._session.collect()
             self._returns += found
             self._return(len(found))
+        if self._step_times is not None and self._step_times.due:
+            self._requests.put(pb.StreamRequest(times=self._step_times.report()))
 
     def replenish(self) -> None:
         """Before a wait: send the returned slots and credits, unless they may wait for a fuller request."""

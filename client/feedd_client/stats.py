@@ -6,6 +6,8 @@ import logging
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from feedd_client.step_times import StepTimes
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -55,7 +57,13 @@ class LoaderStats:
     leftover_samples: int = 0
     transport: str = ""
     notices: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _step_times: StepTimes = field(default_factory=StepTimes)
     _logged: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def step_times(self) -> StepTimes:
+        """How the trainer's loop spends its time, for the daemon."""
+        return self._step_times
 
     def received(self, message: pb.Batch, count: int) -> None:
         """Count batches that the message describes."""
@@ -83,4 +91,4 @@ class LoaderStats:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the counters as a plain, JSON-able dict."""
-        return {name: value for name, value in asdict(self).items() if name != "_logged"}
+        return {name: value for name, value in asdict(self).items() if not name.startswith("_")}

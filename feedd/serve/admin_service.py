@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -122,6 +123,7 @@ class AdminService:
             samples=[pb.Sample(name=s.name, labels=dict(s.labels), value=s.value) for s in samples],
             cache=cache,
             lanes=self._daemon.lane_count,
+            pid=os.getpid(),
         )
 
     async def cache_list(self, _request: pb.CacheListRequest, context: AnyContext) -> AsyncIterator[pb.CacheEntry]:
@@ -257,6 +259,15 @@ def _entry(hosted: ServedSession, now_s: float) -> pb.SessionEntry:
         arena_bytes=slots.slot_count * slots.slot_bytes,
         age_s=now_s - hosted.opened_s,
         silent_s=now_s - hosted.heard_s,
+        times=hosted.times,
+        times_age_s=now_s - hosted.times_at_s,
+        rank=hosted.spec.order.topology.rank,
+        world_size=hosted.spec.order.topology.world_size,
+        share=hosted.spec.session.share,
+        waits_for=hosted.waits_for,
+        assigned_shards=hosted.feed.info.assigned_shard_count,
+        assigned_bytes=hosted.feed.info.assigned_bytes,
+        inline=hosted.sent_bytes > 0 and not hosted.had_lifeline,
     )
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from feedd import metrics
 from feedd.serve.instructions import Free
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from feedd.protocols import Clock, FeedSession, Recorder
     from feedd.serve.instructions import Instruction, Reclaim
     from feedd.serve.stream import StreamCall
+    from feedd.wire import feedd_pb2 as pb
+
+_DEVICE_CHARS_MAX: Final = 32
 
 
 class Lifeline(Protocol):
@@ -41,6 +45,8 @@ class ServedSession:
         opened_s: when it was opened, on the clock's monotonic time.
         heard_s: when its client sent the last message.
         sent_bytes: bytes of the batches that its client was given.
+        times: what the trainer's loop did with its time, as its client last told.
+        times_at_s: when it did.
         notices: notices that were sent to the client.
         machine: the state machine.
         call: the running Stream call.
@@ -69,6 +75,8 @@ class ServedSession:
         self.clock = clock
         self.opened_s = self.heard_s = clock.monotonic_s()
         self.sent_bytes = 0
+        self.times: pb.TrainerTimes | None = None
+        self.times_at_s = self.opened_s
         consumer = spec.session.consumer_count, spec.session.consumer_index
         self.machine = SessionMachine(feed.slots.slot_count, *consumer, feed.info.run_batches)
         self.call: StreamCall | None = None
@@ -94,6 +102,23 @@ class ServedSession:
         for instruction in instructions:
             self.free(instruction)  # type: ignore[arg-type]  # without a stream there is no other kind
         self.account()
+
+    @property
+    def waits_for(self) -> str:
+        """What a batch that the client waits for waits for, as a heartbeat says it; empty: it waits for none."""
+        stream = self.machine.stream
+        awaits = "" if stream is None else stream.awaits
+        return self.feed.stage if awaits == "batch" else awaits
+
+    def received(self, request: pb.StreamRequest) -> None:
+        """Note when the client sent a message, and keep the trainer's times if it has some that can be true."""
+        self.heard_s = self.clock.monotonic_s()
+        if not request.HasField("times"):
+            return
+        times = request.times
+        numbers = (times.wall_s, times.wait_s, times.pause_s)
+        if all(math.isfinite(one) and one >= 0 for one in numbers) and len(times.device) <= _DEVICE_CHARS_MAX:
+            self.times, self.times_at_s = times, self.heard_s
 
     def free(self, instruction: Free | Reclaim) -> None:
         """Release slots; count those taken back from a vanished client."""

@@ -140,7 +140,7 @@ class StreamCall:
     def _take(self, request: pb.StreamRequest) -> None:
         if self._stopped:
             return
-        self._entry.heard_s = self._entry.clock.monotonic_s()
+        self._entry.received(request)
         out: list[Instruction] = []
         if request.releases:
             out += self._machine.releases(slots_from(request.releases))
@@ -256,8 +256,7 @@ class StreamCall:
     async def _say_alive(self) -> None:
         """Tell a waiting client what its batch waits for."""
         self._idle.due = False
-        if awaits := self._machine.awaits:
-            stage = self._entry.feed.stage if awaits == "batch" else awaits
+        if stage := self._entry.waits_for:
             await self._write_message(pb.StreamResponse(heartbeat=pb.Heartbeat(waiting_for=stage)))
 
     async def _write_message(self, message: pb.StreamResponse) -> None:

@@ -310,14 +310,34 @@ class Release(_message.Message):
     def __init__(self, slot: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class StreamRequest(_message.Message):
-    __slots__ = ("start", "credits", "releases")
+    __slots__ = ("start", "credits", "releases", "times")
     START_FIELD_NUMBER: _ClassVar[int]
     CREDITS_FIELD_NUMBER: _ClassVar[int]
     RELEASES_FIELD_NUMBER: _ClassVar[int]
+    TIMES_FIELD_NUMBER: _ClassVar[int]
     start: StreamStart
     credits: int
     releases: _containers.RepeatedCompositeFieldContainer[Release]
-    def __init__(self, start: _Optional[_Union[StreamStart, _Mapping]] = ..., credits: _Optional[int] = ..., releases: _Optional[_Iterable[_Union[Release, _Mapping]]] = ...) -> None: ...
+    times: TrainerTimes
+    def __init__(self, start: _Optional[_Union[StreamStart, _Mapping]] = ..., credits: _Optional[int] = ..., releases: _Optional[_Iterable[_Union[Release, _Mapping]]] = ..., times: _Optional[_Union[TrainerTimes, _Mapping]] = ...) -> None: ...
+
+class TrainerTimes(_message.Message):
+    __slots__ = ("wall_s", "wait_s", "steps", "pauses", "pause_s", "device", "unpinned")
+    WALL_S_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    PAUSES_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_S_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    UNPINNED_FIELD_NUMBER: _ClassVar[int]
+    wall_s: float
+    wait_s: float
+    steps: int
+    pauses: int
+    pause_s: float
+    device: str
+    unpinned: bool
+    def __init__(self, wall_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., steps: _Optional[int] = ..., pauses: _Optional[int] = ..., pause_s: _Optional[float] = ..., device: _Optional[str] = ..., unpinned: _Optional[bool] = ...) -> None: ...
 
 class FieldRegion(_message.Message):
     __slots__ = ("values_at", "values_bytes", "offsets_at", "shapes_at", "dims")
@@ -475,7 +495,7 @@ class Sample(_message.Message):
     def __init__(self, name: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., value: _Optional[float] = ...) -> None: ...
 
 class StatsResponse(_message.Message):
-    __slots__ = ("state", "version", "daemon_id", "uptime_s", "sessions", "samples", "cache", "lanes")
+    __slots__ = ("state", "version", "daemon_id", "uptime_s", "sessions", "samples", "cache", "lanes", "pid")
     STATE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     DAEMON_ID_FIELD_NUMBER: _ClassVar[int]
@@ -484,6 +504,7 @@ class StatsResponse(_message.Message):
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     CACHE_FIELD_NUMBER: _ClassVar[int]
     LANES_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
     state: str
     version: str
     daemon_id: str
@@ -492,7 +513,8 @@ class StatsResponse(_message.Message):
     samples: _containers.RepeatedCompositeFieldContainer[Sample]
     cache: CacheState
     lanes: int
-    def __init__(self, state: _Optional[str] = ..., version: _Optional[str] = ..., daemon_id: _Optional[str] = ..., uptime_s: _Optional[float] = ..., sessions: _Optional[int] = ..., samples: _Optional[_Iterable[_Union[Sample, _Mapping]]] = ..., cache: _Optional[_Union[CacheState, _Mapping]] = ..., lanes: _Optional[int] = ...) -> None: ...
+    pid: int
+    def __init__(self, state: _Optional[str] = ..., version: _Optional[str] = ..., daemon_id: _Optional[str] = ..., uptime_s: _Optional[float] = ..., sessions: _Optional[int] = ..., samples: _Optional[_Iterable[_Union[Sample, _Mapping]]] = ..., cache: _Optional[_Union[CacheState, _Mapping]] = ..., lanes: _Optional[int] = ..., pid: _Optional[int] = ...) -> None: ...
 
 class CacheState(_message.Message):
     __slots__ = ("directory", "limit_bytes", "free_reserve_bytes", "committed_bytes", "reserved_bytes", "entries", "pins")
@@ -599,7 +621,7 @@ class SessionsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class SessionEntry(_message.Message):
-    __slots__ = ("id", "owner", "pids", "urls", "slots", "leases", "arena_bytes", "age_s", "silent_s")
+    __slots__ = ("id", "owner", "pids", "urls", "slots", "leases", "arena_bytes", "age_s", "silent_s", "times", "times_age_s", "rank", "world_size", "share", "waits_for", "assigned_shards", "assigned_bytes", "inline")
     ID_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     PIDS_FIELD_NUMBER: _ClassVar[int]
@@ -609,6 +631,15 @@ class SessionEntry(_message.Message):
     ARENA_BYTES_FIELD_NUMBER: _ClassVar[int]
     AGE_S_FIELD_NUMBER: _ClassVar[int]
     SILENT_S_FIELD_NUMBER: _ClassVar[int]
+    TIMES_FIELD_NUMBER: _ClassVar[int]
+    TIMES_AGE_S_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FOR_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNED_SHARDS_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    INLINE_FIELD_NUMBER: _ClassVar[int]
     id: str
     owner: str
     pids: _containers.RepeatedScalarFieldContainer[int]
@@ -618,7 +649,16 @@ class SessionEntry(_message.Message):
     arena_bytes: int
     age_s: float
     silent_s: float
-    def __init__(self, id: _Optional[str] = ..., owner: _Optional[str] = ..., pids: _Optional[_Iterable[int]] = ..., urls: _Optional[_Iterable[str]] = ..., slots: _Optional[int] = ..., leases: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., age_s: _Optional[float] = ..., silent_s: _Optional[float] = ...) -> None: ...
+    times: TrainerTimes
+    times_age_s: float
+    rank: int
+    world_size: int
+    share: str
+    waits_for: str
+    assigned_shards: int
+    assigned_bytes: int
+    inline: bool
+    def __init__(self, id: _Optional[str] = ..., owner: _Optional[str] = ..., pids: _Optional[_Iterable[int]] = ..., urls: _Optional[_Iterable[str]] = ..., slots: _Optional[int] = ..., leases: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., age_s: _Optional[float] = ..., silent_s: _Optional[float] = ..., times: _Optional[_Union[TrainerTimes, _Mapping]] = ..., times_age_s: _Optional[float] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., share: _Optional[str] = ..., waits_for: _Optional[str] = ..., assigned_shards: _Optional[int] = ..., assigned_bytes: _Optional[int] = ..., inline: _Optional[bool] = ...) -> None: ...
 
 class SessionsResponse(_message.Message):
     __slots__ = ("sessions",)

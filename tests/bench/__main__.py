@@ -35,6 +35,7 @@ from tests.bench import (
     s3_bytes,
     shards,
     tokens,
+    utilisation,
 )
 from tests.bench.peers import HOW_TO_INSTALL, ROOT, Peers, find_peers
 from tests.bench.plan import Plan
@@ -66,6 +67,7 @@ BENCHES: dict[str, Callable[[Plan], Result | list[Result]]] = {
     "lanes": lanes.run,
     "device": device.run,
     "shards": shards.run,
+    "utilisation": utilisation.run,
     "restart": restart.run,
     "held": held.run,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from typing import TYPE_CHECKING
 
@@ -53,6 +54,17 @@ def test_cpu_state_counts_what_was_taken(bench: Bench) -> None:
     for batch in resumed:
         seen += ids(batch)
     assert seen == list(range(20))
+
+
+def test_a_loader_records_the_times_of_its_own_loop(bench: Bench) -> None:
+    """One step for each batch that the trainer takes, however many the dataset's iterator gave in advance."""
+    dataset = bench.dataset(bench.server(steps=5))
+    taken = list(itertools.islice(DeviceLoader(dataset, device="cpu"), 3))
+    times = dataset._stats.step_times
+    assert (len(taken), times.steps, times.device, times.unpinned) == (3, 3, "cpu", False)
+    plain = bench.dataset(bench.server(steps=5))
+    assert len(list(plain)) == plain._stats.step_times.steps == 5
+    assert plain._stats.step_times.device == ""
 
 
 def test_any_iterable_of_batches_will_do(bench: Bench) -> None:

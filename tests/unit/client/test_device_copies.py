@@ -150,6 +150,25 @@ def test_what_cannot_be_walked_is_named(device: str) -> None:
             list(DeviceLoader([{"x": _values(0)}], device, lambda batch: {"x": Opaque()}))
 
 
+def test_times_tell_the_device_and_whether_its_memory_is_registered(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy thread takes batches in advance; a step is the trainer's. A device that refuses the arena is told."""
+    dataset = bench.dataset(bench.server(steps=6))
+    loader = DeviceLoader(dataset, "cuda", device_prefetch=2)
+    batches = iter(loader)
+    for _ in range(2):
+        next(batches)
+    times = dataset._stats.step_times
+    assert (times.steps, times.unpinned) == (2, False)
+    assert times.device.startswith("cuda")
+    loader.close()
+    monkeypatch.setattr("feedd_client.copier.register", lambda *_: False)
+    other = bench.dataset(bench.server(steps=6))
+    assert len(list(DeviceLoader(other, "cuda"))) == 6
+    assert other._stats.step_times.unpinned
+
+
 def test_device_memory_is_bounded_however_far_the_host_is_ahead() -> None:
     """A trainer that never waits for its device gets no more memory than its prefetch needs, step after step."""
     size_bytes = 4 << 20

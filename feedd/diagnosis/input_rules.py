@@ -1,0 +1,191 @@
+"""Rules for jobs that wait for input: which stage makes them wait. Pure.
+
+Each rule returns a finding if it fits. The first rule of a stage that fits decides.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final
+
+from feedd.diagnosis import thresholds as limits
+from feedd.diagnosis.finding import Evidence, Finding, Knob
+from feedd.units import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from feedd.diagnosis.window import Window
+
+    Rule = Callable[[Window], Finding | None]
+
+_MORE_PARTS: Final = 2
+
+
+def _fetching(window: Window) -> Evidence:
+    return Evidence("moments in which the next batch waited for a shard", window.fetching, 0.5, "share")
+
+
+def _decoding(window: Window) -> Evidence:
+    return Evidence("time that a decode worker works", window.worker_busy, limits.BUSY, "share")
+
+
+def throttling(window: Window) -> Finding | None:
+    """The store refuses requests."""
+    fetch = window.fetch
+    share = fetch.throttled / max(1, fetch.requests + fetch.throttled)
+    if share <= limits.THROTTLED:
+        return None
+    evidence = Evidence("requests that the store refused", share, limits.THROTTLED, "share")
+    advice = "Spread the shards over more prefixes, or ask the store's operator for a higher limit of requests."
+    return Finding("s3_throttling", (evidence, _fetching(window)), advice)
+
+
+def small_cache(window: Window) -> Finding | None:
+    """Shards are evicted before they are needed again."""
+    fetch = window.fetch
+    needed = fetch.assigned_bytes
+    if not fetch.evictions or fetch.hit_share >= limits.HITS_LOW or needed <= fetch.cache_limit_bytes:
+        return None
+    hits = Evidence("shards found in the cache", fetch.hit_share, limits.HITS_LOW, "share")
+    size = Evidence("bytes that the sessions read", needed, fetch.cache_limit_bytes, "bytes")
+    knob = Knob("--cache-size", format_size(fetch.cache_limit_bytes), format_size(math.ceil(needed * 1.05)))
+    return Finding("cache_too_small", (hits, size), "Make room for all shards of this node, or use more nodes.", knob)
+
+
+def busy_disk(window: Window) -> Finding | None:
+    """The cache's disk is busy."""
+    if window.disk_busy is None or window.disk_busy < limits.BUSY:
+        return None
+    evidence = Evidence(f"time that the disk {window.disk} is busy", window.disk_busy, limits.BUSY, "share")
+    advice = "Put the cache on a local NVMe disk, or on /dev/shm if the data fits into memory."
+    return Finding("disk", (evidence,), advice, Knob("--cache-dir", "", "a faster disk"))
+
+
+def small_objects(window: Window) -> Finding | None:
+    """Objects are so small that each costs more than its bytes."""
+    size = window.fetch.shard_bytes
+    if not 0 < size < limits.SMALL_OBJECT_BYTES:
+        return None
+    evidence = Evidence("mean size of an object", size, limits.SMALL_OBJECT_BYTES, "bytes")
+    return Finding("small_objects", (evidence, _fetching(window)), "Pack the objects into shards of 1 to 128 MB.")
+
+
+def latency(window: Window) -> Finding | None:
+    """Requests mostly wait for their first byte."""
+    fetch = window.fetch
+    if fetch.first_byte_s is None or not fetch.request_s:
+        return None
+    share = min(1.0, fetch.first_byte_s / fetch.request_s)
+    if share < limits.LATENCY_SHARE:
+        return None
+    evidence = (
+        Evidence("time of a request before its first byte", share, limits.LATENCY_SHARE, "share"),
+        Evidence("time to the first byte", fetch.first_byte_s, limits.FIRST_BYTE_S, "s"),
+    )
+    parts = max(1, round(fetch.parts))
+    knob = Knob("fetch.parts_in_flight", str(parts), str(_MORE_PARTS * parts))
+    return Finding("s3_latency", evidence, "Ask for more parts at a time.", knob, float(_MORE_PARTS))
+
+
+def large_shards(window: Window) -> Finding | None:
+    """Shards are so large that few arrive at a time."""
+    size = window.fetch.shard_bytes
+    if size <= limits.LARGE_OBJECT_BYTES:
+        return None
+    evidence = Evidence("mean size of a shard", size, limits.LARGE_OBJECT_BYTES, "bytes")
+    return Finding("shard_sizes", (evidence, _fetching(window)), "Make shards of 1 to 128 MB.")
+
+
+def bandwidth(window: Window) -> Finding:
+    """Nothing else explains why shards come late."""
+    rate = window.fetch.read_bytes / window.seconds
+    evidence = (_fetching(window), Evidence("bytes from the store in a second", rate, 0.0, "bytes/s"))
+    advice = "Use machines with more network bandwidth, smaller samples, or a cache that lasts for later epochs."
+    return Finding("s3_bandwidth", evidence, advice)
+
+
+def few_workers(window: Window) -> Finding | None:
+    """Workers are busy, and cores are idle."""
+    if window.worker_busy < limits.BUSY or window.idle_cores < limits.IDLE_CORES or not window.workers:
+        return None
+    now = max(1, round(window.workers))
+    more = min(len(window.core_busy), now + math.ceil(window.idle_cores))
+    if more <= now:
+        return None
+    evidence = (_decoding(window), Evidence("idle cores", window.idle_cores, limits.IDLE_CORES, "cores"))
+    factor = (window.workers + min(more - now, window.idle_cores)) / window.workers
+    return Finding("too_few_workers", evidence, "Start more workers.", Knob("--workers", str(now), str(more)), factor)
+
+
+def many_workers(window: Window) -> Finding | None:
+    """More workers than cores wait for one another."""
+    cores = len(window.core_busy)
+    if not cores or window.workers <= cores or (window.cpu_pressure or 0.0) < limits.CPU_PRESSURE:
+        return None
+    evidence = (
+        Evidence("decode workers", window.workers, cores, "workers"),
+        Evidence("time in which a task waits for a core", window.cpu_pressure or 0.0, limits.CPU_PRESSURE, "share"),
+    )
+    knob = Knob("--workers", str(round(window.workers)), str(cores))
+    return Finding("too_many_workers", evidence, "Use as many workers as cores.", knob, 1.0)
+
+
+def uneven_cores(window: Window) -> Finding | None:
+    """Work lies on some cores only."""
+    if len(window.core_busy) < 2 or window.worker_busy >= limits.BUSY:
+        return None
+    spread = max(window.core_busy) - min(window.core_busy)
+    if spread < limits.UNEVEN_CORES or max(window.core_busy) < limits.BUSY:
+        return None
+    evidence = Evidence("difference between the busiest and the idlest core", spread, limits.UNEVEN_CORES, "share")
+    advice = "Look for processes that are bound to the daemon's cores, or bind them to others."
+    return Finding("uneven_cores", (evidence,), advice)
+
+
+def decoding(window: Window) -> Finding | None:
+    """All cores decode, or work for others."""
+    if window.worker_busy < limits.BUSY and window.cores_busy < limits.BUSY:
+        return None
+    evidence = (_decoding(window), Evidence("time that a core is busy", window.cores_busy, limits.BUSY, "share"))
+    advice = (
+        "Decode less: smaller images ahead of training, decoded_cache=True for later epochs, image:raw for decoding on "
+        "the GPU. Or use machines with more cores."
+    )
+    return Finding("decode_cpu", evidence, advice, Knob("decoded_cache", "False", "True"))
+
+
+def unpinned(window: Window) -> Finding | None:
+    """The GPU copies from memory that is not registered."""
+    found = [rank for rank in window.ranks if rank.unpinned]
+    if not found:
+        return None
+    evidence = Evidence("ranks whose memory is not registered", len(found), 0, "ranks")
+    advice = "See the trainer's log for CUDA's error. Containers may need the memlock limit unlimited."
+    return Finding("unpinned_memory", (evidence,), advice)
+
+
+def transport(window: Window) -> Finding | None:
+    """Batches travel inside messages, or the daemon's main thread is busy."""
+    inline = sum(rank.inline for rank in window.ranks)
+    if inline:
+        evidence = Evidence("ranks whose batches travel without shared memory", inline, 0, "ranks")
+        advice = "Let trainers use the Unix socket, and mount its directory into their containers."
+        return Finding("transport", (evidence,), advice, Knob("address", "", "unix:///path.sock"))
+    if window.loop_busy is None or window.loop_busy < limits.LOOP_BUSY:
+        return None
+    evidence = Evidence("time that the daemon's main thread is busy", window.loop_busy, limits.LOOP_BUSY, "share")
+    return Finding("transport", (evidence,), "Run several daemons on the node.", Knob("--lanes", "1", "auto"))
+
+
+FETCH_RULES: Final[tuple[Rule, ...]] = (
+    throttling,
+    small_cache,
+    busy_disk,
+    small_objects,
+    latency,
+    large_shards,
+    bandwidth,
+)
+DECODE_RULES: Final[tuple[Rule, ...]] = (many_workers, few_workers, uneven_cores, decoding)
+HAND_OFF_RULES: Final[tuple[Rule, ...]] = (unpinned, transport)

@@ -1,0 +1,226 @@
+"""Measures a node over some seconds: asks its daemons, and reads the machine's counters if they run here."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+from feedd import metrics
+from feedd.diagnosis.machine_reader import MachineReader, MachineReading
+from feedd.diagnosis.window import FetchWindow, RankWindow, Window
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from feedd.metrics import Metric
+    from feedd.wire import feedd_pb2 as pb
+
+POLL_S: Final = 0.25
+_STALE_S: Final = 2.0
+_LONG_STEPS: Final = 5.0
+_THROTTLED: Final = frozenset({"throttled"})
+
+
+class DaemonClient(Protocol):
+    """A daemon's client: ``AdminClient``."""
+
+    async def stats(self) -> pb.StatsResponse:
+        """Return the daemon's metrics."""
+
+    async def sessions(self) -> list[pb.SessionEntry]:
+        """Return the sessions that the user may see."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    """Everything that was read at one moment."""
+
+    at_s: float
+    stats: list[pb.StatsResponse]
+    sessions: list[pb.SessionEntry]
+    machine: MachineReading
+
+    def total(self, name: str, **labels: str) -> float:
+        """Return a value summed over all daemons and over the labels that are not named."""
+        wanted = labels.items()
+        return sum(
+            sample.value
+            for stats in self.stats
+            for sample in stats.samples
+            if sample.name == name and wanted <= dict(sample.labels).items()
+        )
+
+
+class NodeSampler:
+    """Measures the daemons of one node."""
+
+    def __init__(self, daemons: Sequence[DaemonClient], *, job: str = "", local: bool = True) -> None:
+        """Store what to ask.
+
+        Args:
+            daemons: clients of the node's daemons.
+            job: the first digits of a session, or the ``share=`` of a group: only its sessions count; empty: all.
+            local: the daemons run on this machine, so its counters are theirs.
+        """
+        self._daemons = daemons
+        self._job = job
+        self._local = local
+        self._reader: MachineReader | None = None
+
+    async def measure(self, seconds: float) -> Window:
+        """Return what happened in the next ``seconds``.
+
+        Raises:
+            FeeddError: a daemon does not answer.
+        """
+        first = await self._moment()
+        fetching = decoding = parts = 0.0
+        polls = 0
+        while time.monotonic() - first.at_s < seconds - POLL_S:
+            await asyncio.sleep(POLL_S)
+            states = [one.waits_for for one in await self._sessions() if one.waits_for]
+            stats = await self._stats()
+            parts += _total(stats, metrics.FETCH_PARTS)
+            fetching += states.count("fetching") / max(1, len(states))
+            decoding += states.count("decoding") / max(1, len(states))
+            polls += 1
+        await asyncio.sleep(max(0.0, first.at_s + seconds - time.monotonic()))
+        last = await self._moment()
+        count = max(1, polls)
+        return _window(first, last, (fetching / count, decoding / count, parts / count), self._disk)
+
+    @property
+    def _disk(self) -> str:
+        return "" if self._reader is None else self._reader.disk
+
+    async def _moment(self) -> _Moment:
+        stats, sessions = await self._stats(), await self._sessions()
+        if self._local and self._reader is None:
+            directory = next((one.cache.directory for one in stats if one.HasField("cache")), "/")
+            self._reader = MachineReader([one.pid for one in stats if one.pid], directory)
+        pids = {one.pid for one in stats if one.pid} | {pid for one in sessions for pid in one.pids}
+        reading = MachineReading() if self._reader is None else self._reader.read(pids)
+        return _Moment(time.monotonic(), stats, sessions, reading)
+
+    async def _stats(self) -> list[pb.StatsResponse]:
+        return list(await asyncio.gather(*(daemon.stats() for daemon in self._daemons)))
+
+    async def _sessions(self) -> list[pb.SessionEntry]:
+        found = await asyncio.gather(*(daemon.sessions() for daemon in self._daemons))
+        return [one for sessions in found for one in sessions if _is_of(one, self._job)]
+
+
+def _is_of(session: pb.SessionEntry, job: str) -> bool:
+    return not job or session.share == job or session.id.startswith(job)
+
+
+def _total(stats: Iterable[pb.StatsResponse], metric: Metric) -> float:
+    return sum(sample.value for one in stats for sample in one.samples if sample.name == metric.name)
+
+
+def _window(first: _Moment, last: _Moment, means: tuple[float, float, float], disk: str) -> Window:
+    seconds = last.at_s - first.at_s
+    fetching, decoding, parts = means
+    before, after = first.machine, last.machine
+    workers = (first.total(metrics.DECODE_WORKERS.name) + last.total(metrics.DECODE_WORKERS.name)) / 2
+    busy_s = last.total(metrics.DECODE_BUSY.name) - first.total(metrics.DECODE_BUSY.name)
+    daemons = [one.pid for one in last.stats if one.pid]
+    loops = [busy for pid in daemons if (busy := _main_busy(before, after, pid, seconds)) is not None]
+    return Window(
+        seconds=seconds,
+        ranks=tuple(rank for one in last.sessions if (rank := _rank(one, first, last)) is not None),
+        fetch=_fetch(first, last, parts),
+        fetching=fetching,
+        decoding=decoding,
+        workers=workers,
+        worker_busy=min(1.0, max(0.0, busy_s) / (workers * seconds)) if workers else 0.0,
+        core_busy=_cores(before, after),
+        cpu_pressure=_share(before.cpu_pressure_s, after.cpu_pressure_s, seconds),
+        disk_busy=_share(before.disk_busy_s, after.disk_busy_s, seconds),
+        disk=disk,
+        loop_busy=max(loops, default=None),
+    )
+
+
+def _share(before: float | None, after: float | None, seconds: float) -> float | None:
+    return None if before is None or after is None else min(1.0, max(0.0, after - before) / seconds)
+
+
+def _cores(before: MachineReading, after: MachineReading) -> tuple[float, ...]:
+    shares = []
+    for core, (busy_s, total_s) in sorted(after.cores.items()):
+        past_busy_s, past_total_s = before.cores.get(core, (0.0, 0.0))
+        passed_s = total_s - past_total_s
+        shares.append(min(1.0, max(0.0, (busy_s - past_busy_s) / passed_s)) if passed_s > 0 else 0.0)
+    return tuple(shares)
+
+
+def _main_busy(before: MachineReading, after: MachineReading, pid: int, seconds: float) -> float | None:
+    past, present = before.processes.get(pid), after.processes.get(pid)
+    if past is None or present is None:
+        return None
+    return min(1.0, max(0.0, present.main_thread_s - past.main_thread_s) / seconds)
+
+
+def _fetch(first: _Moment, last: _Moment, parts: float) -> FetchWindow:
+    def grown(metric: Metric, suffix: str = "", **labels: str) -> float:
+        name = metric.name + suffix
+        return max(0.0, last.total(name, **labels) - first.total(name, **labels))
+
+    requests = grown(metrics.SOURCE_SECONDS, "_count", op="read")
+    firsts = grown(metrics.SOURCE_FIRST_BYTE, "_count")
+    caches = [one.cache for one in last.stats if one.HasField("cache")]
+    return FetchWindow(
+        requests=round(requests),
+        read_bytes=round(grown(metrics.SOURCE_BYTES)),
+        request_s=grown(metrics.SOURCE_SECONDS, "_sum", op="read") / requests if requests else 0.0,
+        first_byte_s=grown(metrics.SOURCE_FIRST_BYTE, "_sum") / firsts if firsts else None,
+        throttled=round(sum(grown(metrics.SOURCE_RETRIES, reason=reason) for reason in _THROTTLED)),
+        list_requests=round(grown(metrics.SOURCE_SECONDS, "_count", op="list")),
+        parts=parts,
+        hits=round(grown(metrics.CACHE_HITS)),
+        misses=round(grown(metrics.CACHE_MISSES)),
+        evictions=round(grown(metrics.CACHE_EVICTIONS)),
+        cache_limit_bytes=sum(one.limit_bytes for one in caches),
+        assigned_bytes=sum(one.assigned_bytes for one in last.sessions),
+        assigned_shards=sum(one.assigned_shards for one in last.sessions),
+    )
+
+
+def _rank(after: pb.SessionEntry, first: _Moment, last: _Moment) -> RankWindow | None:
+    """Return a session's trainer over the window; None if it has not told its times yet."""
+    if not after.HasField("times"):
+        return None
+    before = next((one for one in first.sessions if one.id == after.id and one.HasField("times")), None)
+    now, past = after.times, None if before is None else before.times
+    if past is not None and past.wall_s > now.wall_s:
+        past = None  # another pass has begun
+    seconds = last.at_s - first.at_s
+    wall_s = now.wall_s - (0.0 if past is None else past.wall_s)
+    wait_s = now.wait_s - (0.0 if past is None else past.wait_s)
+    pause_s = now.pause_s - (0.0 if past is None else past.pause_s)
+    usual_s = now.wall_s / now.steps if now.steps else 0.0
+    if after.times_age_s > max(_STALE_S, _LONG_STEPS * usual_s):  # a trainer tells its times when it takes batches
+        silent_s = min(seconds, after.times_age_s)
+        starves = after.waits_for in {"fetching", "decoding"} and after.leases <= 1
+        wall_s, wait_s = wall_s + silent_s, wait_s + (silent_s if starves else 0.0)
+        pause_s += 0.0 if starves else silent_s
+    pid = after.pids[0] if len(after.pids) == 1 else 0
+    started, ended = first.machine.processes.get(pid), last.machine.processes.get(pid)
+    written = None if started is None or ended is None else ended.since(started)
+    return RankWindow(
+        session=after.id,
+        rank=after.rank,
+        steps=now.steps - (0 if past is None else past.steps),
+        wall_s=max(0.0, wall_s),
+        wait_s=max(0.0, wait_s),
+        pause_s=max(0.0, pause_s),
+        device=now.device,
+        unpinned=now.unpinned,
+        inline=after.inline,
+        host_busy=_main_busy(first.machine, last.machine, pid, seconds),
+        written_bytes=None if written is None else written.written_bytes,
+        write_calls=None if written is None else written.write_calls,
+    )

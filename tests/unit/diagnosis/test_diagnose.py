@@ -1,0 +1,160 @@
+"""Which verdict follows from which window, and what is predicted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feedd.diagnosis.diagnose import diagnose
+from feedd.diagnosis.finding import STAGES, TITLES
+from feedd.diagnosis.window import FetchWindow, RankWindow, Window
+
+MIB = 1 << 20
+STARVED = RankWindow("a" * 8, 0, steps=100, wall_s=10.0, wait_s=6.0)
+FED = RankWindow("b" * 8, 0, steps=100, wall_s=10.0, wait_s=0.1)
+FETCH = FetchWindow(
+    requests=100,
+    read_bytes=100 * MIB,
+    request_s=0.2,
+    first_byte_s=0.02,
+    parts=8.0,
+    misses=10,
+    cache_limit_bytes=10 << 30,
+    assigned_bytes=100 * 32 * MIB,
+    assigned_shards=100,
+)
+FETCHES = Window(10.0, (STARVED,), FETCH, fetching=0.9, decoding=0.1, workers=2, worker_busy=0.2, core_busy=(0.3, 0.3))
+DECODES = Window(10.0, (STARVED,), FetchWindow(hits=10), decoding=1.0, workers=2, worker_busy=0.98, core_busy=(1, 1))
+HEALTHY = Window(10.0, (FED,), FetchWindow(hits=10), decoding=1.0, workers=2, worker_busy=0.3, core_busy=(0.4, 0.4))
+
+
+def _fetch(**changes: Any) -> Window:
+    return replace(FETCHES, fetch=replace(FETCH, **changes))
+
+
+def _rank(window: Window, **changes: Any) -> Window:
+    return replace(window, ranks=(replace(window.ranks[0], **changes),))
+
+
+CASES = {
+    "healthy": HEALTHY,
+    "compute_bound": replace(HEALTHY, gpu_busy=0.95),
+    "small_batch": replace(HEALTHY, gpu_busy=0.4),
+    "host_compute": replace(_rank(HEALTHY, host_busy=0.97), gpu_busy=0.4),
+    "straggler": replace(HEALTHY, ranks=(FED, FED, replace(FED, rank=2, steps=50))),
+    "checkpointing": _rank(HEALTHY, pause_s=3.0, written_bytes=40 * MIB),
+    "evaluation": _rank(HEALTHY, pause_s=3.0, written_bytes=100),
+    "logging": _rank(HEALTHY, write_calls=1000),
+    "s3_throttling": _fetch(throttled=10),
+    "s3_latency": _fetch(first_byte_s=0.15),
+    "s3_bandwidth": FETCHES,
+    "small_objects": _fetch(assigned_shards=100_000),
+    "shard_sizes": _fetch(assigned_shards=10),
+    "cache_too_small": _fetch(evictions=9, cache_limit_bytes=1 << 30),
+    "disk": replace(FETCHES, disk="nvme0n1", disk_busy=0.97),
+    "decode_cpu": DECODES,
+    "too_few_workers": replace(DECODES, workers=1, core_busy=(1, 0.2, 0.1, 0.1)),
+    "too_many_workers": replace(DECODES, workers=8, cpu_pressure=0.9),
+    "uneven_cores": replace(DECODES, worker_busy=0.6, core_busy=(1.0, 0.1)),
+    "transport": _rank(replace(DECODES, worker_busy=0.3, core_busy=(0.4, 0.4)), inline=True),
+    "unpinned_memory": _rank(replace(DECODES, worker_busy=0.3, core_busy=(0.4, 0.4)), unpinned=True),
+    "unknown": replace(DECODES, worker_busy=0.3, core_busy=(0.4, 0.4)),
+}
+
+
+@pytest.mark.parametrize("verdict", sorted(CASES))
+def test_each_cause_has_its_verdict(verdict: str) -> None:
+    """A window with one cause gets its name, and evidence on the right side of the thresholds."""
+    told = diagnose(CASES[verdict]).as_json()
+    assert told["verdict"] == verdict
+    assert told["advice"]
+    assert set(told) == {"verdict", "evidence", "next", "knob", "gain", "advice"}
+
+
+@pytest.mark.parametrize(
+    ("window", "verdict"),
+    [
+        (_fetch(evictions=9), "s3_bandwidth"),  # the cache has room for all
+        (_fetch(evictions=9, cache_limit_bytes=1 << 30, hits=90), "s3_bandwidth"),  # most shards are found
+        (replace(DECODES, cpu_pressure=0.9), "decode_cpu"),  # as many workers as cores
+        (_rank(HEALTHY, pause_s=0.5, written_bytes=40 * MIB), "healthy"),  # a checkpoint that costs little
+        (replace(HEALTHY, ranks=(FED, replace(FED, rank=1, steps=50))), "healthy"),  # two ranks have no median
+        (_fetch(throttled=1), "s3_bandwidth"),
+    ],
+)
+def test_one_sign_is_not_enough(window: Window, verdict: str) -> None:
+    """Rules with several conditions need all of them."""
+    assert diagnose(window).finding.verdict == verdict
+
+
+def test_every_verdict_is_tried() -> None:
+    """No verdict stands in the table that no window leads to."""
+    assert set(TITLES) - set(CASES) == {"listing"}
+    assert set(STAGES) <= set(TITLES)
+
+
+def test_more_workers_gain_until_the_trainer_limits() -> None:
+    """One worker of four cores decodes 10 batches/s; with four it would decode 38, and the trainer takes 25."""
+    found = diagnose(CASES["too_few_workers"])
+    assert found.now == 10.0
+    assert found.predicted == pytest.approx(25.0)
+    assert found.finding.knob is not None
+    assert (found.finding.knob.now, found.finding.knob.to) == ("1", "4")
+    slow = diagnose(_rank(CASES["too_few_workers"], wait_s=9.9))
+    assert slow.predicted == pytest.approx(10 * (1 + 2.6))
+
+
+def test_no_gain_is_promised_without_a_cause() -> None:
+    """Where no stage stands out, or none is to blame, there is no figure."""
+    assert diagnose(CASES["unknown"]).predicted is None
+    assert diagnose(HEALTHY).predicted is None
+
+
+def test_a_pause_is_worth_its_time() -> None:
+    """Without pauses of 30 % of the time, a job takes 1/0.7 as many batches."""
+    assert diagnose(CASES["evaluation"]).predicted == pytest.approx(10 / 0.7)
+
+
+shares = st.floats(0, 1)
+
+
+@given(
+    wait=shares,
+    pause=shares,
+    steps=st.integers(0, 1000),
+    fetching=shares,
+    busy=shares,
+    cores=st.lists(shares, max_size=4),
+    workers=st.integers(0, 8),
+    hits=st.integers(0, 9),
+    misses=st.integers(0, 9),
+    loop=st.none() | shares,
+    disk=st.none() | shares,
+)
+def test_any_window_gets_a_verdict(
+    *,
+    wait: float,
+    pause: float,
+    steps: int,
+    fetching: float,
+    busy: float,
+    cores: list[float],
+    workers: int,
+    hits: int,
+    misses: int,
+    loop: float | None,
+    disk: float | None,
+) -> None:
+    """Whatever was measured: one verdict, a prediction that is no loss, and JSON without numbers that are none."""
+    rank = RankWindow("c" * 8, 0, steps, 10.0, 10 * wait, 10 * (1 - wait) * pause)
+    fetch = FetchWindow(hits=hits, misses=misses)
+    found = diagnose(
+        Window(10.0, (rank,), fetch, fetching, 1 - fetching, workers, busy, tuple(cores), None, disk, "sda", loop)
+    )
+    assert found.finding.verdict in TITLES
+    assert found.predicted is None or found.predicted >= found.now
+    assert found.behind in {"", *STAGES}
