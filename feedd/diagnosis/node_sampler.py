@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 from feedd import metrics
+from feedd.diagnosis.gpu_reader import GpuReader
 from feedd.diagnosis.machine_reader import MachineReader, MachineReading
 from feedd.diagnosis.window import FetchWindow, RankWindow, Window
 
@@ -53,6 +54,16 @@ class _Moment:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Poll:
+    """What is asked several times in a window: shares of sessions, parts in flight, utilisation of a GPU."""
+
+    fetching: float
+    decoding: float
+    parts: float
+    gpu: float | None
+
+
 class NodeSampler:
     """Measures the daemons of one node."""
 
@@ -68,6 +79,7 @@ class NodeSampler:
         self._job = job
         self._local = local
         self._reader: MachineReader | None = None
+        self._gpus = GpuReader() if local else None
 
     async def measure(self, seconds: float) -> Window:
         """Return what happened in the next ``seconds``.
@@ -76,20 +88,23 @@ class NodeSampler:
             FeeddError: a daemon does not answer.
         """
         first = await self._moment()
-        fetching = decoding = parts = 0.0
-        polls = 0
+        polls = []
         while time.monotonic() - first.at_s < seconds - POLL_S:
             await asyncio.sleep(POLL_S)
-            states = [one.waits_for for one in await self._sessions() if one.waits_for]
-            stats = await self._stats()
-            parts += _total(stats, metrics.FETCH_PARTS)
-            fetching += states.count("fetching") / max(1, len(states))
-            decoding += states.count("decoding") / max(1, len(states))
-            polls += 1
+            polls.append(await self._poll())
         await asyncio.sleep(max(0.0, first.at_s + seconds - time.monotonic()))
-        last = await self._moment()
-        count = max(1, polls)
-        return _window(first, last, (fetching / count, decoding / count, parts / count), self._disk)
+        window = _window(first, await self._moment(), polls, self._disk)
+        if self._gpus is not None:
+            self._gpus.close()
+        return window
+
+    async def _poll(self) -> _Poll:
+        sessions = await self._sessions()
+        states = [one.waits_for for one in sessions if one.waits_for]
+        shares = (states.count(state) / max(1, len(states)) for state in ("fetching", "decoding"))
+        pids = {pid for one in sessions for pid in one.pids}
+        gpu = None if self._gpus is None else self._gpus.busy(pids)
+        return _Poll(*shares, parts=_total(await self._stats(), metrics.FETCH_PARTS), gpu=gpu)
 
     @property
     def _disk(self) -> str:
@@ -120,9 +135,13 @@ def _total(stats: Iterable[pb.StatsResponse], metric: Metric) -> float:
     return sum(sample.value for one in stats for sample in one.samples if sample.name == metric.name)
 
 
-def _window(first: _Moment, last: _Moment, means: tuple[float, float, float], disk: str) -> Window:
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def _window(first: _Moment, last: _Moment, polls: Sequence[_Poll], disk: str) -> Window:
     seconds = last.at_s - first.at_s
-    fetching, decoding, parts = means
+    gpus = [one.gpu for one in polls if one.gpu is not None]
     before, after = first.machine, last.machine
     workers = (first.total(metrics.DECODE_WORKERS.name) + last.total(metrics.DECODE_WORKERS.name)) / 2
     busy_s = last.total(metrics.DECODE_BUSY.name) - first.total(metrics.DECODE_BUSY.name)
@@ -131,9 +150,9 @@ def _window(first: _Moment, last: _Moment, means: tuple[float, float, float], di
     return Window(
         seconds=seconds,
         ranks=tuple(rank for one in last.sessions if (rank := _rank(one, first, last)) is not None),
-        fetch=_fetch(first, last, parts),
-        fetching=fetching,
-        decoding=decoding,
+        fetch=_fetch(first, last, _mean([one.parts for one in polls])),
+        fetching=_mean([one.fetching for one in polls]),
+        decoding=_mean([one.decoding for one in polls]),
         workers=workers,
         worker_busy=min(1.0, max(0.0, busy_s) / (workers * seconds)) if workers else 0.0,
         core_busy=_cores(before, after),
@@ -141,6 +160,7 @@ def _window(first: _Moment, last: _Moment, means: tuple[float, float, float], di
         disk_busy=_share(before.disk_busy_s, after.disk_busy_s, seconds),
         disk=disk,
         loop_busy=max(loops, default=None),
+        gpu_busy=_mean(gpus) if gpus else None,
     )
 
 

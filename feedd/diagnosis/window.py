@@ -110,7 +110,7 @@ class Window:
         disk_busy: utilisation of the cache's disk; None: not known, or no disk.
         disk: name of that disk.
         loop_busy: share of a core that the daemon's main thread takes; None: not known.
-        gpu_busy: utilisation of the busiest GPU; None: not known.
+        gpu_busy: utilisation of the trainers' least busy GPU; None: not known.
     """
 
     seconds: float

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from feedd import metrics
+from feedd.diagnosis import node_sampler
 from feedd.diagnosis.machine_reader import MachineReader
 from feedd.diagnosis.node_sampler import NodeSampler
 from feedd.wire import feedd_pb2 as pb
@@ -19,6 +20,12 @@ if TYPE_CHECKING:
 
     from feedd.diagnosis.window import RankWindow, Window
     from feedd.metrics import Metric
+
+
+@pytest.fixture(autouse=True)
+def quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows of these tests are short."""
+    monkeypatch.setattr(node_sampler, "POLL_S", 0.02)
 
 
 def _sample(metric: Metric, value: float, suffix: str = "", **labels: str) -> pb.Sample:
@@ -47,7 +54,7 @@ def _entry(times: pb.TrainerTimes | None, age_s: float = 0.2, **facts: Any) -> p
     return pb.SessionEntry(id="12345678", times=times, times_age_s=age_s, assigned_shards=2, assigned_bytes=10, **facts)
 
 
-async def _measure(daemon: _Daemon, job: str = "", seconds: float = 0.3) -> Window:
+async def _measure(daemon: _Daemon, job: str = "", seconds: float = 0.06) -> Window:
     return await NodeSampler([daemon], job=job, local=False).measure(seconds)
 
 
@@ -88,7 +95,7 @@ async def test_a_silent_trainer_waits_or_pauses(facts: dict[str, Any], waits: bo
     """It reports when it takes batches. Until then the daemon knows whether it owes one."""
     times = pb.TrainerTimes(wall_s=10, wait_s=1, steps=100)
     rank = await _rank(_entry(times), _entry(times, age_s=30.0, **facts))
-    assert rank.wall_s == pytest.approx(0.3, abs=0.3)
+    assert rank.wall_s == pytest.approx(0.06, abs=0.3)
     assert rank.wait_s == pytest.approx(rank.wall_s if waits else 0.0)
     assert rank.pause_s == pytest.approx(0.0 if waits else rank.wall_s)
 
@@ -130,7 +137,7 @@ async def test_metrics_become_rates_and_means() -> None:
         _sample(metrics.FETCH_PARTS, 6),
         _sample(metrics.CACHE_HITS, 3),
         _sample(metrics.CACHE_MISSES, 1),
-        _sample(metrics.DECODE_BUSY, 3.3),
+        _sample(metrics.DECODE_BUSY, 3.02),
         _sample(metrics.DECODE_WORKERS, 2),
     ]
     waiting = _entry(pb.TrainerTimes(wall_s=4, steps=8), waits_for="decoding")
@@ -141,7 +148,7 @@ async def test_metrics_become_rates_and_means() -> None:
     assert fetch.first_byte_s == pytest.approx(0.15)
     assert (fetch.hit_share, fetch.shard_bytes, fetch.cache_limit_bytes) == (0.75, 5.0, 7)
     assert (window.decoding, window.fetching, window.workers) == (1.0, 0.0, 2.0)
-    assert window.worker_busy == pytest.approx(0.3 / (2 * window.seconds))
+    assert window.worker_busy == pytest.approx(0.02 / (2 * window.seconds))
     assert window.core_busy == ()  # the daemon is on another machine
 
 
