@@ -101,10 +101,10 @@ class NodeSampler:
     async def _poll(self) -> _Poll:
         sessions = await self._sessions()
         states = [one.waits_for for one in sessions if one.waits_for]
-        shares = (states.count(state) / max(1, len(states)) for state in ("fetching", "decoding"))
+        fetching, decoding = (states.count(state) / max(1, len(states)) for state in ("fetching", "decoding"))
         pids = {pid for one in sessions for pid in one.pids}
         gpu = None if self._gpus is None else self._gpus.busy(pids)
-        return _Poll(*shares, parts=_total(await self._stats(), metrics.FETCH_PARTS), gpu=gpu)
+        return _Poll(fetching, decoding, parts=_total(await self._stats(), metrics.FETCH_PARTS), gpu=gpu)
 
     @property
     def _disk(self) -> str:
