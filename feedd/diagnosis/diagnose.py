@@ -26,16 +26,15 @@ _BEHIND: Final = {"trainer": "compute_bound", "fetch": "s3_bandwidth", "decode":
 
 def diagnose(window: Window) -> Diagnosis:
     """Return the bottleneck of a window."""
-    now = window.batches_per_s
+    now, busy = window.batches_per_s, _busy(window)
     if window.wait < limits.WAIT_MODERATE:
         found = _first(TRAINER_RULES, window)
         assert found is not None, "the last rule always fits"
-        behind = _slowest(_busy(window), "trainer") if found.verdict in {"healthy", "compute_bound"} else ""
+        behind = _slowest(busy, "trainer") if found.verdict in {"healthy", "compute_bound"} else ""
         return Diagnosis(found, behind, now, None if found.factor is None else now * found.factor)
     waits = Evidence("time that the trainer waits for a batch", window.wait, limits.WAIT_MODERATE, "share")
     stage, found = _input(window)
     finding = Finding(found.verdict, (waits, *found.evidence), found.advice, found.knob, found.factor)
-    busy = _busy(window)
     others = [share for name, share in busy.items() if name != stage]
     room = 1 / max(_LEAST_BUSY, *others)
     gain = room if found.factor is None else min(room, found.factor)

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 POLL_S: Final = 0.25
 _STALE_S: Final = 2.0
 _LONG_STEPS: Final = 5.0
-_THROTTLED: Final = frozenset({"throttled"})
 
 
 class DaemonClient(Protocol):
@@ -45,13 +44,7 @@ class _Moment:
 
     def total(self, name: str, **labels: str) -> float:
         """Return a value summed over all daemons and over the labels that are not named."""
-        wanted = labels.items()
-        return sum(
-            sample.value
-            for stats in self.stats
-            for sample in stats.samples
-            if sample.name == name and wanted <= dict(sample.labels).items()
-        )
+        return _total(self.stats, name, **labels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +97,7 @@ class NodeSampler:
         fetching, decoding = (states.count(state) / max(1, len(states)) for state in ("fetching", "decoding"))
         pids = {pid for one in sessions for pid in one.pids}
         gpu = None if self._gpus is None else self._gpus.busy(pids)
-        return _Poll(fetching, decoding, parts=_total(await self._stats(), metrics.FETCH_PARTS), gpu=gpu)
+        return _Poll(fetching, decoding, parts=_total(await self._stats(), metrics.FETCH_PARTS.name), gpu=gpu)
 
     @property
     def _disk(self) -> str:
@@ -131,8 +124,14 @@ def _is_of(session: pb.SessionEntry, job: str) -> bool:
     return not job or session.share == job or session.id.startswith(job)
 
 
-def _total(stats: Iterable[pb.StatsResponse], metric: Metric) -> float:
-    return sum(sample.value for one in stats for sample in one.samples if sample.name == metric.name)
+def _total(stats: Iterable[pb.StatsResponse], name: str, **labels: str) -> float:
+    wanted = labels.items()
+    return sum(
+        sample.value
+        for one in stats
+        for sample in one.samples
+        if sample.name == name and wanted <= dict(sample.labels).items()
+    )
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -181,7 +180,7 @@ def _main_busy(before: MachineReading, after: MachineReading, pid: int, seconds:
     past, present = before.processes.get(pid), after.processes.get(pid)
     if past is None or present is None:
         return None
-    return min(1.0, max(0.0, present.main_thread_s - past.main_thread_s) / seconds)
+    return _share(past.main_thread_s, present.main_thread_s, seconds)
 
 
 def _fetch(first: _Moment, last: _Moment, parts: float) -> FetchWindow:
@@ -197,7 +196,7 @@ def _fetch(first: _Moment, last: _Moment, parts: float) -> FetchWindow:
         read_bytes=round(grown(metrics.SOURCE_BYTES)),
         request_s=grown(metrics.SOURCE_SECONDS, "_sum", op="read") / requests if requests else 0.0,
         first_byte_s=grown(metrics.SOURCE_FIRST_BYTE, "_sum") / firsts if firsts else None,
-        throttled=round(sum(grown(metrics.SOURCE_RETRIES, reason=reason) for reason in _THROTTLED)),
+        throttled=round(grown(metrics.SOURCE_RETRIES, reason="throttled")),
         list_requests=round(grown(metrics.SOURCE_SECONDS, "_count", op="list")),
         parts=parts,
         hits=round(grown(metrics.CACHE_HITS)),
@@ -216,7 +215,7 @@ def _rank(after: pb.SessionEntry, first: _Moment, last: _Moment) -> RankWindow |
     before = next((one for one in first.sessions if one.id == after.id and one.HasField("times")), None)
     now, past = after.times, None if before is None else before.times
     if past is not None and past.wall_s > now.wall_s:
-        past = None  # another pass has begun
+        past = None  # another process reads through the session
     seconds = last.at_s - first.at_s
     wall_s = now.wall_s - (0.0 if past is None else past.wall_s)
     wait_s = now.wait_s - (0.0 if past is None else past.wait_s)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 WAIT_MODERATE: Final = 0.05
-"""Share of a step that waits for input, from which input matters. Source: TensorFlow's profiler, as the next one."""
-WAIT_HIGH: Final = 0.20
+"""Share of a step that waits for input, from which input matters. Source: TensorFlow's profiler."""
 BUSY: Final = 0.90
 """Share of time from which a worker, a core or a disk counts as busy. Source: SageMaker's rule CPUBottleneck."""
 IDLE_CORES: Final = 0.5
@@ -29,7 +28,7 @@ LATENCY_SHARE: Final = 0.50
 """Share of a request before its first byte from which latency counts more than bandwidth."""
 SMALL_OBJECT_BYTES: Final = 1_000_000
 LARGE_OBJECT_BYTES: Final = 128_000_000
-"""Sizes of shards that suit feedd; see ``feedd pack`` and the sizing page."""
+"""Sizes of shards that suit feedd."""
 PAUSE_SHARE: Final = 0.10
 """Share of time in pauses, that is in steps of five times the usual length, from which they count."""
 CHECKPOINT_BYTES: Final = 1 << 20

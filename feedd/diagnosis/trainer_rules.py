@@ -9,11 +9,8 @@ from feedd.diagnosis import thresholds as limits
 from feedd.diagnosis.finding import Evidence, Finding, Knob
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from feedd.diagnosis.input_rules import Rule
     from feedd.diagnosis.window import Window
-
-    Rule = Callable[[Window], Finding | None]
 
 _RANKS_MIN: Final = 3
 

@@ -105,7 +105,7 @@ class ServedSession:
 
     @property
     def waits_for(self) -> str:
-        """What a batch that the client waits for waits for, as a heartbeat says it; empty: it waits for none."""
+        """The stage that delays the client's next batch, as a heartbeat names it; empty: none is requested."""
         stream = self.machine.stream
         awaits = "" if stream is None else stream.awaits
         return self.feed.stage if awaits == "batch" else awaits
