@@ -72,6 +72,12 @@ class BucketStores:
         self._stores: dict[str, ObjectStore] = {}
         self._states: dict[str, BucketState] = {}
         self._facts: defaultdict[str, BucketFacts] = defaultdict(BucketFacts)
+        self._direct: list[DirectStore] = []
+
+    @property
+    def transfer_busy_s(self) -> float:
+        """Seconds that transfer threads have spent on bodies; any thread may ask."""
+        return sum(store.transfer_busy_s for store in self._direct)
 
     def of(self, root: str) -> ObjectStore:
         """Return the store of ``s3://bucket``, ``file://``, or an installed one; connections open on first use.
@@ -119,9 +125,11 @@ class BucketStores:
             return LocalStore(self._options.file_threads, self._options.file_folders)
         if not is_s3(root):
             return plugins.store(root)
-        kind = S3Store if self._options.transport == "aiobotocore" else DirectStore
         bucket = parse_url(root).bucket
-        return kind(bucket, self._options, self._facts[bucket])
+        if self._options.transport == "aiobotocore":
+            return S3Store(bucket, self._options, self._facts[bucket])
+        self._direct.append(DirectStore(bucket, self._options, self._facts[bucket]))
+        return self._direct[-1]
 
     def _retried(self, bare: ObjectStore, inner: ObjectStore) -> RetryStore:
         state, policy = self.state(bare.root), RetryPolicy(attempts_max=self._options.attempts_max)

@@ -25,6 +25,7 @@ from feedd.daemon.heartbeat import beat, beat_of_fetches
 from feedd.daemon.notify import Notifier
 from feedd.daemon.process_tree import Holders
 from feedd.daemon.signals import StopRequests, handled
+from feedd.daemon.stage_watch import StageWatch
 from feedd.daemon.standby import owner_gone, status_if_free, status_when_free
 from feedd.daemon.state import State
 from feedd.daemon.warm_up import WarmBounds, Warmer
@@ -151,7 +152,8 @@ async def _open(life: _Life, stack: AsyncExitStack, watchdog: Watchdog, holders:
         open_pipeline(config, life.recorder, life.clock, takeover, config.access_rules)
     )
     group = await stack.enter_async_context(asyncio.TaskGroup())
-    beating = group.create_task(beat_of_fetches(pipeline.stages.sources.work_loop, life.clock, watchdog))
+    work_loop = pipeline.stages.sources.work_loop
+    beating = group.create_task(beat_of_fetches(life.recorder, work_loop, life.clock, watchdog))
     stack.callback(beating.cancel)
     hooks = ServeHooks(
         samples=lambda: _stat_samples(life.recorder),
@@ -164,6 +166,8 @@ async def _open(life: _Life, stack: AsyncExitStack, watchdog: Watchdog, holders:
     )
     server = FeedServer(pipeline, _serve_options(life), life.recorder, life.clock, hooks)
     await stack.enter_async_context(server)
+    watching = group.create_task(StageWatch(life.recorder, pipeline.stages.sources, server.sessions).watch(life.clock))
+    stack.callback(watching.cancel)
     if page is not None:
         status = status or await status_when_free(stack, page, life.clock)
         _log.info("status page", address=status)

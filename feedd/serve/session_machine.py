@@ -142,6 +142,16 @@ class StreamMachine:
         return len(self._making)
 
     @property
+    def credit_count(self) -> int:
+        """Credits for which no batch is being made, because no slot is free or the epoch ends."""
+        return 0 if self._ended or self._gone else self._credits
+
+    @property
+    def ready_sizes(self) -> list[int]:
+        """Bytes of each slot whose batches wait for earlier ones."""
+        return [step.outcome.size_bytes for step in self._steps if isinstance(step.outcome, Produced)]
+
+    @property
     def ended(self) -> bool:
         """Whether the stream is gone and all its productions have ended, so that it holds no slot."""
         return self._gone and not self._making
