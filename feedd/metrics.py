@@ -9,6 +9,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from feedd.notices import NoticeKind
+
 
 class Kind(enum.Enum):
     """Type of a metric."""
@@ -169,6 +171,7 @@ PIPELINE_NOTICES = Metric(
     "",
     "objects, sample counts and columns that notices report as left out, not used or changed",
     ("kind",),
+    tuple(kind.value for kind in NoticeKind),
 )
 BUILD_INFO = Metric("feedd_build_info", _G, "", "1, with the versions of feedd and Python", ("version", "python"))
 DAEMON_STATE = Metric("feedd_daemon_state", _G, "", "1 for the current state of the daemon", ("state",))
