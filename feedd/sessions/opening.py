@@ -196,7 +196,11 @@ class Pipeline:
                 late=late,
             )
             undo.pop_all()
-        return Session(parts, self.stages)
+        if self.stages.traces is None:
+            return Session(parts, self.stages)
+        from feedd.sessions.traced_session import TracedSession  # noqa: PLC0415 - only while tracing is on
+
+        return TracedSession(parts, self.stages, self.stages.traces, request.spec.order.topology.rank)
 
     async def _batches(self, one: _Opening) -> tuple[_Memory, Batches, Classes]:
         """Resolve the recipes; return the memory for their batches, their maker, and the class names of labels."""
