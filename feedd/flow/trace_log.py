@@ -92,7 +92,7 @@ class FetchTrace:
     exported: object = None
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class BatchTrace:
     """A batch, or a run of batches in one slot.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from feedd.flow.trace_log import BatchTrace, distinct
@@ -79,8 +79,7 @@ class TracedSession(Session):
         super().release(slot)
         batch = self._noted.pop(slot, None)
         if batch is not None:
-            batch.released_s = time.monotonic()
-            self._traces.export(batch)
+            self._traces.export(replace(batch, released_s=time.monotonic()))
 
     async def _draw(self, at: Cursor) -> BatchPlan | EpochEnd:
         drawn = await super()._draw(at)
