@@ -16,10 +16,13 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from feedd.batching.assembler import Assembler
+from feedd.catalog.bucket_stores import BucketStores
 from feedd.clock import SystemClock
 from feedd.config import load
 from feedd.daemon.wiring import open_pipeline
 from feedd.errors import BadConfig
+from feedd.fetch.fetch_options import SourceOptions
 from feedd.flow import trace_log
 from feedd.flow.trace_log import BatchTrace, TraceLog
 from feedd.observe import otel_spans
@@ -107,9 +110,9 @@ def _ids(spans: list[ReadableSpan]) -> set[int]:
 async def test_a_batch_leads_to_its_requests(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch has its stages as children, and links to the fetches of its shards; a GET sent again shows both."""
     async with running(s3, tmp_path, monkeypatch, **{"trace.sample": "1"}) as rig:
-        assert [await rig.take(step) for step in range(3)] == [True, True, False]
-    first, second = rig.spans("batch")
-    assert [_facts(span)["feedd.step"] for span in (first, second)] == [0, 1]
+        assert [await rig.take(step) for step in (0, 1, 2, 0)] == [True, True, False, True]
+    first, second, again = rig.spans("batch")
+    assert [_facts(span)["feedd.step"] for span in (first, second, again)] == [0, 1, 0]
     assert _facts(first)["feedd.samples"] == SAMPLES
     stages = [
         span for span in rig.exporter.get_finished_spans() if span.parent and span.parent.span_id in _ids([first])
@@ -121,7 +124,8 @@ async def test_a_batch_leads_to_its_requests(s3: S3Server, tmp_path: Path, monke
 
     fetches = {str(_facts(span)["url.full"]): span for span in rig.spans("fetch")}
     assert fetches.keys() == {f"s3://data/train/{shard}.tar" for shard in range(2)}
-    for batch, shard in ((first, 0), (second, 1)):
+    assert len(rig.spans("fetch")) == 2, "a fetch is exported once"
+    for batch, shard in ((first, 0), (second, 1), (again, 0)):
         (wait,) = [one for one in rig.spans("wait for shards") if one.parent and one.parent.span_id in _ids([batch])]
         (link,) = wait.links
         assert link.context.span_id in _ids([fetches[f"s3://data/train/{shard}.tar"]])
@@ -134,6 +138,26 @@ async def test_a_batch_leads_to_its_requests(s3: S3Server, tmp_path: Path, monke
     size = _facts(part)["feedd.range_end"] - _facts(part)["feedd.range_start"]
     assert _facts(gets[1])["feedd.received_bytes"] == size > SAMPLES * PAD_BYTES
     assert [event.name for event in gets[1].events] == ["first byte"]
+
+
+async def test_decoding_begins_when_the_shards_are_there(
+    s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wait for shards ends before the slot is filled, and decoding lasts until it is."""
+    began_s: list[float] = []
+    fill = Assembler.fill
+
+    async def noted(self: Assembler, *arguments: Any, **options: Any) -> Any:
+        began_s.append(time.monotonic())
+        return await fill(self, *arguments, **options)
+
+    monkeypatch.setattr(Assembler, "fill", noted)
+    batches: list[BatchTrace] = []
+    monkeypatch.setattr(otel_spans.OtelSpans, "export", lambda _, batch, fetches: batches.append(batch))
+    async with running(s3, tmp_path, monkeypatch, **{"trace.sample": "1"}) as rig:
+        assert await rig.take(0)
+    (batch,) = batches
+    assert batch.planned_s <= batch.decoding_s <= began_s[-1] <= batch.made_s <= batch.released_s
 
 
 async def test_a_share_of_the_batches_is_exported(
@@ -169,6 +193,14 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
                     pass
     assert list(log._fetches) == ["s3://data/6", "s3://data/7", "s3://data/8"]
     assert {(len(one.parts), one.part_count) for one in log._fetches.values()} == {(2, 5)}
+
+
+async def test_stores_are_wrapped_only_while_it_is_on() -> None:
+    """Reads are noted above and below the wrappers that retry, or not at all."""
+    for traced, count in ((False, 0), (True, 2)):
+        stores = BucketStores(SourceOptions(traced=traced), NullRecorder(), SystemClock())
+        assert repr(stores.of("s3://data")).count("TracingStore(") == count
+        await stores.close()
 
 
 def test_nothing_is_imported_while_it_is_off() -> None:
