@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from feedd.fetch.s3.connection import Connection
 
 _RECORD_BYTES = 16 << 10
-_RECEIVE_BYTES = 128 << 10  # bytes read at a time on the loop: heads, small bodies, and the start of large ones
+_RECEIVE_BYTES = 64 << 10  # bytes read at a time on the loop: heads, small bodies, and the start of large ones
 
 
 class TlsEndpoint:
