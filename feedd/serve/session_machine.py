@@ -20,7 +20,7 @@ from feedd.serve.instructions import Finish, Free, Produce, Reclaim, Send, SendE
 from feedd.values import Cursor, EpochEnd, Produced
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from feedd.serve.instructions import Instruction, Outcome
     from feedd.values import SlotRef
@@ -103,14 +103,14 @@ class StreamMachine:
         leasing: the stream sends leases; otherwise it sends inline batches.
     """
 
-    def __init__(self, leases: Leases, start: Cursor, stride: int, *, leasing: bool, run_batches: int = 1) -> None:
+    def __init__(self, leases: Leases, start: Cursor, stride: int, lengths: Iterator[int], *, leasing: bool) -> None:
         """Start without credits.
 
         Args:
             leases: the session's leases.
             start: first step to produce, with an anchor at or before it.
             stride: distance from one step to the next.
-            run_batches: steps of one slot. Above 1, ``stride`` is 1.
+            lengths: steps of each slot. If any is above 1, ``stride`` is 1.
             leasing: the client can be given leases.
         """
         self.leasing = leasing
@@ -118,7 +118,7 @@ class StreamMachine:
         self._anchor = start
         self._next_step = start.step
         self._stride = stride
-        self._run_lengths = run_lengths(run_batches)
+        self._run_lengths = lengths
         self._next_seq = 0
         self._credits = 0
         self._steps: deque[_Step] = deque()
@@ -293,6 +293,7 @@ class SessionMachine:
         self._run_batches = run_batches
         self._consumer_count = consumer_count
         self._consumer_index = consumer_index
+        self._has_streamed = False
         self.leases = Leases(slot_count)
         self.stream: StreamMachine | None = None
 
@@ -329,9 +330,9 @@ class SessionMachine:
         step = cursor.step + (self._consumer_index - cursor.step) % self._consumer_count
         first = Cursor(cursor.epoch, step, cursor.anchors)
         leasing = self.leases.attached and not inline_only
-        self.stream = StreamMachine(
-            self.leases, first, self._consumer_count, leasing=leasing, run_batches=self._run_batches
-        )
+        lengths = run_lengths(self._run_batches, later_epoch=self._has_streamed and not step)
+        self._has_streamed = True
+        self.stream = StreamMachine(self.leases, first, self._consumer_count, lengths, leasing=leasing)
         return out
 
     def drain(self) -> list[Instruction]:
