@@ -82,6 +82,17 @@ class PinnedBuffers:
         self._at = 0
         self._used_bytes = 0
 
+    @property
+    def memory(self) -> torch.Tensor:
+        """The current buffer."""
+        return self._buffers[self._at]
+
+    @property
+    def addresses(self) -> range:
+        """Addresses of the current buffer that are in use; empty: the batch needed no buffer."""
+        start = self.memory.data_ptr()
+        return range(start, start + self._used_bytes)
+
     def begin(self, size_bytes: int) -> None:
         """Switch to the next buffer, wait until its copies ended, and make it large enough for a whole batch."""
         self._at = (self._at + 1) % _RING_BUFFERS
@@ -103,8 +114,10 @@ class PinnedBuffers:
         return staged
 
     def end(self, event: HostEvent) -> None:
-        """Record the event after which the buffer is free."""
-        self._events[self._at] = event
+        """Record the event after which the buffer is free, if the batch used one."""
+        if self._used_bytes:
+            self._events[self._at] = event
+        self._used_bytes = 0
 
 
 def aligned(size_bytes: int) -> int:

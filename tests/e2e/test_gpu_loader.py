@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from feedd_client import DeviceLoader, Normalize, Ragged, pinning
-from feedd_client import copier as copiers
+from feedd_client import streams as device_streams
 from tests.fakes.cuda.fixture import REAL_PARAM as REAL
 from tests.fakes.feed_client import BATCH_SIZE, Bench, check_rich, ids
 from tests.fakes.feed_process import FeedProcess
@@ -132,10 +132,10 @@ def test_streams_and_memory_do_not_grow_with_epochs(bench: Bench) -> None:
 
     before = torch.cuda.memory_reserved()
     first = epoch() - before
-    streams = dict(copiers._streams)
+    streams = dict(device_streams._copy_streams)
     for _ in range(6):
         assert epoch() - before <= 3 * first  # which blocks are free in time differs; epochs do not add up
-    assert copiers._streams == streams
+    assert device_streams._copy_streams == streams
 
 
 def test_a_break_gives_everything_back(bench: Bench) -> None:
