@@ -142,8 +142,8 @@ MUTANTS: Final[dict[str, tuple[ModuleType, dict[str, str]]]] = {
     "copied on another stream": (
         copier,
         {
-            COPIED: "slot.copied.record(torch.cuda.default_stream(self._device));"
-            " slot.begun.record(torch.cuda.default_stream(self._device))"
+            COPIED: "elsewhere = torch.cuda.default_stream(self._device); slot.begun.record(elsewhere);"
+            " slot.copied.record(elsewhere)"
         },
     ),
     "no cudaHostUnregister": (pinning, {"int(_cudart().cudaHostUnregister(key[1]))": "0"}),
