@@ -74,7 +74,7 @@ class HostFields:
                 option = "on_host" if name in self._on_host else "decode"
                 raise BadOptionError(f"expected a field {name!r} in each batch, got {has}", object=option)
 
-    def made(self, batch: object, device: torch.device) -> dict[str, Callable[[Any], Any]]:
+    def values_of(self, batch: object, device: torch.device) -> dict[str, Callable[[Any], Any]]:
         """Return a function for each of the fields, with decoded results where there is a decoder."""
         if not self or not isinstance(batch, Fields):
             return {}
@@ -135,7 +135,7 @@ class Copier:
             copied=self._streams.new_event(timed=True, awaited=True),
             ready=self._streams.new_event(),
             taken=self._streams.new_event(awaited=True),
-            begun=self._streams.new_event(timed=True),
+            started=self._streams.new_event(timed=True),
         )
 
     def register(self, mapping: Mapping | None) -> None:
@@ -160,10 +160,10 @@ class Copier:
         self._host_fields.check(batch)
         with self._streams.on(self._stream):
             try:
-                fields = self._host_fields.made(batch, self._device)
+                fields = self._host_fields.values_of(batch, self._device)
                 sources = self._sources(batch)
-                assert slot.begun is not None
-                slot.begun.record(self._stream)
+                assert slot.started is not None
+                slot.started.record(self._stream)
                 moved_tensors, slot.copied_bytes = self._move(list(sources.values()), mapping)
                 there = dict(zip(sources, moved_tensors, strict=True))
                 moved = map_leaves(batch, lambda host: _like(there.get(id(host)), host), self._move_object, fields)
@@ -266,7 +266,7 @@ class HostCopier:
         """Return the batch on the device; on the CPU, tensors without a transform are the batch's own."""
         del mapping
         self._host_fields.check(batch)
-        fields = self._host_fields.made(batch, self._device)
+        fields = self._host_fields.values_of(batch, self._device)
         began_s = time.perf_counter()
         if self._device.type == "cpu":
             for _ in leaves(batch):  # raises for the types that a GPU would refuse too

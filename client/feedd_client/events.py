@@ -49,7 +49,7 @@ class DeviceSlot:
         copied: the host memory has been read.
         ready: the batch is copied and transformed; None: it is when the copy thread hands it over.
         taken: the trainer's work on earlier batches is done; recorded when the trainer takes this batch.
-        begun: the copy begins.
+        started: the copy begins.
         copied_bytes: bytes of the batch that went to the device.
         copied_s: seconds of the copy that the host measured, if the device has no events.
     """
@@ -57,10 +57,10 @@ class DeviceSlot:
     copied: HostEvent
     ready: HostEvent | None
     taken: HostEvent
-    begun: HostEvent | None = None
+    started: HostEvent | None = None
     copied_bytes: int = 0
     copied_s: float = 0.0
 
     def copy_s(self) -> float:
         """Return the seconds that the copy took; ``copied`` has happened."""
-        return self.copied_s if self.begun is None else self.begun.elapsed_time(self.copied) / 1e3
+        return self.copied_s if self.started is None else self.started.elapsed_time(self.copied) / 1e3

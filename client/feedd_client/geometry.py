@@ -159,7 +159,7 @@ class RandomCrop(RandomImageTransform):
         border = [self._padding] * 4
         if isinstance(images, torch.Tensor):
             pixels = functional.pad(planes(images), border, value=self._fill) if self._padding else planes(images)
-            return _cut(pixels, torch.tensor(parameters, device="cpu"), self._size)
+            return _gathered(pixels, torch.tensor(parameters, device="cpu"), self._size)
 
         def part(one: torch.Tensor, number: int) -> torch.Tensor:
             top, left = parameters[number]
@@ -271,7 +271,7 @@ def _centre(pixels: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
     return pixels[..., top : top + height, left : left + width]
 
 
-def _cut(pixels: torch.Tensor, corners: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+def _gathered(pixels: torch.Tensor, corners: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
     """Return one part of each image, in the order of its type; one gather, whatever the corners are."""
     there = corners.to(pixels.device, non_blocking=True)
     rows = there[:, :1] + torch.arange(size[0], device=pixels.device)

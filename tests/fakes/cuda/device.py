@@ -113,7 +113,7 @@ class Cuda:
             "current_device_index": lambda: machine.thread.device,
             "set_device_index": machine.set_device,
             "current_stream": machine.current_stream,
-            "set_stream": machine.set_stream,
+            "set_stream": lambda stream: machine.thread.streams.update({stream.device_index: stream}),
             "synchronize": machine.synchronize,
         }
         for name, replacement in replacements.items():

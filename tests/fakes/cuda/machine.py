@@ -245,11 +245,6 @@ class Machine:
         """Make a device current in the calling thread."""
         self.thread.device = self.index_of(device)
 
-    def set_stream(self, stream: SimStream) -> None:
-        """Make a stream and its device current in the calling thread."""
-        self.thread.streams[stream.device_index] = stream
-        self.thread.device = stream.device_index
-
     @contextlib.contextmanager
     def on_device(self, device: Any) -> Iterator[None]:
         """Make a device current for a while."""

@@ -251,7 +251,10 @@ def test_a_batch_without_images_is_said() -> None:
 
 @pytest.mark.nightly
 @pytest.mark.slow
-@pytest.mark.skipif(not [*PEER_VENV.glob("lib/python*/site-packages/torchvision")], reason=HOW_TO_INSTALL)
+@pytest.mark.skipif(
+    not [*PEER_VENV.glob("lib/python*/site-packages/torchvision")],
+    reason=f"needs the peers' libraries: {HOW_TO_INSTALL}",
+)
 def test_the_expected_numbers_are_torchvisions(tmp_path: Path) -> None:
     """The numbers that the tests above compare with are what torchvision computes today."""
     file = tmp_path / "made.npz"

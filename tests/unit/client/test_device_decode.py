@@ -40,10 +40,9 @@ def _file_at(address: int) -> str:
     raise AssertionError(address)
 
 
+@pytest.mark.parametrize("cuda", ["lazy", "late-copies", "random-0"], indirect=True)
 def test_a_decoder_gets_the_slot_itself(bench: Bench, cuda: Cuda) -> None:
     """Bytes that a decoder reads late are still there: the slot goes back after the copy stream has passed it."""
-    if cuda.real:
-        pytest.skip("looks into the simulation")
     dataset = bench.dataset(bench.server(steps=STEPS, slot_count=2))
     seen: list[bool] = []
 

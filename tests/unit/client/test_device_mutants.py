@@ -142,7 +142,7 @@ MUTANTS: Final[dict[str, tuple[ModuleType, dict[str, str]]]] = {
     "copied on another stream": (
         copier,
         {
-            COPIED: "elsewhere = torch.cuda.default_stream(self._device); slot.begun.record(elsewhere);"
+            COPIED: "elsewhere = torch.cuda.default_stream(self._device); slot.started.record(elsewhere);"
             " slot.copied.record(elsewhere)"
         },
     ),
