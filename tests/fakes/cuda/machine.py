@@ -97,6 +97,11 @@ class SimStream:
         """Number of the stream's device."""
         return int(self.device.index)
 
+    @property
+    def cuda_stream(self) -> int:
+        """Address of the stream."""
+        return self.stream_id
+
     def wait_event(self, event: SimEvent) -> None:
         """Let later work wait for what ``event`` was last recorded after."""
         if event.marker is not None:
