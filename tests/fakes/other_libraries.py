@@ -111,6 +111,9 @@ class JaxArray:
     def __init__(self, source: np.ndarray[Any, Any], sharding: Any) -> None:
         self.source, self.sharding = source, sharding
 
+    def __len__(self) -> int:
+        return len(self.source)
+
     def __getitem__(self, row: int) -> np.ndarray[Any, Any]:
         found: np.ndarray[Any, Any] = self.source[row]
         return found
@@ -206,29 +209,37 @@ def tensorflow() -> dict[str, Any]:
 
 
 class DaliPipeline:
-    """A DALI pipeline of one external source: it reads ``depth`` batches ahead, and copies at once or when it runs."""
+    """A DALI pipeline of one external source: it reads ``depth`` batches ahead, and copies at once or when it runs.
+
+    At the end of an epoch it asks for the next iterator at once, and reads from it before the loop sees the end.
+    """
 
     def __init__(self, source: Any, num_outputs: int, depth: int, *, no_copy: bool) -> None:
         self._source, self._outputs, self._depth, self._no_copy = source, num_outputs, depth, no_copy
+        self._feed = iter(source)
+        self._waiting: list[Any] = []
+        self._over = False
 
     def __iter__(self) -> Iterator[Any]:
-        waiting: list[Any] = []
-        feed = iter(self._source)
-        over = False
         while True:
-            while not over and len(waiting) < self._depth:
-                try:
-                    batch = next(feed)
-                except StopIteration:
-                    over = True
-                    break
-                assert len(batch) == self._outputs
-                waiting.append([self._addresses(field) if self._no_copy else _copied(field) for field in batch])
-                del batch
-            if not waiting:
+            self._read()
+            if not self._waiting:
+                self._over = False
+                self._read()
                 return
-            fields = waiting.pop(0)
+            fields = self._waiting.pop(0)
             yield [field() if callable(field) else field for field in fields]
+
+    def _read(self) -> None:
+        while not self._over and len(self._waiting) < self._depth:
+            try:
+                batch = next(self._feed)
+            except StopIteration:
+                self._feed, self._over = iter(self._source), True
+                return
+            assert len(batch) == self._outputs
+            self._waiting.append([self._addresses(field) if self._no_copy else _copied(field) for field in batch])
+            del batch
 
     @staticmethod
     def _addresses(field: Any) -> Callable[[], Any]:

@@ -36,9 +36,7 @@ class DaliSource:
         self._passes: deque[tuple[Lookahead, deque[object]]] = deque()
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
-        batches, positions = Lookahead(self._source, max(self._kept, _DEFAULT_AHEAD)), deque[object]()
-        self._passes.append((batches, positions))
-        return self._tuples(batches, positions)
+        return self._tuples()  # a generator: DALI asks for the next epoch's iterator long before its first batch
 
     def taken(self, outputs: Iterable[Any]) -> Iterator[Any]:
         """Yield the outputs of a DALI iterator over one epoch, and count each batch as it is yielded.
@@ -50,10 +48,16 @@ class DaliSource:
             batches.took(positions.popleft())
             yield output
         if self._passes:
-            self._passes.popleft()[0].finished()
+            batches, _ = self._passes.popleft()
+            if len(self._passes) <= 1:  # no later pass has been read to its end
+                batches.finished()
 
-    def _tuples(self, batches: Lookahead, positions: deque[object]) -> Iterator[tuple[Any, ...]]:
-        held: deque[Any] = deque(maxlen=self._kept) if self._kept else deque(maxlen=0)
+    def _tuples(self) -> Iterator[tuple[Any, ...]]:
+        for earlier, _ in self._passes:
+            earlier.finished()  # read to its end, though the trainer has not seen all of it: the next epoch begins
+        batches, positions = Lookahead(self._source, max(self._kept, _DEFAULT_AHEAD)), deque[object]()
+        self._passes.append((batches, positions))
+        held: deque[Any] = deque(maxlen=self._kept)
         while True:
             try:
                 batch, position = batches.read()
