@@ -21,18 +21,18 @@ class DaliSource:
 
     A ragged field, such as ``"image:raw"``, becomes a list with one array for each sample. Dense fields become arrays
     ``[batch, ...]``. The arrays are shared memory itself: DALI copies them when it takes the batch. With
-    ``no_copy=True``, DALI reads them later, so set ``kept`` to the number of batches that the pipeline may hold.
+    ``no_copy=True``, DALI reads them later, so set ``held_batches`` to the number of batches that the pipeline may hold.
 
     Args:
         source: a ``FeedDataset``, or any iterable of mappings of tensors.
         fields: names of the fields, in the order of the pipeline's inputs.
-        kept: batches that stay valid after DALI asks for further ones.
+        held_batches: batches that stay valid after DALI asks for further ones.
     """
 
-    def __init__(self, source: Iterable[Any], fields: Sequence[str], *, kept: int = 0) -> None:
+    def __init__(self, source: Iterable[Any], fields: Sequence[str], *, held_batches: int = 0) -> None:
         self._source = source
         self._fields = tuple(fields)
-        self._kept = kept
+        self._held_batches = held_batches
         self._passes: deque[tuple[Lookahead, deque[object]]] = deque()
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
@@ -55,9 +55,9 @@ class DaliSource:
     def _tuples(self) -> Iterator[tuple[Any, ...]]:
         for earlier, _ in self._passes:
             earlier.finished()  # read to its end, though the trainer has not seen all of it: the next epoch begins
-        batches, positions = Lookahead(self._source, max(self._kept, _DEFAULT_AHEAD)), deque[object]()
+        batches, positions = Lookahead(self._source, max(self._held_batches, _DEFAULT_AHEAD)), deque[object]()
         self._passes.append((batches, positions))
-        held: deque[Any] = deque(maxlen=self._kept)
+        held: deque[Any] = deque(maxlen=self._held_batches)
         while True:
             try:
                 batch, position = batches.read()

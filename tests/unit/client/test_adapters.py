@@ -231,7 +231,7 @@ def test_tensorflow_gets_tensors_ragged_tensors_and_texts(bench: Bench) -> None:
 def test_dali_is_fed_by_leases(bench: Bench, no_copy: bool) -> None:
     """DALI gets encoded files and numbers of every batch, read late or at once, and positions follow the trainer."""
     dataset = bench.dataset(bench.server(steps=STEPS, slot_count=2))
-    source = DaliSource(dataset, ["raw", "cls"], kept=3 if no_copy else 0)
+    source = DaliSource(dataset, ["raw", "cls"], held_batches=3 if no_copy else 0)
     pipeline = fakes.DaliPipeline(source, 2, depth=3, no_copy=no_copy)
     for epoch in range(2):
         steps = 0
