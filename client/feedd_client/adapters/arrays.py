@@ -61,12 +61,12 @@ def to_numpy(tensor: torch.Tensor) -> Any:  # noqa: ANN401 - an array, whose dty
     """
     try:
         return tensor.detach().numpy()
-    except TypeError as error:
+    except TypeError:
         raise BadOptionError(
             f"expected a CPU tensor of a dtype that NumPy has, got {tensor.dtype} on {tensor.device}",
             object="batch",
             hint="use dlpack_iterator for tensors on a GPU, and Cast(torch.float32) for bfloat16",
-        ) from error
+        ) from None
 
 
 def _converted(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:  # noqa: ANN401 - see above

@@ -20,8 +20,8 @@ class DaliSource:
     """Gives ``fn.external_source`` a tuple of fields for each batch; each iteration is an epoch.
 
     A ragged field, such as ``"image:raw"``, becomes a list with one array for each sample. Dense fields become arrays
-    ``[batch, ...]``. The arrays are shared memory itself: DALI copies them when it takes the batch. With
-    ``no_copy=True``, DALI reads them later, so set ``held_batches`` to the number of batches that the pipeline may hold.
+    ``[batch, ...]``. The arrays are shared memory itself: DALI copies them when it takes the batch.
+    With ``no_copy=True``, DALI reads them later: set ``held_batches`` to the number of batches in the pipeline.
 
     Args:
         source: a ``FeedDataset``, or any iterable of mappings of tensors.

@@ -59,7 +59,7 @@ def _arrays(batches: Lookahead, put: Callable[[torch.Tensor], Any], *, split: bo
     over = False
     try:
         while True:
-            while not over and len(waiting) < batches.read_ahead:
+            while not over and len(waiting) < batches.depth:
                 try:
                     batch, position = batches.read()
                 except StopIteration:

@@ -23,7 +23,7 @@ class Lookahead:
             position counts batches as they are read, so that nothing is read ahead of it.
 
     Attributes:
-        read_ahead: ``ahead``, for this source.
+        depth: ``ahead``, for this source.
     """
 
     def __init__(self, source: Iterable[Any], ahead: int) -> None:
@@ -35,7 +35,7 @@ class Lookahead:
         else:
             self._batches = iter(source)
             ahead = 1 if hasattr(source, "state_dict") else ahead
-        self.read_ahead = ahead
+        self.depth = ahead
         self._positions = self._progress.positions(self._batches)
         self._read_s = time.perf_counter()
 

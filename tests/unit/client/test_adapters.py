@@ -218,6 +218,9 @@ def test_tensorflow_gets_tensors_ragged_tensors_and_texts(bench: Bench) -> None:
             tensorflow_dataset(bench.dataset(server))
         with pytest.raises(BadOptionError, match="none"):
             tensorflow_dataset([])
+        loose = Ragged(torch.arange(9), torch.tensor([0, 2, 5]))  # memory may be longer than the samples
+        ((found,),) = [[batch["x"].values.tolist()] for batch in tensorflow_dataset([{"x": loose}])]
+    assert found == [0, 1, 2, 3, 4]
     assert [batch["cls"].tolist()[0] for batch in first] == [0, 4, 8]
     assert [batch["cls"].tolist()[0] for batch in second] == [100_000_000, 100_000_004, 100_000_008]
     assert first[0]["raw"].row_splits.tolist() == [0, 1, 3, 6, 10]

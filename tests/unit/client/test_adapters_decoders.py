@@ -64,7 +64,16 @@ def test_nvimagecodec_works_on_the_copy_stream(cuda: Cuda, monkeypatch: pytest.M
     """The codec gets the copy stream, its images become the trainer's, and a file that it refuses is named."""
     streams: list[int] = []
     monkeypatch.setattr(image_decoders, "from_dlpack", lambda image: image)
-    members = fakes.nvimgcodec(lambda image: image.to("cuda"), streams)
+    lent: list[tuple[int, torch.Tensor]] = []
+
+    def on_device(image: torch.Tensor) -> torch.Tensor:
+        for call, one in lent:
+            if call < len(streams):
+                one.fill_(99)  # the codec uses its memory again
+        lent.append((len(streams), image.to("cuda")))
+        return lent[-1][1]
+
+    members = fakes.nvimgcodec(on_device, streams)
     with fakes.installed("nvidia.nvimgcodec", **members):
         decoder = NvImageCodecDecoder()
         kept = list(DeviceLoader(_batches(JPEGS), "cuda", decode={"jpg": decoder}))

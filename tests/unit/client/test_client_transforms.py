@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from feedd_client.transforms import TransformContext
     from tests.fakes.cuda.device import Cuda
 
 EXPECTED = dict(np.load(oracle.PATH))
@@ -188,6 +189,21 @@ def test_parameters_belong_to_epoch_and_step() -> None:
     ]
     assert flips[0] != flips[1]
     assert 16 < sum(flips[0]) < 48
+
+
+def test_each_transform_of_a_batch_draws_its_own() -> None:
+    """Two transforms of one class draw different parameters, and a repeated batch the same ones again."""
+    drawn: list[list[float]] = []
+
+    def note(batch: dict[str, Any], context: TransformContext) -> dict[str, Any]:
+        drawn.append(context.host_numbers().random(2).tolist())
+        return batch
+
+    for _ in range(2):
+        for _batch in DeviceLoader([{"x": torch.zeros(1)}], "cpu", [note, note]):
+            pass
+    assert drawn[0] != drawn[1]
+    assert drawn[:2] == drawn[2:]
 
 
 def test_image_and_mask_are_cut_alike() -> None:

@@ -86,5 +86,7 @@ def test_blocks_are_of_neighbours_that_fit() -> None:
     assert [len(one.memory) for one in blocks_of(far, addresses)] == [320]
     shifted = _views(memory, (4, 4, torch.uint8), (8, 8, torch.uint8), (16, 16, torch.int64))
     assert [len(one.tensors) for one in blocks_of(shifted, addresses)] == [2]  # 16 - 4 is no multiple of 8
+    inner = _views(memory, (0, 128, torch.uint8), (64, 8, torch.int64))
+    assert [len(one.memory) for one in blocks_of(inner, addresses)] == [128]
     same = _views(memory, (0, 64, torch.uint8), (0, 64, torch.int32))
     assert [len(one.memory) for one in blocks_of(same, addresses)] == [64]
