@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from feedd_client import capture
+from feedd_client.numa import move_near
 
 if TYPE_CHECKING:
     from feedd_client.events import HostEvent
@@ -26,7 +27,8 @@ _registered: dict[tuple[int, int], bool] = {}  # (pid, address) -> registered; e
 def register(mapping: Mapping, device: torch.device) -> bool:
     """Register the whole arena with CUDA, once per mapping; return whether the device can read it directly.
 
-    The mapping unregisters itself before its memory goes away. A fork does not inherit the registration.
+    The arena first moves to the GPU's memory node. The mapping unregisters itself before its memory goes away. A fork
+    does not inherit the registration.
     """
     address, size_bytes = mapping.address, len(mapping)
     key = (os.getpid(), address)
@@ -34,6 +36,7 @@ def register(mapping: Mapping, device: torch.device) -> bool:
     if known is not None or size_bytes == 0 or mapping.pid != os.getpid() or mapping.private:
         return bool(known)
     began_s = time.perf_counter()
+    move_near(mapping, device)
     with capture.relaxed(), torch.cuda.device(device):
         code = int(_cudart().cudaHostRegister(address, size_bytes, _PORTABLE))
         if code != 0:
