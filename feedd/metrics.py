@@ -37,6 +37,12 @@ SOURCE_SECONDS = Metric("feedd_source_request_seconds", _H, "seconds", "time of 
 SOURCE_FIRST_BYTE = Metric(
     "feedd_source_first_byte_seconds", _H, "seconds", "time from a ranged GET to the first byte of its body"
 )
+SOURCE_ROUND_TRIP = Metric(
+    "feedd_source_round_trip_seconds",
+    _H,
+    "seconds",
+    "TCP round trip to the store when a ranged GET's connection opened",
+)
 SOURCE_RETRIES = Metric("feedd_source_retries_total", _C, "", "requests that were retried", ("reason",))
 SOURCE_RETRY_WAIT = Metric(
     "feedd_source_retry_wait_seconds_total", _C, "seconds", "time requests waited before a retry", ("reason",)
@@ -45,6 +51,7 @@ SOURCE_HEDGES = Metric("feedd_source_hedges_total", _C, "", "second requests for
 SOURCE_HEDGED_BYTES = Metric("feedd_source_hedged_bytes_total", _C, "bytes", "object bytes requested a second time")
 FETCH_BYTES = Metric("feedd_fetch_reserved_bytes", _G, "bytes", "bytes of parts in flight")
 FETCH_PARTS = Metric("feedd_fetch_parts", _G, "", "parts in flight")
+FETCH_PARTS_MAX = Metric("feedd_fetch_parts_max", _G, "", "parts that may be in flight, as configured")
 FETCH_DAMAGED = Metric(
     "feedd_fetch_damaged_bytes_total",
     _C,
@@ -98,6 +105,7 @@ SERVE_BATCH_WAIT = Metric("feedd_serve_batch_wait_seconds_total", _C, "seconds",
 PIPELINE_BATCH_SECONDS = Metric(
     "feedd_pipeline_batch_seconds", _H, "seconds", "time from shards acquired to batch ready"
 )
+PIPELINE_LISTING = Metric("feedd_pipeline_listing_opens", _G, "", "opens that wait for a listing")
 PIPELINE_MADE = Metric("feedd_pipeline_made_shards_total", _C, "", "shards converted from objects", ("conversion",))
 PIPELINE_MADE_BYTES = Metric(
     "feedd_pipeline_made_bytes_total", _C, "bytes", "bytes of converted shards", ("conversion",)

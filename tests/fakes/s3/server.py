@@ -37,16 +37,19 @@ from tests.fakes.s3.objects import FileObjects, MemoryObjects, NumberedObjects, 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from tests.fakes.s3.rate import SharedRate
 
 _PIECE_BYTES = 1 << 20
+_PACED_BYTES = 64 << 10
 _SMALL_BYTES = 256 << 10  # sent with the head: that costs less than asyncio's sendfile
 
 
 class _Sender:
     """Puts a reply on one connection, as far as the fault lets it."""
 
-    def __init__(self, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, writer: asyncio.StreamWriter, rate: SharedRate | None = None) -> None:
         self._writer = writer
+        self._rate = rate
 
     async def send(self, reply: Reply, fault: Fault, *, head_only: bool) -> int:
         """Send; return the body bytes sent. The connection is closed where the fault says so."""
@@ -66,7 +69,8 @@ class _Sender:
             lines.append(f"Content-Length: {announced}")
         lines += [f"{name}: {value}" for name, value in reply.headers.items() if name not in fault.omit]
         head = ("\r\n".join(lines) + "\r\n\r\n").encode()
-        if fault is NO_FAULT and reply.stored and reply.stored.path and size <= _SMALL_BYTES and not head_only:
+        small = fault is NO_FAULT and reply.stored and reply.stored.path and size <= _SMALL_BYTES
+        if small and self._rate is None and not head_only:
             self._writer.write(b"".join((head, self._slice(reply, size))))
             await self._writer.drain()
             return size
@@ -90,6 +94,12 @@ class _Sender:
             flipped[fault.flip_at - reply.start] ^= 1
             self._writer.write(flipped)
             await self._writer.drain()
+        elif self._rate is not None:
+            data = self._slice(reply, size)
+            for at in range(0, size, _PACED_BYTES):
+                await self._rate.take(min(_PACED_BYTES, size - at))
+                self._writer.write(data[at : at + _PACED_BYTES])
+                await self._writer.drain()
         elif fault.drip_bytes_s:
             data = self._slice(reply, size)
             step = max(1, fault.drip_bytes_s // 20)
@@ -147,6 +157,8 @@ class S3Server:
         cert: tuple[Path, Path] | None = None,
         host: str = "127.0.0.1",
         numbered: bool = False,
+        script: Script | None = None,
+        rate: SharedRate | None = None,
     ) -> None:
         self.url = ""
         self._host = host
@@ -159,7 +171,8 @@ class S3Server:
         self._objects: Objects = MemoryObjects() if root is None else files(root)
         self._checksums = Checksums()
         self._answers = Answers(self._objects, self._checksums)
-        self._script = Script()
+        self._script = script or Script()
+        self._rate = rate
         self.gate = Gate()
         self._port, self._latency_s = port, latency_s
         self._keep_log = root is None
@@ -290,7 +303,7 @@ class S3Server:
         raw = writer.get_extra_info("socket")
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
-        sender = _Sender(writer)
+        sender = _Sender(writer, self._rate)
         while not writer.transport.is_closing():
             request = await _read(reader, writer)
             if request is None:

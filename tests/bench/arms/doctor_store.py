@@ -1,0 +1,34 @@
+"""The scripted S3 server of a scenario, as a process: its first line is its URL."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.fakes.s3.faults import late
+from tests.fakes.s3.rate import Refusing, SharedRate
+from tests.fakes.s3.server import S3Server
+
+
+def main() -> None:
+    """Serve until SIGTERM."""
+    settings: dict[str, Any] = json.loads(sys.argv[1])
+    script = Refusing(settings.get("refused_share", 0.0), settings["seed"])
+    script.add("LIST", "*", "*", (), late(settings.get("list_s", 0.0)))
+    script.add("GET", "*", "*", (), late(settings.get("latency_s", 0.0)))
+    bytes_s = settings.get("bytes_s", 0.0)
+    server = S3Server(Path(settings["root"]), script=script, rate=SharedRate(bytes_s) if bytes_s else None)
+
+    async def run() -> None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, server.stop)
+        await server.serve(ready=lambda: sys.stdout.write(server.url + "\n") and sys.stdout.flush())
+
+    asyncio.run(run())
+
+
+if __name__ == "__main__":
+    main()
