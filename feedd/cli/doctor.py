@@ -30,9 +30,7 @@ def register(app: typer.Typer) -> None:
     def doctor(
         url: Annotated[
             str | None,
-            typer.Argument(
-                metavar="[URL]", help="Measure this data without a trainer; default: measure a running job."
-            ),
+            typer.Argument(metavar="URL", help="Measure this data without a trainer; default: measure a running job."),
         ] = None,
         fields: Annotated[
             str, typer.Option("--fields", metavar="JSON", help="With URL: what to decode, as fields= of FeedDataset.")

@@ -43,8 +43,6 @@ def diagnose(window: Window) -> Diagnosis:
     waits = Evidence("time that the trainer waits for a batch", window.wait, limits.WAIT_MODERATE, "share")
     stage, found = _input(window)
     finding = Finding(found.verdict, (waits, *found.evidence), found.advice, found.knob, found.factor)
-    if stage == "hand-off" and window.core_busy:  # cores that work for it become free
-        busy["decode"] = min(1.0, window.worker_busy * window.workers / len(window.core_busy))
     others = [share for name, share in busy.items() if name != stage]
     room = 1 / max(_LEAST_BUSY, *others)
     gain = room if found.factor is None else min(room, found.factor)
@@ -79,8 +77,10 @@ def _input(window: Window) -> tuple[str, Finding]:
 
 def _busy(window: Window) -> dict[str, float]:
     """Return the share of time that each stage is busy: what it does now over what it could do."""
-    room = window.workers + window.idle_cores
-    decode = max(window.worker_busy * window.workers / room if room else 0.0, window.cores_busy)
+    # Of the cores, only the job's own part grows with its rate; what others take is not there for it.
+    own = window.worker_busy * window.workers + (window.loop_busy or 0.0)
+    own += sum(rank.host_busy or 0.0 for rank in window.ranks)
+    decode = own / (own + window.idle_cores) if window.core_busy and own else window.worker_busy
     fetch = window.fetching * (1 - window.fetch.hit_share)
     return {
         "trainer": 1 - window.wait,

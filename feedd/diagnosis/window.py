@@ -166,8 +166,8 @@ class Window:
 
     @property
     def batches_per_s(self) -> float:
-        """Batches that the ranks took in a second, together."""
-        return sum(rank.steps for rank in self.ranks) / self.seconds
+        """Batches that the ranks took in a second, together: each over the time that it has told of."""
+        return sum(rank.steps / rank.wall_s for rank in self.ranks if rank.wall_s)
 
     @property
     def cores_busy(self) -> float:
