@@ -37,23 +37,23 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def take_until_told(dataset: FeedDataset) -> int:
+def take_until_line(dataset: FeedDataset) -> int:
     """Take batches, epoch after epoch, until a line comes on stdin; return their number."""
-    told = threading.Event()
+    ends = threading.Event()
 
     def listen() -> None:
         sys.stdin.readline()
-        told.set()
+        ends.set()
 
     threading.Thread(target=listen, daemon=True).start()
     count = 0
-    while not told.is_set():
+    while not ends.is_set():
         before = count
         for _ in dataset:
             count += 1
             if count == 1:
                 say("began")
-            if told.is_set():
+            if ends.is_set():
                 break
         if count == before:
             break
@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             decoded_cache=options.decoded,
         )
         say("opens")
-        count = take_until_told(dataset)
+        count = take_until_line(dataset)
         say("took", batches=count)
         for line in sys.stdin:
             seconds = float(line)

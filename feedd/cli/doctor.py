@@ -23,35 +23,41 @@ if TYPE_CHECKING:
     from feedd.diagnosis.window import Window
 
 
+UrlArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="URL", help="Measure this data without a trainer; default: measure a running job."),
+]
+FieldsFlag = Annotated[
+    str, typer.Option("--fields", metavar="JSON", help="With URL: what to decode, as fields= of FeedDataset.")
+]
+BatchSizeFlag = Annotated[int, typer.Option("--batch-size", min=1, help="With URL: samples of a batch.")]
+WhatIfFlag = Annotated[
+    str,
+    typer.Option(
+        "--what-if",
+        metavar="CASE",
+        help="With URL: take the same batches again with shards cached, images decoded, or from a local copy of the "
+        "files: cached, decoded or local.",
+    ),
+]
+JobFlag = Annotated[
+    str,
+    typer.Option(
+        "--job", help="First digits of a session's id, a job's share= name or a trainer's process id; default: all."
+    ),
+]
+
+
 def register(app: typer.Typer) -> None:
     """Add the ``doctor`` command."""
 
     @app.command(epilog="Example: feedd doctor --seconds 30")
     def doctor(
-        url: Annotated[
-            str | None,
-            typer.Argument(metavar="URL", help="Measure this data without a trainer; default: measure a running job."),
-        ] = None,
-        fields: Annotated[
-            str, typer.Option("--fields", metavar="JSON", help="With URL: what to decode, as fields= of FeedDataset.")
-        ] = "",
-        batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="With URL: samples of a batch.")] = 256,
-        what_if: Annotated[
-            str,
-            typer.Option(
-                "--what-if",
-                metavar="CASE",
-                help="With URL: take the same batches again with shards cached, images decoded, or from a local copy "
-                "of the files: cached, decoded or local.",
-            ),
-        ] = "",
-        job: Annotated[
-            str,
-            typer.Option(
-                "--job",
-                help="First digits of a session's id, a job's share= name or a trainer's process id; default: all.",
-            ),
-        ] = "",
+        url: UrlArgument = None,
+        fields: FieldsFlag = "",
+        batch_size: BatchSizeFlag = 256,
+        what_if: WhatIfFlag = "",
+        job: JobFlag = "",
         seconds: Annotated[float, typer.Option("--seconds", min=2, max=3600, help="How long to measure.")] = 10.0,
         json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,  # noqa: FBT002 - a flag is a flag
         address: AddressFlag = None,
@@ -69,21 +75,12 @@ def register(app: typer.Typer) -> None:
         flags, room = Flags(config=config, set=set_), None
         if url is None:
             _refuse({"--fields": fields, "--what-if": what_if})
-            found = daemon_address(address, flags.load().config)
-            window = asyncio.run(_measure(found, job, seconds))
+            window = _of_job(daemon_address(address, flags.load().config), job, seconds)
         else:
             _refuse({"--job": job}, "no URL")
-            found = url
             options = UrlOptions(url, fields, batch_size, seconds, address or "", what_if)
             options.check()
             window, room = asyncio.run(measure_url(options, flags))
-        if not window.ranks and not window.listing:
-            raise NotFound(
-                "expected a trainer that takes batches, got none",
-                object=job or found,
-                hint="run feedd doctor while the job trains; clients before protocol 1.12 tell no times",
-                stage="cli",
-            )
         diagnosis = diagnose(window)
         if json_:
             more = {} if room is None else {"what_if": room.as_json()}
@@ -94,6 +91,23 @@ def register(app: typer.Typer) -> None:
             Console().print(f"[bold]what if {room.case}[/]  {room.now:,.1f} to {room.best:,.1f} batches/s, measured")
 
 
+def _of_job(address: str, job: str, seconds: float) -> Window:
+    """Return what happened in the next seconds to the trainers of a job.
+
+    Raises:
+        NotFound: there is no trainer.
+    """
+    window = asyncio.run(_measure(address, job, seconds))
+    if not window.ranks and not window.listing:
+        raise NotFound(
+            "expected a trainer that takes batches, got none",
+            object=job or address,
+            hint="run feedd doctor while the job trains, or give it a URL; clients before protocol 1.12 tell no times",
+            stage="cli",
+        )
+    return window
+
+
 def _refuse(given: dict[str, str], expected: str = "a URL") -> None:
     """Refuse options that mean nothing here.
 
@@ -102,9 +116,8 @@ def _refuse(given: dict[str, str], expected: str = "a URL") -> None:
     """
     for option, value in given.items():
         if value:
-            raise BadConfig(
-                f"expected {expected} with {option}", object=option, hint="see feedd doctor --help", stage="cli"
-            )
+            message = f"expected {expected} with {option}"
+            raise BadConfig(message, object=option, hint="see feedd doctor --help", stage="cli")
 
 
 async def _measure(address: str, job: str, seconds: float) -> Window:

@@ -194,14 +194,14 @@ class _StandIn:
 
     async def stop(self) -> int:
         """Let it stop after the next batch; return how many it took."""
-        return int((await self._told("stop", "took"))["batches"])
+        return int((await self._command("stop", "took"))["batches"])
 
     async def replay(self, seconds: float) -> float:
         """Let it take the same batches again; return batches per second."""
-        event = await self._told(str(seconds), "replayed")
+        event = await self._command(str(seconds), "replayed")
         return float(event["batches"] / event["seconds"]) if event["seconds"] else 0.0
 
-    async def _told(self, line: str, answer: str) -> dict[str, Any]:
+    async def _command(self, line: str, answer: str) -> dict[str, Any]:
         assert self._process.stdin is not None
         self._process.stdin.write(f"{line}\n".encode())
         await self._process.stdin.drain()

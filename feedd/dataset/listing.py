@@ -124,12 +124,6 @@ class Listing:
         return cls(_columns_if_many(refs), sizes, listing_digest(refs), listed_s, ShardNumbers(refs), firsts=firsts)
 
     @property
-    def object_bytes(self) -> int:
-        """Mean size of an object; objects in packs count singly."""
-        count = len(self.refs) + sum(len(packs.members.sizes) - len(packs) for packs in self.packs)
-        return int(self.sizes.sum()) // count if count else 0
-
-    @property
     def as_listed(self) -> DatasetView:
         """The view of objects that are read as they were listed; one for all who ask."""
         if self._as_listed is None:

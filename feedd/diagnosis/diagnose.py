@@ -46,7 +46,7 @@ def diagnose(window: Window) -> Diagnosis:
     others = [share for name, share in busy.items() if name != stage]
     room = 1 / max(_LEAST_BUSY, *others)
     gain = room if found.factor is None else min(room, found.factor)
-    known = found.knob is not None or found.factor is not None
+    known = found.predicts and (found.knob is not None or found.factor is not None)
     return Diagnosis(finding, _slowest(busy, stage), now, now * max(1.0, gain) if known else None)
 
 

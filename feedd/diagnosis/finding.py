@@ -88,6 +88,7 @@ class Finding:
         advice: what to do, in one or two sentences.
         knob: what to turn; None: no single option.
         factor: how much more the stage does after that; None: it no longer limits.
+        predicts: what the stage takes after that is known, so that a gain can be predicted.
     """
 
     verdict: str
@@ -95,6 +96,7 @@ class Finding:
     advice: str
     knob: Knob | None = None
     factor: float | None = None
+    predicts: bool = True
 
 
 @dataclass(frozen=True, slots=True)

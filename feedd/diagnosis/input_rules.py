@@ -66,7 +66,7 @@ def busy_disk(window: Window) -> Finding | None:
         )
     else:
         advice = "Put the cache on a local NVMe disk, or on /dev/shm if the data fits into memory."
-    return Finding("disk", (evidence,), advice, Knob("--cache-dir", "", "a faster disk"))
+    return Finding("disk", (evidence,), advice, Knob("--cache-dir", "", "a faster disk"), predicts=False)
 
 
 def busy_disk_of_workers(window: Window) -> Finding | None:
@@ -232,7 +232,8 @@ def transport(window: Window) -> Finding | None:
     if inline:
         evidence = Evidence("ranks whose batches travel without shared memory", inline, 0, "ranks")
         advice = "Let trainers use the Unix socket, and mount its directory into their containers."
-        return Finding("transport", (evidence,), advice, Knob("address", "", "unix:///path.sock"))
+        knob = Knob("address", "", "unix:///path.sock")
+        return Finding("transport", (evidence,), advice, knob, predicts=False)
     if window.loop_busy is None or window.loop_busy < limits.LOOP_BUSY:
         return None
     evidence = Evidence("time that the daemon's main thread is busy", window.loop_busy, limits.LOOP_BUSY, "share")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from feedd import metrics
 from feedd.batching.assembler import KEY_SPECS, Assembler, AssemblerOptions
 from feedd.batching.bad_samples import BadSampleOptions
 from feedd.batching.batch_recipes import estimated_bytes, resolve
@@ -21,6 +20,7 @@ from feedd.catalog.late_fields import LateFields
 from feedd.catalog.learned_counts import Learned
 from feedd.catalog.open_request import Request, shortened
 from feedd.catalog.wanted_columns import narrowed
+from feedd.dataset.packs import object_bytes
 from feedd.dataset.step_counts import Uneven
 from feedd.errors import NotFound, ObjectChanged, Unsupported
 from feedd.flow.arena import Arena
@@ -47,7 +47,7 @@ from feedd.values import Cursor, SessionInfo
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from feedd.batching.batch_recipes import Recipes, Resolved
     from feedd.batching.quarantine import Quarantine
@@ -116,7 +116,7 @@ class Pipeline:
         if request.policy is BadSamples.QUARANTINE and self._quarantine is None:
             raise Unsupported("this daemon has no quarantine file configured", object="bad_samples")
         enter_stage(f"listing {shortened(spec.data.urls)}")
-        with self._listing(), self.catalog.started(request.sources, access, request.cuts):
+        with self.stages.listing(), self.catalog.started(request.sources, access, request.cuts):
             request = await with_tables(self.stages.sources, request)
             listing, tables = await both(
                 self.catalog.mixed(
@@ -131,15 +131,6 @@ class Pipeline:
             return await self._listed(request, listing, tables)
         finally:
             await forget(tables)
-
-    @contextmanager
-    def _listing(self) -> Iterator[None]:
-        """Count an open that waits for its listing."""
-        self.stages.recorder.move(metrics.PIPELINE_LISTING, 1)
-        try:
-            yield
-        finally:
-            self.stages.recorder.move(metrics.PIPELINE_LISTING, -1)
 
     async def _listed(self, request: Request, listing: Listing, tables: Tables) -> Session:
         """Open a session on a listing."""
@@ -366,7 +357,7 @@ class _Opening:
             assigned_shard_count=int(reader.assigned.shape[0]),
             assigned_bytes=int(sizes.sum()),
             largest_shard_bytes=int(sizes.max(initial=0)),
-            object_bytes=view.listing.object_bytes,
+            object_bytes=object_bytes(view.listing.sizes, view.listing.packs),
             steps=reader.steps(spec.session.epoch),
             uneven=self.plan.uneven.value,
             left_out=0 if spec.session.consumer_index else reader.left_out(),

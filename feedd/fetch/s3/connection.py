@@ -44,9 +44,6 @@ class Connection(asyncio.BufferedProtocol):
         on_lost: called once, when the socket is closed.
         address: the remote address.
         files: chooses the way of each body.
-
-    Attributes:
-        round_trip_s: TCP round trip when the connection opened; None: not known.
     """
 
     def __init__(
@@ -56,9 +53,8 @@ class Connection(asyncio.BufferedProtocol):
         address: str = "",
         files: Files = _NO_FILES,
     ) -> None:
-        self.address = address
-        self.round_trip_s: float | None = None
-        self._files = files
+        self.address, self._files = address, files
+        self.round_trip_s: float | None = None  # TCP round trip when the connection opened; None: not known
         self._body: Body | None = None
         self._loop = asyncio.get_running_loop()
         self._on_lost = on_lost
@@ -103,7 +99,6 @@ class Connection(asyncio.BufferedProtocol):
         assert self.reusable, "one request at a time"
         self._waiter = self._loop.create_future()
         self._sink, self._judge, self._progress = sink, judge, progress
-        progress.round_trip_s = self.round_trip_s
         self._shared = self._files.with_head_buffer(sink)
         self._idle_timeout.begin()
         try:

@@ -140,6 +140,7 @@ class ConnectionPool:
         address, loop = connection.address, self._loop
         self._note(subject, address)
         self._load[address] += 1
+        progress.round_trip_s = connection.round_trip_s
         sent_s = loop.time()
         try:
             answer = await connection.exchange(request, sink, judge, progress)

@@ -9,19 +9,21 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.fakes.s3.faults import late
-from tests.fakes.s3.rate import Refusing, SharedRate
+from tests.fakes.s3.faults import SharedRate, late
+from tests.fakes.s3.refusing import Refusing
 from tests.fakes.s3.server import S3Server
 
 
 def main() -> None:
     """Serve until SIGTERM."""
     settings: dict[str, Any] = json.loads(sys.argv[1])
-    script = Refusing(settings.get("refused_share", 0.0), settings["seed"])
+    bytes_s = settings.get("bytes_s", 0.0)
+    rate = SharedRate(bytes_s) if bytes_s else None
+    script = Refusing(settings.get("refused_share", 0.0), settings["seed"], rate)
     script.add("LIST", "*", "*", (), late(settings.get("list_s", 0.0)))
     script.add("GET", "*", "*", (), late(settings.get("latency_s", 0.0)))
-    bytes_s = settings.get("bytes_s", 0.0)
-    server = S3Server(Path(settings["root"]), script=script, rate=SharedRate(bytes_s) if bytes_s else None)
+    server = S3Server(Path(settings["root"]))
+    server.follow(script)
 
     async def run() -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, server.stop)

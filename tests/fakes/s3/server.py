@@ -30,14 +30,13 @@ from typing import TYPE_CHECKING, Self
 
 from tests.fakes.s3.answers import Answers, Reply, Request, parse_head
 from tests.fakes.s3.checksums import Checksums, Kept
-from tests.fakes.s3.faults import NO_FAULT, Fault, Script
+from tests.fakes.s3.faults import NO_FAULT, Fault, Script, SharedRate
 from tests.fakes.s3.gate import Gate
 from tests.fakes.s3.objects import FileObjects, MemoryObjects, NumberedObjects, Objects, endless_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from tests.fakes.s3.rate import SharedRate
 
 _PIECE_BYTES = 1 << 20
 _PACED_BYTES = 64 << 10
@@ -157,8 +156,6 @@ class S3Server:
         cert: tuple[Path, Path] | None = None,
         host: str = "127.0.0.1",
         numbered: bool = False,
-        script: Script | None = None,
-        rate: SharedRate | None = None,
     ) -> None:
         self.url = ""
         self._host = host
@@ -171,8 +168,7 @@ class S3Server:
         self._objects: Objects = MemoryObjects() if root is None else files(root)
         self._checksums = Checksums()
         self._answers = Answers(self._objects, self._checksums)
-        self._script = script or Script()
-        self._rate = rate
+        self._script = Script()
         self.gate = Gate()
         self._port, self._latency_s = port, latency_s
         self._keep_log = root is None
@@ -212,6 +208,10 @@ class S3Server:
         None lets a request pass; after the last one ``always`` holds, where given. For LIST the key is "".
         """
         self._script.add(op, bucket, key, faults, always)
+
+    def follow(self, script: Script) -> None:
+        """Follow another script, and send at its rate."""
+        self._script = script
 
     def calm(self) -> None:
         """Forget all scripts."""
@@ -303,7 +303,7 @@ class S3Server:
         raw = writer.get_extra_info("socket")
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
-        sender = _Sender(writer, self._rate)
+        sender = _Sender(writer, self._script.rate)
         while not writer.transport.is_closing():
             request = await _read(reader, writer)
             if request is None:
