@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from feedd.diagnosis.window import Window
 
 _LEAST_BUSY: Final = 0.01
+_FAIR_SHARE: Final = 0.5
 _BEHIND: Final = {
     "trainer": "compute_bound",
     "fetch": "s3_bandwidth",
@@ -77,10 +78,11 @@ def _input(window: Window) -> tuple[str, Finding]:
 
 def _busy(window: Window) -> dict[str, float]:
     """Return the share of time that each stage is busy: what it does now over what it could do."""
-    # Of the cores, only the job's own part grows with its rate; what others take is not there for it.
+    # Of the cores, only the job's own part grows with its rate. Others leave it the idle cores, or a fair share.
     own = window.worker_busy * window.workers + (window.loop_busy or 0.0)
     own += sum(rank.host_busy or 0.0 for rank in window.ranks)
-    decode = own / (own + window.idle_cores) if window.core_busy and own else window.worker_busy
+    cores = max(own + window.idle_cores, _FAIR_SHARE * len(window.core_busy))
+    decode = own / cores if cores else window.worker_busy
     fetch = window.fetching * (1 - window.fetch.hit_share)
     return {
         "trainer": 1 - window.wait,

@@ -197,6 +197,10 @@ def _late(*_: object) -> None:
     raise TimeoutError(f"expected a job that trains within {_BEGIN_S} s, got none")
 
 
+def _ended(*_: object) -> None:
+    raise SystemExit(1)
+
+
 async def _window(job: _Job) -> Window:
     scenario = job.scenario
     readers = Readers(lambda: _Gpus(scenario.gpu), lambda pids, folder: _Machine(pids, folder, scenario))
@@ -216,7 +220,7 @@ def measure(scenario: Scenario, seed: int, warm_s: float) -> tuple[Window, float
             window = asyncio.run(_window(job))
             after = _cpu_s(job)
         others = (after[0] - before[0] - (after[1] - before[1])) / window.seconds
-        if others <= _OTHERS_MAX:
+        if others <= _OTHERS_MAX or not scenario.alone:
             break
     return window, others
 
@@ -337,9 +341,11 @@ def main() -> None:
     parser.add_argument("--causes", nargs="+", choices=list(CAUSES), default=list(CAUSES), metavar="NAME")
     parser.add_argument("--runs", type=int, default=_RUNS)
     parser.add_argument("--within", type=float, default=100.0, help="begin no run after so many seconds")
+    parser.add_argument("--alone", choices=("yes", "no"), help="only causes that need the machine alone, or the others")
     parser.add_argument("--no-gain", action="store_true", help="turn no knob")
     parser.add_argument("--table", action="store_true", help="print the matrix only")
     chosen = parser.parse_args()
+    signal.signal(signal.SIGTERM, _ended)  # so that the processes of a run end too
     rows = [json.loads(line) for line in chosen.out.read_text().splitlines()] if chosen.out.exists() else []
     if chosen.table:
         sys.stdout.write("\n".join(matrix(rows)) + "\n")
@@ -347,6 +353,8 @@ def main() -> None:
     jobs = [(fixed(name), index) for index in range(chosen.runs) for name in chosen.causes]
     if chosen.set == "drawn":
         jobs = [(scenario, 1000 + index) for index, scenario in enumerate(drawn())]
+    if chosen.alone:
+        jobs = [(scenario, seed) for scenario, seed in jobs if scenario.alone == (chosen.alone == "yes")]
     done = {(row["cause"], row["seed"]) for row in rows}
     todo = [(scenario, seed) for scenario, seed in jobs if (scenario.name, seed) not in done]
     began_s = time.monotonic()

@@ -40,6 +40,7 @@ class Scenario:
         opening: the job is measured while it opens.
         turn: what is changed to measure the gain, if doctor names no option.
         turned_warm_s: how long a job with the changed option runs before it is measured.
+        alone: the cause lies in the cores, so a run counts only if no other work of the machine takes them.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Scenario:
     opening: bool = False
     turn: Mapping[str, Any] = field(default_factory=dict)
     turned_warm_s: float = 1.5
+    alone: bool = False
 
     @property
     def is_simulated(self) -> bool:
@@ -75,7 +77,7 @@ def _pictures(step_s: float, batch_size: int = 32, **more: Any) -> dict[str, Any
 
 
 def _healthy(draws: random.Random) -> Scenario:
-    return Scenario("healthy", "healthy", "pictures", trainer=_pictures(draws.uniform(0.06, 0.15)))
+    return Scenario("healthy", "healthy", "pictures", trainer=_pictures(draws.uniform(0.06, 0.15)), alone=True)
 
 
 def _listing(draws: random.Random) -> Scenario:
@@ -107,7 +109,7 @@ def _throttling(draws: random.Random) -> Scenario:
 def _small_objects(draws: random.Random) -> Scenario:
     store = {"latency_s": draws.uniform(0.05, 0.15)}
     trainer = {"fields": {"jpg": "image:32x32"}, "batch_size": draws.choice((16, 32)), "step_s": 0.001}
-    return Scenario("small_objects", "small_objects", "small", store, trainer)
+    return Scenario("small_objects", "small_objects", "small", store, trainer, alone=True)
 
 
 def _shard_sizes(draws: random.Random) -> Scenario:
@@ -138,27 +140,28 @@ def _disk(kind: str) -> Callable[[random.Random], Scenario]:
 
 def _decode(draws: random.Random) -> Scenario:
     trainer = _pictures(draws.uniform(0.001, 0.005), draws.choice((32, 64)))
-    return Scenario("decode_cpu", "decode_cpu", "pictures", trainer=trainer, turned_warm_s=6.0)
+    return Scenario("decode_cpu", "decode_cpu", "pictures", trainer=trainer, turned_warm_s=6.0, alone=True)
 
 
 def _few(draws: random.Random) -> Scenario:
     trainer = _pictures(draws.uniform(0.001, 0.003), draws.choice((32, 64)))
-    return Scenario("too_few_workers", "too_few_workers", "pictures", trainer=trainer, workers=1)
+    return Scenario("too_few_workers", "too_few_workers", "pictures", trainer=trainer, workers=1, alone=True)
 
 
 def _many(draws: random.Random) -> Scenario:
     trainer = _pictures(draws.uniform(0.001, 0.003), draws.choice((32, 64)))
-    return Scenario("too_many_workers", "too_many_workers", "pictures", trainer=trainer, workers=draws.randrange(8, 13))
+    workers = draws.randrange(8, 13)
+    return Scenario("too_many_workers", "too_many_workers", "pictures", trainer=trainer, workers=workers, alone=True)
 
 
 def _uneven(draws: random.Random) -> Scenario:
     trainer = _pictures(draws.uniform(0.001, 0.003), draws.choice((32, 64)))
-    return Scenario("uneven_cores", "uneven_cores", "pictures", trainer=trainer, bound=True)
+    return Scenario("uneven_cores", "uneven_cores", "pictures", trainer=trainer, bound=True, alone=True)
 
 
 def _transport(draws: random.Random) -> Scenario:
     trainer = {"fields": {"bin": "bytes"}, "batch_size": draws.choice((32, 48)), "step_s": 0.0005, "apart": True}
-    return Scenario("transport", "transport", "some", trainer=trainer)
+    return Scenario("transport", "transport", "some", trainer=trainer, alone=True)
 
 
 def _device(*, unpinned: bool) -> Callable[[random.Random], Scenario]:
@@ -173,7 +176,7 @@ def _device(*, unpinned: bool) -> Callable[[random.Random], Scenario]:
 def _gpu(verdict: str, low: float, high: float, **more: Any) -> Callable[[random.Random], Scenario]:
     def draw(draws: random.Random) -> Scenario:
         trainer = _pictures(draws.uniform(0.07, 0.15), 16, **more)
-        return Scenario(verdict, verdict, "pictures", trainer=trainer, gpu=draws.uniform(low, high))
+        return Scenario(verdict, verdict, "pictures", trainer=trainer, gpu=draws.uniform(low, high), alone=bool(more))
 
     return draw
 
