@@ -37,8 +37,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def take_until_line(dataset: FeedDataset) -> int:
-    """Take batches, epoch after epoch, until a line comes on stdin; return their number."""
+def take_until_line(dataset: FeedDataset) -> tuple[int, float]:
+    """Take batches, epoch after epoch, until a line comes on stdin; return how many in how many seconds."""
     ends = threading.Event()
 
     def listen() -> None:
@@ -46,7 +46,7 @@ def take_until_line(dataset: FeedDataset) -> int:
         ends.set()
 
     threading.Thread(target=listen, daemon=True).start()
-    count = 0
+    count, began_s = 0, time.perf_counter()
     while not ends.is_set():
         before = count
         for _ in dataset:
@@ -57,7 +57,7 @@ def take_until_line(dataset: FeedDataset) -> int:
                 break
         if count == before:
             break
-    return count
+    return count, time.perf_counter() - began_s
 
 
 def replay(dataset: FeedDataset, count: int, seconds: float) -> tuple[int, float]:
@@ -85,8 +85,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             decoded_cache=options.decoded,
         )
         say("opens")
-        count = take_until_line(dataset)
-        say("took", batches=count)
+        count, took_s = take_until_line(dataset)
+        say("took", batches=count, seconds=took_s)
         for line in sys.stdin:
             seconds = float(line)
             taken, took_s = replay(dataset, count, seconds)

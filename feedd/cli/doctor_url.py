@@ -24,6 +24,7 @@ CASES: Final = ("cached", "decoded", "local")
 _COPY_BYTES_MIN: Final = 64 << 20
 _COPY_BYTES_MAX: Final = 2 << 30
 _COPY_TIMES: Final = 2
+_BEGIN_S: Final = 60.0
 _DAEMON_S: Final = 60.0
 _POLL_S: Final = 0.05
 
@@ -82,7 +83,7 @@ class HeadRoom:
 
     Attributes:
         case: one of ``CASES``.
-        now: batches per second as measured.
+        now: batches per second as measured, opening included.
         best: batches per second in that case.
     """
 
@@ -104,34 +105,45 @@ async def measure_url(options: UrlOptions, flags: Flags) -> tuple[Window, HeadRo
     async with AsyncExitStack() as stack:
         address = options.address or await _own_daemon(stack, flags)
         stand_in = await _StandIn.start(stack, options, address, options.url)
-        window = await _window(stand_in, address, options.seconds)
+        window = await _window(stand_in, address, options)
+        if not window.ranks and not window.listing:
+            raise FeeddError(
+                f"expected batches within {2 * options.seconds:g} s, got none",
+                object=options.url,
+                hint="raise --seconds; feedd peek URL shows what is in the data",
+                stage="cli",
+            )
         if not options.what_if:
             return window, None
-        taken = await stand_in.stop()
-        if not taken:
-            raise FeeddError(
-                f"expected batches within {options.seconds:g} s, got none", hint="raise --seconds", stage="cli"
-            )
+        now = await stand_in.stop()
         if options.what_if == "cached":
             best = await stand_in.replay(options.seconds)
         else:
             best = await _best(stack, options, flags, address, window.fetch.read_bytes)
-    return window, HeadRoom(options.what_if, window.batches_per_s, best)
+    return window, HeadRoom(options.what_if, now, best)
 
 
-async def _window(stand_in: _StandIn, address: str, seconds: float) -> Window:
+async def _window(stand_in: _StandIn, address: str, options: UrlOptions) -> Window:
     from feedd.config.types import is_unix  # noqa: PLC0415 - imported where it is needed, as gRPC
+    from feedd.daemon.failures import single  # noqa: PLC0415 - see above
     from feedd.diagnosis.node_sampler import NodeSampler  # noqa: PLC0415 - gRPC takes a third of a second to import
     from feedd.lanes.node_client import node_at  # noqa: PLC0415 - see above
 
+    seconds = options.seconds
     try:
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(max(seconds, _BEGIN_S) if options.what_if else seconds):
             await stand_in.event("began")
     except TimeoutError:
         pass  # what it waits for is what is to be measured
-    async with node_at(address) as node:
-        job = str(stand_in.pid) if stand_in.began else ""  # an open that lists has no session yet
-        return await NodeSampler(node.daemons, job=job, local=is_unix(address)).measure(seconds)
+    try:
+        async with node_at(address) as node, asyncio.TaskGroup() as tasks:
+            job = str(stand_in.pid) if stand_in.began else ""  # an open that lists has no session yet
+            watch = tasks.create_task(stand_in.event("took"))  # raises what the stand-in meets
+            window = await NodeSampler(node.daemons, job=job, local=is_unix(address)).measure(seconds)
+            watch.cancel()
+            return window
+    except BaseExceptionGroup as group:
+        raise single(group) from group
 
 
 async def _best(stack: AsyncExitStack, options: UrlOptions, flags: Flags, address: str, read_bytes: int) -> float:
@@ -192,20 +204,23 @@ class _StandIn:
         await self._process.wait()
         raise FeeddError(f"the stand-in trainer ended with exit code {self._process.returncode}", object=self._url)
 
-    async def stop(self) -> int:
-        """Let it stop after the next batch; return how many it took."""
-        return int((await self._command("stop", "took"))["batches"])
+    async def stop(self) -> float:
+        """Let it stop after the next batch; return how many it took in a second."""
+        return _rate(await self._command("stop", "took"))
 
     async def replay(self, seconds: float) -> float:
         """Let it take the same batches again; return batches per second."""
-        event = await self._command(str(seconds), "replayed")
-        return float(event["batches"] / event["seconds"]) if event["seconds"] else 0.0
+        return _rate(await self._command(str(seconds), "replayed"))
 
     async def _command(self, line: str, answer: str) -> dict[str, Any]:
         assert self._process.stdin is not None
         self._process.stdin.write(f"{line}\n".encode())
         await self._process.stdin.drain()
         return await self.event(answer)
+
+
+def _rate(event: dict[str, Any]) -> float:
+    return float(event["batches"] / event["seconds"]) if event["seconds"] else 0.0
 
 
 async def _own_daemon(stack: AsyncExitStack, flags: Flags) -> str:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from feedd.wire import feedd_pb2 as pb
 
 POLL_S: Final = 0.25
+_REPORT_S: Final = 1.0
 _STALE_S: Final = 2.0
 _LONG_STEPS: Final = 5.0
 
@@ -272,7 +273,8 @@ def _rank(after: pb.SessionEntry, first: _Moment, last: _Moment) -> RankWindow |
     wait_s = now.wait_s - (0.0 if past is None else past.wait_s)
     pause_s = now.pause_s - (0.0 if past is None else past.pause_s)
     usual_s = now.wall_s / now.steps if now.steps else 0.0
-    if after.times_age_s > max(_STALE_S, _LONG_STEPS * usual_s):  # a trainer tells its times when it takes batches
+    # A trainer tells its times when it takes batches, once a second at most.
+    if after.times_age_s > (max(_STALE_S, _LONG_STEPS * usual_s) if wall_s else max(_REPORT_S, 2 * usual_s)):
         silent_s = min(seconds, after.times_age_s)
         starves = after.waits_for in {"fetching", "decoding"} and after.leases <= 1
         wall_s, wait_s = wall_s + silent_s, wait_s + (silent_s if starves else 0.0)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+_REPORT_LAG_S: Final = 1.5
+"""Reports come once a second: so much of a window's end may not be reported yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +170,9 @@ class Window:
 
     @property
     def batches_per_s(self) -> float:
-        """Batches that the ranks took in a second, together: each over the time that it has told of."""
-        return sum(rank.steps / rank.wall_s for rank in self.ranks if rank.wall_s)
+        """Batches that the ranks took in a second, together: each over the time that it has reported."""
+        least_s = max(self.seconds - _REPORT_LAG_S, self.seconds / 2)
+        return sum(rank.steps / max(rank.wall_s, least_s) for rank in self.ranks)
 
     @property
     def cores_busy(self) -> float:

@@ -104,6 +104,14 @@ async def test_a_silent_trainer_waits_or_pauses(facts: dict[str, Any], waits: bo
     assert rank.pause_s == pytest.approx(0.0 if waits else rank.wall_s)
 
 
+async def test_a_trainer_that_told_nothing_in_a_short_window_waits() -> None:
+    """Its report is due after a second; a job with a slow store gets no batch to send it with."""
+    times = pb.TrainerTimes(wall_s=10, wait_s=1, steps=100)
+    rank = await _rank(_entry(times), _entry(times, age_s=1.5, waits_for="fetching"))
+    assert rank.wait == pytest.approx(1.0)
+    assert (await _rank(_entry(times), _entry(times, age_s=0.5, waits_for="fetching"))).wall_s == 0.0
+
+
 async def test_long_steps_are_no_silence() -> None:
     """A trainer of 20 s a step reports every 20 s."""
     times = pb.TrainerTimes(wall_s=200, wait_s=1, steps=10)
