@@ -130,6 +130,7 @@ async def _window(stand_in: _StandIn, address: str, options: UrlOptions) -> Wind
     from feedd.lanes.node_client import node_at  # noqa: PLC0415 - see above
 
     seconds = options.seconds
+    await stand_in.event("opens")
     try:
         async with asyncio.timeout(max(seconds, _BEGIN_S) if options.what_if else seconds):
             await stand_in.event("began")
