@@ -92,6 +92,9 @@ def test_each_cause_has_its_verdict(verdict: str) -> None:
         (_fetch(assigned_shards=100_000), "small_objects"),  # a daemon that tells no sizes of objects
         (_fetch(first_byte_s=0.15, round_trip_s=0.001), "s3_latency"),  # the store is near
         (_fetch(first_byte_s=0.15, round_trip_s=0.02), "s3_latency"),  # most of the time goes into the store itself
+        (_fetch(first_byte_s=0.015, round_trip_s=0.008, request_s=0.02), "s3_latency"),  # another zone of the region
+        (replace(FETCHES, fetching=0.4, decoding=0.6, core_busy=(0.95, 0.95)), "s3_bandwidth"),  # workers are idle
+        (replace(FETCHES, fetching=0.4, decoding=0.6, worker_busy=0.95, core_busy=(1, 1)), "decode_cpu"),
         (_fetch(round_trip_s=0.1), "s3_bandwidth"),  # most of a request comes after its first byte
         (_fetch(largest_bytes=100 * MIB), "s3_bandwidth"),  # three times the mean
         (replace(HEALTHY, listing=0.9), "healthy"),  # another job opens
@@ -134,6 +137,34 @@ def test_more_parts_are_advised_where_all_are_in_use() -> None:
     assert full.predicted == pytest.approx(20.0)
     few = diagnose(_fetch(first_byte_s=0.15, parts=8.0, parts_max=16))
     assert (few.finding.verdict, few.finding.knob, few.predicted) == ("s3_latency", None, None)
+
+
+def test_cores_that_others_take_do_not_limit_the_job() -> None:
+    """A job that takes little of the cores gets more of them, idle or not; one that takes most of them does not."""
+    few = _fetch(first_byte_s=0.15, parts=16.0, parts_max=16)
+    full = replace(few, core_busy=(1.0, 1.0), worker_busy=0.05)
+    assert diagnose(full).predicted == pytest.approx(20.0)
+    own = replace(few, core_busy=(0.9, 0.9), worker_busy=0.8, loop_busy=0.0)  # 1.6 of the 1.8 busy cores are its own
+    assert diagnose(own).predicted == pytest.approx(10 * 1.8 / 1.6)
+    half = replace(few, core_busy=(1.0, 1.0), worker_busy=0.4, loop_busy=0.0)
+    assert diagnose(half).predicted == pytest.approx(10 * 1.0 / 0.8)
+
+
+def test_rates_are_over_the_time_that_was_reported() -> None:
+    """Reports come once a second, so the end of a window may be missing; most of it is not."""
+    assert Window(3.0, (RankWindow("a", 0, steps=20, wall_s=2.0, wait_s=0.0),)).batches_per_s == pytest.approx(10.0)
+    assert Window(10.0, (RankWindow("a", 0, steps=20, wall_s=0.1, wait_s=0.0),)).batches_per_s == pytest.approx(
+        20 / 8.5
+    )
+    assert Window(2.0, (RankWindow("a", 0, steps=20, wall_s=0.1, wait_s=0.0),)).batches_per_s == pytest.approx(20.0)
+
+
+def test_no_gain_is_predicted_where_it_depends_on_something_else() -> None:
+    """A faster disk, and the way through shared memory: there is an option, and no figure."""
+    for window in (CASES["disk"], CASES["transport"], CASES["listing"]):
+        found = diagnose(window)
+        assert found.finding.knob is not None
+        assert found.predicted is None
 
 
 @pytest.mark.parametrize(("kind", "word"), [("EBS", "IOPS"), ("NVMe", "RAID 0"), ("", "local NVMe")])
