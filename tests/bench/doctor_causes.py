@@ -98,7 +98,7 @@ def _far(draws: random.Random) -> Scenario:
 
 def _bandwidth(draws: random.Random) -> Scenario:
     store = {"bytes_s": draws.uniform(8e6, 25e6), "latency_s": draws.uniform(0.0, 0.01)}
-    return Scenario("s3_bandwidth", "s3_bandwidth", "plain", store, _plain(draws.uniform(0.001, 0.02)))
+    return Scenario("s3_bandwidth", "s3_bandwidth", "plain", store, _plain(draws.uniform(0.001, 0.008)))
 
 
 def _throttling(draws: random.Random) -> Scenario:
@@ -123,10 +123,10 @@ def _skewed(draws: random.Random) -> Scenario:
 
 
 def _cache(draws: random.Random) -> Scenario:
-    store = {"bytes_s": draws.uniform(20e6, 40e6)}
+    store = {"bytes_s": draws.uniform(12e6, 20e6)}
     size = f"{draws.randrange(16, 32)}MiB"
-    trainer = _plain(draws.uniform(0.005, 0.015))
-    return Scenario("cache_too_small", "cache_too_small", "some", store, trainer, cache_size=size, turned_warm_s=7.0)
+    trainer = _plain(draws.uniform(0.006, 0.012))
+    return Scenario("cache_too_small", "cache_too_small", "some", store, trainer, cache_size=size, turned_warm_s=10.0)
 
 
 def _disk(kind: str) -> Callable[[random.Random], Scenario]:
