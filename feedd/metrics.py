@@ -46,6 +46,12 @@ SOURCE_SECONDS = Metric("feedd_source_request_seconds", _H, "seconds", "time of 
 SOURCE_FIRST_BYTE = Metric(
     "feedd_source_first_byte_seconds", _H, "seconds", "time from a ranged GET to the first byte of its body"
 )
+SOURCE_ROUND_TRIP = Metric(
+    "feedd_source_round_trip_seconds",
+    _H,
+    "seconds",
+    "TCP round trip to the store when a ranged GET's connection opened",
+)
 SOURCE_RETRIES = Metric("feedd_source_retries_total", _C, "", "requests that were retried", ("reason",), _RETRIED)
 SOURCE_RETRY_WAIT = Metric(
     "feedd_source_retry_wait_seconds_total",
@@ -63,6 +69,7 @@ FETCH_BUSY = Metric("feedd_fetch_busy_seconds_total", _C, "seconds", "time with 
 FETCH_TRANSFER_BUSY = Metric(
     "feedd_fetch_transfer_busy_seconds_total", _C, "seconds", "time transfer threads spent on bodies"
 )
+FETCH_PARTS_MAX = Metric("feedd_fetch_parts_max", _G, "", "parts that may be in flight, as configured")
 FETCH_DAMAGED = Metric(
     "feedd_fetch_damaged_bytes_total",
     _C,
@@ -140,6 +147,7 @@ QUEUE_NONEMPTY = Metric("feedd_queue_nonempty_seconds_total", _C, "seconds", "ti
 PIPELINE_BATCH_SECONDS = Metric(
     "feedd_pipeline_batch_seconds", _H, "seconds", "time from shards acquired to batch ready"
 )
+PIPELINE_LISTING = Metric("feedd_pipeline_listing_opens", _G, "", "opens that wait for a listing")
 PIPELINE_MADE = Metric("feedd_pipeline_made_shards_total", _C, "", "shards converted from objects", ("conversion",))
 PIPELINE_MADE_BYTES = Metric(
     "feedd_pipeline_made_bytes_total", _C, "bytes", "bytes of converted shards", ("conversion",)

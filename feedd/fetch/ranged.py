@@ -16,7 +16,7 @@ from feedd.fetch.scheduler import PARTS_PER_PLACE, FetchEntry, FetchScheduler
 from feedd.fetch.turn_gate import TurnWatch
 from feedd.fetch.turn_limit import TurnLimit
 from feedd.fetch.verified import Arrivals
-from feedd.metrics import FETCH_BYTES, FETCH_PARTS
+from feedd.metrics import FETCH_BYTES, FETCH_PARTS, FETCH_PARTS_MAX
 from feedd.values import ByteRange, ReadProgress
 
 if TYPE_CHECKING:
@@ -73,6 +73,7 @@ class RangeFetcher:
         self._budget = budget
         self._recorder = recorder
         self._limits = limits
+        recorder.gauge(FETCH_PARTS_MAX, limits.parts_in_flight)
         self._unverified: set[str] = set()
         self._concurrencies: dict[str, ConcurrencyLimit] = {}
         self._concurrency_of = concurrency_of or (

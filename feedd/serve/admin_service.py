@@ -268,6 +268,8 @@ def _entry(hosted: ServedSession, now_s: float) -> pb.SessionEntry:
         assigned_shards=hosted.feed.info.assigned_shard_count,
         assigned_bytes=hosted.feed.info.assigned_bytes,
         inline=hosted.sent_bytes > 0 and not hosted.had_lifeline,
+        largest_shard_bytes=hosted.feed.info.largest_shard_bytes,
+        object_bytes=hosted.feed.info.object_bytes,
     )
 
 

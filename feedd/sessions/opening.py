@@ -20,6 +20,7 @@ from feedd.catalog.late_fields import LateFields
 from feedd.catalog.learned_counts import Learned
 from feedd.catalog.open_request import Request, shortened
 from feedd.catalog.wanted_columns import narrowed
+from feedd.dataset.packs import object_bytes
 from feedd.dataset.step_counts import Uneven
 from feedd.errors import NotFound, ObjectChanged, Unsupported
 from feedd.flow.arena import Arena
@@ -115,7 +116,7 @@ class Pipeline:
         if request.policy is BadSamples.QUARANTINE and self._quarantine is None:
             raise Unsupported("this daemon has no quarantine file configured", object="bad_samples")
         enter_stage(f"listing {shortened(spec.data.urls)}")
-        with self.catalog.started(request.sources, access, request.cuts):
+        with self.stages.listing(), self.catalog.started(request.sources, access, request.cuts):
             request = await with_tables(self.stages.sources, request)
             listing, tables = await both(
                 self.catalog.mixed(
@@ -352,12 +353,15 @@ class _Opening:
     def info(self, recipes: Recipes) -> SessionInfo:
         """Return the answer to Open, as far as the plan and the recipes determine it."""
         spec, reader, view = self.request.spec, self.reader, self.view
+        sizes = view.listing.sizes[reader.assigned]
         return SessionInfo(
             specs=_specs(spec.data, recipes),
             fingerprint=self.mark,
             shard_count=len(view.refs),
             assigned_shard_count=int(reader.assigned.shape[0]),
-            assigned_bytes=int(view.listing.sizes[reader.assigned].sum()),
+            assigned_bytes=int(sizes.sum()),
+            largest_shard_bytes=int(sizes.max(initial=0)),
+            object_bytes=object_bytes(view.listing.sizes, view.listing.packs),
             steps=reader.steps(spec.session.epoch),
             uneven=self.plan.uneven.value,
             left_out=0 if spec.session.consumer_index else reader.left_out(),

@@ -322,7 +322,7 @@ class StreamRequest(_message.Message):
     def __init__(self, start: _Optional[_Union[StreamStart, _Mapping]] = ..., credits: _Optional[int] = ..., releases: _Optional[_Iterable[_Union[Release, _Mapping]]] = ..., times: _Optional[_Union[TrainerTimes, _Mapping]] = ...) -> None: ...
 
 class TrainerTimes(_message.Message):
-    __slots__ = ("wall_s", "wait_s", "steps", "pauses", "pause_s", "device", "unpinned")
+    __slots__ = ("wall_s", "wait_s", "steps", "pauses", "pause_s", "device", "unpinned", "copy_s")
     WALL_S_FIELD_NUMBER: _ClassVar[int]
     WAIT_S_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
@@ -330,6 +330,7 @@ class TrainerTimes(_message.Message):
     PAUSE_S_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     UNPINNED_FIELD_NUMBER: _ClassVar[int]
+    COPY_S_FIELD_NUMBER: _ClassVar[int]
     wall_s: float
     wait_s: float
     steps: int
@@ -337,7 +338,8 @@ class TrainerTimes(_message.Message):
     pause_s: float
     device: str
     unpinned: bool
-    def __init__(self, wall_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., steps: _Optional[int] = ..., pauses: _Optional[int] = ..., pause_s: _Optional[float] = ..., device: _Optional[str] = ..., unpinned: _Optional[bool] = ...) -> None: ...
+    copy_s: float
+    def __init__(self, wall_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., steps: _Optional[int] = ..., pauses: _Optional[int] = ..., pause_s: _Optional[float] = ..., device: _Optional[str] = ..., unpinned: _Optional[bool] = ..., copy_s: _Optional[float] = ...) -> None: ...
 
 class FieldRegion(_message.Message):
     __slots__ = ("values_at", "values_bytes", "offsets_at", "shapes_at", "dims")
@@ -621,7 +623,7 @@ class SessionsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class SessionEntry(_message.Message):
-    __slots__ = ("id", "owner", "pids", "urls", "slots", "leases", "arena_bytes", "age_s", "silent_s", "times", "times_age_s", "rank", "world_size", "share", "waits_for", "assigned_shards", "assigned_bytes", "inline")
+    __slots__ = ("id", "owner", "pids", "urls", "slots", "leases", "arena_bytes", "age_s", "silent_s", "times", "times_age_s", "rank", "world_size", "share", "waits_for", "assigned_shards", "assigned_bytes", "inline", "largest_shard_bytes", "object_bytes")
     ID_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     PIDS_FIELD_NUMBER: _ClassVar[int]
@@ -640,6 +642,8 @@ class SessionEntry(_message.Message):
     ASSIGNED_SHARDS_FIELD_NUMBER: _ClassVar[int]
     ASSIGNED_BYTES_FIELD_NUMBER: _ClassVar[int]
     INLINE_FIELD_NUMBER: _ClassVar[int]
+    LARGEST_SHARD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OBJECT_BYTES_FIELD_NUMBER: _ClassVar[int]
     id: str
     owner: str
     pids: _containers.RepeatedScalarFieldContainer[int]
@@ -658,7 +662,9 @@ class SessionEntry(_message.Message):
     assigned_shards: int
     assigned_bytes: int
     inline: bool
-    def __init__(self, id: _Optional[str] = ..., owner: _Optional[str] = ..., pids: _Optional[_Iterable[int]] = ..., urls: _Optional[_Iterable[str]] = ..., slots: _Optional[int] = ..., leases: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., age_s: _Optional[float] = ..., silent_s: _Optional[float] = ..., times: _Optional[_Union[TrainerTimes, _Mapping]] = ..., times_age_s: _Optional[float] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., share: _Optional[str] = ..., waits_for: _Optional[str] = ..., assigned_shards: _Optional[int] = ..., assigned_bytes: _Optional[int] = ..., inline: _Optional[bool] = ...) -> None: ...
+    largest_shard_bytes: int
+    object_bytes: int
+    def __init__(self, id: _Optional[str] = ..., owner: _Optional[str] = ..., pids: _Optional[_Iterable[int]] = ..., urls: _Optional[_Iterable[str]] = ..., slots: _Optional[int] = ..., leases: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., age_s: _Optional[float] = ..., silent_s: _Optional[float] = ..., times: _Optional[_Union[TrainerTimes, _Mapping]] = ..., times_age_s: _Optional[float] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., share: _Optional[str] = ..., waits_for: _Optional[str] = ..., assigned_shards: _Optional[int] = ..., assigned_bytes: _Optional[int] = ..., inline: _Optional[bool] = ..., largest_shard_bytes: _Optional[int] = ..., object_bytes: _Optional[int] = ...) -> None: ...
 
 class SessionsResponse(_message.Message):
     __slots__ = ("sessions",)
