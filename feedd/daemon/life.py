@@ -8,6 +8,7 @@ import gc
 import os
 import resource
 import secrets
+import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,6 +20,7 @@ from feedd import __version__, metrics
 from feedd.clock import SystemClock
 from feedd.config import render
 from feedd.daemon.cache_admin import cache_remove, cache_state
+from feedd.daemon.cache_folders import CacheFolders
 from feedd.daemon.cut_short import ended_by
 from feedd.daemon.failures import single
 from feedd.daemon.heartbeat import beat, beat_of_fetches
@@ -30,10 +32,19 @@ from feedd.daemon.state import State
 from feedd.daemon.warm_up import WarmBounds, Warmer
 from feedd.daemon.watchdog import Watchdog, WatchdogOptions
 from feedd.daemon.wiring import open_pipeline
+from feedd.observe.recent_log import RECENT
 from feedd.observe.recorder import PrometheusRecorder
 from feedd.observe.status import StatusSource, open_status
 from feedd.serve.grpc_server import FeedServer
-from feedd.serve.server_options import CacheRow, ServeHooks, ServeOptions, StatSample, TlsFiles
+from feedd.serve.server_options import (
+    BadSampleRow,
+    CacheRow,
+    LogLine,
+    ServeHooks,
+    ServeOptions,
+    StatSample,
+    TlsFiles,
+)
 from feedd.values import Lifecycle
 from feedd.workers import sandbox
 
@@ -161,6 +172,9 @@ async def _open(life: _Life, stack: AsyncExitStack, watchdog: Watchdog, holders:
         warm=Warmer(pipeline.stages.sources, pipeline.cache, WarmBounds.of(config), config.access_rules).warm,
         drain=lambda grace_s: life.requests.ask("admin", grace_s),
         on_holders=holders.on_change if holders else None,
+        log=_log_lines,
+        bad_samples=lambda: _bad_sample_rows(pipeline, life.clock),
+        cache_folders=CacheFolders(pipeline.cache.entries, life.clock).rows,
     )
     server = FeedServer(pipeline, _serve_options(life), life.recorder, life.clock, hooks)
     await stack.enter_async_context(server)
@@ -214,6 +228,18 @@ def _stat_samples(recorder: PrometheusRecorder) -> Iterator[StatSample]:
 def _cache_rows(pipeline: Pipeline) -> Iterator[CacheRow]:
     for entry in pipeline.cache.entries():
         yield CacheRow(entry.url, entry.etag, entry.size_bytes, entry.pins, entry.conversion)
+
+
+def _log_lines() -> Iterator[LogLine]:
+    for line in RECENT.lines():
+        yield LogLine(line.text, line.level, time.monotonic() - line.at_s, line.count)
+
+
+def _bad_sample_rows(pipeline: Pipeline, clock: Clock) -> Iterator[BadSampleRow]:
+    for one in pipeline.bad_samples.all():
+        why, age_s = one.failure, clock.monotonic_s() - one.at_s
+        about = (one.number, one.owner, why.url, why.key, why.field, why.reason)
+        yield BadSampleRow(*about, one.epoch, age_s, one.outcome)
 
 
 def _log_start(effective: Effective, life: _Life) -> None:

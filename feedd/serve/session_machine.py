@@ -101,6 +101,7 @@ class StreamMachine:
 
     Attributes:
         leasing: the stream sends leases; otherwise it sends inline batches.
+        sent_step: the step behind the last batch that was sent; of a new stream, the first step.
     """
 
     def __init__(self, leases: Leases, start: Cursor, stride: int, *, leasing: bool, run_batches: int = 1) -> None:
@@ -114,6 +115,7 @@ class StreamMachine:
             leasing: the client can be given leases.
         """
         self.leasing = leasing
+        self.sent_step = start.step
         self._leases = leases
         self._anchor = start
         self._next_step = start.step
@@ -140,6 +142,11 @@ class StreamMachine:
     def making_count(self) -> int:
         """Number of running productions, including abandoned ones."""
         return len(self._making)
+
+    @property
+    def ready_count(self) -> int:
+        """Number of slots whose batches wait for earlier steps, or are being sent."""
+        return len(self._sending) + sum(step.outcome is not None for step in self._steps)
 
     @property
     def ended(self) -> bool:
@@ -251,6 +258,7 @@ class StreamMachine:
         seq = self._next_seq
         self._next_seq += 1
         self._sending[seq] = made.slot
+        self.sent_step = made.batch.cursor.step + (made.batch_count - 1) + self._stride
         self._samples += made.sample_count
         self._bad_samples += made.bad_sample_count
         return Send(seq, made)
@@ -285,6 +293,13 @@ class SessionMachine:
         self._consumer_index = consumer_index
         self.leases = Leases(slot_count)
         self.stream: StreamMachine | None = None
+        self._ended_at = Cursor(0)
+
+    @property
+    def progress(self) -> Cursor:
+        """Where the stream is, or where the last one ended: the step behind the last batch that was sent."""
+        stream = self.stream
+        return self._ended_at if stream is None else Cursor(stream.epoch, stream.sent_step)
 
     @property
     def taken_count(self) -> int:
@@ -333,6 +348,7 @@ class SessionMachine:
         """Drop the stream after ``gone``, once all its productions have ended."""
         assert self.stream is not None, "no stream to end"
         assert self.stream.ended, "the stream's productions have not ended"
+        self._ended_at = self.progress
         self.stream = None
 
     def close(self) -> list[Instruction]:
