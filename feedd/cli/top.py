@@ -17,7 +17,8 @@ from feedd.cli.running_daemon import AddressFlag, daemon_address
 from feedd.cli.top_keys import keyboard, pressed
 from feedd.cli.top_screen import ScreenState, draw
 from feedd.config.types import is_unix
-from feedd.errors import FeeddError
+from feedd.errors import BadConfig, FeeddError, NotFound
+from feedd.observe.page_access import page_file
 
 if TYPE_CHECKING:
     from feedd.view.node_reader import NodeReader
@@ -36,6 +37,10 @@ def register(app: typer.Typer) -> None:
     def top(
         *,
         once: Annotated[bool, typer.Option("--once", help="Print one frame, measured over 2 s, and exit.")] = False,
+        url: Annotated[
+            bool,
+            typer.Option("--url", help="Print the address of the web page, with the token that opens it, and exit."),
+        ] = False,
         address: AddressFlag = None,
         config: ConfigFlag = None,
     ) -> None:
@@ -44,11 +49,35 @@ def register(app: typer.Typer) -> None:
         You see your own jobs, or all if you administer the daemon. Without a terminal, one frame is printed.
         """
         found = daemon_address(address, Flags(config=config).load().config)
+        if url:
+            typer.echo(_page_url(found))
+            return
         console = Console()
         if once or not (console.is_terminal and sys.stdin.isatty()):
             asyncio.run(_once(found, console))
         else:
             asyncio.run(_Screen(found, console).run())
+
+
+def _page_url(address: str) -> str:
+    """Return the address of the daemon's web page, which the daemon has written beside its socket.
+
+    Raises:
+        BadConfig: the address is no Unix socket.
+        NotFound: there is no such file, or this user may not read it.
+    """
+    path = page_file(address)
+    if path is None:
+        raise BadConfig("expected unix:///path, as only sockets have a file beside them", object=address, stage="cli")
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise NotFound(
+            f"expected the address of the web page, got {error}",
+            object=str(path),
+            hint="is the daemon running, and its status on? Only its user and root may read this file",
+            stage="cli",
+        ) from None
 
 
 async def _open(stack: AsyncExitStack, address: str) -> NodeReader:

@@ -68,6 +68,7 @@ class NodeModel:
         self._moments: deque[tuple[Moment, Poll]] = deque()
         self._jobs = JobViews()
         self._number = 0
+        self._began = 0
 
     def add(self, look: Look) -> NodeView:
         """Return the view of the node, with what the look tells."""
@@ -85,6 +86,7 @@ class NodeModel:
         verdict = _verdict(window, jobs, sessions)
         return NodeView(
             number=self._number,
+            began=self._began,
             host=look.host,
             version=next((one.stats.version for one in answers), ""),
             state=_state(look),
@@ -109,6 +111,7 @@ class NodeModel:
             if moment.at_s - last.at_s > GAP_S or {one.daemon_id for one in moment.stats} != ids:
                 self._moments.clear()
                 self._jobs.forget()
+                self._began = self._number
         self._moments.append((moment, Poll.of(moment.sessions, moment.stats, look.gpu)))
         while len(self._moments) > 2 and moment.at_s - self._moments[1][0].at_s >= self._window_s:
             self._moments.popleft()

@@ -205,6 +205,7 @@ class NodeView:
 
     Attributes:
         number: counts from 1; the histories of ranks have one point for each.
+        began: the view after which histories began.
         host: name of the machine; empty: not known.
         state: "ready", or the state of the first lane that is in another.
         lane_count: daemons of the node.
@@ -220,6 +221,7 @@ class NodeView:
     """
 
     number: int = 0
+    began: int = 0
     host: str = ""
     version: str = ""
     state: str = "starting"
