@@ -51,6 +51,7 @@ STAGE_OF: Final = {
 _NOT_INPUT: Final = "not the input"
 _WHOLE: Final = 10.0
 """Rates from here on have no fraction."""
+_MANY: Final = 10_000.0
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -145,10 +146,10 @@ def _trainer(window: Window | None) -> StageView:
 
 def _gpu(window: Window | None, last: Moment) -> StageView:
     devices: Sequence[str] = sorted({one.times.device for one in last.sessions if one.times.device})
-    detail = devices[0] if len(devices) == 1 else f"{len(devices)} devices" if devices else ""
+    name = (devices[0], "") if len(devices) == 1 else (str(len(devices)), "devices") if devices else ("", "")
     if window is None or window.gpu_busy is None:
-        return StageView("GPU", detail=detail or "not seen")
-    return StageView("GPU", f"{window.gpu_busy:.0%}", "busy", window.gpu_busy, f"busy {window.gpu_busy:.0%}", detail)
+        return StageView("GPU", *name, level_text="not seen")
+    return StageView("GPU", *name, window.gpu_busy, f"busy {window.gpu_busy:.0%}")
 
 
 def _grown(metric: Metric, first: Moment, last: Moment) -> float:
@@ -156,7 +157,11 @@ def _grown(metric: Metric, first: Moment, last: Moment) -> float:
 
 
 def _per_s(rate: float, unit: str) -> tuple[str, str]:
-    return (f"{rate:,.0f}" if rate >= _WHOLE else f"{rate:.1f}", unit) if rate else ("idle", "")
+    if not rate:
+        return "idle", ""
+    if rate >= _MANY:
+        return f"{rate / 1000:,.1f}k", unit
+    return f"{rate:,.0f}" if rate >= _WHOLE else f"{rate:.1f}", unit
 
 
 def _bytes_per_s(rate: float) -> tuple[str, str]:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import itertools
 import json
 import shutil
 import subprocess
 import time
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Iterator
     from pathlib import Path
 
 START_S: Final = 30.0
@@ -122,6 +121,10 @@ class Page:
         ]
         await self.call("Emulation.setEmulatedMedia", features=features)
 
+    async def show(self, selector: str) -> None:
+        """Scroll to an element, so that what is loaded when it is seen is loaded; then back."""
+        await self.look(f"document.querySelector({selector!r}).scrollIntoView()")
+
     async def picture(self, *, whole: bool = False) -> bytes:
         """Return a PNG of the window, or of the whole page."""
         more: dict[str, Any] = {}
@@ -132,39 +135,43 @@ class Page:
         return base64.b64decode(found["data"])
 
 
-def _started(home: Path, program: str) -> subprocess.Popen[bytes]:
+@contextmanager
+def browser(home: Path, program: str) -> Iterator[str]:
+    """Run a Chromium whose files are in ``home``; yield the address of its protocol; end it in any case."""
     command = [program, *_FLAGS, f"--user-data-dir={home / 'profile'}", "about:blank"]
     with (home / "chromium.log").open("wb") as log:
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-
-
-@asynccontextmanager
-async def browser(home: Path, program: str) -> AsyncIterator[Page]:
-    """Start a Chromium whose files are in ``home``; yield a page of it; end it in any case."""
-    process = _started(home, program)
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     try:
         port = home / "profile" / "DevToolsActivePort"
-        async with asyncio.timeout(START_S):
-            while not port.exists() or "\n" not in port.read_text():
-                assert process.poll() is None, (home / "chromium.log").read_text()[-2000:]
-                await asyncio.sleep(0.05)
-        address = f"http://127.0.0.1:{port.read_text().split()[0]}/json/list"
-        async with aiohttp.ClientSession() as client:
-            async with client.get(address) as answer:
-                pages = [one for one in await answer.json() if one["type"] == "page"]
-            async with client.ws_connect(pages[0]["webSocketDebuggerUrl"], max_msg_size=0) as socket:
-                page = Page(socket)
-                async with asyncio.TaskGroup() as group:
-                    reading = group.create_task(page.read())
-                    try:
-                        yield page
-                        with contextlib.suppress(ConnectionError, AssertionError, TimeoutError):
-                            await page.call("Browser.close")
-                    finally:
-                        reading.cancel()
+        deadline_s = time.monotonic() + START_S
+        while not port.exists() or "\n" not in port.read_text():
+            told = (home / "chromium.log").read_text()[-2000:]
+            assert process.poll() is None, told
+            assert time.monotonic() < deadline_s, told
+            time.sleep(0.05)
+        yield f"http://127.0.0.1:{port.read_text().split()[0]}"
     finally:
+        process.terminate()
         try:
             process.wait(5)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+@asynccontextmanager
+async def tab(address: str) -> AsyncIterator[Page]:
+    """Open a page in a running browser; yield it; close it."""
+    async with aiohttp.ClientSession() as client:
+        async with client.put(f"{address}/json/new?about:blank") as answer:
+            about = await answer.json()
+        async with client.ws_connect(about["webSocketDebuggerUrl"], max_msg_size=0) as socket:
+            page = Page(socket)
+            async with asyncio.TaskGroup() as group:
+                reading = group.create_task(page.read())
+                try:
+                    yield page
+                finally:
+                    reading.cancel()
+        async with client.get(f"{address}/json/close/{about['id']}") as answer:
+            await answer.read()
