@@ -12,7 +12,7 @@ from aiohttp import web
 
 from feedd import metrics
 from feedd.errors import BadConfig
-from feedd.units import parse_host_port
+from feedd.units import is_loopback, parse_host_port
 from feedd.values import Lifecycle
 
 if TYPE_CHECKING:
@@ -112,9 +112,20 @@ def _translate(error: OSError, address: str) -> BadConfig:
     return BadConfig(f"cannot listen for status on {address}: {what}", object="status", hint=hint, stage="observe")
 
 
+def is_local(peer: object) -> bool:
+    """Return whether a connection comes from this machine: over loopback, or through a Unix socket.
+
+    Args:
+        peer: the address of its other end, as the transport tells it.
+    """
+    return is_loopback(str(peer[0]).removeprefix("::ffff:")) if isinstance(peer, tuple) else peer is not None
+
+
 def _routed(pages: Pages, access: PageAccess) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     async def handle(request: web.Request) -> web.StreamResponse:
         trusted, name = access.split(request.path)
+        if trusted and not is_local(request.transport and request.transport.get_extra_info("peername")):
+            raise web.HTTPNotFound  # the token would have travelled over the network as text
         if name is None and trusted:
             raise web.HTTPPermanentRedirect(f"{access.token}/")  # relative, for proxies that add a path before ours
         if name == "metrics":

@@ -16,7 +16,7 @@ from feedd.errors import FeeddError
 from feedd.flow.pools import CPU, LOCAL_FILES
 from feedd.view.node_model import NodeModel
 from feedd.view.node_view import NodeView
-from feedd.view.picture import dump, picture_type
+from feedd.view.sample_picture import dump, picture_type
 from feedd.view.view_json import view_json
 
 if TYPE_CHECKING:

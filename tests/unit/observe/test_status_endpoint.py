@@ -12,9 +12,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from feedd import metrics
 from feedd.errors import BadConfig
+from feedd.observe import status
 from feedd.observe.page_access import PageAccess
 from feedd.observe.recorder import PrometheusRecorder
-from feedd.observe.status import StatusSource, open_status
+from feedd.observe.status import StatusSource, is_local, open_status
 from feedd.units import is_loopback, parse_host_port
 from feedd.values import Lifecycle
 
@@ -52,8 +53,8 @@ async def test_health_is_200_only_when_ready(state: Lifecycle) -> None:
     """A load balancer sees 200 in the ready state and 503 in every other one, with the state named."""
     daemon = _Daemon(state=state)
     async with open_status("127.0.0.1:0", daemon.source(), OPEN) as address:
-        status, body = await _get(address, "/healthz")
-    assert status == (200 if state in {Lifecycle.STANDBY, Lifecycle.READY} else 503)
+        code, body = await _get(address, "/healthz")
+    assert code == (200 if state in {Lifecycle.STANDBY, Lifecycle.READY} else 503)
     assert f'"state": "{state.value}"' in body
 
 
@@ -64,8 +65,8 @@ async def test_a_daemon_without_workers_is_not_ready() -> None:
     async with open_status("127.0.0.1:0", daemon.source(), OPEN) as address:
         for workers, expected in ((0.0, 503), (1.0, 200)):
             daemon.recorder.gauge(metrics.DECODE_WORKERS, workers)
-            status, body = await _get(address, "/healthz")
-            assert status == expected
+            code, body = await _get(address, "/healthz")
+            assert code == expected
             assert f'"workers": {workers:.0f}' in body
 
 
@@ -101,6 +102,31 @@ async def test_pages_that_nobody_configured_need_the_token() -> None:
             assert (await _get(address, path))[0] == 404, path
         for path in ("/secret/", "/secret/metrics", "/secret/healthz"):
             assert (await _get(address, path))[0] == 200, path
+
+
+@pytest.mark.parametrize(
+    ("peer", "expected"),
+    [
+        (("127.0.0.1", 1), True),
+        (("::1", 1, 0, 0), True),
+        (("::ffff:127.0.0.1", 1, 0, 0), True),
+        ("", True),
+        (("10.0.0.7", 1), False),
+        (("::ffff:10.0.0.7", 1, 0, 0), False),
+        (None, False),
+    ],
+)
+def test_the_token_counts_on_this_machine_only(peer: object, expected: bool) -> None:
+    """Where the address can be reached by other machines, the token does not help them: it travels as text."""
+    assert is_local(peer) == expected
+
+
+async def test_tokens_from_elsewhere_are_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request of another machine that has the token gets nothing, and without it what everybody gets."""
+    monkeypatch.setattr(status, "is_local", lambda peer: False)
+    async with open_status("127.0.0.1:0", _Daemon().source(), PageAccess("secret")) as address:
+        assert (await _get(address, "/secret/"))[0] == 404
+        assert await _get(address, "/") == (200, "'' trusted=False")
 
 
 async def test_nothing_can_be_changed() -> None:

@@ -1,6 +1,6 @@
 """The web page in a headless Chromium: sizes, colours, keys, proxies, and nothing from elsewhere.
 
-``STORE_PICTURES=1 python -m pytest -m nightly tests/e2e/test_web_page.py`` stores the pictures of the documents anew.
+``STORE_PICTURES=1 python -m pytest -m nightly tests/e2e/test_browser.py`` stores the pictures of the documents anew.
 """
 
 from __future__ import annotations
