@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import os
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
@@ -245,11 +246,11 @@ async def test_pictures_for_the_documents(page: Page) -> None:
         "page-phone.png": (1, PHONE, True),
     }
     for name, (ranks, size, dark) in views.items():
-        node = FakeNode(look_at=lambda at_s, ranks=ranks: busy_look(at_s, ranks))
+        node = FakeNode(look_at=partial(busy_look, ranks=ranks))
         async with _served(node, _LOOKS) as url:
             await page.size(*size, dark=dark)
             await page.open(url)
-            await page.until(_RANKS, lambda count, ranks=ranks: count == ranks + 1)
+            await page.until(f"{_RANKS} === {ranks + 1}")
             await page.show("#samples")
             await page.until("document.querySelector('.shot img')?.naturalWidth > 0")
             await page.show("header")

@@ -95,12 +95,6 @@ def test_a_job_is_seen_in_both(daemons: Callable[..., Daemon]) -> None:
         assert "data/train" in text
         assert "torn jpg replaced" in text
         assert "decode" in text
-        subprocess.run(
-            [sys.executable, "-m", "feedd", "cache", "rm", "--all", "--yes", "--address", daemon.address],
-            check=True,
-            timeout=60,
-            capture_output=True,
-        )
     finally:
         stop.set()
         thread.join(60)

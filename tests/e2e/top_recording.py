@@ -1,6 +1,6 @@
 """Records five minutes of ``feedd top`` beside a job that meets one trouble after another, for the documents.
 
-``python -m tests.e2e.top_recording`` writes docs/images/top.cast (asciicast v2): the lines that changed, every 3 s.
+``python -m tests.e2e.top_recording`` writes docs/images/top.cast (asciicast v2): the lines that changed, every 4 s.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 SECONDS: Final = 300
-FRAME_S: Final = 3
-SIZE: Final = (100, 30)
-RANKS, SHARDS, SAMPLES, BATCH_SIZE, STEPS = 4, 48, 64, 16, 180
+FRAME_S: Final = 4
+SIZE: Final = (90, 24)
+RANKS, SHARDS, SAMPLES, BATCH_SIZE, STEPS = 4, 48, 64, 16, 120
 STORE_IS_FAST_S, STRAGGLES_S, HURRIES_S, CALM_S = 70, 150, 210, 255
 TARGET: Final = ROOT / "docs" / "images" / "top.cast"
 
@@ -45,14 +45,14 @@ class _Story:
     """What the trainers do at each moment."""
 
     began_s: float = field(default_factory=time.monotonic)
-    over: bool = False
+    over: threading.Event = field(default_factory=threading.Event)
 
     def step_s(self, rank: int) -> float:
         """Return how long a step of a rank takes now."""
         at_s = time.monotonic() - self.began_s
         if HURRIES_S <= at_s < CALM_S:
             return 0.0
-        return 0.45 if rank == 2 and STRAGGLES_S <= at_s < HURRIES_S else 0.12
+        return 1.2 if rank == 2 and STRAGGLES_S <= at_s < HURRIES_S else 0.4
 
 
 def _train(story: _Story, address: str, rank: int) -> None:
@@ -67,12 +67,12 @@ def _train(story: _Story, address: str, rank: int) -> None:
         prefetch=3,
     )
     epoch = 0
-    while not story.over:
+    while not story.over.is_set():
         dataset.set_epoch(epoch)
         epoch += 1
         for _ in dataset:
             time.sleep(story.step_s(rank))
-            if story.over:
+            if story.over.is_set():
                 break
     dataset.close()
 
@@ -135,7 +135,7 @@ def main() -> None:
         _data(server)
         server.script("imagenet", "*", always=late(0.9))
         settings = ("fetch.parts_in_flight=1", "fetch.hedge_share=0")
-        with Daemon(Path(home), server.url, settings=settings, forked=False) as daemon:
+        with Daemon(Path(home), server.url, workers=2, settings=settings, forked=False) as daemon:
             story = _Story()
             trainers = [
                 threading.Thread(target=_train, args=(story, daemon.address, rank), daemon=True)
@@ -146,7 +146,7 @@ def main() -> None:
             try:
                 cast = asyncio.run(_record(daemon.address, server, story))
             finally:
-                story.over = True
+                story.over.set()
                 for trainer in trainers:
                     trainer.join(60)
     TARGET.write_text("\n".join(cast.lines) + "\n", encoding="utf-8")

@@ -62,7 +62,8 @@ def answer(at_s: float, sessions: Sequence[pb.SessionEntry], **facts: Any) -> pb
         pid=1,
     )
     folders = [pb.CacheFolder(url="s3://bucket/train/", entries=5, bytes=500, pinned_bytes=200)]
-    return pb.ObserveResponse(**{"stats": stats, "sessions": sessions, "folders": folders} | facts)
+    known: dict[str, Any] = {"stats": stats, "sessions": sessions, "folders": folders}
+    return pb.ObserveResponse(**known | facts)
 
 
 def look(at_s: float, ranks: int = 2, *, wait: float = 0.0, **facts: Any) -> Look:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import cv2
 import numpy as np
@@ -127,12 +127,19 @@ def busy_look(at_s: float, ranks: int) -> Look:
         wait_s = mean * at_s + 1.6 * np.sin(at_s / 9 + phases[rank])  # its slope is the wait
         steps = round(12.4 * (at_s - 0.6 * (wait_s - mean * at_s)))
         times = pb.TrainerTimes(wall_s=at_s, wait_s=wait_s, steps=steps, device=f"cuda:{rank % 8}")
-        state = {"waits_for": "decoding", "ready": 0} if (rank + int(at_s)) % 3 == 0 else {"ready": 1 + rank % 2}
-        about = {"urls": ["s3://imagenet/train/"], "times": times, "world_size": ranks, "batch_size": 256}
-        progress = {"epoch": 12, "step": 2210 + steps, "steps": 5004, "assigned_bytes": 120 << 30}
+        state: dict[str, Any] = (
+            {"waits_for": "decoding", "ready": 0} if (rank + int(at_s)) % 3 == 0 else {"ready": 1 + rank % 2}
+        )
+        about: dict[str, Any] = {
+            "urls": ["s3://imagenet/train/"],
+            "times": times,
+            "world_size": ranks,
+            "batch_size": 256,
+        }
+        progress: dict[str, Any] = {"epoch": 12, "step": 2210 + steps, "steps": 5004, "assigned_bytes": 120 << 30}
         sessions.append(session(rank, at_s, **about, **progress, **state))
     eval_times = pb.TrainerTimes(wall_s=at_s, wait_s=0.02 * at_s, steps=round(2 * at_s), device="cuda:0")
-    eval_job = {
+    eval_job: dict[str, Any] = {
         "urls": ["s3://imagenet/eval/"],
         "times": eval_times,
         "world_size": 1,

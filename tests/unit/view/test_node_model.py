@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -74,7 +74,7 @@ def test_the_verdict_is_about_the_job_that_waits() -> None:
     model = NodeModel()
     for second in range(4):
         at_s = 100.0 + second
-        slow = session(0, at_s, steps_per_s=0.5, id="slow0000", urls=["s3://bucket/val/"])
+        slow = session(0, at_s, steps_per_s=0.5, id="slow0000", urls=["s3://bucket/val/"], age_s=9e3)
         view = model.add(Look(at_s, [answer(at_s, [*(session(n, at_s, wait=0.5) for n in range(3)), slow])]))
     assert view.verdict is not None
     assert view.verdict.job == "bucket/train"
@@ -120,7 +120,7 @@ def test_a_gap_and_a_new_daemon_begin_anew() -> None:
 
 def test_a_rank_that_waits_says_for_what() -> None:
     """The state of a rank is in words; a batch that lies ready is not waited for."""
-    states = {
+    states: dict[str, dict[str, Any]] = {
         "waits for data": {"waits_for": "fetching", "ready": 0},
         "waits for decoding": {"waits_for": "decoding", "ready": 0},
         "computes": {"waits_for": "decoding", "ready": 1},
