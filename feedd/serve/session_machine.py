@@ -101,6 +101,7 @@ class StreamMachine:
 
     Attributes:
         leasing: the stream sends leases; otherwise it sends inline batches.
+        sent_step: the step behind the last batch that was sent; of a new stream, the first step.
     """
 
     def __init__(self, leases: Leases, start: Cursor, stride: int, lengths: Iterator[int], *, leasing: bool) -> None:
@@ -114,6 +115,7 @@ class StreamMachine:
             leasing: the client can be given leases.
         """
         self.leasing = leasing
+        self.sent_step = start.step
         self._leases = leases
         self._anchor = start
         self._next_step = start.step
@@ -150,6 +152,11 @@ class StreamMachine:
     def ready_sizes(self) -> list[int]:
         """Bytes of each slot whose batches wait for earlier ones."""
         return [step.outcome.size_bytes for step in self._steps if isinstance(step.outcome, Produced)]
+
+    @property
+    def ready_count(self) -> int:
+        """Number of slots whose batches wait for earlier steps, or are being sent."""
+        return len(self._sending) + sum(step.outcome is not None for step in self._steps)
 
     @property
     def ended(self) -> bool:
@@ -261,6 +268,7 @@ class StreamMachine:
         seq = self._next_seq
         self._next_seq += 1
         self._sending[seq] = made.slot
+        self.sent_step = made.batch.cursor.step + (made.batch_count - 1) + self._stride
         self._samples += made.sample_count
         self._bad_samples += made.bad_sample_count
         return Send(seq, made)
@@ -296,6 +304,13 @@ class SessionMachine:
         self._has_streamed = False
         self.leases = Leases(slot_count)
         self.stream: StreamMachine | None = None
+        self._ended_at = Cursor(0)
+
+    @property
+    def progress(self) -> Cursor:
+        """Where the stream is, or where the last one ended: the step behind the last batch that was sent."""
+        stream = self.stream
+        return self._ended_at if stream is None else Cursor(stream.epoch, stream.sent_step)
 
     @property
     def taken_count(self) -> int:
@@ -344,6 +359,7 @@ class SessionMachine:
         """Drop the stream after ``gone``, once all its productions have ended."""
         assert self.stream is not None, "no stream to end"
         assert self.stream.ended, "the stream's productions have not ended"
+        self._ended_at = self.progress
         self.stream = None
 
     def close(self) -> list[Instruction]:
