@@ -71,7 +71,7 @@ class TlsTransport(asyncio.BufferedProtocol):
         self._endpoint = endpoint
         self._tls = endpoint.begin(self._incoming, self._outgoing)
         self._above = above
-        self._session_kept = False
+        self._session_seen = False
         self._transport: Any = None  # of whichever loop: uvloop's are no asyncio.Transport
         self._paused = False
         self._why: Exception | None = None
@@ -174,8 +174,8 @@ class TlsTransport(asyncio.BufferedProtocol):
         while not dry and not self._paused and not self._transport.is_closing():
             buffer = self._above.get_buffer(-1)
             count, dry = self._decrypt(buffer)
-            if count and not self._session_kept:
-                self._session_kept = True
+            if count and not self._session_seen:
+                self._session_seen = True
                 self._endpoint.keep(self._tls)
             if count:
                 self._above.buffer_updated(count)
