@@ -152,6 +152,23 @@ def test_consecutive_rows_end_within_their_file(tmp_path: Path, first: int, undo
         assert gather(_request(path, **rows), [plain], MappedFiles(), arena).tolist() == undone
 
 
+def test_consecutive_values_may_overlap(tmp_path: Path) -> None:
+    """Values of ten bytes that begin one byte after another do not lie back to back."""
+    path, plain, content = tmp_path / "file", KINDS[5], bytes(range(64))
+    path.write_bytes(content)
+    request = _request(
+        path,
+        columns=(_column(plain, (0,), (1,)),),
+        ordinal=np.array([0, 4], "<u4").tobytes(),
+        are_consecutive=True,
+    )
+    with mmap.mmap(-1, ARENA_BYTES) as arena:
+        assert not gather(request, [plain], MappedFiles(), arena).size
+        for first, begin in ((0, 0), (4, 256)):
+            values = [_value(plain, content[first + row : first + row + plain.width_bytes]) or b"" for row in range(2)]
+            assert arena[begin : begin + 2 * plain.out_bytes] == b"".join(values)
+
+
 def _request(path: Path, **changes: Any) -> GatherRequest:
     fields: dict[str, Any] = {
         "id": 1,
