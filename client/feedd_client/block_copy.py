@@ -40,7 +40,8 @@ class Block:
         for tensor in self.tensors:
             at, own_bytes = tensor.data_ptr() - self.memory.start, bytes_of(tensor)
             view = there[at : at + own_bytes].view(tensor.dtype).view(tensor.shape)
-            made.append(view.clone() if own_bytes * _SMALL_SHARE < size_bytes else view)
+            # .data: no view for autograd, so that the trainer may change a field in place, with gradients
+            made.append(view.clone() if own_bytes * _SMALL_SHARE < size_bytes else view.data)
         return made
 
 

@@ -90,7 +90,7 @@ def _filled(static: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         )
     target = static[:rows] if values.ndim else static
     target.copy_(values, non_blocking=True)
-    return target
+    return target.data  # what autograd records of one batch is nothing to the next one
 
 
 def _tensor(leaf: object) -> torch.Tensor:

@@ -74,6 +74,11 @@ class SimTensor(_TENSOR):  # type: ignore[misc]  # torch types what a subclass m
         """False."""
         return False
 
+    @property
+    def data(self) -> Any:
+        """The same memory, which is no view for autograd."""
+        return SimTensor(self.elem, self.handle, self.number, self.cuda_)
+
     def record_stream(self, stream: SimStream) -> None:
         """Let the allocator wait for ``stream`` before it reuses the block."""
         with self.cuda_.machine.lock:

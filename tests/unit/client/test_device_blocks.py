@@ -80,6 +80,12 @@ def test_blocks_are_of_neighbours_that_fit() -> None:
     assert block.memory == range(start, start + 1032)
     copied = block.copied(lambda at: memory[at.start - start : at.stop - start].clone())
     assert all(torch.equal(one, two) for one, two in zip(copied, near, strict=True))
+    with torch.no_grad():  # as in the copy thread
+        (block,) = blocks_of(_views(memory, (0, 64, torch.float32), (256, 64, torch.float32)), addresses)
+        fields = block.copied(lambda at: memory[at.start - start : at.stop - start].clone())
+    weight = torch.nn.Parameter(torch.ones(()))
+    assert fields[0].mul_(weight).requires_grad
+    assert not fields[1].requires_grad
     assert not blocks_of(near[:1], addresses)
     assert not blocks_of(near, range(start + 20_000, start + 40_000))
     far = _views(memory, (0, 64, torch.uint8), (256, 64, torch.uint8), (30_000, 64, torch.uint8))

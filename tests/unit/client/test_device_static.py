@@ -50,6 +50,18 @@ def test_on_the_cpu_static_batches_have_fixed_addresses_too(bench: Bench) -> Non
     assert len(places) == 1
 
 
+def test_gradients_of_one_batch_do_not_reach_the_next() -> None:
+    """A trainer that changes a static batch in place, with gradients, gets plain values in the next one."""
+    weight = torch.nn.Parameter(torch.tensor(2.0))
+    sums = []
+    for batch in DeviceLoader([{"x": torch.full((2,), float(step))} for step in range(3)], "cpu", static=True):
+        assert not batch["x"].requires_grad
+        total = batch["x"].mul_(weight).sum()
+        total.backward()
+        sums.append(float(total.detach()))
+    assert sums == [0, 4, 8]
+
+
 def test_a_shorter_batch_fills_the_first_rows() -> None:
     """The last batch of an epoch may have fewer rows: it is the beginning of the same memory."""
     batches = [{"x": torch.full((rows, 3), rows)} for rows in (4, 4, 2)]
