@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from feedd.catalog.lost_objects import Reasons
     from feedd.catalog.stages import Stages
     from feedd.flow.arena import Arena
-    from feedd.ordering.batch_plan import BatchPlan, BatchPlanGroup, RunPlan
+    from feedd.ordering.batch_plan import AnyRunPlan, BatchPlan, BatchPlanGroup
     from feedd.recipe.bad_sample_policy import Failure
     from feedd.shard_index import ShardIndex
     from feedd.values import ShardFile, SlotRef
@@ -161,7 +161,7 @@ class PlainBatches:
 
     async def fill_run(
         self,
-        run: RunPlan,
+        run: AnyRunPlan,
         group: BatchPlanGroup,
         slot: SlotRef,
         indexes: Sequence[ShardIndex],
@@ -195,7 +195,7 @@ class PlainBatches:
         at = slot.index * self._arena.slot_bytes + first * self.batch_bytes
         starts = at + np.arange(len(run)) * self.batch_bytes
         out_at = starts[:, np.newaxis] + np.array([field.region.values_at for field in layout.fields])
-        ends = np.arange(run.rows, len(run.shard) + 1, run.rows)
+        ends = np.arange(1, len(run) + 1) * run.rows
         undone = await self._gathered(group, indexes, files, ends, out_at)
         if undone is None or len(undone):
             return None
@@ -237,7 +237,8 @@ class PlainBatches:
         columns = columns_of(indexes, self._recipes.distinct[0])
         if columns is None or len(files) > FILES_MAX:
             return None
-        task = GatherTask(files, self._arena_id, columns, group.shard_no, group.ordinal, ends, out_at)
+        rows = group.shard_no, group.ordinal, ends, out_at
+        task = GatherTask(files, self._arena_id, columns, *rows, are_firsts=group.are_firsts)
         return await self._stages.pool.gather(task)
 
     async def _decoded(

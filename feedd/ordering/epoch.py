@@ -227,6 +227,12 @@ class EpochMap:
             number = number[places]
         return shards[number], places - before[number]
 
+    def first_sample(self, window: int) -> tuple[int, int]:
+        """Return shard and ordinal of a window's first sample. Without shuffle, the others follow in that shard."""
+        shards = self.shards(window)
+        lows, _ = self._spans(window, shards[:1])
+        return int(shards[0]), int(lows[0])
+
     def window_samples(self, window: int) -> int:
         """Return the number of samples of a window. Its counts must be known."""
         return int(self._spans(window, self.shards(window))[1].sum())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from feedd import metrics
 from feedd.errors import FeeddError, NotFound, ObjectChanged
 from feedd.notices import NoticeKind, notices_of
-from feedd.ordering.batch_plan import RunPlan
+from feedd.ordering.batch_plan import AnyRunPlan
 from feedd.sessions.own_batches import OwnBatches, plan_leading
 from feedd.values import Cursor, EpochEnd
 
@@ -167,10 +167,12 @@ class Session:
             self._stages.recorder.observe(metrics.PIPELINE_BATCH_SECONDS, took_s)
         return made
 
-    async def _draw_run(self, at: Cursor, count: int) -> tuple[list[RunPlan | BatchPlan], EpochEnd | FeeddError | None]:
+    async def _draw_run(
+        self, at: Cursor, count: int
+    ) -> tuple[list[AnyRunPlan | BatchPlan], EpochEnd | FeeddError | None]:
         """Plan the steps of a run; they end before the end of the epoch, or before a step that cannot be planned."""
         parts = self._parts
-        plans: list[RunPlan | BatchPlan] = []
+        plans: list[AnyRunPlan | BatchPlan] = []
         step, end = at.step, at.step + count
         while step < end:
             here = Cursor(at.epoch, step, at.anchors)
@@ -182,7 +184,7 @@ class Session:
             if isinstance(found, EpochEnd):
                 return plans, found
             plans.append(found)
-            if isinstance(found, RunPlan):
+            if isinstance(found, AnyRunPlan):
                 step += len(found)
                 self._reach(Cursor(at.epoch, step - 1))
                 parts.prefetch_driver.advance(here, found.window, found.window)

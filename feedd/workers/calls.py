@@ -290,9 +290,9 @@ class GatherCall(_Short):
     """
 
     def __init__(self, task: GatherTask) -> None:
-        self._task = task = _in_parts(task)
+        self._task = task = task if task.are_firsts else _in_parts(task)
         self._starts = np.concatenate(([0], task.batch_ends[:-1]))
-        self._are_consecutive = _are_consecutive(task, self._starts)
+        self._are_consecutive = task.are_firsts or _are_consecutive(task, self._starts)
         self._undone: list[NDArray[np.int64]] = []
         self.busy_s = 0.0
 
@@ -321,8 +321,7 @@ class GatherCall(_Short):
         """Return the request for some units."""
         task = self._task
         low, high = int(self._starts[rows.start]), int(task.batch_ends[rows.stop - 1])
-        told = self._starts[rows.start : rows.stop] if self._are_consecutive else slice(low, high)
-        file_no = task.file_no[told]
+        file_no, ordinal = self._rows(rows, low, high)
         used = np.flatnonzero(np.bincount(file_no, minlength=len(task.files)))
         if len(used) < len(task.files):
             renumber = np.zeros(len(task.files), np.uint16)
@@ -346,12 +345,22 @@ class GatherCall(_Short):
             task.arena_id,
             columns,
             file_no.astype("<u2", copy=False).tobytes() if len(used) > 1 else b"",
-            task.ordinal[told].astype("<u4").tobytes(),
+            ordinal.astype("<u4").tobytes(),
             tuple((task.batch_ends[rows.start : rows.stop] - low).tolist()),
             task.out_at[rows.start : rows.stop].astype("<i8", copy=False).tobytes(),
             self._are_consecutive,
         )
         return Packet(encode(request), fds)
+
+    def _rows(self, units: range, low: int, high: int) -> tuple[NDArray[np.integer], NDArray[np.int64]]:
+        """Return file and sample of the rows from ``low`` to ``high``, or of the first row of each unit."""
+        task = self._task
+        if task.are_firsts:
+            return task.file_no[units.start : units.stop], task.ordinal[units.start : units.stop]
+        if self._are_consecutive:
+            firsts = self._starts[units.start : units.stop]
+            return task.file_no[firsts], task.ordinal[firsts]
+        return task.file_no[low:high], task.ordinal[low:high]
 
     def accept(self, rows: range, answer: Answer, fds: list[int]) -> None:  # noqa: ARG002 - the protocol's names
         """Keep the rows that were not copied."""

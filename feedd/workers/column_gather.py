@@ -113,6 +113,10 @@ class _Rows:
     def blocks(self, out_at: NDArray[np.int64], skip: NDArray[np.bool_]) -> Iterator[tuple[int, int, int]]:
         """Yield ranges of batches to copy together: equally many rows, at equal distances; and the distance."""
         sizes = self.ends - self.starts
+        distances = np.diff(out_at)
+        if self._goes_on and not skip.any() and (distances == distances[:1]).all():  # the usual case
+            yield 0, len(sizes), int(distances[0]) if len(distances) else 0
+            return
         low = 0
         while low < len(sizes):
             high = low + 1
@@ -124,6 +128,17 @@ class _Rows:
                     high += 1
                 yield low, high, step
             low = high
+
+    @functools.cached_property
+    def _goes_on(self) -> bool:
+        """Whether all batches have equally many rows, and each goes on where the one before ends."""
+        sizes = self.ends - self.starts
+        if (sizes != sizes[0]).any():
+            return False
+        if not self.are_consecutive:
+            return True
+        same_file = self._file_no is None or bool((self._file_no == self._file_no[0]).all())
+        return same_file and bool((np.diff(self._ordinal) == sizes[0]).all())
 
     def _continues(self, batch: int) -> bool:
         """Whether a batch may be copied with the one before: consecutive rows must go on where that one ends."""

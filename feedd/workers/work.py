@@ -141,6 +141,7 @@ class GatherTask:
         ordinal: int64[rows], sample in the file.
         batch_ends: int64[batches], the row behind the last row of each batch.
         out_at: int64[batches, columns], offset in the arena of the batch's values, which are back to back.
+        are_firsts: ``file_no`` and ``ordinal`` tell only the first row of each batch. The others follow in its file.
     """
 
     files: tuple[ShardFile, ...]
@@ -150,6 +151,7 @@ class GatherTask:
     ordinal: NDArray[np.int64]
     batch_ends: NDArray[np.int64]
     out_at: NDArray[np.int64]
+    are_firsts: bool = False
 
 
 @dataclass(frozen=True, slots=True)

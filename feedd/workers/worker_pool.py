@@ -238,11 +238,11 @@ class DecodePool:
             As ``decode``.
         """
         if self._poison.concerns(task.files):
-            return np.arange(len(task.ordinal))
+            return np.arange(task.batch_ends[-1])
         call = GatherCall(task)
         await self._dispatch.do(call, self._dispatch.spread(call.rows, call.request_units))
         undone = call.undone
-        self._recorder.count(metrics.DECODE_SAMPLES, len(task.ordinal) - len(undone))
+        self._recorder.count(metrics.DECODE_SAMPLES, int(task.batch_ends[-1]) - len(undone))
         return undone
 
     def attach(self, arena_id: int, fd: int, size_bytes: int, owner: Hashable = None) -> None:

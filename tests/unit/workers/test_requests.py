@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from feedd.recipe.recipe import parse_field
 from feedd.values import ObjectRef, ShardFile
 from feedd.workers.calls import GatherCall
-from feedd.workers.messages import MESSAGE_BYTES_MAX, GatherRequest, request_decoder
+from feedd.workers.messages import MESSAGE_BYTES_MAX, Gathered, GatherRequest, request_decoder
 from feedd.workers.work import Column, GatherTask
 
 
@@ -77,3 +79,15 @@ def test_undone_rows_are_counted_from_the_tasks_beginning() -> None:
     call.give_up(range(3, 4), "SIGBUS")
     call.give_up(range(1, 2), "SIGBUS")
     assert call.undone.tolist() == [2, 3, 6, 7]
+
+
+def test_a_task_may_tell_the_first_row_of_each_batch_alone() -> None:
+    """The request is the one for the same rows told one by one, and its answer names rows alike."""
+    rows = _task([2] * 1024, 256)
+    firsts = replace(rows, file_no=rows.file_no[::256], ordinal=rows.ordinal[::256], are_firsts=True)
+    calls = GatherCall(rows), GatherCall(firsts)
+    one, other = (call.packet(range(1, 4), 1).payload for call in calls)
+    assert one == other
+    for call in calls:
+        call.accept(range(1, 4), Gathered(1, 0.0, np.array([0, 300], "<i4").tobytes()), [])
+        assert call.undone.tolist() == [256, 556]
