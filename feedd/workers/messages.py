@@ -62,10 +62,12 @@ class Prepare(msgspec.Struct, frozen=True, array_like=True, tag="prepare"):
     """Data for these modules of ``codecs`` and these converters will come: import what they need.
 
     See ``recipe.slow_imports`` for the modules, and ``convert.conversion_registry`` for the converters.
+    ``when_idle``: such data may come; import once no request has come for a moment.
     """
 
     modules: tuple[str, ...] = ()
     converters: tuple[str, ...] = ()
+    when_idle: bool = False
 
 
 class ReportStart(msgspec.Struct, frozen=True, array_like=True, tag="report_start"):
