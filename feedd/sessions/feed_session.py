@@ -177,8 +177,7 @@ class Session:
         while step < end:
             here = Cursor(at.epoch, step, at.anchors)
             try:
-                run = parts.catalog.draw_run(parts.reader, here, end - step)
-                found = run or await self._draw(here)
+                found = await self._draw_some(here, end - step)
             except FeeddError as error:
                 return plans, error
             if isinstance(found, EpochEnd):
@@ -191,6 +190,17 @@ class Session:
             else:
                 step += 1
         return plans, None
+
+    async def _draw_some(self, at: Cursor, count: int) -> AnyRunPlan | BatchPlan | EpochEnd:
+        """Plan up to ``count`` steps, or only the first one if no run begins there."""
+        parts = self._parts
+        run = parts.catalog.draw_run(parts.reader, at, count)
+        if run is not None:
+            return run
+        drawn = await self._draw(at)
+        if isinstance(drawn, EpochEnd):
+            return drawn
+        return parts.catalog.draw_run(parts.reader, at, count) or drawn  # its window is known now
 
     def release(self, slot: SlotRef) -> None:
         """Free the slot of a batch that was produced."""
