@@ -168,7 +168,7 @@ class SpanPlan:
     def expanded(self) -> RunPlan:
         """Return the same batches with a shard and an ordinal for each row."""
         ordinal = (self.firsts[:, np.newaxis] + np.arange(self.rows)).reshape(-1)
-        shard = np.full(len(ordinal), self.shard)
+        shard = np.broadcast_to(np.int64(self.shard), ordinal.shape)
         return RunPlan(self.cursor, shard, ordinal, self.rows, self.window, self.seeds)
 
     def plans(self) -> list[BatchPlan]:
@@ -245,6 +245,8 @@ class BatchPlanGroup:
     def _numbered(
         cls, batches: tuple[BatchPlan, ...], shard: NDArray[np.int64], ordinal: NDArray[np.int64]
     ) -> BatchPlanGroup:
+        if shard.strides == (0,):  # a window of one shard
+            return cls(batches, [int(shard[0])], np.broadcast_to(np.int32(0), shard.shape), ordinal)
         low, high = int(shard.min()), int(shard.max())
         if high - low > max(shard.shape[0], _TABLE_LEAST):
             distinct, inverse = np.unique(shard, return_inverse=True)

@@ -336,7 +336,9 @@ def _piece(rows: WindowRows, piece: Piece) -> WindowRows:
 def _span(plan: NodeEpoch, piece: Piece) -> WindowRows:
     """Return the samples of a piece without shuffle."""
     shard, first = plan.first_sample(piece.partition, piece.segment.window)
-    return np.full(piece.size, shard), np.arange(first + piece.segment.low, first + piece.segment.high)
+    return np.broadcast_to(np.int64(shard), (piece.size,)), np.arange(
+        first + piece.segment.low, first + piece.segment.high
+    )
 
 
 def _gather(plan: NodeEpoch, parts: Sequence[WindowRows], found: Step, at: Cursor, options: EpochOptions) -> BatchPlan:

@@ -157,6 +157,9 @@ class GatherRequest(msgspec.Struct, frozen=True, array_like=True, tag="gather"):
     batch_ends: tuple[int, ...]
     out_at: bytes  # int64[batches, columns], offset in the arena
     are_consecutive: bool = False  # rows of a batch are successive samples: the two arrays tell each batch's first row
+    rows_at: int = (
+        -1
+    )  # offset in the arena of ordinal, and file_no behind it, where the batches will lie; -1: they came
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):

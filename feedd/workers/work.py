@@ -142,6 +142,8 @@ class GatherTask:
         batch_ends: int64[batches], the row behind the last row of each batch.
         out_at: int64[batches, columns], offset in the arena of the batch's values, which are back to back.
         are_firsts: ``file_no`` and ``ordinal`` tell only the first row of each batch. The others follow in its file.
+        in_order: the batches lie in one slot, one behind the other. Until they are copied, ``file_no`` and ``ordinal``
+            may lie in their place.
     """
 
     files: tuple[ShardFile, ...]
@@ -152,6 +154,7 @@ class GatherTask:
     batch_ends: NDArray[np.int64]
     out_at: NDArray[np.int64]
     are_firsts: bool = False
+    in_order: bool = False
 
 
 @dataclass(frozen=True, slots=True)

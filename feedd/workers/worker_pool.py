@@ -15,7 +15,6 @@ from feedd.recipe.slow_imports import slow_module
 from feedd.workers.autoscaler import Autoscaler
 from feedd.workers.calls import (
     DecodeCall,
-    GatherCall,
     IndexCall,
     MeasureCall,
     PinCall,
@@ -26,6 +25,7 @@ from feedd.workers.convert_call import MakeCall
 from feedd.workers.descriptors import copies
 from feedd.workers.dispatch import Dispatch
 from feedd.workers.fixed_width import chunk_rows, request_rows
+from feedd.workers.gather_call import GatherCall
 from feedd.workers.messages import Attach, Detach, Packet, Prepare, encode
 from feedd.workers.poison import Poison
 from feedd.workers.supervisor import WorkerSupervisor
@@ -239,7 +239,8 @@ class DecodePool:
         """
         if self._poison.concerns(task.files):
             return np.arange(task.batch_ends[-1])
-        call = GatherCall(task)
+        arena_fd, _ = self._arenas.get(task.arena_id, (-1, 0))
+        call = GatherCall(task, arena_fd)
         await self._dispatch.do(call, self._dispatch.spread(call.rows, call.request_units))
         undone = call.undone
         self._recorder.count(metrics.DECODE_SAMPLES, int(task.batch_ends[-1]) - len(undone))

@@ -100,8 +100,11 @@ def test_as_row_by_row(tmp_path_factory: pytest.TempPathFactory, data: st.DataOb
     out_at = _places(sizes, plains, [data.draw(st.sampled_from([0, 0, 256])) for _ in sizes])
     rows_of = file_no[told].astype("<u2").tobytes() if len(files) > 1 else b"", ordinal[told].astype("<u4").tobytes()
     places = tuple(np.cumsum(sizes).tolist()), np.array(out_at, "<i8").tobytes()
-    request = GatherRequest(1, tuple(files), 7, tuple(columns), *rows_of, *places, are_consecutive)
-    arena = mmap.mmap(-1, ARENA_BYTES)
+    arena, rows_at = mmap.mmap(-1, ARENA_BYTES), -1
+    if not are_consecutive and data.draw(st.booleans()):
+        rows_at, told_bytes = int(np.min(out_at)), b"".join(reversed(rows_of))
+        arena[rows_at : rows_at + len(told_bytes)], rows_of = told_bytes, (b"", b"")
+    request = GatherRequest(1, tuple(files), 7, tuple(columns), *rows_of, *places, are_consecutive, rows_at)
     undone = set(gather(request, plains, MappedFiles(), arena).tolist())
     first = 0
     for size, its in zip(sizes, out_at, strict=True):
