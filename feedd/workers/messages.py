@@ -210,6 +210,7 @@ class NeedRanges(msgspec.Struct, frozen=True, array_like=True, tag="need"):
     id: int
     busy_s: float
     spans: tuple[tuple[int, int], ...]
+    table_bytes: int = -1  # size of the shard, which is a table; -1: only the conversion tells it
 
 
 class Pinned(msgspec.Struct, frozen=True, array_like=True, tag="pinned"):

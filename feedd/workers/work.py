@@ -203,6 +203,19 @@ class ConvertedShard:
     index: ShardIndex | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class MissingRanges:
+    """What a conversion lacks.
+
+    Attributes:
+        ranges: ranges of the object that must be available before the conversion.
+        table_bytes: size of the shard, which is a table; -1: only the conversion tells the size.
+    """
+
+    ranges: tuple[ByteRange, ...]
+    table_bytes: int = -1
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class BadRow:
     """A row that could not be decoded, the first field that failed, and why. Its place in the slot holds garbage."""

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from feedd.protocols import Recorder
     from feedd.shard_index import ShardIndex
-    from feedd.values import ByteRange, FieldRecipe, ShardFile
+    from feedd.values import FieldRecipe, ShardFile
     from feedd.workers.work import (
         ConvertedShard,
         DecodeOptions,
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         FieldWork,
         GatherTask,
         MakeTask,
+        MissingRanges,
         Piece,
     )
 
@@ -119,7 +120,7 @@ class DecodePool:
         assert call.index is not None
         return call.index
 
-    async def make(self, task: MakeTask) -> ConvertedShard | tuple[ByteRange, ...]:
+    async def make(self, task: MakeTask) -> ConvertedShard | MissingRanges:
         """Convert an object into a shard, or return the missing ranges of the object that are needed first.
 
         The converting worker gets no other work. When this method returns or raises, nothing writes to ``out_fd`` any
