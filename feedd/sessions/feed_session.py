@@ -126,9 +126,9 @@ class Session:
             raise
         finally:
             self._ended(call)
-        for _ in made:
+        if made:
             took_s = (self._stages.clock.monotonic_s() - began_s) / len(made)
-            self._stages.recorder.observe(metrics.PIPELINE_BATCH_SECONDS, took_s)
+            self._stages.recorder.observe(metrics.PIPELINE_BATCH_SECONDS, took_s, len(made))
         found = [*made, *(ends if len(made) == len(plans) else ())]
         if self._furthest in steps[len(found) :]:
             self._furthest = steps[len(found) - 1]  # the client asks for later steps again
@@ -163,8 +163,7 @@ class Session:
         if isinstance(made.failure, ObjectChanged | NotFound):
             self._parts.catalog.forget(self._parts.view.listing)
         took_s = (self._stages.clock.monotonic_s() - began_s) / made.batch_count
-        for _ in range(made.batch_count):
-            self._stages.recorder.observe(metrics.PIPELINE_BATCH_SECONDS, took_s)
+        self._stages.recorder.observe(metrics.PIPELINE_BATCH_SECONDS, took_s, made.batch_count)
         return made
 
     async def _draw_run(
