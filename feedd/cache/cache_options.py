@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from feedd.cache.prefetcher import PrefetchLimits
 from feedd.units import MIB
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ class CacheOptions:
         size_bytes: upper limit of disk bytes, headers and block rounding included.
         free_reserve_bytes: free space the cache leaves on the file system for others.
         fill_deadline_s: longest time the fetch of one object may take.
-        prefetch_fills: concurrent fills for wishes that no acquirer waits for yet.
+        prefetching: bounds of the fills that no acquirer waits for yet.
         verify: when an entry's bytes are compared with their checksums. ``use``: each time the entry goes into use.
             ``boot``: at its first use after a start. ``off``: never, only the header and the length are checked.
         verified_for_s: time for which a verified entry is not verified again.
@@ -33,7 +34,7 @@ class CacheOptions:
     size_bytes: int
     free_reserve_bytes: int = 256 * MIB
     fill_deadline_s: float = 1800.0
-    prefetch_fills: int = 4
+    prefetching: PrefetchLimits = field(default_factory=PrefetchLimits)
     verify: Literal["use", "boot", "off"] = "use"
     verified_for_s: float = 600.0
     quotas: Mapping[str, int] = field(default_factory=dict)
@@ -46,8 +47,6 @@ class CacheOptions:
             raise ValueError(f"expected free_reserve_bytes of 0 or more, got {self.free_reserve_bytes}")
         if self.fill_deadline_s <= 0:
             raise ValueError(f"expected fill_deadline_s above 0, got {self.fill_deadline_s}")
-        if self.prefetch_fills < 0:
-            raise ValueError(f"expected prefetch_fills of 0 or more, got {self.prefetch_fills}")
         if self.verify not in {"use", "boot", "off"}:
             raise ValueError(f"expected verify of use, boot or off, got {self.verify}")
         if not self.verified_for_s >= 0:

@@ -32,7 +32,7 @@ class DiskCache(PlacedCache):
     def __init__(self, options: CacheOptions, fetcher: ShardFetcher, recorder: Recorder, clock: Clock) -> None:
         again_s = options.verified_for_s if options.verify == "use" else math.inf
         rule = CheckRule(blocks=options.verify != "off", again_s=again_s)
-        core = CoreOptions(options.fill_deadline_s, options.prefetch_fills, rule)
+        core = CoreOptions(options.fill_deadline_s, options.prefetching, rule)
         super().__init__(DirectoryStorage(options), core, fetcher, recorder, clock)
         self._name = f"{options.directory}, {format_size(options.size_bytes)}"
         self._size_bytes = options.size_bytes

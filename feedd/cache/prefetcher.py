@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from feedd.cache.policy.cache_index import Reservation, TooLarge
 from feedd.cache.policy.eviction_order import EntryState
@@ -19,6 +19,34 @@ if TYPE_CHECKING:
     from feedd.cache.running_fills import Fills
     from feedd.flow.singleflight import Flight
     from feedd.values import ObjectRef
+
+
+_FEW: Final = 4
+"""Early fills that may run whatever their size: while one ends, the next ones begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefetchLimits:
+    """Bounds of the fills in advance of any acquirer.
+
+    A shard takes at least one request, and a request at least one round trip. So a store far away needs as many fills
+    as there may be requests. Of large shards, a few fills take all requests.
+
+    Attributes:
+        fills: most fills at once.
+        size_bytes: no other fill begins while those that run have this many bytes together, but up to four may run.
+    """
+
+    fills: int = _FEW
+    size_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        if self.fills < 0 or self.size_bytes < 0:
+            raise ValueError(f"expected limits of prefetching of 0 or more, got {self.fills} and {self.size_bytes}")
+
+    def admit(self, fill_count: int, running_bytes: int) -> bool:
+        """Whether another fill may begin beside those that run."""
+        return fill_count < self.fills and (fill_count < _FEW or running_bytes < self.size_bytes)
 
 
 @dataclass(slots=True, eq=False)
@@ -37,14 +65,14 @@ class Prefetcher:
     its use. So prefetching cannot fight with acquirers over a cache that is too small for both.
     """
 
-    def __init__(self, index: CacheIndex, fills: Fills, cache_metrics: CacheMetrics, fills_max: int) -> None:
+    def __init__(self, index: CacheIndex, fills: Fills, cache_metrics: CacheMetrics, limits: PrefetchLimits) -> None:
         self._index = index
         self._fills = fills
         self._cache_metrics = cache_metrics
-        self._fills_max = fills_max
+        self._limits = limits
         self._wishes = WishLists()
         self._running: dict[Entry, _EarlyFill] = {}
-        self._started_count = 0
+        self._started_count = self._started_bytes = 0
 
     def wish(self, owner: str, refs: Sequence[ObjectRef]) -> None:
         """Replace the owner's list; an empty list also gives up running fills that no other owner wants."""
@@ -59,10 +87,10 @@ class Prefetcher:
     def pump(self) -> None:
         """Start all fills that can start now."""
         progress = True
-        while progress and self._started_count < self._fills_max:
+        while progress and self._has_room():
             progress = False
             for owner in self._wishes.owners():
-                if self._started_count < self._fills_max and self._serve(owner):
+                if self._has_room() and self._serve(owner):
                     progress = True
 
     def ended(self, entry: Entry, error: BaseException | None) -> None:
@@ -77,6 +105,9 @@ class Prefetcher:
     def close(self) -> None:
         """Forget all wishes; the caller cancels the fills."""
         self._wishes.clear()
+
+    def _has_room(self) -> bool:
+        return self._limits.admit(self._started_count, self._started_bytes)
 
     def _serve(self, owner: str) -> bool:
         """Start one fill for the owner; False if none of its wishes can be started now."""
@@ -102,11 +133,15 @@ class Prefetcher:
         early = self._running.get(entry)
         if early is None:
             self._running[entry] = _EarlyFill(self._fills.join(entry), {owner}, started)
-            self._started_count += started
+            if started:
+                self._started_count += 1
+                self._started_bytes += entry.ref.size_bytes
         else:
             early.owners.add(owner)
 
     def _forget(self, entry: Entry) -> _EarlyFill:
         early = self._running.pop(entry)
-        self._started_count -= early.started
+        if early.started:
+            self._started_count -= 1
+            self._started_bytes -= entry.ref.size_bytes
         return early

@@ -19,7 +19,7 @@ from feedd.cache.ondisk.unindexed_files import Examination
 from feedd.cache.pins import Pins
 from feedd.cache.policy.cache_index import FullNow, Reservation, TooLarge
 from feedd.cache.policy.eviction_order import EntryState
-from feedd.cache.prefetcher import Prefetcher
+from feedd.cache.prefetcher import Prefetcher, PrefetchLimits
 from feedd.cache.running_fills import Fills
 from feedd.cache.space_queue import SpaceQueue
 from feedd.metrics import CACHE_EVICTIONS, CACHE_HITS, CACHE_MISSES
@@ -44,12 +44,12 @@ class CoreOptions:
 
     Attributes:
         fill_deadline_s: longest time the fetch of one object may take.
-        prefetch_fills: concurrent fills for wishes that no acquirer waits for yet.
+        prefetching: bounds of the fills that no acquirer waits for yet.
         rule: how closely entries are verified before their use.
     """
 
     fill_deadline_s: float = 1800.0
-    prefetch_fills: int = 4
+    prefetching: PrefetchLimits = field(default_factory=PrefetchLimits)
     rule: CheckRule = field(default_factory=CheckRule)
 
 
@@ -90,7 +90,7 @@ class PlacedCache(CacheView):
         self._queue: SpaceQueue[_Grant] = SpaceQueue(opened.index.space.group)
         filler = Filler(self._storage, self._fetcher, options.fill_deadline_s)
         self._fills = Fills(self._group, self._index, filler, self._cache_metrics, self._clock, self._fill_ended)
-        self._prefetcher = Prefetcher(self._index, self._fills, self._cache_metrics, options.prefetch_fills)
+        self._prefetcher = Prefetcher(self._index, self._fills, self._cache_metrics, options.prefetching)
         self._checks = Checks(self._group, self._storage, self._clock, options.rule)
         self._early_checks = EarlyChecks(self._group, self._index, self._checks, self._refetch)
         self._unindexed = Examination(self._storage, self._index, self._cache_metrics, opened.unindexed)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
+from functools import partial
 from typing import TYPE_CHECKING
+
+import structlog
 
 from feedd.access import FILE_ROOT
 from feedd.catalog.urls import S3_SCHEME, parse_url
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
     from feedd.range_sink import RangeSink
     from feedd.values import ByteRange, ObjectChecksum, ObjectRef, ReadProgress
 
+_log = structlog.get_logger(__name__)
+
 
 class BucketState:
     """The state machines of one bucket.
@@ -45,9 +50,11 @@ class BucketState:
         sizes: how large parts are.
     """
 
-    def __init__(self, options: SourceOptions) -> None:
+    def __init__(self, options: SourceOptions, root: str) -> None:
         self.quota = RetryQuota()
-        self.concurrency = ConcurrencyLimit(options.parts_in_flight)
+        self.concurrency = ConcurrencyLimit(
+            options.parts_in_flight, pinned=options.pinned, on_change=partial(_changed, root)
+        )
         self.sizes = PartSize(options.part_size_bytes, options.parts_in_flight, options.bytes_in_flight)
         policy = HedgePolicy(share=options.hedge_share, initial_bytes=8 * self.sizes.aim_bytes)
         self.hedger = Hedger(policy) if options.hedge_share else None
@@ -96,7 +103,7 @@ class BucketStores:
         """Return the state of a store: limits and rates learned from its answers."""
         found = self._states.get(root)
         if found is None:
-            found = self._states[root] = BucketState(self._options)
+            found = self._states[root] = BucketState(self._options, root)
         return found
 
     async def put(self, location: Location, data: bytes, over: str | None) -> ObjectRef:
@@ -198,6 +205,10 @@ async def _generator(store: ObjectStore, prefix: str, start_after: str) -> Async
     async with closing_pages(store.list(prefix, start_after)) as pages:
         async for page in pages:
             yield page
+
+
+def _changed(root: str, before: int, now: int, reason: str) -> None:
+    _log.info("requests in flight changed", store=root, before=before, now=now, reason=reason)
 
 
 def is_s3(root: str) -> bool:

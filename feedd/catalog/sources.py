@@ -90,7 +90,7 @@ class Sources:
                 options.part_size_bytes,
                 options.parts_in_flight,
                 verified=options.verify == "checksum",
-                lanes=options.transfer_threads,
+                writers=options.transfer_threads,
             ),
             concurrency_of=lambda root: self.buckets.state(root).concurrency,
             sizes_of=lambda root: self.buckets.state(root).sizes,

@@ -26,6 +26,7 @@ class PipelineOptions:
         arena_per_owner_bytes: maximum memory of the arenas of one owner; 0: ``arena_bytes``.
         slots_max: maximum slots of one session.
         ready_bytes: size limit of a shard with predecoded images (see ``sessions.decoded_cache``); 0: no predecoding.
+        readahead_bytes: size of the shards that sessions prefetch if shards are small (see ``EpochAccess.wishes``).
         access_rules: what each owner may read.
     """
 
@@ -34,6 +35,7 @@ class PipelineOptions:
     arena_per_owner_bytes: int = 0
     slots_max: int = 64
     ready_bytes: int = 0
+    readahead_bytes: int = 0
     access_rules: AccessRules = field(default_factory=AccessRules)
 
 

@@ -44,6 +44,15 @@ LanesFlag = Annotated[
     str | None,
     typer.Option("--lanes", help="Number of daemons that share this node, or auto.", rich_help_panel=_PANEL),
 ]
+AutotuneFlag = Annotated[
+    bool | None,
+    typer.Option(
+        "--autotune/--no-autotune",
+        help="Adapt the numbers of workers and requests to demand, or keep them at their maximum.",
+        show_default=False,
+        rich_help_panel=_PANEL,
+    ),
+]
 LogFlag = Annotated[
     str | None, typer.Option("--log", help="json, text, or auto: text on a terminal.", rich_help_panel=_PANEL)
 ]
@@ -72,6 +81,7 @@ class Flags:
     log_level: str | None = None
     set: list[str] | None = None
     lanes: str | None = None
+    autotune: bool | None = None
 
     def load(self, unsaid: Mapping[str, tuple[object, str]] | None = None) -> Effective:
         """Merge the flags with environment and file.
@@ -97,9 +107,10 @@ class Flags:
             "--log": self.log,
             "--log-level": self.log_level,
         }
+        switches = [] if self.autotune is None else ["--autotune" if self.autotune else "--no-autotune"]
         pairs = [(name, value) for name, value in plain.items() if value]
         pairs += [("--listen", address) for address in self.listen or ()] + [("--set", one) for one in self.set or ()]
-        return [part for pair in pairs for part in pair]
+        return switches + [part for pair in pairs for part in pair]
 
     def _given(self) -> dict[str, tuple[object, str]]:
         given: dict[str, tuple[object, str]] = {}
@@ -115,6 +126,7 @@ class Flags:
             "status": (self.status, "flag --status"),
             "decode.workers": (self.workers, "flag --workers"),
             "lanes": (self.lanes, "flag --lanes"),
+            "autotune": (self.autotune, "flag --autotune" if self.autotune else "flag --no-autotune"),
             "log.format": (self.log, "flag --log"),
             "log.level": (self.log_level, "flag --log-level"),
         }

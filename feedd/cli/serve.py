@@ -18,6 +18,7 @@ from feedd import __version__
 from feedd.cache.ondisk.directory_lock import DirectoryLock
 from feedd.cli.ephemeral import ephemeral_config, note_cache_dir, sweep
 from feedd.cli.flags import (
+    AutotuneFlag,
     CacheDirFlag,
     CacheSizeFlag,
     ConfigFlag,
@@ -56,6 +57,7 @@ def serve(
     log_level: LogLevelFlag = None,
     set_: SetFlag = None,
     lanes: LanesFlag = None,
+    autotune: AutotuneFlag = None,
     standby: Annotated[  # noqa: FBT002 - a flag is a flag
         bool, typer.Option("--standby", help="Start next to a running daemon, and take over when it ends.")
     ] = False,
@@ -68,7 +70,7 @@ def serve(
     With --lanes, several daemons share the node: each has its part of the cores, the memory and the cache. Trainers
     use one address, and find their lane by their local rank.
     """
-    flags = Flags(config, listen, cache_dir, cache_size, status, workers, log, log_level, set_, lanes)
+    flags = Flags(config, listen, cache_dir, cache_size, status, workers, log, log_level, set_, lanes, autotune)
     with ephemeral_config(flags) if ephemeral else nullcontext(flags.load()) as effective:
         if ephemeral:
             note_cache_dir(effective.config)

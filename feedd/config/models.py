@@ -299,6 +299,12 @@ class Config(Section):
         1,
         description="daemons that share this node, its cores, memory and cache; auto: one per 16 cores",
     )
+    autotune: bool = Field(
+        default=True,
+        description=(
+            "workers and requests in flight follow demand; false: always decode.workers_max and fetch.parts_in_flight"
+        ),
+    )
     status: Status = Field("127.0.0.1:7071", description="address of the status page and metrics; off: no page")
     cache: CacheConfig = _section(CacheConfig)
     fetch: FetchConfig = _section(FetchConfig)

@@ -19,6 +19,7 @@ from feedd.cache.joint_gauges import JointGauges
 from feedd.cache.late_disk import LateDisk, may_pass
 from feedd.cache.ondisk.probe import try_directory
 from feedd.cache.policy.health import HealthOptions
+from feedd.cache.prefetcher import PrefetchLimits
 from feedd.cache.tiers import TieredCache
 from feedd.catalog.learned_counts import Learned
 from feedd.catalog.pack_reads import PackReads
@@ -51,6 +52,9 @@ if TYPE_CHECKING:
 _log = structlog.get_logger(__name__)
 _READY_SHARE = 8  # one part in this many of memory, for predecoded shards being made at one time
 _MAKINGS_MAX = 16  # each keeps an object and the shard made of it in memory
+_READAHEAD_SHARE = (
+    1 / 8
+)  # of the cache: shards fetched further ahead take room from those that the next epoch finds again
 
 
 def source_options(config: Config, access_rules: AccessRules | None = None) -> SourceOptions:
@@ -59,6 +63,7 @@ def source_options(config: Config, access_rules: AccessRules | None = None) -> S
     return SourceOptions(
         part_size_bytes=0 if fetch.part_size == "auto" else fetch.part_size,
         parts_in_flight=fetch.parts_in_flight,
+        pinned=not config.autotune,
         bytes_in_flight=fetch.bytes_in_flight,
         transfer_threads=fetch.transfer_threads,
         attempts_max=fetch.attempts,
@@ -79,6 +84,7 @@ def cache_options(config: Config) -> CacheOptions:
         directory=config.cache.dir,
         size_bytes=config.cache.size,
         free_reserve_bytes=config.cache.free_reserve,
+        prefetching=PrefetchLimits(config.fetch.parts_in_flight, config.fetch.bytes_in_flight),
         quotas=config.cache.quotas,
         verify=config.cache.verify,
         allow_network_fs=config.cache.allow_network_fs,
@@ -121,9 +127,9 @@ def _makings(config: Config) -> int:
 def decode_options(config: Config) -> DecodeOptions:
     """Translate the ``decode`` section."""
     decode = config.decode
-    auto = decode.workers == "auto"
+    auto = decode.workers == "auto" and config.autotune
     return DecodeOptions(
-        workers=default_workers(decode.workers_max) if decode.workers == "auto" else decode.workers,
+        workers=default_workers(decode.workers_max) if auto else workers_max(config),
         workers_max=decode.workers_max if auto else 0,
         cpus=decode.cpus,
         nice=decode.nice,
@@ -199,6 +205,7 @@ async def open_pipeline(
         arena_bytes=config.arena.size,
         slots_max=config.arena.slots_max,
         ready_bytes=ready_bytes(config),
+        readahead_bytes=min(config.fetch.bytes_in_flight, int(config.cache.size * _READAHEAD_SHARE)),
         access_rules=rules,
         arena_per_owner_bytes=config.limits.arena_per_owner or (config.arena.size // 4 * 3 if config.shared else 0),
     )

@@ -47,6 +47,7 @@ class SourceOptions:
         part_size_bytes: size of one ranged GET; 0: chosen by the object's size and the bucket's recent speed.
         parts_in_flight: concurrent ranged GETs, over all shards. Small objects that are samples may use eight times
             as many. See ``connections_max``.
+        pinned: always have that many in flight, unless the store throttles; False: while they raise the throughput.
         bytes_in_flight: bytes of parts being received at one time.
         transfer_threads: threads that move bodies into files on disk, and as many for files in memory.
         attempts_max: attempts of one request that bring no bytes, the first included. Throttling is bounded by time
@@ -72,6 +73,7 @@ class SourceOptions:
 
     part_size_bytes: int = 0
     parts_in_flight: int = 16
+    pinned: bool = False
     bytes_in_flight: int = 256 * MIB
     transfer_threads: int = 2
     attempts_max: int = 8

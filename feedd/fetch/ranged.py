@@ -36,13 +36,13 @@ class FetchLimits:
         part_size_bytes: size of one request; 0: chosen by the object and its bucket.
         parts_in_flight: concurrent requests, over all objects.
         verified: verify objects against their stores' checksums.
-        lanes: number of writing threads, each with a different file; see ``FetchScheduler``.
+        writers: number of writing threads, each with a different file; see ``FetchScheduler``.
     """
 
     part_size_bytes: int
     parts_in_flight: int
     verified: bool = False
-    lanes: int = 2
+    writers: int = 2
 
 
 class RangeFetcher:
@@ -86,7 +86,7 @@ class RangeFetcher:
             limits.parts_in_flight,
             budget,
             lambda root: self._concurrency_of(root).limit,
-            limits.lanes,
+            limits.writers,
             lambda: self._turns.limit,
         )
 

@@ -133,10 +133,10 @@ _SMALL_BYTES = 1 << 20
 class FetchScheduler(Generic[_S]):
     """Decides which fetch may begin a part: bounded in parts, in parts per group, and in bytes; pure bookkeeping.
 
-    Candidates for a place are the most urgent fetches whose groups have room, at most ``lanes`` of them; among equals
-    the earlier go first. The candidate with the fewest parts in flight gets the place. There is one lane per writing
-    thread, because a file admits one writer at a time. Measured, two threads on two files bring 2.1 GB/s at 0.60
-    CPU-seconds per GB; on one file they bring 1.8 at 0.72.
+    Candidates for a place are the most urgent fetches whose groups have room, at most ``writers`` of them; among equals
+    the earlier go first. The candidate with the fewest parts in flight gets the place. There are as many candidates as
+    threads that write, because a file admits one writer at a time. Measured, two threads on two files bring 2.1 GB/s at
+    0.60 CPU-seconds per GB; on one file they bring 1.8 at 0.72.
 
     While a caller waits for a fetch, the more urgent fetch always goes first. A first batch needs the shards of a whole
     window, so after the first shard it waits for the next.
@@ -151,7 +151,7 @@ class FetchScheduler(Generic[_S]):
         places_max: parts in flight together.
         budget: bytes of the parts in flight; used by this scheduler only.
         limit_of: returns the current limit of parts in flight of one group.
-        lanes: number of fetches that progress side by side.
+        writers: number of fetches that progress side by side.
         small_limit: returns the current limit of small objects in flight, 1 or more. None: as many as there are places.
     """
 
@@ -160,12 +160,12 @@ class FetchScheduler(Generic[_S]):
         places_max: int,
         budget: ByteBudget,
         limit_of: Callable[[str], int],
-        lanes: int = 2,
+        writers: int = 2,
         small_limit: Callable[[], int] | None = None,
     ) -> None:
         if places_max < 1:
             raise ValueError(f"expected 1 or more places, got {places_max}")
-        self._lanes = lanes
+        self._writers = writers
         self._slots_max = places_max
         self._budget = budget
         self._limit_of = limit_of
@@ -310,7 +310,7 @@ class FetchScheduler(Generic[_S]):
                 )
         if not able:
             return None
-        first, *rest = sorted(able)[: self._lanes]  # for a few dozen fetches, sorting is faster than a heap
+        first, *rest = sorted(able)[: self._writers]  # for a few dozen fetches, sorting is faster than a heap
         chosen, fewest = first, self._waiting[first[-1]].in_flight_count
         for other in rest:
             held = self._waiting[other[-1]].in_flight_count

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
@@ -21,8 +21,24 @@ if TYPE_CHECKING:
     from feedd.ordering.node_epoch import NodeEpoch
     from feedd.values import ObjectRef
 
-_AHEAD_WINDOWS = 2
-_AHEAD_SHARDS = 16
+_AHEAD_WINDOWS: Final = 2
+_AHEAD_SHARDS: Final = 16
+_AHEAD_SHARDS_MAX: Final = 64
+
+
+def readahead_count(width: int, shard_bytes: float, readahead_bytes: int) -> int:
+    """Return how many shards after the current window should be in the cache.
+
+    Small shards that lie far away arrive in time only if many are requested at once. So it is up to 64 shards within
+    ``readahead_bytes``, but at least 16 and two windows.
+
+    Args:
+        width: shards of a window.
+        shard_bytes: mean size of a shard.
+        readahead_bytes: see ``EpochAccess.wishes``.
+    """
+    within = int(min(readahead_bytes / max(shard_bytes, 1.0), _AHEAD_SHARDS_MAX))
+    return max(_AHEAD_WINDOWS * width, _AHEAD_SHARDS, within)
 
 
 class EpochAccess(Protocol):
@@ -61,8 +77,14 @@ class EpochAccess(Protocol):
     def assigned(self) -> NDArray[np.int64]:
         """The shards of the node (dataset indices); a shard may be listed twice."""
 
-    def wishes(self, window: int) -> list[int]:
-        """Return the shards (dataset indices) that should be in the cache from a window on, the first needed first."""
+    def wishes(self, window: int, readahead_bytes: int = 0) -> list[int]:
+        """Return the shards (dataset indices) that should be in the cache from a window on, the first needed first.
+
+        Args:
+            window: number of the window.
+            readahead_bytes: a small share of the cache. More shards in advance would leave less room for those that the
+                next epoch finds again.
+        """
 
     def needed(self, window: int) -> list[int]:
         """Return the shards of one window (dataset indices); none past the last window."""
@@ -141,12 +163,12 @@ class NodeAccess:
         """Return the shards of one window (dataset indices)."""
         return self.needed(window)
 
-    def wishes(self, window: int) -> list[int]:
+    def wishes(self, window: int, readahead_bytes: int = 0) -> list[int]:
         """Return the shards (dataset indices) of a window and of the following windows, also across the epoch's end."""
         plan = self._plan
         start = plan.position(window)
         width = len(plan.shards(0))
-        count = width + max(_AHEAD_WINDOWS * width, _AHEAD_SHARDS)
+        count = width + readahead_count(width, self.epoch_bytes / max(len(plan.order), 1), readahead_bytes)
         shards: list[int] = plan.order[start : start + count].tolist()
         if len(shards) < count:  # the next epoch starts with its shards in the cache
             shards += self._order_of(self.epoch + 1)[: count - len(shards)].tolist()

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from feedd.ordering.epoch_access import readahead_count
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
@@ -26,9 +28,6 @@ if TYPE_CHECKING:
     from feedd.ordering.mixing import Mixture
     from feedd.ordering.repeating_source import RepeatingSource
     from feedd.values import ObjectRef
-
-_AHEAD_WINDOWS = 2
-_AHEAD_SHARDS = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,11 +189,11 @@ class MixedAccess:
         found: list[int] = self._schedule.shards[self._schedule.ending(window)].tolist()
         return found
 
-    def wishes(self, window: int) -> list[int]:
+    def wishes(self, window: int, readahead_bytes: int = 0) -> list[int]:
         """Return the shards (dataset indices) that should be in the cache from a window on, the first needed first."""
         its = self._schedule
         here, end = its.needed(window), its.position(window + 1)
-        more = max(_AHEAD_WINDOWS * here.shape[0], _AHEAD_SHARDS)
+        more = readahead_count(here.shape[0], self.epoch_bytes / max(its.shards.shape[0], 1), readahead_bytes)
         wishes = its.shards[here].tolist() + its.shards[end : end + more].tolist()
         missing = here.shape[0] + more - len(wishes)
         if missing:

@@ -88,7 +88,7 @@ class Pipeline:
         self._quarantine = quarantine
         self._budget = ArenaBudget(options.arena_bytes, stages.recorder, per_owner_bytes=options.arena_per_owner_bytes)
         self.windows = SortedWindows(_WINDOWS_BYTES)
-        self._reader_groups = ReaderGroups()
+        self._reader_groups = ReaderGroups(options.readahead_bytes)
         self._labelling = Labelling(stages.sources)
         self._sharing = Sharing()
         self._notice_log = NoticeLog(stages.recorder)

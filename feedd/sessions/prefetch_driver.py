@@ -26,9 +26,11 @@ class ReaderGroups:
 
     Attributes:
         timeline: has a stream per group, so that groups in different epochs or datasets can be compared.
+        readahead_bytes: see ``EpochAccess.wishes``.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, readahead_bytes: int = 0) -> None:
+        self.readahead_bytes = readahead_bytes
         self.timeline = NextUseTimeline()
         self._groups: dict[tuple[object, ...], Progress] = {}
 
@@ -195,7 +197,11 @@ class PrefetchDriver:
         self._cache.note_next_use(self._reader_groups.timeline.times, refs)
 
     def _wish(self, access: EpochAccess, window: int) -> None:
-        shards = access.wishes(window) if self._widening is None else access.needed(window)
+        shards = (
+            access.wishes(window, self._reader_groups.readahead_bytes)
+            if self._widening is None
+            else access.needed(window)
+        )
         self._cache.prefetch([self._view.refs[shard] for shard in shards], self._name)
 
 

@@ -85,7 +85,7 @@ class Autoscaler:
         self._recorder.gauge(metrics.DECODE_WANTED, wanted)
         if wanted != before:
             self._recorder.count(metrics.DECODE_RESIZES, direction="up" if wanted > before else "down")
-            _log.info("decode workers wanted", workers=wanted, before=before, busy=round(load.demand, 1))
+            _log.info("number of workers changed", before=before, now=wanted, reason=self._autotune.reason)
         worker_slots = [place for place in self._supervisor.worker_slots if place is not self._successor]
         for place in worker_slots[wanted:]:
             self._supervisor.dismiss(place)

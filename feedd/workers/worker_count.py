@@ -61,6 +61,9 @@ class Load:
 class Autotune:
     """Computes the wanted number of workers from a series of ``Load`` values.
 
+    Attributes:
+        reason: why the number is what it is since its last change.
+
     Args:
         least: minimum and first value.
         most: maximum.
@@ -75,6 +78,7 @@ class Autotune:
         self._saturated_s = 0.0
         self._unchanged_s = 0.0
         self._refused_s = 0.0
+        self.reason = ""
 
     @property
     def wanted(self) -> int:
@@ -90,17 +94,20 @@ class Autotune:
         self._saturated_s = self._saturated_s + load.elapsed_s if settled and load.saturated else 0.0
         if self._saturated_s >= GROW_AFTER_S:
             if not self._refused_s and load.contended < CONTENDED:
-                self._change(min(self._most, self._wanted + max(1, self._wanted // 2)))
+                reason = f"all were busy for {self._saturated_s:.0f} s, and work waited"
+                self._change(min(self._most, self._wanted + max(1, self._wanted // 2)), reason)
         elif self._recent_s >= SHRINK_AFTER_S and self._unchanged_s >= SHRINK_EVERY_S:
-            enough = math.ceil(max(demand for _, demand in self._recent) / COMFORTABLE)
+            peak = max(demand for _, demand in self._recent)
+            enough = math.ceil(peak / COMFORTABLE)
             step = max(1, self._wanted // 8)
-            self._change(max(self._least, min(self._wanted, max(enough, self._wanted - step))))
+            reason = f"at most {peak:.1f} were busy in {self._recent_s:.0f} s"
+            self._change(max(self._least, min(self._wanted, max(enough, self._wanted - step))), reason)
         return self._wanted
 
     def refused(self, workers: int) -> None:
         """Record that a worker could not be started: ``workers`` are running, and growth pauses."""
         self._refused_s = REFUSED_S
-        self._wanted = max(self._least, min(self._wanted, workers))
+        self._change(max(self._least, min(self._wanted, workers)), "a worker could not be started")
 
     def _remember(self, load: Load) -> None:
         self._recent.append((load.elapsed_s, load.demand))
@@ -108,10 +115,11 @@ class Autotune:
         while self._recent_s - self._recent[0][0] >= SHRINK_AFTER_S:
             self._recent_s -= self._recent.popleft()[0]
 
-    def _change(self, wanted: int) -> None:
+    def _change(self, wanted: int, reason: str) -> None:
         if wanted > self._wanted:  # demand measured with too few workers does not tell how many are enough
             self._recent.clear()
             self._recent_s = 0.0
         if wanted != self._wanted:
+            self.reason = reason
             self._unchanged_s = self._saturated_s = 0.0
         self._wanted = wanted

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 from feedd.cache.cache_metrics import CacheMetrics
 from feedd.cache.policy.cache_index import CacheIndex, Reservation
-from feedd.cache.prefetcher import Prefetcher
+from feedd.cache.prefetcher import Prefetcher, PrefetchLimits
 from tests.fakes.tally import TallyRecorder
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class BooksCache:
         self.fetched_bytes = 0
         self._fills = _InstantFills()
         fills = cast("Fills", self._fills)  # the part of it that the prefetcher calls
-        self._prefetcher = Prefetcher(self.index, fills, CacheMetrics(TallyRecorder()), prefetch_fills)
+        self._prefetcher = Prefetcher(self.index, fills, CacheMetrics(TallyRecorder()), PrefetchLimits(prefetch_fills))
 
     @property
     def seam(self) -> ShardCache:

@@ -14,6 +14,7 @@ import pytest
 from feedd.cache import entry_layout
 from feedd.cache.cache_options import CacheOptions
 from feedd.cache.caches import DiskCache, MemoryCache
+from feedd.cache.prefetcher import PrefetchLimits
 from feedd.metrics import CACHE_BYTES, CACHE_ENTRIES, CACHE_PINS, CACHE_RESERVED
 from tests.fakes.fetchers import MemoryFetcher
 from tests.fakes.tally import TallyRecorder
@@ -59,7 +60,7 @@ class CacheRig:
             size_bytes=int(capacity * SLOT_BYTES),
             free_reserve_bytes=0,
             fill_deadline_s=deadline_s,
-            prefetch_fills=prefetch_fills,
+            prefetching=PrefetchLimits(prefetch_fills),
         )
 
     @contextlib.asynccontextmanager

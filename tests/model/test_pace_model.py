@@ -87,3 +87,55 @@ def test_comes_back_after_throttling(knee: int) -> None:
     assert concurrency.limit == 2
     run(concurrency, knee, 40_000)
     assert concurrency.limit >= 0.7 * min(before, knee)
+
+
+@settings(max_examples=budget(50), deadline=None)
+@given(knee=st.integers(4, 200), limit_max=st.integers(16, 128))
+def test_it_comes_to_rest(knee: int, limit_max: int) -> None:
+    """After 100 periods at one store it is where it stays, but for a trial every 64 periods or less often."""
+    told: list[tuple[int, int, str]] = []
+    concurrency = ConcurrencyLimit(limit_max, on_change=lambda *change: told.append(change))
+    periods, since, limits = 0, 0, []
+    while periods < 1100:
+        limit = concurrency.limit
+        concurrency.ended(PART_BYTES, 0.1 * max(1.0, limit / knee), limit)
+        since += 1
+        if since == 3 * limit:  # a period, and the parts of another limit before it
+            periods, since = periods + 1, 0
+            limits.append(limit)
+        if periods == 100:
+            told.clear()
+    assert not told, "a trial that brings nothing is no decision"
+    rest = statistics.mode(limits[100:])
+    assert sum(limit != rest for limit in limits[100:]) <= 1000 / 32 + 2
+    assert max(limits[100:]) <= rest + max(1, rest // 4)
+
+
+def test_every_decision_has_a_reason() -> None:
+    """A rise tells what it brought, a fall what the store said, and trials tell nothing."""
+    told: list[tuple[int, int, str]] = []
+    concurrency = ConcurrencyLimit(64, on_change=lambda *change: told.append(change))
+    run(concurrency, 64, 2_000)
+    assert told[0] == (16, 20, "25% more throughput")
+    assert told[-1][1] == concurrency.limit
+    assert [now for _, now, _ in told[:-1]] == [before for before, _, _ in told[1:]]
+    rises = len(told)
+    for _ in range(100):
+        concurrency.throttled()
+    assert told[rises][:2] == (told[rises - 1][1], int(told[rises - 1][1] * 0.7))
+    assert "the store refuses" in told[rises][2]
+    falls = len(told)
+    run(concurrency, 64, 5_000)
+    assert told[falls][2] == "the store refuses few requests again"
+
+
+def test_a_pinned_limit_yields_to_the_store_only() -> None:
+    """It begins at its bound, stays there however little that brings, and comes back after throttling."""
+    concurrency = ConcurrencyLimit(64, pinned=True)
+    run(concurrency, 4, 2_000)
+    assert concurrency.limit == 64
+    for _ in range(100):
+        concurrency.throttled()
+    assert concurrency.limit < 64
+    run(concurrency, 64, 5_000)
+    assert concurrency.limit == 64

@@ -320,7 +320,6 @@ async def test_listing_beside_a_running_cache(rig: CacheRig) -> None:
         ("size_bytes", 0),
         ("free_reserve_bytes", -1),
         ("fill_deadline_s", 0.0),
-        ("prefetch_fills", -1),
         ("verify", "maybe"),
         ("verified_for_s", -1.0),
     ],

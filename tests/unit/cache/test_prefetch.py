@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
+from feedd.cache.caches import DiskCache
+from feedd.cache.prefetcher import PrefetchLimits
+from feedd.clock import SystemClock
 from feedd.errors import NotFound
 from feedd.metrics import CACHE_ERRORS, CACHE_HITS, CACHE_MISSES
-from tests.fakes.caches import CacheRig
+from tests.fakes.caches import SHARD_BYTES, CacheRig
 from tests.fakes.fetchers import until
 from tests.fakes.next_uses import note_next_use
 
@@ -44,6 +48,27 @@ async def test_at_most_so_many_at_a_time_over_all_owners(rig: CacheRig) -> None:
         rig.fetcher.release(*refs)
         await until(lambda: cache.stats.entry_count == 8)
     assert rig.fetcher.running_peak == 3
+
+
+@pytest.mark.parametrize(("size_bytes", "peak"), [(7 * SHARD_BYTES, 7), (SHARD_BYTES, 4), (100 * SHARD_BYTES, 10)])
+async def test_small_shards_are_fetched_many_at_a_time(rig: CacheRig, size_bytes: int, peak: int) -> None:
+    """As many as have the bytes that may be requested, but at least four, and at most as many as there are requests."""
+    refs = rig.shards(16)
+    rig.fetcher.hold(*refs)
+    options = replace(rig.options(), prefetching=PrefetchLimits(10, size_bytes))
+    async with DiskCache(options, rig.fetcher, rig.recorder, SystemClock()) as cache:
+        cache.prefetch(refs, "owner")
+        await until(lambda: len(rig.fetcher.running) >= peak)
+        rig.fetcher.release(*refs)
+        await until(lambda: cache.stats.entry_count == 16)
+    assert rig.fetcher.running_peak == peak
+
+
+@pytest.mark.parametrize(("fills", "size_bytes"), [(-1, 0), (4, -1)])
+def test_impossible_limits(fills: int, size_bytes: int) -> None:
+    """Limits that cannot be meant are refused where they are made."""
+    with pytest.raises(ValueError, match="0 or more"):
+        PrefetchLimits(fills, size_bytes)
 
 
 async def test_owners_are_served_in_turn(rig: CacheRig) -> None:

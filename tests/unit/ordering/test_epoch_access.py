@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from feedd.dataset.assignment import Assignment
 from feedd.dataset.listing import Listing
+from feedd.ordering.epoch_access import readahead_count
 from feedd.ordering.rank_reader import Reader, ReaderOptions
 from feedd.values import Cursor, ObjectRef, Topology
 from tests.budget import budget
@@ -56,6 +60,33 @@ def test_uses_as_looked_up_one_by_one(made: tuple[Listing, Reader], epoch: int, 
     assert access.next_uses([replace(ref, etag="new") for ref in refs], window).tolist() == [math.inf] * len(refs)
     changed = {shard for shard in range(len(refs)) if due(shard, window) != due(shard, window + 1)}
     assert changed <= set(access.ending(window)), "the cache is told of all shards whose next use changes"
+
+
+@pytest.mark.parametrize(
+    ("width", "shard_bytes", "readahead_bytes", "count"),
+    [
+        (4, 1 << 20, 0, 16),
+        (4, 1 << 20, 20 << 20, 20),  # as many as fit
+        (4, 1 << 20, 1 << 30, 64),
+        (4, 128 << 20, 1 << 30, 16),
+        (40, 1 << 20, 1 << 30, 80),  # two windows
+        (4, 0, 1 << 30, 64),  # of unknown sizes
+    ],
+)
+def test_small_shards_are_wished_for_further_ahead(
+    width: int, shard_bytes: int, readahead_bytes: int, count: int
+) -> None:
+    """Within the share of the cache, as many as one store can send at one time."""
+    assert readahead_count(width, shard_bytes, readahead_bytes) == count
+    refs = [ObjectRef("s3://b", f"{number:03}", shard_bytes, "e") for number in range(100)]
+    listing = Listing.of(refs, 0.0)
+    options = ReaderOptions(0, shuffle=True, window_shards=width, batch_size=8, topology=Topology())
+    access = Reader((Assignment(np.arange(100)),), options, listing.counts).access_at(listing.as_listed, Cursor(1))
+    for window in (0, 1, 100 // width - 1):
+        wishes = access.wishes(window, readahead_bytes)
+        assert len(set(wishes)) == len(wishes)
+        assert count - width <= len(wishes) <= count + width  # at the epoch's end the next one may begin with the same
+        assert wishes[:1] == access.needed(window)[:1]
 
 
 def test_the_order_of_an_epoch_is_the_same_however_it_is_asked_for() -> None:
