@@ -9,18 +9,17 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from feedd.convert import conversion_registry as registry
-from feedd.convert.conversion_io import MappedObject
-from feedd.convert.table_converters import TYPES
 from feedd.converting.conversion_log import ConversionFact
 from feedd.converting.memory_file import MemoryFile, copy_into, note_all_written
 from feedd.converting.object_ranges import FetchedRanges, ObjectRanges
-from feedd.errors import BadShard, CacheUnavailable, FeeddError, ResourceExhausted, StoreUnavailable
+from feedd.converting.worker_conversions import WorkerConversions
+from feedd.errors import BadShard, CacheUnavailable, ResourceExhausted, StoreUnavailable
 from feedd.flow.lru import WeightedLru
 from feedd.flow.memory import available_bytes
 from feedd.flow.pools import CACHE_DISK
 from feedd.flow.range_sinks import FileSink
 from feedd.flow.tasks import within
-from feedd.metrics import PIPELINE_MADE, PIPELINE_MADE_BYTES, PIPELINE_MADE_SECONDS, PIPELINE_MAKING
+from feedd.metrics import PIPELINE_MAKING
 from feedd.units import MIB, format_duration, format_size
 from feedd.values import ByteRange
 from feedd.workers.work import ConvertedShard, MakeTask
@@ -99,7 +98,7 @@ class Converter:
         facts: known results of earlier conversions.
         indexes: indexes that the latest conversions told.
         taken: called when a shard has left memory.
-        expect: called with a converter's name before an object is fetched for it.
+        conversions: has workers convert objects.
         pinned: returns a pin on an object that the cache holds unconverted. The cache also fetches an object if several
             shards are made of it. None: the cache does not hold the object.
     """
@@ -110,10 +109,9 @@ class Converter:
         self.facts = facts
         self.indexes: WeightedLru[ObjectRef, ShardIndex] = WeightedLru(_INDEXES_BYTES)
         self.taken: Callable[[], None] = lambda: None
-        self.expect: Callable[[str], None] = lambda _: None
         self._fetcher = fetcher
         self._ranges = ObjectRanges(fetcher)
-        self._make = make
+        self.conversions = WorkerConversions(self._ranges, make, options.limit_bytes, recorder)
         self._options = options
         self._recorder = recorder
         self._semaphore = asyncio.Semaphore(options.makings)
@@ -190,7 +188,7 @@ class Converter:
                     self._drop(next(iter(self._fresh)))
                 task = self._task(ref, file.fd, 0, self._memory_left(ref.size_bytes, ref))
                 may_tell = self._misjudged.get(ref) is None
-                outcome = await self._converted_or_sized(ref, task, source, urgency, may_tell=may_tell)
+                outcome = await self.conversions.converted_or_sized(ref, task, source, urgency, may_tell=may_tell)
             except BaseException:
                 file.close()
                 source.close()
@@ -293,72 +291,16 @@ class Converter:
         self, ref: ObjectRef, task: MakeTask, source: FetchedRanges, urgency: Callable[[], float]
     ) -> ConvertedShard:
         try:
-            return await self._converted(ref, task, source, urgency)
+            return await self.conversions.converted(ref, task, source, urgency)
         except BadShard:
             self.facts.forget(ref)  # the shard may only have grown: a new conversion learns its size
             raise
-
-    async def _converted(
-        self, ref: ObjectRef, task: MakeTask, source: FetchedRanges, urgency: Callable[[], float]
-    ) -> ConvertedShard:
-        """Fetch the ranges that the conversion needs, until a worker has made the shard."""
-        outcome = await self._converted_or_sized(ref, task, source, urgency, may_tell=False)
-        assert isinstance(outcome, ConvertedShard), "a size is not asked for"
-        return outcome
-
-    async def _converted_or_sized(
-        self, ref: ObjectRef, task: MakeTask, source: FetchedRanges, urgency: Callable[[], float], *, may_tell: bool
-    ) -> ConvertedShard | ConversionFact:
-        """Fetch the ranges that the conversion needs, until a worker has made the shard, or has told its size.
-
-        Args:
-            ref: the object.
-            task: the conversion.
-            source: ranges that are there; gets the others.
-            urgency: see ``FetchWatch``.
-            may_tell: if the object tells the shard's size, only fetch all ranges.
-        """
-        plain, conversion = replace(ref, conversion=None), task.conversion
-        self.expect(conversion.name)
-        converter = registry.get(conversion.name)
-        try:
-            wanted = converter.wanted(MappedObject(-1, ref.size_bytes), conversion.params) if not source.spans else ()
-            table_bytes = -1
-            for _ in range(_ROUNDS_MAX):
-                await self._ranges.fetch(plain, wanted, source, urgency, again=conversion.params == TYPES)
-                if may_tell and 0 <= table_bytes <= self._options.limit_bytes:
-                    return ConversionFact(ref.size_bytes, table_bytes, _TABLE)
-                outcome = await self._ask_worker(replace(task, spans=source.spans, source_fd=source.file.fd))
-                if isinstance(outcome, ConvertedShard):
-                    self._count(conversion.name, outcome)
-                    return outcome
-                wanted, table_bytes = outcome.ranges, outcome.table_bytes
-        except FeeddError as error:
-            error.object = error.object or ref.url
-            raise
-        message = f"expected to convert the object, got {_ROUNDS_MAX} requests for more of its ranges"
-        raise BadShard(message, object=ref.url, stage="decode")
-
-    async def _ask_worker(self, task: MakeTask) -> ConvertedShard | MissingRanges:
-        """Let a worker convert an object. If images kill it, retry without decoding them: they are then bad samples."""
-        try:
-            return await self._make(task)
-        except BadShard:
-            conversion = registry.undecoded(task.conversion)
-            if conversion == task.conversion:
-                raise
-        return await self._make(replace(task, conversion=conversion))
 
     def _task(self, ref: ObjectRef, out_fd: int, out_at: int, memory_bytes: int, entry_bytes: int = -1) -> MakeTask:
         limit_bytes = min(self._options.limit_bytes, 1 << 62)
         sizes = limit_bytes, memory_bytes, entry_bytes
         assert ref.conversion is not None
         return MakeTask(ref.conversion, ref.url, ref.size_bytes, (), -1, out_fd, out_at, *sizes)
-
-    def _count(self, converter: str, made: ConvertedShard) -> None:
-        self._recorder.count(PIPELINE_MADE, conversion=converter)
-        self._recorder.count(PIPELINE_MADE_BYTES, made.size_bytes, conversion=converter)
-        self._recorder.count(PIPELINE_MADE_SECONDS, made.busy_s, conversion=converter)
 
     def _memory_left(self, object_bytes: int, ref: ObjectRef) -> int:
         """Return the memory available for a shard in addition to its object, per running conversion."""

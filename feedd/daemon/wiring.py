@@ -221,7 +221,7 @@ async def open_pipeline(
             await sources.warm()
             await takeover()
         converter = node_converter(config, sources, pool.make, recorder)
-        converter.expect = lambda name: pool.prepare(converters=(name,))
+        converter.conversions.expect = lambda name: pool.prepare(converters=(name,))
         inner = node_cache(config, converter, recorder, clock)
         await stack.enter_async_context(_hinted(inner))
         cache = await stack.enter_async_context(ConvertingCache(inner, converter))

@@ -136,10 +136,6 @@ class NodeEpoch:
         """Return (shard, ordinal) of a partition's window; see ``EpochMap.samples``."""
         return self._maps[partition].samples(window)
 
-    def first_sample(self, partition: int, window: int) -> tuple[int, int]:
-        """Return shard and ordinal of a window's first sample; see ``EpochMap.first_sample``."""
-        return self._maps[partition].first_sample(window)
-
     def window_samples(self, partition: int, window: int) -> int:
         """Return the number of samples of a partition's window, which must be counted or found by ``step``."""
         return self._maps[partition].window_samples(window)
@@ -152,18 +148,14 @@ class NodeEpoch:
         """Whether the samples of all shards of a partition's window are known."""
         return not isinstance(self._maps[partition].counted(window), NeedCounts)
 
-    def start(self, partition: int, window: int) -> int:
-        """Return the stream position of a partition's window; see ``EpochMap.start``."""
-        return self._maps[partition].start(window)
+    def partition(self, number: int) -> EpochMap:
+        """Return the epoch of one partition."""
+        return self._maps[number]
 
     @property
     def step_samples(self) -> int:
         """Samples that each partition gives in a step of all ranks."""
         return self._step_samples
-
-    def window_shards(self, partition: int, window: int) -> NDArray[np.int64]:
-        """Return the shards (dataset indices) of a partition's window."""
-        return self._maps[partition].shards(window)
 
     @property
     def sample_counts(self) -> tuple[int | None, ...]:

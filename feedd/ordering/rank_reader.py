@@ -201,17 +201,17 @@ class Reader:
             return found
         if not found.pieces:
             return EpochEnd(at.epoch, plan.steps_before(at.step))
-        options = self.epoch_options(at.epoch)
-        if not options.shuffle:
-            return _gather(plan, [_span(plan, piece) for piece in found.pieces], found, at, options)
+        if not self._options.shuffle:
+            parts = [_span(plan, piece) for piece in found.pieces]
+            return _gather(plan, parts, found, at, self.epoch_options(at.epoch))
         names = {WindowName(at.epoch, piece.partition, piece.segment.window) for piece in found.pieces}
         rows = {name: rows for name in names if (rows := self._orders.get(name)) is not None}
         missing = sorted(names - rows.keys())
         if missing:
             return self._need_lengths(plan, missing) or self._need_order(plan, missing, rows)
         self._latest = frozenset(rows)
-        pieces = [(WindowName(at.epoch, one.partition, one.segment.window), one) for one in found.pieces]
-        return _gather(plan, [_piece(rows[name], piece) for name, piece in pieces], found, at, options)
+        parts = [_piece(rows, at.epoch, piece) for piece in found.pieces]
+        return _gather(plan, parts, found, at, self.epoch_options(at.epoch))
 
     def draw_run(self, at: Cursor, count: int) -> AnyRunPlan | None:
         """Return up to ``count`` successive batches from ``at`` on; None: draw them one by one, at least the first.
@@ -221,9 +221,8 @@ class Reader:
         """
         if len(self._shares) > 1 or self._deal.wrap:
             return None
-        orders = self._orders if self._options.shuffle else None
-        its_seeds = partial(seeds, self.epoch_options(at.epoch))
-        run = _run(self.epoch_map(at), self._deal, orders, at, count, its_seeds)
+        options, orders = self.epoch_options(at.epoch), self._orders if self._options.shuffle else None
+        run = _run(self.epoch_map(at), self._deal, orders, at, count, partial(seeds, options))
         if run is not None:
             self._latest = frozenset((WindowName(at.epoch, 0, run.window),))
         return run
@@ -259,7 +258,7 @@ class Reader:
         """Return the shards whose lengths are needed to sort windows, or None if all are known."""
         if not self._by_length:
             return None
-        shards = sorted({shard for _, *name in names for shard in plan.window_shards(*name).tolist()})
+        shards = sorted({shard for _, part, window in names for shard in plan.partition(part).shards(window).tolist()})
         if self._lengths.keys() >= set(shards):
             return None
 
@@ -297,7 +296,7 @@ class Reader:
         order = partial(plan.samples, name.partition, name.window)
         if not self._by_length:
             return order
-        lengths, start = self._lengths, plan.start(name.partition, name.window)
+        lengths, start = self._lengths, plan.partition(name.partition).start(name.window)
         key = rng.derive(BUCKETS, self._options.seed, name.epoch, name.window)
 
         def sort() -> WindowRows:
@@ -328,14 +327,15 @@ def _first_samples(plan_of: Callable[[int], NodeEpoch], epoch: int, partition: i
     return plan_of(epoch).samples(partition, 0)
 
 
-def _piece(rows: WindowRows, piece: Piece) -> WindowRows:
+def _piece(rows: Mapping[WindowName, WindowRows], epoch: int, piece: Piece) -> WindowRows:
+    shard, ordinal = rows[WindowName(epoch, piece.partition, piece.segment.window)]
     span = slice(piece.segment.low, piece.segment.high)
-    return rows[0][span], rows[1][span]
+    return shard[span], ordinal[span]
 
 
 def _span(plan: NodeEpoch, piece: Piece) -> WindowRows:
     """Return the samples of a piece without shuffle."""
-    shard, first = plan.first_sample(piece.partition, piece.segment.window)
+    shard, first = plan.partition(piece.partition).first_sample(piece.segment.window)
     return np.broadcast_to(np.int64(shard), (piece.size,)), np.arange(
         first + piece.segment.low, first + piece.segment.high
     )
@@ -376,7 +376,7 @@ def _run(
     if orders is None:
         samples = plan.window_samples(0, segment.window) - segment.low
         count = whole_batches(samples, deal.batch_size, plan.step_samples, count)
-        shard_no, first = plan.first_sample(0, segment.window)
+        shard_no, first = plan.partition(0).first_sample(segment.window)
         places = first + segment.low, plan.step_samples, count, deal.batch_size
         return SpanPlan(cursor, shard_no, *places, segment.window, its_seeds)
     window = orders.get(WindowName(at.epoch, 0, segment.window))
