@@ -202,15 +202,13 @@ class Reader:
         if not found.pieces:
             return EpochEnd(at.epoch, plan.steps_before(at.step))
         if not self._options.shuffle:
-            parts = [_span(plan, piece) for piece in found.pieces]
-            return _gather(plan, parts, found, at, self.epoch_options(at.epoch))
+            return _gather(plan, [_span(plan, one) for one in found.pieces], found, at, self.epoch_options(at.epoch))
         names = {WindowName(at.epoch, piece.partition, piece.segment.window) for piece in found.pieces}
         rows = {name: rows for name in names if (rows := self._orders.get(name)) is not None}
-        missing = sorted(names - rows.keys())
-        if missing:
+        if missing := sorted(names - rows.keys()):
             return self._need_lengths(plan, missing) or self._need_order(plan, missing, rows)
         self._latest = frozenset(rows)
-        parts = [_piece(rows, at.epoch, piece) for piece in found.pieces]
+        parts = [_piece(rows, at.epoch, one) for one in found.pieces]
         return _gather(plan, parts, found, at, self.epoch_options(at.epoch))
 
     def draw_run(self, at: Cursor, count: int) -> AnyRunPlan | None:
