@@ -140,8 +140,9 @@ class Reader:
 
     def steps(self, epoch: int) -> int | None:
         """Return the rank's steps, the same in every epoch, or None if not known yet."""
-        if self._steps is None and self._known_counts() is not None:
+        if self._steps is None and (known := self._known_counts()) is not None:
             plan = self.epoch_map(Cursor(epoch))
+            plan.know(known)  # it may be older than the last count
             counts = [count for count in plan.sample_counts if count is not None]
             self._steps = plan.steps_before(-(-max(counts, default=0) * len(self._shares) // self._deal.batch_size))
         return self._steps
@@ -203,13 +204,13 @@ class Reader:
             return EpochEnd(at.epoch, plan.steps_before(at.step))
         if not self._options.shuffle:
             return _gather(plan, [_span(plan, one) for one in found.pieces], found, at, self.epoch_options(at.epoch))
-        names = {WindowName(at.epoch, piece.partition, piece.segment.window) for piece in found.pieces}
+        names = {WindowName(at.epoch, one.partition, one.segment.window) for one in found.pieces}
         rows = {name: rows for name in names if (rows := self._orders.get(name)) is not None}
         if missing := sorted(names - rows.keys()):
             return self._need_lengths(plan, missing) or self._need_order(plan, missing, rows)
         self._latest = frozenset(rows)
-        parts = [_piece(rows, at.epoch, one) for one in found.pieces]
-        return _gather(plan, parts, found, at, self.epoch_options(at.epoch))
+        pieces = [_piece(rows, at.epoch, one) for one in found.pieces]
+        return _gather(plan, pieces, found, at, self.epoch_options(at.epoch))
 
     def draw_run(self, at: Cursor, count: int) -> AnyRunPlan | None:
         """Return up to ``count`` successive batches from ``at`` on; None: draw them one by one, at least the first.
@@ -219,8 +220,7 @@ class Reader:
         """
         if len(self._shares) > 1 or self._deal.wrap:
             return None
-        options, orders = self.epoch_options(at.epoch), self._orders if self._options.shuffle else None
-        run = _run(self.epoch_map(at), self._deal, orders, at, count, partial(seeds, options))
+        run = _run(self.epoch_map(at), self._deal, self._orders, at, count, self.epoch_options(at.epoch))
         if run is not None:
             self._latest = frozenset((WindowName(at.epoch, 0, run.window),))
         return run
@@ -356,22 +356,20 @@ def _gather(plan: NodeEpoch, parts: Sequence[WindowRows], found: Step, at: Curso
 def _run(
     plan: NodeEpoch,
     deal: Deal,
-    orders: Orders | None,
+    orders: Orders,
     at: Cursor,
     count: int,
-    its_seeds: Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.uint64]],
+    options: EpochOptions,
 ) -> AnyRunPlan | None:
-    """Return the batches of one partition's window; None: the first is not whole, or the window is not sorted.
-
-    Without ``orders``, the samples are not shuffled.
-    """
+    """Return the batches of one partition's window; None: the first is not whole, or the window is not sorted."""
     found = plan.step(at.step)
     if isinstance(found, NeedCounts) or len(found.pieces) != 1 or found.pieces[0].size != deal.batch_size:
         return None
     segment = found.pieces[0].segment
     cursor = Cursor(at.epoch, at.step, found.anchors)
     count = count if deal.steps is None else min(count, deal.steps - at.step)
-    if orders is None:
+    its_seeds = partial(seeds, options)
+    if not options.shuffle:
         samples = plan.window_samples(0, segment.window) - segment.low
         count = whole_batches(samples, deal.batch_size, plan.step_samples, count)
         shard_no, first = plan.partition(0).first_sample(segment.window)
