@@ -251,7 +251,7 @@ async def open_pipeline(
             await takeover()
         traces = await stack.enter_async_context(_tracing(config.trace.sample))
         converter = node_converter(config, sources, pool.make, recorder, traces)
-        converter.expect = lambda name: pool.prepare(converters=(name,))
+        converter.conversions.expect = lambda name: pool.prepare(converters=(name,))
         inner = node_cache(config, converter, recorder, clock)
         await stack.enter_async_context(_hinted(inner))
         cache = await stack.enter_async_context(ConvertingCache(inner, converter))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from feedd.flow.trace_log import BatchTrace, distinct
+from feedd.ordering.batch_plan import SpanPlan
 from feedd.sessions.feed_session import Session
 from feedd.values import EpochEnd, Produced
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from feedd.catalog.stages import Stages
     from feedd.errors import FeeddError
     from feedd.flow.trace_log import TraceLog
-    from feedd.ordering.batch_plan import BatchPlan, RunPlan
+    from feedd.ordering.batch_plan import AnyRunPlan, BatchPlan
     from feedd.sessions.feed_session import SessionParts
     from feedd.values import Cursor, SlotRef
 
@@ -87,17 +88,20 @@ class TracedSession(Session):
             self._planned([drawn])
         return drawn
 
-    async def _draw_run(self, at: Cursor, count: int) -> tuple[list[RunPlan | BatchPlan], EpochEnd | FeeddError | None]:
+    async def _draw_run(
+        self, at: Cursor, count: int
+    ) -> tuple[list[AnyRunPlan | BatchPlan], EpochEnd | FeeddError | None]:
         plans, end = await super()._draw_run(at, count)
         self._planned(plans)
         return plans, end
 
-    def _planned(self, plans: Sequence[RunPlan | BatchPlan]) -> None:
+    def _planned(self, plans: Sequence[AnyRunPlan | BatchPlan]) -> None:
         marks = _marks.get()
         if marks is not None:
             marks.planned_s = time.monotonic()
             for plan in plans:
-                marks.shards[plan.cursor.step] = sorted(set(plan.shard.tolist()))
+                shards = [plan.shard] if isinstance(plan, SpanPlan) else sorted(set(plan.shard.tolist()))
+                marks.shards[plan.cursor.step] = shards
 
     def _decoding(self, call: object) -> None:
         super()._decoding(call)

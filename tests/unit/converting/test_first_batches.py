@@ -74,6 +74,6 @@ async def test_workers_are_told_what_will_be_converted(rig: MadeRig) -> None:
     told: list[tuple[str, int]] = []
     for _ in range(2):
         async with rig.open_made() as cache:
-            cache._converter.expect = lambda name: told.append((name, rig.fetcher.calls[ref.key]))
+            cache._converter.conversions.expect = lambda name: told.append((name, rig.fetcher.calls[ref.key]))
             (await cache.acquire([ref])).release()
     assert told == [(FORM, 0)]
