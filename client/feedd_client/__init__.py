@@ -18,6 +18,7 @@ _collects = gc.isenabled()
 gc.disable()
 try:
     from feedd_client._version import __version__
+    from feedd_client.casts import Cast, ToChannelsLast
     from feedd_client.dataset import FeedDataset
     from feedd_client.device import DeviceLoader
     from feedd_client.errors import (
@@ -47,6 +48,15 @@ try:
         TopologyError,
         UnsupportedError,
     )
+    from feedd_client.geometry import (
+        CenterCrop,
+        RandomCrop,
+        RandomHorizontalFlip,
+        RandomResizedCrop,
+        RandomVerticalFlip,
+        Resize,
+    )
+    from feedd_client.mixing import CutMix, MixUp
     from feedd_client.normalize import Normalize
     from feedd_client.topology import Topology
     from feedd_client.values import Batch, Ragged, Shuffle, Source
@@ -65,6 +75,9 @@ __all__ = [
     "Batch",
     "BatchesHeldError",
     "CacheError",
+    "Cast",
+    "CenterCrop",
+    "CutMix",
     "DaemonError",
     "DaemonStartError",
     "DaemonUnreachable",
@@ -76,15 +89,22 @@ __all__ = [
     "Draining",
     "FeedDataset",
     "FeedError",
+    "MixUp",
     "Normalize",
     "ProtocolError",
     "Ragged",
+    "RandomCrop",
+    "RandomHorizontalFlip",
+    "RandomResizedCrop",
+    "RandomVerticalFlip",
     "RanksDisagree",
+    "Resize",
     "ResourceError",
     "Shuffle",
     "Source",
     "StateError",
     "StoreError",
+    "ToChannelsLast",
     "Topology",
     "TopologyError",
     "UnsupportedError",

@@ -11,7 +11,7 @@ import numbers
 import pathlib
 import uuid
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeGuard
 
 import numpy as np
@@ -87,25 +87,36 @@ def map_leaves(
     batch: object,
     tensor: Callable[[torch.Tensor], Any],
     movable: Callable[[Movable], Any] = lambda value: value,
-    except_for: Collection[str] = (),
+    fields: Mapping[str, Callable[[Any], Any]] | None = None,
 ) -> Any:  # noqa: ANN401 - a batch of the same type
     """Return a batch of the same types with every tensor and every movable object changed.
 
-    Fields named in ``except_for`` stay on their device, as private copies.
+    Args:
+        batch: the batch; a mapping, if there are ``fields``.
+        tensor: returns a changed tensor.
+        movable: returns a changed object.
+        fields: functions that return whole fields, by name. Their results are not walked.
 
     Raises:
         BadOptionError: the batch holds an unsupported type; the message gives its path and type.
     """
-    if not except_for:
+    if not fields:
         return _map(batch, _BATCH, tensor, movable)
     assert isinstance(batch, Mapping)
-    fields = {
-        name: map_tensors(value, torch.clone)
-        if name in except_for
-        else _map(value, (_BATCH, f"[{name!r}]"), tensor, movable)
+    made = {
+        name: fields[name](value) if name in fields else _map(value, (_BATCH, f"[{name!r}]"), tensor, movable)
         for name, value in batch.items()
     }
-    return with_values(batch, fields)
+    return with_values(batch, made)
+
+
+def private_copy(value: object) -> Any:  # noqa: ANN401 - a value of the same type
+    """Return a value whose tensors are copies, on the same device.
+
+    Raises:
+        BadOptionError: the value holds an unsupported type.
+    """
+    return map_tensors(value, torch.clone)
 
 
 def map_tensors(batch: object, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:  # noqa: ANN401 - see above
@@ -126,7 +137,7 @@ def record_stream(batch: object, stream: Any) -> None:  # noqa: ANN401 - a strea
     for leaf in leaves(batch):
         if not isinstance(leaf, torch.Tensor):
             _record_movable(leaf, stream)
-        elif leaf.is_cuda:
+        elif not leaf.is_cpu:
             leaf.record_stream(stream)
 
 

@@ -13,10 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-import torch
-
 from feedd_client import lifetime
-from feedd_client.containers import record_stream
 from feedd_client.errors import FeedError
 from feedd_client.iterator import FeedIterator
 from feedd_client.session import Position
@@ -24,6 +21,7 @@ from feedd_client.session import Position
 if TYPE_CHECKING:
     from feedd_client.copier import BatchCopier
     from feedd_client.events import DeviceSlot
+    from feedd_client.outputs import Outputs
     from feedd_client.progress import Progress
 
 _JOIN_TIMEOUT_S: Final = 5.0
@@ -55,6 +53,7 @@ class CopyLane:
             batches.auto_commit, batches.prefetched_max = False, prefetch
         self.staged: queue.SimpleQueue[Staged] = queue.SimpleQueue()
         self._copier = copier
+        self._progress = progress
         self._positions = progress.positions(batches)
         self._fresh_slots = prefetch
         # A finalizer may put into a SimpleQueue at any moment. None: stop.
@@ -130,18 +129,19 @@ class CopyLane:
         while self._unread:
             batch, slot = self._unread.popleft()
             slot.copied.synchronize()
+            self._progress.copied(slot.copied_bytes, slot.copy_s())
             del batch
             if isinstance(self.batches, FeedIterator):
                 self.batches.return_now()
 
 
 class DevicePass(Iterator[Any]):
-    """The iterator of one DeviceLoader pass over a CUDA device."""
+    """The iterator of one DeviceLoader pass with a copy thread."""
 
-    def __init__(self, progress: Progress, lane: CopyLane, device: torch.device) -> None:
+    def __init__(self, progress: Progress, lane: CopyLane, outputs: Outputs) -> None:
         self._progress = progress
         self._lane: CopyLane | None = lane
-        self._device = device
+        self._outputs = outputs
         self._pid = os.getpid()
         lifetime.device_passes.add(self)
 
@@ -161,17 +161,12 @@ class DevicePass(Iterator[Any]):
             self._progress.finished(lane.batches)
             raise StopIteration
         assert staged.slot is not None
-        # looked up per batch, because the trainer may have switched streams
-        stream = torch.cuda.current_stream(self._device)
-        staged.slot.taken.record(stream)
-        if staged.slot.ready is not None:
-            stream.wait_event(staged.slot.ready)
-        record_stream(staged.batch, stream)  # allocated on the copy stream, freed on the trainer's stream
+        batch = self._outputs.handed_over(staged.batch, staged.slot)
         lane.taken(staged)
         if isinstance(lane.batches, FeedIterator):
             lane.batches.times.took(began_s, wait_s)
         self._progress.took(staged.position, wait_s)
-        return staged.batch
+        return batch
 
     def close(self) -> None:
         """End the pass. Calling it again has no effect."""

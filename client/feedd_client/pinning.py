@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from feedd_client import capture
+from feedd_client.numa import move_near
 
 if TYPE_CHECKING:
     from feedd_client.events import HostEvent
@@ -26,7 +27,8 @@ _registered: dict[tuple[int, int], bool] = {}  # (pid, address) -> registered; e
 def register(mapping: Mapping, device: torch.device) -> bool:
     """Register the whole arena with CUDA, once per mapping; return whether the device can read it directly.
 
-    The mapping unregisters itself before its memory goes away. A fork does not inherit the registration.
+    The arena first moves to the GPU's memory node. The mapping unregisters itself before its memory goes away. A fork
+    does not inherit the registration.
     """
     address, size_bytes = mapping.address, len(mapping)
     key = (os.getpid(), address)
@@ -34,6 +36,7 @@ def register(mapping: Mapping, device: torch.device) -> bool:
     if known is not None or size_bytes == 0 or mapping.pid != os.getpid() or mapping.private:
         return bool(known)
     began_s = time.perf_counter()
+    move_near(mapping, device)
     with capture.relaxed(), torch.cuda.device(device):
         code = int(_cudart().cudaHostRegister(address, size_bytes, _PORTABLE))
         if code != 0:
@@ -82,6 +85,17 @@ class PinnedBuffers:
         self._at = 0
         self._used_bytes = 0
 
+    @property
+    def memory(self) -> torch.Tensor:
+        """The current buffer."""
+        return self._buffers[self._at]
+
+    @property
+    def addresses(self) -> range:
+        """Addresses of the current buffer that are in use; empty: the batch needed no buffer."""
+        start = self.memory.data_ptr()
+        return range(start, start + self._used_bytes)
+
     def begin(self, size_bytes: int) -> None:
         """Switch to the next buffer, wait until its copies ended, and make it large enough for a whole batch."""
         self._at = (self._at + 1) % _RING_BUFFERS
@@ -103,8 +117,10 @@ class PinnedBuffers:
         return staged
 
     def end(self, event: HostEvent) -> None:
-        """Record the event after which the buffer is free."""
-        self._events[self._at] = event
+        """Record the event after which the buffer is free, if the batch used one."""
+        if self._used_bytes:
+            self._events[self._at] = event
+        self._used_bytes = 0
 
 
 def aligned(size_bytes: int) -> int:

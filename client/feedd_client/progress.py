@@ -25,6 +25,8 @@ class Progress:
         batches: batches that the trainer took.
         wait_s: seconds that the trainer waited for them.
         register_s: seconds that registering shared memory with CUDA took.
+        copied_bytes: bytes that were copied to the device.
+        copy_s: seconds that these copies took on the device.
         epoch: epoch of the next pass, if the source does not count epochs itself.
         state: state after the trainer's last batch, for a source that is not a ``FeedDataset``.
     """
@@ -33,6 +35,8 @@ class Progress:
         self.batches = 0
         self.wait_s = 0.0
         self.register_s = 0.0
+        self.copied_bytes = 0
+        self.copy_s = 0.0
         self.epoch = 0
         self.state: dict[str, Any] | None = None
         self._source = source
@@ -40,6 +44,11 @@ class Progress:
     def registered(self, took_s: float) -> None:
         """Add the seconds that registering shared memory took."""
         self.register_s += took_s
+
+    def copied(self, size_bytes: int, took_s: float) -> None:
+        """Add one batch's bytes and seconds of copies to the device."""
+        self.copied_bytes += size_bytes
+        self.copy_s += took_s
 
     def took(self, position: object, wait_s: float) -> None:
         """Record that the trainer took a batch."""

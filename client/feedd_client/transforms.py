@@ -5,13 +5,19 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
 import torch
 
+from feedd_client.casts import pixels_last
 from feedd_client.containers import map_tensors
 from feedd_client.errors import BadOptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 Transform: TypeAlias = Callable[..., Any]
 
@@ -34,6 +40,14 @@ class TransformContext:
     rank: int
     generator: torch.Generator
     channels_last: bool = False
+    _draws: Iterator[int] = field(default_factory=count, repr=False, compare=False)
+
+    def host_numbers(self) -> np.random.Generator:
+        """Return a NumPy generator with the same seed as ``generator``, another one at each call.
+
+        Its numbers are on the host at once, and are the same on every device.
+        """
+        return np.random.default_rng([self.generator.initial_seed(), next(self._draws)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +92,7 @@ class Pipeline:
                 batch = transform(batch, context) if with_context else transform(batch)
             except StopIteration as error:
                 raise RuntimeError(f"expected a batch from {transform!r}, got StopIteration") from error
-        return map_tensors(batch, _pixels_last) if self.channels_last else batch
+        return map_tensors(batch, pixels_last) if self.channels_last else batch
 
 
 class Generators:
@@ -97,13 +111,6 @@ class Generators:
         words = f"{self._seed}/{at.epoch}/{at.step}/{at.row}/{self._rank}".encode()
         self._generator.manual_seed(int.from_bytes(hashlib.sha256(words).digest()[:8], "big") >> 1)
         return TransformContext(at.epoch, at.step, self._rank, self._generator, channels_last)
-
-
-def _pixels_last(tensor: torch.Tensor) -> torch.Tensor:
-    """Store the channels of images last in memory; only batches of floating-point images have four dimensions."""
-    if tensor.ndim != 4 or not tensor.is_floating_point():
-        return tensor
-    return tensor.contiguous(memory_format=torch.channels_last)
 
 
 def _takes_context(transform: Transform) -> bool:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from feedd.catalog.pack_reads import PackReads
     from feedd.catalog.sources import Sources
     from feedd.converting.converting_cache import ConvertingCache
+    from feedd.flow.trace_log import TraceLog
     from feedd.protocols import Clock, Recorder
     from feedd.workers.worker_pool import DecodePool
 
@@ -54,6 +55,7 @@ class Stages:
     clock: Clock
     inflight: PackReads
     lost: LostObjects = field(default_factory=LostObjects)
+    traces: TraceLog | None = None
 
     @contextmanager
     def listing(self) -> Iterator[None]:

@@ -58,7 +58,7 @@ class DaemonClient(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Moment:
+class Moment:
     """Everything that was read at one moment."""
 
     at_s: float
@@ -72,7 +72,7 @@ class _Moment:
 
 
 @dataclass(frozen=True, slots=True)
-class _Poll:
+class Poll:
     """What is asked several times in a window: shares of sessions, parts in flight, listings, utilisation of a GPU."""
 
     fetching: float
@@ -80,6 +80,14 @@ class _Poll:
     parts: float
     lists: bool
     gpu: float | None
+
+    @classmethod
+    def of(cls, sessions: Iterable[pb.SessionEntry], stats: Iterable[pb.StatsResponse], gpu: float | None) -> Poll:
+        """Return what sessions and daemons tell at one moment, with the utilisation of a GPU if it is known."""
+        states = [one.waits_for for one in sessions if one.waits_for]
+        fetching, decoding = (states.count(state) / max(1, len(states)) for state in ("fetching", "decoding"))
+        parts, lists = (_total(stats, metric.name) for metric in (metrics.FETCH_PARTS, metrics.PIPELINE_LISTING))
+        return cls(fetching, decoding, parts, lists > 0, gpu)
 
 
 class NodeSampler:
@@ -121,33 +129,29 @@ class NodeSampler:
             await asyncio.sleep(POLL_S)
             polls.append(await self._poll())
         await asyncio.sleep(max(0.0, first.at_s + seconds - time.monotonic()))
-        window = _window(first, await self._moment(), polls, self._disk)
+        window = window_between(first, await self._moment(), polls, self._disk)
         if self._gpus is not None:
             self._gpus.close()
         return window
 
-    async def _poll(self) -> _Poll:
+    async def _poll(self) -> Poll:
         sessions = await self._sessions()
-        states = [one.waits_for for one in sessions if one.waits_for]
-        fetching, decoding = (states.count(state) / max(1, len(states)) for state in ("fetching", "decoding"))
         pids = {pid for one in sessions for pid in one.pids}
         gpu = None if self._gpus is None else self._gpus.busy(pids)
-        stats = await self._stats()
-        parts, lists = (_total(stats, metric.name) for metric in (metrics.FETCH_PARTS, metrics.PIPELINE_LISTING))
-        return _Poll(fetching, decoding, parts, lists > 0, gpu)
+        return Poll.of(sessions, await self._stats(), gpu)
 
     @property
     def _disk(self) -> str:
         return "" if self._reader is None else f"{self._reader.disk} {self._reader.disk_kind}".strip()
 
-    async def _moment(self) -> _Moment:
+    async def _moment(self) -> Moment:
         stats, sessions = await self._stats(), await self._sessions()
         if self._local and self._reader is None:
             directory = next((one.cache.directory for one in stats if one.HasField("cache")), "/")
             self._reader = self._readers.machine([one.pid for one in stats if one.pid], directory)
         pids = {one.pid for one in stats if one.pid} | {pid for one in sessions for pid in one.pids}
         reading = MachineReading() if self._reader is None else self._reader.read(pids)
-        return _Moment(time.monotonic(), stats, sessions, reading)
+        return Moment(time.monotonic(), stats, sessions, reading)
 
     async def _stats(self) -> list[pb.StatsResponse]:
         return list(await asyncio.gather(*(daemon.stats() for daemon in self._daemons)))
@@ -175,7 +179,15 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
-def _window(first: _Moment, last: _Moment, polls: Sequence[_Poll], disk: str) -> Window:
+def window_between(first: Moment, last: Moment, polls: Sequence[Poll], disk: str) -> Window:
+    """Return what happened between two moments.
+
+    Args:
+        first: the earlier moment.
+        last: the later moment.
+        polls: what was asked meanwhile.
+        disk: name of the cache's disk; empty: none.
+    """
     seconds = last.at_s - first.at_s
     gpus = [one.gpu for one in polls if one.gpu is not None]
     before, after = first.machine, last.machine
@@ -185,7 +197,7 @@ def _window(first: _Moment, last: _Moment, polls: Sequence[_Poll], disk: str) ->
     loops = [busy for pid in daemons if (busy := _main_busy(before, after, pid, seconds)) is not None]
     return Window(
         seconds=seconds,
-        ranks=tuple(rank for one in last.sessions if (rank := _rank(one, first, last)) is not None),
+        ranks=tuple(rank for one in last.sessions if (rank := rank_window(one, first, last)) is not None),
         fetch=_fetch(first, last, _mean([one.parts for one in polls])),
         fetching=_mean([one.fetching for one in polls]),
         decoding=_mean([one.decoding for one in polls]),
@@ -231,7 +243,7 @@ def _main_busy(before: MachineReading, after: MachineReading, pid: int, seconds:
     return _share(past.main_thread_s, present.main_thread_s, seconds)
 
 
-def _fetch(first: _Moment, last: _Moment, parts: float) -> FetchWindow:
+def _fetch(first: Moment, last: Moment, parts: float) -> FetchWindow:
     def grown(metric: Metric, suffix: str = "", **labels: str) -> float:
         name = metric.name + suffix
         return max(0.0, last.total(name, **labels) - first.total(name, **labels))
@@ -260,7 +272,7 @@ def _fetch(first: _Moment, last: _Moment, parts: float) -> FetchWindow:
     )
 
 
-def _rank(after: pb.SessionEntry, first: _Moment, last: _Moment) -> RankWindow | None:
+def rank_window(after: pb.SessionEntry, first: Moment, last: Moment) -> RankWindow | None:
     """Return a session's trainer over the window; None if it has not told its times yet."""
     if not after.HasField("times"):
         return None

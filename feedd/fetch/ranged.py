@@ -95,6 +95,11 @@ class RangeFetcher:
         return f"RangeFetcher({self._limits.part_size_bytes} bytes per part, {self._budget!r})"
 
     @property
+    def scheduler(self) -> FetchScheduler[_Parts]:
+        """What waits and what is in flight; another thread may read its counts."""
+        return self._scheduler
+
+    @property
     def turns(self) -> Iterator[int]:
         """See ``FetchScheduler.tickets``."""
         return self._scheduler.tickets

@@ -75,6 +75,8 @@ class PrometheusRecorder:
                 self._gauges.parents[metric.name] = Gauge(*about, registry=self.registry)
             else:
                 self._histograms.parents[metric.name] = Histogram(*about, registry=self.registry, buckets=BUCKETS_S)
+            for value in metric.values:
+                self.count(metric, 0.0, **{metric.labels[0]: value})
 
     def count(self, metric: Metric, amount: float = 1.0, **labels: str) -> None:
         """Add to a counter."""

@@ -140,8 +140,10 @@ class Reader:
 
     def steps(self, epoch: int) -> int | None:
         """Return the rank's steps, the same in every epoch, or None if not known yet."""
-        if self._steps is None and self._known_counts() is not None:
+        known = self._known_counts() if self._steps is None else None
+        if known is not None:
             plan = self.epoch_map(Cursor(epoch))
+            plan.know(known)  # it may be older than the last count
             counts = [count for count in plan.sample_counts if count is not None]
             self._steps = plan.steps_before(-(-max(counts, default=0) * len(self._shares) // self._deal.batch_size))
         return self._steps

@@ -2,28 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Final
 
-
-@dataclass(frozen=True)
-class Scene:
-    """The rest of a program.
-
-    Attributes:
-        before: code that runs before the block, in the same namespace.
-        after: code that runs then; it fails if the block did something else than the page says.
-        replace: texts of the block, and what stands there instead.
-        environment: of the program, on top of that of one rank.
-        slow: why it is left to ``make nightly``; empty: it is not.
-    """
-
-    before: str = ""
-    after: str = ""
-    replace: dict[str, str] = field(default_factory=dict)
-    environment: dict[str, str] = field(default_factory=dict)
-    slow: str = ""
-
+from tests.docs.library_scenes import LIBRARY_SCENES
+from tests.docs.scene import Scene
 
 _ALL: Final = "assert sum(len(batch['cls']) for batch in dataset) == 24\n"
 _RESUME: Final = """
@@ -46,7 +28,7 @@ def near(found, side):
     assert all(abs(edge - at) < 4 for edge, at in zip(found, wanted)), (found, wanted)
 """
 
-SCENES: Final = {
+SCENES: Final = LIBRARY_SCENES | {
     "train step": Scene(
         before="""
 def train_step(images, labels):

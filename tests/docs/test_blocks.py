@@ -20,7 +20,8 @@ from tests.docs.blocks import Block, blocks
 from tests.docs.commands import adapted, check_variables, check_words, commands
 from tests.docs.execute import Job
 from tests.docs.pictures import STEP, picture
-from tests.docs.scenes import SCENES, Scene
+from tests.docs.scene import Scene
+from tests.docs.scenes import SCENES
 from tests.e2e.daemon import free_port
 from tests.e2e.shards import tar
 from tests.fakes.forks import Running, run

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from feedd_client import DeviceLoader, Normalize, Ragged, pinning
-from feedd_client import copier as copiers
+from feedd_client import streams as device_streams
 from tests.fakes.cuda.fixture import REAL_PARAM as REAL
 from tests.fakes.feed_client import BATCH_SIZE, Bench, check_rich, ids
 from tests.fakes.feed_process import FeedProcess
@@ -132,10 +132,10 @@ def test_streams_and_memory_do_not_grow_with_epochs(bench: Bench) -> None:
 
     before = torch.cuda.memory_reserved()
     first = epoch() - before
-    streams = dict(copiers._streams)
+    streams = dict(device_streams._copy_streams)
     for _ in range(6):
         assert epoch() - before <= 3 * first  # which blocks are free in time differs; epochs do not add up
-    assert copiers._streams == streams
+    assert device_streams._copy_streams == streams
 
 
 def test_a_break_gives_everything_back(bench: Bench) -> None:
@@ -182,3 +182,61 @@ def test_inline_batches_reach_the_device(bench: Bench) -> None:
     for step, batch in enumerate(loader):
         _keep_busy()
         check_rich(_on_host(batch), _stamps(0, step))
+
+
+def test_stats_tell_the_copies(bench: Bench) -> None:
+    """Bytes are those of the batches, and seconds of the device are more than none."""
+    dataset = bench.dataset(bench.server(steps=6))
+    loader = DeviceLoader(dataset, device="cuda")
+    for _ in loader:
+        pass
+    stats = loader.stats()
+    assert 0.5 * stats["bytes"] < stats["h2d_bytes"] <= stats["bytes"]
+    assert stats["h2d_s"] > 0
+
+
+def _numbers(bench: Bench, steps: int) -> Iterator[dict[str, torch.Tensor]]:
+    for batch in bench.dataset(bench.server(steps=steps, slot_count=2)):
+        yield {"img": batch["img"], "cls": batch["cls"]}
+
+
+def test_static_batches_have_one_address(bench: Bench) -> None:
+    """Work that is queued on one batch is done before the next batch is written there."""
+    loader = DeviceLoader(_numbers(bench, 20), device="cuda", static=True)
+    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+    places = set()
+    for step, batch in enumerate(loader):
+        places.add((batch["img"].data_ptr(), batch["cls"].data_ptr()))
+        _keep_busy()
+        wrong += (batch["cls"] != torch.tensor(_stamps(0, step), device="cuda")).sum()
+    assert wrong.item() == 0
+    assert len(places) == 1
+
+
+@pytest.mark.parametrize("cuda", [REAL], indirect=True)
+def test_a_cuda_graph_reads_each_batch(bench: Bench) -> None:
+    """A graph that was captured on one batch sums every later one."""
+    loader = DeviceLoader(_numbers(bench, 12), device="cuda", static=True)
+    total = torch.zeros((), dtype=torch.int64, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    for step, batch in enumerate(loader):
+        if step == 2:
+            with torch.cuda.graph(graph):
+                total += batch["cls"].sum()
+        if step >= 2:
+            graph.replay()
+    assert total.item() == sum(sum(_stamps(0, step)) for step in range(2, 12))
+
+
+def test_a_decoder_reads_the_slot_late(bench: Bench) -> None:
+    """Bytes that a decoder copies on its stream are right, though two slots serve all batches."""
+
+    def decode(encoded: Ragged, device: torch.device) -> torch.Tensor:
+        _keep_busy()
+        return encoded.values.to(device, non_blocking=True)
+
+    loader = DeviceLoader(bench.dataset(bench.server(steps=12, slot_count=2)), device="cuda", decode={"raw": decode})
+    kept = [batch["raw"] for batch in loader]
+    for step, values in enumerate(kept):
+        wanted = b"".join(bytes([number % 256]) * (number % 5 + 1) for number in _stamps(0, step))
+        assert bytes(values.cpu().tolist())[: len(wanted)] == wanted

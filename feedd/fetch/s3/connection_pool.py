@@ -21,7 +21,7 @@ from feedd.fetch.s3.addresses import Addresses
 from feedd.fetch.s3.bodies import Files
 from feedd.fetch.s3.connection import Connection, StaleConnection
 from feedd.fetch.s3.idle_connections import Idle
-from feedd.fetch.s3.tls_transport import RECEIVE_BYTES, TlsTransport
+from feedd.fetch.s3.tls_transport import TlsEndpoint, TlsTransport
 from feedd.flow.pools import DNS
 from feedd.values import ReadProgress
 
@@ -80,7 +80,7 @@ class ConnectionPool:
         self._addresses = Addresses()
         self._resolution: Once[float] = Once(self._resolve)
         self._closing: set[socket.socket] = set()  # sockets of handshakes that were broken off
-        self._received = memoryview(bytearray(RECEIVE_BYTES if endpoint.tls else 0))
+        self._tls = endpoint.tls and TlsEndpoint(endpoint.tls, endpoint.host)
         self._closed = False
 
     def __repr__(self) -> str:
@@ -274,7 +274,7 @@ class ConnectionPool:
         self._closing.add(sock)
         connection = Connection(self._limits.read_timeout_s, self._forget, address, self._files)
         connection.round_trip_s = round_trip_s(sock)
-        tls_transport = endpoint.tls and TlsTransport(endpoint.tls, endpoint.host, connection, self._received)
+        tls_transport = self._tls and TlsTransport(self._tls, connection)
         try:
             await self._loop.create_connection(lambda: tls_transport or connection, sock=sock)
             if tls_transport:

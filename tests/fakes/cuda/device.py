@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from feedd_client import streams
 from tests.fakes.cuda.machine import DEVICE_COUNT, SCHEDULES, Machine, SimEvent, SimStream, Work
 from tests.fakes.cuda.memory import Allocator, HostMemory
 from tests.fakes.cuda.tensors import SimTensor, allocate, copy_into, to_host
@@ -31,8 +32,8 @@ _FACTORIES: Final = (
 class SimGenerator:
     """``torch.Generator(device="cuda")``: gives its numbers when a kernel is launched."""
 
-    def __init__(self, index: int) -> None:
-        self.device = torch.device("cuda", index)
+    def __init__(self, kind: str, index: int) -> None:
+        self.device = torch.device(kind, index)
         self.host = torch.Generator("cpu")
 
     def manual_seed(self, seed: int) -> SimGenerator:
@@ -54,8 +55,9 @@ class Cuda:
 
     real = False
 
-    def __init__(self, schedule: str) -> None:
-        self.machine = Machine(SCHEDULES[schedule])
+    def __init__(self, schedule: str, kind: str = "cuda") -> None:
+        self.kind = kind
+        self.machine = Machine(SCHEDULES[schedule], kind)
         self.allocator = Allocator(self.machine)
         self.host = HostMemory(self.machine)
 
@@ -68,6 +70,9 @@ class Cuda:
         _patch_factories(self, patch)
         _patch_tensors(self, patch)
         machine, cuda = self.machine, torch.cuda
+        self._install_accelerator(patch)
+        if self.kind != "cuda":
+            return
         replacements: dict[str, Any] = {
             "is_available": lambda: True,
             "is_initialized": lambda: True,
@@ -82,7 +87,9 @@ class Cuda:
             "default_stream": lambda device=None: machine.defaults[machine.index_of(device)],
             "synchronize": machine.synchronize,
             "Stream": machine.stream,
-            "Event": lambda *, blocking=False, **_options: SimEvent(machine, blocking=blocking),
+            "Event": lambda *, blocking=False, enable_timing=False, **_options: SimEvent(
+                machine, blocking=blocking, enable_timing=enable_timing
+            ),
             "graph": machine.capturing,
             "CUDAGraph": object,
             "cudart": lambda: self.host,
@@ -91,14 +98,43 @@ class Cuda:
         }
         for name, replacement in replacements.items():
             patch.setattr(cuda, name, replacement)
-        patch.setattr(torch.accelerator, "is_available", lambda: True)
-        patch.setattr(torch.accelerator, "current_accelerator", lambda *_args: torch.device("cuda"))
+
+    def has(self, device: Any) -> bool:
+        """Tell whether a device, however it is named, is one of these."""
+        if device is None or isinstance(device, int):
+            return device is not None
+        return torch.device(device).type == self.kind
+
+    def _install_accelerator(self, patch: pytest.MonkeyPatch) -> None:
+        machine = self.machine
+        replacements: dict[str, Any] = {
+            "is_available": lambda: True,
+            "current_accelerator": lambda *_args: torch.device(self.kind),
+            "current_device_index": lambda: machine.thread.device,
+            "set_device_index": machine.set_device,
+            "current_stream": machine.current_stream,
+            "set_stream": lambda stream: machine.thread.streams.update({stream.device_index: stream}),
+            "synchronize": machine.synchronize,
+        }
+        for name, replacement in replacements.items():
+            patch.setattr(torch.accelerator, name, replacement)
+        # torch imports modules late that derive classes from these two: only the client sees the simulation
+        patch.setattr(streams, "torch", _ClientsTorch(machine))
 
 
-def _is_cuda(device: Any) -> bool:
-    if device is None or isinstance(device, int):
-        return device is not None
-    return torch.device(device).type == "cuda"
+class _ClientsTorch:
+    """Torch with simulated streams and events, for one module of the client."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.Stream = machine.stream
+        self._machine = machine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    def Event(self, _device: Any = None, *, enable_timing: bool = False) -> SimEvent:  # noqa: N802 - torch's name
+        """Make an event."""
+        return SimEvent(self._machine, enable_timing=enable_timing)
 
 
 def _patch_factories(cuda: Cuda, patch: pytest.MonkeyPatch) -> None:
@@ -109,7 +145,7 @@ def _patch_factories(cuda: Cuda, patch: pytest.MonkeyPatch) -> None:
             generator = options.get("generator")
             if isinstance(generator, SimGenerator):
                 options["generator"] = generator.host
-            if not _is_cuda(device):
+            if not cuda.has(device):
                 return real(*args, device=device, **options)  # type: ignore[no-any-return]  # looked up by name
             host = real(*args, device="cpu", **options)
             made = allocate(cuda, host.shape, host.dtype, cuda.machine.index_of(device))
@@ -123,7 +159,7 @@ def _patch_factories(cuda: Cuda, patch: pytest.MonkeyPatch) -> None:
     real_empty, real_generator = torch.empty, torch.Generator
 
     def empty(*shape: Any, device: Any = None, pin_memory: bool = False, **options: Any) -> torch.Tensor:
-        if not _is_cuda(device):
+        if not cuda.has(device):
             host = real_empty(*shape, device=device, **options)
             if pin_memory:
                 cuda.host.allocate(host)
@@ -133,7 +169,7 @@ def _patch_factories(cuda: Cuda, patch: pytest.MonkeyPatch) -> None:
         return allocate(cuda, tuple(sizes), dtype, cuda.machine.index_of(device))
 
     def generator(device: Any = "cpu") -> Any:
-        return SimGenerator(cuda.machine.index_of(device)) if _is_cuda(device) else real_generator(device)
+        return SimGenerator(cuda.kind, cuda.machine.index_of(device)) if cuda.has(device) else real_generator(device)
 
     patch.setattr(torch, "empty", empty)
     patch.setattr(torch, "Generator", generator)
@@ -150,9 +186,9 @@ def _patch_tensors(cuda: Cuda, patch: pytest.MonkeyPatch) -> None:
         rest = args[1:] if named is not None else args
         dtype = options.get("dtype") or next((one for one in rest if isinstance(one, torch.dtype)), None)
         if isinstance(self, SimTensor):
-            moved = self if _is_cuda(device) else to_host(self)
+            moved = self if cuda.has(device) else to_host(self)
             return moved if dtype is None else real_to(moved, dtype)
-        if not _is_cuda(device):
+        if not cuda.has(device):
             return real_to(self, *args, **options)
         host = self if dtype is None else real_to(self, dtype)
         made = allocate(cuda, host.shape, host.dtype, cuda.machine.index_of(device))

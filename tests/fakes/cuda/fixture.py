@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 import torch
 
-from feedd_client import capture, copier, pinning
+from feedd_client import capture, pinning, streams
 from tests.fakes.cuda.device import Cuda
 from tests.fakes.cuda.machine import SCHEDULES
 
@@ -30,13 +30,13 @@ class RealCuda:
 
 
 @contextlib.contextmanager
-def simulated(schedule: str) -> Iterator[tuple[Cuda, pytest.MonkeyPatch]]:
+def simulated(schedule: str, kind: str = "cuda") -> Iterator[tuple[Cuda, pytest.MonkeyPatch]]:
     """Put simulated devices in torch's place; at the end no rule of CUDA's has been broken."""
     gc.freeze()  # torch makes much at its first uses: the collection below walks what one test has made
     with pytest.MonkeyPatch.context() as patch:
-        found = Cuda(schedule)
+        found = Cuda(schedule, kind)
         found.install(patch)
-        patch.setattr(copier, "_streams", {})
+        patch.setattr(streams, "_copy_streams", {})
         patch.setattr(pinning, "_registered", {})
         patch.setattr(capture, "runtime_function", lambda: found.host.cudaThreadExchangeStreamCaptureMode)
         yield found, patch

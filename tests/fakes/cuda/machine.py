@@ -54,10 +54,11 @@ SCHEDULES: Final = {
 class Marker:
     """A point in a stream's queue, and whether the stream has passed it."""
 
-    __slots__ = ("done", "stream")
+    __slots__ = ("done", "done_at", "stream")
 
     def __init__(self, stream: SimStream) -> None:
         self.done = False
+        self.done_at = 0
         self.stream = stream
 
 
@@ -82,7 +83,7 @@ class SimStream:
 
     def __init__(self, machine: Machine, index: int, policy: str, *, default: bool) -> None:
         self.machine = machine
-        self.device = torch.device("cuda", index)
+        self.device = torch.device(machine.kind, index)
         self.stream_id = 0 if default else next(SimStream._ids)
         self.policy = policy
         self.queue: deque[Work] = deque()
@@ -95,6 +96,11 @@ class SimStream:
     def device_index(self) -> int:
         """Number of the stream's device."""
         return int(self.device.index)
+
+    @property
+    def cuda_stream(self) -> int:
+        """Address of the stream."""
+        return self.stream_id
 
     def wait_event(self, event: SimEvent) -> None:
         """Let later work wait for what ``event`` was last recorded after."""
@@ -122,11 +128,12 @@ class SimStream:
 
 
 class SimEvent:
-    """``torch.cuda.Event``; waiting for it captures what it was last recorded after."""
+    """``torch.cuda.Event`` or ``torch.Event``; waiting for it captures what it was last recorded after."""
 
-    def __init__(self, machine: Machine, *, blocking: bool = False) -> None:
+    def __init__(self, machine: Machine, *, blocking: bool = False, enable_timing: bool = False) -> None:
         self.marker: Marker | None = None
         self.blocking = blocking
+        self.timed = enable_timing
         self.machine = machine
         machine.calls["cudaEventCreate"] += 1
 
@@ -145,6 +152,17 @@ class SimEvent:
         """Tell whether the event has happened."""
         self.machine.note("cudaEventQuery")
         return self.marker is None or self.marker.done
+
+    def elapsed_time(self, end: SimEvent) -> float:
+        """Return how many entries of all queues ran between both events.
+
+        Raises:
+            RuntimeError: an event has not happened, or was not made to measure time.
+        """
+        begun, ended = self.marker, end.marker
+        if begun is None or ended is None or not (begun.done and ended.done and self.timed and end.timed):
+            raise RuntimeError("Both events must be recorded and completed before calculating elapsed time.")
+        return float(ended.done_at - begun.done_at)
 
     def synchronize(self) -> None:
         """Run what the event was recorded after."""
@@ -172,10 +190,14 @@ class Machine:
         violations: what a program must never do and did; a test ends with none.
         capture_owner: the thread that captures a graph in "global" mode.
         defaults: each device's default stream.
+        kind: type of the devices, "cuda" or another accelerator.
+        ran: entries of all queues that have run.
         capture_breaks: calls by other threads that broke the running capture.
     """
 
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, schedule: Schedule, kind: str = "cuda") -> None:
+        self.kind = kind
+        self.ran = 0
         self.schedule = schedule
         self.lock = threading.RLock()
         self.calls: Counter[str] = Counter()
@@ -322,8 +344,9 @@ def _may_run(stream: SimStream) -> bool:
 
 def _run_next(stream: SimStream) -> None:
     work = stream.queue.popleft()
+    stream.machine.ran += 1
     if work.sets is not None:
-        work.sets.done = True
+        work.sets.done, work.sets.done_at = True, stream.machine.ran
     if work.run is not None:
         with torch.no_grad():
             work.run()

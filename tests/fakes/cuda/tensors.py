@@ -62,12 +62,12 @@ class SimTensor(_TENSOR):  # type: ignore[misc]  # torch types what a subclass m
     @property
     def device(self) -> torch.device:
         """The simulated device."""
-        return torch.device("cuda", self.number)
+        return torch.device(self.cuda_.machine.kind, self.number)
 
     @property
     def is_cuda(self) -> bool:
-        """True."""
-        return True
+        """Whether the device is a CUDA device."""
+        return self.cuda_.machine.kind == "cuda"
 
     @property
     def is_cpu(self) -> bool:
@@ -178,7 +178,7 @@ def _upload(target: SimTensor, source: torch.Tensor) -> Work:
     dtype, shape, owner = source.dtype, tuple(source.shape), cuda.host.owner(source)
 
     def run(_owner: object = owner) -> None:
-        if not mapped(address, size_bytes):
+        if _owner is None and not mapped(address, size_bytes):
             cuda.machine.violations.append("copied from memory that is gone")
             return
         there = bytearray((ctypes.c_ubyte * size_bytes).from_address(address))
@@ -204,7 +204,7 @@ def _dispatch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:  # noqa: PLR
     if name == "copy_":
         copy_into(args[0], args[1], non_blocking=bool(kwargs.get("non_blocking", args[2] if len(args) > 2 else False)))
         return args[0]
-    if name == "_to_copy" and torch.device(kwargs.get("device") or "cuda").type == "cpu":
+    if name == "_to_copy" and torch.device(kwargs.get("device") or first.device).type == "cpu":
         return to_host(args[0]).to(kwargs.get("dtype") or args[0].dtype)
     if name == "_local_scalar_dense":
         return to_host(args[0]).item()

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from feedd_client import FeedDataset, RanksDisagree
 from feedd_client.lane import CopyLane, DevicePass
+from feedd_client.outputs import Outputs
 from feedd_client.progress import Progress
 from tests.fakes.host_copier import LateCopier
 
@@ -23,7 +24,7 @@ def _ahead(dataset: FeedDataset, fails_at: int | None = None) -> DevicePass:
     """Begin a pass that copies ahead, as on a GPU."""
     progress = Progress(dataset)
     lane = CopyLane(dataset.start_pass(copy=False), LateCopier(fails_at), PREFETCH, progress)
-    return DevicePass(progress, lane, torch.device("cpu"))
+    return DevicePass(progress, lane, Outputs(None))
 
 
 def _leave_early(address: str, rank: int) -> list[int]:

@@ -16,6 +16,7 @@ from feedd_client import BadOptionError, DeviceLoader, FeedError, StateError
 from feedd_client.agreement import Join
 from feedd_client.iterator import FeedIterator
 from feedd_client.lane import CopyLane, DevicePass
+from feedd_client.outputs import Outputs
 from feedd_client.progress import Progress
 from tests.fakes.feed_client import ids
 from tests.fakes.host_copier import LateCopier
@@ -157,7 +158,7 @@ def test_a_pass_collected_in_its_own_copy_thread_ends(bench: Bench) -> None:
     batches._plan = replace(batches._plan, join=Join(agreement, 0))  # type: ignore[arg-type]  # a group of one
     progress = Progress(dataset)
     lane = CopyLane(batches, LateCopier(), 2, progress)
-    begun = DevicePass(progress, lane, torch.device("cpu"))
+    begun = DevicePass(progress, lane, Outputs(None))
     lane.staged.get(timeout=10)
     cycle: list[Any] = [begun]
     cycle.append(cycle)
@@ -200,7 +201,7 @@ def test_events_are_used_again(cuda: Cuda) -> None:
     """However many batches there are, no more events are made than the places need."""
     for _ in DeviceLoader([{"x": torch.zeros(8)} for _ in range(50)], "cuda", device_prefetch=3):
         pass
-    assert cuda.machine.calls["cudaEventCreate"] == 3 * 3
+    assert cuda.machine.calls["cudaEventCreate"] == 3 * 4
 
 
 @pytest.mark.parametrize("cuda", ["random-0"], indirect=True)

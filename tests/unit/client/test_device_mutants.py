@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 import torch
 
-from feedd_client import DeviceLoader, copier, device, lane, pinning
+from feedd_client import DeviceLoader, block_copy, copier, device, lane, outputs, pinning, streams
 from tests.fakes.cuda.fixture import simulated
 from tests.fakes.cuda.machine import SCHEDULES
 from tests.fakes.feed_client import BATCH_SIZE, Bench
@@ -54,6 +54,22 @@ def _streams(folder: Path) -> None:
         with torch.cuda.stream(streams[step % 2]):
             sums.append(next(batches)["cls"].sum())
     torch.cuda.synchronize()
+    assert [int(one) for one in sums] == [64 * step for step in range(10)]
+
+
+def _static(folder: Path) -> None:
+    """Static batches of a trainer that changes its stream, whose work on a batch is still queued at the next."""
+    loader = DeviceLoader([{"cls": torch.full((64,), step)} for step in range(10)], "cuda", static=True)
+    consumers = [torch.cuda.Stream() for _ in range(2)]  # type: ignore[no-untyped-call]  # see above
+    sums, addresses, batches = [], set(), iter(loader)
+    for step in range(10):
+        with torch.cuda.stream(consumers[step % 2]):
+            values = next(batches)["cls"]
+            torch.cuda._sleep(1)  # type: ignore[no-untyped-call]  # see above
+            sums.append(values.sum())
+            addresses.add(values.data_ptr())
+    torch.cuda.synchronize()
+    assert len(addresses) == 1
     assert [int(one) for one in sums] == [64 * step for step in range(10)]
 
 
@@ -100,49 +116,84 @@ def _failing(folder: Path) -> None:
 SCENARIOS: Final[tuple[Callable[[Path], None], ...]] = (
     _leases,
     _streams,
+    _static,
     _containers,
     _memory,
     _capture,
     _ring,
     _failing,
 )
-COPIED: Final = "place.copied.record(self._stream)"
+COPIED: Final = "slot.copied.record(self._stream)"
 # name -> module, what is written there, what the mutant says instead
 MUTANTS: Final[dict[str, tuple[ModuleType, dict[str, str]]]] = {
-    "no record_stream": (lane, {"record_stream(staged.batch, stream)": "pass"}),
-    "no wait_event": (lane, {"stream.wait_event(staged.place.ready)": "pass"}),
-    "a slot goes back before its copy": (lane, {"place.copied.synchronize()": "pass"}),
+    "no record_stream": (outputs, {"record_stream(batch, stream)": "pass"}),
+    "no wait_event": (outputs, {"stream.wait_event(slot.ready)": "pass"}),
+    "a slot goes back before its copy": (
+        lane,
+        {
+            "slot.copied.synchronize()": "pass",
+            "self._progress.copied(slot.copied_bytes, slot.copy_s())": "pass",
+        },
+    ),
     "ready before the transforms": (
         copier,
-        {"place.ready.record(self._stream)": "pass", COPIED: f"{COPIED}; place.ready.record(self._stream)"},
+        {"slot.ready.record(self._stream)": "pass", COPIED: f"{COPIED}; slot.ready.record(self._stream)"},
     ),
-    "copied on another stream": (copier, {COPIED: "place.copied.record(torch.cuda.default_stream(self._device))"}),
+    "copied on another stream": (
+        copier,
+        {
+            COPIED: "elsewhere = torch.cuda.default_stream(self._device); slot.started.record(elsewhere);"
+            " slot.copied.record(elsewhere)"
+        },
+    ),
     "no cudaHostUnregister": (pinning, {"int(_cudart().cudaHostUnregister(key[1]))": "0"}),
     "the ring does not wait": (pinning, {"event.synchronize()": "pass"}),
     "the consumer's stream at construction": (
-        lane,
+        outputs,
         {
-            "self._pid = os.getpid()\n": "self._pid = os.getpid(); self._at = torch.cuda.current_stream(device)\n",
-            "stream = torch.cuda.current_stream(self._device)": "stream = self._at",
+            "        self._streams = streams\n": "        self._streams = streams\n"
+            "        self._at = streams.current_stream()\n",
+            "        stream = self._streams.current_stream()": "        stream = self._at",
         },
     ),
-    "a place is free when the host took its batch": (lane, {"place.taken.synchronize()": "pass"}),
-    "the copy thread does not relax": (copier, {"capture.relax()": "pass"}),
+    "a place is free when the host took its batch": (lane, {"slot.taken.synchronize()": "pass"}),
+    "the copy thread does not relax": (streams, {"capture.relax()": "pass"}),
+    "a block begins at its second tensor": (
+        block_copy,
+        {"tensor.data_ptr() - self.memory.start": "tensor.data_ptr() - self.memory.start & -512"},
+    ),
+    "a static batch does not wait for work on another stream": (outputs, {"stream.wait_stream(before)": "pass"}),
     "a failing transform waits for nothing": (copier, {"self._stream.synchronize()": "pass"}),
 }
 _USERS: Final[dict[ModuleType, tuple[tuple[ModuleType, str], ...]]] = {
     lane: ((device, "CopyLane"), (device, "DevicePass")),
     copier: ((device, "Copier"),),
+    outputs: ((device, "Outputs"), (device, "StaticOutputs")),
+    streams: ((device, "streams_of"),),
+    block_copy: ((copier, "blocks_of"),),
     pinning: ((copier, "PinnedBuffers"), (copier, "register"), (pinning, "PinnedBuffers")),
 }
 
 
-def _mutate(patch: pytest.MonkeyPatch, name: str) -> None:
+def _mutated(name: str) -> str:
+    """Return the source of a mutant."""
     module, changes = MUTANTS[name]
     source = inspect.getsource(module)
     for text, instead in changes.items():
         assert source.count(text) == 1, (name, text)
         source = source.replace(text, instead)
+    return source
+
+
+def test_each_mutant_changes_what_is_there() -> None:
+    """The texts that mutants replace stand in the code once: else a mutant would die of that alone."""
+    for name in MUTANTS:
+        assert _mutated(name)
+
+
+def _mutate(patch: pytest.MonkeyPatch, name: str) -> None:
+    module, _ = MUTANTS[name]
+    source = _mutated(name)
     mutant = ModuleType(module.__name__)
     mutant.__dict__.update(__file__=module.__file__, __package__=module.__package__)
     with patch.context() as loading:

@@ -17,7 +17,7 @@ from feedd.errors import BadResponse
 from feedd.fetch.fetch_options import SourceOptions
 from feedd.fetch.s3.bodies import Files
 from feedd.fetch.s3.connection_pool import ConnectionPool, Endpoint
-from feedd.fetch.s3.tls_transport import TlsTransport
+from feedd.fetch.s3.tls_transport import TlsEndpoint, TlsTransport
 from feedd.fetch.s3.transfer_threads import TransferThreads
 from feedd.flow.file_writing import left_alone
 from feedd.flow.range_sinks import FileSink
@@ -44,7 +44,7 @@ class Server:
         self._context, self._answer = context, answer
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listening.getsockname()[1]
-        self.connection_count = 0
+        self.connection_count = self.resumed_count = 0
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> Self:
@@ -56,6 +56,13 @@ class Server:
         self._listening.close()
         self._thread.join(10)
         assert not self._thread.is_alive()
+
+    def forget_sessions(self, authority: Authority) -> None:
+        """Have the keys of another process: sessions from before are unknown."""
+        assert self._context is not None
+        old, self._context = self._context, ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._context.load_cert_chain(*authority.issue("store"))
+        self._context.minimum_version, self._context.maximum_version = old.minimum_version, old.maximum_version
 
     def _run(self) -> None:
         while True:
@@ -70,6 +77,7 @@ class Server:
                     self._answer(plain)
                     continue
                 with self._context.wrap_socket(plain, server_side=True) as secured:
+                    self.resumed_count += bool(secured.session_reused)
                     while secured.recv(65536) and self._answer(secured):
                         pass
 
@@ -168,6 +176,47 @@ async def test_many_at_a_time(context: ssl.SSLContext, authority: Authority, tmp
                 file = stack.enter_context(sink_file(tmp_path / f"{number}", SIZE))
                 asked.append(body_of(await pools.enter_async_context(pool_to(server, authority)), file))
             assert await asyncio.gather(*asked) == [DATA] * 4
+
+
+async def test_a_new_connection_resumes_the_session(
+    context: ssl.SSLContext, authority: Authority, file: SinkFile
+) -> None:
+    """Later connections of a pool spare the certificate, and go on with a whole handshake if the server forgot."""
+
+    def answer(sock: socket.socket) -> bool:
+        sock.sendall(HEAD.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n") + DATA)
+        return False
+
+    with Server(context, answer) as server:
+        async with pool_to(server, authority) as pool:
+            for _ in range(3):
+                assert await body_of(pool, file) == DATA
+            assert (server.connection_count, server.resumed_count) == (3, 2)
+            server.forget_sessions(authority)
+            for _ in range(3):
+                assert await body_of(pool, file) == DATA
+            assert (server.connection_count, server.resumed_count) == (6, 4)
+
+
+async def test_a_failed_handshake_ends_the_session(context: ssl.SSLContext, authority: Authority) -> None:
+    """A server that fails at a session is offered none the next time."""
+    endpoint = endpoint_of(authority)
+    above, wire = Above(1000), Wire(context)
+    first = connected(above, wire, endpoint)
+    wire.server.write(b"data")
+    wire.deliver(first)
+    again = Wire(context)
+    resumed, kept = connected(above, again, endpoint), endpoint._session
+    again.server.write(b"data")
+    again.deliver(resumed)
+    assert again.server.session_reused
+    assert endpoint._session is kept, "a session of a resumed handshake would outlive the certificate that was checked"
+    broken = TlsTransport(endpoint, above)  # type: ignore[arg-type]  # as far as it is used
+    broken.connection_made(Wire(context))  # type: ignore[arg-type]  # likewise
+    broken.connection_lost(None)
+    last = Wire(context)
+    connected(above, last, endpoint)
+    assert not last.server.session_reused
 
 
 @pytest.mark.parametrize("kept_bytes", [0, 20, 400_000, len(HEAD) + SIZE - 1])
@@ -325,10 +374,14 @@ class Wire:
         tls_transport.buffer_updated(len(data))
 
 
-def connected(above: Above, wire: Wire, authority: Authority) -> TlsTransport:
+def endpoint_of(authority: Authority) -> TlsEndpoint:
+    """Return the client's, which trusts that authority."""
+    return TlsEndpoint(ssl.create_default_context(cafile=str(authority.ca_path)), "127.0.0.1")
+
+
+def connected(above: Above, wire: Wire, endpoint: TlsEndpoint) -> TlsTransport:
     """Return a tunnel whose handshake is done."""
-    trusted = ssl.create_default_context(cafile=str(authority.ca_path))
-    tls_transport = TlsTransport(trusted, "127.0.0.1", above, memoryview(bytearray(1 << 17)))  # type: ignore[arg-type]  # as far as it is used
+    tls_transport = TlsTransport(endpoint, above)  # type: ignore[arg-type]  # as far as it is used
     tls_transport.connection_made(wire)  # type: ignore[arg-type]  # likewise
     while not tls_transport.shaken.done() or wire.into.pending:
         with contextlib.suppress(ssl.SSLWantReadError):
@@ -344,7 +397,7 @@ async def test_records_are_handed_up_together(
 ) -> None:
     """What came in one piece is handed up in as few as there is room for, and its end behind it."""
     above, wire = Above(memory_bytes), Wire(context)
-    tls_transport = connected(above, wire, authority)
+    tls_transport = connected(above, wire, endpoint_of(authority))
     sent = [os.urandom(size) for size in (16_000, 9_000, 16_000)]
     for record in sent:
         wire.server.write(record)
@@ -365,7 +418,7 @@ async def test_records_are_handed_up_together(
 async def test_what_is_behind_a_pause_is_left_for_others(context: ssl.SSLContext, authority: Authority) -> None:
     """Where no more than a record has room, the record behind it is theirs who paused, and so is what ends it all."""
     above, wire = Above(16 << 10), Wire(context)
-    above.tls_transport = tls_transport = connected(above, wire, authority)
+    above.tls_transport = tls_transport = connected(above, wire, endpoint_of(authority))
     wire.server.write(b"head")
     wire.server.write(b"body")
     wire.out.write(b"no record at all")
@@ -381,7 +434,7 @@ async def test_what_is_behind_a_pause_is_left_for_others(context: ssl.SSLContext
 async def test_an_end_behind_what_pauses(context: ssl.SSLContext, authority: Authority) -> None:
     """What was decrypted together with the end is handed up, and the connection ends though somebody has paused it."""
     above, wire = Above(100_000), Wire(context)
-    above.tls_transport = tls_transport = connected(above, wire, authority)
+    above.tls_transport = tls_transport = connected(above, wire, endpoint_of(authority))
     wire.server.write(b"head and body")
     wire.out.write(b"no record at all")
     wire.deliver(tls_transport)
