@@ -45,12 +45,15 @@ def small_cache(window: Window) -> Finding | None:
     """Shards are evicted before they are needed again."""
     fetch = window.fetch
     needed = fetch.assigned_bytes
-    if not fetch.evictions or fetch.hit_share >= limits.HITS_LOW or needed <= fetch.cache_limit_bytes:
+    fetched = max(1.0, fetch.read_bytes / fetch.shard_bytes) if fetch.shard_bytes else 1.0
+    if needed <= fetch.cache_limit_bytes or fetch.evictions < max(1.0, limits.EVICTED * fetched):
         return None
-    hits = Evidence("shards found in the cache", fetch.hit_share, limits.HITS_LOW, "share")
+    evicted = Evidence("shards evicted for each one fetched", fetch.evictions / fetched, limits.EVICTED, "shards")
     size = Evidence("bytes that the sessions read", needed, fetch.cache_limit_bytes, "bytes")
     knob = Knob("--cache-size", format_size(fetch.cache_limit_bytes), format_size(math.ceil(needed * 1.05)))
-    return Finding("cache_too_small", (hits, size), "Make room for all shards of this node, or use more nodes.", knob)
+    return Finding(
+        "cache_too_small", (evicted, size), "Make room for all shards of this node, or use more nodes.", knob
+    )
 
 
 def busy_disk(window: Window) -> Finding | None:

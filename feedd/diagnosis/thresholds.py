@@ -41,8 +41,9 @@ LOOP_BUSY: Final = 0.80
 """Share of a core from which the daemon's main thread makes batches wait for one another."""
 THROTTLED: Final = 0.02
 """Share of requests that the store refused. Source: AWS advises to slow down at any; 2 % is beyond single ones."""
-HITS_LOW: Final = 0.80
-"""Share of shards found in the cache below which it counts as too small, if it also evicts."""
+EVICTED: Final = 0.50
+"""Shards evicted for each one fetched, from which the cache counts as too small. A full cache evicts one for each. The
+share of hits says less: each batch of a shard is one."""
 LATENCY_SHARE: Final = 0.50
 """Share of a request before its first byte from which latency counts more than bandwidth."""
 SMALL_OBJECT_BYTES: Final = 1_000_000

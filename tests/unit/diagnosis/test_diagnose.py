@@ -84,7 +84,8 @@ def test_each_cause_has_its_verdict(verdict: str) -> None:
     ("window", "verdict"),
     [
         (_fetch(evictions=9), "s3_bandwidth"),  # the cache has room for all
-        (_fetch(evictions=9, cache_limit_bytes=1 << 30, hits=90), "s3_bandwidth"),  # most shards are found
+        (_fetch(evictions=1, cache_limit_bytes=1 << 30), "s3_bandwidth"),  # the cache has just become full
+        (_fetch(evictions=9, cache_limit_bytes=1 << 30, hits=90), "cache_too_small"),  # each batch of a shard is a hit
         (replace(DECODES, cpu_pressure=0.9), "decode_cpu"),  # as many workers as cores
         (_rank(HEALTHY, pause_s=0.5, written_bytes=40 * MIB), "healthy"),  # a checkpoint that costs little
         (replace(HEALTHY, ranks=(FED, replace(FED, rank=1, steps=50))), "healthy"),  # two ranks have no median
@@ -200,6 +201,7 @@ shares = st.floats(0, 1)
     workers=st.integers(0, 8),
     hits=st.integers(0, 9),
     misses=st.integers(0, 9),
+    evictions=st.integers(0, 9),
     loop=st.none() | shares,
     disk=st.none() | shares,
 )
@@ -214,12 +216,13 @@ def test_any_window_gets_a_verdict(
     workers: int,
     hits: int,
     misses: int,
+    evictions: int,
     loop: float | None,
     disk: float | None,
 ) -> None:
     """Whatever was measured: one verdict, a prediction that is no loss, and JSON without numbers that are none."""
     rank = RankWindow("c" * 8, 0, steps, 10.0, 10 * wait, 10 * (1 - wait) * pause)
-    fetch = FetchWindow(hits=hits, misses=misses)
+    fetch = FetchWindow(hits=hits, misses=misses, evictions=evictions, assigned_bytes=evictions)
     found = diagnose(
         Window(10.0, (rank,), fetch, fetching, 1 - fetching, workers, busy, tuple(cores), None, disk, "sda", loop)
     )
