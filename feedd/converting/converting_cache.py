@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 from feedd.cache import os_errors
 from feedd.cache.pins import Pins
 from feedd.converting.conversion_wishes import ConversionWishes
-from feedd.errors import FeeddError
+from feedd.errors import CacheUnavailable, FeeddError
 from feedd.flow.pools import CACHE_DISK
 from feedd.flow.singleflight import SingleFlight
 from feedd.flow.tasks import run_all
@@ -78,13 +78,21 @@ class ConvertingCache:
             return await self._inner.acquire(refs)
         wanted = [ref for ref in dict.fromkeys(refs) if ref.conversion is not None]
         with self._awaiting(wanted):
-            while unknown := [ref for ref in wanted if self._converter.facts.known(ref) is None]:
-                await run_all(self._land(ref, alone=len(unknown) == 1) for ref in unknown)
-            shards = [self._shard(ref) for ref in refs]
-            formats = [self._format(ref) for ref in refs]
-            pins = await self._inner.acquire(shards)
+            try:
+                formats, pins = await self._acquire(refs, wanted)
+            except CacheUnavailable:
+                if all(self._converter.facts.known(ref) is not None for ref in wanted):
+                    raise
+                formats, pins = await self._acquire(refs, wanted)  # the size that an object told was wrong
         files = zip(pins.files, formats, strict=True)
         return Pins(tuple(replace(file, format=name) if name else file for file, name in files), pins.release)
+
+    async def _acquire(self, refs: Sequence[ObjectRef], wanted: Sequence[ObjectRef]) -> tuple[list[str], PinnedShards]:
+        """Return format names and pins of ``refs``; ``wanted`` are those with a conversion."""
+        while unknown := [ref for ref in wanted if self._converter.facts.known(ref) is None]:
+            await run_all(self._land(ref, alone=len(unknown) == 1) for ref in unknown)
+        formats = [self._format(ref) for ref in refs]
+        return formats, await self._inner.acquire([self._shard(ref) for ref in refs])
 
     def prefetch(self, refs: Sequence[ObjectRef], owner: str) -> None:
         """Replace ``owner``'s wish list; unconverted shards are converted in the background, and then wished for."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -88,9 +89,15 @@ class PrometheusRecorder:
         """Add to a gauge; ``delta`` may be negative."""
         self._gauges.child(metric, labels).inc(delta)
 
-    def observe(self, metric: Metric, value: float, **labels: str) -> None:
-        """Add one observation to a histogram."""
-        self._histograms.child(metric, labels).observe(value)
+    def observe(self, metric: Metric, value: float, times: int = 1, /, **labels: str) -> None:
+        """Add an observation to a histogram, ``times`` times."""
+        child = self._histograms.child(metric, labels)
+        if times == 1:
+            child.observe(value)
+            return
+        # The library adds one observation at a time, which takes 3 us.
+        child._sum.inc(value * times)  # noqa: SLF001
+        child._buckets[bisect_left(child._upper_bounds, value)].inc(times)  # noqa: SLF001
 
     def samples(self) -> list[MetricSample]:
         """Return every current value, in the table's order."""
@@ -122,7 +129,7 @@ class NullRecorder:
     def move(self, metric: Metric, delta: float, **labels: str) -> None:
         """Do nothing."""
 
-    def observe(self, metric: Metric, value: float, **labels: str) -> None:
+    def observe(self, metric: Metric, value: float, times: int = 1, /, **labels: str) -> None:
         """Do nothing."""
 
 
@@ -159,9 +166,9 @@ class MemoryRecorder:
         key = self._key(metric, Kind.GAUGE, labels)
         self.values[key] = self.values.get(key, 0.0) + delta
 
-    def observe(self, metric: Metric, value: float, **labels: str) -> None:
-        """Store one observation."""
-        self.observations.setdefault(self._key(metric, Kind.HISTOGRAM, labels), []).append(value)
+    def observe(self, metric: Metric, value: float, times: int = 1, /, **labels: str) -> None:
+        """Store an observation, ``times`` times."""
+        self.observations.setdefault(self._key(metric, Kind.HISTOGRAM, labels), []).extend([value] * times)
 
     def total(self, metric: Metric) -> float:
         """Return a counter or gauge summed over its labels; 0 if it was never changed."""

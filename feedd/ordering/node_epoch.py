@@ -136,6 +136,10 @@ class NodeEpoch:
         """Return (shard, ordinal) of a partition's window; see ``EpochMap.samples``."""
         return self._maps[partition].samples(window)
 
+    def first_sample(self, partition: int, window: int) -> tuple[int, int]:
+        """Return shard and ordinal of a window's first sample; see ``EpochMap.first_sample``."""
+        return self._maps[partition].first_sample(window)
+
     def window_samples(self, partition: int, window: int) -> int:
         """Return the number of samples of a partition's window, which must be counted or found by ``step``."""
         return self._maps[partition].window_samples(window)

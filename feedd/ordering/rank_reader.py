@@ -11,7 +11,7 @@ import numpy as np
 from feedd.dataset.step_counts import Deal, left_out
 from feedd.errors import BadRequest
 from feedd.ordering import rng
-from feedd.ordering.batch_plan import BatchPlan, RunPlan, rows_of_run
+from feedd.ordering.batch_plan import BatchPlan, RunPlan, SpanPlan, rows_of_run, whole_batches
 from feedd.ordering.buckets import BUCKETS, NeedLengths, by_length, gathered, lengths_of
 from feedd.ordering.epoch import EpochOptions, NeedCounts, seeds
 from feedd.ordering.epoch_access import NodeAccess
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from feedd.dataset.assignment import Assignment
     from feedd.dataset.listing import DatasetView
-    from feedd.ordering.batch_plan import BatchRows
+    from feedd.ordering.batch_plan import AnyRunPlan, BatchRows
     from feedd.ordering.node_epoch import Piece, Step
     from feedd.ordering.sorted_windows import Orders, WindowRows
     from feedd.shard_index import ShardIndex
@@ -201,15 +201,19 @@ class Reader:
             return found
         if not found.pieces:
             return EpochEnd(at.epoch, plan.steps_before(at.step))
+        options = self.epoch_options(at.epoch)
+        if not options.shuffle:
+            return _gather(plan, [_span(plan, piece) for piece in found.pieces], found, at, options)
         names = {WindowName(at.epoch, piece.partition, piece.segment.window) for piece in found.pieces}
         rows = {name: rows for name in names if (rows := self._orders.get(name)) is not None}
         missing = sorted(names - rows.keys())
         if missing:
             return self._need_lengths(plan, missing) or self._need_order(plan, missing, rows)
         self._latest = frozenset(rows)
-        return _gather(plan, rows, found, at, self.epoch_options(at.epoch))
+        pieces = [(WindowName(at.epoch, one.partition, one.segment.window), one) for one in found.pieces]
+        return _gather(plan, [_piece(rows[name], piece) for name, piece in pieces], found, at, options)
 
-    def draw_run(self, at: Cursor, count: int) -> RunPlan | None:
+    def draw_run(self, at: Cursor, count: int) -> AnyRunPlan | None:
         """Return up to ``count`` successive batches from ``at`` on; None: draw them one by one, at least the first.
 
         Raises:
@@ -217,8 +221,9 @@ class Reader:
         """
         if len(self._shares) > 1 or self._deal.wrap:
             return None
+        orders = self._orders if self._options.shuffle else None
         its_seeds = partial(seeds, self.epoch_options(at.epoch))
-        run = _run(self.epoch_map(at), self._deal, self._orders, at, count, its_seeds)
+        run = _run(self.epoch_map(at), self._deal, orders, at, count, its_seeds)
         if run is not None:
             self._latest = frozenset((WindowName(at.epoch, 0, run.window),))
         return run
@@ -228,7 +233,7 @@ class Reader:
 
         The job is optional: a window that is not sorted in advance delays the batch that reads it.
         """
-        if self._latest == self._foreseen or self._by_length or self._map is None:
+        if not self._options.shuffle or self._latest == self._foreseen or self._by_length or self._map is None:
             return None
         self._foreseen, plan = self._latest, self._map
         names: dict[WindowName, Callable[[], WindowRows]] = {}
@@ -328,11 +333,16 @@ def _piece(rows: WindowRows, piece: Piece) -> WindowRows:
     return rows[0][span], rows[1][span]
 
 
-def _gather(
-    plan: NodeEpoch, rows: Mapping[WindowName, WindowRows], found: Step, at: Cursor, options: EpochOptions
-) -> BatchPlan:
-    names = (WindowName(at.epoch, piece.partition, piece.segment.window) for piece in found.pieces)
-    parts = [_piece(rows[name], piece) for name, piece in zip(names, found.pieces, strict=True)]
+def _span(plan: NodeEpoch, piece: Piece) -> WindowRows:
+    """Return the samples of a piece without shuffle."""
+    shard, first = plan.first_sample(piece.partition, piece.segment.window)
+    return np.broadcast_to(np.int64(shard), (piece.size,)), np.arange(
+        first + piece.segment.low, first + piece.segment.high
+    )
+
+
+def _gather(plan: NodeEpoch, parts: Sequence[WindowRows], found: Step, at: Cursor, options: EpochOptions) -> BatchPlan:
+    """Return the batch of a step, from the samples of its pieces."""
     shard, ordinal = parts[0]
     if len(parts) > 1:
         shard, ordinal = (np.concatenate(columns) for columns in zip(*parts, strict=True))
@@ -348,20 +358,29 @@ def _gather(
 def _run(
     plan: NodeEpoch,
     deal: Deal,
-    orders: Orders,
+    orders: Orders | None,
     at: Cursor,
     count: int,
     its_seeds: Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.uint64]],
-) -> RunPlan | None:
-    """Return the batches of one partition's window; None: the first is not whole, or the window is not sorted."""
+) -> AnyRunPlan | None:
+    """Return the batches of one partition's window; None: the first is not whole, or the window is not sorted.
+
+    Without ``orders``, the samples are not shuffled.
+    """
     found = plan.step(at.step)
     if isinstance(found, NeedCounts) or len(found.pieces) != 1 or found.pieces[0].size != deal.batch_size:
         return None
     segment = found.pieces[0].segment
+    cursor = Cursor(at.epoch, at.step, found.anchors)
+    count = count if deal.steps is None else min(count, deal.steps - at.step)
+    if orders is None:
+        samples = plan.window_samples(0, segment.window) - segment.low
+        count = whole_batches(samples, deal.batch_size, plan.step_samples, count)
+        shard_no, first = plan.first_sample(0, segment.window)
+        places = first + segment.low, plan.step_samples, count, deal.batch_size
+        return SpanPlan(cursor, shard_no, *places, segment.window, its_seeds)
     window = orders.get(WindowName(at.epoch, 0, segment.window))
     if window is None:
         return None
-    count = count if deal.steps is None else min(count, deal.steps - at.step)
     shard, ordinal = rows_of_run(window, segment.low, deal.batch_size, plan.step_samples, count)
-    cursor = Cursor(at.epoch, at.step, found.anchors)
     return RunPlan(cursor, shard, ordinal, deal.batch_size, segment.window, its_seeds)

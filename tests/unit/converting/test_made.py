@@ -15,8 +15,9 @@ from feedd.cache.entry_layout import disk_bytes
 from feedd.cache.pins import with_pinned
 from feedd.conversion import Conversion, text_of
 from feedd.converting.conversion_log import ConversionFact, ConversionLog
-from feedd.converting.converter import Converter, ConverterOptions, formed, joined
+from feedd.converting.converter import Converter, ConverterOptions, formed
 from feedd.converting.converting_cache import ConvertingCache
+from feedd.converting.object_ranges import joined
 from feedd.errors import (
     CacheTooSmall,
     CacheUnavailable,
@@ -210,8 +211,6 @@ async def test_another_size_than_before_is_made_anew(rig: MadeRig) -> None:
         ref = rig.shard(name)
         rig.facts.note(ref, ConversionFact(SHARD_BYTES, wrong, "tar"))
         async with rig.open_made() as cache:
-            with pytest.raises(Exception, match="expected"):
-                await cache.acquire([ref])
             with await cache.acquire([ref]) as pins:
                 rig.check(pins, [ref])
 

@@ -100,8 +100,11 @@ def test_as_row_by_row(tmp_path_factory: pytest.TempPathFactory, data: st.DataOb
     out_at = _places(sizes, plains, [data.draw(st.sampled_from([0, 0, 256])) for _ in sizes])
     rows_of = file_no[told].astype("<u2").tobytes() if len(files) > 1 else b"", ordinal[told].astype("<u4").tobytes()
     places = tuple(np.cumsum(sizes).tolist()), np.array(out_at, "<i8").tobytes()
-    request = GatherRequest(1, tuple(files), 7, tuple(columns), *rows_of, *places, are_consecutive)
-    arena = mmap.mmap(-1, ARENA_BYTES)
+    arena, rows_at = mmap.mmap(-1, ARENA_BYTES), -1
+    if not are_consecutive and data.draw(st.booleans()):
+        rows_at, told_bytes = int(np.min(out_at)), b"".join(reversed(rows_of))
+        arena[rows_at : rows_at + len(told_bytes)], rows_of = told_bytes, (b"", b"")
+    request = GatherRequest(1, tuple(files), 7, tuple(columns), *rows_of, *places, are_consecutive, rows_at)
     undone = set(gather(request, plains, MappedFiles(), arena).tolist())
     first = 0
     for size, its in zip(sizes, out_at, strict=True):
@@ -153,20 +156,16 @@ def test_consecutive_rows_end_within_their_file(tmp_path: Path, first: int, undo
 
 
 def test_consecutive_values_may_overlap(tmp_path: Path) -> None:
-    """Values of ten bytes that begin one byte after another do not lie back to back."""
-    path, plain, content = tmp_path / "file", KINDS[5], bytes(range(64))
-    path.write_bytes(content)
-    request = _request(
-        path,
-        columns=(_column(plain, (0,), (1,)),),
-        ordinal=np.array([0, 4], "<u4").tobytes(),
-        are_consecutive=True,
-    )
+    """Windows of three bytes, each one byte behind the one before, are no numbers back to back."""
+    path = tmp_path / "file"
+    path.write_bytes(bytes(range(64)))
+    plain = Plain("uint8", "int64", 3)
+    rows = {"ordinal": np.array([3, 8], "<u4").tobytes(), "batch_ends": (2, 6), "are_consecutive": True}
     with mmap.mmap(-1, ARENA_BYTES) as arena:
-        assert not gather(request, [plain], MappedFiles(), arena).size
-        for first, begin in ((0, 0), (4, 256)):
-            values = [_value(plain, content[first + row : first + row + plain.width_bytes]) or b"" for row in range(2)]
-            assert arena[begin : begin + 2 * plain.out_bytes] == b"".join(values)
+        request = _request(path, **rows, columns=(_column(plain, (0,), (1,)),))
+        assert not len(gather(request, [plain], MappedFiles(), arena))
+        assert np.frombuffer(arena[:48], "<i8").tolist() == [3, 4, 5, 4, 5, 6]
+        assert np.frombuffer(arena[256:304], "<i8").tolist() == [8, 9, 10, 9, 10, 11]
 
 
 def _request(path: Path, **changes: Any) -> GatherRequest:

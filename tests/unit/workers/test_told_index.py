@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import threading
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -206,3 +208,24 @@ def test_a_worker_imports_formats_before_its_first_request(monkeypatch: pytest.M
         ours.shutdown(socket.SHUT_WR)
         worker.serve(theirs)
     assert greeted == [True]
+
+
+def test_a_worker_imports_in_advance_only_while_it_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that wait are done first."""
+    done: list[Prepare] = []
+    monkeypatch.setattr(Executor, "prepare", lambda _, request: done.append(request))
+    later, now = Prepare(converters=("parquet",), when_idle=True), Prepare(converters=("csv",))
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        for request in (later, now):
+            ours.send(encode(request))
+        thread = threading.Thread(target=worker.serve, args=(theirs,))
+        thread.start()
+        try:
+            deadline_s = time.monotonic() + 10
+            while len(done) < 2 and time.monotonic() < deadline_s:
+                time.sleep(0.01)
+        finally:
+            ours.shutdown(socket.SHUT_WR)
+            thread.join()
+    assert done == [now, later]
