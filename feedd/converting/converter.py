@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -13,8 +13,9 @@ from feedd.convert.conversion_io import MappedObject
 from feedd.convert.table_converters import TYPES
 from feedd.converting.conversion_log import ConversionFact
 from feedd.converting.memory_file import MemoryFile, copy_into, note_all_written
-from feedd.converting.object_ranges import FetchedRanges, ObjectRanges
+from feedd.converting.object_ranges import CHARGE_BYTES_MAX, FetchedRanges, ObjectRanges, charge_bytes
 from feedd.errors import BadShard, CacheUnavailable, FeeddError, ResourceExhausted, StoreUnavailable
+from feedd.flow.budget import ByteBudget
 from feedd.flow.lru import WeightedLru
 from feedd.flow.memory import available_bytes
 from feedd.flow.pools import CACHE_DISK
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from feedd.converting.conversion_log import ConversionLog
-    from feedd.converting.object_ranges import Held
     from feedd.protocols import FetchWatch, Recorder, SpanFetcher
     from feedd.range_sink import RangeSink
     from feedd.shard_index import ShardIndex
@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 
 _ROUNDS_MAX: Final = 16  # rounds of fetching further ranges of an object
 _RESERVE_BYTES: Final = 256 * MIB  # memory that conversions leave to other parts
-_FRESH_MAX: Final = 8
+_FRESH_MAX: Final = 8  # or more, as long as all together are small
+_FRESH_BYTES: Final = 64 * MIB
 _MISJUDGED_MAX: Final = 1024  # objects whose footer told a wrong size
 _INDEXES_BYTES: Final = 8 << 20  # the indexes of some thousand conversions
 _TABLE: Final = "table"
@@ -69,7 +70,8 @@ class ConverterOptions:
 
     Attributes:
         limit_bytes: maximum size of one converted shard.
-        makings: maximum number of conversions at one time, fetching included.
+        makings: maximum number of workers that convert at one time. So many large objects may be in memory, or more
+            small ones (see ``charge_bytes``), because small ones mostly wait for the store.
         deadline_s: maximum seconds of one conversion, waiting and fetching included.
         available: returns the bytes of memory that can still be taken; None: unknown.
     """
@@ -100,8 +102,7 @@ class Converter:
         indexes: indexes that the latest conversions told.
         taken: called when a shard has left memory.
         expect: called with a converter's name before an object is fetched for it.
-        pinned: returns a pin on an object that the cache holds unconverted. The cache also fetches an object if several
-            shards are made of it. None: the cache does not hold the object.
+        ranges: fetches objects, or copies them from the cache.
     """
 
     def __init__(
@@ -112,11 +113,12 @@ class Converter:
         self.taken: Callable[[], None] = lambda: None
         self.expect: Callable[[str], None] = lambda _: None
         self._fetcher = fetcher
-        self._ranges = ObjectRanges(fetcher)
+        self.ranges = ObjectRanges(fetcher)
         self._make = make
         self._options = options
         self._recorder = recorder
-        self._semaphore = asyncio.Semaphore(options.makings)
+        self._workers_semaphore = asyncio.Semaphore(options.makings)
+        self._memory = ByteBudget(options.makings * CHARGE_BYTES_MAX)
         self._outline_semaphore = asyncio.Semaphore(1)
         self._running_count = 0
         self._fresh: dict[ObjectRef, _Fresh] = {}
@@ -126,18 +128,14 @@ class Converter:
         return f"Converter({self._fetcher!r})"
 
     @property
-    def pinned(self) -> Held:
-        """Returns a pin on an object that the cache holds unconverted; see the class."""
-        return self._ranges.pinned
-
-    @pinned.setter
-    def pinned(self, held: Held) -> None:
-        self._ranges.pinned = held
-
-    @property
     def fresh_count(self) -> int:
         """Number of converted shards that wait in memory."""
         return len(self._fresh)
+
+    @property
+    def fresh_bytes(self) -> int:
+        """Bytes of the converted shards that wait in memory."""
+        return sum(fresh.size_bytes for fresh in self._fresh.values())
 
     async def fetch(self, ref: ObjectRef, sink: RangeSink, watch: FetchWatch | None = None) -> None:
         """Fill ``sink``; see ``ShardFetcher.fetch``.
@@ -186,7 +184,7 @@ class Converter:
         async with self._admitted(ref):
             file, source = MemoryFile("feedd-made"), FetchedRanges(ref.size_bytes, self._recorder)
             try:
-                while len(self._fresh) >= _FRESH_MAX:
+                while len(self._fresh) >= _FRESH_MAX and self.fresh_bytes >= _FRESH_BYTES:
                     self._drop(next(iter(self._fresh)))
                 task = self._task(ref, file.fd, 0, self._memory_left(ref.size_bytes, ref))
                 may_tell = self._misjudged.get(ref) is None
@@ -218,7 +216,8 @@ class Converter:
 
         Outlines wait for each other only: opens wait for them, and other conversions may be for later.
         """
-        async with self._outline_semaphore if registry.is_outline(ref.conversion) else self._semaphore:
+        outline = registry.is_outline(ref.conversion)
+        async with self._outline_semaphore if outline else self._memory.reserve(charge_bytes(ref)):
             self._running_count += 1
             try:
                 yield
@@ -325,7 +324,7 @@ class Converter:
             wanted = converter.wanted(MappedObject(-1, ref.size_bytes), conversion.params) if not source.spans else ()
             table_bytes = -1
             for _ in range(_ROUNDS_MAX):
-                await self._ranges.fetch(plain, wanted, source, urgency, again=conversion.params == TYPES)
+                await self.ranges.fetch(plain, wanted, source, urgency, again=conversion.params == TYPES)
                 if may_tell and 0 <= table_bytes <= self._options.limit_bytes:
                     return ConversionFact(ref.size_bytes, table_bytes, _TABLE)
                 outcome = await self._ask_worker(replace(task, spans=source.spans, source_fd=source.file.fd))
@@ -341,13 +340,14 @@ class Converter:
 
     async def _ask_worker(self, task: MakeTask) -> ConvertedShard | MissingRanges:
         """Let a worker convert an object. If images kill it, retry without decoding them: they are then bad samples."""
-        try:
-            return await self._make(task)
-        except BadShard:
-            conversion = registry.undecoded(task.conversion)
-            if conversion == task.conversion:
-                raise
-        return await self._make(replace(task, conversion=conversion))
+        async with nullcontext() if registry.is_outline(task.conversion) else self._workers_semaphore:
+            try:
+                return await self._make(task)
+            except BadShard:
+                conversion = registry.undecoded(task.conversion)
+                if conversion == task.conversion:
+                    raise
+            return await self._make(replace(task, conversion=conversion))
 
     def _task(self, ref: ObjectRef, out_fd: int, out_at: int, memory_bytes: int, entry_bytes: int = -1) -> MakeTask:
         limit_bytes = min(self._options.limit_bytes, 1 << 62)
@@ -361,12 +361,13 @@ class Converter:
         self._recorder.count(PIPELINE_MADE_SECONDS, made.busy_s, conversion=converter)
 
     def _memory_left(self, object_bytes: int, ref: ObjectRef) -> int:
-        """Return the memory available for a shard in addition to its object, per running conversion."""
+        """Return the memory available for a shard in addition to its object, for each worker that may convert."""
+        running_count = min(max(1, self._running_count), self._options.makings)
         while True:
             left = self._options.available()
             if left is None:
                 return 1 << 62
-            memory_bytes = (left - _RESERVE_BYTES) // max(1, self._running_count) - object_bytes
+            memory_bytes = (left - _RESERVE_BYTES) // running_count - object_bytes
             if memory_bytes > 0 or not self._fresh:
                 break
             self._drop(next(iter(self._fresh)))

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Self
 from feedd.cache import os_errors
 from feedd.cache.pins import Pins
 from feedd.converting.conversion_wishes import ConversionWishes
+from feedd.converting.object_ranges import CHARGE_BYTES_MAX, charge_bytes
 from feedd.errors import CacheUnavailable, FeeddError
+from feedd.flow.budget import ByteBudget
 from feedd.flow.pools import CACHE_DISK
 from feedd.flow.singleflight import SingleFlight
 from feedd.flow.tasks import run_all
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from feedd.shard_index import ShardIndex
     from feedd.values import NextUses, ObjectRef
 
-_LANDINGS_MAX = 2
+_LANDINGS_MAX = 2  # large objects, or more small ones
 
 
 class ConvertingCache:
@@ -42,7 +44,7 @@ class ConvertingCache:
         self._inner = inner
         self._converter = converter
         self._group = asyncio.TaskGroup()
-        self._landing = asyncio.Semaphore(_LANDINGS_MAX)
+        self._landing = ByteBudget(_LANDINGS_MAX * CHARGE_BYTES_MAX)
         self._acquired: Counter[ObjectRef] = Counter()  # refs that callers of ``acquire`` wait for
         self._next_uses: NextUses | None = None
         self._closed = False
@@ -57,7 +59,7 @@ class ConvertingCache:
         self._flights: SingleFlight[ObjectRef, ObjectRef] = SingleFlight(self._group, self._brought)
         self._wishes = ConversionWishes(self._inner, self._converter, self._flights, self._bring)
         self._converter.taken = self._wishes.pump
-        self._converter.pinned = self._pinned
+        self._converter.ranges.pinned = self._pinned
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -191,7 +193,7 @@ class ConvertingCache:
 
     async def _land(self, ref: ObjectRef, *, alone: bool) -> None:
         """Convert a shard of unknown size; with several, put it into the cache at once, to use little memory."""
-        async with self._landing:
+        async with self._landing.reserve(charge_bytes(ref)):
             shard = await self._known(ref)
         if not alone:  # others then need not wait for space, for instance in this shard's quota
             (await self._inner.acquire([shard])).release()

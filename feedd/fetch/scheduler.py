@@ -135,8 +135,8 @@ class FetchScheduler(Generic[_S]):
 
     Candidates for a place are the most urgent fetches whose groups have room, at most ``writers`` of them; among equals
     the earlier go first. The candidate with the fewest parts in flight gets the place. There are as many candidates as
-    threads that write, because a file admits one writer at a time. Measured, two threads on two files bring 2.1 GB/s at 0.60
-    CPU-seconds per GB; on one file they bring 1.8 at 0.72.
+    threads that write, because a file admits one writer at a time. Measured, two threads on two files bring 2.1 GB/s at
+    0.60 CPU-seconds per GB; on one file they bring 1.8 at 0.72.
 
     While a caller waits for a fetch, the more urgent fetch always goes first. A first batch needs the shards of a whole
     window, so after the first shard it waits for the next.
