@@ -159,17 +159,19 @@ class _File:
     def pieces(self, column: _Column, reader: ColumnReader, memory_bytes: int) -> Iterator[Piece]:
         """Yield a column, some rows at a time."""
         paths = [self._file.schema.column(leaf).path for leaf in column.leaves]
-        for number, group in enumerate(self._groups):
+        row_bytes = 1e-9
+        for group in self._groups:
             chunks = [group.column(leaf) for leaf in column.leaves]
             size = sum(chunk.total_uncompressed_size for chunk in chunks)
             repeated = sum(dictionary_value_bytes(self._data, chunk) for chunk in chunks) * _SKEW
-            row_bytes = max(size / max(1, group.num_rows), repeated)
-            rows = max(1, min(_BATCH_ROWS_MAX, int(_BATCH_BYTES / max(row_bytes, 1e-9))))
-            for batch in self._file.iter_batches(rows, row_groups=[number], columns=paths, use_threads=False):
-                place = batch.schema.get_field_index(column.name)
-                if place < 0:
-                    raise self._bad(f"column {column.name!r}", f"{batch.schema.names}")
-                yield from reader.pieces(batch.column(place), memory_bytes)
+            row_bytes = max(row_bytes, size / max(1, group.num_rows), repeated)
+        rows = max(1, min(_BATCH_ROWS_MAX, int(_BATCH_BYTES / row_bytes)))
+        groups = range(len(self._groups))
+        for batch in self._file.iter_batches(rows, row_groups=list(groups), columns=paths, use_threads=False):
+            place = batch.schema.get_field_index(column.name)
+            if place < 0:
+                raise self._bad(f"column {column.name!r}", f"{batch.schema.names}")
+            yield from reader.pieces(batch.column(place), memory_bytes)
 
     def _bad(self, expected: str, got: str) -> BadShard:
         return BadShard(f"expected {expected} of a Parquet file, got {got}", object=self._url, stage="decode")

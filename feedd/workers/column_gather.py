@@ -199,7 +199,7 @@ class _Source:
 
     def span(self, rows: _Rows, low: int, high: int) -> NDArray[Any] | None:
         """Return the values of successive batches where they lie; None: they do not lie back to back."""
-        if self._overlap or not rows.are_consecutive:
+        if not rows.are_consecutive or self._overlap:
             return None
         file_no, ordinal = rows.first_of(low)
         if self._step[file_no] != 1:

@@ -156,16 +156,20 @@ def test_consecutive_rows_end_within_their_file(tmp_path: Path, first: int, undo
 
 
 def test_consecutive_values_may_overlap(tmp_path: Path) -> None:
-    """Windows of three bytes, each one byte behind the one before, are no numbers back to back."""
-    path = tmp_path / "file"
-    path.write_bytes(bytes(range(64)))
-    plain = Plain("uint8", "int64", 3)
-    rows = {"ordinal": np.array([3, 8], "<u4").tobytes(), "batch_ends": (2, 6), "are_consecutive": True}
+    """Values of ten bytes that begin one byte after another do not lie back to back."""
+    path, plain, content = tmp_path / "file", KINDS[5], bytes(range(64))
+    path.write_bytes(content)
+    request = _request(
+        path,
+        columns=(_column(plain, (0,), (1,)),),
+        ordinal=np.array([0, 4], "<u4").tobytes(),
+        are_consecutive=True,
+    )
     with mmap.mmap(-1, ARENA_BYTES) as arena:
-        request = _request(path, **rows, columns=(_column(plain, (0,), (1,)),))
-        assert not len(gather(request, [plain], MappedFiles(), arena))
-        assert np.frombuffer(arena[:48], "<i8").tolist() == [3, 4, 5, 4, 5, 6]
-        assert np.frombuffer(arena[256:304], "<i8").tolist() == [8, 9, 10, 9, 10, 11]
+        assert not gather(request, [plain], MappedFiles(), arena).size
+        for first, begin in ((0, 0), (4, 256)):
+            values = [_value(plain, content[first + row : first + row + plain.width_bytes]) or b"" for row in range(2)]
+            assert arena[begin : begin + 2 * plain.out_bytes] == b"".join(values)
 
 
 def _request(path: Path, **changes: Any) -> GatherRequest:

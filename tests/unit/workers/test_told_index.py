@@ -25,7 +25,7 @@ from feedd.workers import worker
 from feedd.workers.convert_call import LONG_STREAM, MakeCall
 from feedd.workers.executor import Executor
 from feedd.workers.messages import ConvertedAnswer, Indexed, Prepare, encode, reply_decoder
-from feedd.workers.work import MakeTask
+from feedd.workers.work import MakeTask, MissingRanges
 from tests.fakes.files import parquet_of
 from tests.fakes.made import URL, answer_to, making
 from tests.fakes.making import OutBytes
@@ -54,7 +54,7 @@ def accepted(answer: ConvertedAnswer) -> ConvertedShard:
     """Return what the daemon makes of an answer."""
     call = MakeCall(MakeTask(Conversion("parquet"), URL, 1, (), -1, -1, 0, 1, 1))
     call.accept(range(1), answer, [])
-    assert not isinstance(call.outcome, tuple)
+    assert not isinstance(call.outcome, MissingRanges)
     return call.outcome
 
 
