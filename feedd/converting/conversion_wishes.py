@@ -92,11 +92,13 @@ class ConversionWishes:
 
     def _admits(self, ref: ObjectRef) -> bool:
         running_count = len(self._running)
-        count = self._converter.fresh_count + running_count
+        count = len(self._converter.fresh) + running_count
         if running_count < _AHEAD_MAX and count < _FRESH_MAX:
             return True
         running_bytes = sum(map(charge_bytes, self._running))
-        return count < _SMALL_MAX and self._converter.fresh_bytes + running_bytes + charge_bytes(ref) <= _SMALL_BYTES
+        return (
+            count < _SMALL_MAX and self._converter.fresh.size_bytes + running_bytes + charge_bytes(ref) <= _SMALL_BYTES
+        )
 
     def close(self) -> None:
         """Drop all lists; the caller cancels the conversions."""

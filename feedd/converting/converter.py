@@ -12,6 +12,7 @@ from feedd.convert import conversion_registry as registry
 from feedd.convert.conversion_io import MappedObject
 from feedd.convert.table_converters import TYPES
 from feedd.converting.conversion_log import ConversionFact
+from feedd.converting.fresh_shards import FreshShards
 from feedd.converting.memory_file import MemoryFile, copy_into, note_all_written
 from feedd.converting.object_ranges import CHARGE_BYTES_MAX, FetchedRanges, ObjectRanges, charge_bytes
 from feedd.errors import BadShard, CacheUnavailable, FeeddError, ResourceExhausted, StoreUnavailable
@@ -21,7 +22,7 @@ from feedd.flow.memory import available_bytes
 from feedd.flow.pools import CACHE_DISK
 from feedd.flow.range_sinks import FileSink
 from feedd.flow.tasks import within
-from feedd.metrics import PIPELINE_MADE, PIPELINE_MADE_BYTES, PIPELINE_MADE_SECONDS, PIPELINE_MAKING
+from feedd.metrics import PIPELINE_MADE, PIPELINE_MADE_BYTES, PIPELINE_MADE_SECONDS
 from feedd.units import MIB, format_duration, format_size
 from feedd.values import ByteRange
 from feedd.workers.work import ConvertedShard, MakeTask
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
 
 _ROUNDS_MAX: Final = 16  # rounds of fetching further ranges of an object
 _RESERVE_BYTES: Final = 256 * MIB  # memory that conversions leave to other parts
-_FRESH_MAX: Final = 8  # or more, as long as all together are small
-_FRESH_BYTES: Final = 64 * MIB
 _MISJUDGED_MAX: Final = 1024  # objects whose footer told a wrong size
 _INDEXES_BYTES: Final = 8 << 20  # the indexes of some thousand conversions
 _TABLE: Final = "table"
@@ -82,14 +81,6 @@ class ConverterOptions:
     available: Callable[[], int | None] = available_bytes
 
 
-@dataclass(slots=True)
-class _Fresh:
-    """A shard that is not in the cache yet: converted in memory, or what it will be converted from."""
-
-    file: MemoryFile | FetchedRanges
-    size_bytes: int
-
-
 class Converter:
     """A ``ShardFetcher`` that converts refs with a conversion, and fetches all others.
 
@@ -100,7 +91,7 @@ class Converter:
     Attributes:
         facts: known results of earlier conversions.
         indexes: indexes that the latest conversions told.
-        taken: called when a shard has left memory.
+        fresh: shards that are not in the cache yet.
         expect: called with a converter's name before an object is fetched for it.
         ranges: fetches objects, or copies them from the cache.
     """
@@ -110,7 +101,7 @@ class Converter:
     ) -> None:
         self.facts = facts
         self.indexes: WeightedLru[ObjectRef, ShardIndex] = WeightedLru(_INDEXES_BYTES)
-        self.taken: Callable[[], None] = lambda: None
+        self.fresh = FreshShards(recorder)
         self.expect: Callable[[str], None] = lambda _: None
         self._fetcher = fetcher
         self.ranges = ObjectRanges(fetcher)
@@ -121,21 +112,10 @@ class Converter:
         self._memory = ByteBudget(options.makings * CHARGE_BYTES_MAX)
         self._outline_semaphore = asyncio.Semaphore(1)
         self._running_count = 0
-        self._fresh: dict[ObjectRef, _Fresh] = {}
         self._misjudged: WeightedLru[ObjectRef, ObjectRef] = WeightedLru(_MISJUDGED_MAX)
 
     def __repr__(self) -> str:
         return f"Converter({self._fetcher!r})"
-
-    @property
-    def fresh_count(self) -> int:
-        """Number of converted shards that wait in memory."""
-        return len(self._fresh)
-
-    @property
-    def fresh_bytes(self) -> int:
-        """Bytes of the converted shards that wait in memory."""
-        return sum(fresh.size_bytes for fresh in self._fresh.values())
 
     async def fetch(self, ref: ObjectRef, sink: RangeSink, watch: FetchWatch | None = None) -> None:
         """Fill ``sink``; see ``ShardFetcher.fetch``.
@@ -148,7 +128,7 @@ class Converter:
         if ref.conversion is None:
             await self._fetcher.fetch(ref, sink, watch)
             return
-        fresh = self._take(ref)
+        fresh = self.fresh.take(ref)
         try:
             held = None if fresh is None else fresh.file
             if isinstance(held, MemoryFile):
@@ -158,7 +138,7 @@ class Converter:
                     await self._make_into(ref, sink, _whenever if watch is None else watch.urgency, held)
         finally:
             if fresh is not None:
-                self._free(fresh)
+                self.fresh.free(fresh)
         if watch is not None:
             watch.arrived(ByteRange(0, ref.size_bytes), sink)
 
@@ -184,8 +164,7 @@ class Converter:
         async with self._admitted(ref):
             file, source = MemoryFile("feedd-made"), FetchedRanges(ref.size_bytes, self._recorder)
             try:
-                while len(self._fresh) >= _FRESH_MAX and self.fresh_bytes >= _FRESH_BYTES:
-                    self._drop(next(iter(self._fresh)))
+                self.fresh.make_room()
                 task = self._task(ref, file.fd, 0, self._memory_left(ref.size_bytes, ref))
                 may_tell = self._misjudged.get(ref) is None
                 outcome = await self._converted_or_sized(ref, task, source, urgency, may_tell=may_tell)
@@ -197,15 +176,13 @@ class Converter:
             if isinstance(outcome, ConvertedShard):
                 fact, kept = ConversionFact(ref.size_bytes, outcome.size_bytes, outcome.format_name), file
                 source.close()
-                self._recorder.move(PIPELINE_MAKING, outcome.size_bytes)
             else:
                 fact, kept = outcome, source
                 file.close()
             shard = replace(ref, size_bytes=fact.size_bytes)
-            self.drop(shard)
             if isinstance(outcome, ConvertedShard):
                 self._keep_index(shard, outcome.index)
-            self._fresh[shard] = _Fresh(kept, fact.size_bytes)
+            self.fresh.put(shard, kept)
             if self.facts.note(ref, fact):
                 await CACHE_DISK.run(self.facts.keep, ref, fact)
             return shard
@@ -223,28 +200,6 @@ class Converter:
                 yield
             finally:
                 self._running_count -= 1
-
-    def drop(self, shard: ObjectRef) -> None:
-        """Free the memory of a converted shard, if it is in memory."""
-        if shard in self._fresh:
-            self._drop(shard)
-
-    def keep_only(self, wanted: Callable[[ObjectRef], bool]) -> None:
-        """Free the memory of converted shards that are not wanted any more."""
-        for shard in [one for one in self._fresh if not wanted(one)]:
-            self._drop(shard)
-
-    def _drop(self, shard: ObjectRef) -> None:
-        self._free(self._fresh.pop(shard))
-
-    def _take(self, shard: ObjectRef) -> _Fresh | None:
-        return self._fresh.pop(shard, None)
-
-    def _free(self, fresh: _Fresh) -> None:
-        if isinstance(fresh.file, MemoryFile):
-            self._recorder.move(PIPELINE_MAKING, -fresh.size_bytes)
-        fresh.file.close()
-        self.taken()
 
     async def _make_into(
         self, shard: ObjectRef, sink: RangeSink, urgency: Callable[[], float], fetched: FetchedRanges | None
@@ -368,9 +323,9 @@ class Converter:
             if left is None:
                 return 1 << 62
             memory_bytes = (left - _RESERVE_BYTES) // running_count - object_bytes
-            if memory_bytes > 0 or not self._fresh:
+            if memory_bytes > 0 or not self.fresh:
                 break
-            self._drop(next(iter(self._fresh)))
+            self.fresh.drop_oldest()
         if memory_bytes <= 0:
             raise ResourceExhausted(
                 f"expected memory for an object of {format_size(object_bytes)} and its converted shard, got "

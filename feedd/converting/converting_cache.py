@@ -58,7 +58,7 @@ class ConvertingCache:
         await self._group.__aenter__()
         self._flights: SingleFlight[ObjectRef, ObjectRef] = SingleFlight(self._group, self._brought)
         self._wishes = ConversionWishes(self._inner, self._converter, self._flights, self._bring)
-        self._converter.taken = self._wishes.pump
+        self._converter.fresh.on_free = self._wishes.pump
         self._converter.ranges.pinned = self._pinned
         return self
 
@@ -113,7 +113,7 @@ class ConvertingCache:
     async def discard(self, ref: ObjectRef) -> None:
         """Drop a damaged entry, named as listed or as in the cache; it is converted again on the next use."""
         shard = self._converter.facts.converted(ref) or ref if ref.conversion is not None else ref
-        self._converter.drop(shard)
+        self._converter.fresh.drop(shard)
         await self._inner.discard(shard)
 
     async def renew(self, ref: ObjectRef) -> None:
@@ -233,10 +233,10 @@ class ConvertingCache:
 
     def _tidy(self) -> None:
         """Free converted shards that no caller and no wish needs."""
-        if not self._converter.fresh_count:
+        if not self._converter.fresh:
             return
         wanted = {self._converter.facts.converted(ref) for ref in self._acquired} | self._wishes.shards()
-        self._converter.keep_only(wanted.__contains__)
+        self._converter.fresh.keep_only(wanted.__contains__)
 
     async def _end(self) -> None:
         if self._closed:
@@ -244,4 +244,4 @@ class ConvertingCache:
         self._closed = True
         self._wishes.close()
         await self._flights.cancel_all()
-        self._converter.keep_only(lambda _: False)
+        self._converter.fresh.keep_only(lambda _: False)

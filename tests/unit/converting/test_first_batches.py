@@ -61,12 +61,12 @@ async def test_outlines_wait_for_no_conversion(rig: MadeRig) -> None:
     outline, whole = (replace(small, conversion=Conversion("parquet", text)) for text in (head_params(""), ""))
     waiting = asyncio.ensure_future(converter.bring(whole, lambda: 0.0))
     shard = await asyncio.wait_for(converter.bring(outline, lambda: 0.0), 30.0)
-    assert shard in converter._fresh
+    assert shard in converter.fresh
     assert not waiting.done()
     assert rig.fetcher.running == {big.key}
     rig.fetcher.release(big)
     await asyncio.gather(running, waiting)
-    converter.keep_only(lambda _: False)
+    converter.fresh.keep_only(lambda _: False)
 
 
 async def test_workers_are_told_what_will_be_converted(rig: MadeRig) -> None:

@@ -14,11 +14,10 @@ from feedd.cache.caches import DiskCache
 from feedd.cache.entry_layout import disk_bytes
 from feedd.cache.pins import with_pinned
 from feedd.conversion import Conversion, text_of
-from feedd.converting import conversion_wishes
 from feedd.converting.conversion_log import ConversionFact, ConversionLog
 from feedd.converting.converter import Converter, ConverterOptions, formed
 from feedd.converting.converting_cache import ConvertingCache
-from feedd.converting.object_ranges import CHARGE_BYTES_MAX, joined
+from feedd.converting.object_ranges import joined
 from feedd.errors import (
     CacheTooSmall,
     CacheUnavailable,
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from feedd.values import ShardFile
-    from feedd.workers.work import ConvertedShard, MakeTask, MissingRanges
 
 
 @pytest.fixture
@@ -182,51 +180,6 @@ async def test_next_uses_told_before_the_making_count(rig: MadeRig) -> None:
         assert {entry.url for entry in cache.entries()} == {a.url, c.url}
 
 
-@pytest.mark.parametrize(("limits", "fresh"), [({"_SMALL_BYTES": 0}, 4), ({"_SMALL_MAX": 8}, 8), ({}, 17)])
-async def test_more_wishes_than_room_hold_little_memory(
-    rig: MadeRig, monkeypatch: pytest.MonkeyPatch, limits: dict[str, int], fresh: int
-) -> None:
-    """Wishes that find no room are made no further than a few, or than 32 small ones; they are let go with the wish."""
-    for name, value in limits.items():
-        monkeypatch.setattr(conversion_wishes, name, value)
-    refs = rig.shards(20)
-    async with rig.open_made(3) as cache:
-        note_next_use(cache, [(ref, float(number)) for number, ref in enumerate(refs)])
-        cache.prefetch(refs, "me")
-        await until(lambda: len(cache.entries()) == 3 and not cache._wishes._running)
-        assert cache._converter.fresh_count == rig.recorder.total(PIPELINE_MAKING) / SHARD_BYTES == fresh
-        for ref in refs:
-            with await cache.acquire([ref]) as pins:
-                rig.check(pins, [ref])
-        cache.prefetch([], "me")
-        assert not cache._converter.fresh_count
-
-
-@pytest.mark.parametrize(("size_bytes", "peak"), [(SHARD_BYTES, 12), (CHARGE_BYTES_MAX // 4, 4)])
-async def test_small_objects_are_fetched_many_at_a_time(rig: MadeRig, size_bytes: int, peak: int) -> None:
-    """They mostly wait for the store; a worker has one of them at a time."""
-    refs = [rig.shard(f"{number}", size_bytes) for number in range(12)]
-    rig.fetcher.hold(*refs)
-    in_workers: list[str] = []
-
-    async def make_one(task: MakeTask) -> ConvertedShard | MissingRanges:
-        in_workers.append(task.url)
-        assert len(in_workers) == 1
-        await asyncio.sleep(0)
-        try:
-            return await make(task)
-        finally:
-            in_workers.remove(task.url)
-
-    converter = Converter(rig.fetcher, make_one, ConversionLog(), ConverterOptions(1 << 30, makings=1), rig.recorder)
-    brought = [asyncio.ensure_future(converter.bring(ref, lambda: 0.0)) for ref in refs]
-    await until(lambda: len(rig.fetcher.running) == peak)
-    rig.fetcher.release(*refs)
-    await asyncio.gather(*brought)
-    assert rig.fetcher.running_peak == peak
-    converter.keep_only(lambda _: False)
-
-
 async def test_a_shard_larger_than_the_cache_is_told(rig: MadeRig) -> None:
     """What can never fit is an error with the shard's size, not an endless wait."""
     ref = rig.shard("large", 10 * SHARD_BYTES)
@@ -280,7 +233,7 @@ async def test_no_memory_is_an_error(rig: MadeRig) -> None:
         else:
             await converter.bring(ref, lambda: 0.0)
             assert recorder.total(PIPELINE_MAKING) == SHARD_BYTES
-            converter.keep_only(lambda _: False)
+            converter.fresh.keep_only(lambda _: False)
         assert recorder.total(PIPELINE_MAKING) == 0
         assert rig.fetcher.calls[ref.key] == fetched
 
