@@ -343,16 +343,9 @@ class _Opening:
         """The key that sessions with the same batches share."""
         spec, plan = self.request.spec, self.plan
         order, data = spec.order, spec.data
-        key = (
-            spec.owner,
-            spec.session.share,
-            order.batch_size,
-            order.topology,
-            data.keys,
-            data.bad_samples_max,
-            data.bad_samples,
-        )
-        return (*key, self.mark, plan.uneven, plan.steps, data.decoded_cache)
+        key = (spec.owner, spec.session.share, order.batch_size, order.topology, data.keys)
+        bad = data.bad_samples_max, data.bad_samples
+        return (*key, *bad, self.mark, plan.uneven, plan.steps, data.decoded_cache)
 
     def info(self, recipes: Recipes) -> SessionInfo:
         """Return the answer to Open, as far as the plan and the recipes determine it."""
