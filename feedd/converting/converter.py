@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Final
 
 from feedd.convert import conversion_registry as registry
 from feedd.converting.conversion_log import ConversionFact
+from feedd.converting.fresh_shards import FreshShards
 from feedd.converting.memory_file import MemoryFile, copy_into, note_all_written
-from feedd.converting.object_ranges import FetchedRanges, ObjectRanges
+from feedd.converting.object_ranges import CHARGE_BYTES_MAX, FetchedRanges, ObjectRanges, charge_bytes
 from feedd.converting.worker_conversions import WorkerConversions
 from feedd.errors import BadShard, CacheUnavailable, ResourceExhausted, StoreUnavailable
+from feedd.flow.budget import ByteBudget
 from feedd.flow.lru import WeightedLru
 from feedd.flow.memory import available_bytes
 from feedd.flow.pools import CACHE_DISK
 from feedd.flow.range_sinks import FileSink
 from feedd.flow.tasks import within
-from feedd.metrics import PIPELINE_MAKING
 from feedd.units import MIB, format_duration, format_size
 from feedd.values import ByteRange
 from feedd.workers.work import ConvertedShard, MakeTask
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from feedd.converting.conversion_log import ConversionLog
-    from feedd.converting.object_ranges import Held
     from feedd.protocols import FetchWatch, Recorder, SpanFetcher
     from feedd.range_sink import RangeSink
     from feedd.shard_index import ShardIndex
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 _ROUNDS_MAX: Final = 16  # rounds of fetching further ranges of an object
 _RESERVE_BYTES: Final = 256 * MIB  # memory that conversions leave to other parts
-_FRESH_MAX: Final = 8
 _MISJUDGED_MAX: Final = 1024  # objects whose footer told a wrong size
 _INDEXES_BYTES: Final = 8 << 20  # the indexes of some thousand conversions
 _TABLE: Final = "table"
@@ -68,7 +67,8 @@ class ConverterOptions:
 
     Attributes:
         limit_bytes: maximum size of one converted shard.
-        makings: maximum number of conversions at one time, fetching included.
+        makings: maximum number of workers that convert at one time. So many large objects may be in memory, or more
+            small ones (see ``charge_bytes``), because small ones mostly wait for the store.
         deadline_s: maximum seconds of one conversion, waiting and fetching included.
         available: returns the bytes of memory that can still be taken; None: unknown.
     """
@@ -77,14 +77,6 @@ class ConverterOptions:
     makings: int = 2
     deadline_s: float = 1800.0
     available: Callable[[], int | None] = available_bytes
-
-
-@dataclass(slots=True)
-class _Fresh:
-    """A shard that is not in the cache yet: converted in memory, or what it will be converted from."""
-
-    file: MemoryFile | FetchedRanges
-    size_bytes: int
 
 
 class Converter:
@@ -97,10 +89,9 @@ class Converter:
     Attributes:
         facts: known results of earlier conversions.
         indexes: indexes that the latest conversions told.
-        taken: called when a shard has left memory.
+        fresh: shards that are not in the cache yet.
+        ranges: fetches objects, or copies them from the cache.
         conversions: has workers convert objects.
-        pinned: returns a pin on an object that the cache holds unconverted. The cache also fetches an object if several
-            shards are made of it. None: the cache does not hold the object.
     """
 
     def __init__(
@@ -108,34 +99,19 @@ class Converter:
     ) -> None:
         self.facts = facts
         self.indexes: WeightedLru[ObjectRef, ShardIndex] = WeightedLru(_INDEXES_BYTES)
-        self.taken: Callable[[], None] = lambda: None
+        self.fresh = FreshShards(recorder)
         self._fetcher = fetcher
-        self._ranges = ObjectRanges(fetcher)
-        self.conversions = WorkerConversions(self._ranges, make, options.limit_bytes, recorder)
+        self.ranges = ObjectRanges(fetcher)
+        self.conversions = WorkerConversions(self.ranges, make, options.limit_bytes, options.makings, recorder)
         self._options = options
         self._recorder = recorder
-        self._semaphore = asyncio.Semaphore(options.makings)
+        self._memory = ByteBudget(options.makings * CHARGE_BYTES_MAX)
         self._outline_semaphore = asyncio.Semaphore(1)
         self._running_count = 0
-        self._fresh: dict[ObjectRef, _Fresh] = {}
         self._misjudged: WeightedLru[ObjectRef, ObjectRef] = WeightedLru(_MISJUDGED_MAX)
 
     def __repr__(self) -> str:
         return f"Converter({self._fetcher!r})"
-
-    @property
-    def pinned(self) -> Held:
-        """Returns a pin on an object that the cache holds unconverted; see the class."""
-        return self._ranges.pinned
-
-    @pinned.setter
-    def pinned(self, held: Held) -> None:
-        self._ranges.pinned = held
-
-    @property
-    def fresh_count(self) -> int:
-        """Number of converted shards that wait in memory."""
-        return len(self._fresh)
 
     async def fetch(self, ref: ObjectRef, sink: RangeSink, watch: FetchWatch | None = None) -> None:
         """Fill ``sink``; see ``ShardFetcher.fetch``.
@@ -148,7 +124,7 @@ class Converter:
         if ref.conversion is None:
             await self._fetcher.fetch(ref, sink, watch)
             return
-        fresh = self._take(ref)
+        fresh = self.fresh.take(ref)
         try:
             held = None if fresh is None else fresh.file
             if isinstance(held, MemoryFile):
@@ -158,7 +134,7 @@ class Converter:
                     await self._make_into(ref, sink, _whenever if watch is None else watch.urgency, held)
         finally:
             if fresh is not None:
-                self._free(fresh)
+                self.fresh.free(fresh)
         if watch is not None:
             watch.arrived(ByteRange(0, ref.size_bytes), sink)
 
@@ -184,8 +160,7 @@ class Converter:
         async with self._admitted(ref):
             file, source = MemoryFile("feedd-made"), FetchedRanges(ref.size_bytes, self._recorder)
             try:
-                while len(self._fresh) >= _FRESH_MAX:
-                    self._drop(next(iter(self._fresh)))
+                self.fresh.make_room()
                 task = self._task(ref, file.fd, 0, self._memory_left(ref.size_bytes, ref))
                 may_tell = self._misjudged.get(ref) is None
                 outcome = await self.conversions.converted_or_sized(ref, task, source, urgency, may_tell=may_tell)
@@ -197,15 +172,13 @@ class Converter:
             if isinstance(outcome, ConvertedShard):
                 fact, kept = ConversionFact(ref.size_bytes, outcome.size_bytes, outcome.format_name), file
                 source.close()
-                self._recorder.move(PIPELINE_MAKING, outcome.size_bytes)
             else:
                 fact, kept = outcome, source
                 file.close()
             shard = replace(ref, size_bytes=fact.size_bytes)
-            self.drop(shard)
             if isinstance(outcome, ConvertedShard):
                 self._keep_index(shard, outcome.index)
-            self._fresh[shard] = _Fresh(kept, fact.size_bytes)
+            self.fresh.put(shard, kept)
             if self.facts.note(ref, fact):
                 await CACHE_DISK.run(self.facts.keep, ref, fact)
             return shard
@@ -216,34 +189,13 @@ class Converter:
 
         Outlines wait for each other only: opens wait for them, and other conversions may be for later.
         """
-        async with self._outline_semaphore if registry.is_outline(ref.conversion) else self._semaphore:
+        outline = registry.is_outline(ref.conversion)
+        async with self._outline_semaphore if outline else self._memory.reserve(charge_bytes(ref)):
             self._running_count += 1
             try:
                 yield
             finally:
                 self._running_count -= 1
-
-    def drop(self, shard: ObjectRef) -> None:
-        """Free the memory of a converted shard, if it is in memory."""
-        if shard in self._fresh:
-            self._drop(shard)
-
-    def keep_only(self, wanted: Callable[[ObjectRef], bool]) -> None:
-        """Free the memory of converted shards that are not wanted any more."""
-        for shard in [one for one in self._fresh if not wanted(one)]:
-            self._drop(shard)
-
-    def _drop(self, shard: ObjectRef) -> None:
-        self._free(self._fresh.pop(shard))
-
-    def _take(self, shard: ObjectRef) -> _Fresh | None:
-        return self._fresh.pop(shard, None)
-
-    def _free(self, fresh: _Fresh) -> None:
-        if isinstance(fresh.file, MemoryFile):
-            self._recorder.move(PIPELINE_MAKING, -fresh.size_bytes)
-        fresh.file.close()
-        self.taken()
 
     async def _make_into(
         self, shard: ObjectRef, sink: RangeSink, urgency: Callable[[], float], fetched: FetchedRanges | None
@@ -303,15 +255,16 @@ class Converter:
         return MakeTask(ref.conversion, ref.url, ref.size_bytes, (), -1, out_fd, out_at, *sizes)
 
     def _memory_left(self, object_bytes: int, ref: ObjectRef) -> int:
-        """Return the memory available for a shard in addition to its object, per running conversion."""
+        """Return the memory available for a shard in addition to its object, for each worker that may convert."""
+        running_count = min(max(1, self._running_count), self._options.makings)
         while True:
             left = self._options.available()
             if left is None:
                 return 1 << 62
-            memory_bytes = (left - _RESERVE_BYTES) // max(1, self._running_count) - object_bytes
-            if memory_bytes > 0 or not self._fresh:
+            memory_bytes = (left - _RESERVE_BYTES) // running_count - object_bytes
+            if memory_bytes > 0 or not self.fresh:
                 break
-            self._drop(next(iter(self._fresh)))
+            self.fresh.drop_oldest()
         if memory_bytes <= 0:
             raise ResourceExhausted(
                 f"expected memory for an object of {format_size(object_bytes)} and its converted shard, got "

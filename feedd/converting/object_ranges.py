@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from feedd.converting.memory_file import MemoryFile, copy_spans
 from feedd.metrics import PIPELINE_MAKING
+from feedd.units import MIB
 from feedd.values import ByteRange
 
 if TYPE_CHECKING:
@@ -16,6 +17,14 @@ if TYPE_CHECKING:
     from feedd.values import ObjectRef
 
     Held = Callable[[ObjectRef, bool], Awaitable[PinnedShards | None]]
+
+CHARGE_BYTES_MAX: Final = 32 * MIB
+_CHARGE_BYTES_MIN: Final = 2 * MIB
+
+
+def charge_bytes(ref: ObjectRef) -> int:
+    """Return what an object takes of a budget of conversions: 16 small ones take as much as a large one."""
+    return min(max(ref.size_bytes, _CHARGE_BYTES_MIN), CHARGE_BYTES_MAX)
 
 
 class FetchedRanges:
@@ -44,7 +53,8 @@ class ObjectRanges:
     """Fetches ranges of objects, or copies them from the cache.
 
     Attributes:
-        pinned: see ``Converter``.
+        pinned: returns a pin on an object that the cache holds unconverted. The cache also fetches an object if several
+            shards are made of it. None: the cache does not hold the object.
     """
 
     def __init__(self, fetcher: SpanFetcher) -> None:

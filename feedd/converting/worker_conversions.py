@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -34,6 +36,7 @@ class WorkerConversions:
         ranges: fetches ranges of objects.
         make: has a worker convert an object.
         limit_bytes: maximum size of one converted shard.
+        makings: maximum number of workers that convert at one time; outlines do not count.
         recorder: counts conversions.
 
     Attributes:
@@ -41,11 +44,12 @@ class WorkerConversions:
         expect: called with a converter's name before an object is fetched for it.
     """
 
-    def __init__(self, ranges: ObjectRanges, make: Make, limit_bytes: int, recorder: Recorder) -> None:
+    def __init__(self, ranges: ObjectRanges, make: Make, limit_bytes: int, makings: int, recorder: Recorder) -> None:
         self.make = make
         self.expect: Callable[[str], None] = lambda _: None
         self._ranges = ranges
         self._limit_bytes = limit_bytes
+        self._semaphore = asyncio.Semaphore(makings)
         self._recorder = recorder
 
     async def converted(
@@ -91,13 +95,14 @@ class WorkerConversions:
 
     async def _ask_worker(self, task: MakeTask) -> ConvertedShard | MissingRanges:
         """Let a worker convert an object. If images kill it, retry without decoding them: they are then bad samples."""
-        try:
-            return await self.make(task)
-        except BadShard:
-            conversion = registry.undecoded(task.conversion)
-            if conversion == task.conversion:
-                raise
-        return await self.make(replace(task, conversion=conversion))
+        async with nullcontext() if registry.is_outline(task.conversion) else self._semaphore:
+            try:
+                return await self.make(task)
+            except BadShard:
+                conversion = registry.undecoded(task.conversion)
+                if conversion == task.conversion:
+                    raise
+            return await self.make(replace(task, conversion=conversion))
 
     def _count(self, converter: str, made: ConvertedShard) -> None:
         self._recorder.count(PIPELINE_MADE, conversion=converter)

@@ -132,7 +132,7 @@ class MadeRig(CacheRig):
             assert self.recorder.total(gauge) == 0, gauge.name
         assert not self.temp_files()
         assert self.disk_bytes() <= int(capacity * SLOT_BYTES)
-        assert not converter.fresh_count
+        assert not converter.fresh
         assert not cache._acquired
 
     @contextlib.asynccontextmanager

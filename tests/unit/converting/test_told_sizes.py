@@ -135,5 +135,5 @@ async def test_what_was_fetched_for_a_dropped_shard_is_freed(rig: MadeRig) -> No
     async with rig.open_made() as cache:
         async with cache.sized(ref) as shard:
             assert shard.size_bytes == len(expected)
-            assert cache._converter.fresh_count == 1
-        assert not cache._converter.fresh_count
+            assert len(cache._converter.fresh) == 1
+        assert not cache._converter.fresh
