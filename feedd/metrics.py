@@ -9,6 +9,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from feedd.notices import NoticeKind
+
 
 class Kind(enum.Enum):
     """Type of a metric."""
@@ -20,16 +22,23 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One row of the table."""
+    """One row of the table.
+
+    Attributes:
+        values: values of its only label that are shown from the start as 0. Prometheus sees no growth of a series that
+            appears with its first count.
+    """
 
     name: str
     kind: Kind
     unit: str
     help: str
     labels: tuple[str, ...] = ()
+    values: tuple[str, ...] = ()
 
 
 _C, _G, _H = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
+_RETRIED = ("bad-response", "store-unavailable", "throttled")
 
 SOURCE_REQUESTS = Metric("feedd_source_requests_total", _C, "", "requests sent to the store", ("op", "outcome"))
 SOURCE_BYTES = Metric("feedd_source_bytes_total", _C, "bytes", "object bytes received from the store")
@@ -37,14 +46,30 @@ SOURCE_SECONDS = Metric("feedd_source_request_seconds", _H, "seconds", "time of 
 SOURCE_FIRST_BYTE = Metric(
     "feedd_source_first_byte_seconds", _H, "seconds", "time from a ranged GET to the first byte of its body"
 )
-SOURCE_RETRIES = Metric("feedd_source_retries_total", _C, "", "requests that were retried", ("reason",))
+SOURCE_ROUND_TRIP = Metric(
+    "feedd_source_round_trip_seconds",
+    _H,
+    "seconds",
+    "TCP round trip to the store when a ranged GET's connection opened",
+)
+SOURCE_RETRIES = Metric("feedd_source_retries_total", _C, "", "requests that were retried", ("reason",), _RETRIED)
 SOURCE_RETRY_WAIT = Metric(
-    "feedd_source_retry_wait_seconds_total", _C, "seconds", "time requests waited before a retry", ("reason",)
+    "feedd_source_retry_wait_seconds_total",
+    _C,
+    "seconds",
+    "time requests waited before a retry",
+    ("reason",),
+    (*_RETRIED, "quota"),
 )
 SOURCE_HEDGES = Metric("feedd_source_hedges_total", _C, "", "second requests for slow parts", ("outcome",))
 SOURCE_HEDGED_BYTES = Metric("feedd_source_hedged_bytes_total", _C, "bytes", "object bytes requested a second time")
 FETCH_BYTES = Metric("feedd_fetch_reserved_bytes", _G, "bytes", "bytes of parts in flight")
 FETCH_PARTS = Metric("feedd_fetch_parts", _G, "", "parts in flight")
+FETCH_BUSY = Metric("feedd_fetch_busy_seconds_total", _C, "seconds", "time with parts in flight, seen twice a second")
+FETCH_TRANSFER_BUSY = Metric(
+    "feedd_fetch_transfer_busy_seconds_total", _C, "seconds", "time transfer threads spent on bodies"
+)
+FETCH_PARTS_MAX = Metric("feedd_fetch_parts_max", _G, "", "parts that may be in flight, as configured")
 FETCH_DAMAGED = Metric(
     "feedd_fetch_damaged_bytes_total",
     _C,
@@ -60,7 +85,14 @@ CACHE_BYTES = Metric("feedd_cache_bytes", _G, "bytes", "disk bytes of committed 
 CACHE_ENTRIES = Metric("feedd_cache_entries", _G, "", "committed entries")
 CACHE_RESERVED = Metric("feedd_cache_reserved_bytes", _G, "bytes", "disk bytes reserved by running fills")
 CACHE_PINS = Metric("feedd_cache_pins", _G, "", "pins held on entries")
-CACHE_ERRORS = Metric("feedd_cache_errors_total", _C, "", "failed cache operations", ("reason",))
+CACHE_ERRORS = Metric(
+    "feedd_cache_errors_total",
+    _C,
+    "",
+    "failed cache operations",
+    ("reason",),
+    ("broken", "disk", "full", "prefetch", "torn", "unflushed", "unreadable", "vanished"),
+)
 CACHE_DISK_STATE = Metric("feedd_cache_disk_state", _G, "", "1 for the current state of the cache's disk", ("state",))
 CACHE_BYPASSED = Metric("feedd_cache_bypassed_total", _C, "", "shards kept in memory because the disk cannot be used")
 DECODE_SAMPLES = Metric("feedd_decode_samples_total", _C, "", "samples decoded")
@@ -95,9 +127,27 @@ SERVE_CREDIT_WAIT = Metric(
     "feedd_serve_credit_wait_seconds_total", _C, "seconds", "time streams waited for the trainer"
 )
 SERVE_BATCH_WAIT = Metric("feedd_serve_batch_wait_seconds_total", _C, "seconds", "time streams waited for a batch")
+TRAINER_SECONDS = Metric(
+    "feedd_trainer_seconds_total",
+    _C,
+    "seconds",
+    "time of the trainers' loops, as their clients report",
+    ("local_rank",),
+)
+TRAINER_WAIT = Metric(
+    "feedd_trainer_wait_seconds_total",
+    _C,
+    "seconds",
+    "time of the trainers' loops spent waiting for a batch",
+    ("local_rank",),
+)
+QUEUE_ITEMS = Metric("feedd_queue_items", _G, "", "what waits in a queue of the daemon now", ("queue",))
+QUEUE_BYTES = Metric("feedd_queue_bytes", _G, "bytes", "size of what waits in a queue now", ("queue",))
+QUEUE_NONEMPTY = Metric("feedd_queue_nonempty_seconds_total", _C, "seconds", "time a queue was not empty", ("queue",))
 PIPELINE_BATCH_SECONDS = Metric(
     "feedd_pipeline_batch_seconds", _H, "seconds", "time from shards acquired to batch ready"
 )
+PIPELINE_LISTING = Metric("feedd_pipeline_listing_opens", _G, "", "opens that wait for a listing")
 PIPELINE_MADE = Metric("feedd_pipeline_made_shards_total", _C, "", "shards converted from objects", ("conversion",))
 PIPELINE_MADE_BYTES = Metric(
     "feedd_pipeline_made_bytes_total", _C, "bytes", "bytes of converted shards", ("conversion",)
@@ -129,8 +179,16 @@ PIPELINE_NOTICES = Metric(
     "",
     "objects, sample counts and columns that notices report as left out, not used or changed",
     ("kind",),
+    tuple(kind.value for kind in NoticeKind),
 )
+BUILD_INFO = Metric("feedd_build_info", _G, "", "1, with the versions of feedd and Python", ("version", "python"))
 DAEMON_STATE = Metric("feedd_daemon_state", _G, "", "1 for the current state of the daemon", ("state",))
 DAEMON_LOOP_LAG = Metric("feedd_daemon_loop_lag_seconds", _G, "seconds", "delay of the event loop's last wake-up")
+DAEMON_LOOP_DELAY = Metric(
+    "feedd_daemon_loop_delay_seconds", _H, "seconds", "delay of an event loop's wake-ups, twice a second", ("loop",)
+)
+DAEMON_LOOP_BUSY = Metric(
+    "feedd_daemon_loop_busy_seconds_total", _C, "seconds", "processor time of an event loop's thread", ("loop",)
+)
 
 TABLE: tuple[Metric, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Metric))

@@ -59,8 +59,8 @@ class Recorder(Protocol):
     def move(self, metric: Metric, delta: float, **labels: str) -> None:
         """Add to a gauge; ``delta`` may be negative."""
 
-    def observe(self, metric: Metric, value: float, **labels: str) -> None:
-        """Add one observation to a histogram."""
+    def observe(self, metric: Metric, value: float, times: int = 1, /, **labels: str) -> None:
+        """Add an observation to a histogram, several times if many batches took the same time."""
 
 
 @runtime_checkable

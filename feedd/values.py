@@ -69,11 +69,13 @@ class ReadProgress:
         filled_bytes: bytes of the target, from its start, that are valid. A read that broke off continues after them.
         first_byte_s: when the first byte of the body came, on ``time.monotonic``; None: not yet.
         answered_by: request id and address of the sender, for messages; empty: unknown.
+        round_trip_s: TCP round trip to the store when the connection opened; None: not known.
     """
 
     filled_bytes: int = 0
     first_byte_s: float | None = None
     answered_by: str = ""
+    round_trip_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +268,8 @@ class SessionInfo:
         batches_per_call: number of batches to request together; above 1 if a batch is little work.
         run_batches: a slot holds a run of so many batches; 1: each batch has its own slot.
         batch_bytes: bytes from one batch of a run to the next; 0 if slots hold single batches.
+        largest_shard_bytes: size of the largest assigned shard.
+        object_bytes: mean size of the dataset's objects. Objects in packs count singly.
         shared_slot_count: slots of the arena, if other sessions read it too; 0: the arena belongs to the session alone.
         classes: class names behind the numbers of text labels, in order, by field; the same on all nodes.
         notices: which data is left out or changed.
@@ -285,6 +289,8 @@ class SessionInfo:
     shared_slot_count: int = 0
     classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     notices: tuple[Notice, ...] = ()
+    largest_shard_bytes: int = 0
+    object_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

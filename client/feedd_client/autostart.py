@@ -41,6 +41,7 @@ _OURS: Final = {ADDRESS_VARIABLE, EPHEMERAL_VARIABLE, EXECUTABLE_VARIABLE}
 START_TIMEOUT_S: Final = 60.0
 STALE_AFTER_S: Final = 3600.0
 _CACHE_FILE: Final = "cache-dir"
+_PAGE_SUFFIX: Final = ".page"
 _LOG_LINES: Final = 15
 
 _children: list[subprocess.Popen[bytes]] = []  # kept, so that ended daemons are reaped without a ResourceWarning
@@ -127,7 +128,7 @@ def _ephemeral(named: str | None, reason: OSError | None = None) -> str:
                 program, log_path = _start(address, socket_path)
                 _log.log(
                     logging.INFO if _log.isEnabledFor(logging.INFO) else logging.WARNING,  # always visible, once
-                    "started a feedd daemon for this job%s; it stops when the job ends%s. %sCache: %s. Log: %s",
+                    "started a feedd daemon for this job%s; it stops when the job ends%s. %sCache: %s. Log: %s%s",
                     "" if reason else ", because the former daemon ended",
                     ""
                     if _CACHE_VARIABLE in os.environ
@@ -135,6 +136,7 @@ def _ephemeral(named: str | None, reason: OSError | None = None) -> str:
                     f"Started with {program.command[0]}. " if program.is_foreign else "",
                     _cache_of(socket_path),
                     log_path,
+                    _page_of(socket_path),
                 )
     os.environ[ADDRESS_VARIABLE] = os.environ[EPHEMERAL_VARIABLE] = address
     return address
@@ -193,6 +195,14 @@ def _cache_of(socket_path: Path) -> str:
         return socket_path.with_name(_CACHE_FILE).read_text(encoding="utf-8")
     except (OSError, ValueError):
         return "see the log"
+
+
+def _page_of(socket_path: Path) -> str:
+    """Return the address of the daemon's web page, with the token that opens it, as the end of a message."""
+    try:
+        return f". Web page: {socket_path.with_name(f'{socket_path.name}{_PAGE_SUFFIX}').read_text('utf-8').strip()}"
+    except (OSError, ValueError):
+        return ""
 
 
 def _await_ready(child: subprocess.Popen[bytes], command: Sequence[str], socket_path: Path, log_path: Path) -> None:

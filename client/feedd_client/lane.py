@@ -105,11 +105,14 @@ class CopyLane:
             return False
         mapping = self.batches.mapping if isinstance(self.batches, FeedIterator) else None
         number, position = self._positions()
+        began_s = time.perf_counter()
         moved = self._copier.copy(batch, mapping, slot, number)
         self._unread.append((batch, slot))
         self.staged.put(Staged(moved, slot, position))
         del batch, moved
         self._return_read()
+        if isinstance(self.batches, FeedIterator):
+            self.batches.times.copy_s += time.perf_counter() - began_s
         return not self._stopped
 
     def _next_slot(self) -> DeviceSlot | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict, dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final
 
 from feedd_client.step_times import StepTimes
@@ -91,4 +92,5 @@ class LoaderStats:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the counters as a plain, JSON-able dict."""
-        return {name: value for name, value in asdict(self).items() if not name.startswith("_")}
+        names = (one.name for one in fields(self) if not one.name.startswith("_"))
+        return {name: deepcopy(getattr(self, name)) for name in names}

@@ -25,6 +25,7 @@ class StepTimes:
         due: a second has passed since ``report`` was called.
         device: where a ``DeviceLoader`` takes the batches; empty: there is none.
         unpinned: whether the device copies from memory that is not registered with it.
+        copy_s: seconds that the thread of a ``DeviceLoader`` copied to the device. That thread writes it.
     """
 
     __slots__ = (
@@ -33,6 +34,7 @@ class StepTimes:
         "_reported_s",
         "_request_s",
         "_usual_s",
+        "copy_s",
         "device",
         "due",
         "pause_s",
@@ -44,7 +46,7 @@ class StepTimes:
 
     def __init__(self) -> None:
         self.steps = self.pauses = 0
-        self.wait_s = self.pause_s = 0.0
+        self.wait_s = self.pause_s = self.copy_s = 0.0
         self.device = ""
         self.due = False
         self.unpinned = False
@@ -87,4 +89,5 @@ class StepTimes:
             pause_s=self.pause_s,
             device=self.device,
             unpinned=self.unpinned,
+            copy_s=self.copy_s,
         )

@@ -14,6 +14,7 @@ from feedd.batching.slot_layout import drop_rows
 from feedd.errors import BadSample, ResourceExhausted
 from feedd.flow.tasks import off_loop
 from feedd.formats.missing_reasons import missing_reason
+from feedd.owner import Owner
 from feedd.recipe.bad_sample_policy import BadSamples, Failure
 from feedd.recipe.label_recipes import is_label, unlabelled
 from feedd.units import format_size
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from feedd.batching.quarantine import Quarantine
+    from feedd.batching.recent_bad_samples import RecentBadSamples
     from feedd.batching.slot_layout import Layout
     from feedd.ordering.batch_plan import BatchPlanGroup, BatchRows
     from feedd.shard_index import ShardIndex
@@ -34,6 +36,12 @@ if TYPE_CHECKING:
 OVERSIZE_MAX_BYTES = 2 << 30
 _EPOCHS_MAX: Final = 64  # jobs that share a decode are in few epochs
 _LOGGED_MAX = 8  # per batch, so that an entirely bad dataset does not fill the log
+_OUTCOMES: Final = {
+    BadSamples.ERROR: "error",
+    BadSamples.SKIP: "dropped",
+    BadSamples.REPLACE: "replaced",
+    BadSamples.QUARANTINE: "dropped",
+}
 _log = structlog.get_logger("feedd.sessions")
 
 
@@ -45,11 +53,15 @@ class BadSampleOptions:
         policy: what happens to bad samples.
         samples_max: maximum number of bad samples in an epoch; ``error`` allows none.
         quarantine: the daemon's file, for the policy ``quarantine``.
+        recent: the daemon's latest bad samples, to be shown; None: nobody shows them.
+        owner: whose session it is.
     """
 
     policy: BadSamples = BadSamples.SKIP
     samples_max: int = 0
     quarantine: Quarantine | None = None
+    recent: RecentBadSamples | None = None
+    owner: Owner = field(default_factory=Owner.of_this_process)
 
 
 @dataclass(slots=True)
@@ -159,8 +171,10 @@ class BadSampleHandler:
         """
         if failures and self._options.quarantine is not None and self._options.policy is BadSamples.QUARANTINE:
             await self._options.quarantine.note(at.epoch, failures)
+        outcome = _OUTCOMES[self._options.policy]
+        if failures and self._options.recent is not None:
+            self._options.recent.note(self._options.owner, at.epoch, failures, outcome)
         self._budget.charge(at, failures)
-        outcome = "replaced" if self._options.policy is BadSamples.REPLACE else "dropped"
         for one in failures[:_LOGGED_MAX]:
             _log.warning(f"bad sample {outcome}", url=one.url, key=one.key, field=one.field, reason=one.reason)
         if len(failures) > _LOGGED_MAX:
@@ -227,7 +241,9 @@ def failure_of(
         reason = f"the sample has no label: {unlabelled(sources[0])}"
     columns = held[:1] or np.flatnonzero(index.sizes[:, ordinal] >= 0).tolist()
     offset = min((int(index.starts[column, ordinal]) for column in columns), default=-1)
-    return Failure(ref.url, index.key(ordinal), bad.field, reason, bad.row, ordinal, offset)
+    plain = bool(held) and not index.encoding_of(held[0])
+    size_bytes = int(index.sizes[held[0], ordinal]) if plain else -1
+    return Failure(ref.url, index.key(ordinal), bad.field, reason, bad.row, ordinal, offset, size_bytes, ref)
 
 
 def _replaced(

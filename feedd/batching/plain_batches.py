@@ -11,8 +11,8 @@ from feedd.batching.bad_samples import failure_of
 from feedd.batching.gather import columns_of, gather
 from feedd.batching.slot_layout import ALIGN_BYTES, lay_out
 from feedd.values import BatchReady
-from feedd.workers.calls import FILES_MAX
 from feedd.workers.fixed_width import plain_numbers
+from feedd.workers.gather_call import FILES_MAX
 from feedd.workers.work import DecodeTask, FieldWork, GatherTask
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from feedd.catalog.lost_objects import Reasons
     from feedd.catalog.stages import Stages
     from feedd.flow.arena import Arena
-    from feedd.ordering.batch_plan import BatchPlan, BatchPlanGroup, RunPlan
+    from feedd.ordering.batch_plan import AnyRunPlan, BatchPlan, BatchPlanGroup
     from feedd.recipe.bad_sample_policy import Failure
     from feedd.shard_index import ShardIndex
     from feedd.values import ShardFile, SlotRef
@@ -161,7 +161,7 @@ class PlainBatches:
 
     async def fill_run(
         self,
-        run: RunPlan,
+        run: AnyRunPlan,
         group: BatchPlanGroup,
         slot: SlotRef,
         indexes: Sequence[ShardIndex],
@@ -195,8 +195,8 @@ class PlainBatches:
         at = slot.index * self._arena.slot_bytes + first * self.batch_bytes
         starts = at + np.arange(len(run)) * self.batch_bytes
         out_at = starts[:, np.newaxis] + np.array([field.region.values_at for field in layout.fields])
-        ends = np.arange(run.rows, len(run.shard) + 1, run.rows)
-        undone = await self._gathered(group, indexes, files, ends, out_at)
+        ends = np.arange(1, len(run) + 1) * run.rows
+        undone = await self._gathered(group, indexes, files, ends, out_at, in_order=True)
         if undone is None or len(undone):
             return None
         if not early:
@@ -227,8 +227,10 @@ class PlainBatches:
         files: tuple[ShardFile, ...],
         ends: NDArray[np.int64],
         out_at: NDArray[np.int64],
+        *,
+        in_order: bool = False,
     ) -> NDArray[np.int64] | None:
-        """Copy the group's rows column by column; see ``GatherTask`` for ``ends`` and ``out_at``.
+        """Copy the group's rows column by column; see ``GatherTask`` for the last arguments.
 
         Returns:
             The rows that were not copied. None: no row was, because values lie at irregular distances, or the files are
@@ -237,7 +239,8 @@ class PlainBatches:
         columns = columns_of(indexes, self._recipes.distinct[0])
         if columns is None or len(files) > FILES_MAX:
             return None
-        task = GatherTask(files, self._arena_id, columns, group.shard_no, group.ordinal, ends, out_at)
+        rows = group.shard_no, group.ordinal, ends, out_at
+        task = GatherTask(files, self._arena_id, columns, *rows, are_firsts=group.are_firsts, in_order=in_order)
         return await self._stages.pool.gather(task)
 
     async def _decoded(

@@ -227,5 +227,5 @@ class _Listening:
     def move(self, metric: Metric, delta: float, **labels: str) -> None:
         self._recorder.move(metric, delta, **labels)
 
-    def observe(self, metric: Metric, value: float, **labels: str) -> None:
-        self._recorder.observe(metric, value, **labels)
+    def observe(self, metric: Metric, value: float, times: int = 1, /, **labels: str) -> None:
+        self._recorder.observe(metric, value, times, **labels)

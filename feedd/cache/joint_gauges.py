@@ -35,8 +35,8 @@ class _Part:
     def count(self, metric: Metric, amount: float = 1.0, **labels: str) -> None:
         self._recorder.count(metric, amount, **labels)
 
-    def observe(self, metric: Metric, value: float, **labels: str) -> None:
-        self._recorder.observe(metric, value, **labels)
+    def observe(self, metric: Metric, value: float, times: int = 1, /, **labels: str) -> None:
+        self._recorder.observe(metric, value, times, **labels)
 
     def move(self, metric: Metric, delta: float, **labels: str) -> None:
         self._recorder.move(metric, delta, **labels)

@@ -79,6 +79,12 @@ class BucketStores:
         self._stores: dict[str, ObjectStore] = {}
         self._states: dict[str, BucketState] = {}
         self._facts: defaultdict[str, BucketFacts] = defaultdict(BucketFacts)
+        self._direct: list[DirectStore] = []
+
+    @property
+    def transfer_busy_s(self) -> float:
+        """Seconds that transfer threads have spent on bodies; any thread may ask."""
+        return sum(store.transfer_busy_s for store in self._direct)
 
     def of(self, root: str) -> ObjectStore:
         """Return the store of ``s3://bucket``, ``file://``, or an installed one; connections open on first use.
@@ -90,13 +96,13 @@ class BucketStores:
 
     def use(self, bare: ObjectStore) -> ObjectStore:
         """Add the stages to a store, use it for its root, and return it."""
-        metered = MeteredStore(bare, self._recorder, self._clock)
+        metered = MeteredStore(self._traced(bare, requests=True), self._recorder, self._clock)
         limited = LimitStore(metered, self._options.parts_in_flight * PARTS_PER_PLACE + self._options.heads_in_flight)
         state = self.state(bare.root)
         hedged: ObjectStore = limited
         if state.hedger is not None and bare.root != FILE_ROOT:
             hedged = HedgeStore(limited, state.hedger, self._recorder)
-        found = self._stores[bare.root] = self._retried(bare, hedged)
+        found = self._stores[bare.root] = self._traced(self._retried(bare, hedged), requests=False)
         return found
 
     def state(self, root: str) -> BucketState:
@@ -126,9 +132,19 @@ class BucketStores:
             return LocalStore(self._options.file_threads, self._options.file_folders)
         if not is_s3(root):
             return plugins.store(root)
-        kind = S3Store if self._options.transport == "aiobotocore" else DirectStore
         bucket = parse_url(root).bucket
-        return kind(bucket, self._options, self._facts[bucket])
+        if self._options.transport == "aiobotocore":
+            return S3Store(bucket, self._options, self._facts[bucket])
+        self._direct.append(DirectStore(bucket, self._options, self._facts[bucket]))
+        return self._direct[-1]
+
+    def _traced(self, store: ObjectStore, *, requests: bool) -> ObjectStore:
+        """Return the store, wrapped if tracing is on."""
+        if not self._options.traced:
+            return store
+        from feedd.fetch.tracing_store import TracingStore  # noqa: PLC0415 - only while tracing is on
+
+        return TracingStore(store, requests=requests)
 
     def _retried(self, bare: ObjectStore, inner: ObjectStore) -> RetryStore:
         state, policy = self.state(bare.root), RetryPolicy(attempts_max=self._options.attempts_max)

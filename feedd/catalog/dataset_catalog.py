@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from feedd.catalog.stages import Stages
     from feedd.catalog.token_windows import TokenFiles
     from feedd.dataset.listing import DatasetView
-    from feedd.ordering.batch_plan import BatchPlan, RunPlan
+    from feedd.ordering.batch_plan import AnyRunPlan, BatchPlan
     from feedd.ordering.mixed_reader import AnyReader
     from feedd.shard_index import ShardIndex
     from feedd.values import Cursor, EpochEnd
@@ -172,7 +172,7 @@ class DatasetCatalog:
         self._sort_next(reader)
         return drawn
 
-    def draw_run(self, reader: AnyReader, at: Cursor, count: int) -> RunPlan | None:
+    def draw_run(self, reader: AnyReader, at: Cursor, count: int) -> AnyRunPlan | None:
         """Return up to ``count`` successive batches from ``at`` on; None: draw at least the first one by ``draw``."""
         run = reader.draw_run(at, count)
         if run is not None:

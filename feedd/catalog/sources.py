@@ -58,6 +58,21 @@ class Resolved:
     passed_over: PassedOver = field(default_factory=PassedOver)
 
 
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """What the scheduler of fetches holds.
+
+    Attributes:
+        waiting_count: fetches that have parts without a request.
+        waiting_bytes: size of these parts.
+        in_flight_count: parts with a request.
+    """
+
+    waiting_count: int
+    waiting_bytes: int
+    in_flight_count: int
+
+
 class Sources:
     """Opens stores on first use, one per bucket, and closes them all at exit.
 
@@ -95,6 +110,7 @@ class Sources:
             concurrency_of=lambda root: self.buckets.state(root).concurrency,
             sizes_of=lambda root: self.buckets.state(root).sizes,
         )
+        self._plain = plain
         self._book = PackBook(plain.turns)
         self._fetcher = ObjectsFetcher(plain, self._book, self.work_loop)
         self.texts = Texts(self._fetcher)
@@ -113,6 +129,12 @@ class Sources:
     async def warm(self) -> None:
         """Do work in advance that every first request would wait for."""
         await CPU.run(warm)
+
+    @property
+    def scheduled(self) -> Scheduled:
+        """What waits for a request, and what is in flight."""
+        scheduler = self._plain.scheduler
+        return Scheduled(scheduler.waiting_count, scheduler.waiting_bytes, scheduler.in_flight_count)
 
     @property
     def fetcher(self) -> SpanFetcher:

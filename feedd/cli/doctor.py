@@ -1,4 +1,4 @@
-"""``feedd doctor``: names the stage that holds a job up, and what to turn."""
+"""``feedd doctor``: names the stage that holds a job up, or would, and what to turn."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from feedd.cli.flags import ConfigFlag, Flags
+from feedd.cli.doctor_url import UrlOptions, measure_url
+from feedd.cli.flags import ConfigFlag, Flags, SetFlag
 from feedd.cli.running_daemon import AddressFlag, daemon_address
 from feedd.config.types import is_unix
-from feedd.errors import NotFound
+from feedd.errors import BadConfig, NotFound
 from feedd.units import format_size
 
 if TYPE_CHECKING:
@@ -22,39 +23,101 @@ if TYPE_CHECKING:
     from feedd.diagnosis.window import Window
 
 
+UrlArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="URL", help="Measure this data without a trainer; default: measure a running job."),
+]
+FieldsFlag = Annotated[
+    str, typer.Option("--fields", metavar="JSON", help="With URL: what to decode, as fields= of FeedDataset.")
+]
+BatchSizeFlag = Annotated[int, typer.Option("--batch-size", min=1, help="With URL: samples of a batch.")]
+WhatIfFlag = Annotated[
+    str,
+    typer.Option(
+        "--what-if",
+        metavar="CASE",
+        help="With URL: take the same batches again with shards cached, images decoded, or from a local copy of the "
+        "files: cached, decoded or local.",
+    ),
+]
+JobFlag = Annotated[
+    str,
+    typer.Option(
+        "--job", help="First digits of a session's id, a job's share= name or a trainer's process id; default: all."
+    ),
+]
+
+
 def register(app: typer.Typer) -> None:
     """Add the ``doctor`` command."""
 
     @app.command(epilog="Example: feedd doctor --seconds 30")
     def doctor(
-        job: Annotated[
-            str, typer.Option("--job", help="First digits of a session's id, or a job's share= name; default: all.")
-        ] = "",
+        url: UrlArgument = None,
+        fields: FieldsFlag = "",
+        batch_size: BatchSizeFlag = 256,
+        what_if: WhatIfFlag = "",
+        job: JobFlag = "",
         seconds: Annotated[float, typer.Option("--seconds", min=2, max=3600, help="How long to measure.")] = 10.0,
         json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,  # noqa: FBT002 - a flag is a flag
         address: AddressFlag = None,
         config: ConfigFlag = None,
+        set_: SetFlag = None,
     ) -> None:
         """Measure a running job, and name the one stage that holds it up, with the evidence and what to turn.
 
-        Run it while the job trains, as the job's user or as an administrator of the daemon.
+        Run it while the job trains, as the job's user or as an administrator of the daemon. With a URL, no job is
+        needed: a stand-in takes batches as fast as they come, from a daemon with an empty cache, or from the daemon at
+        --address.
         """
         from feedd.diagnosis.diagnose import diagnose  # noqa: PLC0415 - as gRPC below
 
-        found = daemon_address(address, Flags(config=config).load().config)
-        window = asyncio.run(_measure(found, job, seconds))
-        if not window.ranks:
-            raise NotFound(
-                "expected a trainer that takes batches, got none",
-                object=job or found,
-                hint="run feedd doctor while the job trains; clients before protocol 1.12 tell no times",
-                stage="cli",
-            )
+        flags, room = Flags(config=config, set=set_), None
+        if url is None:
+            _refuse({"--fields": fields, "--what-if": what_if})
+            window = _of_job(daemon_address(address, flags.load().config), job, seconds)
+        else:
+            _refuse({"--job": job}, "no URL")
+            options = UrlOptions(url, fields, batch_size, seconds, address or "", what_if)
+            options.check()
+            window, room = asyncio.run(measure_url(options, flags))
         diagnosis = diagnose(window)
         if json_:
-            typer.echo(json.dumps(diagnosis.as_json(), indent=2))
+            more = {} if room is None else {"what_if": room.as_json()}
+            typer.echo(json.dumps(diagnosis.as_json() | more, indent=2))
             return
         _show(Console(), diagnosis, window)
+        if room is not None:
+            Console().print(f"[bold]what if {room.case}[/]  {room.now:,.1f} to {room.best:,.1f} batches/s, measured")
+
+
+def _of_job(address: str, job: str, seconds: float) -> Window:
+    """Return what happened in the next seconds to the trainers of a job.
+
+    Raises:
+        NotFound: there is no trainer.
+    """
+    window = asyncio.run(_measure(address, job, seconds))
+    if not window.ranks and not window.listing:
+        raise NotFound(
+            "expected a trainer that takes batches, got none",
+            object=job or address,
+            hint="run feedd doctor while the job trains, or give it a URL; clients before protocol 1.12 tell no times",
+            stage="cli",
+        )
+    return window
+
+
+def _refuse(given: dict[str, str], expected: str = "a URL") -> None:
+    """Refuse options that mean nothing here.
+
+    Raises:
+        BadConfig: one of them is given.
+    """
+    for option, value in given.items():
+        if value:
+            message = f"expected {expected} with {option}"
+            raise BadConfig(message, object=option, hint="see feedd doctor --help", stage="cli")
 
 
 async def _measure(address: str, job: str, seconds: float) -> Window:

@@ -1,8 +1,8 @@
-"""Defaults of a daemon that a client starts for one process tree: no status port, and a separate cache directory.
+"""Defaults of a daemon that a client starts for one process tree: any free status port, and a separate cache directory.
 
 Such daemons run as any user, and several may run at once. So they cannot share the default port, nor the default
-directory, which needs an administrator. The cache is deleted with the daemon. If a daemon was killed, the next daemon
-deletes its cache.
+directory, which needs an administrator. Their status page is for the user who started them, by a token. The cache is
+deleted with the daemon. If a daemon was killed, the next daemon deletes its cache.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from feedd.cache.ondisk.directory_lock import DirectoryLock, was_owned
-from feedd.config.loading import DEFAULT_ORIGIN
+from feedd.config.loading import DEFAULT_ORIGIN, PROCESS_TREE
 from feedd.errors import CacheUnavailable
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from feedd.cli.flags import Flags
     from feedd.config import Config, Effective
 
-ORIGIN = "process tree"
+_STATUS = "127.0.0.1:0"
 CACHE_FILE = "cache-dir"
 """File beside the socket that names the cache's directory; the client that started the daemon logs it."""
 _YOUNG_S = 60.0  # a directory younger than this may not have been locked by its daemon yet
@@ -41,13 +41,13 @@ def ephemeral_config(flags: Flags) -> Iterator[Effective]:
     origins = flags.load().origins
     unsaid: dict[str, tuple[object, str]] = {}
     if origins["status"] == DEFAULT_ORIGIN:
-        unsaid["status"] = ("off", ORIGIN)
+        unsaid["status"] = (_STATUS, PROCESS_TREE)
     if origins["cache.dir"] != DEFAULT_ORIGIN:
         yield flags.load(unsaid)
         return
     sweep(Path(tempfile.gettempdir()))
     with tempfile.TemporaryDirectory(prefix=prefix(), ignore_cleanup_errors=True) as home:
-        unsaid["cache.dir"] = (home, ORIGIN)
+        unsaid["cache.dir"] = (home, PROCESS_TREE)
         yield flags.load(unsaid)
 
 

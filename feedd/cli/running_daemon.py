@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import tempfile
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -14,7 +16,7 @@ from feedd.config.types import UNIX_PREFIX, is_unix
 from feedd.errors import FeeddError, NotFound
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 
     from feedd.config import Config
     from feedd.lanes.node_client import NodeClient
@@ -40,15 +42,35 @@ def chosen_address(address: str | None, cache_dir: Path | None) -> str | None:
 def daemon_address(address: str | None, config: Config) -> str:
     """Return the address that the user named, else the first Unix socket of the configuration.
 
+    If there is no such socket, the daemon that a job of this user started last is taken.
+
     Raises:
-        NotFound: there is neither.
+        NotFound: there is none of these.
     """
-    found = chosen_address(address, None) or next(filter(is_unix, config.listen), None)
+    configured = next(filter(is_unix, config.listen), None)
+    found = chosen_address(address, None)
+    if found is None and (configured is None or not Path(configured.removeprefix(UNIX_PREFIX)).is_socket()):
+        found = started_daemon(os.environ)
+    found = found or configured
     if found is None:
         raise NotFound(
             "expected the address of a daemon, got none", hint="pass --address unix:///path.sock", stage="cli"
         )
     return found
+
+
+def started_daemon(env: Mapping[str, str]) -> str | None:
+    """Return the address of the daemon that a job of this user started last; None: there is none.
+
+    ``feedd_client.autostart`` decides where these daemons listen.
+    """
+    found: list[tuple[float, Path]] = []
+    for parent in (env.get("XDG_RUNTIME_DIR"), tempfile.gettempdir()):
+        folder = Path(parent or "/nowhere", f"feedd-{os.geteuid()}")
+        with contextlib.suppress(OSError):
+            if folder.lstat().st_uid == os.geteuid() and not folder.is_symlink():
+                found += [(path.stat().st_mtime, path) for path in folder.glob("*/feedd.sock") if path.is_socket()]
+    return f"{UNIX_PREFIX}{max(found)[1]}" if found else None
 
 
 @asynccontextmanager

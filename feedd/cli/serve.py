@@ -106,12 +106,14 @@ def _supervise(effective: Effective, flags: Flags, *, ephemeral: bool, standby: 
             mine = [*switches, "--ephemeral"] if ephemeral and lane.index == 0 else switches
             return [*common, *mine, "--lanes", str(lane.count), "--lane", str(lane), "--lane-folder", folder]
 
+        from feedd.daemon.node_page import page_access  # noqa: PLC0415 - takes a third of a second
         from feedd.daemon.notify import Notifier  # noqa: PLC0415 - takes a third of a second
         from feedd.lanes.lane_supervisor import LaneCommand, Supervisor  # noqa: PLC0415 - takes a third of a second
 
         command = LaneCommand(arguments, dict(os.environ), Path(folder), standby=standby, ends_with_first=ephemeral)
         on_ready = partial(_greet, effective) if sys.stderr.isatty() else None
-        return asyncio.run(Supervisor(config, command, Notifier(os.environ), on_ready).run())
+        supervisor = Supervisor(config, command, Notifier(os.environ), on_ready, page_access(effective))
+        return asyncio.run(supervisor.run())
 
 
 def _log_to_stderr(effective: Effective, fields: Mapping[str, object] | None = None) -> None:
@@ -144,7 +146,7 @@ def _run(effective: Effective, *, ephemeral: bool, standby: bool, greets: bool) 
         return runner.run(life.run(effective, ephemeral=ephemeral, standby=standby, on_ready=on_ready))
 
 
-def _greet(effective: Effective, addresses: Sequence[str], status: str | None) -> None:
+def _greet(effective: Effective, addresses: Sequence[str], page: str | None) -> None:
     """Print, on a terminal, that the daemon is ready and what to do next."""
     cache = effective.config.cache
     lines = [
@@ -153,10 +155,10 @@ def _greet(effective: Effective, addresses: Sequence[str], status: str | None) -
         *(f"                {other}" for other in addresses[1:]),
         f"  cache         {cache.dir}, up to {format_size(cache.size)}",
         *([f"  lanes         {effective.config.lanes}"] if effective.config.lanes > 1 else []),
-        f"  status page   {f'http://{status}/' if status else 'off; --status 127.0.0.1:7071 turns it on'}",
+        f"  web page      {page or 'off; --status 127.0.0.1:7071 turns it on'}",
         f"  in a shell    FEEDD_ADDRESS={addresses[0]} python train.py",
         f'  in Python     FeedDataset("s3://bucket/train/", batch_size=256, address="{addresses[0]}")',
-        "  see also      feedd peek URL, feedd check URL, feedd cache stat",
+        "  see also      feedd top, feedd peek URL, feedd check URL, feedd cache stat",
     ]
     sys.stderr.write("\n".join(lines) + "\n")
 

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 DEFAULT_FILE = Path("/etc/feedd/feedd.toml")
 DEFAULT_ORIGIN = "default"
+PROCESS_TREE = "process tree"
+"""Origin of values that a daemon of one process tree has where nobody configured anything."""
 ENV_PREFIX = "FEEDD_"
 ENV_FILE = "FEEDD_CONFIG"
 _CLIENTS = {

@@ -272,6 +272,14 @@ class LogConfig(Section):
     level: Literal["debug", "info", "warning", "error"] = Field("info", description="lowest level that is logged")
 
 
+class TraceConfig(Section):
+    """Traces of batches, exported with OpenTelemetry as the OTEL_* variables say."""
+
+    sample: float = Field(
+        0.0, ge=0, le=1, description="share of batches whose way is exported as a trace; 0: none. Needs feedd[otel]"
+    )
+
+
 class S3Config(Section):
     """How feedd reaches one bucket; missing options come from the AWS environment, as in boto3."""
 
@@ -318,6 +326,7 @@ class Config(Section):
     drain: DrainConfig = _section(DrainConfig)
     watchdog: WatchdogConfig = _section(WatchdogConfig)
     log: LogConfig = _section(LogConfig)
+    trace: TraceConfig = _section(TraceConfig)
     s3: dict[str, S3Config] = Field(default_factory=dict, description='settings per bucket; "*" for all others')
     owners: dict[str, OwnerConfig] = Field(
         default_factory=dict, description="settings per owner: a user id, or the common name of a client's certificate"

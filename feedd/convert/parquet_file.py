@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from feedd.convert.arrow_pieces import ColumnReader
 from feedd.convert.arrow_types import column_encoding, file_of, leaf_count, plain, unscaled
 from feedd.convert.columnar import chosen, is_head, refusing, unread
-from feedd.convert.table_writer import ColumnEncoding, TableWriter, write_outline
+from feedd.convert.table_writer import ColumnEncoding, TableWriter, whole_table_bytes, write_outline
 from feedd.errors import BadShard
 from feedd.values import ByteRange
 
@@ -51,8 +51,8 @@ class _Column:
     leaves: range
 
 
-def chunks(data: memoryview, params: str, footer: ByteRange) -> list[ByteRange]:
-    """Return the byte ranges of the values of wanted columns.
+def chunks(data: memoryview, params: str, footer: ByteRange) -> tuple[list[ByteRange], int]:
+    """Return the byte ranges of the values of wanted columns, and the size of their table; -1: it is not known.
 
     Args:
         data: the file, with its footer present.
@@ -62,8 +62,9 @@ def chunks(data: memoryview, params: str, footer: ByteRange) -> list[ByteRange]:
     with refusing(_WHAT, ""):
         file = _File(data, footer, "")
         if is_head(params):
-            return []
-        return list(file.value_ranges(file.columns(params)))
+            return [], -1
+        columns = file.columns(params)
+        return list(file.value_ranges(columns)), file.table_bytes(columns, params)
 
 
 def write(data: memoryview, url: str, params: str, out: ShardWriter, footer: ByteRange) -> str:
@@ -71,7 +72,7 @@ def write(data: memoryview, url: str, params: str, out: ShardWriter, footer: Byt
     with refusing(_WHAT, url):
         file = _File(data, footer, url)
         columns = file.columns(params)
-        others = {**unread(params, file.others), **file.unscaled}
+        others = file.left_out(params)
         if is_head(params):
             outline = ((column.name, column.how) for column in columns)
             return write_outline(outline, others, rows=file.rows > 0, out=out, url=url)
@@ -130,6 +131,17 @@ class _File:
         self.unscaled = {name: str(types[name]) for name in names if unscaled(types[name])}
         return [usable[name] for name in names]
 
+    def left_out(self, params: str) -> dict[str, str]:
+        """Return types of columns to name in the table's foot, by name, after a call of ``columns``."""
+        return {**unread(params, self.others), **self.unscaled}
+
+    def table_bytes(self, columns: list[_Column], params: str) -> int:
+        """Return the size of the table, if the footer says that no value is missing; else -1."""
+        leaves = [leaf for column in columns for leaf in column.leaves]
+        if not all(_has_all(group.column(leaf)) for group in self._groups for leaf in leaves):
+            return -1
+        return whole_table_bytes(self.rows, [(one.name, one.how) for one in columns], self.left_out(params))
+
     def value_ranges(self, columns: list[_Column]) -> Iterator[ByteRange]:
         """Yield the byte ranges of the values of columns."""
         padded = _PADDED_BYTES if "parquet-mr" in (self._file.metadata.created_by or "") else 0
@@ -147,20 +159,32 @@ class _File:
     def pieces(self, column: _Column, reader: ColumnReader, memory_bytes: int) -> Iterator[Piece]:
         """Yield a column, some rows at a time."""
         paths = [self._file.schema.column(leaf).path for leaf in column.leaves]
-        for number, group in enumerate(self._groups):
+        row_bytes = 1e-9
+        for group in self._groups:
             chunks = [group.column(leaf) for leaf in column.leaves]
             size = sum(chunk.total_uncompressed_size for chunk in chunks)
             repeated = sum(dictionary_value_bytes(self._data, chunk) for chunk in chunks) * _SKEW
-            row_bytes = max(size / max(1, group.num_rows), repeated)
-            rows = max(1, min(_BATCH_ROWS_MAX, int(_BATCH_BYTES / max(row_bytes, 1e-9))))
-            for batch in self._file.iter_batches(rows, row_groups=[number], columns=paths, use_threads=False):
-                place = batch.schema.get_field_index(column.name)
-                if place < 0:
-                    raise self._bad(f"column {column.name!r}", f"{batch.schema.names}")
-                yield from reader.pieces(batch.column(place), memory_bytes)
+            row_bytes = max(row_bytes, size / max(1, group.num_rows), repeated)
+        rows = max(1, min(_BATCH_ROWS_MAX, int(_BATCH_BYTES / row_bytes)))
+        groups = range(len(self._groups))
+        for batch in self._file.iter_batches(rows, row_groups=list(groups), columns=paths, use_threads=False):
+            place = batch.schema.get_field_index(column.name)
+            if place < 0:
+                raise self._bad(f"column {column.name!r}", f"{batch.schema.names}")
+            yield from reader.pieces(batch.column(place), memory_bytes)
 
     def _bad(self, expected: str, got: str) -> BadShard:
         return BadShard(f"expected {expected} of a Parquet file, got {got}", object=self._url, stage="decode")
+
+
+def _has_all(chunk: pq.ColumnChunkMetaData) -> bool:
+    """Whether a chunk has no values, or its statistics say that none is missing."""
+    if not chunk.num_values:
+        return True
+    if not chunk.is_stats_set:
+        return False
+    statistics = chunk.statistics
+    return bool(statistics.has_null_count) and statistics.null_count == 0
 
 
 def _start(chunk: pq.ColumnChunkMetaData) -> int:

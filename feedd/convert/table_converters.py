@@ -165,15 +165,24 @@ class ParquetConverter(TableConverter):
             BadShard: not a Parquet file.
             BadRecipe, Unsupported: see ``convert.columnar.chosen``.
         """
+        return self.wanted_and_size(held, params)[0]
+
+    def wanted_and_size(self, held: PartialObject, params: str) -> tuple[tuple[ByteRange, ...], int]:
+        """Return the same as ``wanted``, and the size of the table if the footer tells it; else -1.
+
+        Raises:
+            As ``wanted``.
+        """
         size = held.size_bytes
         if lacking(held, ByteRange(max(0, size - _END_BYTES), size)):
             least, most = _TAIL_BYTES
-            return (ByteRange(max(0, size - min(max(least, size // _TAIL_SHARE), most)), size),)
+            return (ByteRange(max(0, size - min(max(least, size // _TAIL_SHARE), most)), size),), -1
         footer = _parquet_footer(held, "")
         if missing := lacking(held, footer):
-            return missing
-        chunks: list[ByteRange] = self._loaded("").chunks(held.data, params, footer)
-        return tuple(part for span in coalesced(chunks) for part in lacking(held, span))
+            return missing, -1
+        chunks: list[ByteRange]
+        chunks, table_bytes = self._loaded("").chunks(held.data, params, footer)
+        return tuple(part for span in coalesced(chunks) for part in lacking(held, span)), table_bytes
 
     def make(self, held: PartialObject, url: str, params: str, out: ShardWriter) -> str:
         """Write the wanted columns as a table.

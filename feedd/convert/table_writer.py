@@ -159,8 +159,7 @@ class TableWriter:
         """Write the foot and return the name of the format."""
         self._align()
         told = self._rows or 0, tuple(self._columns), self._keys, tuple(self._notes), self._unread
-        foot = msgspec.json.encode(TableFoot(*told))
-        self._out.write(foot + len(foot).to_bytes(4, "little") + MAGIC)
+        self._out.write(_foot(TableFoot(*told)))
         return "table"
 
     def _marks(self, marks: _Marks) -> int:
@@ -202,6 +201,31 @@ def write_outline(
         nothing = Piece(np.zeros(0, np.uint8), np.zeros(count, np.int64), np.zeros(count, np.bool_))
         writer.variable(name, how.encoding, (nothing,))
     return writer.finish()
+
+
+def whole_table_bytes(rows: int, columns: Iterable[tuple[str, ColumnEncoding]], unread: Mapping[str, str]) -> int:
+    """Return the size of a table in which each row has a value of each column; -1: the width of a column varies.
+
+    Args:
+        rows: number of rows.
+        columns: names and encodings, in the order in which they are written.
+        unread: see ``TableWriter.leave_out``.
+    """
+    at = len(MAGIC)
+    told: list[TableColumn] = []
+    for name, how in columns:
+        if how.width is None:
+            return -1
+        at += -at % ALIGN_BYTES
+        told.append(TableColumn(name, how.encoding, at, how.width))
+        at += rows * how.width
+    at += -at % ALIGN_BYTES
+    return at + len(_foot(TableFoot(rows, tuple(told), unread=unread_of(unread))))
+
+
+def _foot(told: TableFoot) -> bytes:
+    foot = msgspec.json.encode(told)
+    return foot + len(foot).to_bytes(4, "little") + MAGIC
 
 
 class _Marks:

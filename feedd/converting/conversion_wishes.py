@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from feedd.converting.object_ranges import CHARGE_BYTES_MAX, charge_bytes
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
 
 _AHEAD_MAX: Final = 2
 _FRESH_MAX: Final = 4  # made and being made: the cache below takes no more than it has room for
+_SMALL_MAX: Final = 32
+_SMALL_BYTES: Final = 2 * CHARGE_BYTES_MAX  # made and being made, below which more of them may be
 
 
 class ConversionWishes:
@@ -82,14 +86,19 @@ class ConversionWishes:
         self.pump()
 
     def pump(self) -> None:
-        """Start as many conversions as allowed."""
-        while not self._closed and len(self._running) < _AHEAD_MAX:
-            if self._converter.fresh_count + len(self._running) >= _FRESH_MAX:
-                return
-            ref = self._next()
-            if ref is None:
-                return
+        """Start as many conversions as allowed: few of large objects, or many of small ones far away."""
+        while not self._closed and (ref := self._next()) is not None and self._admits(ref):
             self._running[ref] = self._flights.join(ref, partial(self._bring, ref))
+
+    def _admits(self, ref: ObjectRef) -> bool:
+        running_count = len(self._running)
+        count = len(self._converter.fresh) + running_count
+        if running_count < _AHEAD_MAX and count < _FRESH_MAX:
+            return True
+        running_bytes = sum(map(charge_bytes, self._running))
+        return (
+            count < _SMALL_MAX and self._converter.fresh.size_bytes + running_bytes + charge_bytes(ref) <= _SMALL_BYTES
+        )
 
     def close(self) -> None:
         """Drop all lists; the caller cancels the conversions."""

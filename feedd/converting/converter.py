@@ -9,38 +9,40 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from feedd.convert import conversion_registry as registry
-from feedd.convert.conversion_io import MappedObject
-from feedd.convert.table_converters import TYPES
 from feedd.converting.conversion_log import ConversionFact
-from feedd.converting.memory_file import MemoryFile, copy_into, copy_spans, note_all_written
-from feedd.errors import BadShard, CacheUnavailable, FeeddError, ResourceExhausted, StoreUnavailable
+from feedd.converting.fresh_shards import FreshShards
+from feedd.converting.memory_file import MemoryFile, copy_into, note_all_written
+from feedd.converting.object_ranges import CHARGE_BYTES_MAX, FetchedRanges, ObjectRanges, charge_bytes
+from feedd.converting.worker_conversions import WorkerConversions
+from feedd.errors import BadShard, CacheUnavailable, ResourceExhausted, StoreUnavailable
+from feedd.flow.budget import ByteBudget
 from feedd.flow.lru import WeightedLru
 from feedd.flow.memory import available_bytes
 from feedd.flow.pools import CACHE_DISK
 from feedd.flow.range_sinks import FileSink
 from feedd.flow.tasks import within
-from feedd.metrics import PIPELINE_MADE, PIPELINE_MADE_BYTES, PIPELINE_MADE_SECONDS, PIPELINE_MAKING
 from feedd.units import MIB, format_duration, format_size
 from feedd.values import ByteRange
 from feedd.workers.work import ConvertedShard, MakeTask
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from feedd.converting.conversion_log import ConversionLog
-    from feedd.protocols import FetchWatch, PinnedShards, Recorder, SpanFetcher
+    from feedd.protocols import FetchWatch, Recorder, SpanFetcher
     from feedd.range_sink import RangeSink
     from feedd.shard_index import ShardIndex
     from feedd.values import ObjectRef
+    from feedd.workers.work import MissingRanges
 
-    Make = Callable[[MakeTask], Awaitable[ConvertedShard | tuple[ByteRange, ...]]]
-    Held = Callable[[ObjectRef, bool], Awaitable[PinnedShards | None]]
+    Make = Callable[[MakeTask], Awaitable[ConvertedShard | MissingRanges]]
 
 _ROUNDS_MAX: Final = 16  # rounds of fetching further ranges of an object
 _RESERVE_BYTES: Final = 256 * MIB  # memory that conversions leave to other parts
-_FRESH_MAX: Final = 8
+_MISJUDGED_MAX: Final = 1024  # objects whose footer told a wrong size
 _INDEXES_BYTES: Final = 8 << 20  # the indexes of some thousand conversions
+_TABLE: Final = "table"
 _INDEX_BYTES, _FIELD_BYTES = 1 << 10, 1 << 8  # what a regular index takes, and each of its fields
 
 
@@ -65,7 +67,8 @@ class ConverterOptions:
 
     Attributes:
         limit_bytes: maximum size of one converted shard.
-        makings: maximum number of conversions at one time, fetching included.
+        makings: maximum number of workers that convert at one time. So many large objects may be in memory, or more
+            small ones (see ``charge_bytes``), because small ones mostly wait for the store.
         deadline_s: maximum seconds of one conversion, waiting and fetching included.
         available: returns the bytes of memory that can still be taken; None: unknown.
     """
@@ -76,40 +79,19 @@ class ConverterOptions:
     available: Callable[[], int | None] = available_bytes
 
 
-class _Watch:
-    """A ``FetchWatch`` that passes on how urgent a fetch is."""
-
-    def __init__(self, urgency: Callable[[], float]) -> None:
-        self._urgency = urgency
-
-    def urgency(self) -> float:
-        return self._urgency()
-
-    def arrived(self, span: ByteRange, part: RangeSink) -> None:
-        """Ignore the part, because the conversion reads the whole object later."""
-
-
-@dataclass(slots=True)
-class _Fresh:
-    """A shard in memory that is not in the cache yet."""
-
-    file: MemoryFile
-    size_bytes: int
-
-
 class Converter:
     """A ``ShardFetcher`` that converts refs with a conversion, and fetches all others.
 
     A shard of unknown size is first converted into memory (``bring``), and copied from there when it is fetched. A
-    shard of known size is written directly to its target.
+    shard of known size is written directly to its target. If an object's footer tells the size, ``bring`` only fetches
+    the object.
 
     Attributes:
         facts: known results of earlier conversions.
         indexes: indexes that the latest conversions told.
-        taken: called when a shard has left memory.
-        expect: called with a converter's name before an object is fetched for it.
-        pinned: returns a pin on an object that the cache holds unconverted. The cache also fetches an object if several
-            shards are made of it. None: the cache does not hold the object.
+        fresh: shards that are not in the cache yet.
+        ranges: fetches objects, or copies them from the cache.
+        conversions: has workers convert objects.
     """
 
     def __init__(
@@ -117,25 +99,19 @@ class Converter:
     ) -> None:
         self.facts = facts
         self.indexes: WeightedLru[ObjectRef, ShardIndex] = WeightedLru(_INDEXES_BYTES)
-        self.taken: Callable[[], None] = lambda: None
-        self.expect: Callable[[str], None] = lambda _: None
-        self.pinned: Held = _nothing
+        self.fresh = FreshShards(recorder)
         self._fetcher = fetcher
-        self._make = make
+        self.ranges = ObjectRanges(fetcher)
+        self.conversions = WorkerConversions(self.ranges, make, options.limit_bytes, options.makings, recorder)
         self._options = options
         self._recorder = recorder
-        self._semaphore = asyncio.Semaphore(options.makings)
+        self._memory = ByteBudget(options.makings * CHARGE_BYTES_MAX)
         self._outline_semaphore = asyncio.Semaphore(1)
         self._running_count = 0
-        self._fresh: dict[ObjectRef, _Fresh] = {}
+        self._misjudged: WeightedLru[ObjectRef, ObjectRef] = WeightedLru(_MISJUDGED_MAX)
 
     def __repr__(self) -> str:
         return f"Converter({self._fetcher!r})"
-
-    @property
-    def fresh_count(self) -> int:
-        """Number of converted shards that wait in memory."""
-        return len(self._fresh)
 
     async def fetch(self, ref: ObjectRef, sink: RangeSink, watch: FetchWatch | None = None) -> None:
         """Fill ``sink``; see ``ShardFetcher.fetch``.
@@ -148,20 +124,22 @@ class Converter:
         if ref.conversion is None:
             await self._fetcher.fetch(ref, sink, watch)
             return
-        fresh = self._take(ref)
-        if fresh is None:
-            async with self._in_time(ref):
-                await self._make_into(ref, sink, _whenever if watch is None else watch.urgency)
-        else:
-            try:
-                await copy_into(sink, fresh.file.fd)
-            finally:
-                self._free(fresh)
+        fresh = self.fresh.take(ref)
+        try:
+            held = None if fresh is None else fresh.file
+            if isinstance(held, MemoryFile):
+                await copy_into(sink, held.fd)
+            else:
+                async with self._in_time(ref):
+                    await self._make_into(ref, sink, _whenever if watch is None else watch.urgency, held)
+        finally:
+            if fresh is not None:
+                self.fresh.free(fresh)
         if watch is not None:
             watch.arrived(ByteRange(0, ref.size_bytes), sink)
 
     async def bring(self, ref: ObjectRef, urgency: Callable[[], float]) -> ObjectRef:
-        """Convert a listed object's shard in memory to learn its size; return the ref of the shard.
+        """Learn the size of a listed object's shard, if need be by converting it in memory; return the shard's ref.
 
         Raises:
             BadShard, Unsupported: the object cannot be converted.
@@ -180,22 +158,27 @@ class Converter:
 
     async def _bring(self, ref: ObjectRef, urgency: Callable[[], float]) -> ObjectRef:
         async with self._admitted(ref):
-            file = MemoryFile("feedd-made")
+            file, source = MemoryFile("feedd-made"), FetchedRanges(ref.size_bytes, self._recorder)
             try:
-                while len(self._fresh) >= _FRESH_MAX:
-                    self._drop(next(iter(self._fresh)))
-                memory_bytes = self._memory_left(ref.size_bytes, ref)
-                task = self._task(ref, file.fd, 0, memory_bytes)
-                made = await self._converted(ref, task, urgency)
+                self.fresh.make_room()
+                task = self._task(ref, file.fd, 0, self._memory_left(ref.size_bytes, ref))
+                may_tell = self._misjudged.get(ref) is None
+                outcome = await self.conversions.converted_or_sized(ref, task, source, urgency, may_tell=may_tell)
             except BaseException:
                 file.close()
+                source.close()
                 raise
-            fact = ConversionFact(ref.size_bytes, made.size_bytes, made.format_name)
-            shard = replace(ref, size_bytes=made.size_bytes)
-            self.drop(shard)
-            self._keep_index(shard, made.index)
-            self._fresh[shard] = _Fresh(file, made.size_bytes)
-            self._recorder.move(PIPELINE_MAKING, made.size_bytes)
+            kept: MemoryFile | FetchedRanges
+            if isinstance(outcome, ConvertedShard):
+                fact, kept = ConversionFact(ref.size_bytes, outcome.size_bytes, outcome.format_name), file
+                source.close()
+            else:
+                fact, kept = outcome, source
+                file.close()
+            shard = replace(ref, size_bytes=fact.size_bytes)
+            if isinstance(outcome, ConvertedShard):
+                self._keep_index(shard, outcome.index)
+            self.fresh.put(shard, kept)
             if self.facts.note(ref, fact):
                 await CACHE_DISK.run(self.facts.keep, ref, fact)
             return shard
@@ -206,54 +189,49 @@ class Converter:
 
         Outlines wait for each other only: opens wait for them, and other conversions may be for later.
         """
-        async with self._outline_semaphore if registry.is_outline(ref.conversion) else self._semaphore:
+        outline = registry.is_outline(ref.conversion)
+        async with self._outline_semaphore if outline else self._memory.reserve(charge_bytes(ref)):
             self._running_count += 1
             try:
                 yield
             finally:
                 self._running_count -= 1
 
-    def drop(self, shard: ObjectRef) -> None:
-        """Free the memory of a converted shard, if it is in memory."""
-        if shard in self._fresh:
-            self._drop(shard)
+    async def _make_into(
+        self, shard: ObjectRef, sink: RangeSink, urgency: Callable[[], float], fetched: FetchedRanges | None
+    ) -> None:
+        """Convert a shard of known size directly into its sink.
 
-    def keep_only(self, wanted: Callable[[ObjectRef], bool]) -> None:
-        """Free the memory of converted shards that are not wanted any more."""
-        for shard in [one for one in self._fresh if not wanted(one)]:
-            self._drop(shard)
-
-    def _drop(self, shard: ObjectRef) -> None:
-        self._free(self._fresh.pop(shard))
-
-    def _take(self, shard: ObjectRef) -> _Fresh | None:
-        return self._fresh.pop(shard, None)
-
-    def _free(self, fresh: _Fresh) -> None:
-        self._recorder.move(PIPELINE_MAKING, -fresh.size_bytes)
-        fresh.file.close()
-        self.taken()
-
-    async def _make_into(self, shard: ObjectRef, sink: RangeSink, urgency: Callable[[], float]) -> None:
-        """Convert a shard of known size directly into its sink."""
+        Args:
+            shard: the shard.
+            sink: as long as the shard.
+            urgency: see ``FetchWatch``.
+            fetched: what the conversion needs, which stays the caller's; None: it must be fetched.
+        """
         fact = self.facts.origin(shard)
         if fact is None:
             raise _unknown(shard, "an object that was never converted")
         ref = replace(shard, size_bytes=fact.object_bytes)
         async with self._admitted(ref):
             memory_bytes = self._memory_left(ref.size_bytes, ref)
-            if isinstance(sink, FileSink):
-                task = self._task(ref, sink.file.fd, sink.offset, memory_bytes, shard.size_bytes)
-                made = await self._again(ref, task, urgency)
-                if made.size_bytes == shard.size_bytes:
-                    await note_all_written(sink)
-            else:
-                with MemoryFile("feedd-made") as file:
-                    made = await self._again(ref, self._task(ref, file.fd, 0, memory_bytes), urgency)
+            source = fetched or FetchedRanges(ref.size_bytes, self._recorder)
+            try:
+                if isinstance(sink, FileSink):
+                    task = self._task(ref, sink.file.fd, sink.offset, memory_bytes, shard.size_bytes)
+                    made = await self._again(ref, task, source, urgency)
                     if made.size_bytes == shard.size_bytes:
-                        await copy_into(sink, file.fd)
+                        await note_all_written(sink)
+                else:
+                    with MemoryFile("feedd-made") as file:
+                        made = await self._again(ref, self._task(ref, file.fd, 0, memory_bytes), source, urgency)
+                        if made.size_bytes == shard.size_bytes:
+                            await copy_into(sink, file.fd)
+            finally:
+                if fetched is None:
+                    source.close()
         if made.size_bytes != shard.size_bytes:
             self.facts.forget(ref)
+            self._misjudged.put(ref, ref, 1)
             raise _unknown(shard, f"{made.size_bytes}")
         self._keep_index(shard, made.index)
 
@@ -261,73 +239,14 @@ class Converter:
         if index is not None:
             self.indexes.put(shard, index, _INDEX_BYTES + _FIELD_BYTES * len(index.fields))
 
-    async def _again(self, ref: ObjectRef, task: MakeTask, urgency: Callable[[], float]) -> ConvertedShard:
+    async def _again(
+        self, ref: ObjectRef, task: MakeTask, source: FetchedRanges, urgency: Callable[[], float]
+    ) -> ConvertedShard:
         try:
-            return await self._converted(ref, task, urgency)
+            return await self.conversions.converted(ref, task, source, urgency)
         except BadShard:
             self.facts.forget(ref)  # the shard may only have grown: a new conversion learns its size
             raise
-
-    async def _converted(self, ref: ObjectRef, task: MakeTask, urgency: Callable[[], float]) -> ConvertedShard:
-        """Fetch the ranges that the conversion needs, until a worker has made the shard."""
-        plain, conversion = replace(ref, conversion=None), task.conversion
-        self.expect(conversion.name)
-        with MemoryFile("feedd-object", ref.size_bytes) as source:
-            self._recorder.move(PIPELINE_MAKING, ref.size_bytes)
-            try:
-                spans: tuple[ByteRange, ...] = ()
-                wanted = registry.get(conversion.name).wanted(MappedObject(-1, ref.size_bytes), conversion.params)
-                for _ in range(_ROUNDS_MAX):
-                    await self._fetch(plain, wanted, source, _Watch(urgency), again=conversion.params == TYPES)
-                    spans = joined((*spans, *wanted))
-                    outcome = await self._ask_worker(replace(task, spans=spans, source_fd=source.fd))
-                    if isinstance(outcome, ConvertedShard):
-                        self._count(conversion.name, outcome)
-                        return outcome
-                    wanted = outcome
-            except FeeddError as error:
-                error.object = error.object or ref.url
-                raise
-            finally:
-                self._recorder.move(PIPELINE_MAKING, -ref.size_bytes)
-        message = f"expected to convert the object, got {_ROUNDS_MAX} requests for more of its ranges"
-        raise BadShard(message, object=ref.url, stage="decode")
-
-    async def _ask_worker(self, task: MakeTask) -> ConvertedShard | tuple[ByteRange, ...]:
-        """Let a worker convert an object. If images kill it, retry without decoding them: they are then bad samples."""
-        try:
-            return await self._make(task)
-        except BadShard:
-            conversion = registry.undecoded(task.conversion)
-            if conversion == task.conversion:
-                raise
-        return await self._make(replace(task, conversion=conversion))
-
-    async def _fetch(
-        self, plain: ObjectRef, wanted: Sequence[ByteRange], source: MemoryFile, watch: FetchWatch, *, again: bool
-    ) -> None:
-        """Fetch the wanted ranges. A whole object that is needed ``again`` goes through the cache."""
-        whole = any(span.size_bytes == plain.size_bytes for span in wanted)
-        if not any(span.size_bytes for span in wanted):
-            return
-        if await self._copied(plain, wanted, source, bring=whole and again):
-            return
-        if whole:
-            await self._fetcher.fetch(plain, source.sink(), watch)
-        else:
-            await self._fetcher.fetch_spans(plain, wanted, source.sink(), watch)
-
-    async def _copied(self, plain: ObjectRef, wanted: Sequence[ByteRange], source: MemoryFile, *, bring: bool) -> bool:
-        """Copy the wanted ranges of an object from the cache; return False if they must be fetched."""
-        pins = await self.pinned(plain, bring)
-        if pins is None:
-            return False
-        with pins:
-            try:
-                await copy_spans(pins.files[0], wanted, source.fd)
-            except OSError:
-                return False  # the cached file is missing or cut short; its readers will report it
-        return True
 
     def _task(self, ref: ObjectRef, out_fd: int, out_at: int, memory_bytes: int, entry_bytes: int = -1) -> MakeTask:
         limit_bytes = min(self._options.limit_bytes, 1 << 62)
@@ -335,21 +254,17 @@ class Converter:
         assert ref.conversion is not None
         return MakeTask(ref.conversion, ref.url, ref.size_bytes, (), -1, out_fd, out_at, *sizes)
 
-    def _count(self, converter: str, made: ConvertedShard) -> None:
-        self._recorder.count(PIPELINE_MADE, conversion=converter)
-        self._recorder.count(PIPELINE_MADE_BYTES, made.size_bytes, conversion=converter)
-        self._recorder.count(PIPELINE_MADE_SECONDS, made.busy_s, conversion=converter)
-
     def _memory_left(self, object_bytes: int, ref: ObjectRef) -> int:
-        """Return the memory available for a shard in addition to its object, per running conversion."""
+        """Return the memory available for a shard in addition to its object, for each worker that may convert."""
+        running_count = min(max(1, self._running_count), self._options.makings)
         while True:
             left = self._options.available()
             if left is None:
                 return 1 << 62
-            memory_bytes = (left - _RESERVE_BYTES) // max(1, self._running_count) - object_bytes
-            if memory_bytes > 0 or not self._fresh:
+            memory_bytes = (left - _RESERVE_BYTES) // running_count - object_bytes
+            if memory_bytes > 0 or not self.fresh:
                 break
-            self._drop(next(iter(self._fresh)))
+            self.fresh.drop_oldest()
         if memory_bytes <= 0:
             raise ResourceExhausted(
                 f"expected memory for an object of {format_size(object_bytes)} and its converted shard, got "
@@ -361,25 +276,9 @@ class Converter:
         return memory_bytes
 
 
-def joined(spans: Iterable[ByteRange]) -> tuple[ByteRange, ...]:
-    """Return spans in order, with adjacent and overlapping ones joined."""
-    found: list[ByteRange] = []
-    for span in sorted(spans):
-        if found and span.start <= found[-1].end:
-            found[-1] = ByteRange(found[-1].start, max(found[-1].end, span.end))
-        else:
-            found.append(span)
-    return tuple(found)
-
-
 def _unknown(shard: ObjectRef, got: str) -> CacheUnavailable:
     message = f"expected a converted shard of {shard.size_bytes} bytes as before, got {got}"
     return CacheUnavailable(message, object=shard.url, stage="cache")
-
-
-async def _nothing(ref: ObjectRef, bring: bool) -> PinnedShards | None:  # noqa: FBT001 - the seam's signature
-    del ref, bring
-    return None
 
 
 def _whenever() -> float:

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Self
 from feedd.cache import os_errors
 from feedd.cache.pins import Pins
 from feedd.converting.conversion_wishes import ConversionWishes
-from feedd.errors import FeeddError
+from feedd.converting.object_ranges import CHARGE_BYTES_MAX, charge_bytes
+from feedd.errors import CacheUnavailable, FeeddError
+from feedd.flow.budget import ByteBudget
 from feedd.flow.pools import CACHE_DISK
 from feedd.flow.singleflight import SingleFlight
 from feedd.flow.tasks import run_all
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from feedd.shard_index import ShardIndex
     from feedd.values import NextUses, ObjectRef
 
-_LANDINGS_MAX = 2
+_LANDINGS_MAX = 2  # large objects, or more small ones
 
 
 class ConvertingCache:
@@ -42,7 +44,7 @@ class ConvertingCache:
         self._inner = inner
         self._converter = converter
         self._group = asyncio.TaskGroup()
-        self._landing = asyncio.Semaphore(_LANDINGS_MAX)
+        self._landing = ByteBudget(_LANDINGS_MAX * CHARGE_BYTES_MAX)
         self._acquired: Counter[ObjectRef] = Counter()  # refs that callers of ``acquire`` wait for
         self._next_uses: NextUses | None = None
         self._closed = False
@@ -56,8 +58,8 @@ class ConvertingCache:
         await self._group.__aenter__()
         self._flights: SingleFlight[ObjectRef, ObjectRef] = SingleFlight(self._group, self._brought)
         self._wishes = ConversionWishes(self._inner, self._converter, self._flights, self._bring)
-        self._converter.taken = self._wishes.pump
-        self._converter.pinned = self._pinned
+        self._converter.fresh.on_free = self._wishes.pump
+        self._converter.ranges.pinned = self._pinned
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -78,13 +80,21 @@ class ConvertingCache:
             return await self._inner.acquire(refs)
         wanted = [ref for ref in dict.fromkeys(refs) if ref.conversion is not None]
         with self._awaiting(wanted):
-            while unknown := [ref for ref in wanted if self._converter.facts.known(ref) is None]:
-                await run_all(self._land(ref, alone=len(unknown) == 1) for ref in unknown)
-            shards = [self._shard(ref) for ref in refs]
-            formats = [self._format(ref) for ref in refs]
-            pins = await self._inner.acquire(shards)
+            try:
+                formats, pins = await self._acquire(refs, wanted)
+            except CacheUnavailable:
+                if all(self._converter.facts.known(ref) is not None for ref in wanted):
+                    raise
+                formats, pins = await self._acquire(refs, wanted)  # the size that an object told was wrong
         files = zip(pins.files, formats, strict=True)
         return Pins(tuple(replace(file, format=name) if name else file for file, name in files), pins.release)
+
+    async def _acquire(self, refs: Sequence[ObjectRef], wanted: Sequence[ObjectRef]) -> tuple[list[str], PinnedShards]:
+        """Return format names and pins of ``refs``; ``wanted`` are those with a conversion."""
+        while unknown := [ref for ref in wanted if self._converter.facts.known(ref) is None]:
+            await run_all(self._land(ref, alone=len(unknown) == 1) for ref in unknown)
+        formats = [self._format(ref) for ref in refs]
+        return formats, await self._inner.acquire([self._shard(ref) for ref in refs])
 
     def prefetch(self, refs: Sequence[ObjectRef], owner: str) -> None:
         """Replace ``owner``'s wish list; unconverted shards are converted in the background, and then wished for."""
@@ -103,7 +113,7 @@ class ConvertingCache:
     async def discard(self, ref: ObjectRef) -> None:
         """Drop a damaged entry, named as listed or as in the cache; it is converted again on the next use."""
         shard = self._converter.facts.converted(ref) or ref if ref.conversion is not None else ref
-        self._converter.drop(shard)
+        self._converter.fresh.drop(shard)
         await self._inner.discard(shard)
 
     async def renew(self, ref: ObjectRef) -> None:
@@ -183,7 +193,7 @@ class ConvertingCache:
 
     async def _land(self, ref: ObjectRef, *, alone: bool) -> None:
         """Convert a shard of unknown size; with several, put it into the cache at once, to use little memory."""
-        async with self._landing:
+        async with self._landing.reserve(charge_bytes(ref)):
             shard = await self._known(ref)
         if not alone:  # others then need not wait for space, for instance in this shard's quota
             (await self._inner.acquire([shard])).release()
@@ -223,10 +233,10 @@ class ConvertingCache:
 
     def _tidy(self) -> None:
         """Free converted shards that no caller and no wish needs."""
-        if not self._converter.fresh_count:
+        if not self._converter.fresh:
             return
         wanted = {self._converter.facts.converted(ref) for ref in self._acquired} | self._wishes.shards()
-        self._converter.keep_only(wanted.__contains__)
+        self._converter.fresh.keep_only(wanted.__contains__)
 
     async def _end(self) -> None:
         if self._closed:
@@ -234,4 +244,4 @@ class ConvertingCache:
         self._closed = True
         self._wishes.close()
         await self._flights.cancel_all()
-        self._converter.keep_only(lambda _: False)
+        self._converter.fresh.keep_only(lambda _: False)

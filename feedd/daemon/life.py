@@ -8,6 +8,7 @@ import gc
 import os
 import resource
 import secrets
+import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,22 +19,36 @@ import structlog
 from feedd import __version__, metrics
 from feedd.clock import SystemClock
 from feedd.config import render
+from feedd.config.types import is_unix
 from feedd.daemon.cache_admin import cache_remove, cache_state
+from feedd.daemon.cache_folders import CacheFolders
 from feedd.daemon.cut_short import ended_by
 from feedd.daemon.failures import single
 from feedd.daemon.heartbeat import beat, beat_of_fetches
+from feedd.daemon.node_page import NodePage, page_access
 from feedd.daemon.notify import Notifier
 from feedd.daemon.process_tree import Holders
 from feedd.daemon.signals import StopRequests, handled
-from feedd.daemon.standby import owner_gone, status_if_free, status_when_free
+from feedd.daemon.stage_watch import StageWatch
+from feedd.daemon.standby import owner_gone
 from feedd.daemon.state import State
 from feedd.daemon.warm_up import WarmBounds, Warmer
 from feedd.daemon.watchdog import Watchdog, WatchdogOptions
+from feedd.daemon.web_view import DaemonView
 from feedd.daemon.wiring import open_pipeline
+from feedd.observe.recent_log import RECENT
 from feedd.observe.recorder import PrometheusRecorder
 from feedd.observe.status import StatusSource, open_status
 from feedd.serve.grpc_server import FeedServer
-from feedd.serve.server_options import CacheRow, ServeHooks, ServeOptions, StatSample, TlsFiles
+from feedd.serve.server_options import (
+    BadSampleRow,
+    CacheRow,
+    LogLine,
+    ServeHooks,
+    ServeOptions,
+    StatSample,
+    TlsFiles,
+)
 from feedd.values import Lifecycle
 from feedd.workers import sandbox
 
@@ -41,6 +56,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from feedd.config import Config, Effective
+    from feedd.observe.page_access import PageAccess
     from feedd.protocols import Clock
     from feedd.sessions.opening import Pipeline
 
@@ -62,6 +78,7 @@ class _Life:
     clock: Clock
     state: State
     notifier: Notifier
+    access: PageAccess
     on_ready: OnReady | None = None
     standby: bool = False
     requests: StopRequests = field(default_factory=StopRequests)
@@ -77,7 +94,7 @@ async def run(
         effective: configuration, already checked.
         ephemeral: stop when the last process that holds the daemon ends, or when none connects.
         standby: open everything else, then wait until the daemon that owns the cache directory has ended.
-        on_ready: called once with the trainers' addresses and the status page's address, or None if there is no page.
+        on_ready: called once with the trainers' addresses and the page's address with its token; None: there is none.
 
     Raises:
         FeeddError: the start failed; everything opened is closed again.
@@ -85,7 +102,8 @@ async def run(
     faulthandler.enable()
     sandbox.hide_this_process()  # its memory and environment hold credentials, which decode workers must not read
     recorder, notifier = PrometheusRecorder(), Notifier(os.environ)
-    life = _Life(effective.config, recorder, SystemClock(), State(recorder, notifier), notifier, on_ready, standby)
+    state, access = State(recorder, notifier), page_access(effective)
+    life = _Life(effective.config, recorder, SystemClock(), state, notifier, access, on_ready, standby)
     _log_start(effective, life)
     try:
         with handled(life.requests):
@@ -113,14 +131,14 @@ async def _live(life: _Life, *, ephemeral: bool) -> None:
             background.append(group.create_task(holders.expect_first(life.clock)))
         for task in background:
             stack.callback(task.cancel)
-        server: FeedServer | None = None
+        server, page_url = None, None
         async with ended_by(requests.drain):  # a signal ends a long start early
-            server = await _open(life, stack, watchdog, holders if ephemeral else None)
+            server, page_url = await _open(life, stack, watchdog, holders if ephemeral else None)
         if server is not None and not requests.drain.is_set():
             _spare_the_collector()
             life.state.move(Lifecycle.READY, addresses=server.addresses)
             if life.on_ready is not None:
-                life.on_ready(server.addresses, life.config.status and str(life.config.status))
+                life.on_ready(server.addresses, page_url)
             await requests.drain.wait()
         grace_s = life.config.drain.grace if requests.grace_s is None else requests.grace_s
         life.state.move(Lifecycle.DRAINING, reason=requests.reason, grace_s=grace_s)
@@ -131,27 +149,31 @@ async def _live(life: _Life, *, ephemeral: bool) -> None:
         faulthandler.dump_traceback_later(unwind_s, exit=True)
 
 
-async def _open(life: _Life, stack: AsyncExitStack, watchdog: Watchdog, holders: Holders | None) -> FeedServer:
-    """Open status page, stages and server, in this order, into ``stack``."""
+async def _open(
+    life: _Life, stack: AsyncExitStack, watchdog: Watchdog, holders: Holders | None
+) -> tuple[FeedServer, str | None]:
+    """Open status page, stages and server, in this order, into ``stack``; return the server and the page's address."""
     config = life.config
+    view = DaemonView()
+    is_lane = config.status is not None and is_unix(config.status)
     source = StatusSource(
         recorder=life.recorder,
         state=lambda: life.state.now,
         version=__version__,
         daemon_id=life.daemon_id,
         started_s=life.state.started_s,
-        cache_capacity_bytes=config.cache.size + config.cache.memory,
+        view=view.for_supervisor if is_lane else view.page(),
     )
-    status: str | None = None
-    page = None if config.status is None else partial(open_status, config.status, source)
-    if page is not None:
-        status = await (status_if_free(stack, page) if life.standby else stack.enter_async_context(page()))
+    open_page = None if config.status is None else partial(open_status, config.status, source, life.access)
+    page = NodePage(open_page, life.access, standby=life.standby)
+    await page.open_early(stack, config.listen)
     takeover = partial(_takeover, life) if life.standby else None
     pipeline = await stack.enter_async_context(
         open_pipeline(config, life.recorder, life.clock, takeover, config.access_rules)
     )
     group = await stack.enter_async_context(asyncio.TaskGroup())
-    beating = group.create_task(beat_of_fetches(pipeline.stages.sources.work_loop, life.clock, watchdog))
+    work_loop = pipeline.stages.sources.work_loop
+    beating = group.create_task(beat_of_fetches(life.recorder, work_loop, life.clock, watchdog))
     stack.callback(beating.cancel)
     hooks = ServeHooks(
         samples=lambda: _stat_samples(life.recorder),
@@ -161,13 +183,19 @@ async def _open(life: _Life, stack: AsyncExitStack, watchdog: Watchdog, holders:
         warm=Warmer(pipeline.stages.sources, pipeline.cache, WarmBounds.of(config), config.access_rules).warm,
         drain=lambda grace_s: life.requests.ask("admin", grace_s),
         on_holders=holders.on_change if holders else None,
+        log=_log_lines,
+        bad_samples=lambda: _bad_sample_rows(pipeline, life.clock),
+        cache_folders=CacheFolders(pipeline.cache.entries, life.clock).rows,
     )
     server = FeedServer(pipeline, _serve_options(life), life.recorder, life.clock, hooks)
     await stack.enter_async_context(server)
-    if page is not None:
-        status = status or await status_when_free(stack, page, life.clock)
-        _log.info("status page", address=status)
-    return server
+    watching = group.create_task(StageWatch(life.recorder, pipeline.stages.sources, server.sessions).watch(life.clock))
+    stack.callback(watching.cancel)
+    view.parts = server, pipeline
+    await page.open_late(stack, life.clock, server.addresses)
+    if page.bound is not None:
+        _log.info("status page", address=page.bound)
+    return server, page.url
 
 
 async def _takeover(life: _Life) -> None:
@@ -214,6 +242,18 @@ def _stat_samples(recorder: PrometheusRecorder) -> Iterator[StatSample]:
 def _cache_rows(pipeline: Pipeline) -> Iterator[CacheRow]:
     for entry in pipeline.cache.entries():
         yield CacheRow(entry.url, entry.etag, entry.size_bytes, entry.pins, entry.conversion)
+
+
+def _log_lines() -> Iterator[LogLine]:
+    for line in RECENT.lines():
+        yield LogLine(line.text, line.level, time.monotonic() - line.at_s, line.count)
+
+
+def _bad_sample_rows(pipeline: Pipeline, clock: Clock) -> Iterator[BadSampleRow]:
+    for one in pipeline.bad_samples.all():
+        why, age_s = one.failure, clock.monotonic_s() - one.at_s
+        about = (one.number, one.owner, why.url, why.key, why.field, why.reason)
+        yield BadSampleRow(*about, one.epoch, age_s, one.outcome)
 
 
 def _log_start(effective: Effective, life: _Life) -> None:

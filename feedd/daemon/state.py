@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import platform
 import time
 from typing import TYPE_CHECKING
 
 import structlog
 
-from feedd import metrics
+from feedd import __version__, metrics
 from feedd.values import Lifecycle
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class State:
         self._notifier = notifier
         self._now = Lifecycle.STARTING
         self.started_s = time.monotonic()
+        recorder.gauge(metrics.BUILD_INFO, 1.0, version=__version__, python=platform.python_version())
         self._log_now()
 
     @property

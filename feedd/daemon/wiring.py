@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from feedd.cache.tiers import AnyCache
     from feedd.config import Config
     from feedd.converting.converter import Make
+    from feedd.flow.trace_log import TraceLog
     from feedd.protocols import Clock, Recorder, ShardFetcher
 
 
@@ -73,6 +74,7 @@ def source_options(config: Config, access_rules: AccessRules | None = None) -> S
         transport=fetch.transport,
         verify=fetch.verify,
         hedge_share=fetch.hedge_share,
+        traced=config.trace.sample > 0,
         file_folders=None if access_rules is None else access_rules.folders,
         s3={bucket: S3Options(**section.model_dump(mode="json")) for bucket, section in config.s3.items()},
     )
@@ -106,11 +108,18 @@ def node_cache(config: Config, fetcher: ShardFetcher, recorder: Recorder, clock:
     return TieredCache(memory, disk, watch, recorder, standby=not config.cache.memory)
 
 
-def node_converter(config: Config, sources: Sources, make: Make, recorder: Recorder) -> Converter:
+def node_converter(
+    config: Config, sources: Sources, make: Make, recorder: Recorder, traces: TraceLog | None = None
+) -> Converter:
     """Return the converter: it uses all workers but one, and makes no shard larger than half of the cache."""
+    fetcher = sources.fetcher
+    if traces is not None:
+        from feedd.fetch.tracing_store import TracingFetcher  # noqa: PLC0415 - only while tracing is on
+
+        fetcher = TracingFetcher(fetcher, traces)
     limit_bytes = max(config.cache.size, config.cache.memory) // 2
     options = ConverterOptions(limit_bytes=limit_bytes, makings=_makings(config))
-    return Converter(sources.fetcher, make, ConversionLog(config.cache.dir / "made"), options, recorder)
+    return Converter(fetcher, make, ConversionLog(config.cache.dir / "made"), options, recorder)
 
 
 def ready_bytes(config: Config) -> int:
@@ -170,6 +179,26 @@ async def _hinted(cache: AnyCache) -> AsyncIterator[None]:
         yield
 
 
+@asynccontextmanager
+async def _tracing(share: float) -> AsyncIterator[TraceLog | None]:
+    """Open the exporter of traces; None: tracing is off, and nothing of it is imported.
+
+    Raises:
+        BadConfig: the packages of the extra ``otel`` are not installed.
+    """
+    if not share:
+        yield None
+        return
+    from feedd.flow.trace_log import TraceLog  # noqa: PLC0415 - only while tracing is on
+    from feedd.observe.otel_spans import open_spans  # noqa: PLC0415 - an extra
+
+    spans = await CPU.run(open_spans)
+    try:
+        yield TraceLog(share, spans)
+    finally:
+        await CPU.run(spans.close)
+
+
 def _load_plugins() -> None:
     """Import all formats, and find what the operator installed, because no request should read files for that."""
     format_registry.specs()
@@ -220,8 +249,9 @@ async def open_pipeline(
         if takeover is not None:
             await sources.warm()
             await takeover()
-        converter = node_converter(config, sources, pool.make, recorder)
-        converter.expect = lambda name: pool.prepare(converters=(name,))
+        traces = await stack.enter_async_context(_tracing(config.trace.sample))
+        converter = node_converter(config, sources, pool.make, recorder, traces)
+        converter.conversions.expect = lambda name: pool.prepare(converters=(name,))
         inner = node_cache(config, converter, recorder, clock)
         await stack.enter_async_context(_hinted(inner))
         cache = await stack.enter_async_context(ConvertingCache(inner, converter))
@@ -229,7 +259,7 @@ async def open_pipeline(
         learned = Learned(config.cache.dir / "counts")
         await CACHE_DISK.run(learned.load)
         quarantine = Quarantine(config.cache.dir / config.quarantine.path, config.quarantine.size, recorder)
-        stages = Stages(sources, cache, pool, recorder, clock, PackReads(sources, cache, group))
+        stages = Stages(sources, cache, pool, recorder, clock, PackReads(sources, cache, group), traces=traces)
         pipeline = Pipeline(stages, options, group, learned, quarantine)
         stack.push_async_callback(pipeline.close)
         warming = group.create_task(sources.warm())

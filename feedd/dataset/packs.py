@@ -162,3 +162,9 @@ def pack_counts(refs: Sequence[ObjectRef], packs: Iterable[Packs]) -> dict[int, 
     """Return the samples of the packs among ``refs``, by index into ``refs``."""
     known = {ref: count for one in packs for ref, count in zip(one.refs, one.counts, strict=True)}
     return {number: known[ref] for number, ref in enumerate(refs) if is_pack(ref)} if known else {}
+
+
+def object_bytes(sizes: NDArray[np.int64], packs: Iterable[Packs]) -> int:
+    """Return the mean size of the objects behind shards of these sizes; objects in packs count singly."""
+    count = len(sizes) + sum(len(one.members.sizes) - len(one) for one in packs)
+    return int(sizes.sum()) // count if count else 0

@@ -13,13 +13,16 @@ TITLES: Final = {
     "straggler": "not the input: one rank is slower than the others",
     "checkpointing": "not the input: the trainer pauses and writes, as for checkpoints",
     "evaluation": "not the input: the trainer pauses, as for an evaluation",
+    "communication": "not the input: the network between nodes is full",
     "logging": "not the input: the trainer writes output in each step",
     "listing": "the store's listing",
+    "s3_far": "the distance to the store",
     "s3_throttling": "the store refuses requests",
     "s3_latency": "the store's latency",
     "s3_bandwidth": "the bandwidth to the store",
     "small_objects": "many small objects",
     "shard_sizes": "the size of the shards",
+    "skewed_shards": "shards of unequal size",
     "cache_too_small": "the cache, which is too small",
     "disk": "the disk of the cache",
     "decode_cpu": "decoding: all cores are busy",
@@ -27,6 +30,7 @@ TITLES: Final = {
     "too_many_workers": "decoding: more workers than cores",
     "uneven_cores": "decoding: some cores are busy, others idle",
     "transport": "the transport of batches from daemon to trainer",
+    "h2d": "copies to the GPU",
     "unpinned_memory": "copies to the GPU from memory that is not registered",
     "unknown": "the input, but no single stage stands out",
 }
@@ -37,6 +41,7 @@ STAGES: Final = {
     "s3_bandwidth": "the bandwidth to the store",
     "decode_cpu": "decoding",
     "transport": "the daemon's main thread",
+    "h2d": "copies to the GPU",
 }
 """What limits behind the bottleneck, by the verdict that it would be."""
 
@@ -83,6 +88,7 @@ class Finding:
         advice: what to do, in one or two sentences.
         knob: what to turn; None: no single option.
         factor: how much more the stage does after that; None: it no longer limits.
+        predicts: what the stage takes after that is known, so that a gain can be predicted.
     """
 
     verdict: str
@@ -90,6 +96,7 @@ class Finding:
     advice: str
     knob: Knob | None = None
     factor: float | None = None
+    predicts: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,12 +45,15 @@ def small_cache(window: Window) -> Finding | None:
     """Shards are evicted before they are needed again."""
     fetch = window.fetch
     needed = fetch.assigned_bytes
-    if not fetch.evictions or fetch.hit_share >= limits.HITS_LOW or needed <= fetch.cache_limit_bytes:
+    fetched = max(1.0, fetch.read_bytes / fetch.shard_bytes) if fetch.shard_bytes else 1.0
+    if needed <= fetch.cache_limit_bytes or fetch.evictions < max(1.0, limits.EVICTED * fetched):
         return None
-    hits = Evidence("shards found in the cache", fetch.hit_share, limits.HITS_LOW, "share")
+    evicted = Evidence("shards evicted for each one fetched", fetch.evictions / fetched, limits.EVICTED, "shards")
     size = Evidence("bytes that the sessions read", needed, fetch.cache_limit_bytes, "bytes")
     knob = Knob("--cache-size", format_size(fetch.cache_limit_bytes), format_size(math.ceil(needed * 1.05)))
-    return Finding("cache_too_small", (hits, size), "Make room for all shards of this node, or use more nodes.", knob)
+    return Finding(
+        "cache_too_small", (evicted, size), "Make room for all shards of this node, or use more nodes.", knob
+    )
 
 
 def busy_disk(window: Window) -> Finding | None:
@@ -58,13 +61,25 @@ def busy_disk(window: Window) -> Finding | None:
     if window.disk_busy is None or window.disk_busy < limits.BUSY:
         return None
     evidence = Evidence(f"time that the disk {window.disk} is busy", window.disk_busy, limits.BUSY, "share")
-    advice = "Put the cache on a local NVMe disk, or on /dev/shm if the data fits into memory."
-    return Finding("disk", (evidence,), advice, Knob("--cache-dir", "", "a faster disk"))
+    if "EBS" in window.disk:
+        advice = "Raise the volume's IOPS and throughput, or put the cache on the instance's NVMe disk or on /dev/shm."
+    elif "NVMe" in window.disk:
+        advice = (
+            "Spread the cache over several NVMe disks (RAID 0), or put it on /dev/shm if the data fits into memory."
+        )
+    else:
+        advice = "Put the cache on a local NVMe disk, or on /dev/shm if the data fits into memory."
+    return Finding("disk", (evidence,), advice, Knob("--cache-dir", "", "a faster disk"), predicts=False)
+
+
+def busy_disk_of_workers(window: Window) -> Finding | None:
+    """Workers read from a busy disk, while cores are idle."""
+    return busy_disk(window) if window.idle_cores >= limits.IDLE_CORES else None
 
 
 def small_objects(window: Window) -> Finding | None:
     """Objects are so small that each costs more than its bytes."""
-    size = window.fetch.shard_bytes
+    size = window.fetch.object_bytes or window.fetch.shard_bytes
     if not 0 < size < limits.SMALL_OBJECT_BYTES:
         return None
     evidence = Evidence("mean size of an object", size, limits.SMALL_OBJECT_BYTES, "bytes")
@@ -83,9 +98,34 @@ def latency(window: Window) -> Finding | None:
         Evidence("time of a request before its first byte", share, limits.LATENCY_SHARE, "share"),
         Evidence("time to the first byte", fetch.first_byte_s, limits.FIRST_BYTE_S, "s"),
     )
-    parts = max(1, round(fetch.parts))
-    knob = Knob("fetch.parts_in_flight", str(parts), str(_MORE_PARTS * parts))
-    return Finding("s3_latency", evidence, "Ask for more parts at a time.", knob, float(_MORE_PARTS))
+    knob, factor = _more_parts(window)
+    trip_s = fetch.round_trip_s or 0.0
+    if trip_s >= limits.FAR_S and trip_s >= limits.FAR_SHARE * fetch.first_byte_s:
+        far = Evidence("TCP round trip to the store", trip_s, limits.FAR_S, "s")
+        advice = "Use a bucket in the region of this node, or a replica there. More parts at a time hide a part of it."
+        return Finding("s3_far", (far, *evidence), advice, knob, factor)
+    advice = "Ask for more parts at a time." if knob else "Read more shards at a time: Shuffle(window_shards=...)."
+    return Finding("s3_latency", evidence, advice, knob, factor)
+
+
+def _more_parts(window: Window) -> tuple[Knob | None, float | None]:
+    """Return the option for more parts in flight and what it gains, if as many as allowed are in flight."""
+    fetch = window.fetch
+    if fetch.parts_max and fetch.parts < limits.PARTS_FULL * fetch.parts_max:
+        return None, None
+    parts = fetch.parts_max or max(1, round(fetch.parts))
+    return Knob("fetch.parts_in_flight", str(parts), str(_MORE_PARTS * parts)), float(_MORE_PARTS)
+
+
+def skewed_shards(window: Window) -> Finding | None:
+    """One shard is several times as large as the others, and they wait for it."""
+    fetch = window.fetch
+    ratio = fetch.largest_bytes / fetch.shard_bytes if fetch.shard_bytes else 0.0
+    if ratio < limits.SKEW:
+        return None
+    evidence = Evidence("largest shard over the mean", ratio, limits.SKEW, "times")
+    advice = "Make shards of equal size: feedd pack --shard-size. A larger shuffle window hides a part of it."
+    return Finding("skewed_shards", (evidence, _fetching(window)), advice)
 
 
 def large_shards(window: Window) -> Finding | None:
@@ -133,7 +173,7 @@ def many_workers(window: Window) -> Finding | None:
 
 def uneven_cores(window: Window) -> Finding | None:
     """Work lies on some cores only."""
-    if len(window.core_busy) < 2 or window.worker_busy >= limits.BUSY:
+    if len(window.core_busy) < 2:
         return None
     spread = max(window.core_busy) - min(window.core_busy)
     if spread < limits.UNEVEN_CORES or max(window.core_busy) < limits.BUSY:
@@ -160,9 +200,33 @@ def unpinned(window: Window) -> Finding | None:
     found = [rank for rank in window.ranks if rank.unpinned]
     if not found:
         return None
-    evidence = Evidence("ranks whose memory is not registered", len(found), 0, "ranks")
+    evidence = (Evidence("ranks whose memory is not registered", len(found), 0, "ranks"), _copying(window))
     advice = "See the trainer's log for CUDA's error. Containers may need the memlock limit unlimited."
-    return Finding("unpinned_memory", (evidence,), advice)
+    return Finding("unpinned_memory", evidence, advice)
+
+
+def copies(window: Window) -> Finding | None:
+    """Copies to the device take all the time."""
+    if window.copying < limits.COPY_BUSY:
+        return None
+    advice = (
+        "Copy fewer bytes: send uint8 and normalise on the device, crop on the host, keep fields that the model does "
+        "not read on the host (on_host=)."
+    )
+    return unpinned(window) or Finding("h2d", (_copying(window),), advice)
+
+
+def _copying(window: Window) -> Evidence:
+    return Evidence("time in copies to the device", window.copying, limits.COPY_BUSY, "share")
+
+
+def listing(window: Window) -> Finding | None:
+    """A job that begins waits for the store's listing."""
+    if window.listing < limits.LISTING or window.wall_s > window.seconds / 2:
+        return None
+    evidence = Evidence("moments in which an open waited for a listing", window.listing, limits.LISTING, "share")
+    advice = "Name the objects in a manifest: feedd index URL --manifest, and open manifest+URL."
+    return Finding("listing", (evidence,), advice, Knob("URL", "s3://", "manifest+s3://"))
 
 
 def transport(window: Window) -> Finding | None:
@@ -171,7 +235,8 @@ def transport(window: Window) -> Finding | None:
     if inline:
         evidence = Evidence("ranks whose batches travel without shared memory", inline, 0, "ranks")
         advice = "Let trainers use the Unix socket, and mount its directory into their containers."
-        return Finding("transport", (evidence,), advice, Knob("address", "", "unix:///path.sock"))
+        knob = Knob("address", "", "unix:///path.sock")
+        return Finding("transport", (evidence,), advice, knob, predicts=False)
     if window.loop_busy is None or window.loop_busy < limits.LOOP_BUSY:
         return None
     evidence = Evidence("time that the daemon's main thread is busy", window.loop_busy, limits.LOOP_BUSY, "share")
@@ -184,8 +249,9 @@ FETCH_RULES: Final[tuple[Rule, ...]] = (
     busy_disk,
     small_objects,
     latency,
+    skewed_shards,
     large_shards,
     bandwidth,
 )
-DECODE_RULES: Final[tuple[Rule, ...]] = (many_workers, few_workers, uneven_cores, decoding)
+DECODE_RULES: Final[tuple[Rule, ...]] = (many_workers, busy_disk_of_workers, few_workers, uneven_cores, decoding)
 HAND_OFF_RULES: Final[tuple[Rule, ...]] = (unpinned, transport)

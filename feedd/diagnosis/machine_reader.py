@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _PRESSURE: Final = Path("/proc/pressure/cpu")
 _BLOCK_DEVICES: Final = Path("/sys/dev/block")
+_MBIT_BYTES: Final = 125_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +50,14 @@ class MachineReading:
         cpu_pressure_s: seconds in which some task waited for a core; None: the kernel does not tell.
         disk_busy_s: seconds in which the cache's disk was busy; None: the cache lies on no disk.
         processes: readings by process id.
+        links: bytes sent over each network link, and its rate in bytes per second, if the link tells its rate.
     """
 
     cores: Mapping[int, tuple[float, float]] = field(default_factory=dict)
     cpu_pressure_s: float | None = None
     disk_busy_s: float | None = None
     processes: Mapping[int, ProcessReading] = field(default_factory=dict)
+    links: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 class MachineReader:
@@ -62,6 +65,7 @@ class MachineReader:
 
     Attributes:
         disk: name of the cache's block device; empty: there is none.
+        disk_kind: "EBS", "NVMe", "HDD", or empty if not known.
     """
 
     def __init__(self, daemons: Iterable[int], cache_dir: str) -> None:
@@ -71,7 +75,7 @@ class MachineReader:
             daemons: process ids of the daemons; those that cannot be seen from here are ignored.
             cache_dir: directory of the cache.
         """
-        self.disk = _disk_of(cache_dir)
+        self.disk, self.disk_kind = _disk_of(cache_dir)
         self._cores: set[int] = set()
         for pid in daemons:
             with suppress(psutil.Error):
@@ -80,7 +84,7 @@ class MachineReader:
     def read(self, pids: Iterable[int]) -> MachineReading:
         """Return the present counters, with those of the processes ``pids`` that can be seen from here."""
         processes = {pid: reading for pid in pids if (reading := _process(pid)) is not None}
-        return MachineReading(_core_times(self._cores), _pressure_s(), _disk_busy_s(self.disk), processes)
+        return MachineReading(_core_times(self._cores), _pressure_s(), _disk_busy_s(self.disk), processes, _links())
 
 
 def _core_times(wanted: set[int]) -> dict[int, tuple[float, float]]:
@@ -102,12 +106,32 @@ def _pressure_s() -> float | None:
     return None
 
 
-def _disk_of(directory: str) -> str:
+def _links() -> dict[str, tuple[int, int]]:
+    speeds = {name: one.speed for name, one in psutil.net_if_stats().items() if one.isup and one.speed}
+    counters = psutil.net_io_counters(pernic=True)
+    return {name: (counters[name].bytes_sent, mbit * _MBIT_BYTES) for name, mbit in speeds.items() if name in counters}
+
+
+def _disk_of(directory: str) -> tuple[str, str]:
+    """Return name and kind of the block device that a directory lies on."""
     with suppress(OSError):
         device = Path(directory).stat().st_dev
-        path = _BLOCK_DEVICES / f"{os.major(device)}:{os.minor(device)}"
-        return path.resolve(strict=True).name
-    return ""
+        path = (_BLOCK_DEVICES / f"{os.major(device)}:{os.minor(device)}").resolve(strict=True)
+        disk = path.parent if (path / "partition").exists() else path
+        return path.name, _disk_kind(disk)
+    return "", ""
+
+
+def _disk_kind(disk: Path) -> str:
+    """Return what a disk's model tells. On EC2, EBS volumes and local disks both appear as NVMe."""
+    with suppress(OSError):
+        model = (disk / "device" / "model").read_text()
+        if "Elastic Block Store" in model:
+            return "EBS"
+    with suppress(OSError):
+        if (disk / "queue" / "rotational").read_text().strip() == "1" and not disk.name.startswith("vd"):
+            return "HDD"
+    return "NVMe" if disk.name.startswith("nvme") else ""
 
 
 def _disk_busy_s(disk: str) -> float | None:

@@ -13,14 +13,38 @@ from feedd.diagnosis.machine_reader import MachineReader, MachineReading
 from feedd.diagnosis.window import FetchWindow, RankWindow, Window
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from feedd.metrics import Metric
     from feedd.wire import feedd_pb2 as pb
 
 POLL_S: Final = 0.25
+_REPORT_S: Final = 1.0
 _STALE_S: Final = 2.0
 _LONG_STEPS: Final = 5.0
+
+
+class Gpus(Protocol):
+    """Reads GPUs: ``GpuReader``."""
+
+    def busy(self, pids: Collection[int]) -> float | None:
+        """Return the utilisation of the least busy GPU of these processes; None: not known."""
+
+    def close(self) -> None:
+        """Close the reader."""
+
+
+@dataclass(frozen=True, slots=True)
+class Readers:
+    """What reads this machine.
+
+    Attributes:
+        gpus: opens the reader of GPUs.
+        machine: opens the reader of counters, for these daemons and the directory of their cache.
+    """
+
+    gpus: Callable[[], Gpus] = GpuReader
+    machine: Callable[[Iterable[int], str], MachineReader] = MachineReader
 
 
 class DaemonClient(Protocol):
@@ -34,7 +58,7 @@ class DaemonClient(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Moment:
+class Moment:
     """Everything that was read at one moment."""
 
     at_s: float
@@ -48,31 +72,50 @@ class _Moment:
 
 
 @dataclass(frozen=True, slots=True)
-class _Poll:
-    """What is asked several times in a window: shares of sessions, parts in flight, utilisation of a GPU."""
+class Poll:
+    """What is asked several times in a window: shares of sessions, parts in flight, listings, utilisation of a GPU."""
 
     fetching: float
     decoding: float
     parts: float
+    lists: bool
     gpu: float | None
+
+    @classmethod
+    def of(cls, sessions: Iterable[pb.SessionEntry], stats: Iterable[pb.StatsResponse], gpu: float | None) -> Poll:
+        """Return what sessions and daemons tell at one moment, with the utilisation of a GPU if it is known."""
+        states = [one.waits_for for one in sessions if one.waits_for]
+        fetching, decoding = (states.count(state) / max(1, len(states)) for state in ("fetching", "decoding"))
+        parts, lists = (_total(stats, metric.name) for metric in (metrics.FETCH_PARTS, metrics.PIPELINE_LISTING))
+        return cls(fetching, decoding, parts, lists > 0, gpu)
 
 
 class NodeSampler:
     """Measures the daemons of one node."""
 
-    def __init__(self, daemons: Sequence[DaemonClient], *, job: str = "", local: bool = True) -> None:
+    def __init__(
+        self,
+        daemons: Sequence[DaemonClient],
+        *,
+        job: str = "",
+        local: bool = True,
+        readers: Readers = Readers(),
+    ) -> None:
         """Store what to ask.
 
         Args:
             daemons: clients of the node's daemons.
-            job: the first digits of a session, or the ``share=`` of a group: only its sessions count; empty: all.
+            job: the first digits of a session, the ``share=`` of a group, or a trainer's process id: only its sessions
+                count; empty: all.
             local: the daemons run on this machine, so its counters are theirs.
+            readers: what reads this machine.
         """
         self._daemons = daemons
         self._job = job
         self._local = local
         self._reader: MachineReader | None = None
-        self._gpus = GpuReader() if local else None
+        self._readers = readers
+        self._gpus = readers.gpus() if local else None
 
     async def measure(self, seconds: float) -> Window:
         """Return what happened in the next ``seconds``.
@@ -86,31 +129,29 @@ class NodeSampler:
             await asyncio.sleep(POLL_S)
             polls.append(await self._poll())
         await asyncio.sleep(max(0.0, first.at_s + seconds - time.monotonic()))
-        window = _window(first, await self._moment(), polls, self._disk)
+        window = window_between(first, await self._moment(), polls, self._disk)
         if self._gpus is not None:
             self._gpus.close()
         return window
 
-    async def _poll(self) -> _Poll:
+    async def _poll(self) -> Poll:
         sessions = await self._sessions()
-        states = [one.waits_for for one in sessions if one.waits_for]
-        fetching, decoding = (states.count(state) / max(1, len(states)) for state in ("fetching", "decoding"))
         pids = {pid for one in sessions for pid in one.pids}
         gpu = None if self._gpus is None else self._gpus.busy(pids)
-        return _Poll(fetching, decoding, parts=_total(await self._stats(), metrics.FETCH_PARTS.name), gpu=gpu)
+        return Poll.of(sessions, await self._stats(), gpu)
 
     @property
     def _disk(self) -> str:
-        return "" if self._reader is None else self._reader.disk
+        return "" if self._reader is None else f"{self._reader.disk} {self._reader.disk_kind}".strip()
 
-    async def _moment(self) -> _Moment:
+    async def _moment(self) -> Moment:
         stats, sessions = await self._stats(), await self._sessions()
         if self._local and self._reader is None:
             directory = next((one.cache.directory for one in stats if one.HasField("cache")), "/")
-            self._reader = MachineReader([one.pid for one in stats if one.pid], directory)
+            self._reader = self._readers.machine([one.pid for one in stats if one.pid], directory)
         pids = {one.pid for one in stats if one.pid} | {pid for one in sessions for pid in one.pids}
         reading = MachineReading() if self._reader is None else self._reader.read(pids)
-        return _Moment(time.monotonic(), stats, sessions, reading)
+        return Moment(time.monotonic(), stats, sessions, reading)
 
     async def _stats(self) -> list[pb.StatsResponse]:
         return list(await asyncio.gather(*(daemon.stats() for daemon in self._daemons)))
@@ -121,7 +162,7 @@ class NodeSampler:
 
 
 def _is_of(session: pb.SessionEntry, job: str) -> bool:
-    return not job or session.share == job or session.id.startswith(job)
+    return not job or session.share == job or session.id.startswith(job) or job in map(str, session.pids)
 
 
 def _total(stats: Iterable[pb.StatsResponse], name: str, **labels: str) -> float:
@@ -138,7 +179,15 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
-def _window(first: _Moment, last: _Moment, polls: Sequence[_Poll], disk: str) -> Window:
+def window_between(first: Moment, last: Moment, polls: Sequence[Poll], disk: str) -> Window:
+    """Return what happened between two moments.
+
+    Args:
+        first: the earlier moment.
+        last: the later moment.
+        polls: what was asked meanwhile.
+        disk: name of the cache's disk; empty: none.
+    """
     seconds = last.at_s - first.at_s
     gpus = [one.gpu for one in polls if one.gpu is not None]
     before, after = first.machine, last.machine
@@ -148,7 +197,7 @@ def _window(first: _Moment, last: _Moment, polls: Sequence[_Poll], disk: str) ->
     loops = [busy for pid in daemons if (busy := _main_busy(before, after, pid, seconds)) is not None]
     return Window(
         seconds=seconds,
-        ranks=tuple(rank for one in last.sessions if (rank := _rank(one, first, last)) is not None),
+        ranks=tuple(rank for one in last.sessions if (rank := rank_window(one, first, last)) is not None),
         fetch=_fetch(first, last, _mean([one.parts for one in polls])),
         fetching=_mean([one.fetching for one in polls]),
         decoding=_mean([one.decoding for one in polls]),
@@ -160,6 +209,8 @@ def _window(first: _Moment, last: _Moment, polls: Sequence[_Poll], disk: str) ->
         disk=disk,
         loop_busy=max(loops, default=None),
         gpu_busy=_mean(gpus) if gpus else None,
+        link_sent=_link_sent(before, after, seconds),
+        listing=_mean([float(one.lists) for one in polls]),
     )
 
 
@@ -176,6 +227,15 @@ def _cores(before: MachineReading, after: MachineReading) -> tuple[float, ...]:
     return tuple(shares)
 
 
+def _link_sent(before: MachineReading, after: MachineReading, seconds: float) -> float | None:
+    shares = [
+        (sent_bytes - before.links[name][0]) / (bytes_per_s * seconds)
+        for name, (sent_bytes, bytes_per_s) in after.links.items()
+        if name in before.links
+    ]
+    return max(shares, default=None)
+
+
 def _main_busy(before: MachineReading, after: MachineReading, pid: int, seconds: float) -> float | None:
     past, present = before.processes.get(pid), after.processes.get(pid)
     if past is None or present is None:
@@ -183,13 +243,14 @@ def _main_busy(before: MachineReading, after: MachineReading, pid: int, seconds:
     return _share(past.main_thread_s, present.main_thread_s, seconds)
 
 
-def _fetch(first: _Moment, last: _Moment, parts: float) -> FetchWindow:
+def _fetch(first: Moment, last: Moment, parts: float) -> FetchWindow:
     def grown(metric: Metric, suffix: str = "", **labels: str) -> float:
         name = metric.name + suffix
         return max(0.0, last.total(name, **labels) - first.total(name, **labels))
 
     requests = grown(metrics.SOURCE_SECONDS, "_count", op="read")
     firsts = grown(metrics.SOURCE_FIRST_BYTE, "_count")
+    trips = grown(metrics.SOURCE_ROUND_TRIP, "_count")
     caches = [one.cache for one in last.stats if one.HasField("cache")]
     return FetchWindow(
         requests=round(requests),
@@ -197,18 +258,21 @@ def _fetch(first: _Moment, last: _Moment, parts: float) -> FetchWindow:
         request_s=grown(metrics.SOURCE_SECONDS, "_sum", op="read") / requests if requests else 0.0,
         first_byte_s=grown(metrics.SOURCE_FIRST_BYTE, "_sum") / firsts if firsts else None,
         throttled=round(grown(metrics.SOURCE_RETRIES, reason="throttled")),
-        list_requests=round(grown(metrics.SOURCE_SECONDS, "_count", op="list")),
+        round_trip_s=grown(metrics.SOURCE_ROUND_TRIP, "_sum") / trips if trips else None,
         parts=parts,
+        parts_max=round(last.total(metrics.FETCH_PARTS_MAX.name)),
         hits=round(grown(metrics.CACHE_HITS)),
         misses=round(grown(metrics.CACHE_MISSES)),
         evictions=round(grown(metrics.CACHE_EVICTIONS)),
         cache_limit_bytes=sum(one.limit_bytes for one in caches),
         assigned_bytes=sum(one.assigned_bytes for one in last.sessions),
         assigned_shards=sum(one.assigned_shards for one in last.sessions),
+        object_bytes=min((one.object_bytes for one in last.sessions if one.object_bytes), default=0),
+        largest_bytes=max((one.largest_shard_bytes for one in last.sessions), default=0),
     )
 
 
-def _rank(after: pb.SessionEntry, first: _Moment, last: _Moment) -> RankWindow | None:
+def rank_window(after: pb.SessionEntry, first: Moment, last: Moment) -> RankWindow | None:
     """Return a session's trainer over the window; None if it has not told its times yet."""
     if not after.HasField("times"):
         return None
@@ -221,7 +285,8 @@ def _rank(after: pb.SessionEntry, first: _Moment, last: _Moment) -> RankWindow |
     wait_s = now.wait_s - (0.0 if past is None else past.wait_s)
     pause_s = now.pause_s - (0.0 if past is None else past.pause_s)
     usual_s = now.wall_s / now.steps if now.steps else 0.0
-    if after.times_age_s > max(_STALE_S, _LONG_STEPS * usual_s):  # a trainer tells its times when it takes batches
+    # A trainer tells its times when it takes batches, once a second at most.
+    if after.times_age_s > (max(_STALE_S, _LONG_STEPS * usual_s) if wall_s else max(_REPORT_S, 2 * usual_s)):
         silent_s = min(seconds, after.times_age_s)
         starves = after.waits_for in {"fetching", "decoding"} and after.leases <= 1
         wall_s, wait_s = wall_s + silent_s, wait_s + (silent_s if starves else 0.0)
@@ -242,4 +307,5 @@ def _rank(after: pb.SessionEntry, first: _Moment, last: _Moment) -> RankWindow |
         host_busy=_main_busy(first.machine, last.machine, pid, seconds),
         written_bytes=None if written is None else written.written_bytes,
         write_calls=None if written is None else written.write_calls,
+        copy_s=max(0.0, now.copy_s - (0.0 if past is None else past.copy_s)),
     )

@@ -8,8 +8,12 @@ WAIT_MODERATE: Final = 0.05
 """Share of a step that waits for input, from which input matters. Source: TensorFlow's profiler."""
 BUSY: Final = 0.90
 """Share of time from which a worker, a core or a disk counts as busy. Source: SageMaker's rule CPUBottleneck."""
-IDLE_CORES: Final = 0.5
-"""Idle cores from which another worker would find room. Source: half a core is more than the noise of ours."""
+IDLE_CORES: Final = 0.25
+"""Idle cores from which another worker would find room. Source: a quarter of a core is worth the change on any node."""
+WORKERS_IDLE: Final = 0.50
+"""Share of time below which workers do not limit, whatever batches are being decoded: they wait for bytes."""
+FETCHING: Final = 0.20
+"""Share of moments with a batch that waits for a shard, from which fetching counts while workers are idle."""
 GPU_LOW: Final = 0.70
 """Utilisation of a GPU below which it has room. Source: SageMaker's rule LowGPUUtilization."""
 GPU_BUSY: Final = 0.90
@@ -18,12 +22,28 @@ CPU_PRESSURE: Final = 0.50
 FIRST_BYTE_S: Final = 0.03
 """Time to the first byte of S3 in the same region, at most. Source: AWS names 100 to 200 ms for small objects as
 usual; stores in the same data centre took 10 to 30 ms in our runs."""
+FAR_S: Final = 0.01
+"""TCP round trip from which the store counts as far. Source: zones of a region are 1 to 2 ms apart, regions 10 ms and
+more."""
+FAR_SHARE: Final = 0.40
+"""Share of the time to the first byte that one round trip takes, from which the distance counts more than the store."""
+PARTS_FULL: Final = 0.75
+"""Share of ``fetch.parts_in_flight`` in use from which a higher value lets more parts fly."""
+SKEW: Final = 4.0
+"""Size of the largest shard over the mean, from which one shard keeps others waiting."""
+LISTING: Final = 0.50
+"""Share of the moments in which an open waited for a listing."""
+LINK_BUSY: Final = 0.80
+"""Share of a network link's rate from which gradients queue. Source: above it, latency grows several times."""
+COPY_BUSY: Final = 0.80
+"""Share of time in copies to the device from which they limit: the copy thread also waits for events and batches."""
 LOOP_BUSY: Final = 0.80
 """Share of a core from which the daemon's main thread makes batches wait for one another."""
 THROTTLED: Final = 0.02
 """Share of requests that the store refused. Source: AWS advises to slow down at any; 2 % is beyond single ones."""
-HITS_LOW: Final = 0.80
-"""Share of shards found in the cache below which it counts as too small, if it also evicts."""
+EVICTED: Final = 0.50
+"""Shards evicted for each one fetched, from which the cache counts as too small. A full cache evicts one for each. The
+share of hits says less: each batch of a shard is one."""
 LATENCY_SHARE: Final = 0.50
 """Share of a request before its first byte from which latency counts more than bandwidth."""
 SMALL_OBJECT_BYTES: Final = 1_000_000

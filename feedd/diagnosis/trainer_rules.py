@@ -56,6 +56,17 @@ def output(window: Window) -> Finding | None:
     )
 
 
+def communication(window: Window) -> Finding | None:
+    """The node sends as fast as its network link can."""
+    if window.link_sent is None or window.link_sent < limits.LINK_BUSY:
+        return None
+    evidence = Evidence(
+        "share of the network link's rate that the node sends", window.link_sent, limits.LINK_BUSY, "share"
+    )
+    advice = "Send less: gradients in bfloat16, gradient accumulation, larger buckets. Or use a faster network (EFA)."
+    return Finding("communication", (evidence,), advice)
+
+
 def gpu(window: Window) -> Finding | None:
     """What the GPU's utilisation tells."""
     busy = window.gpu_busy
@@ -80,4 +91,4 @@ def healthy(window: Window) -> Finding:
     return Finding("healthy", (evidence,), "feedd delivers in time. A faster step would still get its data.")
 
 
-TRAINER_RULES: Final[tuple[Rule, ...]] = (straggler, pauses, output, gpu, healthy)
+TRAINER_RULES: Final[tuple[Rule, ...]] = (straggler, pauses, output, communication, gpu, healthy)

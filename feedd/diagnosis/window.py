@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+_REPORT_LAG_S: Final = 1.5
+"""Reports come once a second: so much of a window's end may not be reported yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +26,7 @@ class RankWindow:
         host_busy: share of a core that its main thread takes; None: not known.
         written_bytes: bytes that the process wrote; None: not known.
         write_calls: write calls of the process; None: not known.
+        copy_s: seconds that its ``DeviceLoader`` copied to the device, in a thread of its own.
     """
 
     session: str
@@ -36,6 +41,12 @@ class RankWindow:
     host_busy: float | None = None
     written_bytes: int | None = None
     write_calls: int | None = None
+    copy_s: float = 0.0
+
+    @property
+    def copying(self) -> float:
+        """Share of time that it copied to the device."""
+        return min(1.0, self.copy_s / self.wall_s) if self.wall_s else 0.0
 
     @property
     def wait(self) -> float:
@@ -58,14 +69,17 @@ class FetchWindow:
         request_s: mean time of a ranged GET.
         first_byte_s: mean time to the first byte of its body; None: not known.
         throttled: requests that the store refused because there were too many.
-        list_requests: listing requests that ended.
+        round_trip_s: mean TCP round trip of the connections that ranged GETs used; None: not known.
         parts: mean number of parts in flight.
+        parts_max: parts that may be in flight; 0: not known.
         hits: shards found in the cache.
         misses: shards that had to be fetched.
         evictions: shards evicted to make room.
         cache_limit_bytes: size of the cache; 0: there is none.
         assigned_bytes: bytes of the shards that the sessions read.
         assigned_shards: number of these shards.
+        largest_bytes: size of the largest of them.
+        object_bytes: mean size of an object of the datasets; below a shard's size if shards are packs of objects.
     """
 
     requests: int = 0
@@ -73,14 +87,17 @@ class FetchWindow:
     request_s: float = 0.0
     first_byte_s: float | None = None
     throttled: int = 0
-    list_requests: int = 0
+    round_trip_s: float | None = None
     parts: float = 0.0
+    parts_max: int = 0
     hits: int = 0
     misses: int = 0
     evictions: int = 0
     cache_limit_bytes: int = 0
     assigned_bytes: int = 0
     assigned_shards: int = 0
+    largest_bytes: int = 0
+    object_bytes: int = 0
 
     @property
     def hit_share(self) -> float:
@@ -108,9 +125,11 @@ class Window:
         core_busy: utilisation of each core that the daemon may use, by all processes; empty: not known.
         cpu_pressure: share of time in which some task waited for a core; None: not known.
         disk_busy: utilisation of the cache's disk; None: not known, or no disk.
-        disk: name of that disk.
+        disk: name of that disk, and its kind as far as it is known.
         loop_busy: share of a core that the daemon's main thread takes; None: not known.
         gpu_busy: utilisation of the trainers' least busy GPU; None: not known.
+        link_sent: share of the busiest network link's rate at which it sends; None: no link tells its rate.
+        listing: share of the moments in which an open waited for a listing.
     """
 
     seconds: float
@@ -126,6 +145,13 @@ class Window:
     disk: str = ""
     loop_busy: float | None = None
     gpu_busy: float | None = None
+    link_sent: float | None = None
+    listing: float = 0.0
+
+    @property
+    def copying(self) -> float:
+        """Largest share of time that a rank copied to its device."""
+        return max((rank.copying for rank in self.ranks), default=0.0)
 
     @property
     def wall_s(self) -> float:
@@ -144,8 +170,9 @@ class Window:
 
     @property
     def batches_per_s(self) -> float:
-        """Batches that the ranks took in a second, together."""
-        return sum(rank.steps for rank in self.ranks) / self.seconds
+        """Batches that the ranks took in a second, together: each over the time that it has reported."""
+        least_s = max(self.seconds - _REPORT_LAG_S, self.seconds / 2)
+        return sum(rank.steps / max(rank.wall_s, least_s) for rank in self.ranks)
 
     @property
     def cores_busy(self) -> float:

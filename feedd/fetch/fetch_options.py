@@ -69,6 +69,7 @@ class SourceOptions:
             ``length``, which costs nothing.
         hedge_share: share of the bytes read that may be requested a second time because a part is slow; 0: none.
         s3: access options by bucket; ``*``: all other buckets.
+        traced: note parts and requests for traces.
     """
 
     part_size_bytes: int = 0
@@ -89,6 +90,7 @@ class SourceOptions:
     verify: Verify = "checksum"
     hedge_share: float = 0.05
     s3: Mapping[str, S3Options] = field(default_factory=dict)
+    traced: bool = False
 
     def for_bucket(self, bucket: str) -> S3Options:
         """Return the access settings of ``bucket``."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from feedd.errors import FeeddError
 from feedd.fetch.pages import closing_pages
-from feedd.metrics import SOURCE_BYTES, SOURCE_FIRST_BYTE, SOURCE_REQUESTS, SOURCE_SECONDS
+from feedd.metrics import SOURCE_BYTES, SOURCE_FIRST_BYTE, SOURCE_REQUESTS, SOURCE_ROUND_TRIP, SOURCE_SECONDS
 from feedd.values import ReadProgress
 
 if TYPE_CHECKING:
@@ -71,6 +71,8 @@ class MeteredStore:
         self._record("read", began_s, None)
         if noted.first_byte_s is not None:
             self._recorder.observe(SOURCE_FIRST_BYTE, max(0.0, noted.first_byte_s - began_s))
+        if noted.round_trip_s is not None:
+            self._recorder.observe(SOURCE_ROUND_TRIP, noted.round_trip_s)
         self._recorder.count(SOURCE_BYTES, span.size_bytes)
 
     async def close(self) -> None:

@@ -16,7 +16,7 @@ from feedd.fetch.scheduler import PARTS_PER_PLACE, FetchEntry, FetchScheduler
 from feedd.fetch.turn_gate import TurnWatch
 from feedd.fetch.turn_limit import TurnLimit
 from feedd.fetch.verified import Arrivals
-from feedd.metrics import FETCH_BYTES, FETCH_PARTS
+from feedd.metrics import FETCH_BYTES, FETCH_PARTS, FETCH_PARTS_MAX
 from feedd.values import ByteRange, ReadProgress
 
 if TYPE_CHECKING:
@@ -73,6 +73,7 @@ class RangeFetcher:
         self._budget = budget
         self._recorder = recorder
         self._limits = limits
+        recorder.gauge(FETCH_PARTS_MAX, limits.parts_in_flight)
         self._unverified: set[str] = set()
         self._concurrencies: dict[str, ConcurrencyLimit] = {}
         self._concurrency_of = concurrency_of or (
@@ -92,6 +93,11 @@ class RangeFetcher:
 
     def __repr__(self) -> str:
         return f"RangeFetcher({self._limits.part_size_bytes} bytes per part, {self._budget!r})"
+
+    @property
+    def scheduler(self) -> FetchScheduler[_Parts]:
+        """What waits and what is in flight; another thread may read its counts."""
+        return self._scheduler
 
     @property
     def turns(self) -> Iterator[int]:

@@ -23,6 +23,7 @@ class FetchEntry:
         group: the bucket, whose parts share a limit.
         urgency: called at each choice; lower goes first, and minus infinity means that a caller waits now.
         in_flight_count: its parts that hold a place.
+        waiting_bytes: size of its parts that have no place yet.
         expedited: a caller waits, or waited, for some spans before the rest; the rest goes behind other fetches' parts.
         many: its parts are separate objects; several small ones share a place, because they mostly wait.
         on_expedite: called when the order of its parts has changed.
@@ -42,6 +43,7 @@ class FetchEntry:
         self.on_expedite: Callable[[], object] = _nothing
         self._part_size_bytes = part_size_bytes
         self._spans = deque(span for span in spans if span.size_bytes)
+        self.waiting_bytes = sum(span.size_bytes for span in self._spans)
         self._expedited: deque[tuple[int, ByteRange]] = deque()  # with the turn of the caller that waits for it
         self._gone: set[int] = set()  # starts of spans that must not be taken from ``_spans`` again
 
@@ -97,6 +99,7 @@ class FetchEntry:
         if span.size_bytes > self._part_size_bytes:
             end = span.start + self._part_size_bytes
             span, rest = ByteRange(span.start, end), ByteRange(end, span.end)
+        self.waiting_bytes -= span.size_bytes
         if self.many:
             self._gone.add(span.start)
         if rest is not None and ticket is None:
@@ -112,6 +115,7 @@ class FetchEntry:
 
     def drop(self) -> None:
         """Forget all waiting spans."""
+        self.waiting_bytes = 0
         self._spans.clear()
         self._expedited.clear()
 
@@ -177,6 +181,7 @@ class FetchScheduler(Generic[_S]):
         self._moving: set[_S] = set()  # fetches that hold a place
         self._numbers = itertools.count()
         self._in_flight_count = 0
+        self._waiting_bytes = 0
         self._weights: Counter[str] = Counter()  # by group
         self._weights_sum = 0
 
@@ -192,6 +197,11 @@ class FetchScheduler(Generic[_S]):
     def waiting_count(self) -> int:
         """Number of fetches with waiting parts."""
         return len(self._waiting)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Size of all waiting parts."""
+        return self._waiting_bytes
 
     @property
     def in_flight_count(self) -> int:
@@ -211,14 +221,16 @@ class FetchScheduler(Generic[_S]):
         """Add a fetch behind all others."""
         if standing.waiting:
             self._waiting[next(self._numbers)] = standing
+            self._waiting_bytes += standing.waiting_bytes
             standing.on_expedite = self._choose_anew
             self._choose_anew()
 
     def leave(self, standing: _S) -> None:
         """Begin no more parts of a fetch; its places stay taken until they are given back. May be called twice."""
-        standing.drop()
         for number in [number for number, other in self._waiting.items() if other is standing]:
             del self._waiting[number]
+            self._waiting_bytes -= standing.waiting_bytes
+        standing.drop()
 
     def take(self) -> tuple[_S, ByteRange] | None:
         """Assign the next place; None if no place is free or no fetch can take it."""
@@ -235,6 +247,7 @@ class FetchScheduler(Generic[_S]):
             return None
         ticket = standing.ticket
         span = standing.next_part()
+        self._waiting_bytes -= span.size_bytes
         standing.in_flight_count += 1
         self._moving.add(standing)
         self._in_flight_count += 1

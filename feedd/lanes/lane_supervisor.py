@@ -8,13 +8,14 @@ import socket
 import time
 from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
 
 from feedd.clock import SystemClock
+from feedd.daemon.node_page import NodePage
 from feedd.daemon.signals import StopRequests, handled
-from feedd.daemon.standby import status_if_free, status_when_free
 from feedd.errors import BadConfig
 from feedd.lanes.lane import Lane
 from feedd.lanes.lane_process import SUPERVISOR_VARIABLE, status_socket
@@ -24,11 +25,11 @@ from feedd.lanes.restarts import Restart, Restarts, Stop
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
     from collections.abc import Callable, Sequence
-    from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
     from feedd.config import Config
     from feedd.daemon.notify import Notifier
+    from feedd.observe.page_access import PageAccess
 
     OnReady = Callable[[Sequence[str], str | None], None]
 
@@ -73,8 +74,18 @@ class LaneCommand:
 class Supervisor:
     """Runs the lanes of a node. Decisions are in ``Restarts``."""
 
-    def __init__(self, config: Config, command: LaneCommand, notifier: Notifier, on_ready: OnReady | None) -> None:
-        """Keep the node's configuration, how to start a lane, and whom to tell when all lanes serve."""
+    def __init__(
+        self, config: Config, command: LaneCommand, notifier: Notifier, on_ready: OnReady | None, access: PageAccess
+    ) -> None:
+        """Keep what the node needs.
+
+        Args:
+            config: the node's configuration.
+            command: how to start a lane.
+            notifier: tells the service manager.
+            on_ready: called once all lanes serve, with their addresses and the page's address with its token.
+            access: who may see the status pages.
+        """
         self._config = config
         self._command = command
         self._notifier = notifier
@@ -84,14 +95,12 @@ class Supervisor:
             _Keeping(Lane(index, config.lanes), Restarts(ends_node=command.ends_with_first and index == 0))
             for index in range(config.lanes)
         ]
-        self._status = NodeStatus(
-            tuple(status_socket(command.folder, one.lane) for one in self._lanes),
-            config.cache.size + config.cache.memory,
-        )
+        self._status = NodeStatus(tuple(status_socket(command.folder, one.lane) for one in self._lanes))
+        open_page = None if config.status is None else partial(open_node_status, config.status, self._status, access)
+        self._page = NodePage(open_page, access, standby=command.standby)
         self._all_serve = asyncio.Event()  # set once: all lanes have been ready at one time
         self._reported: set[str] = set()  # what the service manager knows
         self._code = 0
-        self._bound: str | None = None
         self._page_error: BadConfig | None = None
 
     async def run(self) -> int:
@@ -103,7 +112,7 @@ class Supervisor:
         with handled(self._requests):
             async with AsyncExitStack() as stack:
                 stack.callback(lambda: _log.info("stopped", reason=self._requests.reason))
-                await self._open_page_early(stack)
+                await self._page.open_early(stack, self._config.listen)
                 for one in self._lanes:
                     self._listen(stack, one)
                 _log.info("starting lanes", lanes=len(self._lanes), pid=os.getpid())
@@ -121,29 +130,18 @@ class Supervisor:
 
     # ------------------------------------------------------------------ the node
 
-    def _page(self) -> AbstractAsyncContextManager[str]:
-        assert self._config.status is not None
-        return open_node_status(self._config.status, self._status)
-
-    async def _open_page_early(self, stack: AsyncExitStack) -> None:
-        if self._config.status is not None and self._command.standby:
-            self._bound = await status_if_free(stack, self._page)
-        elif self._config.status is not None:
-            self._bound = await stack.enter_async_context(self._page())
-
     async def _announce(self, stack: AsyncExitStack) -> None:
         """Say once that all lanes serve. Then the predecessor has ended, and its port is free."""
         await self._all_serve.wait()
-        if self._config.status is not None and self._bound is None:
-            try:
-                self._bound = await status_when_free(stack, self._page, SystemClock())
-            except BadConfig as error:
-                self._page_error = error
-                self._requests.ask("the status page cannot be served")
-                return
-        _log.info("ready", lanes=len(self._lanes), addresses=self._config.listen, status=self._bound)
+        try:
+            await self._page.open_late(stack, SystemClock(), self._config.listen)
+        except BadConfig as error:
+            self._page_error = error
+            self._requests.ask("the status page cannot be served")
+            return
+        _log.info("ready", lanes=len(self._lanes), addresses=self._config.listen, status=self._page.bound)
         if self._on_ready is not None:
-            self._on_ready(self._config.listen, self._bound)
+            self._on_ready(self._config.listen, self._page.url)
 
     # ------------------------------------------------------------------ one lane
 

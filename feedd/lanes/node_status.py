@@ -1,4 +1,4 @@
-"""The status page of a node with lanes: metrics with a label, health of each lane, and a page of sums."""
+"""The status page of a node with lanes: metrics with a label, health of each lane, and one page for all."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from feedd import __version__
+from feedd.daemon.web_view import OBSERVE, SAMPLE, PageOnDemand
+from feedd.errors import Draining
 from feedd.flow.pools import CPU
-from feedd.observe.page import Rates, render_page
-from feedd.observe.recorder import MetricSample
 from feedd.observe.status import METRICS_TYPE, serve_pages
+from feedd.wire import feedd_pb2 as pb
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
     from pathlib import Path
 
     from prometheus_client import Metric
+
+    from feedd.observe.page_access import PageAccess
 
 ASK_S = 5.0
 """Longest wait for a lane's answer; then the lane counts as down."""
@@ -37,12 +40,10 @@ class NodeStatus:
 
     Attributes:
         sockets: where each lane serves its pages, by number.
-        cache_capacity_bytes: of all lanes together.
         restart_counts: how often each lane was started again.
     """
 
     sockets: tuple[Path, ...]
-    cache_capacity_bytes: int
     restart_counts: dict[int, int] = field(default_factory=dict)
     began_s: float = field(default_factory=time.monotonic)
 
@@ -88,15 +89,6 @@ def exposition(expositions: Sequence[str | None], restart_counts: dict[int, int]
     return generate_latest(registry)
 
 
-def summed_samples(expositions: Sequence[str | None]) -> list[MetricSample]:
-    """Return the samples of all lanes, for tables of sums."""
-    return [
-        MetricSample(sample.name, dict(sample.labels), sample.value)
-        for family in merged_families(expositions)
-        for sample in family.samples
-    ]
-
-
 def summed_health(answers: Sequence[dict[str, Any] | None]) -> dict[str, Any]:
     """Return the node's health from that of its lanes; None: the lane did not answer."""
     lanes = [answer or {"state": "down"} for answer in answers]
@@ -111,12 +103,30 @@ def summed_health(answers: Sequence[dict[str, Any] | None]) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True, slots=True)
+class _ObservedLane:
+    """A lane, looked at through its socket."""
+
+    path: Path
+
+    async def observe(self) -> pb.ObserveResponse:
+        """Return one look at the lane.
+
+        Raises:
+            Draining: the lane does not answer, or is starting.
+        """
+        status, data = await _answer(self.path, f"/{OBSERVE}")
+        if status != _READY or data is None:
+            raise Draining("expected an answer of a lane, got none", object=str(self.path), stage="lanes")
+        return pb.ObserveResponse.FromString(data)
+
+
 class _Handlers:
-    """Request handlers of the three pages."""
+    """Request handlers of the node."""
 
     def __init__(self, status: NodeStatus) -> None:
         self._status = status
-        self._rates = Rates()
+        self.view = PageOnDemand([_ObservedLane(path) for path in status.sockets], self._sample_bytes)
 
     async def metrics(self, _request: web.Request) -> web.Response:
         texts = [text for _, text in await self._ask("/metrics")]
@@ -130,43 +140,39 @@ class _Handlers:
         able = all(status == _READY for status, _ in answers)
         return web.json_response(health, status=_READY if able else 503)
 
-    async def page(self, _request: web.Request) -> web.Response:
-        status = self._status
-        texts = [text for _, text in await self._ask("/metrics")]
-        samples = await CPU.run(summed_samples, texts)
-        up_count = sum(text is not None for text in texts)
-        text = render_page(
-            title=f"feedd {__version__} - {up_count} of {len(texts)} lanes",
-            uptime_s=status.uptime_s(),
-            cache_capacity_bytes=status.cache_capacity_bytes,
-            samples=samples,
-            rates=self._rates.update(status.uptime_s(), samples),
-        )
-        return web.Response(text=text, content_type="text/html")
+    async def _sample_bytes(self, sample: str) -> bytes | None:
+        """Return the bytes of a bad sample, such as ``2-17``; None: they are not in the lane's cache any more."""
+        lane, _, number = sample.partition("-")
+        sockets = self._status.sockets
+        if not all(part.isascii() and part.isdecimal() for part in (lane, number)) or int(lane) >= len(sockets):
+            return None
+        status, data = await _answer(sockets[int(lane)], f"/{SAMPLE}{number}")
+        return data if status == _READY else None
 
     async def _ask(self, page: str) -> list[tuple[int, str | None]]:
-        return await asyncio.gather(*(_answer(path, page) for path in self._status.sockets))
+        answers = await asyncio.gather(*(_answer(path, page) for path in self._status.sockets))
+        return [(status, None if data is None else data.decode()) for status, data in answers]
 
 
-async def _answer(path: Path, page: str) -> tuple[int, str | None]:
-    """Return the status and the text of a lane's page; (0, None): it did not answer."""
+async def _answer(path: Path, page: str) -> tuple[int, bytes | None]:
+    """Return the status and the body of a lane's page; (0, None): it did not answer."""
     timeout = aiohttp.ClientTimeout(total=ASK_S)
     try:
         async with (
             aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(path)), timeout=timeout) as session,
             session.get(f"http://lane{page}") as answer,
         ):
-            return answer.status, await answer.text()
+            return answer.status, await answer.read()
     except (aiohttp.ClientError, OSError, TimeoutError):
         return 0, None
 
 
 @asynccontextmanager
-async def open_node_status(address: str, status: NodeStatus) -> AsyncIterator[str]:
-    """Serve ``/``, ``/metrics`` and ``/healthz`` for a node until the exit; yields the bound address.
+async def open_node_status(address: str, status: NodeStatus, access: PageAccess) -> AsyncIterator[str]:
+    """Serve the pages, ``metrics`` and ``healthz`` for a node until the exit; yields the bound address.
 
     Raises:
         BadConfig: the address cannot be listened on.
     """
-    async with serve_pages(address, _Handlers(status)) as bound:
+    async with serve_pages(address, _Handlers(status), access) as bound:
         yield bound

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, TextIO
 
 import structlog
 
+from feedd.observe.recent_log import RECENT
 from feedd.units import format_size
 
 if TYPE_CHECKING:
@@ -174,6 +175,7 @@ def configure_logging(
         _plain_exception,
         *((_shortened,) if brief else ()),
         redact,
+        RECENT.note,
         _in_order,
     ]
     renderer: Processor = (

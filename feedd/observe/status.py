@@ -1,9 +1,8 @@
-"""The status endpoint: Prometheus metrics, health, and one plain page for people."""
+"""The status endpoint: Prometheus metrics, health, and the page for people."""
 
 from __future__ import annotations
 
 import errno
-import html
 import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -13,19 +12,30 @@ from aiohttp import web
 
 from feedd import metrics
 from feedd.errors import BadConfig
-from feedd.observe.page import Rates, render_page
-from feedd.units import parse_host_port
+from feedd.units import is_loopback, parse_host_port
 from feedd.values import Lifecycle
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
+    from feedd.observe.page_access import PageAccess
     from feedd.observe.recorder import PrometheusRecorder
 
 KEEPALIVE_S = 15.0
 SHUTDOWN_S = 1.0
 _UNIX_PREFIX = "unix://"
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class View(Protocol):
+    """The page for people, and what it loads."""
+
+    async def __call__(self, request: web.Request, name: str, /, *, trusted: bool) -> web.StreamResponse:
+        """Answer a request for ``name``, which is empty for the page itself.
+
+        Raises:
+            web.HTTPNotFound: there is nothing of that name.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +45,7 @@ class StatusSource:
     Attributes:
         state: returns the daemon's present state.
         started_s: ``time.monotonic()`` at the daemon's start.
-        cache_capacity_bytes: configured size of the cache, for the fill level.
+        view: answers all other requests.
     """
 
     recorder: PrometheusRecorder
@@ -43,7 +53,7 @@ class StatusSource:
     version: str
     daemon_id: str
     started_s: float
-    cache_capacity_bytes: int = 0
+    view: View
 
     def uptime_s(self) -> float:
         """Seconds since the daemon started."""
@@ -51,24 +61,25 @@ class StatusSource:
 
 
 class Pages(Protocol):
-    """Request handlers of the three pages."""
+    """Request handlers of the status endpoint."""
 
-    async def page(self, request: web.Request, /) -> web.Response:
-        """Answer ``/``, for people."""
+    async def metrics(self, request: web.Request, /) -> web.StreamResponse:
+        """Answer ``metrics``."""
 
-    async def metrics(self, request: web.Request, /) -> web.Response:
-        """Answer ``/metrics``."""
+    async def healthz(self, request: web.Request, /) -> web.StreamResponse:
+        """Answer ``healthz``."""
 
-    async def healthz(self, request: web.Request, /) -> web.Response:
-        """Answer ``/healthz``."""
+    @property
+    def view(self) -> View:
+        """Answers everything else."""
 
 
 class _Handlers:
-    """Request handlers of the three pages."""
+    """Request handlers of a daemon."""
 
     def __init__(self, source: StatusSource) -> None:
         self._source = source
-        self._rates = Rates()
+        self.view = source.view
 
     async def metrics(self, _request: web.Request) -> web.Response:
         return web.Response(body=self._source.recorder.exposition(), headers={"Content-Type": METRICS_TYPE})
@@ -89,18 +100,6 @@ class _Handlers:
         }
         return web.json_response(body, status=200 if state in {Lifecycle.STANDBY, Lifecycle.READY} and able else 503)
 
-    async def page(self, _request: web.Request) -> web.Response:
-        source = self._source
-        samples = source.recorder.samples()
-        text = render_page(
-            title=html.escape(f"feedd {source.version} - {source.state().value}"),
-            uptime_s=source.uptime_s(),
-            cache_capacity_bytes=source.cache_capacity_bytes,
-            samples=samples,
-            rates=self._rates.update(source.uptime_s(), samples),
-        )
-        return web.Response(text=text, content_type="text/html")
-
 
 def _translate(error: OSError, address: str) -> BadConfig:
     reasons = {
@@ -113,28 +112,54 @@ def _translate(error: OSError, address: str) -> BadConfig:
     return BadConfig(f"cannot listen for status on {address}: {what}", object="status", hint=hint, stage="observe")
 
 
+def is_local(peer: object) -> bool:
+    """Return whether a connection comes from this machine: over loopback, or through a Unix socket.
+
+    Args:
+        peer: the address of its other end, as the transport tells it.
+    """
+    return is_loopback(str(peer[0]).removeprefix("::ffff:")) if isinstance(peer, tuple) else peer is not None
+
+
+def _routed(pages: Pages, access: PageAccess) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    async def handle(request: web.Request) -> web.StreamResponse:
+        trusted, name = access.split(request.path)
+        if trusted and not is_local(request.transport and request.transport.get_extra_info("peername")):
+            raise web.HTTPNotFound  # the token would have travelled over the network as text
+        if name is None and trusted:
+            raise web.HTTPPermanentRedirect(f"{access.token}/")  # relative, for proxies that add a path before ours
+        if name == "metrics":
+            return await pages.metrics(request)
+        if name == "healthz":
+            return await pages.healthz(request)
+        if name is None:
+            raise web.HTTPNotFound
+        return await pages.view(request, name, trusted=trusted)
+
+    return handle
+
+
 @asynccontextmanager
-async def open_status(address: str, source: StatusSource) -> AsyncIterator[str]:
-    """Serve ``/``, ``/metrics`` and ``/healthz`` until the exit; yields the bound address (port 0: a free port).
+async def open_status(address: str, source: StatusSource, access: PageAccess) -> AsyncIterator[str]:
+    """Serve the pages, ``metrics`` and ``healthz`` until the exit; yields the bound address (port 0: a free port).
 
     Args:
         address: ``host:port``, or ``unix:///path`` for the supervisor of a node with lanes.
         source: what the pages show.
+        access: who may see what.
 
     Raises:
         BadConfig: the address cannot be listened on.
     """
-    async with serve_pages(address, _Handlers(source)) as bound:
+    async with serve_pages(address, _Handlers(source), access) as bound:
         yield bound
 
 
 @asynccontextmanager
-async def serve_pages(address: str, pages: Pages) -> AsyncIterator[str]:
-    """Serve three pages until the exit; address and errors as in ``open_status``."""
+async def serve_pages(address: str, pages: Pages, access: PageAccess) -> AsyncIterator[str]:
+    """Serve pages until the exit; address and errors as in ``open_status``."""
     app = web.Application(client_max_size=1024)
-    app.router.add_get("/", pages.page)
-    app.router.add_get("/metrics", pages.metrics)
-    app.router.add_get("/healthz", pages.healthz)
+    app.router.add_get("/{path:.*}", _routed(pages, access))
     runner = web.AppRunner(
         app,
         access_log=None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -133,6 +133,52 @@ class RunPlan:
         return plans
 
 
+@dataclass(frozen=True, slots=True)
+class SpanPlan:
+    """Several successive batches of one window, each with successive samples of the same shard.
+
+    Attributes:
+        cursor: see ``RunPlan``.
+        shard: dataset index of the shard.
+        first: the first batch's first sample in the shard.
+        spacing: samples from one batch to the next; more than ``rows`` if other ranks' batches lie between.
+        count: number of batches.
+        rows: rows of each batch.
+        window: the window.
+        seeds: see ``RunPlan``.
+    """
+
+    cursor: Cursor
+    shard: int
+    first: int
+    spacing: int
+    count: int
+    rows: int
+    window: int
+    seeds: Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.uint64]]
+
+    def __len__(self) -> int:
+        return self.count
+
+    @property
+    def firsts(self) -> NDArray[np.int64]:
+        """int64[batches], the first sample of each batch."""
+        return self.first + np.arange(self.count) * self.spacing
+
+    def expanded(self) -> RunPlan:
+        """Return the same batches with a shard and an ordinal for each row."""
+        ordinal = (self.firsts[:, np.newaxis] + np.arange(self.rows)).reshape(-1)
+        shard = np.broadcast_to(np.int64(self.shard), ordinal.shape)
+        return RunPlan(self.cursor, shard, ordinal, self.rows, self.window, self.seeds)
+
+    def plans(self) -> list[BatchPlan]:
+        """Return the batches, to make them one by one."""
+        return self.expanded().plans()
+
+
+AnyRunPlan: TypeAlias = RunPlan | SpanPlan
+
+
 def rows_of_run(
     window: tuple[NDArray[np.int64], NDArray[np.int64]], low: int, rows: int, spacing: int, count: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -145,11 +191,23 @@ def rows_of_run(
         spacing: samples from one batch to the next; more than ``rows`` if other ranks' batches lie between.
         count: most batches.
     """
-    count = min(count, (len(window[0]) - low - rows) // spacing + 1)
+    count = whole_batches(len(window[0]) - low, rows, spacing, count)
     if spacing == rows:
         return window[0][low : low + count * rows], window[1][low : low + count * rows]
     places = (low + np.arange(count)[:, np.newaxis] * spacing + np.arange(rows)).reshape(-1)
     return window[0][places], window[1][places]
+
+
+def whole_batches(samples: int, rows: int, spacing: int, count: int) -> int:
+    """Return how many of ``count`` batches lie whole within some samples; the first one does.
+
+    Args:
+        samples: samples of the window from the first batch's first sample on.
+        rows: see ``rows_of_run``.
+        spacing: see ``rows_of_run``.
+        count: most batches.
+    """
+    return min(count, (samples - rows) // spacing + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,16 +215,18 @@ class BatchPlanGroup:
     """The samples of several batches, concatenated.
 
     Attributes:
-        batches: the batches, in order. No batch is empty. Of a ``RunPlan``: empty.
+        batches: the batches, in order. No batch is empty. Of a run: empty.
         shards: distinct shards (dataset indices) of all batches, ascending.
         shard_no: int32[rows], index into ``shards``.
         ordinal: int64[rows], sample within its shard.
+        are_firsts: the two arrays tell only the first row of each batch, as of a ``SpanPlan``.
     """
 
     batches: tuple[BatchPlan, ...]
     shards: list[int]
     shard_no: NDArray[np.int32]
     ordinal: NDArray[np.int64]
+    are_firsts: bool = False
 
     @classmethod
     def of(cls, batches: Sequence[BatchPlan]) -> BatchPlanGroup:
@@ -175,14 +235,18 @@ class BatchPlanGroup:
         return cls._numbered(tuple(batches), shard, np.concatenate([one.ordinal for one in batches]))
 
     @classmethod
-    def of_run(cls, run: RunPlan) -> BatchPlanGroup:
+    def of_run(cls, run: AnyRunPlan) -> BatchPlanGroup:
         """Return the samples of a run."""
+        if isinstance(run, SpanPlan):
+            return cls((), [run.shard], np.zeros(run.count, np.int32), run.firsts, are_firsts=True)
         return cls._numbered((), run.shard, run.ordinal)
 
     @classmethod
     def _numbered(
         cls, batches: tuple[BatchPlan, ...], shard: NDArray[np.int64], ordinal: NDArray[np.int64]
     ) -> BatchPlanGroup:
+        if shard.strides == (0,):  # a window of one shard
+            return cls(batches, [int(shard[0])], np.broadcast_to(np.int32(0), shard.shape), ordinal)
         low, high = int(shard.min()), int(shard.max())
         if high - low > max(shard.shape[0], _TABLE_LEAST):
             distinct, inverse = np.unique(shard, return_inverse=True)

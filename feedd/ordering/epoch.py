@@ -218,7 +218,7 @@ class EpochMap:
         else:
             places = np.arange(int(counts.sum()), dtype=np.int64)
         if shards.shape[0] == 1:
-            return np.full(places.shape[0], shards[0]), places - before[0]
+            return np.broadcast_to(shards, places.shape), places if before[0] == 0 else places - before[0]
         # Small numbers of the window's shards stay in a core's cache while they are drawn at random.
         number = np.repeat(
             np.arange(shards.shape[0], dtype=np.uint16 if shards.shape[0] < 1 << 16 else np.int64), counts
@@ -226,6 +226,12 @@ class EpochMap:
         if self._options.shuffle:
             number = number[places]
         return shards[number], places - before[number]
+
+    def first_sample(self, window: int) -> tuple[int, int]:
+        """Return shard and ordinal of a window's first sample. Without shuffle, the others follow in that shard."""
+        shards = self.shards(window)
+        lows, _ = self._spans(window, shards[:1])
+        return int(shards[0]), int(lows[0])
 
     def window_samples(self, window: int) -> int:
         """Return the number of samples of a window. Its counts must be known."""

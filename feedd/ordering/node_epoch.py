@@ -148,18 +148,14 @@ class NodeEpoch:
         """Whether the samples of all shards of a partition's window are known."""
         return not isinstance(self._maps[partition].counted(window), NeedCounts)
 
-    def start(self, partition: int, window: int) -> int:
-        """Return the stream position of a partition's window; see ``EpochMap.start``."""
-        return self._maps[partition].start(window)
+    def partition(self, number: int) -> EpochMap:
+        """Return the epoch of one partition."""
+        return self._maps[number]
 
     @property
     def step_samples(self) -> int:
         """Samples that each partition gives in a step of all ranks."""
         return self._step_samples
-
-    def window_shards(self, partition: int, window: int) -> NDArray[np.int64]:
-        """Return the shards (dataset indices) of a partition's window."""
-        return self._maps[partition].shards(window)
 
     @property
     def sample_counts(self) -> tuple[int | None, ...]:

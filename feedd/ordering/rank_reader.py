@@ -11,7 +11,7 @@ import numpy as np
 from feedd.dataset.step_counts import Deal, left_out
 from feedd.errors import BadRequest
 from feedd.ordering import rng
-from feedd.ordering.batch_plan import BatchPlan, RunPlan, rows_of_run
+from feedd.ordering.batch_plan import BatchPlan, RunPlan, SpanPlan, rows_of_run, whole_batches
 from feedd.ordering.buckets import BUCKETS, NeedLengths, by_length, gathered, lengths_of
 from feedd.ordering.epoch import EpochOptions, NeedCounts, seeds
 from feedd.ordering.epoch_access import NodeAccess
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from feedd.dataset.assignment import Assignment
     from feedd.dataset.listing import DatasetView
-    from feedd.ordering.batch_plan import BatchRows
+    from feedd.ordering.batch_plan import AnyRunPlan, BatchRows
     from feedd.ordering.node_epoch import Piece, Step
     from feedd.ordering.sorted_windows import Orders, WindowRows
     from feedd.shard_index import ShardIndex
@@ -140,8 +140,9 @@ class Reader:
 
     def steps(self, epoch: int) -> int | None:
         """Return the rank's steps, the same in every epoch, or None if not known yet."""
-        if self._steps is None and self._known_counts() is not None:
+        if self._steps is None and (known := self._known_counts()) is not None:
             plan = self.epoch_map(Cursor(epoch))
+            plan.know(known)  # it may be older than the last count
             counts = [count for count in plan.sample_counts if count is not None]
             self._steps = plan.steps_before(-(-max(counts, default=0) * len(self._shares) // self._deal.batch_size))
         return self._steps
@@ -201,15 +202,17 @@ class Reader:
             return found
         if not found.pieces:
             return EpochEnd(at.epoch, plan.steps_before(at.step))
-        names = {WindowName(at.epoch, piece.partition, piece.segment.window) for piece in found.pieces}
+        if not self._options.shuffle:
+            return _gather(plan, [_span(plan, one) for one in found.pieces], found, at, self.epoch_options(at.epoch))
+        names = {WindowName(at.epoch, one.partition, one.segment.window) for one in found.pieces}
         rows = {name: rows for name in names if (rows := self._orders.get(name)) is not None}
-        missing = sorted(names - rows.keys())
-        if missing:
+        if missing := sorted(names - rows.keys()):
             return self._need_lengths(plan, missing) or self._need_order(plan, missing, rows)
         self._latest = frozenset(rows)
-        return _gather(plan, rows, found, at, self.epoch_options(at.epoch))
+        pieces = [_piece(rows, at.epoch, one) for one in found.pieces]
+        return _gather(plan, pieces, found, at, self.epoch_options(at.epoch))
 
-    def draw_run(self, at: Cursor, count: int) -> RunPlan | None:
+    def draw_run(self, at: Cursor, count: int) -> AnyRunPlan | None:
         """Return up to ``count`` successive batches from ``at`` on; None: draw them one by one, at least the first.
 
         Raises:
@@ -217,8 +220,7 @@ class Reader:
         """
         if len(self._shares) > 1 or self._deal.wrap:
             return None
-        its_seeds = partial(seeds, self.epoch_options(at.epoch))
-        run = _run(self.epoch_map(at), self._deal, self._orders, at, count, its_seeds)
+        run = _run(self.epoch_map(at), self._deal, self._orders, at, count, self.epoch_options(at.epoch))
         if run is not None:
             self._latest = frozenset((WindowName(at.epoch, 0, run.window),))
         return run
@@ -228,7 +230,7 @@ class Reader:
 
         The job is optional: a window that is not sorted in advance delays the batch that reads it.
         """
-        if self._latest == self._foreseen or self._by_length or self._map is None:
+        if not self._options.shuffle or self._latest == self._foreseen or self._by_length or self._map is None:
             return None
         self._foreseen, plan = self._latest, self._map
         names: dict[WindowName, Callable[[], WindowRows]] = {}
@@ -254,7 +256,7 @@ class Reader:
         """Return the shards whose lengths are needed to sort windows, or None if all are known."""
         if not self._by_length:
             return None
-        shards = sorted({shard for _, *name in names for shard in plan.window_shards(*name).tolist()})
+        shards = sorted({shard for _, part, window in names for shard in plan.partition(part).shards(window).tolist()})
         if self._lengths.keys() >= set(shards):
             return None
 
@@ -292,7 +294,7 @@ class Reader:
         order = partial(plan.samples, name.partition, name.window)
         if not self._by_length:
             return order
-        lengths, start = self._lengths, plan.start(name.partition, name.window)
+        lengths, start = self._lengths, plan.partition(name.partition).start(name.window)
         key = rng.derive(BUCKETS, self._options.seed, name.epoch, name.window)
 
         def sort() -> WindowRows:
@@ -323,16 +325,22 @@ def _first_samples(plan_of: Callable[[int], NodeEpoch], epoch: int, partition: i
     return plan_of(epoch).samples(partition, 0)
 
 
-def _piece(rows: WindowRows, piece: Piece) -> WindowRows:
+def _piece(rows: Mapping[WindowName, WindowRows], epoch: int, piece: Piece) -> WindowRows:
+    shard, ordinal = rows[WindowName(epoch, piece.partition, piece.segment.window)]
     span = slice(piece.segment.low, piece.segment.high)
-    return rows[0][span], rows[1][span]
+    return shard[span], ordinal[span]
 
 
-def _gather(
-    plan: NodeEpoch, rows: Mapping[WindowName, WindowRows], found: Step, at: Cursor, options: EpochOptions
-) -> BatchPlan:
-    names = (WindowName(at.epoch, piece.partition, piece.segment.window) for piece in found.pieces)
-    parts = [_piece(rows[name], piece) for name, piece in zip(names, found.pieces, strict=True)]
+def _span(plan: NodeEpoch, piece: Piece) -> WindowRows:
+    """Return the samples of a piece without shuffle."""
+    shard, first = plan.partition(piece.partition).first_sample(piece.segment.window)
+    return np.broadcast_to(np.int64(shard), (piece.size,)), np.arange(
+        first + piece.segment.low, first + piece.segment.high
+    )
+
+
+def _gather(plan: NodeEpoch, parts: Sequence[WindowRows], found: Step, at: Cursor, options: EpochOptions) -> BatchPlan:
+    """Return the batch of a step, from the samples of its pieces."""
     shard, ordinal = parts[0]
     if len(parts) > 1:
         shard, ordinal = (np.concatenate(columns) for columns in zip(*parts, strict=True))
@@ -351,17 +359,24 @@ def _run(
     orders: Orders,
     at: Cursor,
     count: int,
-    its_seeds: Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.uint64]],
-) -> RunPlan | None:
+    options: EpochOptions,
+) -> AnyRunPlan | None:
     """Return the batches of one partition's window; None: the first is not whole, or the window is not sorted."""
     found = plan.step(at.step)
     if isinstance(found, NeedCounts) or len(found.pieces) != 1 or found.pieces[0].size != deal.batch_size:
         return None
     segment = found.pieces[0].segment
+    cursor = Cursor(at.epoch, at.step, found.anchors)
+    count = count if deal.steps is None else min(count, deal.steps - at.step)
+    its_seeds = partial(seeds, options)
+    if not options.shuffle:
+        samples = plan.window_samples(0, segment.window) - segment.low
+        count = whole_batches(samples, deal.batch_size, plan.step_samples, count)
+        shard_no, first = plan.partition(0).first_sample(segment.window)
+        places = first + segment.low, plan.step_samples, count, deal.batch_size
+        return SpanPlan(cursor, shard_no, *places, segment.window, its_seeds)
     window = orders.get(WindowName(at.epoch, 0, segment.window))
     if window is None:
         return None
-    count = count if deal.steps is None else min(count, deal.steps - at.step)
     shard, ordinal = rows_of_run(window, segment.low, deal.batch_size, plan.step_samples, count)
-    cursor = Cursor(at.epoch, at.step, found.anchors)
     return RunPlan(cursor, shard, ordinal, deal.batch_size, segment.window, its_seeds)

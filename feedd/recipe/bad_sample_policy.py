@@ -11,8 +11,12 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from feedd.errors import BadRequest, BadSample
+
+if TYPE_CHECKING:
+    from feedd.values import ObjectRef
 
 
 class BadSamples(enum.Enum):
@@ -49,6 +53,8 @@ class Failure:
         row: its row in the batch.
         ordinal: its number in the shard.
         offset: offset of the field's first byte in the shard; of the sample's first byte if it lacks the field.
+        size_bytes: length of the field; -1: the sample lacks it, or its bytes are part of a table.
+        ref: its shard; None: not known.
     """
 
     url: str
@@ -58,6 +64,8 @@ class Failure:
     row: int = -1
     ordinal: int = -1
     offset: int = -1
+    size_bytes: int = -1
+    ref: ObjectRef | None = None
 
     def error(self, hint: str) -> BadSample:
         """Return the failure as an error."""

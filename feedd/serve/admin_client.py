@@ -118,6 +118,14 @@ class AdminClient:
             )
         return list(answer.sessions)
 
+    async def observe(self) -> pb.ObserveResponse:
+        """Return one look at the daemon: everything for an administrator, else what is this user's own."""
+        with self._translated():
+            answer: pb.ObserveResponse = await self._stub.Observe(
+                pb.ObserveRequest(), timeout=_DEADLINE_S, metadata=self._headers
+            )
+        return answer
+
     async def end_session(self, start: str) -> None:
         """End the session whose id starts with ``start``, at least 8 digits."""
         with self._translated():

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 import grpc
 import structlog
 
-from feedd import __version__
 from feedd.errors import BadRequest, FeeddError, NotFound, Unsupported
 from feedd.flow.tasks import both
+from feedd.serve.admin_answers import ID_DIGITS, observation, session_entry, stats_message, url_starts
 from feedd.serve.grpc_status import abort, as_feedd_error
 from feedd.serve.progress_stream import ProgressStream
 from feedd.wire import feedd_pb2 as pb
@@ -21,13 +20,13 @@ from feedd.wire.admin_messages import amount_message, warm_spec
 from feedd.wire.feed_messages import OpenLimits
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable
     from typing import Any
 
     from feedd.protocols import Clock
     from feedd.serve.callers import Caller, Callers
     from feedd.serve.served_session import ServedSession
-    from feedd.serve.server_options import CacheRow, CacheState, ServeHooks
+    from feedd.serve.server_options import CacheRow, ServeHooks
     from feedd.serve.session_registry import Sessions
     from feedd.values import Lifecycle
     from feedd.warming import WarmSpec
@@ -37,8 +36,6 @@ if TYPE_CHECKING:
 SERVICE = "feedd.v1.Admin"
 _Hook = TypeVar("_Hook")
 _GRACE_S_MAX = 86400.0
-_ID_DIGITS = 8
-_URLS_SHOWN = 3
 
 _log = structlog.get_logger(__name__)
 
@@ -97,6 +94,9 @@ class AdminService:
             "Sessions": grpc.unary_unary_rpc_method_handler(
                 self.sessions, pb.SessionsRequest.FromString, pb.SessionsResponse.SerializeToString
             ),
+            "Observe": grpc.unary_unary_rpc_method_handler(
+                self.observe, pb.ObserveRequest.FromString, pb.ObserveResponse.SerializeToString
+            ),
             "EndSession": grpc.unary_unary_rpc_method_handler(
                 self.end_session, pb.EndSessionRequest.FromString, pb.EndSessionResponse.SerializeToString
             ),
@@ -110,21 +110,20 @@ class AdminService:
         """Return the state and every metric; metrics name no objects and no users."""
         try:
             caller = self._callers.of(context)
-            samples = [] if self._hooks.samples is None else list(self._hooks.samples())
-            cache = None if self._hooks.cache_state is None else _cache_message(self._hooks.cache_state())
+            return stats_message(self._hooks, self._daemon, len(self._sessions.of(caller)))
         except Exception as error:  # noqa: BLE001 -- the border: every error becomes a status
             await abort(context, as_feedd_error(error, "collecting metrics"))
-        return pb.StatsResponse(
-            state=self._daemon.state().value,
-            version=__version__,
-            daemon_id=self._daemon.id,
-            uptime_s=self._daemon.clock.monotonic_s() - self._daemon.started_s,
-            sessions=len(self._sessions.of(caller)),
-            samples=[pb.Sample(name=s.name, labels=dict(s.labels), value=s.value) for s in samples],
-            cache=cache,
-            lanes=self._daemon.lane_count,
-            pid=os.getpid(),
-        )
+
+    async def observe(self, _request: pb.ObserveRequest, context: AnyContext) -> pb.ObserveResponse:
+        """Return one look at the daemon: everything for an administrator, else what is the caller's own."""
+        try:
+            return await self.observation(self._callers.of(context))
+        except Exception as error:  # noqa: BLE001 -- the border: every error becomes a status
+            await abort(context, as_feedd_error(error, "observing"))
+
+    async def observation(self, caller: Caller) -> pb.ObserveResponse:
+        """Return what a caller may see of the daemon at this moment."""
+        return await observation(self._hooks, self._daemon, caller, self._sessions.of(caller))
 
     async def cache_list(self, _request: pb.CacheListRequest, context: AnyContext) -> AsyncIterator[pb.CacheEntry]:
         """Stream the cache's entries; to a client, those below the URLs that its own sessions read."""
@@ -142,7 +141,7 @@ class AdminService:
         rows = [] if self._hooks.cache_entries is None else list(self._hooks.cache_entries())
         if caller.administers:
             return rows
-        starts = tuple(_starts(self._sessions.of(caller)))
+        starts = tuple(url_starts(self._sessions.of(caller)))
         return [row for row in rows if row.url.startswith(starts)]
 
     async def cache_remove(self, request: pb.CacheRemoveRequest, context: AnyContext) -> pb.CacheRemoveResponse:
@@ -190,7 +189,9 @@ class AdminService:
             shown = self._sessions.of(self._callers.of(context))
         except FeeddError as error:
             await abort(context, error)
-        return pb.SessionsResponse(sessions=[_entry(hosted, self._daemon.clock.monotonic_s()) for hosted in shown])
+        return pb.SessionsResponse(
+            sessions=[session_entry(hosted, self._daemon.clock.monotonic_s()) for hosted in shown]
+        )
 
     async def end_session(self, request: pb.EndSessionRequest, context: AnyContext) -> pb.EndSessionResponse:
         """End a session of the caller, or of anybody for an administrator."""
@@ -204,10 +205,10 @@ class AdminService:
         return pb.EndSessionResponse()
 
     def _chosen(self, start: str, caller: Caller) -> ServedSession:
-        found = [one for one in self._sessions.of(caller) if len(start) >= _ID_DIGITS and one.id.startswith(start)]
+        found = [one for one in self._sessions.of(caller) if len(start) >= ID_DIGITS and one.id.startswith(start)]
         if len(found) != 1:
             raise NotFound(
-                f"expected the first {_ID_DIGITS} digits of one session, got {start[:64]!r}, which {len(found)} have",
+                f"expected the first {ID_DIGITS} digits of one session, got {start[:64]!r}, which {len(found)} have",
                 hint="feedd sessions ls shows the sessions that you may end",
                 stage="serve",
             )
@@ -232,52 +233,3 @@ def _offered(hook: _Hook | None) -> _Hook:
     if hook is None:
         raise Unsupported("this daemon has no cache", stage="serve")
     return hook
-
-
-def _starts(sessions: Iterable[ServedSession]) -> Iterator[str]:
-    """Yield the URLs that sessions read, without the names of formats. URLs with braces are left out.
-
-    What stands before a brace may cover objects that the owner may not read.
-    """
-    for hosted in sessions:
-        for url in hosted.spec.data.urls:
-            kinds, separator, rest = url.partition("://")
-            if "{" in url or not rest:
-                continue
-            yield kinds.rpartition("+")[2] + separator + rest
-
-
-def _entry(hosted: ServedSession, now_s: float) -> pb.SessionEntry:
-    slots = hosted.feed.slots
-    return pb.SessionEntry(
-        id=hosted.id[:_ID_DIGITS],
-        owner=str(hosted.spec.owner),
-        pids=sorted({lifeline.pid for lifeline in hosted.lifelines}),
-        urls=list(hosted.spec.data.urls[:_URLS_SHOWN]),
-        slots=slots.slot_count,
-        leases=hosted.machine.leases.leased_count,
-        arena_bytes=slots.slot_count * slots.slot_bytes,
-        age_s=now_s - hosted.opened_s,
-        silent_s=now_s - hosted.heard_s,
-        times=hosted.times,
-        times_age_s=now_s - hosted.times_at_s,
-        rank=hosted.spec.order.topology.rank,
-        world_size=hosted.spec.order.topology.world_size,
-        share=hosted.spec.session.share,
-        waits_for=hosted.waits_for,
-        assigned_shards=hosted.feed.info.assigned_shard_count,
-        assigned_bytes=hosted.feed.info.assigned_bytes,
-        inline=hosted.sent_bytes > 0 and not hosted.had_lifeline,
-    )
-
-
-def _cache_message(state: CacheState) -> pb.CacheState:
-    return pb.CacheState(
-        directory=state.directory,
-        limit_bytes=state.limit_bytes,
-        free_reserve_bytes=state.free_reserve_bytes,
-        committed_bytes=state.committed_bytes,
-        reserved_bytes=state.reserved_bytes,
-        entries=state.entry_count,
-        pins=state.pin_count,
-    )

@@ -14,11 +14,12 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from feedd.errors import BadConfig
+from feedd.owner import Owner
 from feedd.serve import admin_service
 from feedd.serve import feed_service as feed
 from feedd.serve.admin_service import AdminService, Daemon
 from feedd.serve.arena_socket import ArenaSocket
-from feedd.serve.callers import Callers
+from feedd.serve.callers import Caller, Callers
 from feedd.serve.certificates import CertificateFiles
 from feedd.serve.feed_service import FeedService
 from feedd.serve.listen import (
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
     from feedd.protocols import Clock, FeedBackend, Recorder
     from feedd.serve.server_options import ServeOptions
+    from feedd.wire import feedd_pb2 as pb
 
 _RPC_GRACE_S = 1.0
 _ADMIN_MODE = 0o600  # root and the daemon's own user
@@ -138,6 +140,10 @@ class FeedServer:
     def holder_count(self) -> int:
         """Number of open HOLD connections."""
         return self._arena_socket.holder_count
+
+    async def observation(self) -> pb.ObserveResponse:
+        """Return one look at the daemon, as an administrator gets it."""
+        return await self._full_admin.observation(Caller(Owner.of_this_process(), administers=True))
 
     def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         return self._tasks.create_task(work)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from feedd.wire import feedd_pb2 as pb
 
 _DEVICE_CHARS_MAX: Final = 32
+_LOCAL_RANK_MAX: Final = 63  # higher ranks count as this one: clients must not make series without bound
 
 
 class Lifeline(Protocol):
@@ -118,7 +119,19 @@ class ServedSession:
         times = request.times
         numbers = (times.wall_s, times.wait_s, times.pause_s)
         if all(math.isfinite(one) and one >= 0 for one in numbers) and len(times.device) <= _DEVICE_CHARS_MAX:
+            self._count_times(times)
             self.times, self.times_at_s = times, self.heard_s
+
+    def _count_times(self, times: pb.TrainerTimes) -> None:
+        """Count the loop's time since the last report, or since the pass began; no more than has passed meanwhile."""
+        before = self.times
+        wall_s, wait_s = times.wall_s, times.wait_s
+        if before is not None and before.wall_s <= wall_s and before.wait_s <= wait_s:
+            wall_s, wait_s = wall_s - before.wall_s, wait_s - before.wait_s
+        wall_s = min(wall_s, self.heard_s - self.times_at_s)
+        local_rank = min(self.spec.order.topology.local_rank, _LOCAL_RANK_MAX)
+        self.recorder.count(metrics.TRAINER_SECONDS, wall_s, local_rank=str(local_rank))
+        self.recorder.count(metrics.TRAINER_WAIT, min(wait_s, wall_s), local_rank=str(local_rank))
 
     def free(self, instruction: Free | Reclaim) -> None:
         """Release slots; count those taken back from a vanished client."""

@@ -9,10 +9,11 @@ from feedd.units import MIB
 from feedd.wire.feed_messages import OpenLimits
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from feedd.errors import FeeddError
+    from feedd.owner import Owner
     from feedd.warming import Amount, WarmProgress, WarmSpec
 
     Tell = Callable[[WarmProgress, FeeddError | None], None]
@@ -136,6 +137,48 @@ class CacheState:
 
 
 @dataclass(frozen=True, slots=True)
+class LogLine:
+    """A recent warning or error of the daemon, for Admin.Observe; without secrets."""
+
+    text: str
+    level: str
+    age_s: float
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class BadSampleRow:
+    """A sample that could not be decoded, for Admin.Observe.
+
+    Attributes:
+        number: its number since the daemon's start.
+        owner: whose session needed it.
+        url: its shard.
+        outcome: "dropped", "replaced" or "error".
+    """
+
+    number: int
+    owner: Owner
+    url: str
+    key: str
+    field: str
+    reason: str
+    epoch: int
+    age_s: float
+    outcome: str
+
+
+@dataclass(frozen=True, slots=True)
+class FolderRow:
+    """Cached objects below one URL, for Admin.Observe; an empty URL stands for all others."""
+
+    url: str
+    entry_count: int
+    size_bytes: int
+    pinned_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class ServeHooks:
     """Callbacks of the daemon; each may be None.
 
@@ -147,6 +190,9 @@ class ServeHooks:
         warm: fetches an assignment into the cache and calls back after every change; cancelled with its client.
         drain: called with grace_s when an admin requests it; must return at once.
         on_holders: called with the number of ``HOLD!`` connections whenever it changes.
+        log: returns recent warnings and errors, the oldest first.
+        bad_samples: returns recent bad samples, the oldest first.
+        cache_folders: returns what the cache holds by folder, the largest first; not always of this moment.
     """
 
     samples: Callable[[], Iterable[StatSample]] | None = None
@@ -156,3 +202,6 @@ class ServeHooks:
     warm: Callable[[WarmSpec, Tell], Awaitable[object]] | None = None
     drain: Callable[[float], None] | None = None
     on_holders: Callable[[int], None] | None = None
+    log: Callable[[], Iterable[LogLine]] | None = None
+    bad_samples: Callable[[], Iterable[BadSampleRow]] | None = None
+    cache_folders: Callable[[], Awaitable[Sequence[FolderRow]]] | None = None

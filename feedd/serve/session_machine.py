@@ -20,7 +20,7 @@ from feedd.serve.instructions import Finish, Free, Produce, Reclaim, Send, SendE
 from feedd.values import Cursor, EpochEnd, Produced
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from feedd.serve.instructions import Instruction, Outcome
     from feedd.values import SlotRef
@@ -101,24 +101,26 @@ class StreamMachine:
 
     Attributes:
         leasing: the stream sends leases; otherwise it sends inline batches.
+        sent_step: the step behind the last batch that was sent; of a new stream, the first step.
     """
 
-    def __init__(self, leases: Leases, start: Cursor, stride: int, *, leasing: bool, run_batches: int = 1) -> None:
+    def __init__(self, leases: Leases, start: Cursor, stride: int, lengths: Iterator[int], *, leasing: bool) -> None:
         """Start without credits.
 
         Args:
             leases: the session's leases.
             start: first step to produce, with an anchor at or before it.
             stride: distance from one step to the next.
-            run_batches: steps of one slot. Above 1, ``stride`` is 1.
+            lengths: steps of each slot. If any is above 1, ``stride`` is 1.
             leasing: the client can be given leases.
         """
         self.leasing = leasing
+        self.sent_step = start.step
         self._leases = leases
         self._anchor = start
         self._next_step = start.step
         self._stride = stride
-        self._run_lengths = run_lengths(run_batches)
+        self._run_lengths = lengths
         self._next_seq = 0
         self._credits = 0
         self._steps: deque[_Step] = deque()
@@ -140,6 +142,21 @@ class StreamMachine:
     def making_count(self) -> int:
         """Number of running productions, including abandoned ones."""
         return len(self._making)
+
+    @property
+    def credit_count(self) -> int:
+        """Credits for which no batch is being made, because no slot is free or the epoch ends."""
+        return 0 if self._ended or self._gone else self._credits
+
+    @property
+    def ready_sizes(self) -> list[int]:
+        """Bytes of each slot whose batches wait for earlier ones."""
+        return [step.outcome.size_bytes for step in self._steps if isinstance(step.outcome, Produced)]
+
+    @property
+    def ready_count(self) -> int:
+        """Number of slots whose batches wait for earlier steps, or are being sent."""
+        return len(self._sending) + sum(step.outcome is not None for step in self._steps)
 
     @property
     def ended(self) -> bool:
@@ -251,6 +268,7 @@ class StreamMachine:
         seq = self._next_seq
         self._next_seq += 1
         self._sending[seq] = made.slot
+        self.sent_step = made.batch.cursor.step + (made.batch_count - 1) + self._stride
         self._samples += made.sample_count
         self._bad_samples += made.bad_sample_count
         return Send(seq, made)
@@ -283,8 +301,16 @@ class SessionMachine:
         self._run_batches = run_batches
         self._consumer_count = consumer_count
         self._consumer_index = consumer_index
+        self._has_streamed = False
         self.leases = Leases(slot_count)
         self.stream: StreamMachine | None = None
+        self._ended_at = Cursor(0)
+
+    @property
+    def progress(self) -> Cursor:
+        """Where the stream is, or where the last one ended: the step behind the last batch that was sent."""
+        stream = self.stream
+        return self._ended_at if stream is None else Cursor(stream.epoch, stream.sent_step)
 
     @property
     def taken_count(self) -> int:
@@ -319,9 +345,9 @@ class SessionMachine:
         step = cursor.step + (self._consumer_index - cursor.step) % self._consumer_count
         first = Cursor(cursor.epoch, step, cursor.anchors)
         leasing = self.leases.attached and not inline_only
-        self.stream = StreamMachine(
-            self.leases, first, self._consumer_count, leasing=leasing, run_batches=self._run_batches
-        )
+        lengths = run_lengths(self._run_batches, later_epoch=self._has_streamed and not step)
+        self._has_streamed = True
+        self.stream = StreamMachine(self.leases, first, self._consumer_count, lengths, leasing=leasing)
         return out
 
     def drain(self) -> list[Instruction]:
@@ -333,6 +359,7 @@ class SessionMachine:
         """Drop the stream after ``gone``, once all its productions have ended."""
         assert self.stream is not None, "no stream to end"
         assert self.stream.ended, "the stream's productions have not ended"
+        self._ended_at = self.progress
         self.stream = None
 
     def close(self) -> list[Instruction]:

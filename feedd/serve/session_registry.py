@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from feedd.serve.callers import Caller
     from feedd.serve.served_session import Lifeline
     from feedd.serve.server_options import ServeOptions
+    from feedd.serve.session_machine import StreamMachine
 
     Spawn = Callable[[Coroutine[None, None, None]], object]  # starts a task in the server's task group
 
@@ -66,6 +67,12 @@ class Sessions:
     def all(self) -> list[ServedSession]:
         """The open sessions."""
         return list(self._by_id.values())
+
+    @property
+    def streams(self) -> list[StreamMachine]:
+        """The running streams."""
+        machines = [one.machine.stream for one in self._by_id.values()]
+        return [stream for stream in machines if stream is not None]
 
     def of(self, caller: Caller) -> list[ServedSession]:
         """Return the open sessions that a caller may see: its own, or all for an administrator."""

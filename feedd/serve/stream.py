@@ -256,6 +256,7 @@ class StreamCall:
     async def _say_alive(self) -> None:
         """Tell a waiting client what its batch waits for."""
         self._idle.due = False
+        self.apply(())  # its wait counts while it lasts, however long
         if stage := self._entry.waits_for:
             await self._write_message(pb.StreamResponse(heartbeat=pb.Heartbeat(waiting_for=stage)))
 

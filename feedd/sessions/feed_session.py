@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from feedd import metrics
 from feedd.errors import FeeddError, NotFound, ObjectChanged
 from feedd.notices import NoticeKind, notices_of
-from feedd.ordering.batch_plan import RunPlan
+from feedd.ordering.batch_plan import AnyRunPlan
 from feedd.sessions.own_batches import OwnBatches, plan_leading
 from feedd.values import Cursor, EpochEnd
 
@@ -126,9 +126,9 @@ class Session:
             raise
         finally:
             self._ended(call)
-        for _ in made:
+        if made:
             took_s = (self._stages.clock.monotonic_s() - began_s) / len(made)
-            self._stages.recorder.observe(metrics.PIPELINE_BATCH_SECONDS, took_s)
+            self._stages.recorder.observe(metrics.PIPELINE_BATCH_SECONDS, took_s, len(made))
         found = [*made, *(ends if len(made) == len(plans) else ())]
         if self._furthest in steps[len(found) :]:
             self._furthest = steps[len(found) - 1]  # the client asks for later steps again
@@ -163,32 +163,43 @@ class Session:
         if isinstance(made.failure, ObjectChanged | NotFound):
             self._parts.catalog.forget(self._parts.view.listing)
         took_s = (self._stages.clock.monotonic_s() - began_s) / made.batch_count
-        for _ in range(made.batch_count):
-            self._stages.recorder.observe(metrics.PIPELINE_BATCH_SECONDS, took_s)
+        self._stages.recorder.observe(metrics.PIPELINE_BATCH_SECONDS, took_s, made.batch_count)
         return made
 
-    async def _draw_run(self, at: Cursor, count: int) -> tuple[list[RunPlan | BatchPlan], EpochEnd | FeeddError | None]:
+    async def _draw_run(
+        self, at: Cursor, count: int
+    ) -> tuple[list[AnyRunPlan | BatchPlan], EpochEnd | FeeddError | None]:
         """Plan the steps of a run; they end before the end of the epoch, or before a step that cannot be planned."""
         parts = self._parts
-        plans: list[RunPlan | BatchPlan] = []
+        plans: list[AnyRunPlan | BatchPlan] = []
         step, end = at.step, at.step + count
         while step < end:
             here = Cursor(at.epoch, step, at.anchors)
             try:
-                run = parts.catalog.draw_run(parts.reader, here, end - step)
-                found = run or await self._draw(here)
+                found = await self._draw_some(here, end - step)
             except FeeddError as error:
                 return plans, error
             if isinstance(found, EpochEnd):
                 return plans, found
             plans.append(found)
-            if isinstance(found, RunPlan):
+            if isinstance(found, AnyRunPlan):
                 step += len(found)
                 self._reach(Cursor(at.epoch, step - 1))
                 parts.prefetch_driver.advance(here, found.window, found.window)
             else:
                 step += 1
         return plans, None
+
+    async def _draw_some(self, at: Cursor, count: int) -> AnyRunPlan | BatchPlan | EpochEnd:
+        """Plan up to ``count`` steps, or only the first one if no run begins there."""
+        parts = self._parts
+        run = parts.catalog.draw_run(parts.reader, at, count)
+        if run is not None:
+            return run
+        drawn = await self._draw(at)
+        if isinstance(drawn, EpochEnd):
+            return drawn
+        return parts.catalog.draw_run(parts.reader, at, count) or drawn  # its window is known now
 
     def release(self, slot: SlotRef) -> None:
         """Free the slot of a batch that was produced."""

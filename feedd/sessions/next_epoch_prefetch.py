@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from feedd.sessions.own_batches import BatchDecoder
     from feedd.values import BatchReady, SlotRef
 
-_AHEAD_RUNS = 3
+_AHEAD_RUNS = 2
 AHEAD_BATCHES = 2
 """Batches decoded in advance: the trainer takes one while the next is ready. If ``fill`` takes several batches at once,
 this many are decoded in advance, because a trainer takes them faster than a stream begins."""

@@ -12,6 +12,7 @@ from feedd.batching.assembler import KEY_SPECS, Assembler, AssemblerOptions
 from feedd.batching.bad_samples import BadSampleOptions
 from feedd.batching.batch_recipes import estimated_bytes, resolve
 from feedd.batching.plain_batches import are_plain
+from feedd.batching.recent_bad_samples import RecentBadSamples
 from feedd.batching.slot_layout import aligned
 from feedd.catalog.dataset_catalog import DatasetCatalog
 from feedd.catalog.index_prefetcher import IndexPrefetcher
@@ -20,6 +21,7 @@ from feedd.catalog.late_fields import LateFields
 from feedd.catalog.learned_counts import Learned
 from feedd.catalog.open_request import Request, shortened
 from feedd.catalog.wanted_columns import narrowed
+from feedd.dataset.packs import object_bytes
 from feedd.dataset.step_counts import Uneven
 from feedd.errors import NotFound, ObjectChanged, Unsupported
 from feedd.flow.arena import Arena
@@ -72,6 +74,7 @@ class Pipeline:
 
     Attributes:
         windows: the sorted windows of all plans that sessions read.
+        bad_samples: the latest samples that could not be decoded.
     """
 
     def __init__(
@@ -86,6 +89,7 @@ class Pipeline:
         self.catalog = DatasetCatalog(stages, group, learned or Learned())
         self._options = options
         self._quarantine = quarantine
+        self.bad_samples = RecentBadSamples(stages.clock)
         self._budget = ArenaBudget(options.arena_bytes, stages.recorder, per_owner_bytes=options.arena_per_owner_bytes)
         self.windows = SortedWindows(_WINDOWS_BYTES)
         self._reader_groups = ReaderGroups(options.readahead_bytes)
@@ -115,7 +119,7 @@ class Pipeline:
         if request.policy is BadSamples.QUARANTINE and self._quarantine is None:
             raise Unsupported("this daemon has no quarantine file configured", object="bad_samples")
         enter_stage(f"listing {shortened(spec.data.urls)}")
-        with self.catalog.started(request.sources, access, request.cuts):
+        with self.stages.listing(), self.catalog.started(request.sources, access, request.cuts):
             request = await with_tables(self.stages.sources, request)
             listing, tables = await both(
                 self.catalog.mixed(
@@ -196,7 +200,11 @@ class Pipeline:
                 late=late,
             )
             undo.pop_all()
-        return Session(parts, self.stages)
+        if self.stages.traces is None:
+            return Session(parts, self.stages)
+        from feedd.sessions.traced_session import TracedSession  # noqa: PLC0415 - only while tracing is on
+
+        return TracedSession(parts, self.stages, self.stages.traces, request.spec.order.topology.rank)
 
     async def _batches(self, one: _Opening) -> tuple[_Memory, Batches, Classes]:
         """Resolve the recipes; return the memory for their batches, their maker, and the class names of labels."""
@@ -280,9 +288,10 @@ class Pipeline:
 
     def _assembling(self, number: int, request: Request) -> AssemblerOptions:
         """Return the options of an assembler that fills an arena."""
-        handler = BadSampleOptions(request.policy, request.spec.data.bad_samples_max, self._quarantine)
-        budget = self._budget.of(request.spec.owner)
-        return AssemblerOptions(number, request.spec.data.keys, handler, budget, request.filters)
+        spec, policy = request.spec, request.policy
+        handler = BadSampleOptions(policy, spec.data.bad_samples_max, self._quarantine, self.bad_samples, spec.owner)
+        budget = self._budget.of(spec.owner)
+        return AssemblerOptions(number, spec.data.keys, handler, budget, request.filters)
 
     async def _arena(self, one: _Opening, size_bytes: int, *, run_batches: int = 1, slots: int = 0) -> Arena:
         """Allocate the slots and attach them to the workers.
@@ -348,12 +357,15 @@ class _Opening:
     def info(self, recipes: Recipes) -> SessionInfo:
         """Return the answer to Open, as far as the plan and the recipes determine it."""
         spec, reader, view = self.request.spec, self.reader, self.view
+        sizes = view.listing.sizes[reader.assigned]
         return SessionInfo(
             specs=_specs(spec.data, recipes),
             fingerprint=self.mark,
             shard_count=len(view.refs),
             assigned_shard_count=int(reader.assigned.shape[0]),
-            assigned_bytes=int(view.listing.sizes[reader.assigned].sum()),
+            assigned_bytes=int(sizes.sum()),
+            largest_shard_bytes=int(sizes.max(initial=0)),
+            object_bytes=object_bytes(view.listing.sizes, view.listing.packs),
             steps=reader.steps(spec.session.epoch),
             uneven=self.plan.uneven.value,
             left_out=0 if spec.session.consumer_index else reader.left_out(),

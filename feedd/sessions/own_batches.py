@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from feedd import metrics
 from feedd.cache.pins import with_pinned
+from feedd.dataset.pack_layout import is_pack
 from feedd.errors import FeeddError
-from feedd.ordering.batch_plan import BatchPlanGroup, RunPlan
+from feedd.ordering.batch_plan import AnyRunPlan, BatchPlanGroup, SpanPlan
 from feedd.values import Cursor, EpochEnd, Produced
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ class BatchDecoder:
 
     async def decode_run(
         self,
-        run: RunPlan,
+        run: AnyRunPlan,
         slot: SlotRef,
         owner: object,
         *,
@@ -133,6 +134,8 @@ class BatchDecoder:
             As ``Session.produce``.
         """
         ticket = self.stages.inflight.ticket()
+        if isinstance(run, SpanPlan) and is_pack(self.view.refs[run.shard]):
+            run = run.expanded()  # a pack is read before it is whole, so it must be told which samples are needed
         group = BatchPlanGroup.of_run(run)
         refs = [self.view.refs[shard] for shard in group.shards]
         indexes = await self.catalog.indexes(self.view, group.shards)
@@ -242,7 +245,7 @@ class OwnBatches:
         """Bytes from one batch of a slot to the next; 0 if a slot holds one."""
         return self._decoder.assembler.plain.batch_bytes
 
-    async def make_run(self, plans: Sequence[RunPlan | BatchPlan], decoding: Callable[[], object]) -> Produced:
+    async def make_run(self, plans: Sequence[AnyRunPlan | BatchPlan], decoding: Callable[[], object]) -> Produced:
         """Return the batches of a run, in one slot. They end before a batch that cannot be made, with its error.
 
         Args:
@@ -252,7 +255,7 @@ class OwnBatches:
         Raises:
             As ``Session.produce``, if the first batch cannot be made. No slot is taken in that case.
         """
-        count = sum(len(plan) if isinstance(plan, RunPlan) else 1 for plan in plans)
+        count = sum(len(plan) if isinstance(plan, AnyRunPlan) else 1 for plan in plans)
         if (early := self.prefetch.take_run(plans[0].cursor, count)) and (made := await self.prefetch.collect(early)):
             return made[0]
         slot = await self.prefetch.take()
@@ -268,11 +271,13 @@ class OwnBatches:
             raise run.failure
         return Produced(run.batches[0], slot, run.alike, tuple(run.batches[1:]), run.failure)
 
-    async def _fill_run(self, run: _Run, plans: Sequence[RunPlan | BatchPlan], decoding: Callable[[], object]) -> None:
+    async def _fill_run(
+        self, run: _Run, plans: Sequence[AnyRunPlan | BatchPlan], decoding: Callable[[], object]
+    ) -> None:
         for plan in plans:
             if run.failure is not None:
                 return
-            if isinstance(plan, RunPlan):
+            if isinstance(plan, AnyRunPlan):
                 try:
                     batch = await self._decoder.decode_run(plan, run.slot, self, decoding=decoding, first=run.count)
                 except FeeddError:

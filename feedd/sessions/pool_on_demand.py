@@ -9,8 +9,7 @@ from feedd.workers.worker_pool import DecodePool
 
 if TYPE_CHECKING:
     from feedd.protocols import Recorder
-    from feedd.values import ByteRange
-    from feedd.workers.work import ConvertedShard, DecodeOptions, MakeTask
+    from feedd.workers.work import ConvertedShard, DecodeOptions, MakeTask, MissingRanges
 
 
 class PoolOnDemand:
@@ -32,7 +31,7 @@ class PoolOnDemand:
         self._closing.set()
         await self._group.__aexit__(None, None, None)
 
-    async def make(self, task: MakeTask) -> ConvertedShard | tuple[ByteRange, ...]:
+    async def make(self, task: MakeTask) -> ConvertedShard | MissingRanges:
         """Convert a shard; see ``DecodePool.make``.
 
         Raises in addition:

@@ -322,7 +322,7 @@ class StreamRequest(_message.Message):
     def __init__(self, start: _Optional[_Union[StreamStart, _Mapping]] = ..., credits: _Optional[int] = ..., releases: _Optional[_Iterable[_Union[Release, _Mapping]]] = ..., times: _Optional[_Union[TrainerTimes, _Mapping]] = ...) -> None: ...
 
 class TrainerTimes(_message.Message):
-    __slots__ = ("wall_s", "wait_s", "steps", "pauses", "pause_s", "device", "unpinned")
+    __slots__ = ("wall_s", "wait_s", "steps", "pauses", "pause_s", "device", "unpinned", "copy_s")
     WALL_S_FIELD_NUMBER: _ClassVar[int]
     WAIT_S_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
@@ -330,6 +330,7 @@ class TrainerTimes(_message.Message):
     PAUSE_S_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     UNPINNED_FIELD_NUMBER: _ClassVar[int]
+    COPY_S_FIELD_NUMBER: _ClassVar[int]
     wall_s: float
     wait_s: float
     steps: int
@@ -337,7 +338,8 @@ class TrainerTimes(_message.Message):
     pause_s: float
     device: str
     unpinned: bool
-    def __init__(self, wall_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., steps: _Optional[int] = ..., pauses: _Optional[int] = ..., pause_s: _Optional[float] = ..., device: _Optional[str] = ..., unpinned: _Optional[bool] = ...) -> None: ...
+    copy_s: float
+    def __init__(self, wall_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., steps: _Optional[int] = ..., pauses: _Optional[int] = ..., pause_s: _Optional[float] = ..., device: _Optional[str] = ..., unpinned: _Optional[bool] = ..., copy_s: _Optional[float] = ...) -> None: ...
 
 class FieldRegion(_message.Message):
     __slots__ = ("values_at", "values_bytes", "offsets_at", "shapes_at", "dims")
@@ -621,7 +623,7 @@ class SessionsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class SessionEntry(_message.Message):
-    __slots__ = ("id", "owner", "pids", "urls", "slots", "leases", "arena_bytes", "age_s", "silent_s", "times", "times_age_s", "rank", "world_size", "share", "waits_for", "assigned_shards", "assigned_bytes", "inline")
+    __slots__ = ("id", "owner", "pids", "urls", "slots", "leases", "arena_bytes", "age_s", "silent_s", "times", "times_age_s", "rank", "world_size", "share", "waits_for", "assigned_shards", "assigned_bytes", "inline", "largest_shard_bytes", "object_bytes", "epoch", "step", "steps", "batch_size", "ready", "consumers")
     ID_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     PIDS_FIELD_NUMBER: _ClassVar[int]
@@ -640,6 +642,14 @@ class SessionEntry(_message.Message):
     ASSIGNED_SHARDS_FIELD_NUMBER: _ClassVar[int]
     ASSIGNED_BYTES_FIELD_NUMBER: _ClassVar[int]
     INLINE_FIELD_NUMBER: _ClassVar[int]
+    LARGEST_SHARD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OBJECT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    CONSUMERS_FIELD_NUMBER: _ClassVar[int]
     id: str
     owner: str
     pids: _containers.RepeatedScalarFieldContainer[int]
@@ -658,7 +668,15 @@ class SessionEntry(_message.Message):
     assigned_shards: int
     assigned_bytes: int
     inline: bool
-    def __init__(self, id: _Optional[str] = ..., owner: _Optional[str] = ..., pids: _Optional[_Iterable[int]] = ..., urls: _Optional[_Iterable[str]] = ..., slots: _Optional[int] = ..., leases: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., age_s: _Optional[float] = ..., silent_s: _Optional[float] = ..., times: _Optional[_Union[TrainerTimes, _Mapping]] = ..., times_age_s: _Optional[float] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., share: _Optional[str] = ..., waits_for: _Optional[str] = ..., assigned_shards: _Optional[int] = ..., assigned_bytes: _Optional[int] = ..., inline: _Optional[bool] = ...) -> None: ...
+    largest_shard_bytes: int
+    object_bytes: int
+    epoch: int
+    step: int
+    steps: int
+    batch_size: int
+    ready: int
+    consumers: int
+    def __init__(self, id: _Optional[str] = ..., owner: _Optional[str] = ..., pids: _Optional[_Iterable[int]] = ..., urls: _Optional[_Iterable[str]] = ..., slots: _Optional[int] = ..., leases: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., age_s: _Optional[float] = ..., silent_s: _Optional[float] = ..., times: _Optional[_Union[TrainerTimes, _Mapping]] = ..., times_age_s: _Optional[float] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., share: _Optional[str] = ..., waits_for: _Optional[str] = ..., assigned_shards: _Optional[int] = ..., assigned_bytes: _Optional[int] = ..., inline: _Optional[bool] = ..., largest_shard_bytes: _Optional[int] = ..., object_bytes: _Optional[int] = ..., epoch: _Optional[int] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., batch_size: _Optional[int] = ..., ready: _Optional[int] = ..., consumers: _Optional[int] = ...) -> None: ...
 
 class SessionsResponse(_message.Message):
     __slots__ = ("sessions",)
@@ -675,3 +693,65 @@ class EndSessionRequest(_message.Message):
 class EndSessionResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class ObserveRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ObserveResponse(_message.Message):
+    __slots__ = ("stats", "sessions", "log", "bad_samples", "folders")
+    STATS_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    LOG_FIELD_NUMBER: _ClassVar[int]
+    BAD_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    FOLDERS_FIELD_NUMBER: _ClassVar[int]
+    stats: StatsResponse
+    sessions: _containers.RepeatedCompositeFieldContainer[SessionEntry]
+    log: _containers.RepeatedCompositeFieldContainer[LogEntry]
+    bad_samples: _containers.RepeatedCompositeFieldContainer[BadSample]
+    folders: _containers.RepeatedCompositeFieldContainer[CacheFolder]
+    def __init__(self, stats: _Optional[_Union[StatsResponse, _Mapping]] = ..., sessions: _Optional[_Iterable[_Union[SessionEntry, _Mapping]]] = ..., log: _Optional[_Iterable[_Union[LogEntry, _Mapping]]] = ..., bad_samples: _Optional[_Iterable[_Union[BadSample, _Mapping]]] = ..., folders: _Optional[_Iterable[_Union[CacheFolder, _Mapping]]] = ...) -> None: ...
+
+class LogEntry(_message.Message):
+    __slots__ = ("age_s", "level", "text", "count")
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    age_s: float
+    level: str
+    text: str
+    count: int
+    def __init__(self, age_s: _Optional[float] = ..., level: _Optional[str] = ..., text: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
+
+class BadSample(_message.Message):
+    __slots__ = ("id", "url", "key", "field", "reason", "epoch", "age_s", "outcome")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    URL_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    FIELD_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    url: str
+    key: str
+    field: str
+    reason: str
+    epoch: int
+    age_s: float
+    outcome: str
+    def __init__(self, id: _Optional[int] = ..., url: _Optional[str] = ..., key: _Optional[str] = ..., field: _Optional[str] = ..., reason: _Optional[str] = ..., epoch: _Optional[int] = ..., age_s: _Optional[float] = ..., outcome: _Optional[str] = ...) -> None: ...
+
+class CacheFolder(_message.Message):
+    __slots__ = ("url", "entries", "bytes", "pinned_bytes")
+    URL_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    PINNED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    url: str
+    entries: int
+    bytes: int
+    pinned_bytes: int
+    def __init__(self, url: _Optional[str] = ..., entries: _Optional[int] = ..., bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ...) -> None: ...

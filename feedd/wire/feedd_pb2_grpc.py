@@ -361,6 +361,11 @@ class AdminStub:
                 request_serializer=feedd__pb2.EndSessionRequest.SerializeToString,
                 response_deserializer=feedd__pb2.EndSessionResponse.FromString,
                 _registered_method=True)
+        self.Observe = channel.unary_unary(
+                '/feedd.v1.Admin/Observe',
+                request_serializer=feedd__pb2.ObserveRequest.SerializeToString,
+                response_deserializer=feedd__pb2.ObserveResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer:
@@ -412,6 +417,13 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Observe(self, request, context):
+        """One look at the daemon, for feedd top: everything for an administrator, else what is the caller's own; since 1.12.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -449,6 +461,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.EndSession,
                     request_deserializer=feedd__pb2.EndSessionRequest.FromString,
                     response_serializer=feedd__pb2.EndSessionResponse.SerializeToString,
+            ),
+            'Observe': grpc.unary_unary_rpc_method_handler(
+                    servicer.Observe,
+                    request_deserializer=feedd__pb2.ObserveRequest.FromString,
+                    response_serializer=feedd__pb2.ObserveResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -640,6 +657,33 @@ class Admin:
             '/feedd.v1.Admin/EndSession',
             feedd__pb2.EndSessionRequest.SerializeToString,
             feedd__pb2.EndSessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Observe(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/feedd.v1.Admin/Observe',
+            feedd__pb2.ObserveRequest.SerializeToString,
+            feedd__pb2.ObserveResponse.FromString,
             options,
             channel_credentials,
             insecure,

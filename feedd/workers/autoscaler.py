@@ -67,6 +67,7 @@ class Autoscaler:
             self._timer.cancel()
         self._recorder.gauge(metrics.DECODE_WANTED, 0)
         self._recorder.gauge(metrics.DECODE_DEMAND, 0)
+        self._recorder.gauge(metrics.QUEUE_ITEMS, 0, queue="tasks")
 
     def _later(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(PERIOD_S, self._adjust)
@@ -83,6 +84,8 @@ class Autoscaler:
         wanted = self._autotune.observe(load)
         self._recorder.gauge(metrics.DECODE_DEMAND, load.demand)
         self._recorder.gauge(metrics.DECODE_WANTED, wanted)
+        self._recorder.gauge(metrics.QUEUE_ITEMS, load.waiting_count, queue="tasks")
+        self._recorder.count(metrics.QUEUE_NONEMPTY, load.queued_s, queue="tasks")
         if wanted != before:
             self._recorder.count(metrics.DECODE_RESIZES, direction="up" if wanted > before else "down")
             _log.info("number of workers changed", before=before, now=wanted, reason=self._autotune.reason)

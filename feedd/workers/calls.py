@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -12,14 +12,10 @@ from feedd.recipe.recipe import pinned_as
 from feedd.workers import index_columns as columns
 from feedd.workers import request_split as split
 from feedd.workers.descriptors import out_of_descriptors
-from feedd.workers.fixed_width import plain_numbers
 from feedd.workers.messages import (
     Answer,
-    ColumnMessage,
     Decoded,
     Failed,
-    Gathered,
-    GatherRequest,
     Indexed,
     IndexRequest,
     Measured,
@@ -38,13 +34,7 @@ if TYPE_CHECKING:
     from feedd.shard_index import ShardIndex
     from feedd.values import FieldRecipe, ShardFile
     from feedd.workers.poison import Poison
-    from feedd.workers.work import DecodeTask, FieldWork, GatherTask
-
-
-FILES_MAX: Final = 1 << 16  # file numbers take two bytes
-_ROW_BYTES: Final = 6  # two for the file's number, four for the sample's, of which a shard has 2**26 at most
-_PART_ROWS: Final = 4096
-_ROWS_BYTES_MAX: Final = 72 << 10  # a request must fit one packet, with its other parts
+    from feedd.workers.work import DecodeTask, FieldWork
 
 
 def _error_classes(root: type[errors.FeeddError]) -> dict[str, type[errors.FeeddError]]:
@@ -95,13 +85,13 @@ def without(work: FieldWork, rows: Iterable[int]) -> FieldWork:
     return replace(work, size=size)
 
 
-class _Short:
+class Short:
     """Base of most calls: their rows take no extra time."""
 
     long_s = 0.0
 
 
-class DecodeCall(_Short):
+class DecodeCall(Short):
     """``DecodePool.decode``."""
 
     def __init__(self, task: DecodeTask, poison: Poison) -> None:
@@ -149,7 +139,7 @@ class DecodeCall(_Short):
             self._poison.add(task.files, task.fields, row, reason)
 
 
-class MeasureCall(_Short):
+class MeasureCall(Short):
     """``DecodePool.measure`` and ``DecodePool.numbers``."""
 
     stream = 0
@@ -209,7 +199,7 @@ class ProduceCall(MeasureCall):
         self.pieces.append(Piece(kept, np.frombuffer(values, self._dtype)))
 
 
-class IndexCall(_Short):
+class IndexCall(Short):
     """``DecodePool.index``."""
 
     rows, stream = 1, 0
@@ -248,7 +238,7 @@ class IndexCall(_Short):
         )
 
 
-class PinCall(_Short):
+class PinCall(Short):
     """Resolves one ``npy`` field, for ``DecodePool.resolve``."""
 
     rows, stream = 1, 0
@@ -279,114 +269,3 @@ class PinCall(_Short):
             object=self._file.ref.url,
             stage="decode",
         )
-
-
-class GatherCall(_Short):
-    """``DecodePool.gather``. Its units are batches, or parts of batches that are too large for one request.
-
-    The position of a row follows from its number, so a request takes six bytes a row, however many fields there are.
-    If the rows of each batch are successive samples of a file, the first row of a batch tells the others. Rows that
-    cannot be copied are only counted here; decoding them one by one tells why.
-    """
-
-    def __init__(self, task: GatherTask) -> None:
-        self._task = task = _in_parts(task)
-        self._starts = np.concatenate(([0], task.batch_ends[:-1]))
-        self._are_consecutive = _are_consecutive(task, self._starts)
-        self._undone: list[NDArray[np.int64]] = []
-        self.busy_s = 0.0
-
-    @property
-    def stream(self) -> int:
-        """Id of the arena."""
-        return self._task.arena_id
-
-    @property
-    def rows(self) -> int:
-        """Number of units."""
-        return len(self._task.batch_ends)
-
-    @property
-    def request_units(self) -> int:
-        """How many units fit into one request, at least 1."""
-        rows = 1 if self._are_consecutive else max(int((self._task.batch_ends - self._starts).max()), 1)
-        return max(_ROWS_BYTES_MAX // (_ROW_BYTES * rows + 8 * len(self._task.columns)), 1)
-
-    @property
-    def undone(self) -> NDArray[np.int64]:
-        """Rows that were not copied, ascending."""
-        return np.sort(np.concatenate([np.zeros(0, np.int64), *self._undone]))
-
-    def packet(self, rows: range, request_id: int) -> Packet:
-        """Return the request for some units."""
-        task = self._task
-        low, high = int(self._starts[rows.start]), int(task.batch_ends[rows.stop - 1])
-        told = self._starts[rows.start : rows.stop] if self._are_consecutive else slice(low, high)
-        file_no = task.file_no[told]
-        used = np.flatnonzero(np.bincount(file_no, minlength=len(task.files)))
-        if len(used) < len(task.files):
-            renumber = np.zeros(len(task.files), np.uint16)
-            renumber[used] = np.arange(len(used), dtype=np.uint16)
-            file_no = renumber[file_no]
-        files, fds = split.file_messages([task.files[number] for number in used.tolist()])
-        columns = tuple(
-            ColumnMessage(
-                column.recipe.name,
-                column.recipe.codec,
-                column.recipe.params,
-                column.recipe.encoding,
-                tuple(column.at[used].tolist()),
-                tuple(column.step_bytes[used].tolist()),
-            )
-            for column in task.columns
-        )
-        request = GatherRequest(
-            request_id,
-            files,
-            task.arena_id,
-            columns,
-            file_no.astype("<u2", copy=False).tobytes() if len(used) > 1 else b"",
-            task.ordinal[told].astype("<u4").tobytes(),
-            tuple((task.batch_ends[rows.start : rows.stop] - low).tolist()),
-            task.out_at[rows.start : rows.stop].astype("<i8", copy=False).tobytes(),
-            self._are_consecutive,
-        )
-        return Packet(encode(request), fds)
-
-    def accept(self, rows: range, answer: Answer, fds: list[int]) -> None:  # noqa: ARG002 - the protocol's names
-        """Keep the rows that were not copied."""
-        assert isinstance(answer, Gathered)
-        self.busy_s += answer.busy_s
-        if answer.undone:
-            self._undone.append(np.frombuffer(answer.undone, "<i4").astype(np.int64) + self._starts[rows.start])
-
-    def give_up(self, rows: range, reason: str) -> None:  # noqa: ARG002 - the protocol's names
-        """Leave units that killed two workers: decoding their rows one by one tells which of them did."""
-        low, high = int(self._starts[rows.start]), int(self._task.batch_ends[rows.stop - 1])
-        self._undone.append(np.arange(low, high, dtype=np.int64))
-
-
-def _are_consecutive(task: GatherTask, starts: NDArray[np.int64]) -> bool:
-    """Whether each batch has at least one row, and its rows are successive samples of one file."""
-    if not len(starts) or (task.batch_ends <= starts).any():
-        return False
-    first = slice(0, int(task.batch_ends[0]))  # of other orders, the first batch alone tells it
-    if (np.diff(task.ordinal[first]) != 1).any():
-        return False
-    follows = (np.diff(task.ordinal) == 1) & (np.diff(task.file_no) == 0)
-    follows[starts[1:] - 1] = True
-    return bool(follows.all())
-
-
-def _in_parts(task: GatherTask) -> GatherTask:
-    """Return the task with large batches cut into parts of ``_PART_ROWS``."""
-    sizes = np.diff(task.batch_ends, prepend=0)
-    if not len(sizes) or sizes.max() <= _PART_ROWS:
-        return task
-    counts = np.maximum(-(-sizes // _PART_ROWS), 1)
-    batch = np.repeat(np.arange(len(sizes)), counts)
-    before = (np.arange(len(batch)) - np.repeat(np.cumsum(counts) - counts, counts)) * _PART_ROWS  # rows of the batch
-    ends = task.batch_ends[batch] - sizes[batch] + np.minimum(before + _PART_ROWS, sizes[batch])
-    plains = [plain_numbers(column.recipe) for column in task.columns]
-    out_bytes = np.array([plain.out_bytes for plain in plains if plain is not None])
-    return replace(task, batch_ends=ends, out_at=task.out_at[batch] + before[:, np.newaxis] * out_bytes)

@@ -29,6 +29,10 @@ _WIDE_BYTES: Final = 1 << 10
 """Values of at least this size are taken batch by batch straight into the arena; a second copy of them costs more than
 the calls. Smaller ones are taken for many batches at once, and copied from the processor's cache."""
 
+_TAKEN_ROWS: Final = 1 << 14
+"""Small values are taken for this many rows at once, so that they stay in the processor's cache until they are copied.
+"""
+
 
 def gather(
     request: GatherRequest, plains: Sequence[Plain], kept: MappedFiles, arena: mmap.mmap
@@ -49,7 +53,7 @@ def gather(
         CacheUnavailable: a file is missing or too short.
         Internal: a batch lies outside the arena.
     """
-    rows = _Rows(request)
+    rows = _Rows(request, arena)
     files = [np.frombuffer(kept.get(file), np.uint8) for file in request.files]
     first = np.array([file.__array_interface__["data"][0] for file in files], np.int64)
     size = np.array([len(file) for file in files], np.int64)
@@ -75,11 +79,19 @@ class _Rows:
         ends: int64[batches], the row behind the last one.
     """
 
-    def __init__(self, request: GatherRequest) -> None:
+    def __init__(self, request: GatherRequest, arena: mmap.mmap) -> None:
         self.are_consecutive = request.are_consecutive
         self.ends = np.array(request.batch_ends, np.int64)
         self.starts = np.concatenate(([0], self.ends[:-1]))
-        self._file_no = np.frombuffer(request.file_no, "<u2") if request.file_no else None
+        self._file_no: NDArray[np.uint16] | None = None
+        if request.rows_at >= 0:  # copies, because batches are written there
+            count, at = int(self.ends[-1]), request.rows_at
+            self._ordinal = np.frombuffer(arena, "<u4", count, at).astype(np.int64)
+            if len(request.files) > 1:
+                self._file_no = np.frombuffer(arena, "<u2", count, at + 4 * count).copy()
+            return
+        if request.file_no:
+            self._file_no = np.frombuffer(request.file_no, "<u2")
         self._ordinal = np.frombuffer(request.ordinal, "<u4").astype(np.int64)
 
     @functools.cached_property
@@ -113,6 +125,13 @@ class _Rows:
     def blocks(self, out_at: NDArray[np.int64], skip: NDArray[np.bool_]) -> Iterator[tuple[int, int, int]]:
         """Yield ranges of batches to copy together: equally many rows, at equal distances; and the distance."""
         sizes = self.ends - self.starts
+        distances = np.diff(out_at)
+        if self._goes_on and not skip.any() and (distances == distances[:1]).all():  # the usual case
+            step = int(distances[0]) if len(distances) else 0
+            most = len(sizes) if self.are_consecutive else max(_TAKEN_ROWS // int(sizes[0]), 1)
+            for low in range(0, len(sizes), most):
+                yield low, min(low + most, len(sizes)), step
+            return
         low = 0
         while low < len(sizes):
             high = low + 1
@@ -124,6 +143,17 @@ class _Rows:
                     high += 1
                 yield low, high, step
             low = high
+
+    @functools.cached_property
+    def _goes_on(self) -> bool:
+        """Whether all batches have equally many rows, and each goes on where the one before ends."""
+        sizes = self.ends - self.starts
+        if (sizes != sizes[0]).any():
+            return False
+        if not self.are_consecutive:
+            return True
+        same_file = self._file_no is None or bool((self._file_no == self._file_no[0]).all())
+        return same_file and bool((np.diff(self._ordinal) == sizes[0]).all())
 
     def _continues(self, batch: int) -> bool:
         """Whether a batch may be copied with the one before: consecutive rows must go on where that one ends."""
@@ -161,6 +191,8 @@ class _Source:
     def entries_of(self, rows: _Rows) -> NDArray[np.int64]:
         """Return int64[rows], the entry of each row's value."""
         if rows.file_no is None:
+            if self._step[0] == 1 and not self._rows_at[0]:
+                return rows.ordinal
             return np.asarray(rows.ordinal * self._step[0] + self._rows_at[0])
         step = self._step[0] if (self._step == self._step[0]).all() else self._step[rows.file_no]
         return np.asarray(rows.ordinal * step + self._rows_at[rows.file_no])

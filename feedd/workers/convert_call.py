@@ -10,7 +10,7 @@ from feedd.errors import BadShard
 from feedd.values import ByteRange
 from feedd.workers.index_columns import unpack_regular
 from feedd.workers.messages import ConvertedAnswer, MakeRequest, NeedRanges, Packet, encode
-from feedd.workers.work import ConvertedShard
+from feedd.workers.work import ConvertedShard, MissingRanges
 
 if TYPE_CHECKING:
     from feedd.workers.messages import Answer
@@ -31,7 +31,7 @@ class MakeCall:
     def __init__(self, task: MakeTask) -> None:
         self._task = task
         self._held_bytes = sum(span.size_bytes for span in task.spans)
-        self.outcome: ConvertedShard | tuple[ByteRange, ...] = ()
+        self.outcome: ConvertedShard | MissingRanges = MissingRanges(())
 
     @property
     def stream(self) -> int:
@@ -57,7 +57,7 @@ class MakeCall:
     def accept(self, rows: range, answer: Answer, fds: list[int]) -> None:  # noqa: ARG002 - the protocol's names
         """Store the converted shard, or the ranges that are still needed."""
         if isinstance(answer, NeedRanges):
-            self.outcome = tuple(ByteRange(*span) for span in answer.spans)
+            self.outcome = MissingRanges(tuple(ByteRange(*span) for span in answer.spans), answer.table_bytes)
             return
         assert isinstance(answer, ConvertedAnswer)
         index = None if answer.index is None else unpack_regular(answer.index)

@@ -20,6 +20,7 @@ from feedd.workers.messages import ConvertedAnswer, NeedRanges, encode
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from feedd.protocols import PartialObject, ShardConverter
     from feedd.workers.messages import Indexed, MakeRequest
 
 _HEAD_BYTES: Final = 8
@@ -45,11 +46,12 @@ def make_shard(request: MakeRequest, fds: Sequence[int]) -> ConvertedAnswer | Ne
         out = FileOut(target, request.out_at, *limits, request.url, request.entry_bytes)
         try:
             with at_most(out.extra_bytes, request.url):
-                wanted = [span for span in converter.wanted(held, params) if not held.holds(span)]
+                ranges, table_bytes = _wanted(converter, held, params)
+                wanted = [span for span in ranges if not held.holds(span)]
             if wanted:
                 _check(wanted, request)
                 spans_wanted = tuple((span.start, span.end) for span in wanted)
-                return NeedRanges(request.id, time.perf_counter() - began_s, spans_wanted)
+                return NeedRanges(request.id, time.perf_counter() - began_s, spans_wanted, table_bytes)
             with at_most(out.extra_bytes, request.url):
                 format_name = converter.make(held, request.url, params, out)
         except BadShard as error:
@@ -70,6 +72,20 @@ class ImportsLate(Protocol):
         Raises:
             Unsupported: a library is missing.
         """
+
+
+@runtime_checkable
+class TellsSize(Protocol):
+    """A converter of tables that may know the size of the table before it has the values."""
+
+    def wanted_and_size(self, held: PartialObject, params: str) -> tuple[tuple[ByteRange, ...], int]:
+        """Return the same as ``ShardConverter.wanted``, and the size of the table, or -1 if it is not known."""
+
+
+def _wanted(converter: ShardConverter, held: PartialObject, params: str) -> tuple[tuple[ByteRange, ...], int]:
+    if isinstance(converter, TellsSize):
+        return converter.wanted_and_size(held, params)
+    return converter.wanted(held, params), -1
 
 
 def import_libraries(name: str) -> None:

@@ -83,8 +83,8 @@ class Dispatch:
 
     def take_load(self, contended: float = 0.0) -> Load:
         """Return the load since the last call; the caller measures how contended the cores are."""
-        elapsed_s, busy_s, queued_s = self._meter.take(time.monotonic())
-        return Load(max(elapsed_s, 1e-9), busy_s, queued_s, self.worker_count, contended)
+        spent_s, waiting = self._meter.take(time.monotonic()), self._schedule.unassigned_count
+        return Load(max(spent_s[0], 1e-9), spent_s[1], spent_s[2], self.worker_count, contended, waiting)
 
     def spread(self, rows: int, chunk_rows: int) -> int:
         """Return how many rows to send per message, fewer than ``chunk_rows`` if workers would otherwise idle."""

@@ -62,10 +62,12 @@ class Prepare(msgspec.Struct, frozen=True, array_like=True, tag="prepare"):
     """Data for these modules of ``codecs`` and these converters will come: import what they need.
 
     See ``recipe.slow_imports`` for the modules, and ``convert.conversion_registry`` for the converters.
+    ``when_idle``: such data may come; import once no request has come for a moment.
     """
 
     modules: tuple[str, ...] = ()
     converters: tuple[str, ...] = ()
+    when_idle: bool = False
 
 
 class ReportStart(msgspec.Struct, frozen=True, array_like=True, tag="report_start"):
@@ -155,6 +157,9 @@ class GatherRequest(msgspec.Struct, frozen=True, array_like=True, tag="gather"):
     batch_ends: tuple[int, ...]
     out_at: bytes  # int64[batches, columns], offset in the arena
     are_consecutive: bool = False  # rows of a batch are successive samples: the two arrays tell each batch's first row
+    rows_at: int = (
+        -1
+    )  # offset in the arena of ordinal, and file_no behind it, where the batches will lie; -1: they came
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
@@ -205,6 +210,7 @@ class NeedRanges(msgspec.Struct, frozen=True, array_like=True, tag="need"):
     id: int
     busy_s: float
     spans: tuple[tuple[int, int], ...]
+    table_bytes: int = -1  # size of the shard, which is a table; -1: only the conversion tells it
 
 
 class Pinned(msgspec.Struct, frozen=True, array_like=True, tag="pinned"):

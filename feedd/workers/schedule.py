@@ -103,6 +103,11 @@ class Schedule:
         return self._busy_count
 
     @property
+    def unassigned_count(self) -> int:
+        """Number of chunks that no worker holds."""
+        return sum(map(len, self._waiting.values()))
+
+    @property
     def queued(self) -> bool:
         """Whether any chunk waits, in a queue or in a worker's socket."""
         return self._waiting_count > self._busy_count or bool(self._waiting)

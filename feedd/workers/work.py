@@ -141,6 +141,9 @@ class GatherTask:
         ordinal: int64[rows], sample in the file.
         batch_ends: int64[batches], the row behind the last row of each batch.
         out_at: int64[batches, columns], offset in the arena of the batch's values, which are back to back.
+        are_firsts: ``file_no`` and ``ordinal`` tell only the first row of each batch. The others follow in its file.
+        in_order: the batches lie in one slot, one behind the other. Until they are copied, ``file_no`` and ``ordinal``
+            may lie in their place.
     """
 
     files: tuple[ShardFile, ...]
@@ -150,6 +153,8 @@ class GatherTask:
     ordinal: NDArray[np.int64]
     batch_ends: NDArray[np.int64]
     out_at: NDArray[np.int64]
+    are_firsts: bool = False
+    in_order: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +201,19 @@ class ConvertedShard:
     format_name: str
     busy_s: float
     index: ShardIndex | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MissingRanges:
+    """What a conversion lacks.
+
+    Attributes:
+        ranges: ranges of the object that must be available before the conversion.
+        table_bytes: size of the shard, which is a table; -1: only the conversion tells the size.
+    """
+
+    ranges: tuple[ByteRange, ...]
+    table_bytes: int = -1
 
 
 @dataclass(frozen=True, slots=True, order=True)

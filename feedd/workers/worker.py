@@ -44,6 +44,7 @@ _DESCRIPTORS_BYTES = socket.CMSG_SPACE(DESCRIPTORS_MAX * array.array("i").itemsi
 _CLOEXEC = int(socket.MSG_CMSG_CLOEXEC)
 _CUT_OFF = int(socket.MSG_TRUNC)
 _FDS_LOST = int(socket.MSG_CTRUNC)
+_IDLE_S = 0.1  # without a request, until a worker imports what it may need later
 
 
 def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
@@ -91,7 +92,11 @@ def serve(sock: socket.socket) -> None:
     waiting.register(sock, select.POLLIN)
     sock.send(encode(Hello(PROTOCOL, build_digest())))
     built_in()  # imports all formats, before the first shard waits for that
+    later: Prepare | None = None
     while True:
+        if later is not None and not waiting.poll(1000 * _IDLE_S):
+            executor.prepare(later)
+            later = None
         if executor.keeps and not waiting.poll(1000 * REST_S):
             executor.rest()
         data, fds = receive(sock)
@@ -106,7 +111,10 @@ def serve(sock: socket.socket) -> None:
                 executor.detach(request.arena_id)
                 continue
             if isinstance(request, Prepare):
-                executor.prepare(request)
+                if request.when_idle:
+                    later = request
+                else:
+                    executor.prepare(request)
                 continue
             if isinstance(request, ReportStart):
                 sock.send(encode(Started(request.id)))

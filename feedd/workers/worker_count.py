@@ -39,6 +39,7 @@ class Load:
         queued_s: seconds in which work waited behind other work.
         workers: number of workers that take work now.
         contended: share of time that workers were ready to run but had no core.
+        waiting_count: pieces of work that no worker holds now.
     """
 
     elapsed_s: float
@@ -46,6 +47,7 @@ class Load:
     queued_s: float
     workers: int
     contended: float = 0.0
+    waiting_count: int = 0
 
     @property
     def demand(self) -> float:

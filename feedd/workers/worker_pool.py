@@ -15,7 +15,6 @@ from feedd.recipe.slow_imports import slow_module
 from feedd.workers.autoscaler import Autoscaler
 from feedd.workers.calls import (
     DecodeCall,
-    GatherCall,
     IndexCall,
     MeasureCall,
     PinCall,
@@ -26,6 +25,7 @@ from feedd.workers.convert_call import MakeCall
 from feedd.workers.descriptors import copies
 from feedd.workers.dispatch import Dispatch
 from feedd.workers.fixed_width import chunk_rows, request_rows
+from feedd.workers.gather_call import GatherCall
 from feedd.workers.messages import Attach, Detach, Packet, Prepare, encode
 from feedd.workers.poison import Poison
 from feedd.workers.supervisor import WorkerSupervisor
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from feedd.protocols import Recorder
     from feedd.shard_index import ShardIndex
-    from feedd.values import ByteRange, FieldRecipe, ShardFile
+    from feedd.values import FieldRecipe, ShardFile
     from feedd.workers.work import (
         ConvertedShard,
         DecodeOptions,
@@ -46,10 +46,14 @@ if TYPE_CHECKING:
         FieldWork,
         GatherTask,
         MakeTask,
+        MissingRanges,
         Piece,
     )
 
 _MEASURE_ROWS: Final = 256
+_AHEAD_CONVERTERS: Final = ("parquet",)
+"""Their library is imported by idle workers: it takes 60 ms and 8 MiB, and most tables need it."""
+_AHEAD_WORKERS_MAX: Final = 8  # few objects are converted at a time
 
 
 class DecodePool:
@@ -73,10 +77,7 @@ class DecodePool:
         self._poison = Poison()
         self._converters: set[str] = set()  # those whose libraries workers were told to import
         self._dispatch = Dispatch(options, recorder)
-        arenas = self._arenas
-        self._supervisor = WorkerSupervisor(
-            options, self._dispatch, recorder, lambda: [self._arena_packet(number) for number in arenas]
-        )
+        self._supervisor = WorkerSupervisor(options, self._dispatch, recorder, self._first_packets)
         self._autoscaler = Autoscaler(options, self._dispatch, self._supervisor, recorder)
 
     async def __aenter__(self) -> Self:
@@ -119,7 +120,7 @@ class DecodePool:
         assert call.index is not None
         return call.index
 
-    async def make(self, task: MakeTask) -> ConvertedShard | tuple[ByteRange, ...]:
+    async def make(self, task: MakeTask) -> ConvertedShard | MissingRanges:
         """Convert an object into a shard, or return the missing ranges of the object that are needed first.
 
         The converting worker gets no other work. When this method returns or raises, nothing writes to ``out_fd`` any
@@ -238,11 +239,12 @@ class DecodePool:
             As ``decode``.
         """
         if self._poison.concerns(task.files):
-            return np.arange(len(task.ordinal))
-        call = GatherCall(task)
+            return np.arange(task.batch_ends[-1])
+        arena_fd, _ = self._arenas.get(task.arena_id, (-1, 0))
+        call = GatherCall(task, arena_fd)
         await self._dispatch.do(call, self._dispatch.spread(call.rows, call.request_units))
         undone = call.undone
-        self._recorder.count(metrics.DECODE_SAMPLES, len(task.ordinal) - len(undone))
+        self._recorder.count(metrics.DECODE_SAMPLES, int(task.batch_ends[-1]) - len(undone))
         return undone
 
     def attach(self, arena_id: int, fd: int, size_bytes: int, owner: Hashable = None) -> None:
@@ -271,6 +273,13 @@ class DecodePool:
         if held is not None:
             os.close(held[0])
             self._dispatch.broadcast(Packet(encode(Detach(arena_id))))
+
+    def _first_packets(self) -> list[Packet]:
+        """Return the messages for a worker that joins."""
+        packets = [self._arena_packet(number) for number in self._arenas]
+        if self._dispatch.worker_count < _AHEAD_WORKERS_MAX:
+            packets.append(Packet(encode(Prepare(converters=_AHEAD_CONVERTERS, when_idle=True))))
+        return packets
 
     def _arena_packet(self, arena_id: int) -> Packet:
         fd, size_bytes = self._arenas[arena_id]

@@ -44,7 +44,7 @@ COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Shape:
+class Shape:
     """How large the data set is; an epoch is a whole number of batches.
 
     Attributes:
@@ -61,15 +61,15 @@ class _Shape:
         return self.shard_count * self.shard_samples
 
 
-_FULL = _Shape(8, 16384)
-_QUICK = _Shape(4, 2048)
+FULL = Shape(8, 16384)
+QUICK = Shape(4, 2048)
 
 
 def run(plan: Plan) -> Result:
     """Measure all who read tokens; one table."""
-    shape = _QUICK if plan.quick else _FULL
+    shape = QUICK if plan.quick else FULL
     plan.say("tokens: making what is missing")
-    root = _prepare(shape, plan.peers)
+    root = prepare(shape, plan.peers)
     duration_s = 0.5 if plan.quick else 3.0
     arms = _arms(root, shape, plan.peers)
 
@@ -97,7 +97,7 @@ def run(plan: Plan) -> Result:
     return result
 
 
-def _arms(root: Path, shape: _Shape, peers: Peers | None) -> list[Arm]:
+def _arms(root: Path, shape: Shape, peers: Peers | None) -> list[Arm]:
     shared: dict[str, Any] = {
         "batch_size": BATCH_SIZE,
         "sample_count": shape.sample_count,
@@ -129,14 +129,14 @@ def _arms(root: Path, shape: _Shape, peers: Peers | None) -> list[Arm]:
             )
         ),
         *([arm("feedd, MDS", "tokens_feedd", url=f"file://{root}/mds/")] if peers is not None else []),
-        arm("feedd, .bin", "tokens_feedd", url=f"file://{root}/bin/", field=_WINDOWS),
+        arm("feedd, .bin", "tokens_feedd", url=f"file://{root}/bin/", field=WINDOWS),
     ]
 
 
-_WINDOWS = json.dumps({"decode": "tokens", "dtype": "uint16", "count": TOKENS, "stride": TOKENS})
+WINDOWS = json.dumps({"decode": "tokens", "dtype": "uint16", "count": TOKENS, "stride": TOKENS})
 
 
-def _prepare(shape: _Shape, peers: Peers | None) -> Path:
+def prepare(shape: Shape, peers: Peers | None) -> Path:
     """Return the folder of the data set, making what is missing: raw tokens, and each peer's own format."""
     base = Path(os.environ.get("FEEDD_BENCH_DATA", str(Path(tempfile.gettempdir()) / "feedd-bench-data")))
     root = base / f"tokens-{_LAYOUT_VERSION}-{shape.shard_count}-{shape.shard_samples}"
@@ -165,7 +165,7 @@ def _prepare(shape: _Shape, peers: Peers | None) -> Path:
     return root
 
 
-def _make_files(root: Path, shape: _Shape) -> None:
+def _make_files(root: Path, shape: Shape) -> None:
     """Write the tokens once in shards and once in one file; the first two of a row are its number."""
     partial = root / "partial-bin"
     shutil.rmtree(partial, ignore_errors=True)

@@ -21,6 +21,7 @@ _TIMEOUT_S = 300.0
 _BATCH_SIZE = 32
 _LIMIT_STEP_S = 0.005  # 6,400 pictures a second
 _CALIBRATIONS = 3
+_ALONE = "decoding alone, all cores"
 _MODULES = {"feedd": "utilisation_feedd"}
 COLUMNS = (
     Column("utilisation", "utilisation", scale=100, digits=1, spread=True),
@@ -56,8 +57,19 @@ def run(plan: Plan) -> list[Result]:
     results = []
     for name, step_s in (("utilisation", batch_s / 2), ("utilisation_limit", _LIMIT_STEP_S)):
         timed = [replace(arm, settings={**arm.settings, "step_s": step_s}) for arm in arms]
+        timed += [_alone(plan, cores)] if name == "utilisation_limit" else []
         results.append(_measured(plan, name, step_s, timed))
     return results
+
+
+def _alone(plan: Plan, cores: int) -> Arm:
+    """Return the arm that decodes the same pictures with feedd's codec, and does nothing else."""
+    settings = {
+        "folder": str(plan.data.root / BUCKET / "tar"),
+        "workers": cores,
+        "sample_count": plan.data.shape.sample_count,
+    }
+    return Arm(_ALONE, "tests.bench.arms.decode_alone", Path(sys.executable), {}, settings)
 
 
 def _measured(plan: Plan, name: str, step_s: float, arms: list[Arm]) -> Result:
@@ -71,6 +83,9 @@ def _measured(plan: Plan, name: str, step_s: float, arms: list[Arm]) -> Result:
     ours = result.outcome("feedd")
     if ours is not None and name == "utilisation" and (spread := ours.spread("utilisation")) is not None:
         result.verdicts = [Verdict("utilisation with feedd", spread.middle, 0.95, rounds=spread)]
+    alone = result.outcome(_ALONE)
+    if ours is not None and alone is not None:
+        result.verdicts = [Verdict.of("feedd / decoding alone", ours, alone, "samples_per_s", 0.97)]
     result.notes = [
         (
             "Utilisation: the steps' time over the time of the loop, in percent. The step sleeps, as a loop does that"

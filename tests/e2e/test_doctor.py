@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -100,7 +101,9 @@ def test_a_slow_store_is_named_with_its_knob(data: S3Server, daemons: Callable[.
         told = _verdict(daemon, "--seconds", "4")
     assert told["verdict"] == "s3_latency", told
     assert told["knob"] == {"option": "fetch.parts_in_flight", "from": "1", "to": "2"}
-    assert 1.0 <= told["gain"]["predicted"] / told["gain"]["now"] <= 2.0  # less where other processes take the cores
+    assert (
+        1.0 <= told["gain"]["predicted"] / told["gain"]["now"] <= 2.001
+    )  # both are rounded; less where other processes take the cores
     waits, *others = told["evidence"]
     assert waits["what"] == "time that the trainer waits for a batch"
     assert waits["value"] > 0.5
@@ -116,3 +119,49 @@ def test_a_trainer_that_pauses_is_told_so(daemons: Callable[..., Daemon]) -> Non
         told = _verdict(daemon, "--seconds", "5")
     assert told["verdict"] == "evaluation", told
     assert told["gain"]["predicted"] > 1.2 * told["gain"]["now"]
+
+
+def _doctor_of_url(s3: S3Server, *arguments: str) -> subprocess.CompletedProcess[str]:
+    store = {"AWS_ENDPOINT_URL": s3.url, "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test-secret"}
+    command = [sys.executable, "-m", "feedd", "doctor", "s3://data/train/", "--batch-size", str(BATCH), *arguments]
+    env = os.environ | store | {"AWS_DEFAULT_REGION": "us-east-1"}
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=90, check=False)
+
+
+def test_data_is_measured_without_a_trainer(data: S3Server) -> None:
+    """A stand-in meets the slow store, and the same batches come faster when their shards are cached."""
+    data.script("data", "*", always=late(0.5))
+    done = _doctor_of_url(
+        data,
+        *("--fields", '{"cls": "int"}', "--seconds", "2", "--what-if", "cached", "--json"),
+        *("--set", "fetch.parts_in_flight=1", "--set", "fetch.hedge_share=0"),
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["verdict"] == "s3_latency", found
+    room = found["what_if"]
+    assert room["case"] == "cached"
+    assert room["best"] > 3 * room["now"] > 0
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("case", ["decoded", "local"])
+def test_head_room_is_measured_otherwise(data: S3Server, case: str) -> None:
+    """From decoded images, or from a local copy, as text."""
+    done = _doctor_of_url(data, "--fields", '{"jpg": "image:32x32"}', "--seconds", "2", "--what-if", case)
+    assert done.returncode == 0, done.stderr
+    assert f"what if {case}" in done.stdout
+
+
+@pytest.mark.nightly
+@pytest.mark.usefixtures("data")
+def test_what_keeps_data_from_being_opened_is_said(s3: S3Server) -> None:
+    """A field that is no image, and a field that is not there: one line, and no traceback."""
+    done = _doctor_of_url(s3, "--fields", '{"cls": "image"}', "--seconds", "2")
+    assert done.returncode == 1
+    assert "expected a JPEG" in done.stderr
+    done = _doctor_of_url(s3, "--fields", '{"nothing": "int"}', "--seconds", "2")
+    assert done.returncode == 1
+    assert "feedd: error: " in done.stderr
+    assert "nothing" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -163,8 +163,9 @@ def test_one_status_page(data: S3Server, daemons: Callable[..., Daemon]) -> None
     seen = _until(lambda: _health(daemon)["state"], "down", daemon)
     assert seen
     assert _until(lambda: _health(daemon)["state"], "ready", daemon)
-    with urllib.request.urlopen(f"http://127.0.0.1:{daemon.status_port}/", timeout=5) as page:
-        assert b"2 of 2 lanes" in page.read()
+    with urllib.request.urlopen(f"http://127.0.0.1:{daemon.status_port}/view.json", timeout=5) as page:
+        view = json.loads(page.read())
+    assert (view["lane_count"], view["state"]) == (2, "ready")
 
 
 def test_lanes_end_with_their_supervisor(daemons: Callable[..., Daemon]) -> None:

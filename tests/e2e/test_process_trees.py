@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from typing import TYPE_CHECKING
 
 import pytest
@@ -52,16 +54,32 @@ def test_two_trees_at_once(short_dir: Path) -> None:
         firsts = [trainer.stdout.readline() if trainer.stdout else b"" for trainer in trainers]
         caches = {str(path) for path in _caches(short_dir)}
         assert len(caches) == 2
+        pages = {path.read_text().strip() for path in short_dir.glob("feedd-*/*/feedd.sock.page")}
+        assert [_status_of(page) for page in pages] == [200, 200]
+        assert [_status_of(f"{page.rpartition('/')[0][:-1]}/") for page in pages] == [404, 404]
+        assert [_status_of(f"{'/'.join(page.split('/')[:3])}/healthz") for page in pages] == [404, 404]
     finally:
         told = [trainer.communicate(timeout=30) for trainer in trainers]
     assert firsts == [b"got\n"] * 2, told
     assert [trainer.returncode for trainer in trainers] == [0, 0], told
     lines = [line for _, text in told for line in text.decode().splitlines() if "started a feedd daemon" in line]
     assert {line.partition(" Cache: ")[2].partition(". Log: ")[0] for line in lines} == caches, "each says its own"
+    assert {line.partition(" Web page: ")[2] for line in lines} == pages, "each says its own"
+    logs = "".join(path.read_text() for path in short_dir.glob("feedd-*/*/feedd.log"))
+    assert '"event": "status page"' in logs
+    assert not [page for page in pages if page.split("/")[3] in logs], "a token is in a log"
     deadline_s = time.monotonic() + 20
     while _caches(short_dir):
         assert time.monotonic() < deadline_s, "a cache outlived its process tree"
         time.sleep(0.05)
+
+
+def _status_of(url: str) -> int:
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
 
 
 def test_what_a_killed_one_left_is_swept(short_dir: Path) -> None:

@@ -19,7 +19,7 @@ from feedd.metrics import CACHE_BYTES, CACHE_ENTRIES, CACHE_PINS, CACHE_RESERVED
 from feedd.values import ByteRange
 from feedd.workers.index_columns import unpack_regular
 from feedd.workers.messages import NeedRanges
-from feedd.workers.work import ConvertedShard
+from feedd.workers.work import ConvertedShard, MissingRanges
 from tests.fakes.caches import SHARD_BYTES, SLOT_BYTES, CacheRig
 from tests.fakes.fetchers import MemoryFetcher
 from tests.fakes.made import answer_to
@@ -85,11 +85,11 @@ class MakingFetcher(MemoryFetcher):
             write_to(sink, span.start, self.data(ref)[span.start : span.end])
 
 
-async def make(task: MakeTask) -> ConvertedShard | tuple[ByteRange, ...]:
+async def make(task: MakeTask) -> ConvertedShard | MissingRanges:
     """Do in this process what a worker does."""
     answer = answer_to(task)
     if isinstance(answer, NeedRanges):
-        return tuple(ByteRange(*span) for span in answer.spans)
+        return MissingRanges(tuple(ByteRange(*span) for span in answer.spans), answer.table_bytes)
     index = None if answer.index is None else unpack_regular(answer.index)
     return ConvertedShard(answer.size_bytes, answer.format_name, answer.busy_s, index)
 
@@ -132,7 +132,7 @@ class MadeRig(CacheRig):
             assert self.recorder.total(gauge) == 0, gauge.name
         assert not self.temp_files()
         assert self.disk_bytes() <= int(capacity * SLOT_BYTES)
-        assert not converter.fresh_count
+        assert not converter.fresh
         assert not cache._acquired
 
     @contextlib.asynccontextmanager

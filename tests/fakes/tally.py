@@ -31,9 +31,9 @@ class TallyRecorder:
         self._sums[slot] += delta
         self.peaks[metric.name] = max(self.peaks[metric.name], self._sums[slot])
 
-    def observe(self, metric: Metric, value: float, **labels: str) -> None:
+    def observe(self, metric: Metric, value: float, times: int = 1, /, **labels: str) -> None:
         assert value >= 0
-        self._sums[self._slot(metric, labels)] += 1
+        self._sums[self._slot(metric, labels)] += times
 
     def total(self, metric: Metric, **labels: str) -> float:
         """Return the sum over all label sets that contain ``labels``; of a histogram, its observations."""

@@ -97,8 +97,11 @@ async def test_demand_that_is_measured_brings_workers(tmp_path: Path, monkeypatc
         assert result.bad == ()
         assert rig.recorder.peaks[metrics.DECODE_WORKERS.name] == 3
         assert rig.recorder.peaks[metrics.DECODE_DEMAND.name] > 1
+        assert rig.recorder.peaks[metrics.QUEUE_ITEMS.name] > 4, "more rows than workers hold"
+        assert rig.recorder.total(metrics.QUEUE_NONEMPTY, queue="tasks") > 0.1
         await until(lambda: rig.recorder.total(metrics.DECODE_WORKERS) == 1)
         await until(lambda: rig.recorder.total(metrics.DECODE_DEMAND) == 0)
+        assert rig.recorder.total(metrics.QUEUE_ITEMS, queue="tasks") == 0
         assert rig.recorder.total(metrics.DECODE_RESTARTS) == 0
 
 

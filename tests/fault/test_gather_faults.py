@@ -19,47 +19,59 @@ from tests.fakes.tars import shard_file
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from numpy.typing import NDArray
+
     from feedd.values import ShardFile
 
 pytestmark = pytest.mark.slow
 
 ROWS, BATCHES = 512, 16  # of a page each
 NUMBERS = np.arange(ROWS * BATCHES, dtype=np.int64)
+BACKWARD = NUMBERS.reshape(BATCHES, ROWS)[:, ::-1].reshape(-1)  # in each batch
+EACH_ORDER = pytest.mark.parametrize("numbers", [NUMBERS, BACKWARD], ids=["forward", "backward"])
 
 
-def _task(file: ShardFile) -> GatherTask:
-    """Copy all rows in their order, a batch after the other."""
+def _task(file: ShardFile, numbers: NDArray[np.int64] = NUMBERS) -> GatherTask:
+    """Copy these rows, a batch after the other. Unless they are in the file's order, they travel in the arena."""
     recipe = parse_field("x", '{"decode": "tensor", "dtype": "int64", "shape": [1]}')
     column = Column(recipe, np.zeros(1, np.int64), np.full(1, 8, np.int64))
     ends = np.arange(1, BATCHES + 1) * ROWS
     out_at = (np.arange(BATCHES) * ROWS * 8).reshape(-1, 1)
-    return GatherTask((file,), ARENA_ID, (column,), np.zeros(len(NUMBERS), np.int32), NUMBERS, ends, out_at)
+    rows = np.zeros(len(numbers), np.int32), numbers
+    return GatherTask((file,), ARENA_ID, (column,), *rows, ends, out_at, in_order=True)
 
 
-async def test_a_file_that_is_cut_off_costs_the_batches_behind_the_cut(tmp_path: Path) -> None:
-    """Its pages are gone while it is mapped: reading them ends a worker, so these batches are left to be decoded."""
+@EACH_ORDER
+async def test_a_file_that_is_cut_off_costs_the_batches_behind_the_cut(
+    tmp_path: Path, numbers: NDArray[np.int64]
+) -> None:
+    """Its pages are gone while it is mapped: reading them ends a worker, so these batches are left to be decoded.
+
+    If rows travel in the arena, a worker that dies has copied batches over some of them.
+    """
     file = shard_file(tmp_path / "x", NUMBERS.tobytes())
     async with decoding([file], DecodeOptions(workers=2)) as rig:
-        assert not len(await rig.pool.gather(_task(file)))
-        assert os.pread(rig.fd, NUMBERS.nbytes, 0) == NUMBERS.tobytes()
+        assert not len(await rig.pool.gather(_task(file, numbers)))
+        assert os.pread(rig.fd, NUMBERS.nbytes, 0) == numbers.tobytes()
         os.pwrite(rig.fd, bytes(NUMBERS.nbytes), 0)
         os.truncate(file.path, file.data_at + NUMBERS.nbytes - 4096)
-        undone = await rig.pool.gather(_task(file))
+        undone = await rig.pool.gather(_task(file, numbers))
         assert rig.recorder.total(metrics.DECODE_RESTARTS) == 2
         assert undone.tolist() == list(range((BATCHES - 1) * ROWS, BATCHES * ROWS))
-        whole = NUMBERS[: (BATCHES - 1) * ROWS].tobytes()
+        whole = numbers[: (BATCHES - 1) * ROWS].tobytes()
         assert os.pread(rig.fd, len(whole), 0) == whole
 
 
-async def test_a_killed_worker_changes_no_byte(tmp_path: Path) -> None:
+@EACH_ORDER
+async def test_a_killed_worker_changes_no_byte(tmp_path: Path, numbers: NDArray[np.int64]) -> None:
     """Kill -9 of a worker costs a replay."""
     file = shard_file(tmp_path / "x", NUMBERS.tobytes())
     async with decoding([file], DecodeOptions(workers=1)) as rig:
         os.kill(rig.pool.worker_pids[0], signal.SIGSTOP)
         async with asyncio.TaskGroup() as group:
-            call = group.create_task(rig.pool.gather(_task(file)))
+            call = group.create_task(rig.pool.gather(_task(file, numbers)))
             await asyncio.sleep(0)
             os.kill(rig.pool.worker_pids[0], signal.SIGKILL)
         assert not len(call.result())
-        assert os.pread(rig.fd, NUMBERS.nbytes, 0) == NUMBERS.tobytes()
+        assert os.pread(rig.fd, NUMBERS.nbytes, 0) == numbers.tobytes()
         assert rig.recorder.total(metrics.DECODE_RESTARTS) == 1

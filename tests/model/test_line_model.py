@@ -97,6 +97,7 @@ class LineModel(RuleBasedStateMachine):
         assert self.line.in_flight_count == len(self.flying) <= PLACES
         assert self.budget.reserved_bytes == sum(span.size_bytes for _, span in self.flying) <= BUDGET_BYTES
         assert self.line.waiting_count == sum(bool(left) for left in self.left.values())
+        assert self.line.waiting_bytes == sum(span.size_bytes for left in self.left.values() for span in left)
         for standing, left in self.left.items():
             assert standing.waiting == bool(left)
             assert standing.over == (not left and standing not in [other for other, _ in self.flying])

@@ -53,8 +53,8 @@ class Connection(asyncio.BufferedProtocol):
         address: str = "",
         files: Files = _NO_FILES,
     ) -> None:
-        self.address = address
-        self._files = files
+        self.address, self._files = address, files
+        self.round_trip_s: float | None = None  # TCP round trip when the connection opened; None: not known
         self._body: Body | None = None
         self._loop = asyncio.get_running_loop()
         self._on_lost = on_lost

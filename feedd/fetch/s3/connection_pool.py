@@ -7,6 +7,7 @@ import errno
 import ipaddress
 import socket
 import ssl
+import struct
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from itertools import islice
@@ -20,7 +21,7 @@ from feedd.fetch.s3.addresses import Addresses
 from feedd.fetch.s3.bodies import Files
 from feedd.fetch.s3.connection import Connection, StaleConnection
 from feedd.fetch.s3.idle_connections import Idle
-from feedd.fetch.s3.tls_transport import RECEIVE_BYTES, TlsTransport
+from feedd.fetch.s3.tls_transport import TlsEndpoint, TlsTransport
 from feedd.flow.pools import DNS
 from feedd.values import ReadProgress
 
@@ -37,6 +38,7 @@ _CLOSE_S = 5.0
 _CLOSE_TURNS = 16
 _PROBE_SHARE = 8  # share of the connect timeout: a probe of a dead address delays a part by no more than this
 _SUBJECTS_MAX = 1024
+_RTT_AT = 68  # of tcpi_rtt in struct tcp_info, linux/tcp.h
 _NO_DESCRIPTOR = {errno.EMFILE, errno.ENFILE}
 
 
@@ -78,7 +80,7 @@ class ConnectionPool:
         self._addresses = Addresses()
         self._resolution: Once[float] = Once(self._resolve)
         self._closing: set[socket.socket] = set()  # sockets of handshakes that were broken off
-        self._received = memoryview(bytearray(RECEIVE_BYTES if endpoint.tls else 0))
+        self._tls = endpoint.tls and TlsEndpoint(endpoint.tls, endpoint.host)
         self._closed = False
 
     def __repr__(self) -> str:
@@ -138,6 +140,7 @@ class ConnectionPool:
         address, loop = connection.address, self._loop
         self._note(subject, address)
         self._load[address] += 1
+        progress.round_trip_s = connection.round_trip_s
         sent_s = loop.time()
         try:
             answer = await connection.exchange(request, sink, judge, progress)
@@ -270,7 +273,8 @@ class ConnectionPool:
         # After a broken-off handshake, the transport closes the socket a turn of the loop or two later.
         self._closing.add(sock)
         connection = Connection(self._limits.read_timeout_s, self._forget, address, self._files)
-        tls_transport = endpoint.tls and TlsTransport(endpoint.tls, endpoint.host, connection, self._received)
+        connection.round_trip_s = round_trip_s(sock)
+        tls_transport = self._tls and TlsTransport(self._tls, connection)
         try:
             await self._loop.create_connection(lambda: tls_transport or connection, sock=sock)
             if tls_transport:
@@ -309,6 +313,18 @@ class ConnectionPool:
         else:
             self._addresses.learn(found)
         return loop.time()
+
+
+def round_trip_s(sock: socket.socket) -> float | None:
+    """Return the round trip of a TCP connection as the kernel measured it; None: the kernel does not tell."""
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RTT_AT + 4)
+    except OSError:
+        return None
+    if len(info) < _RTT_AT + 4:
+        return None
+    microseconds: int = struct.unpack_from("=I", info, _RTT_AT)[0]
+    return microseconds / 1e6
 
 
 async def _addresses_of(host: str, port: int) -> list[str]:

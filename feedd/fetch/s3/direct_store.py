@@ -78,6 +78,11 @@ class DirectStore:
         """The root URL, ``s3://bucket``."""
         return self._sdk.root
 
+    @property
+    def transfer_busy_s(self) -> float:
+        """Seconds that its transfer threads have spent on bodies."""
+        return 0.0 if self._transfer_threads is None else self._transfer_threads.busy_s
+
     async def list(self, prefix: str, start_after: str = "") -> AsyncGenerator[list[ObjectRef], None]:
         """Yield the SDK's pages; see ``ObjectStore.list``."""
         async with closing_pages(self._sdk.list(prefix, start_after)) as pages:

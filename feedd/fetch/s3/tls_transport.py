@@ -18,24 +18,60 @@ if TYPE_CHECKING:
     from feedd.fetch.s3.connection import Connection
 
 _RECORD_BYTES = 16 << 10
-RECEIVE_BYTES = 64 << 10  # bytes read at a time on the loop: heads, small bodies, and the start of large ones
+_RECEIVE_BYTES = 64 << 10  # bytes read at a time on the loop: heads, small bodies, and the start of large ones
+
+
+class TlsEndpoint:
+    """The state that the TLS connections to one endpoint share. Its newest session spares a handshake its signatures.
+
+    A resumed handshake checks no certificate. So only sessions of complete handshakes are kept, and a session ends when
+    the server said it would.
+
+    Attributes:
+        received: receive buffer; used within one turn of the loop.
+
+    Args:
+        context: trusted certificates.
+        host: host name that the certificate must match.
+    """
+
+    def __init__(self, context: ssl.SSLContext, host: str) -> None:
+        self._context = context
+        self._host = host
+        self._session: ssl.SSLSession | None = None
+        self.received = memoryview(bytearray(_RECEIVE_BYTES))
+
+    def __repr__(self) -> str:
+        return f"TlsEndpoint({self._host}, {'resumes' if self._session else 'has no session'})"
+
+    def begin(self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO) -> ssl.SSLObject:
+        """Return the client side of a new connection."""
+        return self._context.wrap_bio(incoming, outgoing, server_hostname=self._host, session=self._session)
+
+    def keep(self, tls: ssl.SSLObject) -> None:
+        """Keep the session of a connection that has received data: TLS 1.3 sends sessions after the handshake."""
+        if not tls.session_reused:
+            self._session = tls.session
+
+    def forget(self) -> None:
+        """Resume no session, because a handshake failed."""
+        self._session = None
 
 
 class TlsTransport(asyncio.BufferedProtocol):
     """The TLS layer of one connection. ``shaken`` is done once the handshake is over and ``above`` is connected.
 
     Args:
-        context: trusted certificates.
-        host: host name that the certificate must match.
+        endpoint: state shared with other connections.
         above: gets the decrypted bytes; at the end of file it loses the connection.
-        received: receive buffer shared with other connections; used within one turn of the loop.
     """
 
-    def __init__(self, context: ssl.SSLContext, host: str, above: Connection, received: memoryview) -> None:
+    def __init__(self, endpoint: TlsEndpoint, above: Connection) -> None:
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=host)
+        self._endpoint = endpoint
+        self._tls = endpoint.begin(self._incoming, self._outgoing)
         self._above = above
-        self._received = received
+        self._session_seen = False
         self._transport: Any = None  # of whichever loop: uvloop's are no asyncio.Transport
         self._paused = False
         self._why: Exception | None = None
@@ -59,11 +95,11 @@ class TlsTransport(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - one recv takes whatever is there
         """Transport: return the buffer for the next bytes."""
-        return self._received
+        return self._endpoint.received
 
     def buffer_updated(self, nbytes: int) -> None:
         """Transport: handle the bytes that were put into the buffer."""
-        self._incoming.write(self._received[:nbytes])
+        self._incoming.write(self._endpoint.received[:nbytes])
         if self.shaken.done():
             self._feed()
         else:
@@ -127,6 +163,7 @@ class TlsTransport(asyncio.BufferedProtocol):
             self._feed()
 
     def _broken(self, error: Exception) -> None:
+        self._endpoint.forget()
         if not self.shaken.done():
             self.shaken.set_exception(error)
             self.shaken.exception()  # retrieved, so that asyncio logs nothing if the waiting task was cancelled
@@ -137,6 +174,9 @@ class TlsTransport(asyncio.BufferedProtocol):
         while not dry and not self._paused and not self._transport.is_closing():
             buffer = self._above.get_buffer(-1)
             count, dry = self._decrypt(buffer)
+            if count and not self._session_seen:
+                self._session_seen = True
+                self._endpoint.keep(self._tls)
             if count:
                 self._above.buffer_updated(count)
             if self._end is not None:

@@ -7,6 +7,7 @@ import errno
 import os
 import select
 import threading
+import time
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
@@ -42,6 +43,12 @@ class TransferThreads:
         assert count > 0, "at least one thread is needed"
         self._count = count
         self._all: dict[bool, list[TransferThread]] = {}  # by whether their files are in memory
+        self._ended_busy_s = 0.0  # of threads that were replaced
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds that all threads have spent on bodies."""
+        return self._ended_busy_s + sum(thread.busy_s for group in tuple(self._all.values()) for thread in group)
 
     def for_file(self, sink: FileSink) -> TransferThread:
         """Return the thread to move a body to ``sink``; threads that ended are replaced.
@@ -49,7 +56,10 @@ class TransferThreads:
         Raises:
             OSError: no descriptor or thread is left for a new thread, and there is no other.
         """
-        threads = [thread for thread in self._all.get(sink.file.in_memory, ()) if thread.alive]
+        known = self._all.get(sink.file.in_memory, ())
+        threads = [thread for thread in known if thread.alive]
+        if len(threads) < len(known):
+            self._ended_busy_s += sum(thread.busy_s for thread in known if not thread.alive)
         try:
             while len(threads) < self._count:
                 threads.append(TransferThread())
@@ -77,11 +87,15 @@ class TransferThread:
 
     An error in one body ends only that body. If the thread ends all the same, it ends its bodies and takes no more.
 
+    Attributes:
+        busy_s: seconds that the thread did not wait for sockets or new bodies.
+
     Raises:
         OSError: no descriptor or thread is left.
     """
 
     def __init__(self) -> None:
+        self.busy_s = 0.0
         self._moves: dict[int, BodyTransfer] = {}  # by descriptor of the socket; used by the thread only
         self._new: list[BodyTransfer] = []
         self._writes: list[Write] = []
@@ -172,12 +186,15 @@ class TransferThread:
     def _run(self) -> None:
         try:
             while not self._closing:
-                for fd, _ in self._epoll.poll():
+                events = self._epoll.poll()
+                began_s = time.monotonic()
+                for fd, _ in events:
                     move = self._moves.get(fd)
                     if move is not None:
                         self._advance(move, move.step)
                     elif fd == self._wake_out:
                         self._woken()
+                self.busy_s += time.monotonic() - began_s
         except Exception:  # noqa: BLE001 - logged, and every body it had is told
             _log.exception("a transfer thread ends; another takes its place")
         finally:

@@ -33,7 +33,7 @@ class _Silent:
     def move(self, metric: Metric, delta: float, **labels: str) -> None:
         pass
 
-    def observe(self, metric: Metric, value: float, **labels: str) -> None:
+    def observe(self, metric: Metric, value: float, times: int = 1, /, **labels: str) -> None:
         pass
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+import time
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -210,10 +212,30 @@ class _Line:
     always: Fault | None
 
 
-class Script:
-    """Which fault the next request meets. Thread-safe: tests write, the server reads."""
+class SharedRate:
+    """Lets bytes pass at a rate, in the order in which they come."""
 
-    def __init__(self) -> None:
+    def __init__(self, bytes_s: float) -> None:
+        self._bytes_s = bytes_s
+        self._free_s = 0.0
+
+    async def take(self, count: int) -> None:
+        """Wait until so many bytes may pass."""
+        now_s = time.monotonic()
+        self._free_s = max(self._free_s, now_s - 0.02) + count / self._bytes_s
+        if self._free_s > now_s:
+            await asyncio.sleep(self._free_s - now_s)
+
+
+class Script:
+    """Which fault the next request meets. Thread-safe: tests write, the server reads.
+
+    Attributes:
+        rate: how fast all bodies together are sent; None: as fast as they go.
+    """
+
+    def __init__(self, rate: SharedRate | None = None) -> None:
+        self.rate = rate
         self._lines: list[_Line] = []
         self._lock = threading.Lock()
 

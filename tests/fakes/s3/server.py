@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Self
 
 from tests.fakes.s3.answers import Answers, Reply, Request, parse_head
 from tests.fakes.s3.checksums import Checksums, Kept
-from tests.fakes.s3.faults import NO_FAULT, Fault, Script
+from tests.fakes.s3.faults import NO_FAULT, Fault, Script, SharedRate
 from tests.fakes.s3.gate import Gate
 from tests.fakes.s3.objects import FileObjects, MemoryObjects, NumberedObjects, Objects, endless_bytes
 
@@ -39,14 +39,16 @@ if TYPE_CHECKING:
 
 
 _PIECE_BYTES = 1 << 20
+_PACED_BYTES = 64 << 10
 _SMALL_BYTES = 256 << 10  # sent with the head: that costs less than asyncio's sendfile
 
 
 class _Sender:
     """Puts a reply on one connection, as far as the fault lets it."""
 
-    def __init__(self, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, writer: asyncio.StreamWriter, rate: SharedRate | None = None) -> None:
         self._writer = writer
+        self._rate = rate
 
     async def send(self, reply: Reply, fault: Fault, *, head_only: bool) -> int:
         """Send; return the body bytes sent. The connection is closed where the fault says so."""
@@ -66,7 +68,8 @@ class _Sender:
             lines.append(f"Content-Length: {announced}")
         lines += [f"{name}: {value}" for name, value in reply.headers.items() if name not in fault.omit]
         head = ("\r\n".join(lines) + "\r\n\r\n").encode()
-        if fault is NO_FAULT and reply.stored and reply.stored.path and size <= _SMALL_BYTES and not head_only:
+        small = fault is NO_FAULT and reply.stored and reply.stored.path and size <= _SMALL_BYTES
+        if small and self._rate is None and not head_only:
             self._writer.write(b"".join((head, self._slice(reply, size))))
             await self._writer.drain()
             return size
@@ -90,6 +93,12 @@ class _Sender:
             flipped[fault.flip_at - reply.start] ^= 1
             self._writer.write(flipped)
             await self._writer.drain()
+        elif self._rate is not None:
+            data = self._slice(reply, size)
+            for at in range(0, size, _PACED_BYTES):
+                await self._rate.take(min(_PACED_BYTES, size - at))
+                self._writer.write(data[at : at + _PACED_BYTES])
+                await self._writer.drain()
         elif fault.drip_bytes_s:
             data = self._slice(reply, size)
             step = max(1, fault.drip_bytes_s // 20)
@@ -200,6 +209,10 @@ class S3Server:
         """
         self._script.add(op, bucket, key, faults, always)
 
+    def follow(self, script: Script) -> None:
+        """Follow another script, and send at its rate."""
+        self._script = script
+
     def calm(self) -> None:
         """Forget all scripts."""
         self._script.clear()
@@ -290,7 +303,7 @@ class S3Server:
         raw = writer.get_extra_info("socket")
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
-        sender = _Sender(writer)
+        sender = _Sender(writer, self._script.rate)
         while not writer.transport.is_closing():
             request = await _read(reader, writer)
             if request is None:

@@ -205,22 +205,22 @@ async def test_numbers_that_do_not_fit_are_bad_samples(tmp_path: Path) -> None:
         assert isinstance(failure, BadSample)
 
 
-async def test_the_next_epochs_first_runs_are_made_in_advance(tmp_path: Path) -> None:
-    """Who begins the epoch gets them; who begins it elsewhere gets as many batches as asked for."""
+async def test_the_next_epochs_first_run_is_made_in_advance(tmp_path: Path) -> None:
+    """Who begins the epoch gets it; who begins it otherwise gets as many batches as asked for."""
     async with feeding(tmp_path) as rig:
         _arrays(rig.store)
         asked: dict[str, Any] = {"fields": FIELDS, "shuffle": True, "batch_size": 2, "window_shards": 6}
         expected = await batches(await rig.open(**asked), Cursor(1))
-        for first, count in ((0, 1), (1, 1), (1, 4), (2, 3)):
+        for first, count in ((0, 16), (0, 1), (1, 1), (2, 3)):
             session = await rig.open(**asked, runs=True)
             await _runs(session, [64] * 4)
-            await until(partial(_has_made, session, 3))
+            await until(partial(_has_made, session, 1))
             copied = rig.recorder.total(DECODE_SAMPLES)
             made = await session.produce_run(Cursor(1, first), count)
             assert isinstance(made, Produced)
             assert made.batch_count == count
             _same(_listed(session, made), expected[first : first + count])
-            in_advance = (first, count) in {(0, 1), (1, 4)}
+            in_advance = (first, count) == (0, 16)
             assert (rig.recorder.total(DECODE_SAMPLES) == copied) == in_advance
             if in_advance:
                 assert (made.alike, made.more) == (count - 1, ()), "a run made in advance is planned as one"
@@ -238,7 +238,7 @@ async def test_a_run_made_in_advance_charges_no_budget(tmp_path: Path, monkeypat
         handler, charged = own._decoder.assembler.plain._bad_sample_handler, []
         monkeypatch.setattr(handler, "charge_none", lambda first, _: charged.append(first.epoch))
         await _runs(session, [64] * 4)
-        await until(partial(_has_made, session, 3))
+        await until(partial(_has_made, session, 1))
         assert charged
         assert set(charged) == {0}
 
@@ -251,11 +251,11 @@ async def test_a_run_that_crosses_windows_is_whole_in_the_next_epoch(tmp_path: P
         expected = await batches(await rig.open(**asked), Cursor(1))
         session = await rig.open(**asked, runs=True)
         await _runs(session, [64] * 4)
-        await until(partial(_has_made, session, 2))
-        made = await session.produce_run(Cursor(1, 5), 16)
+        await until(partial(_has_made, session, 0))
+        made = await session.produce_run(Cursor(1, 0), 16)
         assert isinstance(made, Produced)
         assert made.batch_count == 16
-        _same(_listed(session, made), expected[5:21])
+        _same(_listed(session, made), expected[:16])
         session.release(made.slot)
 
 
@@ -370,5 +370,11 @@ def test_the_first_runs_are_short() -> None:
     """The first batch waits for no other; then runs grow."""
     lengths = run_lengths(50)
     assert [next(lengths) for _ in range(6)] == [1, 4, 16, 50, 50, 50]
-    assert first_runs(50, 4) == {0: 1, 1: 4, 5: 16, 21: 50}
-    assert first_runs(1, 3) == {0: 1, 1: 1, 2: 1}
+
+
+def test_the_first_runs_of_a_later_epoch_are_longer() -> None:
+    """They are made in advance, so the first batch waits for none of them."""
+    lengths = run_lengths(50, later_epoch=True)
+    assert [next(lengths) for _ in range(3)] == [16, 50, 50]
+    assert first_runs(50, 3) == {0: 16, 16: 50, 66: 50}
+    assert first_runs(4, 3) == {0: 4, 4: 4, 8: 4}

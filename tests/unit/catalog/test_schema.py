@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from feedd.sessions.feed_session import Session
     from feedd.shard_index import ShardIndex
     from feedd.values import ByteRange, ObjectRef, ReadProgress, ShardFile
-    from feedd.workers.work import ConvertedShard, MakeTask
+    from feedd.workers.work import ConvertedShard, MakeTask, MissingRanges
     from tests.fakes.feeding import Feeding
 
 SKIP: dict[str, Any] = {"bad_samples": "skip", "bad_samples_max": 99, "window_shards": 1, "batch_size": 2}
@@ -134,9 +134,9 @@ def noted_tasks(rig: Feeding) -> tuple[list[MakeTask], list[str]]:
     made: list[MakeTask] = []
     indexed: list[str] = []
     converter, index = rig.pipeline.cache._converter, rig.pool.index
-    make = converter._make
+    make = converter.conversions.make
 
-    def noted_make(task: MakeTask) -> Awaitable[ConvertedShard | tuple[ByteRange, ...]]:
+    def noted_make(task: MakeTask) -> Awaitable[ConvertedShard | MissingRanges]:
         made.append(task)
         return make(task)
 
@@ -144,7 +144,7 @@ def noted_tasks(rig: Feeding) -> tuple[list[MakeTask], list[str]]:
         indexed.append(file.ref.key)
         return await index(file, format_name)
 
-    converter._make = noted_make
+    converter.conversions.make = noted_make
     rig.pool.index = noted_index  # type: ignore[method-assign]  # to see what is asked for
     return made, indexed
 

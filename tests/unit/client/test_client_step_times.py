@@ -55,3 +55,11 @@ def test_they_are_told_once_a_second() -> None:
         times.took(request_s, 0.0)
         due.append(times.due)
     assert due == [False, True, False, True]
+
+
+def test_copies_to_the_device_are_told() -> None:
+    """The copy thread adds them up."""
+    times = _run([(1.0, 0.5)])
+    times.copy_s += 0.25
+    times.copy_s += 0.5
+    assert times.report().copy_s == 0.75

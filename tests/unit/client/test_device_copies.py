@@ -161,6 +161,7 @@ def test_times_tell_the_device_and_whether_its_memory_is_registered(
         next(batches)
     times = dataset._stats.step_times
     assert (times.steps, times.unpinned) == (2, False)
+    assert 0 < times.copy_s < 60
     assert times.device.startswith("cuda")
     loader.close()
     monkeypatch.setattr("feedd_client.copier.register", lambda *_: False)

@@ -12,6 +12,7 @@ from feedd.conversion import Conversion
 from feedd.convert.columnar import head_params
 from feedd.converting.conversion_log import ConversionLog
 from feedd.converting.converter import Converter, ConverterOptions
+from feedd.converting.object_ranges import CHARGE_BYTES_MAX
 from tests.fakes.fetchers import until
 from tests.fakes.files import parquet_of
 from tests.fakes.forms import FORM, MadeRig, make, same_form
@@ -51,7 +52,7 @@ async def test_a_conversion_tells_the_index_of_its_table(rig: MadeRig) -> None:
 
 async def test_outlines_wait_for_no_conversion(rig: MadeRig) -> None:
     """An open needs the list of columns now; conversions that run may be for later."""
-    big = rig.shard("big")
+    big = rig.shard("big", CHARGE_BYTES_MAX)
     small = rig.fetcher.put("a.parquet", parquet_of(n=range(9)))
     rig.fetcher.hold(big)
     converter = Converter(rig.fetcher, make, ConversionLog(), ConverterOptions(1 << 30, makings=1), rig.recorder)
@@ -60,12 +61,12 @@ async def test_outlines_wait_for_no_conversion(rig: MadeRig) -> None:
     outline, whole = (replace(small, conversion=Conversion("parquet", text)) for text in (head_params(""), ""))
     waiting = asyncio.ensure_future(converter.bring(whole, lambda: 0.0))
     shard = await asyncio.wait_for(converter.bring(outline, lambda: 0.0), 30.0)
-    assert shard in converter._fresh
+    assert shard in converter.fresh
     assert not waiting.done()
     assert rig.fetcher.running == {big.key}
     rig.fetcher.release(big)
     await asyncio.gather(running, waiting)
-    converter.keep_only(lambda _: False)
+    converter.fresh.keep_only(lambda _: False)
 
 
 async def test_workers_are_told_what_will_be_converted(rig: MadeRig) -> None:
@@ -74,6 +75,6 @@ async def test_workers_are_told_what_will_be_converted(rig: MadeRig) -> None:
     told: list[tuple[str, int]] = []
     for _ in range(2):
         async with rig.open_made() as cache:
-            cache._converter.expect = lambda name: told.append((name, rig.fetcher.calls[ref.key]))
+            cache._converter.conversions.expect = lambda name: told.append((name, rig.fetcher.calls[ref.key]))
             (await cache.acquire([ref])).release()
     assert told == [(FORM, 0)]

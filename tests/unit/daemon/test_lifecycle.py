@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import platform
 import signal
 import threading
+import time
 
 import pytest
 
-from feedd import metrics
+from feedd import __version__, metrics
 from feedd.clock import SystemClock
 from feedd.daemon.cut_short import ended_by
 from feedd.daemon.failures import single
@@ -101,12 +103,42 @@ class _LateClock:
         self._now_s += duration_s + self._late_s.pop(0)
 
 
+def test_the_build_is_shown() -> None:
+    """The versions of feedd and Python are labels of a gauge that is 1."""
+    recorder = MemoryRecorder()
+    State(recorder, Notifier({}))
+    assert recorder.values[metrics.BUILD_INFO.name, (__version__, platform.python_version())] == 1.0
+
+
 async def test_heartbeat_measures_how_late_the_loop_is() -> None:
-    """The gauge holds the delay of the last wake-up."""
+    """The gauge holds the delay of the last wake-up, the histogram those of all."""
     recorder = MemoryRecorder()
     with pytest.raises(asyncio.CancelledError):
         await beat(recorder, _LateClock([0.0, 0.25]), Notifier({}), _watchdog())
     assert recorder.total(metrics.DAEMON_LOOP_LAG) == pytest.approx(0.25)
+    assert recorder.observations[metrics.DAEMON_LOOP_DELAY.name, ("serving",)] == pytest.approx([0.0, 0.25])
+
+
+async def test_processor_time_of_the_loops_is_counted() -> None:
+    """Work on a loop counts as time of that loop's thread; sleep does not."""
+
+    class Working(_LateClock):
+        async def sleep_s(self, duration_s: float) -> None:
+            until_s = time.thread_time() + 0.02
+            while time.thread_time() < until_s:
+                pass
+            await super().sleep_s(duration_s)
+
+    recorder = MemoryRecorder()
+    with pytest.raises(asyncio.CancelledError):
+        await beat(recorder, Working([0.0, 0.0]), Notifier({}), _watchdog())
+    busy_s = recorder.values[metrics.DAEMON_LOOP_BUSY.name, ("serving",)]
+    assert 0.04 <= busy_s <= time.thread_time()
+    async with LoopThread("feedd-test-loop") as other:
+        with pytest.raises(asyncio.CancelledError):
+            await beat_of_fetches(recorder, other, _LateClock([0.0, 0.0]), _watchdog())
+    assert len(recorder.observations[metrics.DAEMON_LOOP_DELAY.name, ("fetching",)]) == 3
+    assert 0 < recorder.values[metrics.DAEMON_LOOP_BUSY.name, ("fetching",)] < busy_s
 
 
 async def test_heartbeat_is_faster_than_the_watchdog() -> None:
@@ -122,12 +154,12 @@ async def test_the_loop_of_fetches_gives_signs_of_life() -> None:
     """While it answers, and until the task ends; a loop that does not answer gives none."""
     watchdog = _Noting()
     with pytest.raises(asyncio.CancelledError):
-        await beat_of_fetches(CallersLoop(), _LateClock([0.0] * 2), watchdog)
+        await beat_of_fetches(MemoryRecorder(), CallersLoop(), _LateClock([0.0] * 2), watchdog)
     assert watchdog.notes == [f"{FETCHING_LOOP} is alive"] * 3 + [f"{FETCHING_LOOP} is forgotten"]
     async with LoopThread("feedd-test-loop") as stuck:
         may_go, watchdog = threading.Event(), _Noting()
         stuck.post(may_go.wait)
-        task = asyncio.create_task(beat_of_fetches(stuck, SystemClock(), watchdog))
+        task = asyncio.create_task(beat_of_fetches(MemoryRecorder(), stuck, SystemClock(), watchdog))
         await asyncio.sleep(0.05)
         assert not watchdog.notes
         may_go.set()

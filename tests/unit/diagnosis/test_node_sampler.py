@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 import threading
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from feedd import metrics
-from feedd.diagnosis import node_sampler
-from feedd.diagnosis.machine_reader import MachineReader
-from feedd.diagnosis.node_sampler import NodeSampler
+from feedd.diagnosis import machine_reader, node_sampler
+from feedd.diagnosis.machine_reader import MachineReader, MachineReading
+from feedd.diagnosis.node_sampler import NodeSampler, Readers
 from feedd.wire import feedd_pb2 as pb
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from feedd.diagnosis.window import RankWindow, Window
@@ -65,13 +67,15 @@ async def _rank(first: pb.SessionEntry | None, last: pb.SessionEntry) -> RankWin
 
 async def test_times_are_those_of_the_window() -> None:
     """What the trainer reported before is subtracted."""
-    before = _entry(pb.TrainerTimes(wall_s=100, wait_s=50, steps=1000, pauses=1, pause_s=9))
-    after = _entry(pb.TrainerTimes(wall_s=110, wait_s=53, steps=1100, pauses=2, pause_s=11, device="cuda:0"), rank=3)
+    before = _entry(pb.TrainerTimes(wall_s=100, wait_s=50, steps=1000, pauses=1, pause_s=9, copy_s=20))
+    now = pb.TrainerTimes(wall_s=110, wait_s=53, steps=1100, pauses=2, pause_s=11, device="cuda:0", copy_s=28)
+    after = _entry(now, rank=3)
     rank = await _rank(before, after)
     assert (rank.steps, rank.wall_s, rank.wait_s, rank.pause_s) == (100, 10, 3, 2)
     assert (rank.device, rank.rank, rank.session) == ("cuda:0", 3, "12345678")
     assert rank.step_s == pytest.approx(0.05)
     assert rank.wait == pytest.approx(0.3)
+    assert rank.copying == pytest.approx(0.8)
 
 
 @pytest.mark.parametrize("former", [None, pb.TrainerTimes(wall_s=500, wait_s=400, steps=9000)])
@@ -100,6 +104,14 @@ async def test_a_silent_trainer_waits_or_pauses(facts: dict[str, Any], waits: bo
     assert rank.pause_s == pytest.approx(0.0 if waits else rank.wall_s)
 
 
+async def test_a_trainer_that_told_nothing_in_a_short_window_waits() -> None:
+    """Its report is due after a second; a job with a slow store gets no batch to send it with."""
+    times = pb.TrainerTimes(wall_s=10, wait_s=1, steps=100)
+    rank = await _rank(_entry(times), _entry(times, age_s=1.5, waits_for="fetching"))
+    assert rank.wait == pytest.approx(1.0)
+    assert (await _rank(_entry(times), _entry(times, age_s=0.5, waits_for="fetching"))).wall_s == 0.0
+
+
 async def test_long_steps_are_no_silence() -> None:
     """A trainer of 20 s a step reports every 20 s."""
     times = pb.TrainerTimes(wall_s=200, wait_s=1, steps=10)
@@ -111,10 +123,10 @@ async def test_clients_that_report_nothing_are_no_ranks() -> None:
     assert (await _measure(_Daemon(None, _entry(None)))).ranks == ()
 
 
-@pytest.mark.parametrize(("job", "count"), [("", 1), ("1234", 1), ("group", 1), ("other", 0), ("234", 0)])
+@pytest.mark.parametrize(("job", "count"), [("", 1), ("1234", 1), ("group", 1), ("other", 0), ("234", 0), ("77", 1)])
 async def test_a_job_is_a_session_or_a_group(job: str, count: int) -> None:
-    """By the first digits of its id, or by its share= name."""
-    daemon = _Daemon(None, _entry(pb.TrainerTimes(wall_s=4, steps=8), share="group"))
+    """By the first digits of its id, by its share= name, or by its process."""
+    daemon = _Daemon(None, _entry(pb.TrainerTimes(wall_s=4, steps=8), share="group", pids=[77]))
     assert len((await _measure(daemon, job)).ranks) == count
 
 
@@ -130,6 +142,10 @@ async def test_metrics_become_rates_and_means() -> None:
         _sample(metrics.SOURCE_SECONDS, 15, "_count", op="read"),
         _sample(metrics.SOURCE_SECONDS, 3, "_sum", op="read"),
         _sample(metrics.SOURCE_SECONDS, 99, "_count", op="list"),
+        _sample(metrics.SOURCE_ROUND_TRIP, 4, "_count"),
+        _sample(metrics.SOURCE_ROUND_TRIP, 0.2, "_sum"),
+        _sample(metrics.FETCH_PARTS_MAX, 16),
+        _sample(metrics.PIPELINE_LISTING, 2),
         _sample(metrics.SOURCE_FIRST_BYTE, 10, "_count"),
         _sample(metrics.SOURCE_FIRST_BYTE, 1.5, "_sum"),
         _sample(metrics.SOURCE_RETRIES, 4, reason="throttled"),
@@ -140,13 +156,16 @@ async def test_metrics_become_rates_and_means() -> None:
         _sample(metrics.DECODE_BUSY, 3.02),
         _sample(metrics.DECODE_WORKERS, 2),
     ]
-    waiting = _entry(pb.TrainerTimes(wall_s=4, steps=8), waits_for="decoding")
+    sizes = {"largest_shard_bytes": 8, "object_bytes": 3}
+    waiting = _entry(pb.TrainerTimes(wall_s=4, steps=8), waits_for="decoding", **sizes)
     window = await _measure(_Daemon(waiting, waiting, before=before, after=after))
     fetch = window.fetch
-    assert (fetch.requests, fetch.list_requests, fetch.throttled, fetch.parts) == (10, 99, 4, 6.0)
+    assert (fetch.requests, fetch.throttled, fetch.parts, fetch.parts_max) == (10, 4, 6.0, 16)
+    assert (fetch.round_trip_s, window.listing) == (0.05, 1.0)
     assert fetch.request_s == pytest.approx(0.2)
     assert fetch.first_byte_s == pytest.approx(0.15)
     assert (fetch.hit_share, fetch.shard_bytes, fetch.cache_limit_bytes) == (0.75, 5.0, 7)
+    assert (fetch.largest_bytes, fetch.object_bytes) == (8, 3)
     assert (window.decoding, window.fetching, window.workers) == (1.0, 0.0, 2.0)
     assert window.worker_busy == pytest.approx(0.02 / (2 * window.seconds))
     assert window.core_busy == ()  # the daemon is on another machine
@@ -184,6 +203,50 @@ def test_the_machine_is_read(tmp_path: Path) -> None:
     assert grown.write_calls == after.processes[os.getpid()].write_calls - before.processes[os.getpid()].write_calls
     assert 0.05 <= grown.main_thread_s < 0.4
     assert all(after.cores[core][1] >= total_s >= busy_s for core, (busy_s, total_s) in before.cores.items())
+
+
+async def test_the_machine_can_be_another(tmp_path: Path) -> None:
+    """Readers are given: figures of their disk, link and GPU reach the window."""
+
+    class _Machine(MachineReader):
+        def read(self, pids: Iterable[int]) -> MachineReading:
+            self.disk, self.disk_kind, now_s = "nvme1n1", "EBS", time.monotonic()
+            return replace(super().read(pids), disk_busy_s=0.5 * now_s, links={"eth0": (round(now_s * 1e6), 2_000_000)})
+
+    class _Gpus:
+        def busy(self, _pids: object) -> float:
+            return 0.4
+
+        def close(self) -> None:
+            pass
+
+    entry = _entry(pb.TrainerTimes(wall_s=4, steps=8))
+    readers = Readers(_Gpus, lambda pids, _: _Machine(pids, str(tmp_path)))
+    window = await NodeSampler([_Daemon(None, entry)], readers=readers).measure(0.06)
+    assert window.gpu_busy == pytest.approx(0.4)
+    assert window.disk == "nvme1n1 EBS"
+    assert window.disk_busy == pytest.approx(0.5, rel=0.2)
+    assert window.link_sent == pytest.approx(0.5, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "rotational", "kind"),
+    [
+        ("nvme0n1", "Amazon Elastic Block Store              \n", "0", "EBS"),
+        ("nvme1n1", "Amazon EC2 NVMe Instance Storage\n", "0", "NVMe"),
+        ("sda", "ST4000\n", "1", "HDD"),
+        ("sdb", None, None, ""),
+        ("vda", None, "1", ""),
+    ],
+)
+def test_disks_tell_their_kind(tmp_path: Path, name: str, model: str | None, rotational: str | None, kind: str) -> None:
+    """On EC2, only the model tells a volume over the network from a local disk."""
+    disk = tmp_path / name
+    for file, content in (("device/model", model), ("queue/rotational", rotational)):
+        if content is not None:
+            (disk / file).parent.mkdir(parents=True, exist_ok=True)
+            (disk / file).write_text(content)
+    assert machine_reader._disk_kind(disk) == kind
 
 
 def test_a_directory_that_is_gone_has_no_disk(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import errno
 import os
 import socket
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -95,6 +96,27 @@ def test_moves_exactly_the_body(rig: Rig) -> None:
     assert os.pread(rig.file, SIZE, 4096) == DATA
     assert os.pread(rig.file, 4096, 0) == bytes(4096)
     assert rig.near.recv(100) == b"next"
+
+
+def test_time_on_bodies_is_counted(tmp_path: Path) -> None:
+    """A thread that moves a body is busy, one that waits for bytes is not; a thread that ended stays counted."""
+    near, far = socket.socketpair()
+    with near, far, (tmp_path / "file").open("w+b") as opened, contextlib.closing(TransferThreads(1)) as threads:
+        near.setblocking(False)
+        os.posix_fallocate(opened.fileno(), 0, SIZE)
+        sink_ = sink(SinkFile(opened.fileno()), 0, SIZE)
+        over, began_s = threading.Event(), time.monotonic()
+        first = threads.for_file(sink_)
+        assert threads.busy_s == 0.0
+        first.add(SplicedTransfer(near.fileno(), sink_, ReadProgress(), lambda _: over.set()))
+        time.sleep(0.2)
+        far.sendall(DATA)
+        assert over.wait(20)
+        first.close()
+        assert 0 < threads.busy_s < time.monotonic() - began_s - 0.1
+        busy_s = threads.busy_s
+        assert threads.for_file(sink_) is not first
+        assert threads.busy_s >= busy_s
 
 
 def test_end_before_the_body_does(rig: Rig) -> None:

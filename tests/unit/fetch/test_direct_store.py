@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,8 +13,9 @@ from feedd.catalog.sources import Sources
 from feedd.clock import SystemClock
 from feedd.errors import BadConfig, BadResponse, StoreUnavailable
 from feedd.fetch.fetch_options import S3Options, SourceOptions
+from feedd.fetch.s3.connection_pool import round_trip_s
 from feedd.fetch.s3.direct_store import DirectStore
-from feedd.values import ByteRange, ObjectRef
+from feedd.values import ByteRange, ObjectRef, ReadProgress
 from tests.fakes.s3.server import S3Server
 from tests.fakes.sinks import into
 from tests.fakes.tally import TallyRecorder
@@ -139,3 +141,15 @@ async def test_name_must_match_the_certificate(tmp_path: Path) -> None:
         async with opened(url, ca_bundle=str(authority.ca_path)) as store:
             with pytest.raises(BadConfig, match="certificate is not trusted"):
                 await read(store, ObjectRef("s3://bucket", "key", len(DATA), etag))
+
+
+async def test_the_kernel_tells_the_round_trip(server: S3Server) -> None:
+    """It is known of each request's connection; of what is no TCP connection, nothing is."""
+    async with opened(server.url) as store:
+        progress = ReadProgress()
+        await store.read_into(await store.head("key"), ByteRange(1, 10), into(bytearray(9)), progress)
+    assert progress.round_trip_s is not None
+    assert 0 < progress.round_trip_s < 1
+    one, other = socket.socketpair()
+    with one, other:
+        assert round_trip_s(one) is None

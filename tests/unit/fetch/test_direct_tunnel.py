@@ -17,7 +17,6 @@ from feedd.errors import BadResponse
 from feedd.fetch.fetch_options import SourceOptions
 from feedd.fetch.s3.bodies import Files
 from feedd.fetch.s3.connection_pool import ConnectionPool, Endpoint
-from feedd.fetch.s3.tls_transport import TlsTransport
 from feedd.fetch.s3.transfer_threads import TransferThreads
 from feedd.flow.file_writing import left_alone
 from feedd.flow.range_sinks import FileSink
@@ -44,7 +43,7 @@ class Server:
         self._context, self._answer = context, answer
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listening.getsockname()[1]
-        self.connection_count = 0
+        self.connection_count = self.resumed_count = 0
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> Self:
@@ -56,6 +55,13 @@ class Server:
         self._listening.close()
         self._thread.join(10)
         assert not self._thread.is_alive()
+
+    def forget_sessions(self, authority: Authority) -> None:
+        """Have the keys of another process: sessions from before are unknown."""
+        assert self._context is not None
+        old, self._context = self._context, ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._context.load_cert_chain(*authority.issue("store"))
+        self._context.minimum_version, self._context.maximum_version = old.minimum_version, old.maximum_version
 
     def _run(self) -> None:
         while True:
@@ -70,6 +76,7 @@ class Server:
                     self._answer(plain)
                     continue
                 with self._context.wrap_socket(plain, server_side=True) as secured:
+                    self.resumed_count += bool(secured.session_reused)
                     while secured.recv(65536) and self._answer(secured):
                         pass
 
@@ -170,6 +177,26 @@ async def test_many_at_a_time(context: ssl.SSLContext, authority: Authority, tmp
             assert await asyncio.gather(*asked) == [DATA] * 4
 
 
+async def test_a_new_connection_resumes_the_session(
+    context: ssl.SSLContext, authority: Authority, file: SinkFile
+) -> None:
+    """Later connections of a pool spare the certificate, and go on with a whole handshake if the server forgot."""
+
+    def answer(sock: socket.socket) -> bool:
+        sock.sendall(HEAD.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n") + DATA)
+        return False
+
+    with Server(context, answer) as server:
+        async with pool_to(server, authority) as pool:
+            for _ in range(3):
+                assert await body_of(pool, file) == DATA
+            assert (server.connection_count, server.resumed_count) == (3, 2)
+            server.forget_sessions(authority)
+            for _ in range(3):
+                assert await body_of(pool, file) == DATA
+            assert (server.connection_count, server.resumed_count) == (6, 4)
+
+
 @pytest.mark.parametrize("kept_bytes", [0, 20, 400_000, len(HEAD) + SIZE - 1])
 async def test_an_end_before_the_body_does(
     context: ssl.SSLContext, authority: Authority, file: SinkFile, kept_bytes: int
@@ -255,135 +282,3 @@ async def test_somebody_who_does_not_speak_tls(authority: Authority, file: SinkF
         async with pool_to(server, authority) as pool:
             with pytest.raises(EndpointConnectionError):
                 await body_of(pool, file)
-
-
-class Above:
-    """Takes what was decrypted, and notes how it came.
-
-    Attributes:
-        tunnel: paused at the first piece, where there is one.
-    """
-
-    def __init__(self, memory_bytes: int) -> None:
-        self.tls_transport: TlsTransport | None = None
-        self.memory = memoryview(bytearray(memory_bytes))
-        self.pieces: list[bytes] = []
-        self.lost: list[Exception | None] = []
-
-    def connection_made(self, transport: object) -> None:
-        """Nothing to do."""
-
-    def get_buffer(self, _: int) -> memoryview:
-        """All of it, each time."""
-        return self.memory
-
-    def buffer_updated(self, nbytes: int) -> None:
-        """Keep a piece."""
-        self.pieces.append(bytes(self.memory[:nbytes]))
-        if self.tls_transport is not None:
-            self.tls_transport.pause_reading()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Note why."""
-        self.lost.append(exc)
-
-
-class Wire:
-    """A plain transport: what is written to it goes to a server's cipher."""
-
-    def __init__(self, context: ssl.SSLContext) -> None:
-        self.into, self.out = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self.server = context.wrap_bio(self.into, self.out, server_side=True)
-        self.closed = ""
-
-    def pause_reading(self) -> None:
-        """Nothing to do: it delivers when it is told to."""
-
-    def resume_reading(self) -> None:
-        """Likewise."""
-
-    def write(self, data: bytes) -> None:
-        """To the server."""
-        self.into.write(data)
-
-    def close(self) -> None:
-        """In peace."""
-        self.closed = self.closed or "closed"
-
-    def abort(self) -> None:
-        """At once."""
-        self.closed = self.closed or "aborted"
-
-    def is_closing(self) -> bool:
-        """Whether either was called."""
-        return bool(self.closed)
-
-    def deliver(self, tls_transport: TlsTransport) -> None:
-        """Hand all that the server said to the tunnel, in one piece."""
-        data = self.out.read()
-        tls_transport.get_buffer(-1)[: len(data)] = data
-        tls_transport.buffer_updated(len(data))
-
-
-def connected(above: Above, wire: Wire, authority: Authority) -> TlsTransport:
-    """Return a tunnel whose handshake is done."""
-    trusted = ssl.create_default_context(cafile=str(authority.ca_path))
-    tls_transport = TlsTransport(trusted, "127.0.0.1", above, memoryview(bytearray(1 << 17)))  # type: ignore[arg-type]  # as far as it is used
-    tls_transport.connection_made(wire)  # type: ignore[arg-type]  # likewise
-    while not tls_transport.shaken.done() or wire.into.pending:
-        with contextlib.suppress(ssl.SSLWantReadError):
-            wire.server.do_handshake()
-        wire.deliver(tls_transport)
-    return tls_transport
-
-
-@pytest.mark.parametrize(("memory_bytes", "count"), [(100_000, 1), (30_000, 2), (1_000, 41)])
-@pytest.mark.parametrize("ending", ["goes on", "closed", "aborted"])
-async def test_records_are_handed_up_together(
-    context: ssl.SSLContext, authority: Authority, memory_bytes: int, count: int, ending: str
-) -> None:
-    """What came in one piece is handed up in as few as there is room for, and its end behind it."""
-    above, wire = Above(memory_bytes), Wire(context)
-    tls_transport = connected(above, wire, authority)
-    sent = [os.urandom(size) for size in (16_000, 9_000, 16_000)]
-    for record in sent:
-        wire.server.write(record)
-    if ending == "closed":
-        with contextlib.suppress(ssl.SSLWantReadError):
-            wire.server.unwrap()
-    elif ending == "aborted":
-        wire.out.write(b"no record at all")
-    wire.deliver(tls_transport)
-    assert b"".join(above.pieces) == b"".join(sent)
-    assert len(above.pieces) == count
-    assert wire.closed == ("" if ending == "goes on" else ending)
-    tls_transport.connection_lost(None)
-    (why,) = above.lost
-    assert isinstance(why, ConnectionResetError) == (ending == "aborted")
-
-
-async def test_what_is_behind_a_pause_is_left_for_others(context: ssl.SSLContext, authority: Authority) -> None:
-    """Where no more than a record has room, the record behind it is theirs who paused, and so is what ends it all."""
-    above, wire = Above(16 << 10), Wire(context)
-    above.tls_transport = tls_transport = connected(above, wire, authority)
-    wire.server.write(b"head")
-    wire.server.write(b"body")
-    wire.out.write(b"no record at all")
-    wire.deliver(tls_transport)
-    assert above.pieces == [b"head"]
-    assert not wire.is_closing()
-    assert tls_transport.cipher.tls.read(100) == b"body"
-    above.tls_transport = None
-    tls_transport.resume_reading()
-    assert wire.is_closing()
-
-
-async def test_an_end_behind_what_pauses(context: ssl.SSLContext, authority: Authority) -> None:
-    """What was decrypted together with the end is handed up, and the connection ends though somebody has paused it."""
-    above, wire = Above(100_000), Wire(context)
-    above.tls_transport = tls_transport = connected(above, wire, authority)
-    wire.server.write(b"head and body")
-    wire.out.write(b"no record at all")
-    wire.deliver(tls_transport)
-    assert above.pieces == [b"head and body"]
-    assert wire.is_closing()

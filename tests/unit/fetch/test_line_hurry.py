@@ -135,7 +135,7 @@ def test_everything_is_taken_once(count: int, size_bytes: int, calls: list[tuple
     for standing, span in taken:
         line.give_back(standing, span)
     assert one.over
-    assert (line.in_flight_count, line.waiting_count) == (0, 0)
+    assert (line.in_flight_count, line.waiting_count, line.waiting_bytes) == (0, 0, 0)
 
 
 class _Counted:

@@ -14,7 +14,14 @@ from feedd.fetch.metering_store import MeteredStore
 from feedd.fetch.once import Once
 from feedd.fetch.retry_policy import RetryPolicy
 from feedd.fetch.retrying_store import RetryLimits, RetryStore
-from feedd.metrics import SOURCE_BYTES, SOURCE_FIRST_BYTE, SOURCE_REQUESTS, SOURCE_RETRY_WAIT, SOURCE_SECONDS
+from feedd.metrics import (
+    SOURCE_BYTES,
+    SOURCE_FIRST_BYTE,
+    SOURCE_REQUESTS,
+    SOURCE_RETRY_WAIT,
+    SOURCE_ROUND_TRIP,
+    SOURCE_SECONDS,
+)
 from feedd.values import ByteRange
 from tests.fakes.sinks import into
 from tests.fakes.tally import TallyRecorder
@@ -116,14 +123,14 @@ async def test_meter_tells_outcomes_apart() -> None:
 
 
 async def test_meter_records_the_first_byte() -> None:
-    """Where a store notes it, the time from the request to the first byte of the body is observed."""
+    """Where a store notes them, the time from the request to the first byte and the round trip are observed."""
 
     class Noting(GatedStore):
         async def read_into(
             self, ref: ObjectRef, span: ByteRange, sink: RangeSink, progress: ReadProgress | None = None
         ) -> None:
             assert progress is not None
-            progress.first_byte_s = 2.5
+            progress.first_byte_s, progress.round_trip_s = 2.5, 0.1
             await super().read_into(ref, span, sink, progress)
 
     recorder = TallyRecorder()
@@ -132,7 +139,7 @@ async def test_meter_records_the_first_byte() -> None:
     await MeteredStore(store, recorder, TimelessClock()).read_into(
         store.put("x", b"0123456789"), ByteRange(0, 5), into(bytearray(5))
     )
-    assert recorder.total(SOURCE_FIRST_BYTE) == 1
+    assert recorder.total(SOURCE_FIRST_BYTE) == recorder.total(SOURCE_ROUND_TRIP) == 1
 
 
 async def test_once_opens_once() -> None:

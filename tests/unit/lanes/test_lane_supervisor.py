@@ -17,6 +17,7 @@ from feedd.config import Config
 from feedd.daemon.notify import Notifier
 from feedd.errors import BadConfig
 from feedd.lanes.lane_supervisor import LaneCommand, Supervisor
+from feedd.observe.page_access import PageAccess
 from tests.fakes.fetchers import until
 from tests.fakes.processes import command_of
 
@@ -78,7 +79,10 @@ class _Node:
             variables = {"NOTIFY_SOCKET": str(self.folder / "manager"), "WATCHDOG_USEC": "60000000"}
             command = LaneCommand(self._arguments, dict(os.environ) | variables, self.folder, **self.options)
             notifier = Notifier(variables)
-            self.supervisor = Supervisor(self.config, command, notifier, lambda _, page: self.ready.append(page))
+            access = PageAccess("token")
+            self.supervisor = Supervisor(
+                self.config, command, notifier, lambda _, page: self.ready.append(page), access
+            )
             run = asyncio.create_task(self.supervisor.run())
             try:
                 yield run
@@ -226,7 +230,7 @@ async def test_a_successor_waits_for_the_port(short_dir: Path) -> None:
             assert not node.ready
             predecessor.close()
             await until(lambda: node.ready)
-            assert node.ready == [address]
+            assert node.ready == [f"http://{address}/token/"]
 
 
 async def test_a_port_that_stays_taken_ends_the_successor(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,4 +255,4 @@ async def test_a_long_folder_is_named(short_dir: Path) -> None:
     node = _Node(short_dir, [_SERVES])
     command = LaneCommand(node._arguments, {}, folder)
     with pytest.raises(BadConfig, match="TMPDIR"):
-        await Supervisor(node.config, command, Notifier({}), None).run()
+        await Supervisor(node.config, command, Notifier({}), None, PageAccess("token")).run()

@@ -98,3 +98,19 @@ def test_null_recorder_takes_everything() -> None:
     """The null recorder accepts every metric of the table."""
     for metric in TABLE:
         _touch(NullRecorder(), metric)
+
+
+@pytest.mark.parametrize("value", [0.0, 0.001, 0.0011, 0.2, 60.0, 61.0])
+def test_an_observation_may_count_several_times(value: float) -> None:
+    """The histogram shows what as many single observations show."""
+    singly, together = PrometheusRecorder(), PrometheusRecorder()
+    for _ in range(5):
+        singly.observe(metrics.PIPELINE_BATCH_SECONDS, value)
+    together.observe(metrics.PIPELINE_BATCH_SECONDS, value, 5)
+    found, expected = (
+        {(one.name, *one.labels.items()): one.value for one in recorder.samples()} for recorder in (together, singly)
+    )
+    assert found == pytest.approx(expected)
+    kept = MemoryRecorder()
+    kept.observe(metrics.PIPELINE_BATCH_SECONDS, value, 2)
+    assert kept.observations == {(metrics.PIPELINE_BATCH_SECONDS.name, ()): [value, value]}

@@ -13,6 +13,8 @@ from feedd.dataset.assignment import Assignment
 from feedd.dataset.step_counts import Deal
 from feedd.ordering.epoch import EpochMap, EpochOptions, NeedCounts, Segment
 from feedd.ordering.node_epoch import NodeEpoch, Piece, Step
+from feedd.ordering.rank_reader import Reader, ReaderOptions
+from feedd.values import Cursor, Topology
 
 if TYPE_CHECKING:
     from feedd.ordering.epoch import Anchor
@@ -114,3 +116,14 @@ def test_steps_within_a_window_look_at_no_partition_again() -> None:
     assert all(isinstance(one, Step) and one.anchors is found[0].anchors for one in found if isinstance(found[0], Step))
     plan.step(100)
     assert located == [0] * 64 + [200] * 64
+
+
+def test_steps_are_known_as_soon_as_the_last_count_is() -> None:
+    """A reader that has planned its epoch without counts tells its steps once every shard is counted."""
+    counts: dict[int, int] = {}
+    options = ReaderOptions(seed=5, shuffle=True, window_shards=2, batch_size=4, topology=Topology())
+    reader = Reader((Assignment(np.arange(6, dtype=np.int64)),), options, counts)
+    reader.epoch_map(Cursor(0))
+    assert reader.steps(0) is None
+    counts.update(dict.fromkeys(range(6), 10))
+    assert [reader.steps(epoch) for epoch in range(3)] == [15, 15, 15]

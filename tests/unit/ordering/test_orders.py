@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 
 from feedd.dataset.assignment import Assignment
-from feedd.ordering.batch_plan import BatchPlan, BatchRows
+from feedd.ordering.batch_plan import BatchPlan, BatchRows, SpanPlan
 from feedd.ordering.rank_reader import Reader, ReaderOptions
 from feedd.ordering.sorted_windows import NeedOrder, Orders, SortedWindows, WindowName
-from feedd.values import Cursor, Topology
+from feedd.values import Cursor, EpochEnd, Topology
 
 if TYPE_CHECKING:
     from feedd.ordering.sorted_windows import WindowRows
@@ -114,6 +116,39 @@ def test_runs_say_windows_ahead_too() -> None:
         if need is not None:
             need.learn(need.sort())
     assert waited == 1
+
+
+@pytest.mark.parametrize(("rank", "ranks", "cut"), [(0, 1, False), (0, 1, True), (1, 2, False), (2, 3, True)])
+def test_runs_without_shuffle_need_no_window(rank: int, ranks: int, *, cut: bool) -> None:
+    """Without shuffle no window is sorted, and a run is the batches that are drawn one by one, in the files' order."""
+    shards = np.arange(_SHARDS, dtype=np.int64)
+    share = Assignment(shards, shards, shards + 2 * _SAMPLES) if cut else Assignment(shards)
+    topology = Topology(rank=rank, world_size=ranks, local_rank=rank, local_world_size=ranks)
+    options = replace(_OPTIONS, shuffle=False, topology=topology)
+    reader, alone = (Reader((share,), options, dict.fromkeys(range(_SHARDS), 2 * _SAMPLES)) for _ in range(2))
+    every = [(shard, first + shard * cut) for shard in range(_SHARDS) for first in range(2 * _SAMPLES)]
+    step, longest = 0, 0
+    while not isinstance(drawn := alone.draw(Cursor(0, step)), EpochEnd):
+        assert isinstance(drawn, BatchPlan)
+        run = reader.draw_run(Cursor(0, step), 4)
+        plans = [drawn] if run is None else run.plans()
+        for plan in plans:
+            low = (plan.cursor.step * ranks + rank) * _BATCH
+            assert list(zip(plan.shard.tolist(), plan.ordinal.tolist(), strict=True)) == every[low : low + _BATCH]
+            assert plan.rows().seeds.tolist() == _seeds(alone, plan.cursor)
+        assert run is None or isinstance(run, SpanPlan)
+        assert len(plans) == (1 if run is None else len(run))
+        step, longest = step + len(plans), max(longest, len(plans))
+        assert reader.next_order() is None
+    assert step * ranks * _BATCH >= len(every) - ranks * _BATCH
+    assert longest >= min(4, 2 * _SAMPLES // _BATCH // ranks)
+
+
+def _seeds(reader: Reader, at: Cursor) -> list[int]:
+    found = reader.rows(at)
+    assert isinstance(found, BatchRows)
+    seeds: list[int] = found.seeds.tolist()
+    return seeds
 
 
 def test_windows_ahead_change_no_batch() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from feedd import metrics
 from tests.fakes.backend import FakeScript
 from tests.unit.serve.raw_client import attach, release, serving
 
@@ -18,9 +19,10 @@ async def test_a_client_that_waits_hears_what_for(short_dir: Path) -> None:
     async with serving(short_dir, script) as rig:
         opened = await rig.open(prefetch_batches=2)
         stream = await rig.stream(opened.session_id, credits=1, inline_only=True, heartbeat_ms=50)
-        while len(stream.heartbeats) < 3:
+        while len(stream.heartbeats) < 8:  # waits are reported every quarter of a second
             assert await stream.read()
         assert set(stream.heartbeats) == {"decoding"}
+        assert rig.recorder.total(metrics.SERVE_BATCH_WAIT) > 0, "a wait counts while it lasts"
         assert not stream.batches
         script.gates[0].set()
         await stream.until(1)

@@ -42,6 +42,19 @@ async def test_a_credit_is_worth_a_run(short_dir: Path) -> None:
         assert (stream.end.steps, stream.end.samples) == (9, 36)
 
 
+async def test_a_later_epoch_begins_with_a_full_run(short_dir: Path) -> None:
+    """Its first run is made in advance. A stream that begins elsewhere has nothing in advance, so its runs grow."""
+    async with serving(short_dir, FakeScript(run_batches=RUN, steps=6)) as rig:
+        opened = await rig.open(prefetch_batches=4)
+        found = []
+        for epoch, step, count in ((0, 0, 3), (1, 0, 2), (2, 4, 2)):
+            stream = await rig.stream(opened.session_id, credits=4, epoch=epoch, step=step, inline_only=True)
+            await stream.until(count)
+            found.append([[one.cursor.step for one in _all(run)] for run in stream.batches])
+            await stream.finish()
+        assert found == [[[0], [1, 2, 3], [4, 5]], [[0, 1, 2], [3, 4, 5]], [[4], [5]]]
+
+
 @pytest.mark.parametrize("failing", [0, 1, 2, 4])
 async def test_batches_before_one_that_fails_are_sent(short_dir: Path, failing: int) -> None:
     """The error ends the stream behind them, wherever in a run the batch would have been."""

@@ -83,6 +83,21 @@ def test_a_release_lets_the_next_step_be_made(driver: Driver) -> None:
     assert (freed, planned) == (Free(send.produced.slot), Produce(Cursor(0, 3)))
 
 
+def test_what_waits_is_shown(driver: Driver) -> None:
+    """A batch made before an earlier one waits, and so does a credit without a slot; the stream's end drops both."""
+    machine = SessionMachine(SLOTS)
+    machine.lifeline_came()
+    stream, steps = _begin(machine, credits=5)
+    assert (stream.credit_count, stream.ready_sizes) == (2, [])
+    driver.do(stream.produced(steps[1], driver.made(steps[1])))
+    assert (stream.credit_count, stream.ready_sizes) == (2, [10])
+    driver.do(stream.produced(steps[0], driver.made(steps[0])))
+    assert stream.ready_sizes == []
+    driver.do(stream.produced(steps[2], driver.made(steps[2])))
+    driver.do(stream.gone())
+    assert (stream.credit_count, stream.ready_sizes) == (0, [])
+
+
 def test_a_release_of_another_generation_is_stale(driver: Driver) -> None:
     """A lease ends only by its own slot and generation."""
     machine = SessionMachine(SLOTS)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from feedd import metrics
 from feedd.catalog.stages import PipelineOptions
 from feedd.errors import BadRecipe, BadRequest, FeeddError, NotFound, ObjectChanged, StoreUnavailable
 from feedd.fetch.memory_store import MemoryStore
@@ -47,6 +48,7 @@ async def test_tables_are_asked_for_while_objects_are_listed(tmp_path: Path, mon
     def listing(self: MemoryStore, prefix: str, start_after: str = "") -> AsyncGenerator[list[ObjectRef], None]:
         assert not listed.is_set(), "listed once"
         listed.set()
+        assert rig.recorder.total(metrics.PIPELINE_LISTING) == 1
         return list_before(self, prefix, start_after)
 
     async def head(self: MemoryStore, key: str) -> ObjectRef:
@@ -62,6 +64,7 @@ async def test_tables_are_asked_for_while_objects_are_listed(tmp_path: Path, mon
         fields = (("jpg", "bytes"), ("value", "table:labels.csv"))
         session = await rig.open(fields=fields, batch_size=2)
         assert sorted((await batches(session))[0].ints("value")) == [4, 5]
+        assert rig.recorder.total(metrics.PIPELINE_LISTING) == 0
         await rig.open(fields=fields, batch_size=2)  # the listing is fresh
         listed.clear()
         with pytest.raises(NotFound):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -102,6 +103,8 @@ def test_as_row_by_row(tmp_path_factory: pytest.TempPathFactory, data: st.DataOb
     places = tuple(np.cumsum(sizes).tolist()), np.array(out_at, "<i8").tobytes()
     request = GatherRequest(1, tuple(files), 7, tuple(columns), *rows_of, *places, are_consecutive)
     arena = mmap.mmap(-1, ARENA_BYTES)
+    if not are_consecutive and data.draw(st.booleans()):
+        request = _with_rows_in(arena, request, int(np.min(out_at)))
     undone = set(gather(request, plains, MappedFiles(), arena).tolist())
     first = 0
     for size, its in zip(sizes, out_at, strict=True):
@@ -125,6 +128,13 @@ def test_as_row_by_row(tmp_path_factory: pytest.TempPathFactory, data: st.DataOb
                 assert arena[begin : begin + size * plain.out_bytes] == values
         first += size
     arena.close()
+
+
+def _with_rows_in(arena: mmap.mmap, request: GatherRequest, at: int) -> GatherRequest:
+    """Write the rows of a request to the arena."""
+    rows = request.ordinal + request.file_no
+    arena[at : at + len(rows)] = rows
+    return msgspec.structs.replace(request, ordinal=b"", file_no=b"", rows_at=at)
 
 
 def _consecutive(

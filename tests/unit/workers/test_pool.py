@@ -72,14 +72,15 @@ async def test_workers_load_what_is_said_to_come(shards: list[ShardFile]) -> Non
 
 
 async def test_workers_load_what_converters_need() -> None:
-    """Once, while the first object is fetched; a decoder's modules are asked for apart from that."""
+    """Idle workers load Parquet's library; others follow once, while the first object is fetched."""
     async with DecodePool(DecodeOptions(workers=2), TallyRecorder()) as pool:
-        assert not any(_has_loaded(pid, "libarrow") for pid in pool.worker_pids)
-        pool.prepare(converters=("parquet",))
         await until(lambda: all(_has_loaded(pid, "libparquet") for pid in pool.worker_pids), 30.0)
+        assert not any(_has_loaded(pid, "/_csv.") for pid in pool.worker_pids)
+        pool.prepare(converters=("csv",))
+        await until(lambda: all(_has_loaded(pid, "/_csv.") for pid in pool.worker_pids), 30.0)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(pool._dispatch, "broadcast", lambda _: pytest.fail("said twice"))
-            pool.prepare(converters=("parquet",))
+            pool.prepare(converters=("csv",))
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
+
 import numpy as np
+import pytest
 
 from feedd.recipe.recipe import parse_field
 from feedd.values import ObjectRef, ShardFile
-from feedd.workers.calls import GatherCall
-from feedd.workers.messages import MESSAGE_BYTES_MAX, GatherRequest, request_decoder
+from feedd.workers.gather_call import GatherCall
+from feedd.workers.messages import MESSAGE_BYTES_MAX, Gathered, GatherRequest, request_decoder
 from feedd.workers.work import Column, GatherTask
 
 
@@ -77,3 +81,50 @@ def test_undone_rows_are_counted_from_the_tasks_beginning() -> None:
     call.give_up(range(3, 4), "SIGBUS")
     call.give_up(range(1, 2), "SIGBUS")
     assert call.undone.tolist() == [2, 3, 6, 7]
+
+
+def test_a_task_may_tell_the_first_row_of_each_batch_alone() -> None:
+    """The request is the one for the same rows told one by one, and its answer names rows alike."""
+    rows = _task([2] * 1024, 256)
+    firsts = replace(rows, file_no=rows.file_no[::256], ordinal=rows.ordinal[::256], are_firsts=True)
+    calls = GatherCall(rows), GatherCall(firsts)
+    one, other = (call.packet(range(1, 4), 1).payload for call in calls)
+    assert one == other
+    for call in calls:
+        call.accept(range(1, 4), Gathered(1, 0.0, np.array([0, 300], "<i4").tobytes()), [])
+        assert call.undone.tolist() == [256, 556]
+
+
+@pytest.mark.parametrize("file_count", [1, 2])
+def test_rows_of_a_run_lie_where_its_batches_will(file_count: int) -> None:
+    """A request says where, each time anew; rows that take more room than their batches travel in the request."""
+    ordinal = np.arange(1024)[::-1]
+    task = replace(_task([number % file_count for number in range(1024)], 256), ordinal=ordinal, in_order=True)
+    column, out_at = task.columns[0], task.out_at * 32 + 64
+    small = replace(column, recipe=parse_field("x", '{"decode": "tensor", "dtype": "int32", "shape": [1]}'))
+    arena_fd = os.memfd_create("arena")
+    try:
+        call = GatherCall(replace(task, out_at=out_at), arena_fd)
+        assert call.request_units > call.rows
+        for _ in range(2):
+            os.pwrite(arena_fd, bytes(1 << 14), 0)
+            request = request_decoder.decode(call.packet(range(1, 4), 1).payload)
+            assert isinstance(request, GatherRequest)
+            assert (request.rows_at, request.ordinal, request.file_no) == (64 + 2048, b"", b"")
+            rows = np.frombuffer(os.pread(arena_fd, 4 * 768, request.rows_at), "<u4")
+            assert rows.tolist() == ordinal[256:].tolist()
+            told = np.frombuffer(os.pread(arena_fd, 2 * 768, request.rows_at + 4 * 768), "<u2")
+            assert told.tolist() == [number % file_count for number in range(256, 1024)]
+            assert os.pread(arena_fd, request.rows_at, 0) == bytes(request.rows_at)
+        for other in (
+            GatherCall(replace(task, out_at=out_at)),
+            GatherCall(replace(task, out_at=out_at, in_order=False), arena_fd),
+            GatherCall(replace(task, columns=(small,)), arena_fd),
+            GatherCall(replace(task, out_at=task.out_at // 64), arena_fd),
+        ):
+            request = request_decoder.decode(other.packet(range(3), 1).payload)
+            assert (request.rows_at, len(request.ordinal)) == (-1, 4 * request.batch_ends[-1])
+        large = replace(_task([0] * 10_000, 5000), ordinal=np.arange(10_000)[::-1], in_order=True)
+        assert request_decoder.decode(GatherCall(large, arena_fd).packet(range(1), 1).payload).rows_at < 0  # parts
+    finally:
+        os.close(arena_fd)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import threading
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +25,7 @@ from feedd.workers import worker
 from feedd.workers.convert_call import LONG_STREAM, MakeCall
 from feedd.workers.executor import Executor
 from feedd.workers.messages import ConvertedAnswer, Indexed, Prepare, encode, reply_decoder
-from feedd.workers.work import MakeTask
+from feedd.workers.work import MakeTask, MissingRanges
 from tests.fakes.files import parquet_of
 from tests.fakes.made import URL, answer_to, making
 from tests.fakes.making import OutBytes
@@ -52,7 +54,7 @@ def accepted(answer: ConvertedAnswer) -> ConvertedShard:
     """Return what the daemon makes of an answer."""
     call = MakeCall(MakeTask(Conversion("parquet"), URL, 1, (), -1, -1, 0, 1, 1))
     call.accept(range(1), answer, [])
-    assert not isinstance(call.outcome, tuple)
+    assert not isinstance(call.outcome, MissingRanges)
     return call.outcome
 
 
@@ -206,3 +208,24 @@ def test_a_worker_imports_formats_before_its_first_request(monkeypatch: pytest.M
         ours.shutdown(socket.SHUT_WR)
         worker.serve(theirs)
     assert greeted == [True]
+
+
+def test_a_worker_imports_in_advance_only_while_it_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that wait are done first."""
+    done: list[Prepare] = []
+    monkeypatch.setattr(Executor, "prepare", lambda _, request: done.append(request))
+    later, now = Prepare(converters=("parquet",), when_idle=True), Prepare(converters=("csv",))
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        for request in (later, now):
+            ours.send(encode(request))
+        thread = threading.Thread(target=worker.serve, args=(theirs,))
+        thread.start()
+        try:
+            deadline_s = time.monotonic() + 10
+            while len(done) < 2 and time.monotonic() < deadline_s:
+                time.sleep(0.01)
+        finally:
+            ours.shutdown(socket.SHUT_WR)
+            thread.join()
+    assert done == [now, later]

@@ -1,0 +1,1 @@
+"""One view of a node, which ``feedd top`` and the web page show."""
