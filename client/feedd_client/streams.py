@@ -110,6 +110,8 @@ def streams_of(device: torch.device) -> DeviceStreams | None:
         _check_cuda(device)
         index = torch.cuda.current_device() if device.index is None else device.index
         return CudaStreams(torch.device("cuda", index))
+    if not hasattr(getattr(torch, "accelerator", None), "set_device_index"):
+        return None  # an older torch: the copy thread waits for its copies
     current = current_accelerator()
     if current.type != device.type:
         raise BadOptionError(

@@ -56,6 +56,12 @@ def test_an_accelerator_of_another_machine_is_refused(xpu: Cuda) -> None:
         iter(DeviceLoader([], "hpu"))
 
 
+def test_an_older_torch_copies_without_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where torch.accelerator cannot set devices, other accelerators than CUDA are used without streams."""
+    monkeypatch.delattr(torch.accelerator, "set_device_index")
+    assert streams.streams_of(torch.device("xpu")) is None
+
+
 def test_transforms_on_the_cpu_run_beside_the_trainer(bench: Bench) -> None:
     """The copy thread transforms at most device_prefetch batches in advance, and none counts before its turn."""
     names: list[str] = []
