@@ -269,3 +269,12 @@ class Session:
         except (ObjectChanged, NotFound):
             self._parts.catalog.forget(self._parts.view.listing)
             raise
+
+
+def session_of(parts: SessionParts, stages: Stages, rank: int) -> Session:
+    """Return the session of a rank; one that notes the way of its batches if tracing is on."""
+    if stages.traces is None:
+        return Session(parts, stages)
+    from feedd.sessions.traced_session import TracedSession  # noqa: PLC0415 - only while tracing is on
+
+    return TracedSession(parts, stages, stages.traces, rank)

@@ -34,7 +34,7 @@ from feedd.ordering.sorted_windows import SortedWindows
 from feedd.recipe.bad_sample_policy import BadSamples
 from feedd.sessions.column_types import typed
 from feedd.sessions.decoded_cache import DecodedRoom, with_predecoded
-from feedd.sessions.feed_session import Session, SessionParts
+from feedd.sessions.feed_session import Session, SessionParts, session_of
 from feedd.sessions.group_members import SharedCopies, SharedLeases
 from feedd.sessions.job_sharing import LEASES_MOST, SharedBatches, Sharing, slots_to_lease
 from feedd.sessions.next_epoch_prefetch import AHEAD_BATCHES, NextEpochPrefetch, PrefetchParts
@@ -200,11 +200,7 @@ class Pipeline:
                 late=late,
             )
             undo.pop_all()
-        if self.stages.traces is None:
-            return Session(parts, self.stages)
-        from feedd.sessions.traced_session import TracedSession  # noqa: PLC0415 - only while tracing is on
-
-        return TracedSession(parts, self.stages, self.stages.traces, request.spec.order.topology.rank)
+        return session_of(parts, self.stages, request.spec.order.topology.rank)
 
     async def _batches(self, one: _Opening) -> tuple[_Memory, Batches, Classes]:
         """Resolve the recipes; return the memory for their batches, their maker, and the class names of labels."""
@@ -343,16 +339,9 @@ class _Opening:
         """The key that sessions with the same batches share."""
         spec, plan = self.request.spec, self.plan
         order, data = spec.order, spec.data
-        key = (
-            spec.owner,
-            spec.session.share,
-            order.batch_size,
-            order.topology,
-            data.keys,
-            data.bad_samples_max,
-            data.bad_samples,
-        )
-        return (*key, self.mark, plan.uneven, plan.steps, data.decoded_cache)
+        key = (spec.owner, spec.session.share, order.batch_size, order.topology, data.keys)
+        bad = data.bad_samples_max, data.bad_samples
+        return (*key, *bad, self.mark, plan.uneven, plan.steps, data.decoded_cache)
 
     def info(self, recipes: Recipes) -> SessionInfo:
         """Return the answer to Open, as far as the plan and the recipes determine it."""
