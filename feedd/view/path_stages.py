@@ -25,7 +25,6 @@ NAMES: Final = ("store", "cache", "decode", "hand-off", "trainer", "GPU")
 STAGE_OF: Final = {
     "listing": "store",
     "s3_throttling": "store",
-    "s3_far": "store",
     "s3_latency": "store",
     "s3_bandwidth": "store",
     "s3_far": "store",

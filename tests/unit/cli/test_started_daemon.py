@@ -1,0 +1,65 @@
+"""Commands without an address find the daemon that a job of this user started."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+from feedd.cli.running_daemon import daemon_address, started_daemon
+from feedd.cli.top import _page_url
+from feedd.config import Config
+from feedd.errors import BadConfig, NotFound
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def _socket(folder: Path, age_s: float) -> str:
+    folder.mkdir(parents=True)
+    path = folder / "feedd.sock"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as unix:
+        unix.bind(str(path))
+    os.utime(path, (1e9 - age_s, 1e9 - age_s))
+    return f"unix://{path}"
+
+
+def test_the_last_one_is_taken(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several daemons that jobs started, the newest; a named or a configured one goes before."""
+    monkeypatch.setattr("tempfile.tempdir", str(short_dir / "none"))
+    monkeypatch.delenv("FEEDD_ADDRESS", raising=False)
+    home = short_dir / f"feedd-{os.geteuid()}"
+    _socket(home / "a", 10)
+    newest = _socket(home / "b", 1)
+    (home / "c").mkdir()
+    (home / "c" / "feedd.sock").write_text("no socket")
+    environment = {"XDG_RUNTIME_DIR": str(short_dir)}
+    assert started_daemon(environment) == newest
+    assert started_daemon({}) is None
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(short_dir))
+    config = Config.model_validate({"listen": [f"unix://{short_dir}/own.sock"]})
+    assert daemon_address(None, config) == newest
+    assert daemon_address("unix:///named.sock", config) == "unix:///named.sock"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as unix:
+        unix.bind(str(short_dir / "own.sock"))
+        assert daemon_address(None, config) == f"unix://{short_dir}/own.sock"
+
+
+def test_folders_of_others_are_left_alone(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link to a folder is not followed: in a shared folder, anybody could have put it there."""
+    monkeypatch.setattr("tempfile.tempdir", str(short_dir / "none"))
+    _socket(short_dir / "elsewhere" / "a", 1)
+    (short_dir / f"feedd-{os.geteuid()}").symlink_to(short_dir / "elsewhere")
+    assert started_daemon({"XDG_RUNTIME_DIR": str(short_dir)}) is None
+
+
+def test_the_pages_address_is_beside_the_socket(short_dir: Path) -> None:
+    """It is read from the daemon's file; without one, the error says who may read it."""
+    (short_dir / "feedd.sock.page").write_text("http://127.0.0.1:7071/token/\n")
+    assert _page_url(f"unix://{short_dir}/feedd.sock") == "http://127.0.0.1:7071/token/"
+    with pytest.raises(NotFound, match="expected the address of the web page"):
+        _page_url(f"unix://{short_dir}/other.sock")
+    with pytest.raises(BadConfig, match="only sockets have a file"):
+        _page_url("127.0.0.1:7070")
