@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 PLAIN_FIELDS: Final = {"cls": "int"}
 PICTURE_FIELDS: Final = {"jpg": "image:224x224", "cls": "int"}
 DRAWN_SEED: Final = 20261127
-"""The set drawn with the seed 20261126 found defects of two rules, which were mended. So another set is the one that counts."""
+"""The set drawn with the seed 20261126 found defects of two rules, which were mended. So another set counts."""
 DRAWN_COUNT: Final = 24
 
 
