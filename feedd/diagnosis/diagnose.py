@@ -36,7 +36,8 @@ def diagnose(window: Window) -> Diagnosis:
     now, busy = window.batches_per_s, _busy(window)
     if (lists := listing(window)) is not None:
         return Diagnosis(lists, "", now, None)
-    if window.wait < limits.WAIT_MODERATE:
+    pauses_longer = window.pause >= limits.PAUSE_SHARE and window.pause > limits.PAUSE_OVER_WAIT * window.wait
+    if window.wait < limits.WAIT_MODERATE or pauses_longer:
         found = _first(TRAINER_RULES, window)
         assert found is not None, "the last rule always fits"
         behind = _slowest(busy, "trainer") if found.verdict in {"healthy", "compute_bound"} else ""

@@ -288,7 +288,8 @@ def rank_window(after: pb.SessionEntry, first: Moment, last: Moment) -> RankWind
     # A trainer tells its times when it takes batches, once a second at most.
     if after.times_age_s > (max(_STALE_S, _LONG_STEPS * usual_s) if wall_s else max(_REPORT_S, 2 * usual_s)):
         silent_s = min(seconds, after.times_age_s)
-        starves = after.waits_for in {"fetching", "decoding"} and after.leases <= 1
+        # While a trainer pauses, the daemon fills its slots. Slots that a starving one gave back may not be back yet.
+        starves = after.waits_for in {"fetching", "decoding"} and after.leases <= max(1, after.slots // 2)
         wall_s, wait_s = wall_s + silent_s, wait_s + (silent_s if starves else 0.0)
         pause_s += 0.0 if starves else silent_s
     pid = after.pids[0] if len(after.pids) == 1 else 0

@@ -51,6 +51,8 @@ LARGE_OBJECT_BYTES: Final = 128_000_000
 """Sizes of shards that suit feedd."""
 PAUSE_SHARE: Final = 0.10
 """Share of time in pauses, that is in steps of five times the usual length, from which they count."""
+PAUSE_OVER_WAIT: Final = 2.0
+"""Time in pauses over the time that the trainer waits, from which pauses come first."""
 CHECKPOINT_BYTES: Final = 1 << 20
 """Bytes that a trainer writes in a pause from which the pause counts as a checkpoint."""
 STRAGGLER: Final = 1.5

@@ -27,7 +27,6 @@ STAGE_OF: Final = {
     "s3_throttling": "store",
     "s3_latency": "store",
     "s3_bandwidth": "store",
-    "s3_far": "store",
     "small_objects": "store",
     "shard_sizes": "store",
     "skewed_shards": "store",

@@ -29,7 +29,7 @@ from feedd.diagnosis.machine_reader import MachineReader, MachineReading
 from feedd.diagnosis.node_sampler import NodeSampler, Readers
 from feedd.serve.admin_client import daemon_at
 from tests.bench.arms import daemon
-from tests.bench.doctor_causes import CAUSES, Scenario, drawn, fixed
+from tests.bench.doctor_causes import CAUSES, DRAWN_SEED, Scenario, drawn, fixed
 from tests.bench.doctor_data import prepare
 from tests.bench.harness import Outcome
 from tests.bench.plan import empty_folder
@@ -338,6 +338,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.doctor", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="file of JSON lines; runs that it has are left out")
     parser.add_argument("--set", choices=("fixed", "drawn"), default="fixed")
+    parser.add_argument("--seed", type=int, default=DRAWN_SEED, help="of the drawn set")
     parser.add_argument("--causes", nargs="+", choices=list(CAUSES), default=list(CAUSES), metavar="NAME")
     parser.add_argument("--runs", type=int, default=_RUNS)
     parser.add_argument("--within", type=float, default=100.0, help="begin no run after so many seconds")
@@ -352,7 +353,7 @@ def main() -> None:
         return
     jobs = [(fixed(name), index) for index in range(chosen.runs) for name in chosen.causes]
     if chosen.set == "drawn":
-        jobs = [(scenario, 1000 + index) for index, scenario in enumerate(drawn())]
+        jobs = [(scenario, 1000 + index) for index, scenario in enumerate(drawn(chosen.seed))]
     if chosen.alone:
         jobs = [(scenario, seed) for scenario, seed in jobs if scenario.alone == (chosen.alone == "yes")]
     done = {(row["cause"], row["seed"]) for row in rows}

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 PLAIN_FIELDS: Final = {"cls": "int"}
 PICTURE_FIELDS: Final = {"jpg": "image:224x224", "cls": "int"}
-DRAWN_SEED: Final = 20261126
+DRAWN_SEED: Final = 20261127
+"""The set drawn with the seed 20261126 found defects of two rules, which were mended. So another set counts."""
 DRAWN_COUNT: Final = 24
 
 
@@ -245,7 +246,7 @@ def fixed(name: str) -> Scenario:
     return CAUSES[name](random.Random(name))
 
 
-def drawn() -> list[Scenario]:
-    """Return the scenarios of the drawn set."""
-    draws = random.Random(DRAWN_SEED)
+def drawn(seed: int = DRAWN_SEED) -> list[Scenario]:
+    """Return the scenarios of a drawn set."""
+    draws = random.Random(seed)
     return [CAUSES[draws.choice(list(CAUSES))](draws) for _ in range(DRAWN_COUNT)]

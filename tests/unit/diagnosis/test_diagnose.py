@@ -87,6 +87,8 @@ def test_each_cause_has_its_verdict(verdict: str) -> None:
         (_fetch(evictions=1, cache_limit_bytes=1 << 30), "s3_bandwidth"),  # the cache has just become full
         (_fetch(evictions=9, cache_limit_bytes=1 << 30, hits=90), "cache_too_small"),  # each batch of a shard is a hit
         (replace(DECODES, cpu_pressure=0.9), "decode_cpu"),  # as many workers as cores
+        (_rank(DECODES, wait_s=1.0, pause_s=4.0), "evaluation"),  # pauses take more of the time than waits
+        (_rank(DECODES, wait_s=3.0, pause_s=4.0), "decode_cpu"),
         (_rank(HEALTHY, pause_s=0.5, written_bytes=40 * MIB), "healthy"),  # a checkpoint that costs little
         (replace(HEALTHY, ranks=(FED, replace(FED, rank=1, steps=50))), "healthy"),  # two ranks have no median
         (_fetch(throttled=1), "s3_bandwidth"),

@@ -91,6 +91,8 @@ async def test_a_trainer_that_has_just_begun_counts_from_its_begin(former: pb.Tr
         ({"waits_for": "fetching"}, True),
         ({"waits_for": "decoding", "leases": 1}, True),
         ({"waits_for": "decoding", "leases": 3}, False),
+        ({"waits_for": "fetching", "leases": 2, "slots": 4}, True),
+        ({"waits_for": "fetching", "leases": 3, "slots": 4}, False),
         ({"waits_for": "space"}, False),
         ({}, False),
     ],
