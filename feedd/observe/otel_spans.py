@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import queue
 import socket
 import threading
 import time
 from typing import TYPE_CHECKING, Final
+
+import structlog
 
 from feedd import __version__
 from feedd.errors import BadConfig
@@ -33,6 +37,10 @@ if TYPE_CHECKING:
 
     from feedd.flow.trace_log import AttemptTrace, BatchTrace, FetchTrace, PartTrace, Period
 
+_log = structlog.get_logger(__name__)
+
+QUEUE_MAX: Final = 256
+"""Batches that wait for their spans; further ones are left out."""
 FLUSH_S: Final = 1.5
 """Longest wait for the collector when the daemon ends. The SDK alone would wait for more than ten seconds."""
 
@@ -49,8 +57,25 @@ class OtelSpans:
         self._tracer = provider.get_tracer("feedd", __version__)
         # Spans carry dates, and periods are of a clock that never jumps.
         self._offset_ns = time.time_ns() - time.monotonic_ns()  # noqa: TID251 - the date itself
+        self._queue: queue.Queue[tuple[BatchTrace, Sequence[FetchTrace]] | None] = queue.Queue(QUEUE_MAX)
+        self._thread = threading.Thread(target=self._run, name="feedd-traces", daemon=True)
+        self._thread.start()
 
     def export(self, batch: BatchTrace, fetches: Sequence[FetchTrace]) -> None:
+        """Have the spans made by a thread: those of a fetch with many parts take milliseconds."""
+        with contextlib.suppress(queue.Full):  # the thread is behind: this batch is left out
+            self._queue.put_nowait((batch, fetches))
+
+    def _run(self) -> None:
+        """Make spans until the end, then send what is left; the body of the thread."""
+        while (taken := self._queue.get()) is not None:
+            try:
+                self._make(*taken)
+            except Exception:  # noqa: BLE001 - logged; the next batch gets its trace
+                _log.exception("the trace of a batch cannot be made")
+        self._provider.force_flush()
+
+    def _make(self, batch: BatchTrace, fetches: Sequence[FetchTrace]) -> None:
         """Make the spans of a batch, and of fetches that no earlier batch was linked to."""
         links = [trace.Link(self._fetch(one), {"url.full": one.url}) for one in fetches]
         facts: dict[str, AttributeValue] = {
@@ -71,9 +96,9 @@ class OtelSpans:
 
     def close(self) -> None:
         """Send what is left to the collector, for a limited time."""
-        flushing = threading.Thread(target=self._provider.force_flush, name="feedd-traces", daemon=True)
-        flushing.start()
-        flushing.join(FLUSH_S)
+        with contextlib.suppress(queue.Full):
+            self._queue.put(None, timeout=FLUSH_S)
+        self._thread.join(FLUSH_S)
 
     def _fetch(self, fetch: FetchTrace) -> SpanContext:
         """Return the span of a fetch, made when first asked for."""

@@ -261,9 +261,34 @@ def test_a_collector_that_hangs_does_not_hold_up_the_end(monkeypatch: pytest.Mon
     answers = threading.Event()
     provider = TracerProvider(shutdown_on_exit=False)
     monkeypatch.setattr(provider, "force_flush", answers.wait)
-    otel_spans.OtelSpans(provider).close()
-    assert not answers.is_set()
+    spans = otel_spans.OtelSpans(provider)
+    spans.close()
+    assert spans._thread.is_alive()
     answers.set()
+    spans._thread.join()
+
+
+def test_spans_are_made_by_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who hands over a batch never waits: batches are left out while the thread is behind, and it survives errors."""
+    monkeypatch.setattr(otel_spans, "QUEUE_MAX", 2)
+    began, goes_on = threading.Event(), threading.Event()
+    made: list[str] = []
+
+    def make(_: otel_spans.OtelSpans, batch: BatchTrace, fetches: object) -> None:
+        made.append(threading.current_thread().name)
+        began.set()
+        goes_on.wait()
+        raise ValueError("an error of one batch")
+
+    monkeypatch.setattr(otel_spans.OtelSpans, "_make", make)
+    spans = otel_spans.OtelSpans(TracerProvider(shutdown_on_exit=False))
+    spans.export(_batch(), [])
+    assert began.wait(10)
+    for _ in range(9):
+        spans.export(_batch(), [])
+    goes_on.set()
+    spans.close()
+    assert made == ["feedd-traces"] * 3
 
 
 def test_without_the_packages_the_option_is_refused() -> None:
