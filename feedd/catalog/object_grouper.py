@@ -289,3 +289,9 @@ def _taken(blob: bytearray, ends: NDArray[np.int64], numbers: NDArray[np.int64])
     view = memoryview(blob)
     pieces = [view[start:end] for start, end in zip(starts, ends[numbers].tolist(), strict=True)]
     return b"".join(pieces), np.cumsum(np.fromiter(map(len, pieces), np.int64, len(pieces)))
+
+
+def object_bytes(sizes: NDArray[np.int64], packs: Iterable[Packs]) -> int:
+    """Return the mean size of the objects behind shards of these sizes; objects in packs count singly."""
+    count = len(sizes) + sum(len(one.members.sizes) - len(one) for one in packs)
+    return int(sizes.sum()) // count if count else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 
@@ -25,9 +26,10 @@ from feedd.fetch.turn_gate import TurnGate
 from feedd.flow.budget import ByteBudget
 from feedd.flow.loop_thread import CallersLoop
 from feedd.flow.pools import CPU, LOCAL_FILES
+from feedd.metrics import PIPELINE_LISTING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from feedd.access import Access
     from feedd.catalog.braces import Allowance
@@ -92,6 +94,7 @@ class Sources:
         self, options: SourceOptions, recorder: Recorder, clock: Clock, work_loop: WorkLoop | None = None
     ) -> None:
         self._options = options
+        self._recorder = recorder
         self.work_loop = work_loop or CallersLoop()
         self.buckets = BucketStores(options, recorder, clock)
         self._heads = TurnGate(options.heads_in_flight)  # on the work loop, like the stores
@@ -129,6 +132,15 @@ class Sources:
     async def warm(self) -> None:
         """Do work in advance that every first request would wait for."""
         await CPU.run(warm)
+
+    @contextmanager
+    def listing(self) -> Iterator[None]:
+        """Count an open that waits for a listing, during the body."""
+        self._recorder.move(PIPELINE_LISTING, 1)
+        try:
+            yield
+        finally:
+            self._recorder.move(PIPELINE_LISTING, -1)
 
     @property
     def scheduled(self) -> Scheduled:

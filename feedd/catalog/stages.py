@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from feedd import metrics
 from feedd.access import AccessRules
 from feedd.catalog.lost_objects import LostObjects
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from feedd.catalog.pack_reads import PackReads
     from feedd.catalog.sources import Sources
     from feedd.converting.converting_cache import ConvertingCache
@@ -56,12 +52,3 @@ class Stages:
     inflight: PackReads
     lost: LostObjects = field(default_factory=LostObjects)
     traces: TraceLog | None = None
-
-    @contextmanager
-    def listing(self) -> Iterator[None]:
-        """Count an open that waits for a listing, during the body."""
-        self.recorder.move(metrics.PIPELINE_LISTING, 1)
-        try:
-            yield
-        finally:
-            self.recorder.move(metrics.PIPELINE_LISTING, -1)

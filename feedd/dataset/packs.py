@@ -30,12 +30,17 @@ def packed_tag(etag: str) -> bytes:
         if len(tag) == _TAG_BYTES and tag.hex() == etag:
             return tag
     text = b"\0" + etag.encode("utf-8", "surrogatepass")
-    return b"\0" + text if len(text) == _TAG_BYTES else text
+    if len(text) == _TAG_BYTES:
+        return b"\0" + text
+    return b"\1" + text if text.startswith(b"\0\0") and len(text) == _TAG_BYTES + 1 else text
 
 
 def unpacked_tag(tag: bytes) -> str:
     """Return the etag that ``packed_tag`` was given."""
-    return tag.hex() if len(tag) == _TAG_BYTES else tag.lstrip(b"\0").decode("utf-8", "surrogatepass")
+    if len(tag) == _TAG_BYTES:
+        return tag.hex()
+    longer = tag.startswith(b"\1") or (tag.startswith(b"\0\0") and len(tag) == _TAG_BYTES + 1)
+    return tag[2 if longer else 1 :].decode("utf-8", "surrogatepass")
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,9 +167,3 @@ def pack_counts(refs: Sequence[ObjectRef], packs: Iterable[Packs]) -> dict[int, 
     """Return the samples of the packs among ``refs``, by index into ``refs``."""
     known = {ref: count for one in packs for ref, count in zip(one.refs, one.counts, strict=True)}
     return {number: known[ref] for number, ref in enumerate(refs) if is_pack(ref)} if known else {}
-
-
-def object_bytes(sizes: NDArray[np.int64], packs: Iterable[Packs]) -> int:
-    """Return the mean size of the objects behind shards of these sizes; objects in packs count singly."""
-    count = len(sizes) + sum(len(one.members.sizes) - len(one) for one in packs)
-    return int(sizes.sum()) // count if count else 0

@@ -19,9 +19,9 @@ from feedd.catalog.index_prefetcher import IndexPrefetcher
 from feedd.catalog.label_fields import Labelling, forget, with_tables
 from feedd.catalog.late_fields import LateFields
 from feedd.catalog.learned_counts import Learned
+from feedd.catalog.object_grouper import object_bytes
 from feedd.catalog.open_request import Request, shortened
 from feedd.catalog.wanted_columns import narrowed
-from feedd.dataset.packs import object_bytes
 from feedd.dataset.step_counts import Uneven
 from feedd.errors import NotFound, ObjectChanged, Unsupported
 from feedd.flow.arena import Arena
@@ -119,7 +119,7 @@ class Pipeline:
         if request.policy is BadSamples.QUARANTINE and self._quarantine is None:
             raise Unsupported("this daemon has no quarantine file configured", object="bad_samples")
         enter_stage(f"listing {shortened(spec.data.urls)}")
-        with self.stages.listing(), self.catalog.started(request.sources, access, request.cuts):
+        with self.stages.sources.listing(), self.catalog.started(request.sources, access, request.cuts):
             request = await with_tables(self.stages.sources, request)
             listing, tables = await both(
                 self.catalog.mixed(

@@ -124,9 +124,7 @@ def test_faults_of_store_and_data_fire_their_alerts(
     scene.put("warm", 4)
     warm = scene.dataset("warm")
     assert sum(len(batch["cls"]) for batch in warm) == 4 * SAMPLES
-    with scene.fault("healthy"):
-        for _ in warm:
-            time.sleep(0.5)
+    _healthy(scene, warm)
     warm.close()
     _store_faults(scene)
     _data_faults(scene)
@@ -140,6 +138,18 @@ def test_faults_of_store_and_data_fire_their_alerts(
     for name in fired.keys() - {"healthy", "the store is slow"}:
         fired[name].discard("FeeddTrainersWait")  # a loop that does nothing with its batches waits for each
     assert fired == scene.wanted
+
+
+def _healthy(scene: Scene, warm: FeedDataset) -> None:
+    """Read slowly out of the cache. A machine that is busy with other work may need another try."""
+    for _ in range(5):
+        waited_s, all_s = scene.total("feedd_trainer_wait_seconds_total"), scene.total("feedd_trainer_seconds_total")
+        with scene.fault("healthy"):
+            for _ in warm:
+                time.sleep(0.5)
+        waited_s = scene.total("feedd_trainer_wait_seconds_total") - waited_s
+        if waited_s < 0.08 * (scene.total("feedd_trainer_seconds_total") - all_s):
+            return
 
 
 def _store_faults(scene: Scene) -> None:

@@ -44,4 +44,5 @@ async def read(url: str, folder: Path) -> dict[str, Any]:
 
 if __name__ == "__main__":
     exchange()
+    importlib.import_module("feedd.observe.logs").configure_logging("text", "warning")  # stdout is for the answer
     print(json.dumps(asyncio.run(read(sys.argv[1], Path(sys.argv[2])))))

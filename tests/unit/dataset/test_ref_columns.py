@@ -12,7 +12,9 @@ from feedd.dataset.listing import Listing
 from feedd.dataset.ref_columns import RefColumns
 from feedd.values import ObjectRef
 
-_TAGS = st.one_of(st.text(max_size=40), st.just("0123456789abcdef" * 2), st.just("x" * 15))
+_TAGS = st.one_of(
+    st.text(max_size=40), st.just("0123456789abcdef" * 2), st.sampled_from(["x" * 15, "\0", "\0" * 16, "\0" + "x" * 15])
+)
 _REFS = st.lists(
     st.builds(
         ObjectRef,
