@@ -25,6 +25,7 @@ NAMES: Final = ("store", "cache", "decode", "hand-off", "trainer", "GPU")
 STAGE_OF: Final = {
     "listing": "store",
     "s3_throttling": "store",
+    "s3_far": "store",
     "s3_latency": "store",
     "s3_bandwidth": "store",
     "small_objects": "store",
