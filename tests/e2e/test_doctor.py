@@ -110,6 +110,7 @@ def test_a_slow_store_is_named_with_its_knob(data: S3Server, daemons: Callable[.
     assert any(one["unit"] == "s" and 0.4 < one["value"] < 2 for one in others)
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("data")
 def test_a_trainer_that_pauses_is_told_so(daemons: Callable[..., Daemon]) -> None:
     """Every twentieth step takes a second: pauses, and what the job gains without them."""

@@ -79,7 +79,7 @@ def _gets(server: S3Server) -> Counter[str]:
 
 @pytest.mark.parametrize(
     ("sharding", "lanes"),
-    [("key", 2), ("size", 2), ("replicated", 2), later("key", 4), later("size", 4), later("replicated", 4)],
+    [("size", 2), ("replicated", 2), later("key", 2), later("key", 4), later("size", 4), later("replicated", 4)],
 )
 def test_every_sample_once(data: S3Server, daemons: Callable[..., Daemon], lanes: int, sharding: str) -> None:
     """Two epochs over lanes have every sample once, and each lane fetches only its part."""

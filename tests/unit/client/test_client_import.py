@@ -7,12 +7,23 @@ import sys
 
 import pytest
 
+from tests.budget import later
+
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("first", ["gc.enable()", "gc.disable()"])
+_IMPORT = "import feedd_client"
+_FAILURE = "sys.modules['grpc'] = None\ntry: import feedd_client\nexcept ImportError: pass"
+
+
 @pytest.mark.parametrize(
-    "then", ["import feedd_client", "sys.modules['grpc'] = None\ntry: import feedd_client\nexcept ImportError: pass"]
+    ("first", "then"),
+    [
+        ("gc.enable()", _IMPORT),
+        ("gc.disable()", _FAILURE),
+        later("gc.disable()", _IMPORT),
+        later("gc.enable()", _FAILURE),
+    ],
 )
 def test_the_collector_is_as_it_was(first: str, then: str) -> None:
     """The collector pauses while modules are imported, and goes on if it did before, also after a failure."""
