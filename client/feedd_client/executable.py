@@ -60,7 +60,8 @@ def find_executable(env: Mapping[str, str], address: str) -> Executable:
         return Executable((str(Path(found).absolute()),), is_foreign=True)
     spec = importlib.util.find_spec(_NAME)
     if spec is not None and spec.origin is not None:  # a folder that is merely named feedd has no origin
-        return Executable((sys.executable, "-m", _NAME), is_foreign=False)
+        # -P: the daemon imports no modules that lie in the directory where the job runs.
+        return Executable((sys.executable, "-P", "-m", _NAME), is_foreign=False)
     found = shutil.which(_NAME, path=path)
     if found is not None:
         return Executable((str(Path(found).absolute()),), is_foreign=True)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _log: Final = logging.getLogger("feedd_client")
 # A daemon that answers Open and then fails the same batch again and again will not recover by itself.
+_LOST = "lost the daemon at step %d of epoch %d (%s). It is tried again for up to %.0f s"
 _FRUITLESS_MAX: Final = 5
 
 
@@ -279,12 +280,12 @@ class Feeder:
         assert session is not None
         assert stream is not None
         now_s = time.monotonic()
+        # A session kept from an earlier pass may have ended meanwhile; opening a new one is then a start, not a loss.
+        patience_s = self._options.open_timeout_s if self._unproven else self._options.reconnect_timeout_s
         if self._lost_at_s is None:
             self._lost_at_s, self._fruitless_count = now_s, 0
             # str: a handler that keeps log records must not keep the traceback, which would keep the arena
-            _log.warning("lost the daemon at step %d of epoch %d (%s)", self._next.step, self._next.epoch, str(cause))
-        # A session kept from an earlier pass may have ended meanwhile; opening a new one is then a start, not a loss.
-        patience_s = self._options.open_timeout_s if self._unproven else self._options.reconnect_timeout_s
+            _log.warning(_LOST, self._next.step, self._next.epoch, str(cause), patience_s)
         left_s = self._lost_at_s + patience_s - now_s
         if left_s <= 0 or (self._fruitless_count >= _FRUITLESS_MAX and not isinstance(cause, Draining)):
             raise cause

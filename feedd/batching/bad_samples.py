@@ -137,7 +137,10 @@ class FailureBudget:
         return found
 
     def _beyond(self, failure: Failure) -> BadSample:
-        return failure.error(f"repair it, or allow more bad samples than {self._samples_max} per epoch")
+        return failure.error(
+            f"repair it, give the field another recipe, or allow more bad samples than {self._samples_max} per epoch: "
+            "see bad_samples= and max_bad_samples="
+        )
 
 
 class BadSampleHandler:

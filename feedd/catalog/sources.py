@@ -331,8 +331,14 @@ def _permitted(urls: Sequence[str], allowance: Allowance | None, access: Access)
     return found
 
 
-def _nothing(url: str) -> NotFound:
-    hint = "check bucket and prefix; a prefix is matched from the start of the key, letter by letter"
+def _missing_path(location: Location) -> str:
+    """Return a hint for a path without files; empty: the location is in a store."""
+    local = "check the path; it is looked up where the daemon runs"
+    return likely_bucket(location) or (local if location.root == FILE_ROOT else "")
+
+
+def _nothing(url: str, hint: str = "") -> NotFound:
+    hint = hint or "check bucket and prefix; a prefix is matched from the start of the key, letter by letter"
     if set(url) & set("*?["):
         hint = "globs are not expanded: write the prefix before the first of * ? [, or a range like {000..127}"
     return NotFound("expected at least one object, got none", object=url, hint=hint, stage="source")
@@ -358,7 +364,7 @@ async def _take_plain(store: ObjectStore, location: Location, taking: UrlListing
             raise
         taking.take(await _without_listing(store, location, denied))
     if not taking.count:
-        raise _nothing(location.url)
+        raise _nothing(location.url, _missing_path(location))
 
 
 async def _without_listing(store: ObjectStore, location: Location, denied: PermissionDenied) -> list[ObjectRef]:

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from feedd.cli.doctor_url import UrlOptions, measure_url
 from feedd.cli.flags import ConfigFlag, Flags, SetFlag
-from feedd.cli.running_daemon import AddressFlag, daemon_address
+from feedd.cli.running_daemon import NodeFlag, daemon_address
 from feedd.config.types import is_unix
 from feedd.errors import BadConfig, NotFound
 from feedd.units import format_size
@@ -60,7 +60,7 @@ def register(app: typer.Typer) -> None:
         job: JobFlag = "",
         seconds: Annotated[float, typer.Option("--seconds", min=2, max=3600, help="How long to measure.")] = 10.0,
         json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,  # noqa: FBT002 - a flag is a flag
-        address: AddressFlag = None,
+        address: NodeFlag = None,
         config: ConfigFlag = None,
         set_: SetFlag = None,
     ) -> None:

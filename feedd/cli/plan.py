@@ -195,6 +195,7 @@ def _show(report: PlanReport) -> None:
     mixed = report.shuffle
     if mixed is not None:
         samples = f"{mixed.window_samples} samples of {format_size(mixed.sample_bytes)}"
+        samples += "" if counted else ", by --sample-size"
         title = f"shards in a batch of {mixed.batch_size}, windows of {mixed.window_shards} shards ({samples})"
         quality = Table(title=title)
         names = ("not shuffled", "feedd's windows", "shuffle buffer of equal size", "full shuffle")

@@ -33,6 +33,15 @@ AddressFlag = Annotated[
     ),
 ]
 
+NodeFlag = Annotated[
+    str | None,
+    typer.Option(
+        "--address",
+        help="Ask the daemon at unix:///path.sock or host:port. Default: $FEEDD_ADDRESS; else the configured socket; "
+        "without that socket, the daemon that your last job started.",
+    ),
+]
+
 
 def chosen_address(address: str | None, cache_dir: Path | None) -> str | None:
     """Return the daemon that the user named: by flag, else by ``$FEEDD_ADDRESS`` unless ``--cache-dir`` is given."""

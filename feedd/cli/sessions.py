@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from feedd.cli.flags import ConfigFlag, Flags
-from feedd.cli.running_daemon import AddressFlag, daemon_address
+from feedd.cli.running_daemon import NodeFlag, daemon_address
 from feedd.units import format_duration, format_size
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def _ask(address: str | None, config: ConfigFlag, question: Callable[[NodeClient
 @_sessions.command("ls", epilog="Example: feedd sessions ls --address unix:///run/feedd/feedd.sock")
 def list_sessions(
     json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,  # noqa: FBT002 - a flag is a flag
-    address: AddressFlag = None,
+    address: NodeFlag = None,
     config: ConfigFlag = None,
 ) -> None:
     """Show who holds what: your own sessions, or all if you administer the daemon."""
@@ -64,7 +64,7 @@ def list_sessions(
 @_sessions.command("end", epilog="Example: feedd sessions end 3f9a01bc")
 def end_session(
     session: Annotated[str, typer.Argument(metavar="ID", help="Id as feedd sessions ls shows it.")],
-    address: AddressFlag = None,
+    address: NodeFlag = None,
     config: ConfigFlag = None,
 ) -> None:
     """End a session. Its trainer may open a new one; batches that it holds stay readable."""

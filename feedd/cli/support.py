@@ -20,7 +20,7 @@ import typer
 from feedd import __version__
 from feedd.cli.flags import ConfigFlag, Flags
 from feedd.cli.machine_check import examine
-from feedd.cli.running_daemon import AddressFlag, daemon_address
+from feedd.cli.running_daemon import NodeFlag, daemon_address
 from feedd.config import render
 from feedd.errors import FeeddError
 from feedd.observe.logs import redact_text
@@ -37,7 +37,7 @@ def support(
     file: Annotated[
         Path | None, typer.Argument(metavar="FILE", help="Where to write; default: feedd-support.tar.gz here.")
     ] = None,
-    address: AddressFlag = None,
+    address: NodeFlag = None,
     config: ConfigFlag = None,
 ) -> None:
     """Pack what a question needs into one file, without secrets: versions, configuration, checks, metrics.

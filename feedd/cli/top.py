@@ -13,7 +13,7 @@ from rich.console import Console, Group
 from rich.live import Live
 
 from feedd.cli.flags import ConfigFlag, Flags
-from feedd.cli.running_daemon import AddressFlag, daemon_address
+from feedd.cli.running_daemon import NodeFlag, daemon_address
 from feedd.cli.top_keys import keyboard, pressed
 from feedd.cli.top_screen import ScreenState, draw
 from feedd.config.types import is_unix
@@ -41,7 +41,7 @@ def register(app: typer.Typer) -> None:
             bool,
             typer.Option("--url", help="Print the address of the web page, with the token that opens it, and exit."),
         ] = False,
-        address: AddressFlag = None,
+        address: NodeFlag = None,
         config: ConfigFlag = None,
     ) -> None:
         """Show what a running daemon does: jobs, the path of the data and its bottleneck, ranks, cache and errors.

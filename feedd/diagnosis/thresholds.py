@@ -59,6 +59,9 @@ STRAGGLER: Final = 1.5
 """Step time of a rank over the median from which it counts as a straggler. Ranks in step wait for the slowest."""
 WRITES_PER_STEP: Final = 4.0
 """Write calls of a trainer in each step from which its output counts: one line of a progress bar takes one or two."""
+WRITES_PER_S: Final = 40.0
+"""Write calls of a trainer in each second from which its output counts. A job with long steps, which prints a line in
+each of them, makes fewer: its threads wake each other some times a second, with a write call each time."""
 HOST_BUSY: Final = 0.90
 """Share of a step in which the trainer's main thread computes, from which a GPU waits for the host."""
 UNEVEN_CORES: Final = 0.50

@@ -48,12 +48,15 @@ def output(window: Window) -> Finding | None:
     """The trainer writes several times in each step."""
     steps = sum(rank.steps for rank in window.ranks)
     calls = sum(rank.write_calls or 0 for rank in window.ranks)
-    if not steps or calls / steps < limits.WRITES_PER_STEP:
+    trainer_s = sum(rank.wall_s for rank in window.ranks)
+    if not steps or not trainer_s:
         return None
-    evidence = Evidence("write calls of the trainer in a step", calls / steps, limits.WRITES_PER_STEP, "calls")
-    return Finding(
-        "logging", (evidence,), "Log metrics and progress every 10 to 100 steps.", Knob("log interval", "1", "50")
-    )
+    if calls / steps < limits.WRITES_PER_STEP or calls / trainer_s < limits.WRITES_PER_S:
+        return None
+    in_step = Evidence("write calls of the trainer in a step", calls / steps, limits.WRITES_PER_STEP, "calls")
+    in_second = Evidence("write calls of the trainer in a second", calls / trainer_s, limits.WRITES_PER_S, "calls")
+    advice = "Log metrics and progress every 10 to 100 steps."
+    return Finding("logging", (in_step, in_second), advice, Knob("log interval", "1", "50"))
 
 
 def communication(window: Window) -> Finding | None:

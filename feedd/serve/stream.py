@@ -7,8 +7,9 @@ from collections import deque
 from typing import TYPE_CHECKING, TypeVar
 
 import grpc
+import structlog
 
-from feedd.errors import BadRequest, FeeddError
+from feedd.errors import BadRequest, Draining, FeeddError
 from feedd.serve.grpc_status import as_feedd_error
 from feedd.serve.idle_stream import IdleStream
 from feedd.serve.instructions import Finish, Free, JobQueue, Produce, Reclaim, Send, SendEnd, SendError
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 _LEASES_PER_MESSAGE = 64
 _T = TypeVar("_T")
+_log = structlog.get_logger(__name__)
 
 
 class _Over(Exception):
@@ -235,7 +237,7 @@ class StreamCall:
                 self.stop()
                 return
             else:
-                await self._write_message(_last_message(item))
+                await self._write_message(_last_message(item, self._entry.id[:8]))
                 # Its last releases may still be on their way; the client's half-close ends the wait.
                 self._lingering = asyncio.get_running_loop().call_later(self._linger_s, self.stop)
 
@@ -299,9 +301,13 @@ async def _or_error(producing: Awaitable[_T], steps: Sequence[Cursor]) -> _T | F
         return as_feedd_error(error, f"producing {len(steps)} steps from {steps[0].step} of {steps[0].epoch}")
 
 
-def _last_message(item: SendEnd | SendError) -> pb.StreamResponse:
+def _last_message(item: SendEnd | SendError, session: str) -> pb.StreamResponse:
     if isinstance(item, SendError):
-        return pb.StreamResponse(error=error_message(item.error))
+        error = item.error
+        log = _log.info if isinstance(error, Draining) else _log.warning
+        about = {"message": error.message, "object": error.object, "hint": error.hint}
+        log("an epoch ended with an error", session=session, kind=error.kind, **about)
+        return pb.StreamResponse(error=error_message(error))
     end = item.end
     return pb.StreamResponse(
         end=pb.EndOfEpoch(epoch=end.epoch, steps=end.steps, samples=item.samples, bad_samples=item.bad_samples)

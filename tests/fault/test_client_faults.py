@@ -44,10 +44,10 @@ def test_a_lost_stream_is_resumed_at_every_step(bench: Bench, kind: str) -> None
         assert dataset.stats()["reconnects"] == len(one)
 
 
-def test_a_restarted_daemon_is_a_pause(bench: Bench) -> None:
-    """A daemon that is gone for a while in the middle of an epoch, and knows nothing afterwards, costs no sample."""
+def test_a_restarted_daemon_is_a_pause(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    """A daemon that is gone for a while in the middle of an epoch costs no sample. The log says how long it may be."""
     server = bench.server(steps=40, slot_count=2)
-    dataset = bench.dataset(server)
+    dataset = bench.dataset(server, reconnect_timeout_s=90)
     batches = iter(dataset)
     seen = ids(next(batches))
     kept = next(batches)
@@ -61,6 +61,7 @@ def test_a_restarted_daemon_is_a_pause(bench: Bench) -> None:
     assert seen == _all_ids(40)
     assert dataset.stats()["reconnects"] == 1
     assert server.starts[-1].next.step >= 2
+    assert "It is tried again for up to 90 s" in caplog.text
 
 
 def test_a_daemon_restarted_between_epochs_is_not_noticed(bench: Bench) -> None:

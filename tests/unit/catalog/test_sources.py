@@ -72,6 +72,15 @@ async def test_nothing_found_names_the_url(sources: Sources) -> None:
     assert caught.value.object == "s3://bucket/nothing/"
 
 
+async def test_a_path_without_files_is_no_prefix(sources: Sources, tmp_path: Path) -> None:
+    """A path that names nothing is told where it is looked up, and a bare word may be a bucket."""
+    for url, expected in ((f"{tmp_path}/none", "where the daemon runs"), ("no-folder", "did you mean s3://no-folder")):
+        with pytest.raises(NotFound) as caught:
+            await sources.resolve([url])
+        assert expected in caught.value.hint
+        assert "prefix" not in caught.value.hint
+
+
 @pytest.mark.parametrize("key", ["train/*.tar", "train/?.tar", "train/[12].tar"])
 async def test_globs_are_told_what_to_write(sources: Sources, key: str) -> None:
     """No such thing is expanded: whoever writes one learns what is."""

@@ -118,7 +118,8 @@ def test_table_shows_each_node(feedd: Feedd, data: Path) -> None:
 def test_shows_how_well_the_order_mixes(feedd: Feedd, data: Path) -> None:
     """From how many shards a batch comes: 3 and 7 samples of 1 KiB per node, all of them in one window."""
     outcome = feedd("plan", f"{data}/", "--nodes", "1", "--batch-size", "5", "--sample-size", "1KiB")
-    assert "shards in a batch of 5, windows of 4 shards (10 samples of 1KiB)" in outcome.out.replace("\n", " ")
+    title = "shards in a batch of 5, windows of 4 shards (10 samples of 1KiB, by --sample-size)"
+    assert title in " ".join(outcome.out.split())
     mixed = json.loads(feedd("plan", f"{data}/", "--nodes", "1", "--sample-size", "1KiB", "--json").out)["shuffle"]
     assert (mixed["windows"], mixed["full"], mixed["window_samples"]) == (4.0, 4.0, 10)
 

@@ -215,7 +215,7 @@ def test_which_program_starts_a_daemon(short_dir: Path, monkeypatch: pytest.Monk
     """The variable, the package and the command on PATH are asked in this order; a folder called feedd is none."""
     executable = _executable(short_dir)
     env = {"PATH": str(executable.parent)}
-    installed = (sys.executable, "-m", "feedd")
+    installed = (sys.executable, "-P", "-m", "feedd")
     assert find_executable({**env, "FEEDD_EXECUTABLE": "feedd"}, "").command == (str(executable),)
     assert find_executable(env, "").command == installed
     monkeypatch.setattr("importlib.util.find_spec", lambda name: ModuleSpec(name, None))

@@ -91,6 +91,8 @@ def test_each_cause_has_its_verdict(verdict: str) -> None:
         (_rank(DECODES, wait_s=3.0, pause_s=4.0), "decode_cpu"),
         (_rank(HEALTHY, pause_s=0.5, written_bytes=40 * MIB), "healthy"),  # a checkpoint that costs little
         (replace(HEALTHY, ranks=(FED, replace(FED, rank=1, steps=50))), "healthy"),  # two ranks have no median
+        (_rank(HEALTHY, steps=4, write_calls=200), "healthy"),  # a line in each long step, and threads that wake others
+        (_rank(HEALTHY, steps=1000, write_calls=3000), "healthy"),  # short steps with a line in each
         (_fetch(throttled=1), "s3_bandwidth"),
         (_fetch(assigned_shards=100_000), "small_objects"),  # a daemon that tells no sizes of objects
         (_fetch(first_byte_s=0.15, round_trip_s=0.001), "s3_latency"),  # the store is near

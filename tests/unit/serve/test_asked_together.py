@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from structlog.testing import capture_logs
+
 from feedd.errors import BadShard
 from tests.fakes.backend import FakeScript
 from tests.fakes.fetchers import until
@@ -26,15 +28,18 @@ async def test_batches_are_asked_for_together_where_that_pays(short_dir: Path) -
 
 
 async def test_where_one_of_several_fails_each_is_asked_for_alone(short_dir: Path) -> None:
-    """The error of a step is that step's, and follows the batches before it."""
+    """The error of a step is that step's, and follows the batches before it. The log has it once."""
     fault = BadShard("expected a tar header, got zeros", object="s3://b/1.tar", stage="decode")
     async with serving(short_dir, FakeScript(batches_per_call=4, faults={2: fault})) as rig:
         opened = await rig.open(prefetch_batches=4)
-        stream = await rig.stream(opened.session_id, credits=4, inline_only=True)
-        await stream.finish()
+        with capture_logs() as logs:
+            stream = await rig.stream(opened.session_id, credits=4, inline_only=True)
+            await stream.finish()
         assert [b.cursor.step for b in stream.batches] == [0, 1]
         assert stream.error is not None
         assert stream.error.kind == "bad-shard"
+        (told,) = [line for line in logs if line["event"] == "an epoch ended with an error"]
+        assert (told["log_level"], told["object"], told["session"]) == ("warning", fault.object, opened.session_id[:8])
 
 
 async def test_what_is_not_made_is_asked_for_again(short_dir: Path) -> None:
