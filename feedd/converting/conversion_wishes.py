@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from feedd.converting.object_ranges import CHARGE_BYTES_MAX, charge_bytes
+from feedd.converting.fresh_shards import SMALL_BYTES
+from feedd.converting.object_ranges import charge_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 _AHEAD_MAX: Final = 2
 _FRESH_MAX: Final = 4  # made and being made: the cache below takes no more than it has room for
 _SMALL_MAX: Final = 32
-_SMALL_BYTES: Final = 2 * CHARGE_BYTES_MAX  # made and being made, below which more of them may be
 
 
 class ConversionWishes:
@@ -97,7 +97,7 @@ class ConversionWishes:
             return True
         running_bytes = sum(map(charge_bytes, self._running))
         return (
-            count < _SMALL_MAX and self._converter.fresh.size_bytes + running_bytes + charge_bytes(ref) <= _SMALL_BYTES
+            count < _SMALL_MAX and self._converter.fresh.size_bytes + running_bytes + charge_bytes(ref) <= SMALL_BYTES
         )
 
     def close(self) -> None:

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from feedd.values import ObjectRef
 
 _COUNT_MAX: Final = 8  # or more, as long as all together are small
-_SMALL_BYTES: Final = 64 * MIB
+SMALL_BYTES: Final = 64 * MIB
+"""Bytes of all shards together, below which more of them may be in memory."""
 
 
 @dataclass(slots=True)
@@ -89,7 +90,7 @@ class FreshShards:
 
     def make_room(self) -> None:
         """Drop the oldest shards until another one may come."""
-        while len(self) >= _COUNT_MAX and self.size_bytes >= _SMALL_BYTES:
+        while len(self) >= _COUNT_MAX and self.size_bytes >= SMALL_BYTES:
             self.drop_oldest()
 
     def keep_only(self, wanted: Callable[[ObjectRef], bool]) -> None:

@@ -31,7 +31,7 @@ def rig(tmp_path: Path) -> Iterator[MadeRig]:
         yield MadeRig(tmp_path / "cache", conversion=FORM, made_before=False, facts=ConversionLog(tmp_path / "made"))
 
 
-@pytest.mark.parametrize(("limits", "fresh"), [({"_SMALL_BYTES": 0}, 4), ({"_SMALL_MAX": 8}, 8), ({}, 17)])
+@pytest.mark.parametrize(("limits", "fresh"), [({"SMALL_BYTES": 0}, 4), ({"_SMALL_MAX": 8}, 8), ({}, 17)])
 async def test_more_wishes_than_room_hold_little_memory(
     rig: MadeRig, monkeypatch: pytest.MonkeyPatch, limits: dict[str, int], fresh: int
 ) -> None:

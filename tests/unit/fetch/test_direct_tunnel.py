@@ -81,21 +81,6 @@ class Server:
                         pass
 
 
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """Whom the client trusts."""
-    return Authority(tmp_path_factory.mktemp("authority"))
-
-
-@pytest.fixture(params=[ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3], ids=["1.2", "1.3"])
-def context(authority: Authority, request: pytest.FixtureRequest) -> ssl.SSLContext:
-    """The server's."""
-    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    made.load_cert_chain(*authority.issue("store"))
-    made.minimum_version = made.maximum_version = request.param
-    return made
-
-
 @pytest.fixture
 def file(tmp_path: Path) -> Iterator[SinkFile]:
     """A file to receive into."""
