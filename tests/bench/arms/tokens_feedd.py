@@ -17,7 +17,6 @@ def main() -> None:
             fields={"tokens": settings.get("field", f"tokens:uint16:{TOKENS}")},
             shuffle=Shuffle(window_shards=settings["window_shards"]),
             address=address,
-            prefetch=settings.get("prefetch") or None,
         )
         take(dataset, lambda batch: batch["tokens"], settings)
 
