@@ -255,17 +255,16 @@ def _cluster(folder: Path, env: Mapping[str, str]) -> Cluster:
             return Cluster()
         origin = "$SM_HOSTS"
         config = {"hosts": _json(env["SM_HOSTS"], origin), "current_host": env["SM_CURRENT_HOST"]}
-    hosts = config.get("hosts") if isinstance(config, dict) else None
-    current = config.get("current_host") if isinstance(config, dict) else None
-    named = isinstance(hosts, list) and all(isinstance(host, str) for host in hosts)
-    if not named or not isinstance(current, str) or current not in hosts:
+    said: dict[str, Any] = config if isinstance(config, dict) else {}
+    hosts, current = said.get("hosts"), said.get("current_host")
+    if not isinstance(hosts, list) or not all(isinstance(host, str) for host in hosts) or current not in hosts:
         raise BadRequest(
             f"expected hosts and current_host, one of them, got {hosts!r} and {current!r}",
             object=origin,
             hint="without --nodes and --node-rank, this node's rank is the position of current_host among the hosts",
             stage="channels",
         )
-    return Cluster(_sorted(hosts), current, _groups(config, origin), origin)
+    return Cluster(_sorted(hosts), str(current), _groups(said, origin), origin)
 
 
 def _groups(config: Mapping[str, Any], origin: str) -> dict[str, tuple[str, ...]]:
