@@ -124,7 +124,7 @@ class _Gunzip:
 
     def finish(self) -> None:
         if not self._stream.eof:
-            raise self._broken("its end" if self._began else "no bytes")
+            raise self._broken("the end of the object" if self._began else "no bytes")
 
     def _broken(self, got: str) -> BadShard:
         return BadShard(
