@@ -239,7 +239,7 @@ class ChannelPipe:
         while (piece := await reader.next()) is not None:
             try:
                 if piece.is_first or framing is None:
-                    framing = ObjectFraming(self._channel, piece.wanted.url, piece.object_bytes)
+                    framing = ObjectFraming(self._channel, piece.url, piece.object_bytes)
                     await fifo.write(memoryview(framing.begin()))
                 await self._write_piece(fifo, framing, piece)
                 if piece.is_last:
@@ -266,7 +266,7 @@ class ChannelPipe:
         for index in self._share.indices(epoch).tolist():
             if lines is None:
                 ref = objects.refs[index]
-                yield Wanted(ref.url, ref)
+                yield Wanted(ref=ref)
                 continue
             for part in lines.parts(index, self._channel.attributes):
                 origin = f"{lines.url} line {lines.numbers[index]}"

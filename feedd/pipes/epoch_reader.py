@@ -50,12 +50,12 @@ class Wanted:
     """One object, or one value of an augmented manifest's line.
 
     Attributes:
-        url: URL of the object; of a value, the manifest and the line.
+        url: URL of an object that must be looked up first; of a value, the manifest and the line.
         ref: the object; None: ``url`` must be looked up first, or ``data`` is all.
         data: the value; None: it is an object.
     """
 
-    url: str
+    url: str = ""
     ref: ObjectRef | None = None
     data: bytes | None = None
 
@@ -85,6 +85,11 @@ class Piece:
     failure: FeeddError | None = None
     loaded: asyncio.Event = field(default_factory=asyncio.Event)
     released: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def url(self) -> str:
+        """URL of the object, or the manifest and the line of a value."""
+        return self.wanted.url if self.wanted.ref is None else self.wanted.ref.url
 
     @property
     def is_first(self) -> bool:
@@ -231,7 +236,7 @@ class EpochReader:
                 try:
                     await self._fetch(piece)
                 except FeeddError as error:
-                    error.object = error.object or piece.wanted.url
+                    error.object = error.object or piece.url
                     piece.failure = error
                 piece.loaded.set()
                 await piece.released.wait()
