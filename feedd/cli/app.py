@@ -19,6 +19,7 @@ COMMANDS: Final = {
     "check": "Show the effective configuration, where each value came from, and whether this machine can serve it.",
     "peek": "Show what is in a dataset: format, shards, bytes, fields, and the first samples.",
     "plan": "Show which node gets which keys and bytes, and how well shuffling mixes.",
+    "files": "Put this node's objects of each channel below ROOT/input/data, as files with their own names and bytes.",
     "index": "Count the samples of every shard and write them beside the data, as _feedd_index.json.",
     "top": "Show what a running daemon does: jobs, the path of the data and its bottleneck, ranks, cache and errors.",
     "doctor": "Measure a running job, and name the one stage that holds it up, with the evidence and what to turn.",
