@@ -91,7 +91,7 @@ async def _below(sources: Sources, location: Location) -> tuple[list[ObjectRef],
         async for page in pages:
             refs += page
     if not refs:
-        hint = "check bucket and prefix; a prefix is matched from the start of the key, letter by letter"
+        hint = "check bucket and prefix, or the path; a prefix is matched from the start of the key, letter by letter"
         raise NotFound("expected at least one object, got none", object=location.url, hint=hint, stage="files")
     return refs, [below_prefix(ref.key, location.key) for ref in refs]
 
