@@ -14,18 +14,22 @@ from feedd.file_mode.channel_directory import PartialFile
 from feedd.flow.pools import LOCAL_FILES
 from feedd.flow.range_sinks import FileSink
 from feedd.flow.tasks import run_to_end
+from feedd.values import ByteRange
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from feedd.file_mode.cached_entries import CachedEntries
     from feedd.file_mode.channel_directory import ChannelDirectory, Comparison
-    from feedd.protocols import ShardFetcher
+    from feedd.protocols import FetchWatch, SpanFetcher
     from feedd.range_sink import RangeSink
-    from feedd.values import ByteRange, ObjectRef
+    from feedd.values import ObjectRef
 
 FILES_IN_FLIGHT: Final = 128
 """Files that are written at the same time: enough small ones to keep all requests in flight."""
+
+SMALL_BYTES: Final = 256 << 10
+"""Objects below this size are checked by length and ETag only: their checksums would cost a request for each."""
 
 _FAILURES_MAX: Final = 8  # then the cause is not an object, and the other objects are not tried
 
@@ -120,7 +124,7 @@ class FilesRun:
         cached: entries to copy from.
     """
 
-    def __init__(self, fetcher: ShardFetcher, cached: CachedEntries) -> None:
+    def __init__(self, fetcher: SpanFetcher, cached: CachedEntries) -> None:
         self._fetcher = fetcher
         self._cached = cached
 
@@ -173,7 +177,7 @@ class FilesRun:
             copied = await run_to_end(LOCAL_FILES.begin(self._begun, partial, ref, stop), stop)
             try:
                 if not copied:
-                    await self._fetcher.fetch(ref, FileSink(partial.file, 0, ref.size_bytes), watch)
+                    await self._fetch(ref, FileSink(partial.file, 0, ref.size_bytes), watch)
             except CacheUnavailable as error:  # the sink's word for a disk that refuses bytes
                 message = f"the file cannot be written: {error.message}"
                 hint = "see the kernel's log, or name another --root"
@@ -185,6 +189,12 @@ class FilesRun:
         else:
             channel.fetched_count += 1
             channel.fetched_bytes += ref.size_bytes
+
+    async def _fetch(self, ref: ObjectRef, sink: FileSink, watch: FetchWatch) -> None:
+        if ref.size_bytes < SMALL_BYTES:
+            await self._fetcher.fetch_spans(ref, (ByteRange(0, ref.size_bytes),), sink, watch)
+        else:
+            await self._fetcher.fetch(ref, sink, watch)
 
     def _begun(self, partial: PartialFile, ref: ObjectRef, stop: threading.Event) -> bool:
         """Create a partial file; return whether it holds the object's bytes already."""

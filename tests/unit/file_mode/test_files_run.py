@@ -25,19 +25,40 @@ from feedd.file_mode.cached_entries import CachedEntries
 from feedd.file_mode.channel_directory import ChannelDirectory
 from feedd.file_mode.file_journal import FileJournal
 from feedd.file_mode.file_paths import PARTIAL_FOLDER
-from feedd.file_mode.files_run import FILES_IN_FLIGHT, ChannelFiles, FilesRun
+from feedd.file_mode.files_run import FILES_IN_FLIGHT, SMALL_BYTES, ChannelFiles, FilesRun
 from feedd.file_mode.root_lock import root_locked
+from feedd.values import ByteRange
 from tests.fakes.fetchers import MemoryFetcher, until
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from feedd.protocols import FetchWatch
+    from feedd.range_sink import RangeSink
     from feedd.values import ObjectRef
+
+
+class _Fetcher(MemoryFetcher):
+    """Notes which objects are verified."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unverified: set[str] = set()
+
+    async def fetch_spans(
+        self, ref: ObjectRef, spans: Sequence[ByteRange], sink: RangeSink, watch: FetchWatch | None = None
+    ) -> None:
+        """Fetch the whole object."""
+        assert list(spans) == [ByteRange(0, ref.size_bytes)]
+        self.unverified.add(ref.key)
+        await self.fetch(ref, sink, watch)
 
 
 class _Rig:
     """A channel over objects in memory, brought by as many runs as a test wants."""
 
     def __init__(self, root: Path, *, boot: str = "") -> None:
-        self.fetcher = MemoryFetcher()
+        self.fetcher = _Fetcher()
         self.directory = root / "data" / "train"
         self.wanted: dict[str, ObjectRef] = {}
         self._root = root
@@ -90,6 +111,14 @@ async def test_a_second_run_fetches_nothing(rig: _Rig) -> None:
     assert (channel.present_count, channel.present_bytes, channel.fetched_count) == (3, 1002, 0)
     assert not rig.fetcher.calls
     assert channel.done_bytes == channel.total_bytes == 1002
+
+
+async def test_small_objects_cost_no_request_for_a_checksum(rig: _Rig) -> None:
+    """As in packs; all others are verified."""
+    rig.put("almost", bytes(SMALL_BYTES - 1))
+    rig.put("large", bytes(SMALL_BYTES))
+    await rig.run()
+    assert set(rig.fetcher.calls) - rig.fetcher.unverified == {"train/large"}
 
 
 async def test_changed_and_missing_objects_only(rig: _Rig) -> None:
