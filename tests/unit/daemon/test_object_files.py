@@ -184,13 +184,15 @@ async def test_an_owner_reads_what_the_rules_allow(tmp_path: Path) -> None:
                 await reader.info(url, ME)
 
 
-async def test_the_memory_of_an_owner_is_bounded(tmp_path: Path) -> None:
+async def test_the_memory_of_an_owner_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four large reads at a time, each of four pieces; the others wait, and those of other owners do not."""
+    monkeypatch.setattr(object_files, "_PIECE_BYTES", 1000)
+    monkeypatch.setattr(object_files, "_OWNER_BYTES_MAX", 16_000)
     async with feeding(tmp_path) as rig:
         reader = _reader(rig)
-        ref = rig.store.put("k", bytes(32 * MIB))
+        ref = rig.store.put("k", LARGE)
         gate = rig.store.gates["k"] = asyncio.Event()
-        reads = [asyncio.ensure_future(_bytes(reader, ref, 0, 32 * MIB)) for _ in range(6)]
+        reads = [asyncio.ensure_future(_bytes(reader, ref, 0, 32_000)) for _ in range(6)]
         await until(lambda: len(rig.store.reads) == 16)
         await asyncio.sleep(0.05)
         assert len(rig.store.reads) == 16
@@ -202,5 +204,5 @@ async def test_the_memory_of_an_owner_is_bounded(tmp_path: Path) -> None:
         other = asyncio.ensure_future(reader.read(version, Owner("uid", "1"), ByteRange(0, 100), send))
         await until(lambda: len(rig.store.reads) == 17)
         gate.set()
-        assert [len(found) for found in await asyncio.gather(*reads)] == [32 * MIB] * 6
+        assert [len(found) for found in await asyncio.gather(*reads)] == [32_000] * 6
         await other
