@@ -35,6 +35,8 @@ CONFIG_FOLDER: Final = "input/config"
 DATA_FOLDER: Final = "input/data"
 URLS_VARIABLE: Final = "FEEDD_CHANNELS"
 INPUT_FILE: Final = "inputdataconfig.json"
+ADDED_BY: Final = "AddedBy"
+"""Key of entries that a command of feedd added for other readers; such entries are no part of the job."""
 _CLUSTER_FILE: Final = "resourceconfig.json"
 _HYPERPARAMETER_FILE: Final = "hyperparameters.json"
 _HYPERPARAMETERS: Final = ("feedd_channels", "feedd-channels")
@@ -212,21 +214,27 @@ def _flag(name: str, text: str, known: Mapping[str, Any]) -> Any:  # noqa: ANN40
 
 def _channels(folder: Path, env: Mapping[str, str]) -> dict[str, Channel]:
     path = folder / INPUT_FILE
-    text = _text(path)
-    if text is not None:
-        return channels_of(_json(text, str(path)), str(path))
+    config = read_json(path)
+    if isinstance(config, dict):
+        config = {name: entry for name, entry in config.items() if not is_added(entry)}
+    if config is not None:
+        return channels_of(config, str(path))
     if env.get("SM_INPUT_DATA_CONFIG"):
         origin = "$SM_INPUT_DATA_CONFIG"
         return channels_of(_json(env["SM_INPUT_DATA_CONFIG"], origin), origin)
     return {}
 
 
+def is_added(entry: object) -> bool:
+    """Whether a command of feedd added an entry to ``inputdataconfig.json``; see ``channels.announcement``."""
+    return isinstance(entry, dict) and bool(entry.get(ADDED_BY))
+
+
 def _hyperparameter(folder: Path, env: Mapping[str, str]) -> dict[str, Channel]:
     path = folder / _HYPERPARAMETER_FILE
-    text, origin = _text(path), str(path)
-    if text is None:
-        text, origin = env.get("SM_HPS"), "$SM_HPS"
-    parameters = _json(text, origin) if text else {}
+    parameters, origin = read_json(path), str(path)
+    if parameters is None:
+        parameters, origin = _json(env.get("SM_HPS") or "{}", "$SM_HPS"), "$SM_HPS"
     if not isinstance(parameters, dict):
         raise BadRequest(f"expected a JSON object, got {parameters!r}", object=origin, stage="channels")
     for name in _HYPERPARAMETERS:
@@ -241,16 +249,14 @@ def _hyperparameter(folder: Path, env: Mapping[str, str]) -> dict[str, Channel]:
 
 def _cluster(folder: Path, env: Mapping[str, str]) -> Cluster:
     path = folder / _CLUSTER_FILE
-    text, origin = _text(path), str(path)
-    if text is not None:
-        config = _json(text, origin)
-    elif env.get("SM_HOSTS") and env.get("SM_CURRENT_HOST"):
+    config, origin = read_json(path), str(path)
+    if config is None:
+        if not env.get("SM_HOSTS") or not env.get("SM_CURRENT_HOST"):
+            return Cluster()
         origin = "$SM_HOSTS"
         config = {"hosts": _json(env["SM_HOSTS"], origin), "current_host": env["SM_CURRENT_HOST"]}
-    else:
-        return Cluster()
-    hosts = config.get("hosts") if isinstance(config, dict) else None
-    current = config.get("current_host") if isinstance(config, dict) else None
+    said: dict[str, Any] = config if isinstance(config, dict) else {}
+    hosts, current = said.get("hosts"), said.get("current_host")
     if not isinstance(hosts, list) or not all(isinstance(host, str) for host in hosts) or current not in hosts:
         raise BadRequest(
             f"expected hosts and current_host, one of them, got {hosts!r} and {current!r}",
@@ -258,7 +264,7 @@ def _cluster(folder: Path, env: Mapping[str, str]) -> Cluster:
             hint="without --nodes and --node-rank, this node's rank is the position of current_host among the hosts",
             stage="channels",
         )
-    return Cluster(_sorted(hosts), current, _groups(config, origin), origin)
+    return Cluster(_sorted(hosts), str(current), _groups(said, origin), origin)
 
 
 def _groups(config: Mapping[str, Any], origin: str) -> dict[str, tuple[str, ...]]:
@@ -278,20 +284,25 @@ def _sorted(hosts: Sequence[str]) -> tuple[str, ...]:
     )
 
 
-def _text(path: Path) -> str | None:
-    """Return the content of a file; None: there is no file."""
+def read_json(path: Path) -> Any:  # noqa: ANN401 - any JSON value
+    """Return the content of a JSON file; None: there is no file.
+
+    Raises:
+        BadRequest: the file cannot be read, is too large, or is no JSON.
+    """
     try:
         with path.open("rb") as file:
             data = file.read(_FILE_BYTES_MAX + 1)
-        if len(data) > _FILE_BYTES_MAX:
-            raise BadRequest(f"expected at most {_FILE_BYTES_MAX} bytes, got more", object=str(path), stage="channels")
-        return data.decode("utf-8-sig")
+        text = data.decode("utf-8-sig")
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
         raise BadRequest(
             f"expected a file that can be read, got {error}", object=str(path), stage="channels"
         ) from error
+    if len(data) > _FILE_BYTES_MAX:
+        raise BadRequest(f"expected at most {_FILE_BYTES_MAX} bytes, got more", object=str(path), stage="channels")
+    return _json(text, str(path))
 
 
 def _json(text: str, origin: str) -> Any:  # noqa: ANN401 - any JSON value

@@ -86,7 +86,7 @@ def test_wheels_say_what_they_are(daemon: _Wheel, client: _Wheel) -> None:
 
 
 def test_libraries_find_the_file_system(client: _Wheel) -> None:
-    """fsspec looks for feedd:// among these entry points; the class is there."""
+    """Fsspec looks for feedd:// among these entry points; the class is there."""
     entries = configparser.ConfigParser()
     entries.read_string(client.read("entry_points.txt").decode())
     module, name = entries["fsspec.specs"]["feedd"].split(":")
