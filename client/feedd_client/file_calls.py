@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _CALL_S: Final = 300.0
+_LISTING_S: Final = 3600.0
 _RATE_FLOOR_BYTES_S: Final = 1 << 18
 _PAUSE_S: Final = 0.1
 _CODES: Final[dict[type[FeedError], int]] = {
@@ -77,7 +78,7 @@ class FileCalls:
 
         def work(endpoint: Endpoint) -> list[pb.FileEntry]:
             found: list[pb.FileEntry] = []
-            call = endpoint.files.List(request, metadata=endpoint.headers)
+            call = endpoint.files.List(request, timeout=_LISTING_S, metadata=endpoint.headers)
             try:
                 for part in call:
                     found += part.entries

@@ -55,6 +55,16 @@ def test_a_torn_line_costs_only_itself(tmp_path: Path, torn: str) -> None:
     assert FileJournal(path, "one").read() == {"a": RECORD, "b": RECORD}
 
 
+def test_a_torn_line_does_not_hide_the_next_section(tmp_path: Path) -> None:
+    """Else files of a boot would be believed like the flushed files of the section before."""
+    path = tmp_path / "x.files"
+    _written(path, "one").settle([("a", RECORD)], tmp_path)
+    with path.open("a") as text:
+        text.write('["a", "u')
+    _written(path, "one", b=RECORD)
+    assert set(FileJournal(path, "two").read()) == {"a"}
+
+
 def test_a_record_is_of_one_version() -> None:
     """URL, ETag and size all count."""
     assert RECORD.holds(ObjectRef("s3://b", "a", 5, "etag"))
