@@ -19,6 +19,7 @@ COMMANDS: Final = {
     "check": "Show the effective configuration, where each value came from, and whether this machine can serve it.",
     "peek": "Show what is in a dataset: format, shards, bytes, fields, and the first samples.",
     "plan": "Show which node gets which keys and bytes, and how well shuffling mixes.",
+    "files": "Put this node's objects of each channel below ROOT/input/data, as files with their own names and bytes.",
     "index": "Count the samples of every shard and write them beside the data, as _feedd_index.json.",
     "pipe": "Serve SageMaker's Pipe mode: a FIFO for each epoch of a channel, until SIGTERM or SIGINT.",
     "top": "Show what a running daemon does: jobs, the path of the data and its bottleneck, ranks, cache and errors.",

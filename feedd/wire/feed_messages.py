@@ -23,7 +23,7 @@ PROTOCOL_MAJOR = 1
 # 5: names of classes; 6: what an Open waits for, heartbeats; 7: notices;
 # 8: notices while a stream runs; 9: tickets, which name the user of a call; 10: runs of batches in a slot;
 # 11: lanes; 12: times of the trainer's loop
-PROTOCOL_MINOR = 12
+PROTOCOL_MINOR = 13
 
 _INT64_MAX = (1 << 63) - 1
 _VERSION_CHARACTERS = 64

@@ -755,3 +755,53 @@ class CacheFolder(_message.Message):
     bytes: int
     pinned_bytes: int
     def __init__(self, url: _Optional[str] = ..., entries: _Optional[int] = ..., bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ...) -> None: ...
+
+class FileInfoRequest(_message.Message):
+    __slots__ = ("url",)
+    URL_FIELD_NUMBER: _ClassVar[int]
+    url: str
+    def __init__(self, url: _Optional[str] = ...) -> None: ...
+
+class FileEntry(_message.Message):
+    __slots__ = ("key", "size_bytes", "etag")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ETAG_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    size_bytes: int
+    etag: str
+    def __init__(self, key: _Optional[str] = ..., size_bytes: _Optional[int] = ..., etag: _Optional[str] = ...) -> None: ...
+
+class ListFilesRequest(_message.Message):
+    __slots__ = ("url", "recursive")
+    URL_FIELD_NUMBER: _ClassVar[int]
+    RECURSIVE_FIELD_NUMBER: _ClassVar[int]
+    url: str
+    recursive: bool
+    def __init__(self, url: _Optional[str] = ..., recursive: _Optional[bool] = ...) -> None: ...
+
+class ListFilesResponse(_message.Message):
+    __slots__ = ("entries",)
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    entries: _containers.RepeatedCompositeFieldContainer[FileEntry]
+    def __init__(self, entries: _Optional[_Iterable[_Union[FileEntry, _Mapping]]] = ...) -> None: ...
+
+class ReadFileRequest(_message.Message):
+    __slots__ = ("url", "etag", "object_bytes", "offset", "size_bytes")
+    URL_FIELD_NUMBER: _ClassVar[int]
+    ETAG_FIELD_NUMBER: _ClassVar[int]
+    OBJECT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    url: str
+    etag: str
+    object_bytes: int
+    offset: int
+    size_bytes: int
+    def __init__(self, url: _Optional[str] = ..., etag: _Optional[str] = ..., object_bytes: _Optional[int] = ..., offset: _Optional[int] = ..., size_bytes: _Optional[int] = ...) -> None: ...
+
+class ReadFileResponse(_message.Message):
+    __slots__ = ("data",)
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    def __init__(self, data: _Optional[bytes] = ...) -> None: ...

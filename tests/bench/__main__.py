@@ -20,6 +20,7 @@ from tests.bench import (
     epoch,
     eviction,
     fault_table,
+    files,
     first_batch,
     handoff,
     held,
@@ -72,6 +73,7 @@ BENCHES: dict[str, Callable[[Plan], Result | list[Result]]] = {
     "utilisation": utilisation.run,
     "doctor": doctor.run,
     "measuring": measuring.run,
+    "files": files.run,
     "restart": restart.run,
     "held": held.run,
 }

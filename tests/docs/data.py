@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
+import torch
 
 from tests.docs.pictures import CLASSES, folder_files, picture
 from tests.e2e.shards import tar
@@ -136,7 +137,13 @@ def _written() -> Iterator[tuple[str, bytes]]:
             yield str(file.relative_to(guide)), file.read_bytes()
 
 
+def _models() -> Iterator[tuple[str, bytes]]:
+    out = io.BytesIO()
+    torch.save({"weight": torch.ones(3)}, out)
+    yield "models/model.pt", out.getvalue()
+
+
 def objects() -> Iterator[tuple[str, bytes]]:
     """Yield key and content of every object."""
-    for some in (_shards, _folders, _tables, _tokens, _written):
+    for some in (_shards, _folders, _tables, _tokens, _models, _written):
         yield from some()

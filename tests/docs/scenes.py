@@ -196,6 +196,20 @@ for batch in dataset:
     ),
     "litdata tokens": Scene(after="assert tokens.shape[1] == 2048\n"),
     "mosaicml tokens": Scene(after="assert inputs.shape[1] == targets.shape[1] == 2047\n"),
+    "file system": Scene(
+        before="""
+import fsspec
+from feedd_client.filesystem import FeedFileSystem
+
+fsspec.register_implementation("feedd", FeedFileSystem)  # as the installed package does
+""",
+        after="""
+assert files.ls("my-bucket/models", detail=False) == ["my-bucket/models/model.pt"]
+assert torch.equal(state["weight"], torch.ones(3))
+assert len(header) == 100
+files.close()
+""",
+    ),
     "pipe entry": Scene(
         before="""
 import json
