@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from feedd.access import Access
     from feedd.catalog.braces import Allowance
+    from feedd.catalog.frozen import Frozen
     from feedd.dataset.packs import Packs
     from feedd.fetch.fetch_options import SourceOptions
     from feedd.flow.loop_thread import WorkLoop
@@ -51,13 +52,21 @@ class Resolved:
         packs: contents of the packs among the refs; packs can be fetched only while these objects are held.
         named: formats named in URLs, by index into ``refs``.
         passed_over: objects that are not data.
+        counts: samples of the objects that frozen manifests list, by index into ``refs``.
+        formats: formats that frozen manifests name, by index into ``refs``.
+        frozen: the versions of these manifests.
+        only: the manifest, if it lists all of the data.
     """
 
-    refs: tuple[ObjectRef, ...]
+    refs: Sequence[ObjectRef]
     sidecar_refs: tuple[ObjectRef, ...]
     packs: tuple[Packs, ...] = ()
     named: Mapping[int, str] = field(default_factory=dict)
     passed_over: PassedOver = field(default_factory=PassedOver)
+    counts: Mapping[int, int] = field(default_factory=dict)
+    formats: Mapping[int, str] = field(default_factory=dict)
+    frozen: tuple[ObjectRef, ...] = ()
+    only: Frozen | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +175,7 @@ class Sources:
         assert not self._closed, "sources are closed"
         return WorkLoopStore(root, self.buckets.of, self.work_loop)
 
-    async def resolve(self, urls: Sequence[str], access: Access = EVERYTHING) -> tuple[ObjectRef, ...]:
+    async def resolve(self, urls: Sequence[str], access: Access = EVERYTHING) -> Sequence[ObjectRef]:
         """Return the current versions of the objects that ``urls`` name, in order; see ``resolve_all``.
 
         Packs among them cannot be fetched, because their contents are not kept.
@@ -180,18 +189,21 @@ class Sources:
         *,
         shards: bool = False,
         allowance: Allowance | None = None,
+        back: int = 0,
     ) -> Resolved:
         """Find the current versions of the objects that ``urls`` name, in order; duplicates stay.
 
         A URL is a prefix (``s3://bucket/train/``), an object, a directory (``file:///data``, ``/data``), or a
         manifest (``manifest+s3://bucket/x.manifest``). A URL that equals an object's key names only that object. A URL
-        with braces or ``::`` is a list of URLs (``catalog.braces``), unless an object has exactly this name.
+        with braces or ``::`` is a list of URLs (``catalog.braces``), unless an object has exactly this name. A folder
+        with a frozen manifest (``frozen+s3://bucket/train/``) is not listed: see ``catalog.frozen``.
 
         Args:
             urls: URLs of one dataset.
             access: what the caller may read; every URL and every object that a manifest names is checked.
             shards: treat all objects as shards; otherwise objects that look like samples are packed.
             allowance: limit for braces, shared by the datasets of a request; None: this dataset has its own.
+            back: how many versions before the newest to take of frozen manifests.
 
         Raises:
             BadRequest: malformed URL or manifest.
@@ -205,10 +217,20 @@ class Sources:
         packs: list[Packs] = []
         named: dict[int, str] = {}
         passed_over = PassedOver()
+        counts: dict[int, int] = {}
+        formats: dict[int, str] = {}
         lists = await CPU.run(_permitted, urls, allowance, access)  # all, before the first request
-        for taking in [taking for one in lists for taking in await self._named(one, access, shards=shards)]:
+        takings = [taking for one in lists for taking in await self._named(one, access, shards=shards, back=back)]
+        whole = [taking.frozen for taking in takings]
+        if len(whole) == 1 and whole[0] is not None and not whole[0].manifest.head.packed:
+            self._skipped_log.report(takings[0].location.url, whole[0].passed_over)
+            return await CPU.run(_frozen, whole[0])
+        for taking in takings:
             location = taking.location
-            passed = PassedOver()
+            passed = taking.passed_over
+            if taking.frozen is not None and not taking.frozen.manifest.head.packed:
+                counts |= {len(found) + at: count for at, count in taking.frozen.counts.items()}
+                formats |= {len(found) + at: name for at, name in taking.frozen.formats.items()}
             for grouped in await CPU.run(taking.grouped):  # takes microseconds per object
                 passed = passed.plus(PassedOver(grouped.left_out, grouped.examples, grouped.reasons))
                 if location.format:
@@ -222,13 +244,14 @@ class Sources:
             passed_over = passed_over.plus(passed)
         if not found and sidecar_refs:
             raise _nothing(" ".join(urls))
-        return Resolved(tuple(found), tuple(sidecar_refs), tuple(packs), named, passed_over)
+        versions = tuple(frozen.ref for frozen in whole if frozen is not None)
+        return Resolved(tuple(found), tuple(sidecar_refs), tuple(packs), named, passed_over, counts, formats, versions)
 
-    async def _named(self, one: UrlList, access: Access, *, shards: bool) -> list[UrlListing]:
+    async def _named(self, one: UrlList, access: Access, *, shards: bool, back: int) -> list[UrlListing]:
         """Return the listing of a URL as it is written, or, if no such object exists, of the URLs in its braces."""
         if one.itself is not None:
             try:
-                return [await self._taken(one.itself, access, shards=shards)]
+                return [await self._taken(one.itself, access, shards=shards, back=back)]
             except (NotFound, PermissionDenied):
                 if len(one.locations) == 1:
                     raise
@@ -239,10 +262,12 @@ class Sources:
                 found.append(UrlListing(location, shards=shards))
                 found[-1].take_listed(refs)
             else:
-                found.append(await self._taken(location, access, shards=shards))
+                found.append(await self._taken(location, access, shards=shards, back=back))
         return found
 
-    async def _taken(self, location: Location, access: Access, *, shards: bool) -> UrlListing:
+    async def _taken(self, location: Location, access: Access, *, shards: bool, back: int) -> UrlListing:
+        if location.frozen:
+            return await self._thawed(location, back)
         taking = UrlListing(location, shards=shards)
         try:
             await (
@@ -253,6 +278,16 @@ class Sources:
         except NotFound as error:
             error.hint = error.hint or likely_bucket(location)
             raise
+        return taking
+
+    async def _thawed(self, location: Location, back: int) -> UrlListing:
+        """Return the objects that a frozen manifest lists."""
+        # Few runs read such manifests, and an open of others imports less.
+        from feedd.catalog.frozen import read_frozen, with_format  # noqa: PLC0415 - see above
+
+        frozen = await read_frozen(self.texts, self.store(location.root), location, back)
+        taking = UrlListing(with_format(location, frozen), shards=not frozen.manifest.head.packed)
+        taking.frozen = frozen
         return taking
 
     async def _head(self, root: str, key: str) -> ObjectRef:
@@ -329,6 +364,14 @@ def _permitted(urls: Sequence[str], allowance: Allowance | None, access: Access)
         if one.itself is not None and not access.covers(one.itself.root, one.itself.key):
             found[number] = replace(one, itself=None)
     return found
+
+
+def _frozen(frozen: Frozen) -> Resolved:
+    """Return a dataset that one manifest lists."""
+    named = dict.fromkeys(range(len(frozen.refs)), frozen.format) if frozen.format else {}
+    return Resolved(
+        frozen.refs, (), (), named, frozen.passed_over, frozen.counts, frozen.formats, (frozen.ref,), frozen
+    )
 
 
 def _missing_path(location: Location) -> str:

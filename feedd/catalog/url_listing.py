@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 from feedd.catalog.ignored_objects import IgnoredKeys
 from feedd.catalog.object_grouper import Grouped, ObjectGrouper
 from feedd.catalog.table_roots import refuse_root
+from feedd.dataset.passed_over import PassedOver
 from feedd.dataset.sidecars import is_sidecar
 from feedd.dataset.splits import with_one_split
 
 if TYPE_CHECKING:
+    from feedd.catalog.frozen import Frozen
     from feedd.catalog.urls import Location
     from feedd.values import ObjectRef
 
@@ -31,6 +33,7 @@ class UrlListing:
         location: the URL.
         sidecar_refs: sidecars, which tell of samples and hold none.
         count: number of collected objects.
+        frozen: the manifest that lists the objects; None: a store lists them.
     """
 
     def __init__(self, location: Location, *, shards: bool = False) -> None:
@@ -40,6 +43,7 @@ class UrlListing:
         self._named = shards or self._format
         self.sidecar_refs: dict[ObjectRef, None] = {}
         self.count = 0
+        self.frozen: Frozen | None = None
         self._gatherings: list[ObjectGrouper] = []
         self._listed: list[ObjectRef] = []
         self._is_listed = False  # False for lists and manifests, whose objects the user named explicitly
@@ -84,13 +88,21 @@ class UrlListing:
         """Add objects of one store that URLs name, in their order; they are grouped later, and none is ignored."""
         self._listed = refs
 
+    @property
+    def passed_over(self) -> PassedOver:
+        """The objects that a frozen manifest left out."""
+        return PassedOver() if self.frozen is None else self.frozen.passed_over
+
     def grouped(self) -> list[Grouped]:
         """Return the shards and packs; takes long for millions of objects."""
+        if self.frozen is not None and not self.count:
+            for page in self.frozen.pages():
+                self.take(page)
         if self._listed:
             self.take_named(self._listed)
             self._listed = []
         found = [gathering.grouped() for gathering in self._gatherings]
-        if not self._is_listed:
+        if not self._is_listed or self.frozen is not None:
             return found
         return [replace(one, reasons={**one.reasons, **with_one_split(one.refs, self._base)}) for one in found]
 

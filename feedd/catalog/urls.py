@@ -11,8 +11,10 @@ from feedd.errors import BadRequest, Unsupported
 from feedd.recipe import plugins
 
 _SCHEME = re.compile(r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]*)://(?P<rest>.*)", re.DOTALL)
-_ACCEPTED = "expected s3://bucket/prefix, file:///directory, a path, or manifest+s3://bucket/key"
-_MANIFEST = "manifest"
+_ACCEPTED = (
+    "expected s3://bucket/prefix, file:///directory, a path, manifest+s3://bucket/key or frozen+s3://bucket/prefix/"
+)
+_MANIFEST, _FROZEN = "manifest", "frozen"
 _ARN = re.compile(
     r"(?P<head>arn:[a-z0-9-]+:s3[a-z-]*:[a-z0-9-]*:[0-9]*:(outpost[:/][^:/]+[:/])?accesspoint)[:/](?P<name>[^:/]+)"
     r"(/(?P<key>.*))?",
@@ -38,6 +40,7 @@ class Location:
         root: ``s3://bucket``, ``file://``, or ``SCHEME://NAME`` of an installed store.
         key: key or prefix, verbatim: nothing in it is percent-decoded.
         manifest: whether the object is a manifest, which lists the data.
+        frozen: whether the folder's frozen manifest lists the data (``catalog.frozen``), or one version of it.
         format: format of its shards, whatever their names (``tfrecord+s3://bucket/prefix/``); empty: their names
             decide. This module does not check whether the format exists.
     """
@@ -47,6 +50,7 @@ class Location:
     key: str
     manifest: bool
     format: str = ""
+    frozen: bool = False
 
     @property
     def bucket(self) -> str:
@@ -75,7 +79,7 @@ def parse_url(url: str) -> Location:
     if "augmented" in kinds:
         hint = "list the objects in a plain manifest (manifest+s3://…), or specify their prefix"
         raise Unsupported("expected a plain manifest, got an augmented one", object=url, hint=hint, stage="source")
-    named = [kind for kind in kinds if kind != _MANIFEST]
+    named = [kind for kind in kinds if kind not in {_MANIFEST, _FROZEN}]
     known = inner in {S3_SCHEME, _FILE_SCHEME} or inner in plugins.names(plugins.STORES)
     if not known or len(named) > 1 or len(kinds) > len(named) + 1 or not _formats(named):
         hint = "" if known else _HINTS.get(inner, "")
@@ -87,7 +91,7 @@ def parse_url(url: str) -> Location:
         location = _s3(url, rest, kind)
     else:
         location = _installed(url, inner, rest, kind)
-    return replace(location, format=named[0]) if named else location
+    return replace(location, format=named[0] if named else "", frozen=_FROZEN in kinds)
 
 
 def likely_bucket(location: Location) -> str:

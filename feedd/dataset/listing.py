@@ -19,7 +19,7 @@ from feedd.dataset.step_counts import UNEQUAL, Uneven, common_steps, known_count
 from feedd.errors import ObjectChanged
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -42,7 +42,11 @@ class ShardNumbers:
     """
 
     def __init__(self, refs: Collection[ObjectRef]) -> None:
-        hashes = np.fromiter(map(_hash_of, refs), np.int64, len(refs))
+        self._hash_of: Callable[[ObjectRef], int]
+        if isinstance(refs, RefColumns):
+            hashes, self._hash_of = refs.hashes(), refs.hash_of
+        else:
+            hashes, self._hash_of = np.fromiter(map(_hash_of, refs), np.int64, len(refs)), _hash_of
         order = np.argsort(hashes, kind="stable")
         self._hashes = hashes[order]
         self._numbers = order.astype(np.int32)
@@ -54,7 +58,7 @@ class ShardNumbers:
             wanted: objects, with their conversions. Sizes are not compared, because a converted shard has its own.
             refs: the objects of the dataset, each with the conversion in which it is read.
         """
-        hashes = np.fromiter(map(_hash_of, wanted), np.int64, len(wanted))
+        hashes = np.fromiter(map(self._hash_of, wanted), np.int64, len(wanted))
         lows = np.searchsorted(self._hashes, hashes, "left")
         highs = np.searchsorted(self._hashes, hashes, "right")
         found = np.full(len(wanted), -1, np.int64)
@@ -94,6 +98,7 @@ class Listing:
         labels: labels of the packs' samples, by column (see ``recipe.label_recipes``) and shard.
         passed_over: listed objects that are ignored.
         idx_bytes: size of MXNet's ``.idx`` next to record shards, by dataset index.
+        frozen: the versions of frozen manifests that list the objects; empty: stores listed them.
     """
 
     refs: Sequence[ObjectRef]
@@ -101,7 +106,7 @@ class Listing:
     digest: bytes
     listed_s: float
     numbers: ShardNumbers
-    counts: dict[int, int] = field(default_factory=dict)
+    counts: MutableMapping[int, int] = field(default_factory=dict)
     indexed: bool = False
     counted_by: tuple[str, ...] = ()
     firsts: tuple[int, ...] = (0,)
@@ -111,6 +116,7 @@ class Listing:
     labels: dict[str, dict[int, NDArray[np.int64]]] = field(default_factory=dict)
     passed_over: PassedOver = field(default_factory=PassedOver)
     idx_bytes: Mapping[int, int] = field(default_factory=dict)
+    frozen: tuple[ObjectRef, ...] = ()
     _as_listed: DatasetView | None = field(default=None, repr=False)
     _counts_apart: dict[tuple[str, ...], dict[int, int]] = field(default_factory=dict, repr=False)
     _view_names: dict[tuple[str, ...], FieldNames] = field(default_factory=dict, repr=False)
@@ -120,7 +126,10 @@ class Listing:
     @classmethod
     def of(cls, refs: Sequence[ObjectRef], listed_s: float, firsts: tuple[int, ...] = (0,)) -> Listing:
         """Build from the refs; hashes every key, so call it off the event loop for many refs."""
-        sizes = np.fromiter((ref.size_bytes for ref in refs), dtype=np.int64, count=len(refs))
+        if isinstance(refs, RefColumns):
+            sizes = refs.sizes
+        else:
+            sizes = np.fromiter((ref.size_bytes for ref in refs), dtype=np.int64, count=len(refs))
         return cls(_columns_if_many(refs), sizes, listing_digest(refs), listed_s, ShardNumbers(refs), firsts=firsts)
 
     @property
@@ -281,7 +290,7 @@ class DatasetView:
 
     listing: Listing
     refs: Sequence[ObjectRef]
-    counts: dict[int, int] = field(repr=False)
+    counts: MutableMapping[int, int] = field(repr=False)
     name: tuple[str, ...] = ()
     twins: NDArray[np.int64] | None = field(default=None, repr=False)
     learned: set[int] = field(default_factory=set, repr=False)
@@ -354,13 +363,15 @@ def _hash_of(ref: ObjectRef) -> int:
 
 def _columns_if_many(refs: Sequence[ObjectRef]) -> Sequence[ObjectRef]:
     """Return the same objects, in columns if they are many; takes a microsecond for each."""
+    if isinstance(refs, RefColumns):
+        return refs
     return tuple(refs) if len(refs) < _MANY else RefColumns(refs)
 
 
-def _add(counts: dict[int, int], more: Mapping[int, int]) -> None:
+def _add(counts: MutableMapping[int, int], more: Mapping[int, int]) -> None:
     """Add counts one by one, because a single call with a million of them would block other threads for too long."""
     for shard, count in more.items():
-        counts[shard] = count  # noqa: PERF403 - see above
+        counts[shard] = count
 
 
 def _make_room(facts: dict[tuple[str, ...], Any], view: tuple[str, ...]) -> None:

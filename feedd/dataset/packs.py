@@ -17,29 +17,30 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-_TAG_BYTES = 16  # size of an MD5 sum, which most etags are
+TAG_BYTES = 16
+"""Size of an MD5 sum, which most etags are."""
 
 
 def packed_tag(etag: str) -> bytes:
     """Return an etag, in fewer bytes if it is an MD5 sum."""
-    if len(etag) == 2 * _TAG_BYTES:
+    if len(etag) == 2 * TAG_BYTES:
         try:
             tag = bytes.fromhex(etag)
         except ValueError:
             tag = b""
-        if len(tag) == _TAG_BYTES and tag.hex() == etag:
+        if len(tag) == TAG_BYTES and tag.hex() == etag:
             return tag
     text = b"\0" + etag.encode("utf-8", "surrogatepass")
-    if len(text) == _TAG_BYTES:
+    if len(text) == TAG_BYTES:
         return b"\0" + text
-    return b"\1" + text if text.startswith(b"\0\0") and len(text) == _TAG_BYTES + 1 else text
+    return b"\1" + text if text.startswith(b"\0\0") and len(text) == TAG_BYTES + 1 else text
 
 
 def unpacked_tag(tag: bytes) -> str:
     """Return the etag that ``packed_tag`` was given."""
-    if len(tag) == _TAG_BYTES:
+    if len(tag) == TAG_BYTES:
         return tag.hex()
-    longer = tag.startswith(b"\1") or (tag.startswith(b"\0\0") and len(tag) == _TAG_BYTES + 1)
+    longer = tag.startswith(b"\1") or (tag.startswith(b"\0\0") and len(tag) == TAG_BYTES + 1)
     return tag[2 if longer else 1 :].decode("utf-8", "surrogatepass")
 
 
