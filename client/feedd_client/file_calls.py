@@ -135,7 +135,7 @@ class FileCalls:
                     try:
                         return work(endpoint)
                     except grpc.RpcError as error:
-                        raise _told(error, endpoint) from None
+                        raise _translated(error, endpoint) from None
                 except FeedError as error:
                     if not error.reconnect or time.monotonic() + _PAUSE_S >= deadline_s:
                         raise
@@ -160,7 +160,7 @@ class FileCalls:
             return endpoint
 
 
-def _told(error: grpc.RpcError, endpoint: Endpoint) -> FeedError:
+def _translated(error: grpc.RpcError, endpoint: Endpoint) -> FeedError:
     """Return the error of a failed call; a daemon without this service is too old."""
     found = translate(error, endpoint.address)
     call: Any = error

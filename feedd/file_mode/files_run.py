@@ -65,7 +65,7 @@ class ChannelFiles:
     removed_count: int = 0
     failures: list[FeeddError] = field(default_factory=list)
     total_bytes: int = field(init=False)
-    _arriving: dict[str, _Arriving] = field(default_factory=dict)
+    _fetches: dict[str, _FetchProgress] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.total_bytes = sum(ref.size_bytes for ref in self.wanted.values())
@@ -79,7 +79,7 @@ class ChannelFiles:
     def done_bytes(self) -> int:
         """Bytes of files that are whole, and the arrived bytes of others."""
         whole = self.present_bytes + self.fetched_bytes + self.copied_bytes
-        return whole + sum(one.arrived_bytes for one in self._arriving.values())
+        return whole + sum(one.arrived_bytes for one in self._fetches.values())
 
     @property
     def is_whole(self) -> bool:
@@ -87,16 +87,16 @@ class ChannelFiles:
         return self.done_count == len(self.wanted)
 
     @contextlib.contextmanager
-    def arriving(self, path: str, ordinal: int) -> Iterator[_Arriving]:
+    def fetching(self, path: str, ordinal: int) -> Iterator[_FetchProgress]:
         """Yield the watch of a fetch, whose bytes count as done during the body."""
-        watch = self._arriving[path] = _Arriving(ordinal)
+        watch = self._fetches[path] = _FetchProgress(ordinal)
         try:
             yield watch
         finally:
-            del self._arriving[path]
+            del self._fetches[path]
 
 
-class _Arriving:
+class _FetchProgress:
     """A ``FetchWatch`` that counts bytes; files that come first in the channel are fetched first.
 
     Attributes:
@@ -173,8 +173,8 @@ class FilesRun:
     async def _bring_file(self, channel: ChannelFiles, ordinal: int, path: str) -> None:
         ref, directory = channel.wanted[path], channel.directory
         stop = threading.Event()
-        with PartialFile(directory.path, path, ref.size_bytes) as partial, channel.arriving(path, ordinal) as watch:
-            copied = await run_to_end(LOCAL_FILES.begin(self._begun, partial, ref, stop), stop)
+        with PartialFile(directory.path, path, ref.size_bytes) as partial, channel.fetching(path, ordinal) as watch:
+            copied = await run_to_end(LOCAL_FILES.begin(self._create, partial, ref, stop), stop)
             try:
                 if not copied:
                     await self._fetch(ref, FileSink(partial.file, 0, ref.size_bytes), watch)
@@ -196,7 +196,7 @@ class FilesRun:
         else:
             await self._fetcher.fetch(ref, sink, watch)
 
-    def _begun(self, partial: PartialFile, ref: ObjectRef, stop: threading.Event) -> bool:
+    def _create(self, partial: PartialFile, ref: ObjectRef, stop: threading.Event) -> bool:
         """Create a partial file; return whether it holds the object's bytes already."""
         partial.create()
         return self._cached.copy(ref, partial.file.fd, stop)

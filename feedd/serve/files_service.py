@@ -116,7 +116,7 @@ class FilesService:
     async def info(self, request: pb.FileInfoRequest, context: AnyContext) -> pb.FileEntry:
         """Return the current version of an object."""
         try:
-            owner = self._begun(request.url, context)
+            owner = self._admitted(request.url, context)
             with self._sessions.admissions.long_answer(owner):
                 ref = await self._offered().info(request.url, owner)
         except Exception as error:  # noqa: BLE001 -- the border: every error becomes a status
@@ -130,7 +130,7 @@ class FilesService:
             await self._sent(context, pb.ListFilesResponse(entries=map(_entry, names)))
 
         try:
-            owner = self._begun(request.url, context)
+            owner = self._admitted(request.url, context)
             with self._sessions.admissions.long_answer(owner):
                 await self._offered().list(request.url, owner, send, recursive=request.recursive)
         except grpc.aio.BaseError:
@@ -146,7 +146,7 @@ class FilesService:
                 await self._sent(context, pb.ReadFileResponse(data=bytes(piece[at : at + _CHUNK_BYTES])))
 
         try:
-            owner = self._begun(request.url, context)
+            owner = self._admitted(request.url, context)
             version, span = _range(request)
             with self._sessions.admissions.long_answer(owner):
                 await self._offered().read(version, owner, span, send)
@@ -155,7 +155,7 @@ class FilesService:
         except Exception as error:  # noqa: BLE001 -- the border: every error becomes a status
             await abort(context, as_feedd_error(error, "reading an object"))
 
-    def _begun(self, url: str, context: AnyContext) -> Owner:
+    def _admitted(self, url: str, context: AnyContext) -> Owner:
         """Return who sent a call, if it may begin."""
         owner = self._callers.of(context).owner
         self._sessions.check_draining()

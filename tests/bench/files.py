@@ -33,7 +33,7 @@ COLUMNS = (
 
 class _Shape(NamedTuple):
     name: str
-    count: int
+    file_count: int
     size_bytes: int
 
 
@@ -64,7 +64,7 @@ def _measured(plan: Plan, shape: _Shape) -> Result:
                 folder = root / "input" / "data" / "train"
                 try:
                     settings = {"command": _command(arm.name, root, home), "folder": str(folder)}
-                    counts = {"count": shape.count, "bytes": shape.count * shape.size_bytes}
+                    counts = {"count": shape.file_count, "bytes": shape.file_count * shape.size_bytes}
                     return run_arm(arm, settings | counts, _TIMEOUT_S)
                 finally:
                     if arm.name != _AGAIN:
@@ -73,7 +73,7 @@ def _measured(plan: Plan, shape: _Shape) -> Result:
             outcomes = interleave(plan.chosen(arms), plan.round_count, once, plan.say, first_round=plan.first_round)
     finally:
         shutil.rmtree(home, ignore_errors=True)
-    title = f"{shape.count} objects of {shape.size_bytes / 1e6:.2g} MB to files in memory, whole commands"
+    title = f"{shape.file_count} objects of {shape.size_bytes / 1e6:.2g} MB to files in memory, whole commands"
     result = Result(f"files_{shape.name}", title, COLUMNS, outcomes)
     result.notes = ["Each figure is of a whole process: starting feedd takes about a second of CPU."]
     return result
@@ -89,7 +89,7 @@ def _command(name: str, root: Path, home: Path) -> list[str]:
 
 
 def _write(folder: Path, shape: _Shape) -> None:
-    for number in range(shape.count):
+    for number in range(shape.file_count):
         path = folder / f"{number % 10}" / f"{number:05d}.bin"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(os.urandom(shape.size_bytes))

@@ -15,6 +15,7 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+import safetensors.torch
 import torch
 
 from feedd_client.errors import DaemonUnreachable
@@ -158,9 +159,8 @@ def test_model_weights(files: FeedFileSystem, s3: S3Server) -> None:
     with files.open("data/t/model.pt") as file:
         loaded: dict[str, Any] = torch.load(file, weights_only=True)
     assert all(torch.equal(loaded[name], value) for name, value in state.items())
-    safetensors = pytest.importorskip("safetensors.torch")
-    s3.put("data", "t/model.safetensors", safetensors.save(state))
-    loaded = safetensors.load(files.cat_file("data/t/model.safetensors"))
+    s3.put("data", "t/model.safetensors", safetensors.torch.save(state))
+    loaded = safetensors.torch.load(files.cat_file("data/t/model.safetensors"))
     assert all(torch.equal(loaded[name], value) for name, value in state.items())
 
 
@@ -200,11 +200,13 @@ def test_a_distributed_checkpoint(files: FeedFileSystem, s3: S3Server, tmp_path:
     from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader  # noqa: PLC0415 - takes a while
 
     state = {"w": torch.arange(1000, dtype=torch.float32)}
-    dcp.save(state, checkpoint_id=tmp_path)
+    dcp.save(state, checkpoint_id=tmp_path)  # type: ignore[attr-defined]  # exported, but not by name
     for path in tmp_path.iterdir():
         s3.put("data", f"dcp/{path.name}", path.read_bytes())
     found = {"w": torch.zeros(1000)}
-    dcp.load(found, storage_reader=FsspecReader("feedd://data/dcp", address=files.storage_options["address"]))
+    dcp.load(  # type: ignore[attr-defined]  # exported, but not by name
+        found, storage_reader=FsspecReader("feedd://data/dcp", address=files.storage_options["address"])
+    )
     assert torch.equal(found["w"], state["w"])
     fsspec.filesystem("feedd", address=files.storage_options["address"]).close()  # the one that the reader has made
 

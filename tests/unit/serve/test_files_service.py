@@ -63,7 +63,7 @@ class _Files:
 
 
 def _read(**changes: Any) -> pb.ReadFileRequest:
-    fields = {"url": URL, "etag": "e", "object_bytes": len(DATA), "offset": 0, "size_bytes": len(DATA)}
+    fields: dict[str, Any] = {"url": URL, "etag": "e", "object_bytes": len(DATA), "offset": 0, "size_bytes": len(DATA)}
     return pb.ReadFileRequest(**fields | changes)
 
 
