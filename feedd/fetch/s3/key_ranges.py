@@ -22,7 +22,7 @@ _SERIAL_PAGES: Final = 4
 """So many pages are listed before the first split. Most listings are shorter."""
 
 _SPLITS_LEAST: Final = 4
-_SPLITS_SHARE: Final = 0.08
+_SPLITS_SHARE: Final = 0.07
 """A split costs about one request. So many splits are allowed for each page that was listed, besides the first few."""
 
 _HEX: Final = "0123456789abcdef"
