@@ -238,7 +238,10 @@ class Sources:
 
     async def _taken(self, location: Location, access: Access, *, shards: bool, back: int) -> UrlListing:
         if location.frozen:
-            return await self._thawed(location, back)
+            # Few runs read such manifests, and an open of others imports less.
+            from feedd.catalog.frozen import thawed  # noqa: PLC0415 - see above
+
+            return await thawed(self.texts, self.store(location.root), location, back)
         taking = UrlListing(location, shards=shards)
         try:
             await (
@@ -249,16 +252,6 @@ class Sources:
         except NotFound as error:
             error.hint = error.hint or likely_bucket(location)
             raise
-        return taking
-
-    async def _thawed(self, location: Location, back: int) -> UrlListing:
-        """Return the objects that a frozen manifest lists."""
-        # Few runs read such manifests, and an open of others imports less.
-        from feedd.catalog.frozen import read_frozen, with_format  # noqa: PLC0415 - see above
-
-        frozen = await read_frozen(self.texts, self.store(location.root), location, back)
-        taking = UrlListing(with_format(location, frozen), shards=not frozen.manifest.head.packed)
-        taking.frozen = frozen
         return taking
 
     async def _head(self, root: str, key: str) -> ObjectRef:

@@ -19,7 +19,7 @@ from feedd.errors import BadRequest, FeeddError, NotFound, Unsupported
 from feedd.fetch.fetch_options import SourceOptions
 from feedd.formats.format_registry import format_for
 from feedd.observe.recorder import NullRecorder
-from feedd.prepare.manifest_writer import Written, difference, freeze, manifest_of, standing_for
+from feedd.prepare.manifest_writer import Written, difference, freeze, manifest_of, representative_name
 from tests.unit.dataset.test_frozen_manifest import manifest
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def test_one_manifest_at_a_time(url: str) -> None:
 )
 def test_few_names_stand_for_all(key: str, name: str) -> None:
     """And mean the same format and conversion."""
-    assert standing_for(key) == name
+    assert representative_name(key) == name
     assert conversion_for(name) == conversion_for(key)
     try:
         assert format_for(name) == format_for(key)
