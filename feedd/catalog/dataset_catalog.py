@@ -18,8 +18,8 @@ from feedd.catalog.megatron_index import check_types, read_documents
 from feedd.catalog.object_heads import with_heads
 from feedd.catalog.record_idx import idx_sizes
 from feedd.catalog.sidecar_counts import read_sidecars
-from feedd.catalog.sources import Resolved
 from feedd.catalog.token_windows import Cuts, token_files
+from feedd.catalog.url_listing import Resolved
 from feedd.catalog.wanted_columns import counting
 from feedd.catalog.window_sorting import Sorting
 from feedd.convert.conversion_registry import check_named

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from feedd.access import FILE_ROOT
+from feedd.catalog.url_listing import UrlListing
 from feedd.convert.conversion_registry import conversion_of, is_unsaid
 from feedd.dataset.frozen_manifest import MANIFEST_BYTES_MAX, Manifest, parse
 from feedd.dataset.index_file import MANIFEST_FOLDER, is_manifest
@@ -188,9 +189,16 @@ async def _newest(store: ObjectStore, location: Location, back: int) -> ObjectRe
     return found[max(len(found) - 1 - back, 0)]
 
 
-def with_format(location: Location, frozen: Frozen) -> Location:
-    """Return a location whose objects are read in the format that the indexed URL named."""
-    return replace(location, key=frozen.folder, format=frozen.format)
+async def thawed(texts: Texts, store: ObjectStore, location: Location, back: int) -> UrlListing:
+    """Return the objects that a frozen manifest lists, in the format that the indexed URL named.
+
+    Raises and takes the same as ``read_frozen``.
+    """
+    frozen = await read_frozen(texts, store, location, back)
+    folder = replace(location, key=frozen.folder, format=frozen.format)
+    found = UrlListing(folder, shards=not frozen.manifest.head.packed)
+    found.frozen = frozen
+    return found
 
 
 def _check_paths(frozen: Frozen) -> None:

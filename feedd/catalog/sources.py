@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
 from feedd.access import EVERYTHING, FILE_ROOT
@@ -12,7 +12,7 @@ from feedd.catalog.bucket_stores import BucketStores, WorkLoopStore, is_s3
 from feedd.catalog.manifest import MANIFEST_BYTES_MAX, head_all, names_in
 from feedd.catalog.skipped_log import SkippedLog
 from feedd.catalog.texts import Texts
-from feedd.catalog.url_listing import UrlListing
+from feedd.catalog.url_listing import Resolved, UrlListing
 from feedd.catalog.url_lists import UrlList, lists_of, runs_of
 from feedd.catalog.urls import Location, likely_bucket, parse_url
 from feedd.dataset.passed_over import PassedOver
@@ -29,44 +29,15 @@ from feedd.flow.pools import CPU, LOCAL_FILES
 from feedd.metrics import PIPELINE_LISTING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from feedd.access import Access
     from feedd.catalog.braces import Allowance
-    from feedd.catalog.frozen import Frozen
     from feedd.dataset.packs import Packs
     from feedd.fetch.fetch_options import SourceOptions
     from feedd.flow.loop_thread import WorkLoop
     from feedd.protocols import Clock, ObjectStore, Recorder, SpanFetcher
     from feedd.values import ObjectRef
-
-
-@dataclass(frozen=True, slots=True)
-class Resolved:
-    """The objects that URLs name.
-
-    Attributes:
-        refs: the data.
-        sidecar_refs: sidecars among the objects: they tell of samples and hold none (``dataset.index_file``,
-            ``dataset.sidecars``).
-        packs: contents of the packs among the refs; packs can be fetched only while these objects are held.
-        named: formats named in URLs, by index into ``refs``.
-        passed_over: objects that are not data.
-        counts: samples of the objects that frozen manifests list, by index into ``refs``.
-        formats: formats that frozen manifests name, by index into ``refs``.
-        frozen: the versions of these manifests.
-        only: the manifest, if it lists all of the data.
-    """
-
-    refs: Sequence[ObjectRef]
-    sidecar_refs: tuple[ObjectRef, ...]
-    packs: tuple[Packs, ...] = ()
-    named: Mapping[int, str] = field(default_factory=dict)
-    passed_over: PassedOver = field(default_factory=PassedOver)
-    counts: Mapping[int, int] = field(default_factory=dict)
-    formats: Mapping[int, str] = field(default_factory=dict)
-    frozen: tuple[ObjectRef, ...] = ()
-    only: Frozen | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +195,7 @@ class Sources:
         whole = [taking.frozen for taking in takings]
         if len(whole) == 1 and whole[0] is not None and not whole[0].manifest.head.packed:
             self._skipped_log.report(takings[0].location.url, whole[0].passed_over)
-            return await CPU.run(_frozen, whole[0])
+            return await CPU.run(Resolved.of, whole[0])
         for taking in takings:
             location = taking.location
             passed = taking.passed_over
@@ -267,7 +238,10 @@ class Sources:
 
     async def _taken(self, location: Location, access: Access, *, shards: bool, back: int) -> UrlListing:
         if location.frozen:
-            return await self._thawed(location, back)
+            # Few runs read such manifests, and an open of others imports less.
+            from feedd.catalog.frozen import thawed  # noqa: PLC0415 - see above
+
+            return await thawed(self.texts, self.store(location.root), location, back)
         taking = UrlListing(location, shards=shards)
         try:
             await (
@@ -278,16 +252,6 @@ class Sources:
         except NotFound as error:
             error.hint = error.hint or likely_bucket(location)
             raise
-        return taking
-
-    async def _thawed(self, location: Location, back: int) -> UrlListing:
-        """Return the objects that a frozen manifest lists."""
-        # Few runs read such manifests, and an open of others imports less.
-        from feedd.catalog.frozen import read_frozen, with_format  # noqa: PLC0415 - see above
-
-        frozen = await read_frozen(self.texts, self.store(location.root), location, back)
-        taking = UrlListing(with_format(location, frozen), shards=not frozen.manifest.head.packed)
-        taking.frozen = frozen
         return taking
 
     async def _head(self, root: str, key: str) -> ObjectRef:
@@ -364,14 +328,6 @@ def _permitted(urls: Sequence[str], allowance: Allowance | None, access: Access)
         if one.itself is not None and not access.covers(one.itself.root, one.itself.key):
             found[number] = replace(one, itself=None)
     return found
-
-
-def _frozen(frozen: Frozen) -> Resolved:
-    """Return a dataset that one manifest lists."""
-    named = dict.fromkeys(range(len(frozen.refs)), frozen.format) if frozen.format else {}
-    return Resolved(
-        frozen.refs, (), (), named, frozen.passed_over, frozen.counts, frozen.formats, (frozen.ref,), frozen
-    )
 
 
 def _missing_path(location: Location) -> str:

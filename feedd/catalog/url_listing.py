@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os.path
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Self
 
 from feedd.catalog.ignored_objects import IgnoredKeys
 from feedd.catalog.object_grouper import Grouped, ObjectGrouper
@@ -15,11 +15,49 @@ from feedd.dataset.sidecars import is_sidecar
 from feedd.dataset.splits import with_one_split
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from feedd.catalog.frozen import Frozen
     from feedd.catalog.urls import Location
+    from feedd.dataset.packs import Packs
     from feedd.values import ObjectRef
 
 _FILES = "files"  # the format of packs
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """The objects that URLs name.
+
+    Attributes:
+        refs: the data.
+        sidecar_refs: sidecars among the objects: they tell of samples and hold none (``dataset.index_file``,
+            ``dataset.sidecars``).
+        packs: contents of the packs among the refs; packs can be fetched only while these objects are held.
+        named: formats named in URLs, by index into ``refs``.
+        passed_over: objects that are not data.
+        counts: samples of the objects that frozen manifests list, by index into ``refs``.
+        formats: formats that frozen manifests name, by index into ``refs``.
+        frozen: the versions of these manifests.
+        only: the manifest, if it lists all of the data.
+    """
+
+    refs: Sequence[ObjectRef]
+    sidecar_refs: tuple[ObjectRef, ...]
+    packs: tuple[Packs, ...] = ()
+    named: Mapping[int, str] = field(default_factory=dict)
+    passed_over: PassedOver = field(default_factory=PassedOver)
+    counts: Mapping[int, int] = field(default_factory=dict)
+    formats: Mapping[int, str] = field(default_factory=dict)
+    frozen: tuple[ObjectRef, ...] = ()
+    only: Frozen | None = None
+
+    @classmethod
+    def of(cls, frozen: Frozen) -> Self:
+        """Return a dataset that one frozen manifest lists."""
+        named = dict.fromkeys(range(len(frozen.refs)), frozen.format) if frozen.format else {}
+        versions, facts = (frozen.ref,), (frozen.counts, frozen.formats)
+        return cls(frozen.refs, (), (), named, frozen.passed_over, *facts, versions, frozen)
 
 
 class UrlListing:

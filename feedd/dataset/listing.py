@@ -13,13 +13,13 @@ from feedd.dataset.field_names import FieldNames
 from feedd.dataset.fingerprint import fingerprint, listing_digest, runs_of
 from feedd.dataset.index_file import folder_of
 from feedd.dataset.passed_over import PassedOver
-from feedd.dataset.ref_columns import RefColumns
+from feedd.dataset.ref_columns import RefColumns, ShardNumbers
 from feedd.dataset.sharding import balance
 from feedd.dataset.step_counts import UNEQUAL, Uneven, common_steps, known_counts, needs_counts, partition_samples
 from feedd.errors import ObjectChanged
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
+    from collections.abc import Collection, Mapping, MutableMapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -32,42 +32,6 @@ if TYPE_CHECKING:
 
 _VIEWS_MAX: Final = 64
 _MANY: Final = 1 << 16  # with fewer objects, 280 bytes for each are little memory, and a tuple answers faster
-
-
-class ShardNumbers:
-    """Dataset indices by object version. Two versions with one 64-bit hash are taken for the same; that is for hints.
-
-    Args:
-        refs: the objects in the dataset's order. Building takes half a microsecond for each.
-    """
-
-    def __init__(self, refs: Collection[ObjectRef]) -> None:
-        self._hash_of: Callable[[ObjectRef], int]
-        if isinstance(refs, RefColumns):
-            hashes, self._hash_of = refs.hashes(), refs.hash_of
-        else:
-            hashes, self._hash_of = np.fromiter(map(_hash_of, refs), np.int64, len(refs)), _hash_of
-        order = np.argsort(hashes, kind="stable")
-        self._hashes = hashes[order]
-        self._numbers = order.astype(np.int32)
-
-    def find(self, wanted: Collection[ObjectRef], refs: Sequence[ObjectRef]) -> NDArray[np.int64]:
-        """Return the dataset index of each wanted object, int64[wanted]; -1: it is not in the dataset.
-
-        Args:
-            wanted: objects, with their conversions. Sizes are not compared, because a converted shard has its own.
-            refs: the objects of the dataset, each with the conversion in which it is read.
-        """
-        hashes = np.fromiter(map(self._hash_of, wanted), np.int64, len(wanted))
-        lows = np.searchsorted(self._hashes, hashes, "left")
-        highs = np.searchsorted(self._hashes, hashes, "right")
-        found = np.full(len(wanted), -1, np.int64)
-        for at, ref in enumerate(wanted):
-            for number in self._numbers[lows[at] : highs[at]].tolist():
-                if refs[number].conversion == ref.conversion:
-                    found[at] = number
-                    break
-        return found
 
 
 def growing_windows(listing: Listing, order: OrderSpec) -> bool:
@@ -355,10 +319,6 @@ class DatasetView:
             raise needs_counts(uneven)
         samples = partition_samples(self.listing.partitioning(order), self.listing.sizes, counts)
         return common_steps(uneven, samples, order.batch_size, order.topology)
-
-
-def _hash_of(ref: ObjectRef) -> int:
-    return hash((ref.root, ref.key, ref.etag))
 
 
 def _columns_if_many(refs: Sequence[ObjectRef]) -> Sequence[ObjectRef]:

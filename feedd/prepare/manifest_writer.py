@@ -224,7 +224,7 @@ class _Rows:
         self._sizes.append(ref.size_bytes)
         self._counts.append(count)
         if len(self._names) <= _NAMES_MAX:
-            self._name_of.append(self._names.setdefault(standing_for(ref.key), len(self._names)))
+            self._name_of.append(self._names.setdefault(representative_name(ref.key), len(self._names)))
         self._format_of.append(self._formats.setdefault(form, len(self._formats)))
         if len(self._formats) > _FORMATS_MAX:
             hint = "leave out --manifest: the folder is then listed"
@@ -258,7 +258,7 @@ class _Rows:
         )
 
 
-def standing_for(key: str) -> str:
+def representative_name(key: str) -> str:
     """Return a name from which the same format and conversion follow as from the name of an object.
 
     Numbers differ between the shards of a dataset, and mostly tell nothing. So few names stand for all.

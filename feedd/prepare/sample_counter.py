@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from feedd.values import ObjectRef
 
 _log = structlog.get_logger("feedd.prepare")
-_SAVE_EVERY_S = 60.0  # a crash loses at most this much work, or as much as ten saves take
+_SAVE_EVERY_S = 60.0  # a crash loses at most this much work, and as much as ten saves take
 _SAVES_SHARE = 0.1
 _PARTS_MAX = 10_000
 
@@ -307,7 +307,7 @@ class _Saving:
 
     def due(self) -> bool:
         """Return whether the caller should save now; if so, it must call ``over`` afterwards."""
-        if self._busy or time.monotonic() - self._last_s <= max(_SAVE_EVERY_S, self._took_s / _SAVES_SHARE):
+        if self._busy or time.monotonic() - self._last_s <= _SAVE_EVERY_S + self._took_s / _SAVES_SHARE:
             return False
         self._busy, self._began_s = True, time.monotonic()
         return True

@@ -71,6 +71,7 @@ BENCHES: dict[str, Callable[[Plan], Result | list[Result]]] = {
     "ranks": ranks.run,
     "lanes": lanes.run,
     "listing": listing.run,
+    "frozen": listing.run_frozen,
     "device": device.run,
     "shards": shards.run,
     "utilisation": utilisation.run,

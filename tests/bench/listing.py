@@ -50,12 +50,8 @@ OPEN_COLUMNS = (
 )
 
 
-def run(plan: Plan) -> list[Result]:
-    """Measure; two tables."""
-    return [_listings(plan), _opens(plan)]
-
-
-def _listings(plan: Plan) -> Result:
+def run(plan: Plan) -> Result:
+    """Measure listings one by one and by ranges."""
     count = _QUICK_KEYS if plan.quick else _KEYS
     outcomes: list[Outcome] = []
     result = Result("listing", f"{count:,} keys, from the request to the sorted objects", LISTING_COLUMNS, outcomes)
@@ -91,7 +87,8 @@ def _faster(found: list[Outcome], name: str) -> list[Verdict]:
     ]
 
 
-def _opens(plan: Plan) -> Result:
+def run_frozen(plan: Plan) -> Result:
+    """Measure opens of a listed dataset and of a frozen one."""
     count = _QUICK_SHARDS if plan.quick else _SHARDS
     tar = _tar()
     with _bucket(count, tar) as root:

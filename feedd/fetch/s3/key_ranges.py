@@ -11,7 +11,7 @@ from __future__ import annotations
 import bisect
 import math
 import string
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 _POSITIONS_MAX: Final = 48
@@ -22,7 +22,7 @@ _SERIAL_PAGES: Final = 4
 """So many pages are listed before the first split. Most listings are shorter."""
 
 _SPLITS_LEAST: Final = 4
-_SPLITS_SHARE: Final = 0.08
+_SPLITS_SHARE: Final = 0.07
 """A split costs about one request. So many splits are allowed for each page that was listed, besides the first few."""
 
 _HEX: Final = "0123456789abcdef"
@@ -93,6 +93,7 @@ class KeyRange:
         ceiling: no key above is known to exist; only of a range without end.
         page_numbers: distance between the first and the last key of the latest page, as numbers.
         done: all its pages are listed.
+        answered: the store has answered for it.
     """
 
     after: str
@@ -101,7 +102,7 @@ class KeyRange:
     ceiling: str | None = None
     page_numbers: int = 0
     done: bool = False
-    begun: bool = field(default=False)
+    answered: bool = False
 
 
 class KeyRanges:
@@ -128,7 +129,7 @@ class KeyRanges:
             more: whether the store has more keys after it.
         """
         self._page_count += 1
-        one.begun = True
+        one.answered = True
         if first:
             self._first = self._first or first
             self._space.learn(first)
@@ -144,7 +145,7 @@ class KeyRanges:
         allowed_count = _SPLITS_LEAST + _SPLITS_SHARE * self._page_count
         if self._page_count < _SERIAL_PAGES or self._split_count >= allowed_count:
             return None
-        open_ranges = [one for one in self.ranges if one.begun and not one.done and one.position]
+        open_ranges = [one for one in self.ranges if one.answered and not one.done and one.position]
         for one in sorted(open_ranges, key=self._pages_left, reverse=True):
             if self._pages_left(one) < _PAGES_LEFT_LEAST:
                 return None

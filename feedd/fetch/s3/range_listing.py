@@ -13,12 +13,12 @@ from feedd.fetch.s3 import listing_contents as contents
 from feedd.fetch.s3.key_ranges import KeyRanges
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+    from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 
     from feedd.fetch.s3.key_ranges import KeyRange
 
     Answer = Mapping[str, Any]
-    Ask = Callable[[Mapping[str, str]], Awaitable[Answer]]
+    Ask = Callable[[Mapping[str, str]], Coroutine[object, object, Answer]]
     """Sends a request for a page with these arguments besides bucket and prefix."""
 
 IN_FLIGHT_MAX: Final = 16
@@ -116,7 +116,8 @@ class RangeListing:
         stand = self._stand(one)
         after = one.position or one.after
         query = {"ContinuationToken": stand.token} if stand.token else {"StartAfter": after} if after else {}
-        self._tasks[asyncio.ensure_future(self._ask(query))] = one
+        # ``pages`` waits for the end of each
+        self._tasks[asyncio.get_running_loop().create_task(self._ask(query))] = one
 
     def _take(self, one: KeyRange, task: asyncio.Task[Answer]) -> None:
         """Take over the end of a request."""
@@ -134,7 +135,7 @@ class RangeListing:
             return
         stand.failed, stand.token = False, str(answer.get("NextContinuationToken") or "")
         low, high = contents.ends_of(answer)
-        if one is not self._root and not one.begun:
+        if one is not self._root and not one.answered:
             if low and low <= one.after:
                 self._serially()
                 return
@@ -151,7 +152,7 @@ class RangeListing:
         for task in self._ending:
             task.cancel()
             del self._tasks[task]
-        self._root.end, self._root.done = None, self._root.begun and not self._stand(self._root).token
+        self._root.end, self._root.done = None, self._root.answered and not self._stand(self._root).token
         del self._ranges.ranges[1:]
 
     def _next(self) -> Page | None:

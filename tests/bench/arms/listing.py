@@ -21,7 +21,7 @@ from feedd.observe.recorder import NullRecorder
 
 
 async def _listed(settings: dict[str, Any]) -> dict[str, Any]:
-    bucket_listing.IN_FLIGHT_MAX = settings["in_flight"]
+    vars(bucket_listing)["IN_FLIGHT_MAX"] = settings["in_flight"]
     async with Sources(SourceOptions(), NullRecorder(), SystemClock()) as sources:
         await sources.warm()
         before, began_s, cpu_s = _request_count(), time.perf_counter(), _cpu_s()
