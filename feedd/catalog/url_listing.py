@@ -15,6 +15,7 @@ from feedd.dataset.splits import with_one_split
 
 if TYPE_CHECKING:
     from feedd.catalog.urls import Location
+    from feedd.dataset.packs import Packs
     from feedd.values import ObjectRef
 
 _FILES = "files"  # the format of packs
@@ -42,6 +43,7 @@ class UrlListing:
         self.count = 0
         self._gatherings: list[ObjectGrouper] = []
         self._listed: list[ObjectRef] = []
+        self._packs: Packs | None = None
         self._is_listed = False  # False for lists and manifests, whose objects the user named explicitly
         self._base = ""
         self.within(location.key)
@@ -84,8 +86,14 @@ class UrlListing:
         """Add objects of one store that URLs name, in their order; they are grouped later, and none is ignored."""
         self._listed = refs
 
+    def take_packs(self, packs: Packs) -> None:
+        """Take the packs of an augmented manifest, which is the whole URL."""
+        self._packs = packs
+
     def grouped(self) -> list[Grouped]:
         """Return the shards and packs; takes long for millions of objects."""
+        if self._packs is not None:
+            return [Grouped(self._packs.refs, self._packs)]
         if self._listed:
             self.take_named(self._listed)
             self._listed = []
