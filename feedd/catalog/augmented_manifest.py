@@ -213,7 +213,7 @@ class _Reader:
         try:
             url = _texts.decode(raw)
         except msgspec.MsgspecError:
-            self._faults[at, reference] = f"expected the URL of an object, got {bytes(raw[:_SHOWN_CHARS])!r}"
+            self._faults[at, reference] = f"expected the URL of an object, got {bytes(raw)[:_SHOWN_CHARS].decode()}"
             return
         target = self._target(url)
         if target < 0:

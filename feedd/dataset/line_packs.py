@@ -153,7 +153,7 @@ class LinePacks(Packs):
         """
         members, rows = _members(self), self.samples(number)
         lines, span = members.lines, self.span(number)
-        each = len(lines.references)
+        shape = rows.stop - rows.start, len(lines.references)
         edges = self.table(number).starts()
         sizes = np.where(members.is_lost, -1, members.sizes)[span.start + 1 : span.stop]
         line_starts = lines.starts[rows] - lines.starts[rows.start] + edges[0]
@@ -161,8 +161,8 @@ class LinePacks(Packs):
         attributes = (*lines.values, *lines.references)
         return ShardIndex(
             tuple(one.name.lower() for one in attributes),
-            np.vstack([*[line_starts] * len(lines.values), edges[1:-1].reshape(-1, each).T]),
-            np.vstack([*[lines.sizes[rows]] * len(lines.values), sizes.reshape(-1, each).T]),
+            np.vstack([*[line_starts] * len(lines.values), edges[1:-1].reshape(shape).T]),
+            np.vstack([*[lines.sizes[rows]] * len(lines.values), sizes.reshape(shape).T]),
             b"".join(keys),
             np.cumsum(np.fromiter(map(len, keys), np.int64, len(keys))),
             tuple(one.encoding for one in attributes),
