@@ -7,6 +7,7 @@ so that it is a bad sample and not a silent loss. So does a line that lacks an a
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 import time
@@ -27,7 +28,7 @@ from feedd.dataset.ref_columns import RefColumns
 from feedd.errors import BadRequest, FeeddError, NotFound
 from feedd.flow.pools import CPU
 from feedd.recipe.encodings import member_encoding
-from feedd.recipe.recipe import file_encoding
+from feedd.recipe.recipe import default_fields
 from feedd.values import ObjectRef
 
 if TYPE_CHECKING:
@@ -55,6 +56,9 @@ _SHAPE: Final = (
 )
 _KINDS: Final = {b'"': "str", b"{": "json", b"n": "", b"t": "int", b"f": "int"}
 """Kind of a value by its first character; other values are numbers and lists."""
+
+_FILES: Final = {"image": "image", "str": "text", "json": "json", "npy": "npy", "audio": "audio"}
+"""Encoding of an object by the default codec for its extension."""
 
 _WIDER: Final = {frozenset({"int", "float"}): "float", frozenset({"int64[]", "float32[]"}): "float32[]"}
 _lines: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -220,7 +224,7 @@ class _Reader:
             shown = url[:_SHOWN_CHARS]
             self._faults[at, reference] = f"expected the URL of an object, like s3://bucket/key, got {shown!r}"
             return
-        self._encodings[reference] = self._encodings[reference] or file_encoding(split_name(self._names[target][1])[1])
+        self._encodings[reference] = self._encodings[reference] or _encoding_of(self._names[target][1])
         for column, value in zip(self._cells, (at, reference, target), strict=True):
             column.append(value)
 
@@ -293,6 +297,14 @@ class _Reader:
             if other != name:
                 message = f"expected attributes that differ in more than case, got {other!r} and {name!r}"
                 raise BadRequest(message, object=self._url, stage="source")
+
+
+@functools.lru_cache(maxsize=256)
+def _encoding_of(key: str) -> str:
+    """Return the encoding of a field whose values are objects like this one, by the object's extension."""
+    extension = split_name(key)[1]
+    known = default_fields((extension,)) if extension else ()
+    return _FILES.get(known[0].codec, "") if known else ""
 
 
 def _kind(raw: bytes) -> str:

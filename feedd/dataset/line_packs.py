@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _KEY_DIGITS: Final = 8
+_WEIGHT: Final = 4  # so that a pack has 64 to 256 lines, and manifests of few lines are enough for several nodes
 _UNNAMED: Final = "expected a line with this attribute, got none"
 
 
@@ -184,7 +185,7 @@ def packs_of_lines(manifest: ObjectRef, lines: Lines, targets: Sequence[ObjectRe
     cells = target_sizes[lines.targets]  # the last one for lines without an object
     each = len(lines.references)
     marks = (lines.digests & np.uint64(0xFFFFFFFF)).astype(np.uint32)
-    object_counts = np.full(len(lines), max(each, 1), np.int64)  # so that packs of texts alone are bounded too
+    object_counts = np.full(len(lines), _WEIGHT * max(each, 1), np.int64)  # a text alone counts as an object
     line_firsts = borders(np.maximum(cells, 0).sum(axis=1) + lines.sizes, object_counts, marks)
     firsts = line_firsts * each + np.arange(len(line_firsts))
     is_text = np.zeros(int(firsts[-1]), np.bool_)

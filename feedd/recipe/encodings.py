@@ -78,7 +78,9 @@ _ONLY: Final = {
 }
 """Names that only this codec can read, apart from ``bytes``."""
 PICKLE: Final = "pickle"
-_MEMBER: Final = "member:"
+MEMBER: Final = "member:"
+"""Begins the encodings of members of JSON objects; alone: a member of any name, of which only the size counts."""
+
 IMAGES: Final = "images"
 _YOURSELF: Final = {
     PICKLE: "bytes, which you may unpickle yourself",
@@ -139,7 +141,7 @@ def parse_encoding(name: str) -> Encoding | None:
 
 def is_member(name: str) -> bool:
     """Whether an encoding is that of a member of JSON objects."""
-    return name.startswith(_MEMBER)
+    return name.startswith(MEMBER)
 
 
 def member_encoding(kind: str, name: str) -> str:
@@ -149,7 +151,7 @@ def member_encoding(kind: str, name: str) -> str:
         kind: kind of its values: ``int``, ``float``, ``str``, ``json``, ``int64[]`` or ``float32[]``.
         name: name of the member.
     """
-    return f"{_MEMBER}{kind}:{name}"
+    return f"{MEMBER}{kind}:{name}"
 
 
 def of_member(recipe: FieldRecipe, encoding: str) -> FieldRecipe:

@@ -272,17 +272,10 @@ def _usual_codec(extension: str) -> str:
     return _DEFAULT_CODEC.get(extension.rsplit(".", 1)[-1], "bytes")
 
 
-def file_encoding(extension: str) -> str:
-    """Return the encoding of a field that is a whole file with this extension; empty: its default is ``bytes``."""
-    codec = _usual_codec(extension)
-    return {"str": "text"}.get(codec, codec) if codec not in {"bytes", "int"} else ""
-
-
 def lacking_library(recipe: FieldRecipe) -> bool:
     """Whether a default recipe is ``bytes`` only because the library of its usual codec is not installed."""
-    codec = recipe.encoding or _usual_codec(recipe.sources[0])
-    lacking = codec in _EXTRAS and not present(*_EXTRAS[codec][1:])
-    return recipe.codec == "bytes" and recipe.encoding in {"", codec} and lacking
+    codec = _usual_codec(recipe.sources[0])
+    return recipe.codec == "bytes" and not recipe.encoding and codec in _EXTRAS and not present(*_EXTRAS[codec][1:])
 
 
 def _nameable(extension: str) -> bool:

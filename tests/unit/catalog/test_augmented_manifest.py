@@ -260,6 +260,43 @@ async def test_codecs_that_read_no_json_are_refused_for_values(tmp_path: Path) -
             await _open(rig, ("label", "folder"))
 
 
+FILTERS = [
+    ({"field": "label", "min": 2, "max": 4}, [2, 3, 4]),
+    ({"field": "other", "min": 2, "max": 4}, [2, 3, 4]),
+    ({"field": "meta", "key": ["confidence"], "min": 0.5}, [5, 6, 7]),
+    ({"field": "text", "max_bytes": 3}, [0, 1, 2, 3]),
+    ({"field": "meta", "key": ["name"], "max_bytes": 3}, [0, 1, 2, 3]),
+    ({"field": "other", "max_bytes": 1}, list(range(8))),
+    ({"field": "words", "max_bytes": 3}, [0, 1, 2, 3]),
+    ({"field": "source-ref", "max_bytes": 19}, list(range(8))),
+    ({"field": "source-ref", "max_bytes": 18}, []),
+]
+
+
+@pytest.mark.parametrize(("condition", "left"), FILTERS)
+async def test_filters_judge_the_values_in_the_lines(
+    tmp_path: Path, condition: dict[str, object], left: list[int]
+) -> None:
+    """Conditions on attributes see their values, decoded or not, and never the whole line."""
+    lines = [
+        {
+            "source-ref": f"{ROOT}/{number}.jpg",
+            "label": number,
+            "other": number,
+            "text": "x" * number,
+            "words": "z" * number,
+            "meta": {"confidence": number / 10, "name": "y" * number},
+        }
+        for number in range(8)
+    ]
+    async with feeding(tmp_path) as rig:
+        _put(rig, lines)
+        session = await _open(rig, ("label", "int"), ("text", "str"), filters=(json.dumps(condition),))
+        made = await batches(session)
+    assert [value for batch in made for value in batch.ints("label")] == left
+    assert not sum(batch.ready.bad_samples for batch in made)
+
+
 async def test_all_objects_missing_is_an_error_at_open(tmp_path: Path) -> None:
     """The error names the first object and its line."""
     async with feeding(tmp_path) as rig:
