@@ -50,9 +50,9 @@ class FeedDataset(DatasetBase):
     next epoch. If it is unknown, a pass is complete when it raises StopIteration.
 
     Args:
-        url: a prefix, an object, a list of them, or ``manifest+s3://…``. A format in front (``tfrecord+s3://…``)
-            applies to all shards, whatever their names. ``{000..127}``, ``{a,b}`` and ``::`` make lists, as in
-            WebDataset.
+        url: a prefix, an object, a list of them, ``manifest+s3://…``, or ``augmented+s3://…``. A format in front
+            (``tfrecord+s3://…``) applies to all shards, whatever their names. ``{000..127}``, ``{a,b}`` and ``::``
+            make lists, as in WebDataset.
             A list of ``Source`` is mixed by their weights. Mixing needs sample counts (``feedd index``). A source that
             ends starts again with a new shuffle, and keeps its position from epoch to epoch. All ranks of a mixture
             have the same number of whole steps.

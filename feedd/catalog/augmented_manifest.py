@@ -175,7 +175,7 @@ class _Reader:
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._places = array("q"), array("q"), array("q")  # start, size and number of each line
+        self._spans = array("q"), array("q"), array("q")  # start, size and number of each line
         self._digests = bytearray()
         self._kinds: dict[str, str] = {}  # by attribute whose values are in the lines
         self._references: dict[str, int] = {}
@@ -188,10 +188,10 @@ class _Reader:
 
     def add(self, number: int, start: int, text: bytes) -> None:
         """Add a line."""
-        at = len(self._places[0])
+        at = len(self._spans[0])
         if at == MANIFEST_NAMES_MAX:
             raise BadRequest(f"expected at most {at} lines, got more", object=self._url, stage="source")
-        for column, value in zip(self._places, (start, len(text), number), strict=True):
+        for column, value in zip(self._spans, (start, len(text), number), strict=True):
             column.append(value)
         self._digests += hashlib.blake2b(text, digest_size=8).digest()
         try:
@@ -258,17 +258,17 @@ class _Reader:
         Raises:
             BadRequest: no line is a JSON object, or two attributes have the same name in lower case.
         """
-        if len(self._bad) == len(self._places[0]):
+        if len(self._bad) == len(self._spans[0]):
             line, fault = next(iter(self._bad.items()), (-1, "expected at least one line, got none"))
-            where = f"line {self._places[2][line]}: " if line >= 0 else ""
+            where = f"line {self._spans[2][line]}: " if line >= 0 else ""
             raise BadRequest(f"{where}{fault}", object=self._url, hint=_SHAPE, stage="source")
         self._check_names()
-        targets = np.full((len(self._places[0]), len(self._references)), -1, np.int64)
+        targets = np.full((len(self._spans[0]), len(self._references)), -1, np.int64)
         line_of, reference_of, target_of = (np.frombuffer(column, np.int64) for column in self._cells)
         targets[line_of, reference_of] = target_of
         for line, fault in self._bad.items():
             self._faults.update(((line, reference), fault) for reference in range(len(self._references)))
-        starts, sizes, line_numbers = (np.frombuffer(column, np.int64) for column in self._places)
+        starts, sizes, line_numbers = (np.frombuffer(column, np.int64) for column in self._spans)
         found = Lines(
             starts,
             sizes,

@@ -92,7 +92,7 @@ class LineMembers(Members):
 
     def ref(self, number: int) -> ObjectRef:
         """Return one object as a ref; of a text, and of a line that names no object, the manifest."""
-        pack, at = self._place(number)
+        pack, at = self._locate(number)
         if at < 0:
             return self.manifest
         line, reference = divmod(at, len(self.lines.references))
@@ -101,7 +101,7 @@ class LineMembers(Members):
 
     def offset(self, number: int) -> int:
         """Return the offset in its ref at which one object begins."""
-        pack, at = self._place(number)
+        pack, at = self._locate(number)
         return int(self.lines.starts[self.line_firsts[pack]]) if at < 0 else 0
 
     def described(self, pack: int) -> list[LineObject]:
@@ -117,7 +117,7 @@ class LineMembers(Members):
                 found.append(LineObject(number, lines.references[reference].name, url, fault))
         return found
 
-    def _place(self, number: int) -> tuple[int, int]:
+    def _locate(self, number: int) -> tuple[int, int]:
         """Return an object's pack, and its number among the named objects there; -1: the text."""
         pack = int(np.searchsorted(self.firsts, number, "right")) - 1
         return pack, number - int(self.firsts[pack]) - 1
