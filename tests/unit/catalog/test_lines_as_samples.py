@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from feedd.access import Access
 from feedd.catalog.augmented_manifest import parse_lines
-from feedd.errors import BadRecipe, BadRequest, BadSample, NotFound, ObjectChanged
+from feedd.dataset.line_packs import packs_of_lines
+from feedd.errors import BadRecipe, BadRequest, BadSample, NotFound, ObjectChanged, PermissionDenied
 from feedd.fetch.memory_store import MemoryStore
-from feedd.values import Cursor
+from feedd.values import Cursor, ObjectRef
 from tests.fakes.feeding import ROOT, Taken, batches, feeding, take
 
 if TYPE_CHECKING:
@@ -183,14 +185,58 @@ async def test_a_bad_object_is_named_with_its_line(tmp_path: Path) -> None:
 
 
 async def test_an_object_that_vanishes_after_the_open_is_a_bad_sample(tmp_path: Path) -> None:
-    """Its sample is bad, and the objects of other lines are read."""
+    """Its sample is bad, beside one that was missing before, and the objects of other lines are read."""
     async with feeding(tmp_path) as rig:
-        _put(rig, [{"source-ref": f"{ROOT}/{number}.jpg", "label": number} for number in range(8)])
+        lines = [{"source-ref": f"{ROOT}/{number}.jpg", "label": number} for number in range(8)]
+        _put(rig, [*lines, {"source-ref": f"{ROOT}/gone.jpg", "label": 8}])
         await rig.pipeline.catalog.listing((URL,), lambda _: False)
         del rig.store._objects["5.jpg"]
-        session = await _open(rig, ("source-ref", "bytes"), ("label", "int"), bad_samples_max=1)
-        made = await batches(session)
-    assert [value for batch in made for value in batch.ints("label")] == [0, 1, 2, 3, 4, 6, 7]
+        for _ in range(2):
+            session = await _open(
+                rig, ("source-ref", "bytes"), ("label", "int"), bad_samples="quarantine", bad_samples_max=2
+            )
+            made = await batches(session)
+            assert [value for batch in made for value in batch.ints("label")] == [0, 1, 2, 3, 4, 6, 7]
+    told = [json.loads(line)["reason"] for line in (tmp_path / "quarantine.jsonl").read_text().splitlines()]
+    assert [reason.partition("got none ")[2] for reason in told] == [
+        "when the pack was fetched",
+        "when the manifest was read",
+    ]
+
+
+async def test_lines_without_an_object_cost_nothing_again(tmp_path: Path) -> None:
+    """What lacked an object when the manifest was read is not looked up at each open, and no pack is fetched again."""
+    async with feeding(tmp_path) as rig:
+        _put(rig, [{"source-ref": f"{ROOT}/a.jpg"}, {"source-ref": f"{ROOT}/gone.jpg"}, {"label": 1}])
+        rig.pipeline.stages.lost.renew_s = 0
+        for _ in range(3):
+            assert sum(
+                batch.ready.rows
+                for batch in await batches(await _open(rig, ("source-ref", "bytes"), bad_samples_max=2))
+            )
+        assert rig.store.reads.count("a.jpg") == 1
+
+
+async def test_names_are_refused_that_may_not_be_read(tmp_path: Path) -> None:
+    """Rules for the manifest do not cover the objects that it names."""
+    async with feeding(tmp_path) as rig:
+        _put(rig, [{"source-ref": f"{ROOT}/secret/a.jpg"}])
+        sources = rig.pipeline.stages.sources
+        assert await sources.resolve_all([URL], Access((MANIFEST, f"{ROOT}/secret/")))
+        with pytest.raises(PermissionDenied, match=r"secret/a\.jpg, which augmented"):
+            await sources.resolve_all([URL], Access((MANIFEST,)))
+
+
+async def test_a_changed_value_makes_another_dataset(tmp_path: Path) -> None:
+    """The fingerprint covers the text of the lines, also where no size changes."""
+    digests = []
+    async with feeding(tmp_path) as rig:
+        for label in (1, 2, 1):
+            _put(rig, [{"source-ref": f"{ROOT}/a.jpg", "label": label}, {"source-ref": f"{ROOT}/a.jpg", "label": 0}])
+            listing = await rig.pipeline.catalog.listing((URL,), lambda _: False)
+            rig.pipeline.catalog.forget(listing)
+            digests.append(listing.digest)
+    assert digests[0] == digests[2] != digests[1]
 
 
 async def test_a_manifest_that_vanishes_is_no_bad_sample(tmp_path: Path) -> None:
@@ -327,6 +373,21 @@ def test_a_text_that_is_no_augmented_manifest(text: bytes, message: str) -> None
         parse_lines(text, URL)
     assert message in caught.value.message
     assert caught.value.object == URL
+
+
+def test_an_object_of_several_lines_is_asked_for_once() -> None:
+    """Each different object has one number, whichever lines and attributes name it."""
+    text = b'{"a-ref": "s3://b/x.npy", "b-ref": "s3://b/y.txt"}\n{"b-ref": "s3://b/x.npy"}\n'
+    found = parse_lines(text, URL)
+    assert list(found.names) == [("s3://b", "x.npy"), ("s3://b", "y.txt")]
+    assert found.lines.targets.tolist() == [[0, 1], [-1, 0]]
+    assert [one.encoding for one in found.lines.references] == ["npy", "text"]
+    manifest, first, second = (ObjectRef("s3://b", key, 90, "e") for key in ("m", "x", "y"))
+    packs = packs_of_lines(manifest, found.lines, [first, second], {1})
+    index = packs.own_index(0)
+    assert index.sizes.tolist() == [[90, -1], [-1, 90]]
+    assert index.key(1) == "00000002"
+    assert [packs.members.ref(number).key for number in packs.span(0)] == ["m", "x", "y", "m", "x"]
 
 
 def test_lines_have_the_numbers_of_an_editor() -> None:
