@@ -22,6 +22,7 @@ import structlog
 
 from feedd.catalog.manifest import MANIFEST_NAMES_MAX, Names
 from feedd.catalog.urls import parse_url
+from feedd.channels.channel import s3_url
 from feedd.dataset.line_packs import Attribute, Lines, packs_of_lines
 from feedd.dataset.object_names import split_name
 from feedd.dataset.ref_columns import RefColumns
@@ -219,7 +220,7 @@ class _Reader:
         except msgspec.MsgspecError:
             self._faults[at, reference] = f"expected the URL of an object, got {bytes(raw)[:_SHOWN_CHARS].decode()}"
             return
-        target = self._target(url)
+        target = self._target(s3_url(url) if url.startswith("https://") else url)
         if target < 0:
             shown = url[:_SHOWN_CHARS]
             self._faults[at, reference] = f"expected the URL of an object, like s3://bucket/key, got {shown!r}"

@@ -377,7 +377,7 @@ def test_a_text_that_is_no_augmented_manifest(text: bytes, message: str) -> None
 
 def test_an_object_of_several_lines_is_asked_for_once() -> None:
     """Each different object has one number, whichever lines and attributes name it."""
-    text = b'{"a-ref": "s3://b/x.npy", "b-ref": "s3://b/y.txt"}\n{"b-ref": "s3://b/x.npy"}\n'
+    text = b'{"a-ref": "s3://b/x.npy", "b-ref": "s3://b/y.txt"}\n{"b-ref": "https://b.s3.amazonaws.com/x.npy"}\n'
     found = parse_lines(text, URL)
     assert list(found.names) == [("s3://b", "x.npy"), ("s3://b", "y.txt")]
     assert found.lines.targets.tolist() == [[0, 1], [-1, 0]]
