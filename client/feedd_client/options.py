@@ -55,6 +55,7 @@ class FeedOptions:
         samples: rules for bad samples, and filters.
         decoded_cache: as in FeedDataset.
         sources: datasets to mix, used instead of ``urls``.
+        left_to_channel: arguments that the user left out, which a channel then decides.
     """
 
     urls: tuple[str, ...]
@@ -80,6 +81,7 @@ class FeedOptions:
     mix: str = "stratified"
     samples_per_epoch: int | None = None
     decoded_cache: bool = False
+    left_to_channel: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self._check_mix()
@@ -237,7 +239,14 @@ def parse_sources(url: str | Source | Sequence[str] | Sequence[Source]) -> tuple
     return tuple(sources)
 
 
-def parse_shuffle(shuffle: bool | Shuffle) -> Shuffle | None:  # noqa: FBT001 - the public argument is a bool or more
+def left_to_channel(url: object, **arguments: object) -> tuple[str, ...]:
+    """Return the names of arguments that are None, if the URL is that of a channel; else none."""
+    if not isinstance(url, str) or not url.startswith("channel://"):
+        return ()
+    return tuple(name for name, value in arguments.items() if value is None)
+
+
+def parse_shuffle(shuffle: bool | Shuffle | None) -> Shuffle | None:  # noqa: FBT001 - the public argument is a bool or more
     """Return None for no shuffle, else the shuffle options.
 
     Raises:
@@ -245,7 +254,7 @@ def parse_shuffle(shuffle: bool | Shuffle) -> Shuffle | None:  # noqa: FBT001 - 
     """
     if isinstance(shuffle, Shuffle):
         return shuffle
-    if not isinstance(shuffle, bool):
+    if not isinstance(shuffle, bool | None):
         raise BadOptionError(f"expected True, False or Shuffle(...), got {shuffle!r}", object="shuffle")
     return Shuffle() if shuffle else None
 

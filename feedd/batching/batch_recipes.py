@@ -242,7 +242,7 @@ async def _resolve(
         return Resolved(told[: len(wanted)], index, {})
     if wanted and not order and not any(map(needs_resolve, wanted)):
         return Resolved(wanted, None, {})  # this rank reads no shard
-    settled = schema.settled(wanted, lambda recipe: _filter_fields(request, recipe))
+    settled = schema.settled(wanted, lambda recipe: _filter_fields(request, recipe), request.spec.data.only)
     recipe, index = await both(settled, _own(catalog, view, order))
     return Resolved(recipe, index, schema.left_out, schema.fields)
 

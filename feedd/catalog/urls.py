@@ -22,6 +22,7 @@ _ARN = re.compile(
 )
 _HINTS = {
     "s3a": "write s3:// in place of s3a://",
+    "channel": "FeedDataset and feedd pipe read channels; name the channel's s3:// URL here",
     "s3n": "write s3:// in place of s3n://",
     "gs": 'write s3://, with endpoint_url = "https://storage.googleapis.com" for that bucket and an HMAC key',
     "http": "write s3://BUCKET/KEY, and the store's address as endpoint_url",
