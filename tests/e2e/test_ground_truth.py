@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from feedd_client import BadSampleError, FeedDataset, Topology
+from feedd_client import BadRequestError, BadSampleError, FeedDataset, Topology
 from tests.e2e.test_objects import picture
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from tests.e2e.daemon import Daemon
     from tests.fakes.s3.server import S3Server
@@ -51,6 +52,32 @@ def test_fields_of_the_documentation(s3: S3Server, daemons: Callable[..., Daemon
     assert batch["bounding-box"] == [line["bounding-box"] for line in lines]
     assert batch["source"] == [line["source"] for line in lines]
     assert batch["__key__"] == [f"{number + 1:08d}" for number in range(12)]
+
+
+def test_a_channel(s3: S3Server, daemons: Callable[..., Daemon], tmp_path: Path) -> None:
+    """The job's files, read by the daemon, say what is read, by whom and in which order; what is passed wins."""
+    folder = tmp_path / "input/config"
+    folder.mkdir(parents=True)
+    channel = {
+        "S3Uri": "s3://data/train.manifest",
+        "S3DataType": "AugmentedManifestFile",
+        "AttributeNames": ["label"],
+        "ShuffleConfig": {"Seed": 5},
+    }
+    (folder / "inputdataconfig.json").write_text(json.dumps({"train": channel}))
+    put(s3, [{"label": number, "other": "x"} for number in range(64)])
+    options = dict[str, Any](batch_size=64, address=daemons(settings=(f"sagemaker.root={tmp_path}",)).address)
+    place = Topology(2, 1, 1, 0, 2, 1)
+    (of_channel,) = FeedDataset("channel://train", topology=place, **options)
+    (passed,) = FeedDataset(URL, shuffle=True, seed=5, sharding="replicated", topology=place, **options)
+    assert of_channel.keys() == {"label"}
+    assert sorted(of_channel["label"].tolist()) == list(range(64))
+    assert of_channel["label"].tolist() == passed["label"].tolist() != list(range(64))
+    (plain,) = FeedDataset("channel://train", shuffle=False, fields={"other": "str", "label": "int"}, **options)
+    assert plain["label"].tolist() == list(range(64))
+    assert plain.keys() == {"label", "other"}
+    with pytest.raises(BadRequestError, match="the job's channels, 'train', got 'test'"):
+        next(iter(FeedDataset("channel://test", **options)))
 
 
 def test_shuffled_nodes_resume_and_bad_lines(s3: S3Server, daemons: Callable[..., Daemon]) -> None:
