@@ -20,8 +20,7 @@ from feedd_client.opener import Consumer, Opener, ToDaemon
 from feedd_client.options import (
     FeedOptions,
     explain_keywords,
-    left_to_channel,
-    parse_shuffle,
+    parse_order,
     parse_sources,
     parse_urls,
 )
@@ -159,10 +158,7 @@ class FeedDataset(DatasetBase):
             urls=() if sources else parse_urls(url),
             batch_size=batch_size,
             fields=encode_fields(fields),
-            shuffle=parse_shuffle(shuffle),
-            seed=0 if seed is None else seed,
-            sharding="key" if sharding is None else sharding,
-            left_to_channel=left_to_channel(url, shuffle=shuffle, seed=seed, sharding=sharding),
+            **parse_order(url, shuffle, seed, sharding),
             uneven=uneven,
             partitions=partitions,
             steps=steps,

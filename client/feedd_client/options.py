@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, ParamSpec
+from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec
 
 from feedd_client.errors import BadOptionError
 from feedd_client.recipe import encode_fields
@@ -239,11 +239,25 @@ def parse_sources(url: str | Source | Sequence[str] | Sequence[Source]) -> tuple
     return tuple(sources)
 
 
-def left_to_channel(url: object, **arguments: object) -> tuple[str, ...]:
-    """Return the names of arguments that are None, if the URL is that of a channel; else none."""
-    if not isinstance(url, str) or not url.startswith("channel://"):
-        return ()
-    return tuple(name for name, value in arguments.items() if value is None)
+def parse_order(
+    url: object,
+    shuffle: bool | Shuffle | None,  # noqa: FBT001 - the public argument is a bool or more
+    seed: int | None,
+    sharding: str | None,
+) -> dict[str, Any]:
+    """Return the arguments that say the order, with defaults, and the names of those that are left to a channel.
+
+    Raises:
+        BadOptionError: shuffle is neither a bool nor a Shuffle.
+    """
+    is_channel = isinstance(url, str) and url.startswith("channel://")
+    given = {"shuffle": shuffle, "seed": seed, "sharding": sharding}
+    return {
+        "shuffle": parse_shuffle(shuffle),
+        "seed": 0 if seed is None else seed,
+        "sharding": "key" if sharding is None else sharding,
+        "left_to_channel": tuple(name for name, value in given.items() if is_channel and value is None),
+    }
 
 
 def parse_shuffle(shuffle: bool | Shuffle | None) -> Shuffle | None:  # noqa: FBT001 - the public argument is a bool or more
