@@ -70,7 +70,11 @@ async def list_channel(sources: Sources, channel: Channel, heads_in_flight: int)
     """
     location = parse_url(channel.url)
     if channel.data_type is DataType.PREFIX:
-        refs: Sequence[ObjectRef] = await _below(sources, location)
+        try:
+            refs: Sequence[ObjectRef] = await _below(sources, location)
+        except NotFound as error:
+            error.object, error.hint = channel.url, error.hint or likely_bucket(location)
+            raise
         lines = None
     else:
         manifest = await sources.store(location.root).head(location.key)

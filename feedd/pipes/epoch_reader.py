@@ -245,21 +245,23 @@ class EpochReader:
             self._free.release()
 
     async def _fetch(self, piece: Piece) -> None:
-        ref = piece.wanted.ref
+        ref, fetcher = piece.wanted.ref, self._stores.fetcher
         if ref is None:
             piece.memory = memoryview(piece.wanted.data or b"")
-        elif piece.size_bytes:
-            span = ByteRange(piece.start, piece.start + piece.size_bytes)
-            if piece.size_bytes < _FILE_BYTES and piece.is_first and piece.is_last:
-                piece.memory = memoryview(bytearray(piece.size_bytes))
-                await self._stores.fetcher.fetch(ref, MemorySink(piece.memory))
-                return
-            piece.file = _memory_file()
-            sink = FileSink(piece.file, -piece.start, piece.object_bytes)
-            if piece.is_first and piece.is_last:
-                await self._stores.fetcher.fetch(ref, sink)
-            else:
-                await self._stores.fetcher.fetch_spans(ref, [span], sink)
+            return
+        if not piece.size_bytes:
+            return
+        span = ByteRange(piece.start, piece.start + piece.size_bytes)
+        if piece.object_bytes < _FILE_BYTES:  # the store's checksum would need a second request
+            piece.memory = memoryview(bytearray(piece.size_bytes))
+            await fetcher.fetch_spans(ref, [span], MemorySink(piece.memory))
+            return
+        piece.file = _memory_file()
+        sink = FileSink(piece.file, -piece.start, piece.object_bytes)
+        if piece.is_first and piece.is_last:
+            await fetcher.fetch(ref, sink)
+        else:
+            await fetcher.fetch_spans(ref, [span], sink)
 
 
 def _memory_file() -> SinkFile:

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
     from tests.docs.blocks import Block
 
-_OF_CLIENTS = {f"FEEDD_{one}" for one in ["ADDRESS", "EXECUTABLE", "TLS_CA", "TLS_CERT", "TLS_KEY", "CONFIG", "S3"]}
+_OF_CLIENTS = {
+    f"FEEDD_{one}" for one in ["ADDRESS", "CHANNELS", "EXECUTABLE", "TLS_CA", "TLS_CERT", "TLS_KEY", "CONFIG", "S3"]
+}
 _VARIABLE = re.compile(r"(FEEDD_\w+)=(.*)", re.DOTALL)
 
 

@@ -40,7 +40,7 @@ def _run(variable: str, script: str, *arguments: str, **environment: str) -> Any
     """Run a script with the Python that a variable names, and return the JSON of its last line."""
     python = os.environ.get(variable)
     if not python:
-        pytest.skip(f"{variable} names no Python with the packages: see this file's first lines")
+        pytest.skip(f"needs {variable}, a Python with the packages that the first lines of this file name")
     env = {"PATH": os.environ["PATH"], "TF_CPP_MIN_LOG_LEVEL": "3", **environment}
     done = subprocess.run(
         [python, "-c", script, *arguments], env=env, capture_output=True, text=True, timeout=200, check=False

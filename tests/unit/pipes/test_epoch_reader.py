@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -90,8 +91,6 @@ async def reading(
 def _bytes(piece: Piece) -> bytes:
     if piece.file is None:
         return bytes(piece.memory)
-    import os  # noqa: PLC0415
-
     return os.pread(piece.file.fd, piece.size_bytes, 0)
 
 
