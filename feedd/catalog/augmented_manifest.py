@@ -97,7 +97,7 @@ class AugmentedManifest:
         try:
             return await CPU.run(self._packs, manifest, await heads)
         except FeeddError as error:
-            error.hint = error.hint or await CPU.run(self._line_of, error.object)
+            error.hint = "; ".join(filter(None, (await CPU.run(self._line_of, error.object), error.hint)))
             raise
 
     def _packs(self, manifest: ObjectRef, heads: list[ObjectRef | None]) -> LinePacks:

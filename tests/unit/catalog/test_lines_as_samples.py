@@ -353,6 +353,25 @@ async def test_all_objects_missing_is_an_error_at_open(tmp_path: Path) -> None:
     assert caught.value.hint == f"line 1 of {URL} names it as 'source-ref'"
 
 
+async def test_an_object_that_the_store_refuses_is_named_with_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A refused HEAD ends the open; the hint says which line names the object."""
+    async with feeding(tmp_path) as rig:
+        _put(rig, [{"source-ref": f"{ROOT}/a.jpg"}, {"source-ref": f"{ROOT}/b.jpg"}])
+        head = rig.store.head
+
+        async def refusing(key: str) -> ObjectRef:
+            if key == "b.jpg":
+                raise PermissionDenied("access denied", object=f"{ROOT}/b.jpg", hint="ask", stage="source")
+            return await head(key)
+
+        monkeypatch.setattr(rig.store, "head", refusing)
+        with pytest.raises(PermissionDenied, match="access denied") as caught:
+            await _open(rig, ("source-ref", "bytes"))
+    assert caught.value.hint == f"line 2 of {URL} names it as 'source-ref'; ask"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
