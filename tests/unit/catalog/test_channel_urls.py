@@ -135,7 +135,9 @@ async def test_attributes_of_an_augmented_manifest(tmp_path: Path) -> None:
         assert [value for batch in await batches(session) for value in batch.ints("label")] == [3] * 8
         chosen = await rig.open(urls=("channel://train",), fields=(("other", "int"),), left_to_channel=LEFT)
         assert [spec.name for spec in chosen.info.specs] == ["other"]
-        assert chosen.info.fingerprint != session.info.fingerprint
+        _job(root, train={**AUGMENTED, "S3Uri": f"{ROOT}/m", "AttributeNames": ["source-ref"]})
+        fewer = await rig.open(urls=("channel://train",), fields=(), left_to_channel=LEFT)
+        assert len({one.info.fingerprint for one in (session, chosen, fewer)}) == 3
         rig.store.put("m", b'{"label": 3, "source-ref": "s3://memory/a.bin", "x": 1}\n')
         _job(root, train={**AUGMENTED, "S3Uri": f"{ROOT}/m", "AttributeNames": ["y"]})
         with pytest.raises(BadRecipe, match="got y"):
