@@ -164,8 +164,8 @@ class Sources:
     ) -> Resolved:
         """Find the current versions of the objects that ``urls`` name, in order; duplicates stay.
 
-        A URL is a prefix (``s3://bucket/train/``), an object, a directory (``file:///data``, ``/data``), or a
-        manifest (``manifest+s3://bucket/x.manifest``). A URL that equals an object's key names only that object. A URL
+        A URL is a prefix (``s3://bucket/train/``), an object, a directory (``file:///data``, ``/data``), or a manifest
+        (``manifest+s3://bucket/x`` or ``augmented+``). A URL that equals an object's key names only that object. A URL
         with braces or ``::`` is a list of URLs (``catalog.braces``), unless an object has exactly this name. A folder
         with a frozen manifest (``frozen+s3://bucket/train/``) is not listed: see ``catalog.frozen``.
 
@@ -310,6 +310,14 @@ class Sources:
         if ref.size_bytes > MANIFEST_BYTES_MAX:
             message = f"expected a manifest of at most {MANIFEST_BYTES_MAX} bytes, got {ref.size_bytes}"
             raise BadRequest(message, object=location.url, stage="source")
+        if location.augmented:
+            from feedd.catalog.augmented_manifest import parse_lines  # noqa: PLC0415 - most runs have no such manifest
+
+            found = await self.texts.parse(ref, functools.partial(parse_lines, url=location.url))
+            await CPU.run(access.check_names, found.names, location.url)
+            heads = head_all(found.names, self._head_if_there, self._options.heads_in_flight)
+            taking.take_packs(await found.packs(ref, heads))
+            return
         names = await self.texts.parse(ref, functools.partial(names_in, url=location.url))
         await CPU.run(access.check_names, names, location.url)
         refs = await head_all(names, self._head, self._options.heads_in_flight)

@@ -84,6 +84,7 @@ class UrlListing:
         self.frozen: Frozen | None = None
         self._gatherings: list[ObjectGrouper] = []
         self._listed: list[ObjectRef] = []
+        self._packs: Packs | None = None
         self._is_listed = False  # False for lists and manifests, whose objects the user named explicitly
         self._base = ""
         self.within(location.key)
@@ -126,6 +127,10 @@ class UrlListing:
         """Add objects of one store that URLs name, in their order; they are grouped later, and none is ignored."""
         self._listed = refs
 
+    def take_packs(self, packs: Packs) -> None:
+        """Take the packs of an augmented manifest, which is the whole URL."""
+        self._packs = packs
+
     @property
     def passed_over(self) -> PassedOver:
         """The objects that a frozen manifest left out."""
@@ -133,6 +138,8 @@ class UrlListing:
 
     def grouped(self) -> list[Grouped]:
         """Return the shards and packs; takes long for millions of objects."""
+        if self._packs is not None:
+            return [Grouped(self._packs.refs, self._packs)]
         if self.frozen is not None and not self.count:
             for page in self.frozen.pages():
                 self.take(page)

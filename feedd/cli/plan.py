@@ -227,7 +227,10 @@ def _resolve(urls: list[str], config: Config) -> tuple[Resolved, SidecarCounts]:
 
 
 def plan(
-    urls: Annotated[list[str], typer.Argument(metavar="URL", help="s3://bucket/prefix/, objects or manifest+s3://…")],
+    urls: Annotated[
+        list[str],
+        typer.Argument(metavar="URL", help="s3://bucket/prefix/, objects, manifest+s3://… or augmented+s3://…"),
+    ],
     nodes: Annotated[int, typer.Option("--nodes", min=1, max=65536, help="Number of nodes that share the data.")] = 1,
     sharding: Annotated[str, typer.Option("--sharding", help="key, size or replicated.")] = "key",
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Samples per step of a rank.")] = 256,

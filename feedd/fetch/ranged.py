@@ -143,7 +143,7 @@ class RangeFetcher:
         failures: list[FeeddError] = []
         try:
             async with asyncio.TaskGroup() as tasks:
-                parts = _Parts(store, arrivals, spans, part_bytes, tasks, self._sizes_of(arrivals.ref.root))
+                parts = _Parts(self._store_of, arrivals, spans, part_bytes, tasks, self._sizes_of(arrivals.ref.root))
                 arrivals.joined(parts)
                 self._scheduler.join(parts)
                 try:
@@ -202,7 +202,7 @@ class _Parts(FetchEntry):
 
     def __init__(
         self,
-        store: ObjectStore,
+        store_of: Callable[[str], ObjectStore],
         arrivals: Arrivals,
         spans: Iterable[ByteRange],
         part_size_bytes: int,
@@ -211,7 +211,7 @@ class _Parts(FetchEntry):
     ) -> None:
         watch = arrivals.watch
         super().__init__(arrivals.ref.root, spans, part_size_bytes, _whenever if watch is None else watch.urgency)
-        self._store = store
+        self._store, self._store_of = store_of(arrivals.ref.root), store_of
         self._arrivals = arrivals
         self.many = arrivals.many
         self._tasks = tasks
@@ -235,8 +235,9 @@ class _Parts(FetchEntry):
         asked_s = time.monotonic()  # the clock of ``ReadProgress``
         part = arrivals.sink.part(span.start, span.end)
         ref, wanted = arrivals.locate(span)
+        store = self._store if ref.root == arrivals.ref.root else self._store_of(ref.root)
         try:
-            await self._store.read_into(ref, wanted, part, progress)
+            await store.read_into(ref, wanted, part, progress)
         except (NotFound, PermissionDenied) as error:
             if arrivals.put_off(span, error):
                 return
