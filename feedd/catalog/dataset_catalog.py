@@ -13,6 +13,7 @@ from feedd.access import EVERYTHING, Access
 from feedd.catalog.braces import Allowance
 from feedd.catalog.index_store import Indexes
 from feedd.catalog.label_fields import LabelledIndexes
+from feedd.catalog.large_objects import with_spans
 from feedd.catalog.megatron_index import check_types, read_documents
 from feedd.catalog.object_heads import with_heads
 from feedd.catalog.record_idx import idx_sizes
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
 
 _Urls = tuple[tuple[str, ...], ...]
 """URLs of each source of a dataset."""
-_Wanted = tuple[_Urls, Cuts, Access]
+_Wanted = tuple[_Urls, Cuts, Access, int]
 
 _FRESH_S = 30.0  # ranks of one launch open within this time and share one listing
 _LISTINGS_KEPT = 16
@@ -63,10 +64,19 @@ class DatasetCatalog:
         readings: indexes as read from the shards; this class adds the listing's labels.
     """
 
-    def __init__(self, stages: Stages, group: asyncio.TaskGroup, learned: Learned) -> None:
+    def __init__(self, stages: Stages, group: asyncio.TaskGroup, learned: Learned, span_bytes: int = 0) -> None:
+        """Start empty.
+
+        Args:
+            stages: the open stages.
+            group: owns shared work.
+            learned: counts that earlier reads told.
+            span_bytes: least size of the spans of large objects; 0: all objects are read whole.
+        """
         self.readings = Indexes(stages, group)
         self._stages = stages
         self._learned = learned
+        self._span_bytes = span_bytes
         # By URLs and content, so that a run that began before a dataset grew finds its older listing.
         self._listings: dict[tuple[_Wanted, bytes], Listing] = {}
         self._listing_flight: SingleFlight[_Wanted, Listing] = SingleFlight(group)
@@ -78,7 +88,13 @@ class DatasetCatalog:
         return await self.mixed((urls,), known, EVERYTHING)
 
     async def mixed(
-        self, sources: _Urls, known: Callable[[Listing], bool], access: Access = EVERYTHING, cuts: Cuts = ()
+        self,
+        sources: _Urls,
+        known: Callable[[Listing], bool],
+        access: Access = EVERYTHING,
+        cuts: Cuts = (),
+        *,
+        whole: bool = False,
     ) -> Listing:
         """Return one listing of several sources, one after another; otherwise like ``listing``.
 
@@ -87,8 +103,9 @@ class DatasetCatalog:
             known: whether a held listing is the run's; called in a thread.
             access: what the caller may read; listings are shared only by callers who may read the same.
             cuts: how each source's files of tokens are split; empty: there are no such files.
+            whole: read large objects whole, as runs did before objects had spans.
         """
-        wanted = sources, cuts, access
+        wanted = sources, cuts, access, 0 if whole else self._span_bytes
         cached = {name: listing for name, listing in self._listings.items() if name[0] == wanted}
         if cached:  # checking ``known`` may take as long as the listing is
             found = await CPU.run(lambda: next((one for one in cached.items() if known(one[1])), None))
@@ -105,7 +122,7 @@ class DatasetCatalog:
     @contextlib.contextmanager
     def started(self, sources: _Urls, access: Access, cuts: Cuts = ()) -> Iterator[None]:
         """Start listing, inside the context, for a following call of ``mixed``, unless a listing is held."""
-        wanted = sources, cuts, access
+        wanted = sources, cuts, access, self._span_bytes
         if any(name[0] == wanted for name in self._listings):
             yield
             return
@@ -192,7 +209,7 @@ class DatasetCatalog:
         await CACHE_DISK.run(self._learned.save)
 
     async def _list(self, wanted: _Wanted) -> Listing:
-        sources, cuts, access = wanted
+        sources, cuts, access, span_bytes = wanted
         resolve = partial(self._stages.sources.resolve_all, access=access, allowance=Allowance())
         cut = [one is not None for one in cuts] or [False] * len(sources)  # a .npy file of tokens is a shard
         resolved = await run_all(resolve(urls, shards=shards) for urls, shards in zip(sources, cut, strict=True))
@@ -206,6 +223,8 @@ class DatasetCatalog:
         told = await self._sidecar_counts(whole, listing)
         if any(cuts):
             told = await self._with_token_windows(whole, firsts, cuts, told)
+        listing.formats = told.formats
+        listing, told = await with_spans(self._stages.sources, listing, told, span_bytes)
         listing.formats, listing.passed_over = told.formats, whole.passed_over.with_reasons(told.left_out)
         listing.counts = await CPU.run(self._learned.known, listing.refs, listing.format_of)
         await CPU.run(listing.add_counts, told.exact, told.claimed, told.by)
@@ -242,7 +261,8 @@ class DatasetCatalog:
         if shard in view.learned:
             return
         view.field_names.add(view.listing.source_of(shard), shard, index.fields, index.unread)
-        self._learned.note(view.refs[shard], index.sample_count, view.listing.format_of(shard))
+        if shard not in view.listing.spans:  # of spans, every listing tells the count
+            self._learned.note(view.refs[shard], index.sample_count, view.listing.format_of(shard))
         try:
             view.learn(shard, index.sample_count)
         except ObjectChanged:

@@ -29,6 +29,7 @@ class PipelineOptions:
         ready_bytes: size limit of a shard with predecoded images (see ``sessions.decoded_cache``); 0: no predecoding.
         readahead_bytes: size of the shards that sessions prefetch if shards are small (see ``EpochAccess.wishes``).
         access_rules: what each owner may read.
+        span_bytes: least size of the spans of large objects; 0: all objects are read whole.
     """
 
     window_shards: int = 4
@@ -38,6 +39,7 @@ class PipelineOptions:
     ready_bytes: int = 0
     readahead_bytes: int = 0
     access_rules: AccessRules = field(default_factory=AccessRules)
+    span_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -236,6 +236,7 @@ async def open_pipeline(
         ready_bytes=ready_bytes(config),
         readahead_bytes=min(config.fetch.bytes_in_flight, int(config.cache.size * _READAHEAD_SHARE)),
         access_rules=rules,
+        span_bytes=config.fetch.span_size,
         arena_per_owner_bytes=config.limits.arena_per_owner or (config.arena.size // 4 * 3 if config.shared else 0),
     )
     async with AsyncExitStack() as stack:

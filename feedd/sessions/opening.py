@@ -86,7 +86,7 @@ class Pipeline:
         quarantine: Quarantine | None = None,
     ) -> None:
         self.stages = stages
-        self.catalog = DatasetCatalog(stages, group, learned or Learned())
+        self.catalog = DatasetCatalog(stages, group, learned or Learned(), options.span_bytes)
         self._options = options
         self._quarantine = quarantine
         self.bad_samples = RecentBadSamples(stages.clock)
@@ -121,19 +121,25 @@ class Pipeline:
         enter_stage(f"listing {shortened(spec.data.urls)}")
         with self.stages.sources.listing(), self.catalog.started(request.sources, access, request.cuts):
             request = await with_tables(self.stages.sources, request)
-            listing, tables = await both(
-                self.catalog.mixed(
-                    request.sources,
-                    lambda held: request.fingerprint(held) == spec.session.expect_fingerprint,
-                    access,
-                    request.cuts,
-                ),
-                self._labelling.tables(request),
-            )
+            listing, tables = await both(self._listing(request), self._labelling.tables(request))
         try:
             return await self._listed(request, listing, tables)
         finally:
             await forget(tables)
+
+    async def _listing(self, request: Request) -> Listing:
+        """Return the listing of a request; of a run that began before large objects had spans, without spans."""
+        expected = request.spec.session.expect_fingerprint
+
+        def known(held: Listing) -> bool:
+            return request.fingerprint(held) == expected
+
+        wanted = request.sources, known, request.access, request.cuts
+        listing = await self.catalog.mixed(*wanted)
+        if not expected or not listing.spans or await CPU.run(known, listing):
+            return listing
+        whole = await self.catalog.mixed(*wanted, whole=True)
+        return whole if await CPU.run(known, whole) else listing
 
     async def _listed(self, request: Request, listing: Listing, tables: Tables) -> Session:
         """Open a session on a listing."""
