@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from feedd import metrics
@@ -118,7 +119,7 @@ class Session:
         self._fetching.add(call)
         try:
             with self._stale_listing_forgotten():
-                plans, ends = await plan_leading(steps, self._draw)
+                plans, ends = await plan_leading(steps, partial(self._draw, call))
                 made = await self._parts.batches.make(plans, lambda: self._decoding(call)) if plans else []
         except Exception:
             if len(steps) > 1 and self._furthest in steps:
@@ -149,7 +150,7 @@ class Session:
         self._fetching.add(call)
         try:
             with self._stale_listing_forgotten():
-                plans, end = await self._draw_run(at, count)
+                plans, end = await self._draw_run(call, at, count)
                 if not plans:
                     if isinstance(end, EpochEnd):
                         return end
@@ -167,7 +168,7 @@ class Session:
         return made
 
     async def _draw_run(
-        self, at: Cursor, count: int
+        self, call: object, at: Cursor, count: int
     ) -> tuple[list[AnyRunPlan | BatchPlan], EpochEnd | FeeddError | None]:
         """Plan the steps of a run; they end before the end of the epoch, or before a step that cannot be planned."""
         parts = self._parts
@@ -176,7 +177,7 @@ class Session:
         while step < end:
             here = Cursor(at.epoch, step, at.anchors)
             try:
-                found = await self._draw_some(here, end - step)
+                found = await self._draw_some(call, here, end - step)
             except FeeddError as error:
                 return plans, error
             if isinstance(found, EpochEnd):
@@ -185,18 +186,18 @@ class Session:
             if isinstance(found, AnyRunPlan):
                 step += len(found)
                 self._reach(Cursor(at.epoch, step - 1))
-                parts.prefetch_driver.advance(here, found.window, found.window)
+                parts.prefetch_driver.advance(here, found.window, found.window, call)
             else:
                 step += 1
         return plans, None
 
-    async def _draw_some(self, at: Cursor, count: int) -> AnyRunPlan | BatchPlan | EpochEnd:
+    async def _draw_some(self, call: object, at: Cursor, count: int) -> AnyRunPlan | BatchPlan | EpochEnd:
         """Plan up to ``count`` steps, or only the first one if no run begins there."""
         parts = self._parts
         run = parts.catalog.draw_run(parts.reader, at, count)
         if run is not None:
             return run
-        drawn = await self._draw(at)
+        drawn = await self._draw(call, at)
         if isinstance(drawn, EpochEnd):
             return drawn
         return parts.catalog.draw_run(parts.reader, at, count) or drawn  # its window is known now
@@ -231,6 +232,7 @@ class Session:
         """Forget a call that has ended. Once the first has, later shards may be fetched."""
         self._calls.remove(call)
         self._decoding(call)
+        self._parts.prefetch_driver.made(call)
         self._parts.prefetch_driver.widen()
 
     def _decoding(self, call: object) -> None:
@@ -243,7 +245,7 @@ class Session:
         if not self._fetching and 0 <= ended == self._furthest.epoch:
             self._parts.batches.epoch_ended(ended)
 
-    async def _draw(self, at: Cursor) -> BatchPlan | EpochEnd:
+    async def _draw(self, call: object, at: Cursor) -> BatchPlan | EpochEnd:
         parts = self._parts
         self._reach(at)
         drawn = await parts.catalog.draw(parts.view, parts.reader, at)
@@ -251,7 +253,7 @@ class Session:
             parts.batches.check_failures(at)
             self._count_end(at.epoch)
         else:
-            parts.prefetch_driver.advance(at, drawn.first_window, drawn.last_window)
+            parts.prefetch_driver.advance(at, drawn.first_window, drawn.last_window, call)
         return drawn
 
     def _count_end(self, epoch: int) -> None:

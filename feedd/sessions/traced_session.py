@@ -82,16 +82,16 @@ class TracedSession(Session):
         if batch is not None:
             self._traces.export(replace(batch, released_s=time.monotonic()))
 
-    async def _draw(self, at: Cursor) -> BatchPlan | EpochEnd:
-        drawn = await super()._draw(at)
+    async def _draw(self, call: object, at: Cursor) -> BatchPlan | EpochEnd:
+        drawn = await super()._draw(call, at)
         if not isinstance(drawn, EpochEnd):
             self._planned([drawn])
         return drawn
 
     async def _draw_run(
-        self, at: Cursor, count: int
+        self, call: object, at: Cursor, count: int
     ) -> tuple[list[AnyRunPlan | BatchPlan], EpochEnd | FeeddError | None]:
-        plans, end = await super()._draw_run(at, count)
+        plans, end = await super()._draw_run(call, at, count)
         self._planned(plans)
         return plans, end
 

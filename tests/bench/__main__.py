@@ -36,6 +36,7 @@ from tests.bench import (
     restart,
     s3_bytes,
     shards,
+    spans,
     tokens,
     utilisation,
 )
@@ -69,6 +70,7 @@ BENCHES: dict[str, Callable[[Plan], Result | list[Result]]] = {
     "lanes": lanes.run,
     "device": device.run,
     "shards": shards.run,
+    "spans": spans.run,
     "utilisation": utilisation.run,
     "doctor": doctor.run,
     "measuring": measuring.run,

@@ -140,7 +140,7 @@ class _Decoder:
 
     def advance(self, *_where: object) -> None: ...
 
-    enter = skip_to = widen = advance
+    enter = skip_to = widen = made = advance
 
     def close(self) -> None: ...
 

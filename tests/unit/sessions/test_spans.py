@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,8 @@ from feedd.catalog.stages import PipelineOptions
 from feedd.errors import BadShard, FeeddError, ObjectChanged
 from feedd.open_spec import SourceSpec
 from feedd.units import KIB
-from feedd.values import Topology
-from tests.fakes.feeding import ROOT, URL, Feeding, batches, feeding
+from feedd.values import Cursor, EpochEnd, Produced, Topology
+from tests.fakes.feeding import ROOT, URL, Feeding, batches, copied, feeding
 from tests.fakes.files import npy
 
 if TYPE_CHECKING:
@@ -36,8 +37,9 @@ WINDOWS = [TOKENS[at : at + WINDOW].tolist() for at in range(0, len(TOKENS) - WI
 class Reads:
     """Notes the ranges that a store is asked for."""
 
-    def __init__(self, store: MemoryStore) -> None:
+    def __init__(self, store: MemoryStore, delay_s: float = 0.0) -> None:
         self.spans: list[ByteRange] = []
+        self._delay_s = delay_s
         self._read_into = store.read_into
         store.read_into = self.read_into  # type: ignore[method-assign]  # a wrapper
 
@@ -45,6 +47,7 @@ class Reads:
         self, ref: ObjectRef, span: ByteRange, sink: RangeSink, progress: ReadProgress | None = None
     ) -> None:
         self.spans.append(span)
+        await asyncio.sleep(self._delay_s)
         await self._read_into(ref, span, sink, progress)
 
 
@@ -78,6 +81,33 @@ async def test_a_file_larger_than_the_cache(tmp_path: Path) -> None:
         assert fetched == [*fetched_once, *fetched_once[: len(fetched) - len(fetched_once)]]  # the next epoch begins
         shared_bytes = 2 * (14 - 1)  # the last token of a span is the first of the next one
         assert sum(span.size_bytes for span in fetched_once) == len(WINDOWS) * 128 + 2 + shared_bytes
+
+
+async def test_batches_made_together_fetch_no_span_twice(tmp_path: Path) -> None:
+    """The cache has room for three spans, and runs of batches of nearly as many are made at one time."""
+    async with reading(tmp_path, cache_bytes=40 * KIB) as rig:
+        rig.store.put("train/a.bin", TOKENS.tobytes())
+        reads = Reads(rig.store, delay_s=0.005)
+        session = await rig.open(fields=FIELDS, uneven="allow", batch_size=4, prefetch_batches=60, runs=True)
+        run_batches, slot_count, batch_count = 3, session.slots.slot_count, 0
+        assert session.info.run_batches > run_batches
+        running: deque[asyncio.Task[Produced | EpochEnd]] = deque()
+
+        async def oldest() -> int:
+            made = await running.popleft()
+            assert isinstance(made, Produced)
+            session.release(made.slot)
+            return made.batch_count
+
+        for step in range(0, -(-len(WINDOWS) // 4), run_batches):
+            if len(running) == slot_count:
+                batch_count += await oldest()
+            running.append(asyncio.create_task(session.produce_run(Cursor(0, step), run_batches)))
+        while running:
+            batch_count += await oldest()
+        assert batch_count == -(-len(WINDOWS) // 4)
+        fetched = [span.start for span in reads.spans[1:]]
+        assert len(fetched[:14]) == len(set(fetched[:14])) == 14
 
 
 async def test_shuffled_spans_hold_every_window(tmp_path: Path) -> None:
