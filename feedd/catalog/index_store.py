@@ -51,13 +51,8 @@ class Indexes:
         self._runs: SingleFlight[_Key, ShardIndex] = SingleFlight(group)
 
     def cached(self, view: DatasetView, shard: int) -> ShardIndex | None:
-        """Return a shard's index if it is in memory, or if the listing tells it at once."""
-        key = _key(view, shard)
-        index, span = self._cached.get(key), view.listing.spans.get(shard)
-        if index is None and span is not None and span.is_regular(key.ref.size_bytes):
-            index = span.index(key.ref.size_bytes)
-            self._cached.put(key, index, _ENTRY_BYTES)
-        return index
+        """Return a shard's index if it is in memory."""
+        return self._cached.get(_key(view, shard))
 
     async def of(self, view: DatasetView, shard: int) -> ShardIndex:
         """Return a shard's index, fetching the shard if needed.

@@ -95,7 +95,7 @@ class PrefetchDriver:
         self._widening.cancel()
         self._widening = None
         if self._access is not None:
-            self._wish(self._access, self._window)
+            self._wish(self._access, self._needed_from(self._access))
 
     def enter(self, at: Cursor) -> None:
         """Start or resume an epoch at a cursor: report when each shard is needed, and prefetch the first ones."""
@@ -158,9 +158,14 @@ class PrefetchDriver:
         if self._making.pop(call, None) is not None and self._access is not None and self._making:
             self._left(self._access, self._progress.advance(self._name, self._needed_from(self._access)))
 
+    def reads_only(self, window: int) -> bool:
+        """Whether no running call needs an earlier window."""
+        return self._access is None or self._needed_from(self._access) >= window
+
     def _needed_from(self, access: EpochAccess) -> int:
-        """Return the first window that a running call needs."""
-        return min((window for epoch, window in self._making.values() if epoch == access.epoch), default=0)
+        """Return the first window that a running call needs; without calls, the latest window."""
+        running = (window for epoch, window in self._making.values() if epoch == access.epoch)
+        return min(running, default=self._window)
 
     def close(self) -> None:
         """Cancel prefetches; shards that no other reader needs then have no next use."""

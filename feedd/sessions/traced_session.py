@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from feedd.flow.trace_log import BatchTrace, distinct
-from feedd.ordering.batch_plan import SpanPlan
+from feedd.ordering.batch_plan import shards_in
 from feedd.sessions.feed_session import Session
 from feedd.values import EpochEnd, Produced
 
@@ -100,8 +100,7 @@ class TracedSession(Session):
         if marks is not None:
             marks.planned_s = time.monotonic()
             for plan in plans:
-                shards = [plan.shard] if isinstance(plan, SpanPlan) else sorted(set(plan.shard.tolist()))
-                marks.shards[plan.cursor.step] = shards
+                marks.shards[plan.cursor.step] = sorted(shards_in(plan))
 
     def _decoding(self, call: object) -> None:
         super()._decoding(call)

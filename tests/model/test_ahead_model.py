@@ -142,6 +142,9 @@ class _Decoder:
 
     enter = skip_to = widen = made = advance
 
+    def reads_only(self, _window: int) -> bool:
+        return True
+
     def close(self) -> None: ...
 
     async def ended(self) -> None: ...

@@ -15,7 +15,7 @@ from feedd.errors import BadShard, FeeddError, ObjectChanged
 from feedd.open_spec import SourceSpec
 from feedd.units import KIB
 from feedd.values import Cursor, EpochEnd, Produced, Topology
-from tests.fakes.feeding import ROOT, URL, Feeding, batches, copied, feeding
+from tests.fakes.feeding import ROOT, URL, Feeding, batches, feeding
 from tests.fakes.files import npy
 
 if TYPE_CHECKING:
@@ -83,13 +83,14 @@ async def test_a_file_larger_than_the_cache(tmp_path: Path) -> None:
         assert sum(span.size_bytes for span in fetched_once) == len(WINDOWS) * 128 + 2 + shared_bytes
 
 
-async def test_batches_made_together_fetch_no_span_twice(tmp_path: Path) -> None:
-    """The cache has room for three spans, and runs of batches of nearly as many are made at one time."""
+@pytest.mark.parametrize("run_batches", [3, 12])
+async def test_batches_made_together_fetch_no_span_twice(tmp_path: Path, run_batches: int) -> None:
+    """The cache has room for three spans, and runs of batches of as many, or of all, are made at one time."""
     async with reading(tmp_path, cache_bytes=40 * KIB) as rig:
         rig.store.put("train/a.bin", TOKENS.tobytes())
         reads = Reads(rig.store, delay_s=0.005)
         session = await rig.open(fields=FIELDS, uneven="allow", batch_size=4, prefetch_batches=60, runs=True)
-        run_batches, slot_count, batch_count = 3, session.slots.slot_count, 0
+        slot_count, batch_count = session.slots.slot_count, 0
         assert session.info.run_batches > run_batches
         running: deque[asyncio.Task[Produced | EpochEnd]] = deque()
 
