@@ -149,7 +149,7 @@ class Pipeline:
             raise ObjectChanged(
                 f"expected the dataset with fingerprint {expected.hex()}, got {mark.hex()}",
                 object=" ".join(spec.data.urls),
-                hint="objects, recipe or topology changed since this run began: start the run anew",
+                hint="objects, recipe, topology or fetch.span_size changed since this run began: start the run anew",
                 stage="plan",
             )
         enter_stage(f"reading the first shards of {shortened(spec.data.urls)}")

@@ -79,7 +79,7 @@ class PrefetchDriver:
         self._access: EpochAccess | None = None
         self._progress = Progress()
         self._window = -1
-        self._making: dict[object, tuple[int, int]] = {}  # of each running call: its epoch, and its first window
+        self._making: dict[object, tuple[int, int]] = {}  # epoch and first window of running calls, in order
         self._widening: asyncio.TimerHandle | None = None  # ends the wait of a new stream's later shards
 
     def begin(self, at: Cursor) -> None:
@@ -165,7 +165,7 @@ class PrefetchDriver:
     def _needed_from(self, access: EpochAccess) -> int:
         """Return the first window that a running call needs; without calls, the latest window."""
         running = (window for epoch, window in self._making.values() if epoch == access.epoch)
-        return min(running, default=self._window)
+        return next(running, self._window)  # calls are in the order of their steps, so the oldest needs most
 
     def close(self) -> None:
         """Cancel prefetches; shards that no other reader needs then have no next use."""
