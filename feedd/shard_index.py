@@ -111,14 +111,19 @@ class RegularIndex(ShardIndex):
         encodings: tuple[str, ...],
         notes: tuple[tuple[int, int, str], ...] = (),
         unread: tuple[tuple[str, str], ...] = (),
-        *,
-        first: int = 0,
     ) -> None:
-        """Create an index; see ``ShardIndex``. Every field has a stride. ``first``: number of the first sample."""
+        """Create an index; see ``ShardIndex``. Every field has a stride."""
         assert None not in strides, "a field without a stride needs columns"
         given = {"fields": fields, "strides": strides, "encodings": encodings, "notes": notes, "unread": unread}
-        for name, value in {**given, "reasons": None, "_sample_count": sample_count, "_first": first}.items():
+        for name, value in {**given, "reasons": None, "_sample_count": sample_count, "_first": 0}.items():
             object.__setattr__(self, name, value)  # as the frozen base class sets its own
+
+    def numbered_from(self, first: int) -> RegularIndex:
+        """Return the index of the same samples with keys from ``first`` on."""
+        given = self.fields, self.strides, self.sample_count, self.encodings, self.notes, self.unread
+        index = RegularIndex(*given)
+        object.__setattr__(index, "_first", first)
+        return index
 
     @property
     def is_regular(self) -> bool:

@@ -14,7 +14,7 @@ import structlog
 
 from feedd.catalog.object_heads import first_bytes
 from feedd.dataset.listing import Listing
-from feedd.dataset.object_spans import SampleGrid, Span, cut
+from feedd.dataset.object_spans import SampleGrid, Span, split
 from feedd.dataset.pack_layout import is_pack
 from feedd.flow.pools import CPU
 from feedd.flow.tasks import run_all
@@ -55,7 +55,7 @@ async def spans_of(sources: Sources, listing: Listing, span_bytes: int) -> dict[
     async def one(number: int, format_name: str) -> None:
         ref = listing.refs[number]
         grid = await _grid(sources, ref, format_name)
-        spans = () if grid is None else await CPU.run(cut, ref, grid, span_bytes)
+        spans = () if grid is None else await CPU.run(split, ref, grid, span_bytes)
         if spans:
             found[number] = spans
 
@@ -117,7 +117,7 @@ async def _grid(sources: Sources, ref: ObjectRef, format_name: str) -> SampleGri
 
 
 @dataclass(frozen=True, slots=True)
-class _Places:
+class _Renumbering:
     """New indices of objects: of each, the first index, and the number of shards in its place."""
 
     firsts: Sequence[int]
@@ -144,12 +144,12 @@ def _spread(listing: Listing, told: SidecarCounts, spans: Mapping[int, Spans]) -
             refs.append(shard)
         if number not in spans:
             refs.append(ref)
-    places = _Places(firsts, [len(spans.get(number, (None,))) for number in range(len(firsts))])
+    renumbering = _Renumbering(firsts, [len(spans.get(number, (None,))) for number in range(len(firsts))])
     sources = tuple(firsts[first] if first < len(firsts) else len(refs) for first in listing.firsts)
     cut_up = Listing.of(refs, listing.listed_s, sources)
     cut_up.packs, cut_up.spans = listing.packs, found
-    cut_up.named, cut_up.idx_bytes = places.spread(listing.named), places.spread(listing.idx_bytes)
+    cut_up.named, cut_up.idx_bytes = renumbering.spread(listing.named), renumbering.spread(listing.idx_bytes)
     counts = {number: span.count for number, span in found.items()}
-    claimed = {number: count for number, count in places.spread(told.claimed).items() if number not in found}
-    exact = {**places.spread(told.exact), **counts}
-    return cut_up, replace(told, exact=exact, claimed=claimed, formats=places.spread(told.formats))
+    claimed = {number: count for number, count in renumbering.spread(told.claimed).items() if number not in found}
+    exact = {**renumbering.spread(told.exact), **counts}
+    return cut_up, replace(told, exact=exact, claimed=claimed, formats=renumbering.spread(told.formats))

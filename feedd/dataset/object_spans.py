@@ -82,13 +82,13 @@ class Span:
         named = (grid.field,), (grid.encoding,)
         if self.is_regular(span_bytes):
             strides = ((0, grid.step_bytes, grid.size_bytes),)
-            return RegularIndex(named[0], strides, count, named[1], first=self.first)
+            return RegularIndex(named[0], strides, count, named[1]).numbered_from(self.first)
         starts = np.arange(count, dtype=np.int64) * grid.step_bytes
         sizes = np.minimum(grid.size_bytes, span_bytes - starts)
         return ShardIndex(named[0], starts[None], sizes[None], *numbered(count, self.first), encodings=named[1])
 
 
-def cut(ref: ObjectRef, grid: SampleGrid, span_bytes: int) -> list[tuple[ObjectRef, Span]]:
+def split(ref: ObjectRef, grid: SampleGrid, span_bytes: int) -> list[tuple[ObjectRef, Span]]:
     """Return the spans of an object, of about equal size; empty: the object stays whole.
 
     An object of at least ``2 * span_bytes`` has spans of ``span_bytes`` to ``1.5 * span_bytes``, if its samples are

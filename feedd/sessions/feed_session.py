@@ -123,7 +123,7 @@ class Session:
             with self._stale_listing_forgotten():
                 plans, ends = await plan_leading(steps, partial(self._draw, call))
                 if plans:
-                    await self._turn(call, plans)
+                    await self._wait_for_earlier(call, plans)
                 made = await self._parts.batches.make(plans, lambda: self._pinned(call)) if plans else []
         except Exception:
             if len(steps) > 1 and self._furthest in steps:
@@ -160,7 +160,7 @@ class Session:
                         return end
                     assert end is not None
                     raise end
-                await self._turn(call, plans)
+                await self._wait_for_earlier(call, plans)
                 made = await batches.make_run(plans, lambda: self._decoding(call))
         finally:
             self._ended(call)
@@ -233,7 +233,7 @@ class Session:
         if at.epoch != furthest.epoch or at.step > furthest.step:
             self._furthest = at
 
-    async def _turn(self, call: object, plans: Sequence[AnyRunPlan | BatchPlan]) -> None:
+    async def _wait_for_earlier(self, call: object, plans: Sequence[AnyRunPlan | BatchPlan]) -> None:
         """Wait for earlier calls, if this call reads a later window than they do and would have to fetch shards itself.
 
         In a cache with little room, it would evict shards that an earlier call is about to read. The shards of this
@@ -261,7 +261,7 @@ class Session:
         """Forget a call that has ended. Once the first has, later shards may be fetched."""
         self._calls.pop(call).set()
         self._decoding(call)
-        self._parts.prefetch_driver.made(call)
+        self._parts.prefetch_driver.finished(call)
         self._parts.prefetch_driver.widen()
 
     def _decoding(self, call: object) -> None:

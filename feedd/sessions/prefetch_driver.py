@@ -134,7 +134,7 @@ class PrefetchDriver:
             at: the step.
             first_window: the first window that the batch needs.
             last_window: the last window that the batch needs.
-            call: the call that makes the batch, until ``made``.
+            call: the call that makes the batch, until ``finished``.
         """
         if self._access is None or at.epoch != self._access.epoch:
             self.enter(at)
@@ -153,7 +153,7 @@ class PrefetchDriver:
         if self._index_prefetcher is not None:
             self._index_prefetcher.look()
 
-    def made(self, call: object) -> None:
+    def finished(self, call: object) -> None:
         """Report that a call has made its batches, or has failed."""
         if self._making.pop(call, None) is not None and self._access is not None and self._making:
             self._left(self._access, self._progress.advance(self._name, self._needed_from(self._access)))

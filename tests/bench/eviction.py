@@ -79,7 +79,7 @@ def feedd(trace: Trace, size_bytes: int) -> float:
         for number, refs in enumerate(windows):
             prefetch_driver.advance(Cursor(epoch), number, number, number)
             cache.use(refs)
-            prefetch_driver.made(number)
+            prefetch_driver.finished(number)
         fetched.append(cache.fetched_bytes)
     return 1 - (fetched[-2] - fetched[1]) / trace.counted_bytes
 

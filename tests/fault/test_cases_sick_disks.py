@@ -286,7 +286,7 @@ async def test_case_46_dataset_a_little_larger_than_the_cache(tmp_path: Path) ->
                 wanted = [refs[shard] for shard in plan.shards(window).tolist()]
                 with await cache.acquire(wanted) as pins:
                     rig.check(pins, wanted)
-                prefetch_driver.made(window)
+                prefetch_driver.finished(window)
             fetched.append(rig.fetcher.calls.total() - before)
         prefetch_driver.close()
         await until(lambda: cache.stats.reserved_bytes == 0)

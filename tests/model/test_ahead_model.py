@@ -140,10 +140,9 @@ class _Decoder:
 
     def advance(self, *_where: object) -> None: ...
 
-    enter = skip_to = widen = made = advance
+    enter = skip_to = widen = finished = advance
 
-    def reads_only(self, _window: int) -> bool:
-        return True
+    reads_only = staticmethod(lambda _window: True)
 
     def close(self) -> None: ...
 

@@ -78,7 +78,7 @@ def test_two_jobs_over_one_dataset_share_what_is_kept() -> None:
             refs = [listing.refs[shard] for shard in plan.shards(window).tolist()]
             drivers[job].advance(Cursor(epoch), window, window, tick)
             cache.use(refs)
-            drivers[job].made(tick)
+            drivers[job].finished(tick)
             read_bytes += sum(ref.size_bytes for ref in refs)
     for prefetch_driver in drivers:
         prefetch_driver.close()

@@ -160,7 +160,7 @@ async def test_what_no_name_says_is_warmed_as_it_is_read(tmp_path: Path) -> None
 
         sources = rig.warmer._sources
         resolve = sources.resolve_all
-        sources.resolve_all = vanish  # type: ignore[method-assign, assignment]  # gone between listing and fetching
+        sources.resolve_all = vanish  # type: ignore[method-assign]  # gone between listing and fetching
         done = await rig.warm(PREFIX)
         assert (done.failed, done.warmed.object_count) == (_amount(1), 2)
 
@@ -206,7 +206,7 @@ async def test_each_error_is_named_and_the_rest_comes(tmp_path: Path) -> None:
 
         sources = rig.warmer._sources
         resolve = sources.resolve_all
-        sources.resolve_all = vanish  # type: ignore[method-assign, assignment]  # gone between listing and fetching
+        sources.resolve_all = vanish  # type: ignore[method-assign]  # gone between listing and fetching
         done = await rig.warm()
         assert (done.failed, done.warmed) == (_amount(2), _amount(1))
         assert sorted(error.object for error in rig.errors) == [f"{PREFIX}a", f"{PREFIX}c"]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedd.dataset.object_spans import SampleGrid, cut, is_span, object_of
+from feedd.dataset.object_spans import SampleGrid, is_span, object_of, split
 from feedd.formats.tokens import RAW, TokensFormat, TokenWindows, window_count, with_windows
 from feedd.values import ObjectRef
 
@@ -28,7 +28,7 @@ def test_spans_hold_the_samples_of_the_object(last: str, tokens: int, count: int
     windows = TokenWindows("uint16", count, stride, last)  # type: ignore[arg-type]  # a literal
     data = np.random.default_rng(tokens).integers(0, 1 << 16, tokens).astype(np.uint16).tobytes()
     ref = ObjectRef("s3://b", "t/0.bin", len(data), "a-tag-3")
-    spans = cut(ref, _grid(tokens, windows), span_bytes)
+    spans = split(ref, _grid(tokens, windows), span_bytes)
     if not spans:
         return
     whole = TokensFormat(RAW, with_windows(RAW, windows).partition(":")[2]).index(memoryview(data), ref.url)
@@ -57,17 +57,19 @@ def test_spans_hold_the_samples_of_the_object(last: str, tokens: int, count: int
 def test_a_small_object_stays_whole() -> None:
     """Below twice the least size there is one shard, and so is an object of a single large sample."""
     grid = SampleGrid(0, 10, 10, 19, "data", "uint8[10]")
-    assert cut(ObjectRef("s3://b", "a.npy", 190, "tag"), grid, 100) == []
+    assert split(ObjectRef("s3://b", "a.npy", 190, "tag"), grid, 100) == []
     assert (
-        cut(ObjectRef("s3://b", "a.npy", 1000, "tag"), SampleGrid(0, 1000, 1000, 1, "data", "uint8[1000]"), 100) == []
+        split(ObjectRef("s3://b", "a.npy", 1000, "tag"), SampleGrid(0, 1000, 1000, 1, "data", "uint8[1000]"), 100) == []
     )
-    assert len(cut(ObjectRef("s3://b", "a.npy", 200, "tag"), SampleGrid(0, 10, 10, 20, "data", "uint8[10]"), 100)) == 2
+    assert (
+        len(split(ObjectRef("s3://b", "a.npy", 200, "tag"), SampleGrid(0, 10, 10, 20, "data", "uint8[10]"), 100)) == 2
+    )
 
 
 def test_a_header_is_in_no_span() -> None:
     """The first span begins behind the header of the object."""
     grid = SampleGrid(128, 4, 4, 100, "data", "int32")
-    spans = cut(ObjectRef("file://", "/d/a.npy", 528, "7-8-9"), grid, 100)
+    spans = split(ObjectRef("file://", "/d/a.npy", 528, "7-8-9"), grid, 100)
     assert [object_of(ref)[1] for ref, _ in spans] == [128, 228, 328, 428]
     assert [ref.size_bytes for ref, _ in spans] == [100] * 4
     assert object_of(spans[0][0])[0].etag == "7-8-9"
@@ -76,7 +78,7 @@ def test_a_header_is_in_no_span() -> None:
 def test_keys_grow_beyond_eight_digits() -> None:
     """Numbers of nine digits follow those of eight."""
     grid = SampleGrid(0, 1, 1, 10**8 + 6, "data", "uint8")
-    spans = cut(ObjectRef("s3://b", "a.npy", grid.count, "tag"), grid, 10**7)
+    spans = split(ObjectRef("s3://b", "a.npy", grid.count, "tag"), grid, 10**7)
     shard, span = spans[-1]
     index = span.index(shard.size_bytes)
     ordinal = 10**8 - span.first
