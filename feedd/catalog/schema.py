@@ -32,6 +32,7 @@ from feedd.convert.conversion_registry import (
     lists_columns,
     only_unpacks,
 )
+from feedd.dataset.object_spans import is_span
 from feedd.dataset.pack_layout import is_pack
 from feedd.errors import BadRequest, BadSample
 from feedd.flow.tasks import run_all
@@ -260,7 +261,7 @@ class Schema:
         """Read just enough of a shard to know its fields."""
         ref = self._view.refs[shard]
         plain, ready = self._plain(shard)
-        if is_pack(ref) or ref.size_bytes <= HEAD_BYTES[0]:
+        if is_pack(ref) or is_span(ref) or ref.size_bytes <= HEAD_BYTES[0]:
             return await self.whole(shard)
         if shard == self._own and lists_columns(plain.conversion):  # else its footer is read twice
             return await self.whole(shard)

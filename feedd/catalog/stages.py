@@ -32,6 +32,7 @@ class PipelineOptions:
         readahead_bytes: size of the shards that sessions prefetch if shards are small (see ``EpochAccess.wishes``).
         access_rules: what each owner may read.
         channel_root: folder of a SageMaker job; None: see ``catalog.channel_urls``.
+        span_bytes: least size of the spans of large objects; 0: all objects are read whole.
     """
 
     window_shards: int = 4
@@ -42,6 +43,7 @@ class PipelineOptions:
     readahead_bytes: int = 0
     access_rules: AccessRules = field(default_factory=AccessRules)
     channel_root: Path | None = None
+    span_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

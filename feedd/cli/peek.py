@@ -166,7 +166,7 @@ async def _look(config: Config, url: str, count: int) -> _Found:
     request = Request.of(OpenSpec(DataSpec((url,)), OrderSpec(1)), 1)
     async with open_pipeline(config, NullRecorder(), SystemClock()) as pipeline:
         stages = pipeline.stages
-        listing = await pipeline.catalog.mixed(request.sources, lambda _: False, EVERYTHING)
+        listing = await pipeline.catalog.mixed(request.sources, lambda _: False, EVERYTHING, whole=True)
         summary = _summary(url, listing)
         reasons = [listing.passed_over.reasons]
         try:

@@ -39,7 +39,7 @@ def warm(
         typer.Option(
             "--field",
             metavar="NAME=RECIPE",
-            help="Of Parquet and similar formats, fetch only these columns, as in fields=; default: all columns.",
+            help="As in fields=: of Parquet and the like, only these columns; of large files of tokens, these spans.",
         ),
     ] = None,
     ranks: Annotated[

@@ -109,6 +109,9 @@ class FetchConfig(Section):
         le=4096,
         description="maximum range requests at one time; default: as many as fill the network card, 16 to 256",
     )
+    span_size: Size = Field(
+        64 * MIB, description="files of tokens and .npy files of twice this size are read in spans of it; 0: whole"
+    )
     bytes_in_flight: Size = Field(
         default_factory=lambda data: default_bytes_in_flight(data.get("parts_in_flight", PARTS_MIN)),
         ge=MIB,

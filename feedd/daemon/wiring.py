@@ -237,6 +237,7 @@ async def open_pipeline(
         readahead_bytes=min(config.fetch.bytes_in_flight, int(config.cache.size * _READAHEAD_SHARE)),
         access_rules=rules,
         channel_root=config.sagemaker.root,
+        span_bytes=config.fetch.span_size,
         arena_per_owner_bytes=config.limits.arena_per_owner or (config.arena.size // 4 * 3 if config.shared else 0),
     )
     async with AsyncExitStack() as stack:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
+from feedd.dataset.object_spans import is_span, object_of
 from feedd.dataset.pack_layout import is_pack
 from feedd.errors import NotFound, ObjectChanged
 from feedd.fetch.hints import CHANGED_HINT
@@ -88,10 +89,10 @@ class PackBook:
 
 
 class ObjectsFetcher:
-    """A ``SpanFetcher`` of objects and of packs, which share one scheduler on the work loop.
+    """A ``SpanFetcher`` of objects, of their spans and of packs, which share one scheduler on the work loop.
 
-    Length and ETag of a pack's objects are verified, checksums are not, since those would cost one more request per
-    object.
+    Length and ETag of spans and of a pack's objects are verified. Checksums are not: a store has those of whole objects
+    only, and of a pack's objects each would cost one more request.
 
     Args:
         plain: fetches objects; belongs to the work loop.
@@ -114,6 +115,9 @@ class ObjectsFetcher:
         pack's table marks it as lost, and its sample is bad. If it is refused again, or if many objects are missing,
         the fetch fails: only objects that do not exist may be left out.
         """
+        if is_span(ref):
+            await self.fetch_spans(ref, [ByteRange(0, ref.size_bytes)], sink, watch)
+            return
         if not is_pack(ref):
             await self._work_loop.run(lambda: self._plain.fetch(ref, sink, watch))
             return
@@ -139,7 +143,21 @@ class ObjectsFetcher:
         self, ref: ObjectRef, spans: Sequence[ByteRange], sink: RangeSink, watch: FetchWatch | None = None
     ) -> None:
         """Fill spans of an object; see ``SpanFetcher.fetch_spans``."""
-        await self._work_loop.run(lambda: self._plain.fetch_spans(ref, spans, sink, watch))
+        assert sink.size_bytes == ref.size_bytes, "the sink must be exactly as long as the object"
+        arrivals = _SpanArrivals(ref, sink, watch) if is_span(ref) else Arrivals(ref, sink, watch)
+        await self._work_loop.run(lambda: self._plain.fetch_to(arrivals, spans))
+
+
+class _SpanArrivals(Arrivals):
+    """A span of a large object being fetched; belongs to the work loop."""
+
+    def __init__(self, ref: ObjectRef, sink: RangeSink, watch: FetchWatch | None) -> None:
+        super().__init__(ref, sink, watch)
+        self._object, self._start = object_of(ref)
+
+    def locate(self, span: ByteRange) -> tuple[ObjectRef, ByteRange]:
+        """Return the object and the byte range that belong to ``span``."""
+        return self._object, ByteRange(self._start + span.start, self._start + span.end)
 
 
 class _RunningPack:

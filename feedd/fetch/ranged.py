@@ -118,13 +118,6 @@ class RangeFetcher:
             fetch_count += 1
             spans = await arrivals.damaged(self._recorder, fetch_count)
 
-    async def fetch_spans(
-        self, ref: ObjectRef, spans: Sequence[ByteRange], sink: RangeSink, watch: FetchWatch | None = None
-    ) -> None:
-        """Fill spans of ``target``; see ``SpanFetcher.fetch_spans``."""
-        assert sink.size_bytes == ref.size_bytes, "the sink must be exactly as long as the object"
-        await self.fetch_to(Arrivals(ref, sink, watch), spans)
-
     async def fetch_to(self, arrivals: Arrivals, spans: Sequence[ByteRange]) -> None:
         """Fill spans of ``arrivals``, each from the object that belongs there; checksums are not verified.
 

@@ -39,6 +39,7 @@ from tests.bench import (
     restart,
     s3_bytes,
     shards,
+    spans,
     tokens,
     utilisation,
 )
@@ -74,6 +75,7 @@ BENCHES: dict[str, Callable[[Plan], Result | list[Result]]] = {
     "frozen": listing.run_frozen,
     "device": device.run,
     "shards": shards.run,
+    "spans": spans.run,
     "utilisation": utilisation.run,
     "mlperf": mlperf.run,
     "doctor": doctor.run,
