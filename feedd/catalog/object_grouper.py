@@ -235,7 +235,8 @@ class ObjectGrouper:
         if len(numbers) == len(sizes) and (np.diff(numbers) > 0).all():
             columns = (bytes(self._keys), key_ends, sizes, bytes(self._tags), tag_ends)
         else:
-            columns = (*texts_at(self._keys, key_ends, numbers), sizes[numbers], *texts_at(self._tags, tag_ends, numbers))
+            keys, tags = texts_at(self._keys, key_ends, numbers), texts_at(self._tags, tag_ends, numbers)
+            columns = (*keys, sizes[numbers], *tags)
         return Members(self._root, self._base, *columns, sample)
 
     def _is_shard(self, ref: ObjectRef) -> bool:

@@ -64,7 +64,7 @@ def pack(
     _conclude(progress, target, json_=json_, stopped=stopped)
 
 
-def _options(  # noqa: PLR0917 - the flags of the command
+def _options(
     source: str, format_: str, shard_size: str, resize: int | None, quality: int, seed: int | None, labels: str
 ) -> PackOptions:
     """Check the flags."""

@@ -14,7 +14,7 @@ from feedd.dataset.pack_layout import is_pack
 from feedd.dataset.packs import Members, texts_at
 from feedd.errors import BadRequest, Unsupported
 from feedd.pack.frozen_source import FrozenSource
-from feedd.pack.packed_sample import IMAGES, LABEL, Fields
+from feedd.pack.packed_sample import IMAGES, LABEL, RESIZABLE, Fields
 from feedd.pack.shard_plan import sample_order, shard_cuts
 
 if TYPE_CHECKING:
@@ -51,6 +51,8 @@ def freeze(
     classes = _classes(packs, options)
     fields = _fields(packs.members, labelled=bool(classes))
     writer.check(fields)
+    if options.resize is not None:
+        _check_resizable(fields)
     firsts = np.flatnonzero(np.diff(packs.members.sample, prepend=-1))
     order = sample_order(len(firsts), options.seed)
     members = _ordered(packs.members, np.append(firsts, len(packs.members.sample)), order)
@@ -139,6 +141,17 @@ def _fields(members: Members, *, labelled: bool) -> Fields:
     return Fields(counts, total)
 
 
+def _check_resizable(fields: Fields) -> None:
+    """Check that all images can be written again."""
+    wrong = (IMAGES - RESIZABLE) & set(fields.counts)
+    if wrong or not RESIZABLE & set(fields.counts):
+        raise Unsupported(
+            f"expected images of {', '.join(sorted(RESIZABLE))} to resize, got {', '.join(sorted(wrong)) or 'none'}",
+            hint="pack without --resize",
+            stage="pack",
+        )
+
+
 def _extensions(members: Members) -> Iterator[str]:
     ends: list[int] = members.key_ends.tolist()
     for low, high in itertools.pairwise([0, *ends]):
@@ -156,4 +169,3 @@ def _ordered(members: Members, firsts: NDArray[np.int64], order: NDArray[np.int6
     keys, key_ends = texts_at(members.keys, members.key_ends, numbers)
     tags, tag_ends = texts_at(members.tags, members.tag_ends, numbers)
     return Members(members.root, members.base, keys, key_ends, members.sizes[numbers], tags, tag_ends, sample)
-

@@ -9,17 +9,19 @@ Pages 0 and 1 hold the meta records. Then come the pages of large values, the le
 
 from __future__ import annotations
 
+import itertools
 import re
 import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+import numpy as np
 
 from feedd.errors import BadSample, Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from feedd.pack.destination import ShardRecord
@@ -37,6 +39,7 @@ _BRANCH, _LEAF, _OVERFLOW, _META_PAGE = 0x01, 0x02, 0x04, 0x08
 _BIG: Final = 0x01
 _NODE_BYTES_MAX: Final = 2038  # LMDB's own: two nodes fit on a page
 _KEY_BYTES_MAX: Final = 511
+_KEY_BYTES: Final = 16  # of a key, about
 _NO_PAGE: Final = (1 << 64) - 1
 _KEY: Final = "key"
 _COUNT: Final = b"num-samples"
@@ -60,9 +63,9 @@ class LmdbWriter:
             )
 
     def framed_bytes(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the bytes of values in pages of their own."""
-        framed: NDArray[np.int64] = (sizes + 16 + _PAGE - 1) // _PAGE * _PAGE
-        return framed
+        """Return the bytes of values in leaves, or in pages of their own."""
+        pages = (sizes + 16 + _PAGE - 1) // _PAGE * _PAGE
+        return np.where(sizes + _NODE.size + _KEY_BYTES > _NODE_BYTES_MAX, pages, sizes + _NODE.size + _KEY_BYTES)
 
     def pieces(self, samples: Sequence[PackedSample], fields: Fields) -> Iterator[Piece]:
         """Yield the pages.
@@ -93,7 +96,7 @@ def _entries(samples: Sequence[PackedSample], fields: Fields) -> list[tuple[byte
     if len(fields.counts) > 1:
         found.append((_COUNT, b"%d" % len(samples)))
     found.sort(key=lambda one: one[0])
-    for (one, _), (two, _) in zip(found, found[1:], strict=False):
+    for (one, _), (two, _) in itertools.pairwise(found):
         if one == two:
             message = "expected a key once in a shard, got it twice"
             raise BadSample(message, object=one.decode("utf-8", "replace"), stage="pack")

@@ -154,9 +154,7 @@ class PackRun:
         if len(self._records) < frozen.shard_count:  # the shard is there, and its record is still being written
             return
         records = [self._records[number] for number in range(frozen.shard_count)]
-        rows = [
-            Row(name, one.size_bytes, one.etag, one.samples) for name, one in zip(names, records, strict=True)
-        ]
+        rows = [Row(name, one.size_bytes, one.etag, one.samples) for name, one in zip(names, records, strict=True)]
         await self._target.replace(INDEX_NAME, render_index(rows))
         for name, data in self._writer.sidecars(names, records, frozen.fields).items():
             await self._target.replace(name, data)
@@ -249,7 +247,12 @@ def _check_same(wanted: PackOptions, frozen: FrozenSource, url: str) -> None:
         return
     if differing:
         name = differing[0]
-        said = f"expected {name} {getattr(there, name)!r}, with which this pack was begun, got {getattr(wanted, name)!r}"
+        expected, got = f"{name} {getattr(there, name)!r}", f"{getattr(wanted, name)!r}"
     else:
-        said = f"expected {frozen.versions}, with which this pack was begun, got {versions}"
-    raise BadRequest(said, object=url, hint="name another destination for another pack", stage="pack")
+        expected, got = str(frozen.versions), str(versions)
+    raise BadRequest(
+        f"expected {expected}, with which this pack was begun, got {got}",
+        object=url,
+        hint="name another destination for another pack",
+        stage="pack",
+    )

@@ -36,6 +36,9 @@ JSONS: Final = frozenset({"json", "jsn"})
 IMAGES: Final = frozenset({"jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm"})
 """Extensions of encoded images."""
 
+RESIZABLE: Final = frozenset({"jpg", "jpeg", "png", "webp"})
+"""Extensions of images that ``--resize`` writes again."""
+
 
 class Part(NamedTuple):
     """One object of a sample.
@@ -60,7 +63,7 @@ class PackedSample(NamedTuple):
     """
 
     key: str
-    parts: Sequence[Part]
+    parts: list[Part]
 
 
 @dataclass(frozen=True, slots=True)

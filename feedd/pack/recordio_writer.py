@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from feedd.pack.destination import ShardRecord
     from feedd.pack.packed_sample import Fields, PackedSample, Piece
 
-_MAGIC: Final = 0xCED7230A .to_bytes(4, "little")
+_MAGIC: Final = 0xCED7230A.to_bytes(4, "little")
 _LENGTH_MAX: Final = 1 << 29
 _IMAGE_HEAD: Final = struct.Struct("<IfQQ")
 _LABEL_MAX: Final = 1 << 24  # float32 holds all whole numbers up to here

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from feedd.access import FILE_ROOT
-from feedd.errors import ObjectChanged
+from feedd.dataset.object_names import split_name
+from feedd.errors import BadSample, ObjectChanged
 from feedd.fetch.local_store import read_files
 from feedd.flow.pools import Pool
 from feedd.flow.range_sinks import MemorySink
 from feedd.pack.destination import ShardRecord
+from feedd.pack.packed_sample import RESIZABLE
 from feedd.pack.shard_names import shard_name
 
 if TYPE_CHECKING:
@@ -94,7 +96,9 @@ class ShardMaker:
     def _written(self, shard: int, refs: Sequence[ObjectRef], values: memoryview) -> tuple[list[Piece], str]:
         """Return the pieces of a shard, and its digest."""
         ends = itertools.accumulate(ref.size_bytes for ref in refs)
-        objects = [values[low:high] for low, high in itertools.pairwise([0, *ends])]
+        objects: list[Piece] = [values[low:high] for low, high in itertools.pairwise([0, *ends])]
+        if self._frozen.options.resize is not None:
+            objects = self._resized(refs, objects)
         samples = self._frozen.samples(shard, objects)
         pieces: list[Piece] = []
         digest = hashlib.sha256()
@@ -102,3 +106,21 @@ class ShardMaker:
             digest.update(piece)
             pieces.append(piece)
         return pieces, digest.hexdigest()
+
+    def _resized(self, refs: Sequence[ObjectRef], objects: Sequence[Piece]) -> list[Piece]:
+        """Return the objects, with images that are larger than wanted reduced."""
+        from feedd.codecs.reduced_image import reduced  # noqa: PLC0415 - slow, and for this option only
+
+        side, quality = self._frozen.options.resize, self._frozen.options.quality
+        assert side is not None, "only called to resize"
+        found: list[Piece] = []
+        for ref, data in zip(refs, objects, strict=True):
+            extension = split_name(ref.key)[1]
+            try:
+                small = reduced(memoryview(data), extension, side, quality) if extension in RESIZABLE else None
+            except BadSample as error:
+                error.object, error.stage = ref.url, "pack"
+                error.hint = "remove the object from the source, or pack without --resize"
+                raise
+            found.append(data if small is None else small)
+        return found

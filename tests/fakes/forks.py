@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _PRELOADED: Final = (
     "tests.e2e.trainer",
     "tests.fakes.feed_server",
-    *(f"feedd.cli.{name}" for name in ("app", "cache", "index", "plan", "serve")),
+    *(f"feedd.cli.{name}" for name in ("app", "cache", "index", "pack", "plan", "serve")),
     "feedd.daemon.life",
     "feedd.fetch.s3.sdk_client",
     "aiobotocore.httpsession",
