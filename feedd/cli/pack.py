@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -28,6 +29,17 @@ if TYPE_CHECKING:
 
 _PART = re.compile(r"([0-9]{1,9})/([0-9]{1,9})")
 _SIDE_MAX = 16384
+_ENGINES = ("local", "ray")
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """The arguments of the command."""
+
+    options: PackOptions
+    target: str
+    part: PartOf
+    engine: str
 
 
 def pack(
@@ -43,6 +55,9 @@ def pack(
     labels: Annotated[
         str, typer.Option("--labels", help="folder: the first folder is the class. none, or auto: decided by the data.")
     ] = "auto",
+    engine: Annotated[
+        str, typer.Option("--engine", help="local: this process. ray: one Ray task per shard, on $RAY_ADDRESS.")
+    ] = "local",
     part: Annotated[str, typer.Option("--part", metavar="I/N", help="Write only part I of N, from 0.")] = "0/1",
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,  # noqa: FBT002 - a flag is a flag
     config: ConfigFlag = None,
@@ -56,11 +71,13 @@ def pack(
     """
     options = _options(source, format_, shard_size, resize, quality, seed, labels)
     mine = _part(part)
+    if engine not in _ENGINES:
+        raise typer.BadParameter(f"expected {' or '.join(_ENGINES)}, got {engine!r}", param_hint="--engine")
     flags = Flags(config=config, set=set_)
     flags.load()
     log_without_notices()
     with _display(quiet=json_) as report:
-        progress, stopped = _run(flags, options, target, mine, report)
+        progress, stopped = _run(flags, _Job(options, target, mine, engine), report)
     _conclude(progress, target, json_=json_, stopped=stopped)
 
 
@@ -97,9 +114,7 @@ def _part(text: str) -> PartOf:
     return PartOf(index, count)
 
 
-def _run(
-    flags: Flags, options: PackOptions, target: str, part: PartOf, report: Callable[[Packing], object]
-) -> tuple[Packing, bool]:
+def _run(flags: Flags, job: _Job, report: Callable[[Packing], object]) -> tuple[Packing, bool]:
     """Return the progress, and whether a signal stopped the run."""
     # The SDK takes most of a second to import; a wrong flag is reported before that.
     import uvloop  # noqa: PLC0415 - see above
@@ -110,7 +125,7 @@ def _run(
     async def run() -> tuple[Packing, bool]:
         requests = StopRequests()
         with handled(requests):
-            return await _pack(flags.load().config, options, target, part, report, requests)
+            return await _pack(flags.load().config, job, report, requests)
 
     try:
         return uvloop.run(run())
@@ -119,12 +134,7 @@ def _run(
 
 
 async def _pack(
-    config: Config,
-    options: PackOptions,
-    target: str,
-    part: PartOf,
-    report: Callable[[Packing], object],
-    requests: StopRequests,
+    config: Config, job: _Job, report: Callable[[Packing], object], requests: StopRequests
 ) -> tuple[Packing, bool]:
     from feedd.catalog.sources import Sources  # noqa: PLC0415 - see _run
     from feedd.clock import SystemClock  # noqa: PLC0415 - see _run
@@ -134,11 +144,17 @@ async def _pack(
     from feedd.pack.pack_run import PackRun  # noqa: PLC0415 - see _run
 
     whole = False
-    async with Sources(source_options(config), NullRecorder(), SystemClock()) as sources:
-        run = PackRun(sources, options, target, report)
+    access = source_options(config)
+    async with Sources(access, NullRecorder(), SystemClock()) as sources:
+        run = PackRun(sources, job.options, job.target, report)
         async with ended_by(requests.drain):
             frozen = await run.open()
-            await run.make(frozen, part)
+            if job.engine == "ray":
+                from feedd.pack.ray_engine import RayJob, make_on_ray  # noqa: PLC0415 - an extra
+
+                await make_on_ray(run, frozen, job.part, RayJob(access, run.url, frozen.digest))
+            else:
+                await run.make(frozen, job.part)
             await run.finish(frozen)
             whole = True
     return run.progress, not whole

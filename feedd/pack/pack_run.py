@@ -82,6 +82,11 @@ class PackRun:
         self._report = report
         _check_apart(options.source, self._target.url)
 
+    @property
+    def url(self) -> str:
+        """URL of the destination."""
+        return self._target.url
+
     async def open(self) -> FrozenSource:
         """Return the frozen source of the destination; if there is none yet, freeze the source.
 
