@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 from feedd.catalog.ignored_objects import IgnoredKeys
 from feedd.catalog.object_grouper import Grouped, ObjectGrouper
 from feedd.catalog.table_roots import refuse_root
+from feedd.dataset.pack_names import marks_in, unfinished
 from feedd.dataset.sidecars import is_sidecar
 from feedd.dataset.splits import with_one_split
+from feedd.errors import Unsupported
 
 if TYPE_CHECKING:
     from feedd.catalog.urls import Location
@@ -43,6 +45,7 @@ class UrlListing:
         self._gatherings: list[ObjectGrouper] = []
         self._listed: list[ObjectRef] = []
         self._is_listed = False  # False for lists and manifests, whose objects the user named explicitly
+        self._marks: list[str] = []  # plans and manifests of feedd pack
         self._base = ""
         self.within(location.key)
 
@@ -59,6 +62,7 @@ class UrlListing:
         """
         self._is_listed = True
         refuse_root(page, self._prefix, self._ignored)
+        self._marks += marks_in(ref.key for ref in page)
         if not self._gatherings:
             self._gatherings.append(ObjectGrouper(self._base, shards=self._named, ignored=self._ignored))
         self._take(page)
@@ -85,7 +89,18 @@ class UrlListing:
         self._listed = refs
 
     def grouped(self) -> list[Grouped]:
-        """Return the shards and packs; takes long for millions of objects."""
+        """Return the shards and packs; takes long for millions of objects.
+
+        Raises:
+            Unsupported: ``feedd pack`` has not finished writing the shards.
+        """
+        if plan := unfinished(self._marks):
+            raise Unsupported(
+                "expected a complete pack, got one without its manifest: feedd pack has not written all shards",
+                object=f"{self.location.root}{'' if plan.startswith('/') else '/'}{plan}",
+                hint="wait until feedd pack ends; if it was stopped, run it again",
+                stage="source",
+            )
         if self._listed:
             self.take_named(self._listed)
             self._listed = []

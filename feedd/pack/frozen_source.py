@@ -33,9 +33,6 @@ if TYPE_CHECKING:
     from feedd.pack.packed_sample import Piece
     from feedd.values import ObjectRef
 
-PLAN_NAME: Final = "_feedd_pack.plan"
-PLAN_BYTES_MAX: Final = 4 << 30
-
 _MAGIC: Final = b"feeddpln"
 _VERSION: Final = 1
 _START: Final = struct.Struct("<8sII")

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
 
 import msgspec
 
+from feedd.dataset.pack_names import MANIFEST_NAME
 from feedd.fetch.local_store import file_etag, path_error
 from feedd.flow.pools import LOCAL_FILES
 from feedd.pack.destination import ShardRecord
-from feedd.pack.shard_names import MANIFEST_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

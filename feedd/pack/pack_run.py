@@ -13,14 +13,14 @@ from feedd.access import FILE_ROOT
 from feedd.catalog.urls import parse_url
 from feedd.dataset.index_file import INDEX_NAME, Row
 from feedd.dataset.index_file import render as render_index
+from feedd.dataset.pack_names import MANIFEST_NAME, PLAN_NAME, shard_name
 from feedd.dataset.passed_over import PassedOver
 from feedd.errors import BadRequest, StoreUnavailable
 from feedd.flow.pools import CPU
 from feedd.pack.bucket_folder import destination
 from feedd.pack.freezing import freeze
-from feedd.pack.frozen_source import PLAN_NAME, parse
+from feedd.pack.frozen_source import parse
 from feedd.pack.shard_maker import ShardMaker
-from feedd.pack.shard_names import MANIFEST_NAME, shard_name
 from feedd.pack.shard_writers import library_versions, writer_of
 
 if TYPE_CHECKING:

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from feedd.catalog.sources import Sources
 from feedd.clock import SystemClock
+from feedd.dataset.pack_names import PLAN_NAME
 from feedd.errors import FeeddError, Unsupported, WorkerLost
 from feedd.observe.recorder import NullRecorder
 from feedd.pack.bucket_folder import destination
-from feedd.pack.frozen_source import PLAN_NAME, parse
+from feedd.pack.frozen_source import parse
 from feedd.pack.shard_maker import ShardMaker
 from feedd.pack.shard_writers import writer_of
 

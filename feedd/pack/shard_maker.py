@@ -10,13 +10,13 @@ import numpy as np
 
 from feedd.access import FILE_ROOT
 from feedd.dataset.object_names import split_name
+from feedd.dataset.pack_names import shard_name
 from feedd.errors import BadSample, ObjectChanged
 from feedd.fetch.local_store import read_files
 from feedd.flow.pools import Pool
 from feedd.flow.range_sinks import MemorySink
 from feedd.pack.destination import ShardRecord
 from feedd.pack.packed_sample import RESIZABLE
-from feedd.pack.shard_names import shard_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -50,6 +50,12 @@ def options(source: Path | str, **changes: Any) -> PackOptions:
     return replace(PackOptions(normal_source(str(source)), "tar", MIB), **changes)
 
 
+def reading(server: S3Server | None) -> Sources:
+    """Return the stores of a run, not open yet."""
+    access = S3Options(endpoint_url=server.url if server else None, region="us-east-1")
+    return Sources(SourceOptions(s3={"*": access}), NullRecorder(), SystemClock())
+
+
 async def packed(
     wanted: PackOptions,
     target: Path | str,
@@ -59,8 +65,7 @@ async def packed(
     report: Callable[[Packing], object] = lambda _: None,
 ) -> Packing:
     """Run a pack; return its progress."""
-    access = S3Options(endpoint_url=server.url if server else None, region="us-east-1")
-    async with Sources(SourceOptions(s3={"*": access}), NullRecorder(), SystemClock()) as sources:
+    async with reading(server) as sources:
         run = PackRun(sources, wanted, str(target), report)
         frozen = await run.open()
         await run.make(frozen, part)

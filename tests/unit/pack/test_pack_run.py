@@ -21,7 +21,7 @@ from feedd.fetch.local_store import file_etag
 from feedd.pack.pack_options import PartOf
 from tests.fakes.s3 import faults as fault
 from tests.fakes.s3.server import S3Server
-from tests.unit.pack.packing import WHOLE, folder, options, packed, shards, write
+from tests.unit.pack.packing import WHOLE, folder, options, packed, reading, shards, write
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -178,6 +178,22 @@ async def test_what_others_wrote_is_not_replaced(tmp_path: Path, s3: S3Server) -
     assert isinstance(error, BadRequest)
     assert error.object == f"{TARGET}shard-000001.tar"
     assert _in_bucket(s3)["shard-000001.tar"] == b"another"
+
+
+async def test_readers_refuse_an_incomplete_pack(tmp_path: Path, s3: S3Server) -> None:
+    """As long as the manifest is missing, the folder cannot be opened; afterwards it can, also from above."""
+    folder(tmp_path / "in")
+    for target in (TARGET, f"{tmp_path}/packed/train/"):
+        await packed(options(tmp_path / "in"), target, PartOf(0, 2), server=s3)
+        async with reading(s3) as sources:
+            for url in (target, f"{target.rpartition('/')[0].rpartition('/')[0]}/"):
+                with pytest.raises(Unsupported, match="got one without its manifest"):
+                    await sources.resolve_all([url])
+        await packed(options(tmp_path / "in"), target, PartOf(1, 2), server=s3)
+        async with reading(s3) as sources:
+            found = await sources.resolve_all([target])
+        assert {ref.key.rpartition("/")[2][:8] for ref in found.refs} == {"shard-00"}
+        assert len(found.sidecar_refs) == 1
 
 
 async def test_a_changed_source_is_an_error(tmp_path: Path, s3: S3Server) -> None:
