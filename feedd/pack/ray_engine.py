@@ -7,7 +7,9 @@ a task again, on any node, and the shard stays the same. Only records travel thr
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -59,9 +61,17 @@ async def make_on_ray(run: PackRun, frozen: FrozenSource, part: PartOf, job: Ray
         import ray  # noqa: PLC0415 - an extra
     except ImportError as error:
         raise Unsupported("expected ray, got no such package", hint="pip install 'feedd[ray]'", stage="pack") from error
-    ray.init(ignore_reinit_error=True, log_to_driver=False, logging_level="error")
+    with contextlib.redirect_stdout(sys.stderr):  # ray prints about lost nodes, and standard output is for results
+        ray.init(ignore_reinit_error=True, log_to_driver=False, logging_level="error")
+        try:
+            await _make_all(run, run.begin(frozen, part), job, ray)
+        finally:
+            ray.shutdown()
+
+
+async def _make_all(run: PackRun, shards: range, job: RayJob, ray: Any) -> None:  # noqa: ANN401 - a module
     task = ray.remote(num_cpus=1, max_retries=_RETRIES)(make_shard)
-    left = iter(run.begin(frozen, part))
+    left = iter(shards)
 
     async def work() -> None:
         for shard in left:  # the iterator is shared: each coroutine takes the next shard
@@ -78,12 +88,9 @@ async def make_on_ray(run: PackRun, frozen: FrozenSource, part: PartOf, job: Ray
                 raise made
             run.note(shard, made)
 
-    try:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(_TASKS_MAX, frozen.shard_count)):
-                group.create_task(work())
-    finally:
-        ray.shutdown()
+    async with asyncio.TaskGroup() as group:
+        for _ in range(min(_TASKS_MAX, len(shards))):
+            group.create_task(work())
 
 
 def make_shard(job: RayJob, shard: int) -> ShardRecord | FeeddError:
