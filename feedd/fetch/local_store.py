@@ -177,14 +177,15 @@ def read_files(refs: Sequence[ObjectRef], memory: memoryview) -> None:
         try:
             file = os.open(ref.key, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                _check_tag(file, ref)
                 while at < end:
                     count = os.readv(file, [memory[at:end]])
-                    if not count:
-                        message = f"expected {ref.size_bytes} bytes, got {ref.size_bytes - (end - at)}"
-                        raise BadResponse(message, object=ref.key, stage="source")
+                    if not count:  # the version tells more than the length
+                        break
                     at += count
-                _check_tag(file, ref)  # as in ``_read``
+                _check_tag(file, ref)  # after the reads: their bytes are this version's, or an error follows
+                if at < end:
+                    message = f"expected {ref.size_bytes} bytes, got {ref.size_bytes - (end - at)}"
+                    raise BadResponse(message, object=ref.key, stage="source")
             finally:
                 os.close(file)
         except OSError as error:

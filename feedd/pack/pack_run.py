@@ -20,7 +20,7 @@ from feedd.flow.pools import CPU
 from feedd.pack.bucket_folder import destination
 from feedd.pack.freezing import freeze
 from feedd.pack.frozen_source import parse
-from feedd.pack.shard_maker import ShardMaker
+from feedd.pack.shard_builder import ShardBuilder
 from feedd.pack.shard_writers import library_versions, writer_of
 
 if TYPE_CHECKING:
@@ -106,22 +106,22 @@ class PackRun:
         """Write the shards of a part that are not there yet.
 
         Raises:
-            What ``ShardMaker.make`` raises, for the first shard that fails.
+            What ``ShardBuilder.build`` raises, for the first shard that fails.
         """
         cores = len(os.sched_getaffinity(0))
-        maker = ShardMaker(self._sources, self._target, frozen, self._writer, cores)
+        builder = ShardBuilder(self._sources, self._target, frozen, self._writer, cores)
         left = iter(self.begin(frozen, part))
 
         async def work() -> None:
             for shard in left:  # the iterator is shared: each task takes the next shard
-                self.note(shard, await maker.make(shard))
+                self.note(shard, await builder.build(shard))
 
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(max(1, min(cores + 1, _IN_FLIGHT_MAX, _IN_FLIGHT_BYTES // frozen.largest_bytes))):
                     group.create_task(work())
         finally:
-            maker.close()
+            builder.close()
 
     def begin(self, frozen: FrozenSource, part: PartOf) -> range:
         """Return the numbers of the shards of a part, and report their count."""

@@ -20,7 +20,7 @@ from feedd.errors import FeeddError, Unsupported, WorkerLost
 from feedd.observe.recorder import NullRecorder
 from feedd.pack.bucket_folder import destination
 from feedd.pack.frozen_source import parse
-from feedd.pack.shard_maker import ShardMaker
+from feedd.pack.shard_builder import ShardBuilder
 from feedd.pack.shard_writers import writer_of
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ async def make_on_ray(run: PackRun, frozen: FrozenSource, part: PartOf, job: Ray
     Raises:
         Unsupported: Ray is not installed.
         WorkerLost: Ray gave up a task.
-        What ``ShardMaker.make`` raises, for the first shard that fails.
+        What ``ShardBuilder.build`` raises, for the first shard that fails.
     """
     try:
         import ray  # noqa: PLC0415 - an extra
@@ -76,7 +76,7 @@ async def _make_all(run: PackRun, shards: range, job: RayJob, ray: Any) -> None:
     async def work() -> None:
         for shard in left:  # the iterator is shared: each coroutine takes the next shard
             try:
-                made: ShardRecord | FeeddError = await task.remote(job, shard)
+                built: ShardRecord | FeeddError = await task.remote(job, shard)
             except ray.exceptions.RayError as error:
                 raise WorkerLost(
                     f"ray gave up shard {shard}: {' '.join(str(error).split())}",
@@ -84,9 +84,9 @@ async def _make_all(run: PackRun, shards: range, job: RayJob, ray: Any) -> None:
                     hint="run the command again to continue",
                     stage="pack",
                 ) from error
-            if isinstance(made, FeeddError):
-                raise made
-            run.note(shard, made)
+            if isinstance(built, FeeddError):
+                raise built
+            run.note(shard, built)
 
     async with asyncio.TaskGroup() as group:
         for _ in range(min(_TASKS_MAX, len(shards))):
@@ -96,22 +96,22 @@ async def _make_all(run: PackRun, shards: range, job: RayJob, ray: Any) -> None:
 def make_shard(job: RayJob, shard: int) -> ShardRecord | FeeddError:
     """Write one shard; return its record, or the error, which Ray need not try again."""
     try:
-        return asyncio.run(_made(job, shard))
+        return asyncio.run(_built(job, shard))
     except FeeddError as error:
         return error
 
 
-async def _made(job: RayJob, shard: int) -> ShardRecord:
+async def _built(job: RayJob, shard: int) -> ShardRecord:
     async with Sources(job.access, NullRecorder(), SystemClock()) as sources:
         target = destination(sources, job.target_url)
         frozen = _known(job.plan)
         if not frozen:
             frozen.append(parse(await target.read(PLAN_NAME) or b"", f"{target.url}{PLAN_NAME}"))
-        maker = ShardMaker(sources, target, frozen[0], writer_of(frozen[0].options.format), 1)
+        builder = ShardBuilder(sources, target, frozen[0], writer_of(frozen[0].options.format), 1)
         try:
-            return await maker.make(shard)
+            return await builder.build(shard)
         finally:
-            maker.close()
+            builder.close()
 
 
 @functools.cache

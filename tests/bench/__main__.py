@@ -59,6 +59,7 @@ BENCHES: dict[str, Callable[[Plan], Result | list[Result]]] = {
     "plan_speed": plan_speed.run,
     "objects": objects.run,
     "pack": pack.run,
+    "pack_s3": pack.run_s3,
     "boundary": boundary.run,
     "jpeg": jpeg.run,
     "shared": jpeg.run_shared,

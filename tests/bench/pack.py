@@ -34,15 +34,19 @@ COLUMNS = (
 )
 
 
-def run(plan: Plan) -> list[Result]:
-    """Measure from a folder and from the S3 server."""
+def run(plan: Plan) -> Result:
+    """Measure from a folder."""
     plan.say("pack: making what is missing")
     data = prepare(quick=plan.quick)
-    folder = data.root / BUCKET / data.folder
-    results = [_measured(plan, data, "folder", str(folder), {})]
+    return _measured(plan, data, "folder", str(data.root / BUCKET / data.folder), {})
+
+
+def run_s3(plan: Plan) -> Result:
+    """Measure from the S3 server."""
+    plan.say("pack_s3: making what is missing")
+    data = prepare(quick=plan.quick)
     with BenchServer(data.root) as server:
-        results.append(_measured(plan, data, "S3", f"s3://{BUCKET}/{data.folder}/", server.environment))
-    return results
+        return _measured(plan, data, "S3", f"s3://{BUCKET}/{data.folder}/", server.environment)
 
 
 def _measured(plan: Plan, data: ObjectsData, where: str, source: str, environment: dict[str, str]) -> Result:

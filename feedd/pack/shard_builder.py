@@ -1,4 +1,4 @@
-"""Makes one shard from the frozen source: a pure function of the source and the number of the shard."""
+"""Builds one shard from the frozen source: a pure function of the source and the number of the shard."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from feedd.values import ObjectRef
 
 
-class ShardMaker:
-    """Makes shards of one pack, several at a time.
+class ShardBuilder:
+    """Builds shards of one pack, several at a time.
 
     Args:
         sources: reads the objects.
@@ -51,7 +51,7 @@ class ShardMaker:
         self._pool = Pool("pack", threads)
         self._free: list[NDArray[np.uint8]] = []  # fresh memory costs as much as reading a file into it
 
-    async def make(self, shard: int) -> ShardRecord:
+    async def build(self, shard: int) -> ShardRecord:
         """Write a shard, unless it is there already; return its record.
 
         Raises:
