@@ -47,7 +47,8 @@ def freeze(
     Raises:
         BadRequest, Unsupported: the source is not made of small objects, or the format cannot hold them.
     """
-    packs = only_samples(resolved, options.source)
+    packs = _only_samples(resolved, options.source)
+    _check_names(packs.members)
     classes = _classes(packs, options)
     fields = _fields(packs.members, labelled=bool(classes))
     writer.check(fields)
@@ -75,7 +76,7 @@ def freeze(
     return FrozenSource(options, members, cuts, classes, fields, versions)
 
 
-def only_samples(resolved: Resolved, source: str) -> Packs:
+def _only_samples(resolved: Resolved, source: str) -> Packs:
     """Return the samples of a listing.
 
     Raises:
@@ -97,6 +98,20 @@ def only_samples(resolved: Resolved, source: str) -> Packs:
             stage="pack",
         )
     return resolved.packs[0]
+
+
+def _check_names(members: Members) -> None:
+    """Check that all names are text, which manifests and formats need."""
+    try:
+        members.keys.decode()
+    except UnicodeDecodeError as error:
+        number = int(np.searchsorted(members.key_ends, error.start, "right"))
+        raise BadRequest(
+            "expected names of UTF-8, got other bytes",
+            object=members.ref(number).url,
+            hint="rename the file",
+            stage="pack",
+        ) from error
 
 
 def _classes(packs: Packs, options: PackOptions) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import numpy as np
 from feedd.access import FILE_ROOT
 from feedd.dataset.object_names import split_name
 from feedd.dataset.pack_names import shard_name
-from feedd.errors import BadSample, ObjectChanged
+from feedd.errors import BadSample, NotFound, ObjectChanged
 from feedd.fetch.local_store import read_files
 from feedd.flow.pools import Pool
 from feedd.flow.range_sinks import MemorySink
@@ -75,7 +75,7 @@ class ShardBuilder:
                 pieces, digest = await self._pool.run(self._written, shard, refs, values)
             record = ShardRecord(self._frozen.digest, digest, sum(map(len, pieces)), self._frozen.samples_in(shard))
             written = await self._target.write_shard(name, pieces, record)
-        except ObjectChanged as error:
+        except (ObjectChanged, NotFound) as error:
             error.hint = "the source has changed since the pack began: begin anew with another destination"
             raise
         self._free.append(memory)  # after an error a thread may still use the memory

@@ -79,6 +79,29 @@ def test_feedd_reads_what_was_packed(s3: S3Server, tmp_path: Path, daemons: Call
     daemon.wait_idle()
 
 
+@pytest.mark.parametrize("format_name", [later(name) for name in ("mds", "tfrecord", "parquet", "lmdb", "recordio")])
+def test_feedd_reads_every_format(
+    s3: S3Server, tmp_path: Path, daemons: Callable[..., Daemon], format_name: str
+) -> None:
+    """The counts are known at the open, and every sample arrives with its label, whatever the format."""
+    files = folder(tmp_path / "in")
+    s3.create_bucket("out")
+    _packed(s3, str(tmp_path / "in"), TARGET, "--format", format_name)
+    names = ("image", "label") if format_name == "recordio" else ("jpg", "cls")
+    kinds = {names[0]: "bytes", names[1]: "float" if format_name == "recordio" else "int"}
+    daemon = daemons(workers=1)
+    dataset = FeedDataset(TARGET, batch_size=8, fields=kinds, shuffle=False, address=daemon.address)
+    assert len(dataset) == FILES // 8
+    found = [
+        (bytes(image.numpy()), int(label))
+        for batch in dataset
+        for image, label in zip(batch[names[0]], batch[names[1]].tolist(), strict=True)
+    ]
+    dataset.close()
+    assert found == [(data, int(name[len("class-")])) for name, data in sorted(files.items())]
+    daemon.wait_idle()
+
+
 @pytest.mark.parametrize("kill_count", [3, later(50)])
 def test_kills_change_no_byte(s3: S3Server, tmp_path: Path, kill_count: int) -> None:
     """Runs that are killed at any moment leave nothing that the last run does not use or remove."""

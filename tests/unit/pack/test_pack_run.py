@@ -16,7 +16,7 @@ import pytest
 import simplejpeg
 
 from feedd.dataset.index_file import parse
-from feedd.errors import BadRequest, BadSample, ObjectChanged, Unsupported
+from feedd.errors import BadRequest, BadSample, NotFound, ObjectChanged, Unsupported
 from feedd.fetch.local_store import file_etag
 from feedd.pack.pack_options import PartOf
 from tests.fakes.s3 import faults as fault
@@ -214,6 +214,12 @@ async def test_a_changed_source_is_an_error(tmp_path: Path, s3: S3Server) -> Non
         assert isinstance(error, ObjectChanged)
         assert error.object.endswith(name)
         assert "another destination" in error.hint
+    (tmp_path / "in" / name).unlink()
+    with pytest.raises(ExceptionGroup) as caught:
+        await packed(options(tmp_path / "in"), tmp_path / "out")
+    error = caught.value.exceptions[0]
+    assert isinstance(error, NotFound)
+    assert "another destination" in error.hint
 
 
 async def test_other_options_need_another_destination(tmp_path: Path) -> None:
@@ -265,6 +271,14 @@ async def test_only_small_objects_are_packed(tmp_path: Path) -> None:
     write(tmp_path / "text", {"a.txt": b"x", "a.json": b"{}"})
     with pytest.raises(Unsupported, match="to resize, got none"):
         await packed(options(tmp_path / "text", resize=8), tmp_path / "third")
+
+
+async def test_names_are_text(tmp_path: Path) -> None:
+    """A name that is no UTF-8 is an error that names the file: manifests and keys are texts."""
+    write(tmp_path / "in", {"a.jpg": b"x", os.fsdecode(b"b\xff.jpg"): b"x", "c.jpg": b"x"})
+    with pytest.raises(BadRequest, match="expected names of UTF-8") as caught:
+        await packed(options(tmp_path / "in"), tmp_path / "out")
+    assert os.fsencode(caught.value.object).endswith(b"b\xff.jpg")
 
 
 async def test_two_runs_at_once_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
