@@ -55,10 +55,12 @@ def _in_bucket(server: S3Server) -> dict[str, bytes]:
 async def test_every_object_is_in_one_shard_with_its_label(tmp_path: Path) -> None:
     """Objects keep names and bytes, each has its folder's number, counts are known, and nothing else is left."""
     files, out = folder(tmp_path / "in"), tmp_path / "out"
+    write(tmp_path / "in", {"class-1/UPPER.JPG": b"x"})
+    files["class-1/UPPER.JPG"] = b"x"
     progress = await packed(options(tmp_path / "in"), out)
     found = [_members(data) for data in shards(out).values()]
     together = {name: data for one in found for name, data in one.items()}
-    labels = {name.replace(".jpg", ".cls"): name[len("class-")].encode() for name in files}
+    labels = {f"{name[:-4]}.cls": name[len("class-")].encode() for name in files}
     assert together == files | labels
     assert sum(map(len, found)) == len(together)
     assert len(found) == progress.shard_count > 3

@@ -30,6 +30,12 @@ def test_equal_samples_make_equal_shards() -> None:
     assert shard_cuts(np.array([5]), 1).tolist() == [0, 1]
 
 
+def test_borders_are_the_nearest() -> None:
+    """A border lies before or after the sample that holds it, whichever is nearer."""
+    assert shard_cuts(np.array([95, 20, 85]), 100).tolist() == [0, 1, 3]
+    assert shard_cuts(np.array([85, 20, 95]), 100).tolist() == [0, 2, 3]
+
+
 def test_the_order_of_a_seed_is_pinned() -> None:
     """Parts of one pack may run on different versions of feedd: a seed means the same order in all."""
     assert sample_order(4, None).tolist() == [0, 1, 2, 3]

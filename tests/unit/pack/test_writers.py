@@ -147,6 +147,9 @@ def test_tar_takes_any_name() -> None:
     assert len(read(data, "tar", {"cls": "int"})) == len(keys)
     with pytest.raises(BadSample, match="expected a key once"):
         _written("tar", [samples[0], samples[0]])
+    for length in range(95, 1010, 3):
+        with tarfile.open(fileobj=io.BytesIO(header("n" * length, 0) + bytes(1024))) as archive:
+            assert archive.getnames() == ["n" * length]
     info = tarfile.TarInfo.frombuf(header("big.bin", 9 << 33)[-512:], "utf-8", "strict")
     assert info.name == "big.bin"
 
