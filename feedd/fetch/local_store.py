@@ -31,7 +31,7 @@ from feedd.units import MIB
 from feedd.values import ObjectChecksum, ObjectRef, ReadProgress
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+    from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 
     from feedd.fetch.file_trees import FileTree
     from feedd.range_sink import RangeSink
@@ -164,8 +164,8 @@ class CallerMemory:
                 self._memory = None
 
 
-def read_files(refs: Sequence[ObjectRef], memory: memoryview) -> None:
-    """Read whole files into memory, one after another, each right behind the one before. Blocks.
+def read_files(refs: Iterable[ObjectRef], memory: memoryview) -> Iterator[memoryview]:
+    """Read whole files into memory, each right behind the one before, and yield the bytes of each. Blocks.
 
     Raises:
         ObjectChanged: a file is another version now.
@@ -173,7 +173,7 @@ def read_files(refs: Sequence[ObjectRef], memory: memoryview) -> None:
     """
     at = 0
     for ref in refs:
-        end = at + ref.size_bytes
+        start, end = at, at + ref.size_bytes
         try:
             file = os.open(ref.key, os.O_RDONLY | os.O_CLOEXEC)
             try:
@@ -190,6 +190,7 @@ def read_files(refs: Sequence[ObjectRef], memory: memoryview) -> None:
                 os.close(file)
         except OSError as error:
             raise path_error(error, ref.key) from error
+        yield memory[start:end]
 
 
 def write_file(path: str, data: bytes, over: str | None = None) -> ObjectRef:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -15,12 +16,13 @@ from feedd.catalog.urls import parse_url
 from feedd.errors import BadRequest, NotFound, ObjectChanged, Unsupported
 from feedd.fetch.pages import closing_pages
 from feedd.fetch.s3.sdk_store import ObjectFacts
+from feedd.flow.pools import LOCAL_FILES
 from feedd.flow.range_sinks import MemorySink
 from feedd.pack.destination import ShardRecord
 from feedd.pack.local_folder import LocalFolder
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
 
     from feedd.catalog.sources import Sources
     from feedd.catalog.urls import Location
@@ -118,18 +120,19 @@ class BucketFolder:
             )
         return replace(record, etag=ref.etag)
 
-    async def write_shard(self, name: str, pieces: Sequence[Piece], record: ShardRecord) -> ShardRecord:
+    async def write_shard(self, name: str, pieces: Iterable[Piece], plan: str, samples: int) -> ShardRecord:
         """See ``Destination.write_shard``. The store verifies the digest.
 
         Raises:
             BadRequest: an object of this name is not the same shard.
         """
-        metadata = {_METADATA: msgspec.json.encode(record).decode()}
-        facts = ObjectFacts(bytes.fromhex(record.sha256), metadata)
+        data, digest = await LOCAL_FILES.run(_joined, pieces)
+        record = ShardRecord(plan, digest.hex(), len(data), samples)
+        facts = ObjectFacts(digest, {_METADATA: msgspec.json.encode(record).decode()})
         try:
-            ref = await self._put(name, b"".join(pieces), "", facts)
+            ref = await self._put(name, data, "", facts)
         except ObjectChanged:  # another process has just written the shard, or an answer was lost
-            found = await self.find(name, record.plan)
+            found = await self.find(name, plan)
             if found is None or replace(found, etag="") != record:
                 raise
             return found
@@ -144,3 +147,9 @@ class BucketFolder:
 
     def _at(self, name: str) -> Location:
         return replace(self._location, key=f"{self._location.key}{name}")
+
+
+def _joined(pieces: Iterable[Piece]) -> tuple[bytes, bytes]:
+    """Return all bytes, and their SHA-256."""
+    data = b"".join(pieces)
+    return data, hashlib.sha256(data).digest()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
 
     from feedd.pack.packed_sample import Piece
 
@@ -56,8 +56,15 @@ class Destination(Protocol):
             BadRequest: another program, or another pack, has written an object of this name.
         """
 
-    async def write_shard(self, name: str, pieces: Sequence[Piece], record: ShardRecord) -> ShardRecord:
-        """Write a shard; return its record with its etag."""
+    async def write_shard(self, name: str, pieces: Iterable[Piece], plan: str, samples: int) -> ShardRecord:
+        """Write a shard; return its record.
+
+        Args:
+            name: name of the shard.
+            pieces: its bytes. They are taken in a thread, and may be read from files meanwhile.
+            plan: digest of the plan.
+            samples: number of samples in the shard.
+        """
 
     async def finish(self) -> None:
         """Remove what only unfinished packs need."""

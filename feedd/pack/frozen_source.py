@@ -26,7 +26,7 @@ from feedd.pack.pack_options import PackOptions
 from feedd.pack.packed_sample import LABEL, Fields, PackedSample, Part
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -96,30 +96,35 @@ class FrozenSource:
         """Return the objects of a shard."""
         return [self.members.ref(number) for number in self._span(shard)]
 
-    def samples(self, shard: int, values: Sequence[Piece]) -> list[PackedSample]:
-        """Return the samples of a shard.
+    def samples(self, shard: int, values: Iterable[Piece]) -> Iterator[PackedSample]:
+        """Yield the samples of a shard.
 
         Args:
             shard: number of the shard.
-            values: the bytes of its objects, in order.
+            values: the bytes of its objects, in order. They are taken as the samples are.
         """
         span, base = self._span(shard), len(self.members.base)
-        found: list[PackedSample] = []
+        found: PackedSample | None = None
         last = -1
         for number, value, sample in zip(
             span, values, self.members.sample[span.start : span.stop].tolist(), strict=True
         ):
             name = self.members.key(number)[base:]
             stem, extension = split_name(name)
-            if sample != last:
-                found.append(PackedSample(stem, []))
-                last = sample
-            found[-1].parts.append(Part(extension, name, value))
+            if found is None or sample != last:
+                if found is not None:
+                    yield self._labelled(found)
+                found, last = PackedSample(stem, []), sample
+            found.parts.append(Part(extension, name, value))
+        assert found is not None, "every shard has samples"
+        yield self._labelled(found)
+
+    def _labelled(self, sample: PackedSample) -> PackedSample:
+        """Return a sample with the number of its class, if folders are classes."""
         if self.classes:
-            for one in found:
-                label = str(self._numbers[one.key.partition("/")[0]]).encode()
-                one.parts.append(Part(LABEL, f"{one.key}.{LABEL}", label))
-        return found
+            label = str(self._numbers[sample.key.partition("/")[0]]).encode()
+            sample.parts.append(Part(LABEL, f"{sample.key}.{LABEL}", label))
+        return sample
 
     @cached_property
     def _numbers(self) -> Mapping[str, int]:

@@ -20,7 +20,7 @@ import numpy as np
 from feedd.errors import BadSample, Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -67,7 +67,7 @@ class LmdbWriter:
         pages = (sizes + 16 + _PAGE - 1) // _PAGE * _PAGE
         return np.where(sizes + _NODE.size + _KEY_BYTES > _NODE_BYTES_MAX, pages, sizes + _NODE.size + _KEY_BYTES)
 
-    def pieces(self, samples: Sequence[PackedSample], fields: Fields) -> Iterator[Piece]:
+    def pieces(self, samples: Iterable[PackedSample], fields: Fields) -> Iterator[Piece]:
         """Yield the pages.
 
         Raises:
@@ -80,10 +80,12 @@ class LmdbWriter:
         return {}
 
 
-def _entries(samples: Sequence[PackedSample], fields: Fields) -> list[tuple[bytes, Piece]]:
+def _entries(samples: Iterable[PackedSample], fields: Fields) -> list[tuple[bytes, Piece]]:
     """Return keys and values, in the order of keys."""
     found: list[tuple[bytes, Piece]] = []
+    count = 0
     for number, sample in enumerate(samples):
+        count = number + 1
         key = sample.key.encode("utf-8", "surrogateescape")
         if len(fields.counts) == 1:
             found.append((key, sample.parts[0].data))
@@ -94,7 +96,7 @@ def _entries(samples: Sequence[PackedSample], fields: Fields) -> list[tuple[byte
         found.append((b"%s-%09d" % (_KEY.encode(), number), key))
         found += [(b"%s-%09d" % (part.extension.encode(), number), part.data) for part in sample.parts]
     if len(fields.counts) > 1:
-        found.append((_COUNT, b"%d" % len(samples)))
+        found.append((_COUNT, b"%d" % count))
     found.sort(key=lambda one: one[0])
     for (one, _), (two, _) in itertools.pairwise(found):
         if one == two:

@@ -8,9 +8,8 @@ import hashlib
 import os
 import secrets
 import shutil
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
 
@@ -22,14 +21,15 @@ from feedd.flow.pools import LOCAL_FILES
 from feedd.pack.destination import ShardRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from feedd.pack.packed_sample import Piece
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _DRAFTS: Final = ".feedd_pack"
-_PIECES_AT_ONCE: Final = 512  # the system takes 1,024 at most
+_SMALL_BYTES: Final = 4 << 10
+_COLLECTED_BYTES: Final = 256 << 10
 _NO_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK})
 
 
@@ -75,7 +75,7 @@ class LocalFolder:
 
     async def replace(self, name: str, data: bytes) -> None:
         """See ``Destination.replace``."""
-        await self._in_thread(self._write, name, [data])
+        await self._in_thread(self._write, name, data)
 
     async def names(self) -> set[str]:
         """See ``Destination.names``."""
@@ -89,9 +89,9 @@ class LocalFolder:
         """
         return await self._in_thread(self._find, name, plan)
 
-    async def write_shard(self, name: str, pieces: Sequence[Piece], record: ShardRecord) -> ShardRecord:
+    async def write_shard(self, name: str, pieces: Iterable[Piece], plan: str, samples: int) -> ShardRecord:
         """See ``Destination.write_shard``."""
-        return await self._in_thread(self._write_shard, name, pieces, record)
+        return await self._in_thread(self._write_shard, name, pieces, plan, samples)
 
     async def finish(self) -> None:
         """See ``Destination.finish``."""
@@ -116,7 +116,7 @@ class LocalFolder:
             return set()
 
     def _create(self, name: str, data: bytes) -> bool:
-        with self._draft([data]) as draft:
+        with self._draft([data]) as (draft, _, _):
             try:
                 os.link(draft, self._folder / name)
             except FileExistsError:
@@ -129,16 +129,23 @@ class LocalFolder:
                 draft.replace(self._folder / name)
         return True
 
-    def _write(self, name: str, pieces: Sequence[Piece]) -> str:
-        with self._draft(pieces) as draft:
-            etag = file_etag(draft.stat())
+    def _write(self, name: str, data: bytes) -> None:
+        with self._draft([data]) as (draft, _, _):
             draft.replace(self._folder / name)
-        return etag
 
-    def _write_shard(self, name: str, pieces: Sequence[Piece], record: ShardRecord) -> ShardRecord:
-        written = replace(record, etag=self._write(name, pieces))
-        self._write(f"{_DRAFTS}/{name}.json", [msgspec.json.encode(asdict(written))])
-        return written
+    def _write_shard(self, name: str, pieces: Iterable[Piece], plan: str, samples: int) -> ShardRecord:
+        try:
+            with self._draft(pieces) as (draft, size_bytes, sha256):
+                record = ShardRecord(plan, sha256, size_bytes, samples, file_etag(draft.stat()))
+                draft.replace(self._folder / name)
+            self._write(f"{_DRAFTS}/{name}.json", msgspec.json.encode(record))
+        except FileNotFoundError:  # another process has just finished the pack, and removed all drafts
+            self.__dict__.pop("_listed", None)
+            found = self._find(name, plan)
+            if found is None:
+                raise
+            return found
+        return record
 
     def _find(self, name: str, plan: str) -> ShardRecord | None:
         data = self._read(f"{_DRAFTS}/{name}.json")
@@ -169,17 +176,17 @@ class LocalFolder:
         return {one.name: ShardRecord(plan, one.sha256, one.bytes, one.samples) for one in found.shards}
 
     @contextlib.contextmanager
-    def _draft(self, pieces: Sequence[Piece]) -> Iterator[Path]:
-        """Write a file with a name of its own, which is gone after the body."""
+    def _draft(self, pieces: Iterable[Piece]) -> Iterator[tuple[Path, int, str]]:
+        """Write a file with a name of its own, which is gone after the body; yield its path, size and SHA-256."""
         self._drafts.mkdir(parents=True, exist_ok=True)
         draft = self._drafts / f"{secrets.token_hex(8)}.new"
         try:
             fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
             try:
-                _write_all(fd, pieces)
+                size_bytes, sha256 = _write_all(fd, pieces)
             finally:
                 os.close(fd)
-            yield draft
+            yield draft, size_bytes, sha256
         finally:
             draft.unlink(missing_ok=True)
 
@@ -196,12 +203,33 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _write_all(fd: int, pieces: Sequence[Piece]) -> None:
-    left = iter(pieces)
-    while group := [memoryview(piece) for piece in islice(left, _PIECES_AT_ONCE) if len(piece)]:
-        while group:
-            written = os.writev(fd, group)
-            while group and written >= len(group[0]):
-                written -= len(group.pop(0))
-            if group:
-                group[0] = group[0][written:]
+def _write_all(fd: int, pieces: Iterable[Piece]) -> tuple[int, str]:
+    """Write pieces to a file as they come, while they are in the CPU cache; return their size and SHA-256.
+
+    Small pieces are collected, because each write and each update of the digest has its price.
+    """
+    digest, small, size_bytes = hashlib.sha256(), bytearray(), 0
+    for piece in pieces:
+        if len(piece) < _SMALL_BYTES:
+            small += piece
+            if len(small) < _COLLECTED_BYTES:
+                continue
+        large = piece if len(piece) >= _SMALL_BYTES else b""
+        digest.update(small)
+        digest.update(large)
+        size_bytes += len(small) + len(large)
+        _write_both(fd, bytes(small), large)
+        small.clear()
+    digest.update(small)
+    _write_both(fd, bytes(small), b"")
+    return size_bytes + len(small), digest.hexdigest()
+
+
+def _write_both(fd: int, first: bytes, second: Piece) -> None:
+    views = [memoryview(one) for one in (first, second) if len(one)]
+    while views:
+        written = os.writev(fd, views)
+        while views and written >= len(views[0]):
+            written -= len(views.pop(0))
+        if views:
+            views[0] = views[0][written:]

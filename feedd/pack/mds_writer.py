@@ -15,7 +15,7 @@ from feedd.errors import BadSample, Unsupported
 from feedd.pack.packed_sample import JSONS, KEY, NUMBERS, TEXTS, number_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -55,7 +55,7 @@ class MdsWriter:
         """Return the sizes unchanged: the framing is small."""
         return sizes
 
-    def pieces(self, samples: Sequence[PackedSample], fields: Fields) -> Iterator[Piece]:
+    def pieces(self, samples: Iterable[PackedSample], fields: Fields) -> Iterator[Piece]:
         """Yield the offsets, the header and the samples.
 
         Raises:
@@ -69,7 +69,7 @@ class MdsWriter:
         offsets = np.cumsum([4 * (len(rows) + 2) + len(header), *sizes], dtype=np.int64)
         if offsets[-1] > _SHARD_BYTES_MAX:
             message = f"expected a shard of less than 4 GiB, got {offsets[-1]} bytes"
-            raise BadSample(message, object=samples[0].key, hint="choose a smaller --shard-size", stage="pack")
+            raise BadSample(message, hint="choose a smaller --shard-size", stage="pack")
         yield len(rows).to_bytes(4, "little") + offsets.astype("<u4").tobytes() + header
         for row in rows:
             lengths = [len(value) for value, variable in zip(row, sized, strict=True) if variable]

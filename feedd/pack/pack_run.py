@@ -109,19 +109,16 @@ class PackRun:
             What ``ShardBuilder.build`` raises, for the first shard that fails.
         """
         cores = len(os.sched_getaffinity(0))
-        builder = ShardBuilder(self._sources, self._target, frozen, self._writer, cores)
+        builder = ShardBuilder(self._sources, self._target, frozen, self._writer)
         left = iter(self.begin(frozen, part))
 
         async def work() -> None:
             for shard in left:  # the iterator is shared: each task takes the next shard
                 self.note(shard, await builder.build(shard))
 
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(max(1, min(cores + 1, _IN_FLIGHT_MAX, _IN_FLIGHT_BYTES // frozen.largest_bytes))):
-                    group.create_task(work())
-        finally:
-            builder.close()
+        async with asyncio.TaskGroup() as group:
+            for _ in range(max(1, min(cores + 1, _IN_FLIGHT_MAX, _IN_FLIGHT_BYTES // frozen.largest_bytes))):
+                group.create_task(work())
 
     def begin(self, frozen: FrozenSource, part: PartOf) -> range:
         """Return the numbers of the shards of a part, and report their count."""

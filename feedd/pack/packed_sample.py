@@ -105,7 +105,7 @@ class ShardWriter(Protocol):
     def framed_bytes(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return how many bytes of a shard objects of these sizes take, roughly."""
 
-    def pieces(self, samples: Sequence[PackedSample], fields: Fields) -> Iterable[Piece]:
+    def pieces(self, samples: Iterable[PackedSample], fields: Fields) -> Iterable[Piece]:
         """Yield the bytes of a shard, piece by piece.
 
         Raises:

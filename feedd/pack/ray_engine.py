@@ -107,11 +107,7 @@ async def _built(job: RayJob, shard: int) -> ShardRecord:
         frozen = _known(job.plan)
         if not frozen:
             frozen.append(parse(await target.read(PLAN_NAME) or b"", f"{target.url}{PLAN_NAME}"))
-        builder = ShardBuilder(sources, target, frozen[0], writer_of(frozen[0].options.format), 1)
-        try:
-            return await builder.build(shard)
-        finally:
-            builder.close()
+        return await ShardBuilder(sources, target, frozen[0], writer_of(frozen[0].options.format)).build(shard)
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from feedd.errors import BadSample, Unsupported
 from feedd.pack.packed_sample import IMAGES, LABEL, number_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -50,7 +50,7 @@ class RecordIoWriter:
         """Return the sizes unchanged: the framing is small."""
         return sizes
 
-    def pieces(self, samples: Sequence[PackedSample], fields: Fields) -> Iterator[Piece]:
+    def pieces(self, samples: Iterable[PackedSample], fields: Fields) -> Iterator[Piece]:
         """Yield the records.
 
         Raises:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from feedd.errors import BadSample
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -48,7 +48,7 @@ class TarWriter:
         framed: NDArray[np.int64] = _BLOCK + (sizes + _BLOCK - 1) // _BLOCK * _BLOCK
         return framed
 
-    def pieces(self, samples: Sequence[PackedSample], fields: Fields) -> Iterator[Piece]:  # noqa: ARG002 - the seam's
+    def pieces(self, samples: Iterable[PackedSample], fields: Fields) -> Iterator[Piece]:  # noqa: ARG002 - the seam's
         """Yield headers, objects and padding, and two empty blocks at the end.
 
         Raises:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from feedd.pack.packed_sample import KEY, NUMBERS, number_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -38,7 +38,7 @@ class TfRecordWriter:
         """Return the sizes unchanged: the framing is small."""
         return sizes
 
-    def pieces(self, samples: Sequence[PackedSample], fields: Fields) -> Iterator[Piece]:  # noqa: ARG002 - the seam's
+    def pieces(self, samples: Iterable[PackedSample], fields: Fields) -> Iterator[Piece]:  # noqa: ARG002 - the seam's
         """Yield the records.
 
         Raises:

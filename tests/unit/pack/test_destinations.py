@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.errors import BadRequest
+from feedd.errors import BadRequest, ObjectChanged
 from feedd.pack.bucket_folder import destination
 from feedd.pack.destination import ShardRecord
 from feedd.pack.local_folder import LocalFolder
@@ -17,16 +17,12 @@ from tests.fakes.s3.server import S3Server
 from tests.unit.pack.packing import folder, options, packed, reading, shards
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
     from pathlib import Path
 
     from feedd.pack.packed_sample import Piece
 
 NAME = "shard-000000.tar"
-
-
-def _record(data: bytes, plan: str = "a") -> ShardRecord:
-    return ShardRecord(plan, hashlib.sha256(data).hexdigest(), len(data), 1)
 
 
 @pytest.mark.parametrize("links", [True, False])
@@ -50,14 +46,17 @@ async def test_a_bucket_never_replaces_a_shard(aws_credentials: None) -> None:
         server.create_bucket("out")
         async with reading(server) as sources:
             target = destination(sources, "s3://out/packed")
-            first = await target.write_shard(NAME, [b"a", memoryview(b"bc")], _record(b"abc"))
-            assert await target.write_shard(NAME, [b"abc"], _record(b"abc")) == first
+            first = await target.write_shard(NAME, [b"a", memoryview(b"bc")], "a", 1)
+            assert first == ShardRecord("a", hashlib.sha256(b"abc").hexdigest(), 3, 1, first.etag)
+            assert await target.write_shard(NAME, [b"abc"], "a", 1) == first
             assert await target.find(NAME, "a") == first
+            with pytest.raises(ObjectChanged):
+                await target.write_shard(NAME, [b"abd"], "a", 1)
             with pytest.raises(BadRequest, match="another pack has written"):
-                await target.write_shard(NAME, [b"abc"], _record(b"abc", "other"))
+                await target.write_shard(NAME, [b"abc"], "other", 1)
             server.put("out", "packed/foreign.tar", b"foreign")
             with pytest.raises(BadRequest, match="another program"):
-                await target.write_shard("foreign.tar", [b"abc"], _record(b"abc"))
+                await target.write_shard("foreign.tar", [b"abc"], "a", 1)
             assert await target.read("foreign.tar") == b"foreign"
             assert await target.names() == {NAME, "foreign.tar"}
             assert await target.read("none") is None
@@ -69,9 +68,9 @@ async def test_slow_writes_keep_their_memory(tmp_path: Path, monkeypatch: pytest
     await packed(options(tmp_path / "in"), tmp_path / "one")
     write_shard = LocalFolder.write_shard
 
-    async def later(target: LocalFolder, name: str, pieces: Sequence[Piece], record: ShardRecord) -> ShardRecord:
+    async def later(target: LocalFolder, name: str, pieces: Iterable[Piece], plan: str, samples: int) -> ShardRecord:
         await asyncio.sleep(0.1 if name[-5] in "0369" else 0.01)
-        return await write_shard(target, name, pieces, record)
+        return await write_shard(target, name, pieces, plan, samples)
 
     monkeypatch.setattr(LocalFolder, "write_shard", later)
     await packed(options(tmp_path / "in"), tmp_path / "out")
