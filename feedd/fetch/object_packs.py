@@ -136,7 +136,6 @@ class ObjectsFetcher:
         """Fill spans of an object; see ``SpanFetcher.fetch_spans``."""
         await self._work_loop.run(lambda: self._plain.fetch_spans(ref, spans, sink, watch))
 
-
     async def fetch_members(self, refs: Sequence[ObjectRef], sink: RangeSink) -> None:
         """Fill ``sink`` with objects of one store, each right behind the one before; length and ETag are verified.
 

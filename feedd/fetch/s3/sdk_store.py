@@ -144,9 +144,7 @@ class S3Store:
         etag = plain_etag(str(answer.get("ETag", "")), request)
         return ObjectRef(self.root, key, int(answer["ContentLength"]), etag), answer.get("Metadata", {})
 
-    async def put(
-        self, key: str, data: bytes, over: str | None = None, facts: ObjectFacts | None = None
-    ) -> ObjectRef:
+    async def put(self, key: str, data: bytes, over: str | None = None, facts: ObjectFacts | None = None) -> ObjectRef:
         """Create or replace one object and return its ref.
 
         If the store has no conditional PUT, the condition is dropped and a warning logged.
