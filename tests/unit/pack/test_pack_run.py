@@ -105,7 +105,7 @@ async def test_parts_and_buckets_give_the_same_bytes(tmp_path: Path, s3: S3Serve
 
 async def test_a_stopped_run_goes_on(tmp_path: Path) -> None:
     """Shards that are there are not written again; a shard without its record, or with other bytes, is."""
-    folder(tmp_path / "in")
+    folder(tmp_path / "in", each=250)
     wanted, out = options(tmp_path / "in"), tmp_path / "out"
     await packed(wanted, tmp_path / "whole")
 
