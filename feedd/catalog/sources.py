@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from feedd.dataset.packs import Packs
     from feedd.fetch.fetch_options import SourceOptions
     from feedd.flow.loop_thread import WorkLoop
-    from feedd.protocols import Clock, ObjectStore, Recorder, SpanFetcher
+    from feedd.protocols import Clock, ObjectStore, Recorder
     from feedd.values import ObjectRef
 
 
@@ -129,7 +129,7 @@ class Sources:
         return Scheduled(scheduler.waiting_count, scheduler.waiting_bytes, scheduler.in_flight_count)
 
     @property
-    def fetcher(self) -> SpanFetcher:
+    def fetcher(self) -> ObjectsFetcher:
         """The fetcher for objects of any store, by their root."""
         return self._fetcher
 

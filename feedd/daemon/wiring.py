@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from feedd.config import Config
     from feedd.converting.converter import Make
     from feedd.flow.trace_log import TraceLog
-    from feedd.protocols import Clock, Recorder, ShardFetcher
+    from feedd.protocols import Clock, Recorder, ShardFetcher, SpanFetcher
 
 
 _log = structlog.get_logger(__name__)
@@ -112,7 +112,7 @@ def node_converter(
     config: Config, sources: Sources, make: Make, recorder: Recorder, traces: TraceLog | None = None
 ) -> Converter:
     """Return the converter: it uses all workers but one, and makes no shard larger than half of the cache."""
-    fetcher = sources.fetcher
+    fetcher: SpanFetcher = sources.fetcher
     if traces is not None:
         from feedd.fetch.tracing_store import TracingFetcher  # noqa: PLC0415 - only while tracing is on
 

@@ -86,6 +86,16 @@ class Members:
         return 0
 
 
+def texts_at(
+    blob: bytes | bytearray, ends: NDArray[np.int64], numbers: NDArray[np.int64]
+) -> tuple[bytes, NDArray[np.int64]]:
+    """Return some of many concatenated texts, concatenated in another order, and the end of each."""
+    starts = np.concatenate(([0], ends[:-1]))[numbers].tolist()
+    view = memoryview(blob)
+    pieces = [view[start:end] for start, end in zip(starts, ends[numbers].tolist(), strict=True)]
+    return b"".join(pieces), np.cumsum(np.fromiter(map(len, pieces), np.int64, len(pieces)))
+
+
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Packs:
     """Packs of the objects of one URL.

@@ -159,6 +159,38 @@ class _SpanArrivals(Arrivals):
         """Return the object and the byte range that belong to ``span``."""
         return self._object, ByteRange(self._start + span.start, self._start + span.end)
 
+    async def fetch_members(self, refs: Sequence[ObjectRef], sink: RangeSink) -> None:
+        """Fill ``sink`` with objects of one store, each right behind the one before; length and ETag are verified.
+
+        Raises what ``ObjectStore.read_into`` raises, for the first object that fails.
+        """
+        members = _Members(refs, sink)
+        await self._work_loop.run(lambda: self._plain.fetch_to(members, members.spans))
+
+
+class _Members(Arrivals):
+    """Objects that are fetched side by side into one sink.
+
+    Attributes:
+        spans: the span of each object in the sink.
+    """
+
+    many = True
+
+    def __init__(self, refs: Sequence[ObjectRef], sink: RangeSink) -> None:
+        super().__init__(replace(refs[0], size_bytes=sink.size_bytes), sink, None)
+        self._refs = refs
+        edges = [0, *itertools.accumulate(ref.size_bytes for ref in refs)]
+        assert edges[-1] == sink.size_bytes, "the sink must be exactly as long as the objects"
+        self.spans = [ByteRange(low, high) for low, high in itertools.pairwise(edges)]
+        self._starts = edges[:-1]
+
+    def locate(self, span: ByteRange) -> tuple[ObjectRef, ByteRange]:
+        """Return the object and the byte range that belong to ``span``."""
+        number = bisect.bisect_right(self._starts, span.start) - 1
+        start = self._starts[number]
+        return self._refs[number], ByteRange(span.start - start, span.end - start)
+
 
 class _RunningPack:
     """A pack being fetched, as the caller's loop knows it: an ``InflightPack``.
