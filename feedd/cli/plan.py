@@ -49,7 +49,15 @@ from feedd.cli.plan_flags import (
     refuse_simulation_flags,
     size_of,
 )
-from feedd.cli.plan_simulation import JobOptions, ModelOptions, Order, SyntheticData, listed, run_simulation
+from feedd.cli.plan_simulation import (
+    JobOptions,
+    ModelOptions,
+    Order,
+    SimulatedData,
+    SyntheticData,
+    listed,
+    run_simulation,
+)
 from feedd.dataset.assignment import Assignment
 from feedd.dataset.sharding import SAMPLE, assign_all, check_mode
 from feedd.errors import BadConfig, BadRequest
@@ -66,7 +74,6 @@ if TYPE_CHECKING:
     from feedd.catalog.sidecar_counts import SidecarCounts
     from feedd.catalog.sources import Resolved
     from feedd.config import Config
-    from feedd.dataset.listing import Listing
     from feedd.values import ObjectRef
 
 SKEW_WARNED = 0.2  # warn about a node that reads this much more than the mean
@@ -301,22 +308,30 @@ def _show_plan(urls: list[str], order: Order, config: Config, *, keys: bool, as_
     say_notices(notices)
 
 
-def _listing(urls: list[str], data: SyntheticData, config: Config, sample_bytes: int) -> Listing:
+def _listing(urls: list[str], data: SyntheticData, config: Config, sample_bytes: int) -> SimulatedData:
     """Return the data to simulate.
 
     Raises:
         BadConfig: both URLs and synthetic data are named, or neither.
-        BadRequest: see ``plan_simulation.listed``.
+        BadRequest: the objects are samples, not shards.
     """
     if bool(urls) == bool(data.shards):
         got = "both" if urls else "neither"
         raise BadConfig(f"expected URL or --shards with --simulate, got {got}", object="--simulate", stage="cli")
     if data.shards:
-        return data.listing()
+        return SimulatedData(data.listing())
     log_without_notices()
     found, told = _resolve(urls, config)
+    if found.packs:
+        raise BadRequest(
+            "expected shards of several samples, got objects that are samples",
+            object=" ".join(urls),
+            hint="simulate shards that feedd could read instead: --shards, --shard-size, --samples-per-shard",
+            stage="plan",
+        )
     say_notices(notices_of(summed([found.passed_over.reasons, told.left_out])))
-    return listed(found.refs, told.exact, sample_bytes)
+    sidecars = tuple(ref for ref in found.sidecar_refs if ref.url in told.by)
+    return SimulatedData(listed(found.refs, told.exact, sample_bytes), sidecars)
 
 
 def plan(
@@ -372,8 +387,8 @@ def plan(
     model = ModelOptions(*store, decode_time, open_time, from_bench)
     data = SyntheticData(shards, shard_size, samples_per_shard)
     effective = flags.load()
-    listing = _listing(urls or [], data, effective.config, order.sample_bytes)
-    run_simulation(job, model, (get_price, list_price, gib_price), effective, listing)
+    found = _listing(urls or [], data, effective.config, order.sample_bytes)
+    run_simulation(job, model, (get_price, list_price, gib_price), effective, found)
 
 
 def register(app: typer.Typer) -> None:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from feedd.cli.plan_flags import seconds_of, size_of
-from feedd.errors import BadConfig, BadRequest
+from feedd.errors import BadConfig
 from feedd.units import format_duration, format_size
 
 if TYPE_CHECKING:
@@ -93,33 +93,32 @@ class SyntheticData:
         return found
 
 
-def listed(refs: Sequence[ObjectRef], counts: Mapping[int, int], sample_bytes: int) -> Listing:
-    """Return the listing of objects; unknown counts follow from their bytes.
+@dataclass(frozen=True, slots=True)
+class SimulatedData:
+    """The data to simulate.
 
-    Raises:
-        BadRequest: there are no objects, or most objects are one sample each.
+    Attributes:
+        listing: the shards, and the samples of each.
+        sidecars: objects from which an open learns the samples.
     """
+
+    listing: Listing
+    sidecars: tuple[ObjectRef, ...] = ()
+
+
+def listed(refs: Sequence[ObjectRef], counts: Mapping[int, int], sample_bytes: int) -> Listing:
+    """Return the listing of shards; unknown counts follow from their bytes."""
     from feedd.dataset.listing import Listing  # noqa: PLC0415 - as above
 
     found = Listing.of(refs, 0.0)
-    estimated = {
-        number: max(size_bytes // sample_bytes, 1)
-        for number, size_bytes in enumerate(found.sizes.tolist())
-        if number not in counts
-    }
-    if not refs or np.median([*counts.values(), *estimated.values()]) < 2:
-        raise BadRequest(
-            f"expected shards of several samples, got {len(refs)} objects, most of one sample",
-            hint="the simulation knows no packs of small objects; simulate the shards that they would make:"
-            " --shards, --shard-size, --samples-per-shard",
-            stage="plan",
-        )
+    sizes = enumerate(found.sizes.tolist())
+    estimated = {shard: max(size_bytes // sample_bytes, 1) for shard, size_bytes in sizes if shard not in counts}
     found.add_counts(dict(counts), estimated, ())
     return found
 
 
 def run_simulation(
-    job: JobOptions, model: ModelOptions, prices: tuple[float, float, float], effective: Effective, listing: Listing
+    job: JobOptions, model: ModelOptions, prices: tuple[float, float, float], effective: Effective, data: SimulatedData
 ) -> None:
     """Simulate the job, and print its figures.
 
@@ -132,8 +131,8 @@ def run_simulation(
     from feedd.simulation.simulation_report import Prices, chosen_nodes, node_loads, report_of  # noqa: PLC0415 - as above
 
     assumed = _Assumptions(effective, model)
-    scenario = _scenario(job, assumed, effective, listing)
-    loads = node_loads(listing, scenario.job)
+    scenario = _scenario(job, assumed, effective, data)
+    loads = node_loads(data.listing, scenario.job)
     scenario = replace(scenario, nodes=chosen_nodes(loads, job.simulated_nodes, job.seed))
     report = report_of(scenario, simulate(scenario), loads, Prices(*prices))
     if job.png is not None:
@@ -141,7 +140,7 @@ def run_simulation(
 
         write_charts(job.png, report, scenario.job)
     if job.json:
-        typer.echo(json.dumps(_facts(report, assumed), indent=2))
+        typer.echo(json.dumps(_facts(report, assumed, scenario), indent=2))
     else:
         _show(report, assumed, scenario)
 
@@ -216,11 +215,11 @@ def _measured(path: Path, latency_s: float) -> tuple[float, float]:
     return link, statistics.median(bodies)
 
 
-def _scenario(job: JobOptions, assumed: _Assumptions, effective: Effective, listing: Listing) -> Scenario:
+def _scenario(job: JobOptions, assumed: _Assumptions, effective: Effective, data: SimulatedData) -> Scenario:
     from feedd.daemon.wiring import source_options  # noqa: PLC0415 - takes a second to import
     from feedd.simulation.scenario import JobModel, Scenario  # noqa: PLC0415 - as above
 
-    config = effective.config
+    config, listing = effective.config, data.listing
     model = JobModel(
         node_count=job.order.nodes,
         rank_count=job.ranks,
@@ -244,6 +243,7 @@ def _scenario(job: JobOptions, assumed: _Assumptions, effective: Effective, list
         fetch=replace(source_options(config), hedge_share=0.0, traced=False),
         window_shards=config.shuffle.window_shards,
         slots_max=config.arena.slots_max,
+        sidecars=data.sidecars,
     )
 
 
@@ -269,13 +269,13 @@ def _batch_bytes(job: JobModel, fields: str) -> int | None:
     return fixed_bytes(Request.of(replace(spec, data=replace(spec.data, fields=pairs)), 1))
 
 
-def _facts(report: SimulationReport, assumed: _Assumptions) -> dict[str, Any]:
+def _facts(report: SimulationReport, assumed: _Assumptions, scenario: Scenario) -> dict[str, Any]:
     """Return the figures and the assumptions for ``--json``."""
     facts = asdict(replace(report, node_bytes=np.zeros(0, np.int64), step_waits_s=np.zeros(0)))
     del facts["node_bytes"], facts["step_waits_s"]
-    node, store = asdict(assumed.node), asdict(assumed.store)
+    models = {"job": asdict(scenario.job), "node": asdict(scenario.node), "store": asdict(scenario.store)}
     origins = {name: origin for name, _, origin in assumed.origins}
-    return {**facts, "assumptions": {"node": node, "store": store, "origins": origins}}
+    return {**facts, "assumptions": {**models, "origins": origins}}
 
 
 def _show(report: SimulationReport, assumed: _Assumptions, scenario: Scenario) -> None:

@@ -12,6 +12,7 @@ from feedd.values import Topology
 if TYPE_CHECKING:
     from feedd.dataset.listing import DatasetView
     from feedd.fetch.fetch_options import SourceOptions
+    from feedd.values import ObjectRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,7 @@ class Scenario:
         fetch: limits of the daemon's requests.
         window_shards: the daemon's default of shards per shuffle window.
         slots_max: most batches in advance of a rank.
+        sidecars: objects that tell the samples of shards, which an open reads.
         nodes: the nodes to simulate, by rank.
     """
 
@@ -122,6 +124,7 @@ class Scenario:
     fetch: SourceOptions
     window_shards: int = 4
     slots_max: int = 64
+    sidecars: tuple[ObjectRef, ...] = ()
     nodes: tuple[int, ...] = (0,)
 
     def __post_init__(self) -> None:

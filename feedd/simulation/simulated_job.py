@@ -48,7 +48,7 @@ class JobRun:
         first_batch_s: time from the begin to the first batch of all ranks.
         epoch_ends_s: time from the begin to the end of each epoch's last step.
         steps: steps of each epoch.
-        step_waits_s: how long each step waited for the slowest batch.
+        step_waits_s: how long each step waited for the slowest batch, after the open.
         nodes: the simulated nodes.
     """
 

@@ -14,6 +14,7 @@ from feedd.cache.shard_cache import CoreOptions, PlacedCache
 from feedd.catalog.open_request import Request
 from feedd.catalog.sources import Sources
 from feedd.fetch.pages import closing_pages
+from feedd.flow.range_sinks import MemorySink
 from feedd.observe.recorder import NullRecorder
 from feedd.ordering.epoch_access import readahead_bytes
 from feedd.ordering.sorted_windows import SortedWindows
@@ -102,7 +103,8 @@ class SimulatedNode:
         prefetching = PrefetchLimits(scenario.fetch.parts_in_flight, scenario.fetch.bytes_in_flight)
         options = CoreOptions(math.inf, prefetching, CheckRule(blocks=False))
         storage = SimulatedStorage(scenario.node.cache_bytes)
-        cache = PlacedCache(storage, options, sources.fetcher, recorder, clock)
+        self._fetcher = sources.fetcher
+        cache = PlacedCache(storage, options, self._fetcher, recorder, clock)
         self._cache = await self._stack.enter_async_context(cache)
         return self
 
@@ -128,9 +130,7 @@ class SimulatedNode:
     async def open(self) -> None:
         """List the dataset, and open a session for each rank, as the daemon does."""
         scenario = self._scenario
-        async with closing_pages(self._requests.list("")) as pages:
-            async for _ in pages:
-                pass
+        await self._list()
         groups = ReaderGroups(readahead_bytes(scenario.fetch.bytes_in_flight, scenario.node.cache_bytes))
         windows = SortedWindows(_WINDOWS_BYTES)
         first: list[int] = []
@@ -152,6 +152,15 @@ class SimulatedNode:
         await self._learn_schema(first)
         for rank in self.ranks:
             self._tasks.create_task(rank.produce(self._tasks, scenario.job.epoch_count))
+
+    async def _list(self) -> None:
+        """List the dataset, and read its sidecars."""
+        async with closing_pages(self._requests.list("")) as pages:
+            async for _ in pages:
+                pass
+        async with asyncio.TaskGroup() as reading:
+            for ref in self._scenario.sidecars:
+                reading.create_task(self._fetcher.fetch(ref, MemorySink(memoryview(bytearray(ref.size_bytes)))))
 
     @property
     def _slot_count(self) -> int:

@@ -36,6 +36,7 @@ from tests.bench import (
     restart,
     s3_bytes,
     shards,
+    simulate,
     tokens,
     utilisation,
 )
@@ -74,6 +75,7 @@ BENCHES: dict[str, Callable[[Plan], Result | list[Result]]] = {
     "measuring": measuring.run,
     "restart": restart.run,
     "held": held.run,
+    "simulate": simulate.run,
 }
 _QUICK_ROUNDS = 1
 _DEFAULT_ROUNDS = 5
