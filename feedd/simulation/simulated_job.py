@@ -100,7 +100,7 @@ class _Job:
         async with asyncio.TaskGroup() as opening:
             for node in nodes:
                 opening.create_task(node.open())
-        steps = min(node.steps for node in nodes)
+        steps = nodes[0].steps  # all ranks of the job have as many
         if not steps:
             raise BadRequest("expected a step for every rank, got fewer samples than one step of all ranks takes")
         counts: dict[SimulatedNode, list[NodeCounts]] = {node: [] for node in nodes}

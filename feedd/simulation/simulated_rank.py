@@ -43,13 +43,13 @@ class SimulatedRank:
         self._read = read
         self._slots = asyncio.Semaphore(slot_count)
         self._steps = steps
-        self._made: dict[Cursor, asyncio.Future[float]] = {}
+        self._ready: dict[Cursor, asyncio.Future[float]] = {}
         self._trained_epoch = 0
         self._epoch_began = asyncio.Event()
         self._holds_batch = False
 
     def __repr__(self) -> str:
-        return f"SimulatedRank({len(self._made)} batches in advance)"
+        return f"SimulatedRank({len(self._ready)} batches in advance)"
 
     async def produce(self, tasks: asyncio.TaskGroup, epoch_count: int) -> None:
         """Make all batches, in tasks of the group."""
@@ -74,7 +74,7 @@ class SimulatedRank:
             self._trained_epoch = at.epoch
             self._epoch_began.set()
         ready_s = await self._future(at)
-        del self._made[at]
+        del self._ready[at]
         if self._holds_batch:
             self._slots.release()
         self._holds_batch = True
@@ -92,9 +92,9 @@ class SimulatedRank:
         self._future(at).set_result(asyncio.get_running_loop().time())
 
     def _future(self, at: Cursor) -> asyncio.Future[float]:
-        found = self._made.get(at)
+        found = self._ready.get(at)
         if found is None:
-            found = self._made[at] = asyncio.get_running_loop().create_future()
+            found = self._ready[at] = asyncio.get_running_loop().create_future()
         return found
 
     def _plan(self, at: Cursor) -> BatchPlan:

@@ -102,6 +102,15 @@ def test_all_nodes_wait_for_the_slowest() -> None:
     assert run.steps == 8
 
 
+@pytest.mark.parametrize(("sharding", "shards"), [("key", 8), ("size", 8), ("replicated", 16), ("sample", 8)])
+def test_every_sharding_is_simulated(sharding: str, shards: int) -> None:
+    """Of 16 shards two nodes get half each, or all of them."""
+    run = simulate(replace(scenario(node_count=2, sharding=sharding), nodes=(0, 1)))
+    assert [node.assigned_shards for node in run.nodes] == [shards] * 2
+    assert [node.counts[-1].fetched_bytes for node in run.nodes] == [shards * MIB] * 2
+    assert run.steps == shards
+
+
 def test_a_store_that_refuses_requests_slows_the_job_down() -> None:
     """A request each second for all: requests are refused, sent again, and the job ends later."""
     free, limited = (simulate(scenario(requests_s=rate)) for rate in (0.0, 1.0))
@@ -120,8 +129,28 @@ def test_the_simulated_nodes_get_their_share_of_the_requests() -> None:
 
 def test_equal_scenarios_give_equal_results() -> None:
     """Also with refused requests, whose waits are drawn at random."""
-    runs = [simulate(scenario(requests_s=2.0, shuffle=True, epoch_count=2)) for _ in range(2)]
+    runs = [simulate(scenario(listing(shards=64), requests_s=8.0, step_s=0.01)) for _ in range(2)]
+    assert runs[0].nodes[0].counts[-1].refused > 0
     assert runs[0] == runs[1]
+
+
+def test_parts_grow_where_the_first_byte_is_late() -> None:
+    """The daemon learns the size of parts from their times: 8 parts of a 64 MiB shard at first, then 4 larger ones."""
+    large = listing(shards=32, size_bytes=64 * MIB)
+    far = scenario(large, latency_s=1.0, link_bytes_s=1e12, connection_bytes_s=64e6, step_s=1.0)
+    gets = simulate(far).nodes[0].counts[-1].gets
+    assert 4 * 32 <= gets < 6 * 32
+
+
+def test_later_shards_wait_for_the_first_batch_only() -> None:
+    """The daemon fetches later shards when the first batch is made, not a second after the open."""
+    soon = scenario(listing(size_bytes=MIB // 10), step_s=0.0, link_bytes_s=64 * MIB)
+    assert simulate(soon).epoch_ends_s[0] == pytest.approx(0.2, rel=1e-4)
+
+
+def test_as_many_shards_are_fetched_in_advance_as_requests_may_run() -> None:
+    """16 small shards, 1 s each: the first alone, the other 15 together."""
+    assert simulate(scenario(prefetch=2)).epoch_ends_s[0] == pytest.approx(2.0)
 
 
 def test_the_cache_decides_as_the_daemon_does(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,7 +74,10 @@ def test_the_fullest_first_and_last_nodes_are_simulated() -> None:
 
 def test_skew_is_of_the_fullest_node() -> None:
     """Three shards for two nodes: one reads twice as much, a third above the mean."""
-    job = replace(scenario(listing(shards=3), node_count=2), nodes=(0, 1))
+    job = replace(scenario(listing(shards=3), node_count=2, step_s=2.0), nodes=(0, 1))
     found = report_of(job, simulate(job), node_loads(job.view.listing, job.job), _PRICES)
     assert found.skew == pytest.approx(1 / 3)
     assert found.node_bytes.tolist() == [MIB, 2 * MIB]
+    fullest = replace(job, nodes=(0,), list_requests=10)
+    (epoch,) = report_of(fullest, simulate(fullest), node_loads(job.view.listing, job.job), _PRICES).epochs
+    assert (epoch.gets, epoch.fetched_bytes, epoch.lists) == (3, 3 * MIB, 20)  # by bytes, and by nodes
