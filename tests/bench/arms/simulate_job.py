@@ -48,6 +48,7 @@ def _rank(settings: dict[str, Any], rank: int, barrier: Barrier, times: Any) -> 
         fields=settings["fields"],
         address=settings["address"],
         topology=Topology(count, rank, count, rank, 1, 0),
+        shuffle=True,
         uneven="drop",
         prefetch=settings["prefetch"],
     )

@@ -51,9 +51,11 @@ def test_a_step_waits_at_most_for_its_own_decode() -> None:
 
 
 def test_the_first_batch_waits_for_requests_open_index_and_decode() -> None:
-    """A listing, one shard, its index, the rest of the open, and a batch: 0.5 + 0.5 + 1 + 3.2 + 0.25 + 6.4 s."""
-    one = scenario(latency_s=0.5, open_s=0.25, index_s=0.1, decode_s=0.2)
-    assert simulate(one).first_batch_s == pytest.approx(0.5 + 0.5 + 1.0 + 3.2 + 0.25 + 6.4)
+    """Two thirds of an open's work of 3 s come first, the rest beside the shard; then listing, shard, index, batch."""
+    one = scenario(latency_s=0.5, open_s=3.0, index_s=0.1, decode_s=0.2)
+    assert simulate(one).first_batch_s == pytest.approx(2.0 + 0.5 + 0.5 + 1.0 + 3.2 + 6.4)
+    late = scenario(open_s=30.0)
+    assert simulate(late).first_batch_s == pytest.approx(20.0 + 10.0)
 
 
 def test_sidecars_are_read_before_the_data() -> None:
