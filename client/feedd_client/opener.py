@@ -36,6 +36,8 @@ BACKOFF_FIRST_S: Final = 0.05
 BACKOFF_MAX_S: Final = 2.0
 NEAR_S: Final = 30.0  # a daemon that is being replaced usually answers again within this time
 NEAR_BACKOFF_S: Final = 0.1  # retry interval until then: probing a socket costs microseconds
+STANDBY_S: Final = 1.0  # a successor that stands by answers within this time
+STANDBY_BACKOFF_S: Final = 0.02  # retry interval until then, because it is a part of the trainer's pause
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,7 @@ class Opener:
                 gone = leaving is not None and isinstance(error, DaemonUnreachable)
                 if not (gone or isinstance(error, retry)):
                     raise
+                backoff_s = min(backoff_s, _backoff_max_s(error, time.monotonic() - began_s))
                 pause_s = backoff_s * random.uniform(0.5, 1.0)  # noqa: S311 - jitter needs no secrecy
                 if time.monotonic() + pause_s >= deadline_s or stop.wait(pause_s):
                     if leaving is None or isinstance(error, Draining):
@@ -131,8 +134,7 @@ class Opener:
                     _log.warning("cannot open yet, trying again for up to %.0f s: %s", timeout_s, str(error))
                     told = True
                 self.forget()
-                near = isinstance(error, (Draining, DaemonUnreachable)) and time.monotonic() - began_s < NEAR_S
-                backoff_s = min(backoff_s * 2, NEAR_BACKOFF_S if near else BACKOFF_MAX_S)
+                backoff_s *= 2
 
     @property
     def _needs_minor(self) -> int:
@@ -217,6 +219,13 @@ class Opener:
             mix=pb.Mix(mode=options.mix, samples_per_epoch=options.samples_per_epoch or 0) if options.sources else None,
             decoded_cache=options.decoded_cache,
         )
+
+
+def _backoff_max_s(error: FeedError, elapsed_s: float) -> float:
+    """Return the longest pause before the next try, ``elapsed_s`` after the first one."""
+    if not isinstance(error, (Draining, DaemonUnreachable)) or elapsed_s >= NEAR_S:
+        return BACKOFF_MAX_S
+    return NEAR_BACKOFF_S if elapsed_s >= STANDBY_S else STANDBY_BACKOFF_S
 
 
 def _fields(fields: tuple[tuple[str, str], ...]) -> list[pb.Field]:

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from feedd.cli.doctor_url import UrlOptions, measure_url
 from feedd.cli.flags import ConfigFlag, Flags, SetFlag
-from feedd.cli.running_daemon import NodeFlag, daemon_address
+from feedd.cli.running_daemon import NodeFlag, chosen_address, daemon_address
 from feedd.config.types import is_unix
 from feedd.errors import BadConfig, NotFound
 from feedd.units import format_size
@@ -68,7 +68,7 @@ def register(app: typer.Typer) -> None:
 
         Run it while the job trains, as the job's user or as an administrator of the daemon. With a URL, no job is
         needed: a stand-in takes batches as fast as they come, from a daemon with an empty cache, or from the daemon at
-        --address.
+        --address or $FEEDD_ADDRESS.
         """
         from feedd.diagnosis.diagnose import diagnose  # noqa: PLC0415 - as gRPC below
 
@@ -78,7 +78,7 @@ def register(app: typer.Typer) -> None:
             window = _of_job(daemon_address(address, flags.load().config), job, seconds)
         else:
             _refuse({"--job": job}, "no URL")
-            options = UrlOptions(url, fields, batch_size, seconds, address or "", what_if)
+            options = UrlOptions(url, fields, batch_size, seconds, chosen_address(address, None) or "", what_if)
             options.check()
             window, room = asyncio.run(measure_url(options, flags))
         diagnosis = diagnose(window)

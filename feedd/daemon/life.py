@@ -201,7 +201,7 @@ async def _open(
 async def _takeover(life: _Life) -> None:
     """Wait until the predecessor has ended; everything but its directory and sockets is open."""
     life.state.move(Lifecycle.STANDBY, cache=str(life.config.cache.dir))
-    await owner_gone(life.config.cache.dir, life.clock)
+    await owner_gone(life.config.cache.dir)
     _log.info("takes over from its predecessor")
 
 

@@ -20,24 +20,22 @@ if TYPE_CHECKING:
     OpenPage = Callable[[], AbstractAsyncContextManager[str]]
     """Opens the status page and returns its address; raises BadConfig if the port is taken."""
 
-_LOOK_S = 0.02  # half of this adds to the trainer's pause; a check is one system call
+_LOOK_S = 0.02
 _PORT_TRIES = 250
 
 
-async def owner_gone(directory: Path, clock: Clock) -> None:
-    """Wait until no daemon owns the cache ``directory``. The first to lock it is the next owner."""
+async def owner_gone(directory: Path) -> None:
+    """Wait until no daemon owns the cache ``directory``. The first to lock it is the next owner.
+
+    A thread waits for the lock, because the time between two looks would be part of the trainer's pause. If the wait is
+    cancelled, the thread goes on; the daemon then ends within a second.
+    """
     try:
         fd = await CACHE_DISK.run(os.open, directory / LOCK_NAME, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return  # there is no owner, or the directory cannot be used, which its next opening reports
     try:
-        while True:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                await clock.sleep_s(_LOOK_S)
-            else:
-                return
+        await CACHE_DISK.run(fcntl.flock, fd, fcntl.LOCK_EX)
     finally:
         os.close(fd)
 

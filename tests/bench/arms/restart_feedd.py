@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -10,10 +11,13 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from feedd_client import FeedDataset, Topology
 from tests.bench.arms.daemon import wait_ready
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _STEP_S = 0.01
 _REPLACED_AT_STEP = 150
@@ -28,19 +32,31 @@ def _start(settings: dict[str, Any], *flags: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen([sys.executable, "-m", "feedd", *arguments], stdout=log, stderr=log)
 
 
-def _await_standby(settings: dict[str, Any]) -> None:
+def _await_standby(settings: dict[str, Any], count: int = 1) -> None:
     log = Path(settings["run_dir"]) / "feedd.log"
-    while _STANDBY not in log.read_text():
+    while log.read_text().count(_STANDBY) < count:
         time.sleep(_STEP_S)
 
 
 def _replace(settings: dict[str, Any], daemons: list[subprocess.Popen[bytes]], row: dict[str, float]) -> None:
-    began_s = time.perf_counter()
-    daemons[0].send_signal(signal.SIGKILL if settings["way"] == "kill" else signal.SIGTERM)
-    daemons[0].wait()
-    row["exit_s"] = time.perf_counter() - began_s
+    """Replace the daemon as often as the settings say; the successor of the first replacement may stand by already."""
+    for number in range(settings.get("times", 1)):
+        if number:
+            daemons.append(_start(settings, "--standby"))
+            _await_standby(settings, number + 1)
+        began_s = time.perf_counter()
+        daemons[number].send_signal(signal.SIGKILL if settings["way"] == "kill" else signal.SIGTERM)
+        daemons[number].wait()
+        row["exit_s"] = max(row.get("exit_s", 0.0), time.perf_counter() - began_s)
     if settings["way"] != "standby":
         daemons.append(_start(settings))
+
+
+def _batches(dataset: FeedDataset, replacing: threading.Thread) -> Iterator[object]:
+    """Yield the batches of whole epochs until the replacing has ended."""
+    yield from dataset
+    while replacing.is_alive():
+        yield from dataset
 
 
 def _train(settings: dict[str, Any], daemons: list[subprocess.Popen[bytes]]) -> dict[str, float]:
@@ -55,10 +71,9 @@ def _train(settings: dict[str, Any], daemons: list[subprocess.Popen[bytes]]) -> 
         topology=Topology(),
     )
     replacing = threading.Thread(target=_replace, args=(settings, daemons, row))
-    pause_s, last_s = 0.0, time.perf_counter()
-    for step, _ in enumerate(dataset):
-        if step:
-            pause_s = max(pause_s, time.perf_counter() - last_s)
+    pause_s, last_s = 0.0, math.inf
+    for step, _ in enumerate(_batches(dataset, replacing)):
+        pause_s = max(pause_s, time.perf_counter() - last_s)
         if step == _REPLACED_AT_STEP:
             replacing.start()
         time.sleep(_STEP_S)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from feedd.cli import doctor
 from feedd.cli.doctor_url import copy_first
 from feedd.cli.flags import Flags
 from feedd.errors import BadRequest
@@ -13,6 +14,7 @@ from feedd.errors import BadRequest
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from feedd.cli.doctor_url import UrlOptions
     from tests.unit.cli.conftest import Feedd
 
 
@@ -34,6 +36,23 @@ def test_doctor_refuses_what_it_cannot_do(feedd: Feedd, arguments: tuple[str, ..
     outcome = feedd("doctor", *arguments)
     assert outcome.code == 2
     assert message in outcome.err
+
+
+@pytest.mark.parametrize(("flags", "expected"), [((), "unix:///a.sock"), (("--address", "b:1"), "b:1")])
+def test_doctor_of_a_url_uses_the_daemon_that_the_user_names(
+    feedd: Feedd, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], expected: str
+) -> None:
+    """By --address, else by FEEDD_ADDRESS, as for every command."""
+    seen = []
+
+    async def measure(options: UrlOptions, flags: Flags) -> None:
+        seen.append(options.address)
+        raise BadRequest("enough", object=str(flags.config), stage="cli")
+
+    monkeypatch.setattr(doctor, "measure_url", measure)
+    monkeypatch.setenv("FEEDD_ADDRESS", "unix:///a.sock")
+    assert "enough" in feedd("doctor", "s3://b/", *flags).err
+    assert seen == [expected]
 
 
 async def test_the_first_objects_are_copied(tmp_path: Path) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from feedd_client.errors import DaemonUnreachable, Draining
+from feedd_client import opener as opener_module
+from feedd_client.errors import DaemonUnreachable, Draining, ResourceError
 from feedd_client.lifetime import StopSign
 from feedd_client.opener import Opener
 
@@ -49,3 +50,39 @@ def test_a_daemon_that_was_going_away_is_why_nobody_is_there() -> None:
     with pytest.raises(DaemonUnreachable) as caught:
         opener.open(0, 0.5, (Draining,), StopSign())
     assert isinstance(caught.value.__cause__, Draining)
+
+
+@pytest.mark.parametrize(
+    ("error", "elapsed_s", "longest_s"),
+    [
+        (Draining, 0.5, 0.02),  # a successor that stands by: each pause is a part of the trainer's
+        (DaemonUnreachable, 0.5, 0.02),
+        (DaemonUnreachable, 5.0, 0.1),
+        (Draining, 60.0, 2.0),
+        (ResourceError, 0.5, 2.0),  # others have the memory, which takes them longer
+    ],
+)
+def test_a_daemon_that_is_being_replaced_is_tried_often(
+    monkeypatch: pytest.MonkeyPatch, error: type[FeedError], elapsed_s: float, longest_s: float
+) -> None:
+    """Pauses double up to a limit by the kind of error and the time since the first try."""
+    pauses: list[float] = []
+    now = SimpleNamespace(s=0.0)
+    stop = SimpleNamespace(wait=pauses.append)
+
+    def monotonic() -> float:
+        now.s = elapsed_s if pauses else 0.0
+        return float(now.s)
+
+    monkeypatch.setattr(opener_module, "time", SimpleNamespace(monotonic=monotonic))
+    monkeypatch.setattr(opener_module, "random", SimpleNamespace(uniform=lambda _low, high: high))
+
+    def failing() -> FeedError:
+        if len(pauses) >= 12:
+            raise KeyboardInterrupt
+        return error("not now")
+
+    with pytest.raises(KeyboardInterrupt):
+        _opener(failing).open(0, 1000.0, (error,), cast("StopSign", stop))
+    assert max(pauses[1:]) == longest_s
+    assert pauses[1:] == sorted(pauses[1:])
