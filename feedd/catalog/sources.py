@@ -89,6 +89,7 @@ class Sources:
                 options.parts_in_flight,
                 verified=options.verify == "checksum",
                 writers=options.transfer_threads,
+                now_s=clock.monotonic_s,
             ),
             concurrency_of=lambda root: self.buckets.state(root).concurrency,
             sizes_of=lambda root: self.buckets.state(root).sizes,

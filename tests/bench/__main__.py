@@ -40,6 +40,7 @@ from tests.bench import (
     restart,
     s3_bytes,
     shards,
+    simulate,
     spans,
     tokens,
     utilisation,
@@ -86,6 +87,7 @@ BENCHES: dict[str, Callable[[Plan], Result | list[Result]]] = {
     "files": files.run,
     "restart": restart.run,
     "held": held.run,
+    "simulate": simulate.run,
 }
 _QUICK_ROUNDS = 1
 _DEFAULT_ROUNDS = 5
