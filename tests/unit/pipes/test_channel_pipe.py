@@ -14,7 +14,7 @@ import pytest
 from feedd.channels.channel import Channel, Compression, Distribution, RecordWrapper
 from feedd.channels.epoch_list import EpochList
 from feedd.channels.job import Cluster
-from feedd.config import Config
+from feedd.config import load
 from feedd.daemon.signals import StopRequests
 from feedd.errors import BadRequest, BadSample, BadShard, CacheUnavailable, NotFound
 from feedd.pipes.channel_pipe import EpochEnding
@@ -244,7 +244,7 @@ async def test_a_folder_has_one_server(tmp_path: Path) -> None:
     async with serving(tmp_path / "ml", channel_at(tmp_path / "data")):
         plan = PipePlan(tmp_path / "ml", [channel_at(tmp_path / "data", "other")], Cluster(), 1 << 20)
         with pytest.raises(CacheUnavailable, match="no other feedd pipe serves"):
-            await serve_pipes(plan, Config(), StopRequests())
+            await serve_pipes(plan, load({}, {}).config, StopRequests())
 
 
 @pytest.mark.parametrize("url", ["nothing/", "manifest"])
