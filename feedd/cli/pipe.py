@@ -111,7 +111,7 @@ def pipe(
     log_level: LogLevelFlag = None,
     set_: SetFlag = None,
 ) -> None:
-    """Serve SageMaker's Pipe mode: a FIFO ROOT/input/data/CHANNEL_EPOCH for each epoch, until SIGTERM or SIGINT.
+    """Serve SageMaker's Pipe mode: a FIFO ROOT/input/data/CHANNEL_EPOCH per epoch, until SIGTERM or SIGINT.
 
     The bytes are those of SageMaker: the objects of the channel, one after the other, decompressed and wrapped if the
     channel says so. Training code reads them unmodified. A reader may close a FIFO early, come late, or skip epochs.

@@ -106,8 +106,7 @@ class _Gunzip:
             yield from self._feed(data[at : at + _IN_BYTES])
 
     def _feed(self, waiting: memoryview | bytes) -> Iterator[bytes]:
-        piece = b""
-        while len(waiting) or len(piece) == _OUT_BYTES:  # a full piece may not be all that the stream can give
+        while len(waiting):
             if self._stream.eof:
                 waiting = bytes(waiting).lstrip(b"\0")  # tapes pad files with zeros
                 if not waiting:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from feedd.channels.channel import Channel
 from feedd.channels.job import Cluster
-from feedd.config import Config
+from feedd.config import load
 from feedd.daemon.failures import single
 from feedd.daemon.signals import StopRequests
 from feedd.pipes.pipe_run import PipePlan, serve_pipes
@@ -56,7 +56,7 @@ async def serving(
     """
     stop = StopRequests()
     plan = PipePlan(root, channels, nodes or Cluster(), buffer_bytes)
-    task = asyncio.create_task(serve_pipes(plan, Config(), stop))
+    task = asyncio.create_task(serve_pipes(plan, load({}, {}).config, stop))
     try:
         first = root / "input" / "data" / f"{channels[0].name}_0"
         while not first.exists() and not task.done():  # noqa: ASYNC110 - as readers do
