@@ -147,6 +147,14 @@ class ObjectsFetcher:
         arrivals = _SpanArrivals(ref, sink, watch) if is_span(ref) else Arrivals(ref, sink, watch)
         await self._work_loop.run(lambda: self._plain.fetch_to(arrivals, spans))
 
+    async def fetch_members(self, refs: Sequence[ObjectRef], sink: RangeSink) -> None:
+        """Fill ``sink`` with objects of one store, each right behind the one before; length and ETag are verified.
+
+        Raises what ``ObjectStore.read_into`` raises, for the first object that fails.
+        """
+        members = _Members(refs, sink)
+        await self._work_loop.run(lambda: self._plain.fetch_to(members, members.spans))
+
 
 class _SpanArrivals(Arrivals):
     """A span of a large object being fetched; belongs to the work loop."""
@@ -158,15 +166,6 @@ class _SpanArrivals(Arrivals):
     def locate(self, span: ByteRange) -> tuple[ObjectRef, ByteRange]:
         """Return the object and the byte range that belong to ``span``."""
         return self._object, ByteRange(self._start + span.start, self._start + span.end)
-
-    async def fetch_members(self, refs: Sequence[ObjectRef], sink: RangeSink) -> None:
-        """Fill ``sink`` with objects of one store, each right behind the one before; length and ETag are verified.
-
-        Raises what ``ObjectStore.read_into`` raises, for the first object that fails.
-        """
-        members = _Members(refs, sink)
-        await self._work_loop.run(lambda: self._plain.fetch_to(members, members.spans))
-
 
 class _Members(Arrivals):
     """Objects that are fetched side by side into one sink.

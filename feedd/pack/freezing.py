@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from feedd.catalog.sources import Resolved
+    from feedd.catalog.url_listing import Resolved
     from feedd.dataset.packs import Packs
     from feedd.pack.pack_options import PackOptions
     from feedd.pack.packed_sample import ShardWriter
