@@ -167,6 +167,7 @@ class _SpanArrivals(Arrivals):
         """Return the object and the byte range that belong to ``span``."""
         return self._object, ByteRange(self._start + span.start, self._start + span.end)
 
+
 class _Members(Arrivals):
     """Objects that are fetched side by side into one sink.
 

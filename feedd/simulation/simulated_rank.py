@@ -88,7 +88,7 @@ class SimulatedRank:
 
     async def _make(self, at: Cursor, plan: BatchPlan) -> None:
         await self._read(plan)
-        self._prefetch_driver.made(at)
+        self._prefetch_driver.finished(at)
         self._prefetch_driver.widen()
         self._future(at).set_result(asyncio.get_running_loop().time())
 
