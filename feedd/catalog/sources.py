@@ -80,20 +80,7 @@ class Sources:
         self._heads = TurnGate(options.heads_in_flight)  # on the work loop, like the stores
         self._closed = False
         self._skipped_log = SkippedLog()
-        plain = RangeFetcher(
-            self.buckets.of,
-            ByteBudget(options.bytes_in_flight),
-            recorder,
-            FetchLimits(
-                options.part_size_bytes,
-                options.parts_in_flight,
-                verified=options.verify == "checksum",
-                writers=options.transfer_threads,
-                now_s=clock.monotonic_s,
-            ),
-            concurrency_of=lambda root: self.buckets.state(root).concurrency,
-            sizes_of=lambda root: self.buckets.state(root).sizes,
-        )
+        plain = _range_fetcher(self.buckets, options, recorder, clock)
         self._plain = plain
         self._book = PackBook(plain.turns)
         self._fetcher = ObjectsFetcher(plain, self._book, self.work_loop)
@@ -323,6 +310,24 @@ class Sources:
         await CPU.run(access.check_names, names, location.url)
         refs = await head_all(names, self._head, self._options.heads_in_flight)
         await CPU.run(taking.take_all_named, refs)
+
+
+def _range_fetcher(buckets: BucketStores, options: SourceOptions, recorder: Recorder, clock: Clock) -> RangeFetcher:
+    limits = FetchLimits(
+        options.part_size_bytes,
+        options.parts_in_flight,
+        verified=options.verify == "checksum",
+        writers=options.transfer_threads,
+        now_s=clock.monotonic_s,
+    )
+    return RangeFetcher(
+        buckets.of,
+        ByteBudget(options.bytes_in_flight),
+        recorder,
+        limits,
+        concurrency_of=lambda root: buckets.state(root).concurrency,
+        sizes_of=lambda root: buckets.state(root).sizes,
+    )
 
 
 def _permitted(urls: Sequence[str], allowance: Allowance | None, access: Access) -> list[UrlList]:
