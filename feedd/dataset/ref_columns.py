@@ -161,7 +161,8 @@ class RefColumns(Sequence[ObjectRef]):
         else:
             tags = itertools.chain.from_iterable(self._pieces(self._tags, ends))
             found ^= np.fromiter(map(_tag_hash, tags), np.int64, len(self))
-        found ^= np.fromiter(map(roots.__getitem__, self._kind_of), np.int64, len(self)) if len(roots) > 1 else roots[0]
+        several = len(roots) != 1
+        found ^= np.fromiter(map(roots.__getitem__, self._kind_of), np.int64, len(self)) if several else roots[0]
         return found
 
     def hash_of(self, ref: ObjectRef) -> int:
