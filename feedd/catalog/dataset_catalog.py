@@ -14,6 +14,7 @@ from feedd.access import EVERYTHING, Access
 from feedd.catalog.braces import Allowance
 from feedd.catalog.index_store import Indexes
 from feedd.catalog.label_fields import LabelledIndexes
+from feedd.catalog.large_objects import may_have_spans, with_spans
 from feedd.catalog.megatron_index import check_types, read_documents
 from feedd.catalog.object_heads import with_heads
 from feedd.catalog.record_idx import idx_sizes
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
 
 _Urls = tuple[tuple[str, ...], ...]
 """URLs of each source of a dataset."""
-_Wanted = tuple[_Urls, Cuts, Access]
+_Wanted = tuple[_Urls, Cuts, Access, int]
 
 _FRESH_S = 30.0  # ranks of one launch open within this time and share one listing
 _LISTINGS_KEPT = 16
@@ -65,10 +66,19 @@ class DatasetCatalog:
         readings: indexes as read from the shards; this class adds the listing's labels.
     """
 
-    def __init__(self, stages: Stages, group: asyncio.TaskGroup, learned: Learned) -> None:
+    def __init__(self, stages: Stages, group: asyncio.TaskGroup, learned: Learned, span_bytes: int = 0) -> None:
+        """Start empty.
+
+        Args:
+            stages: the open stages.
+            group: owns shared work.
+            learned: counts that earlier reads told.
+            span_bytes: least size of the spans of large objects; 0: all objects are read whole.
+        """
         self.readings = Indexes(stages, group)
         self._stages = stages
         self._learned = learned
+        self._span_bytes = span_bytes
         # By URLs and content, so that a run that began before a dataset grew finds its older listing.
         self._listings: dict[tuple[_Wanted, bytes], Listing] = {}
         self._listing_flight: SingleFlight[_Wanted, Listing] = SingleFlight(group)
@@ -80,7 +90,13 @@ class DatasetCatalog:
         return await self.mixed((urls,), known, EVERYTHING)
 
     async def mixed(
-        self, sources: _Urls, known: Callable[[Listing], bool] | None, access: Access = EVERYTHING, cuts: Cuts = ()
+        self,
+        sources: _Urls,
+        known: Callable[[Listing], bool] | None,
+        access: Access = EVERYTHING,
+        cuts: Cuts = (),
+        *,
+        whole: bool = False,
     ) -> Listing:
         """Return one listing of several sources, one after another; otherwise like ``listing``.
 
@@ -89,8 +105,9 @@ class DatasetCatalog:
             known: whether a listing is the run's; called in a thread. None: the run begins.
             access: what the caller may read; listings are shared only by callers who may read the same.
             cuts: how each source's files of tokens are split; empty: there are no such files.
+            whole: read large objects whole, as runs did before objects had spans.
         """
-        wanted = sources, cuts, access
+        wanted = sources, cuts, access, 0 if whole else self._span_bytes
         cached = {name: listing for name, listing in self._listings.items() if name[0] == wanted}
         if cached and known is not None:  # checking ``known`` may take as long as the listing is
             found = await CPU.run(lambda: next((one for one in cached.items() if known(one[1])), None))
@@ -127,7 +144,7 @@ class DatasetCatalog:
     @contextlib.contextmanager
     def started(self, sources: _Urls, access: Access, cuts: Cuts = ()) -> Iterator[None]:
         """Start listing, inside the context, for a following call of ``mixed``, unless a listing is held."""
-        wanted = sources, cuts, access
+        wanted = sources, cuts, access, self._span_bytes
         if any(name[0] == wanted for name in self._listings):
             yield
             return
@@ -215,22 +232,25 @@ class DatasetCatalog:
 
     async def _list(self, wanted: _Wanted, backs: tuple[int, ...] = ()) -> Listing:
         """List a dataset; of frozen manifests, ``backs`` says how many versions before the newest to take."""
-        sources, cuts, access = wanted
+        sources, cuts, access, span_bytes = wanted
         resolve = partial(self._stages.sources.resolve_all, access=access, allowance=Allowance())
         cut = [one is not None for one in cuts] or [False] * len(sources)  # a .npy file of tokens is a shard
         each = zip(sources, cut, backs or (0,) * len(sources), strict=True)
         resolved = await run_all(resolve(urls, shards=shards, back=back) for urls, shards, back in each)
-        listing = await self._frozen(resolved, cuts) or await self._listed(resolved, cuts)
+        listing = await self._frozen(resolved, cuts, span_bytes) or await self._listed(resolved, cuts, span_bytes)
         if any(backs):
             listing.listed_s = -math.inf  # only for the run that began with it
         return await self._keep(wanted, listing)
 
-    async def _frozen(self, resolved: Sequence[Resolved], cuts: Cuts) -> Listing | None:
+    async def _frozen(self, resolved: Sequence[Resolved], cuts: Cuts, span_bytes: int) -> Listing | None:
         """Return the listing of one frozen manifest, or None if the objects need a look of their own."""
         only = resolved[0].only if len(resolved) == 1 and not any(cuts) else None
-        return None if only is None else await CPU.run(only.listing, self._stages.clock.monotonic_s())
+        if only is None:
+            return None
+        listing = await CPU.run(only.listing, self._stages.clock.monotonic_s())
+        return None if listing is None or await CPU.run(may_have_spans, listing, span_bytes) else listing
 
-    async def _listed(self, resolved: Sequence[Resolved], cuts: Cuts) -> Listing:
+    async def _listed(self, resolved: Sequence[Resolved], cuts: Cuts, span_bytes: int) -> Listing:
         firsts = tuple(itertools.accumulate((len(one.refs) for one in resolved[:-1]), initial=0))
         whole = await CPU.run(_joined, resolved, firsts)
         refs = await with_heads(self._stages.sources, whole.refs, whole.named, firsts, cuts)
@@ -242,6 +262,8 @@ class DatasetCatalog:
         told = await CPU.run(_with_frozen, told, whole)
         if any(cuts):
             told = await self._with_token_windows(whole, firsts, cuts, told)
+        listing.formats = told.formats
+        listing, told = await with_spans(self._stages.sources, listing, told, span_bytes)
         listing.formats, listing.passed_over = told.formats, whole.passed_over.with_reasons(told.left_out)
         listing.frozen = whole.frozen
         listing.counts = await CPU.run(self._learned.known, listing.refs, listing.format_of)
@@ -283,7 +305,8 @@ class DatasetCatalog:
         if shard in view.learned:
             return
         view.field_names.add(view.listing.source_of(shard), shard, index.fields, index.unread)
-        self._learned.note(view.refs[shard], index.sample_count, view.listing.format_of(shard))
+        if shard not in view.listing.spans:  # of spans, every listing tells the count
+            self._learned.note(view.refs[shard], index.sample_count, view.listing.format_of(shard))
         try:
             view.learn(shard, index.sample_count)
         except ObjectChanged:

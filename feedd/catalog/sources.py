@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from feedd.dataset.packs import Packs
     from feedd.fetch.fetch_options import SourceOptions
     from feedd.flow.loop_thread import WorkLoop
-    from feedd.protocols import Clock, ObjectStore, Recorder, SpanFetcher
+    from feedd.protocols import Clock, ObjectStore, Recorder
     from feedd.values import ObjectRef
 
 
@@ -80,19 +80,7 @@ class Sources:
         self._heads = TurnGate(options.heads_in_flight)  # on the work loop, like the stores
         self._closed = False
         self._skipped_log = SkippedLog()
-        plain = RangeFetcher(
-            self.buckets.of,
-            ByteBudget(options.bytes_in_flight),
-            recorder,
-            FetchLimits(
-                options.part_size_bytes,
-                options.parts_in_flight,
-                verified=options.verify == "checksum",
-                writers=options.transfer_threads,
-            ),
-            concurrency_of=lambda root: self.buckets.state(root).concurrency,
-            sizes_of=lambda root: self.buckets.state(root).sizes,
-        )
+        plain = _range_fetcher(self.buckets, options, recorder, clock)
         self._plain = plain
         self._book = PackBook(plain.turns)
         self._fetcher = ObjectsFetcher(plain, self._book, self.work_loop)
@@ -129,7 +117,7 @@ class Sources:
         return Scheduled(scheduler.waiting_count, scheduler.waiting_bytes, scheduler.in_flight_count)
 
     @property
-    def fetcher(self) -> SpanFetcher:
+    def fetcher(self) -> ObjectsFetcher:
         """The fetcher for objects of any store, by their root."""
         return self._fetcher
 
@@ -164,8 +152,8 @@ class Sources:
     ) -> Resolved:
         """Find the current versions of the objects that ``urls`` name, in order; duplicates stay.
 
-        A URL is a prefix (``s3://bucket/train/``), an object, a directory (``file:///data``, ``/data``), or a
-        manifest (``manifest+s3://bucket/x.manifest``). A URL that equals an object's key names only that object. A URL
+        A URL is a prefix (``s3://bucket/train/``), an object, a directory (``file:///data``, ``/data``), or a manifest
+        (``manifest+s3://bucket/x`` or ``augmented+``). A URL that equals an object's key names only that object. A URL
         with braces or ``::`` is a list of URLs (``catalog.braces``), unless an object has exactly this name. A folder
         with a frozen manifest (``frozen+s3://bucket/train/``) is not listed: see ``catalog.frozen``.
 
@@ -310,10 +298,36 @@ class Sources:
         if ref.size_bytes > MANIFEST_BYTES_MAX:
             message = f"expected a manifest of at most {MANIFEST_BYTES_MAX} bytes, got {ref.size_bytes}"
             raise BadRequest(message, object=location.url, stage="source")
+        if location.augmented:
+            from feedd.catalog.augmented_manifest import parse_lines  # noqa: PLC0415 - most runs have no such manifest
+
+            found = await self.texts.parse(ref, functools.partial(parse_lines, url=location.url))
+            await CPU.run(access.check_names, found.names, location.url)
+            heads = head_all(found.names, self._head_if_there, self._options.heads_in_flight)
+            taking.take_packs(await found.packs(ref, heads))
+            return
         names = await self.texts.parse(ref, functools.partial(names_in, url=location.url))
         await CPU.run(access.check_names, names, location.url)
         refs = await head_all(names, self._head, self._options.heads_in_flight)
         await CPU.run(taking.take_all_named, refs)
+
+
+def _range_fetcher(buckets: BucketStores, options: SourceOptions, recorder: Recorder, clock: Clock) -> RangeFetcher:
+    limits = FetchLimits(
+        options.part_size_bytes,
+        options.parts_in_flight,
+        verified=options.verify == "checksum",
+        writers=options.transfer_threads,
+        now_s=clock.monotonic_s,
+    )
+    return RangeFetcher(
+        buckets.of,
+        ByteBudget(options.bytes_in_flight),
+        recorder,
+        limits,
+        concurrency_of=lambda root: buckets.state(root).concurrency,
+        sizes_of=lambda root: buckets.state(root).sizes,
+    )
 
 
 def _permitted(urls: Sequence[str], allowance: Allowance | None, access: Access) -> list[UrlList]:

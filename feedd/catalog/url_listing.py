@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Self
 from feedd.catalog.ignored_objects import IgnoredKeys
 from feedd.catalog.object_grouper import Grouped, ObjectGrouper
 from feedd.catalog.table_roots import refuse_root
+from feedd.dataset.pack_names import marks_in, unfinished
 from feedd.dataset.passed_over import PassedOver
 from feedd.dataset.sidecars import is_sidecar
 from feedd.dataset.splits import with_one_split
+from feedd.errors import Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -84,7 +86,9 @@ class UrlListing:
         self.frozen: Frozen | None = None
         self._gatherings: list[ObjectGrouper] = []
         self._listed: list[ObjectRef] = []
+        self._packs: Packs | None = None
         self._is_listed = False  # False for lists and manifests, whose objects the user named explicitly
+        self._marks: list[str] = []  # plans and manifests of feedd pack
         self._base = ""
         self.within(location.key)
 
@@ -101,6 +105,7 @@ class UrlListing:
         """
         self._is_listed = True
         refuse_root(page, self._prefix, self._ignored)
+        self._marks += marks_in(ref.key for ref in page)
         if not self._gatherings:
             self._gatherings.append(ObjectGrouper(self._base, shards=self._named, ignored=self._ignored))
         self._take(page)
@@ -126,13 +131,30 @@ class UrlListing:
         """Add objects of one store that URLs name, in their order; they are grouped later, and none is ignored."""
         self._listed = refs
 
+    def take_packs(self, packs: Packs) -> None:
+        """Take the packs of an augmented manifest, which is the whole URL."""
+        self._packs = packs
+
     @property
     def passed_over(self) -> PassedOver:
         """The objects that a frozen manifest left out."""
         return PassedOver() if self.frozen is None else self.frozen.passed_over
 
     def grouped(self) -> list[Grouped]:
-        """Return the shards and packs; takes long for millions of objects."""
+        """Return the shards and packs; takes long for millions of objects.
+
+        Raises:
+            Unsupported: ``feedd pack`` has not finished writing the shards.
+        """
+        if plan := unfinished(self._marks):
+            raise Unsupported(
+                "expected a complete pack, got one without its manifest: feedd pack has not written all shards",
+                object=f"{self.location.root}{'' if plan.startswith('/') else '/'}{plan}",
+                hint="wait until feedd pack ends; if it was stopped, run it again",
+                stage="source",
+            )
+        if self._packs is not None:
+            return [Grouped(self._packs.refs, self._packs)]
         if self.frozen is not None and not self.count:
             for page in self.frozen.pages():
                 self.take(page)

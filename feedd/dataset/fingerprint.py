@@ -12,7 +12,7 @@ from feedd.dataset.ref_columns import RefColumns
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from feedd.values import ObjectRef
+    from feedd.values import FieldRecipe, ObjectRef
 
 Runs = tuple[tuple[str, int], ...]
 """Texts in sequence, each with its number of repetitions."""
@@ -72,6 +72,14 @@ def fingerprint(listing: bytes, facts: Mapping[str, object], columns: Mapping[st
             digest.update(_json(fact))
     digest.update(b"}" if mark == b"," else b"{}")
     return digest.digest()
+
+
+def recipe_facts(recipes: Sequence[FieldRecipe]) -> list[object]:
+    """Return the facts of a recipe that decide the content of a batch."""
+    return [
+        [recipe.name, list(recipe.sources), recipe.codec, recipe.params, *([recipe.pad] if recipe.pad else [])]
+        for recipe in recipes
+    ]
 
 
 def _update(digest: hashlib.blake2b, runs: Runs) -> None:

@@ -10,8 +10,9 @@ import numpy as np
 
 from feedd.dataset.assignment import Partitioning
 from feedd.dataset.field_names import FieldNames
-from feedd.dataset.fingerprint import fingerprint, listing_digest, runs_of
+from feedd.dataset.fingerprint import fingerprint, listing_digest, recipe_facts, runs_of
 from feedd.dataset.index_file import folder_of
+from feedd.dataset.object_spans import is_span
 from feedd.dataset.passed_over import PassedOver
 from feedd.dataset.ref_columns import RefColumns, ShardNumbers
 from feedd.dataset.sharding import balance
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from feedd.conversion import Conversion
     from feedd.dataset.assignment import Assignment
     from feedd.dataset.fingerprint import Runs
+    from feedd.dataset.object_spans import Span
     from feedd.dataset.packs import Packs
     from feedd.open_spec import OrderSpec
     from feedd.values import FieldRecipe, ObjectRef
@@ -63,6 +65,7 @@ class Listing:
         passed_over: listed objects that are ignored.
         idx_bytes: size of MXNet's ``.idx`` next to record shards, by dataset index.
         frozen: the versions of frozen manifests that list the objects; empty: stores listed them.
+        spans: samples of the shards that are spans of large objects, by dataset index.
     """
 
     refs: Sequence[ObjectRef]
@@ -81,6 +84,7 @@ class Listing:
     passed_over: PassedOver = field(default_factory=PassedOver)
     idx_bytes: Mapping[int, int] = field(default_factory=dict)
     frozen: tuple[ObjectRef, ...] = ()
+    spans: Mapping[int, Span] = field(default_factory=dict)
     _as_listed: DatasetView | None = field(default=None, repr=False)
     _counts_apart: dict[tuple[str, ...], dict[int, int]] = field(default_factory=dict, repr=False)
     _view_names: dict[tuple[str, ...], FieldNames] = field(default_factory=dict, repr=False)
@@ -356,14 +360,7 @@ def _twins(listing: Listing, refs: Sequence[ObjectRef]) -> NDArray[np.int64] | N
     """Search for objects that several sources share; a single source lists each object once."""
     if len(listing.firsts) == 1:
         return None
-    first: dict[tuple[str, str, Conversion | None], int] = {}
-    found = [first.setdefault((ref.root, ref.key, ref.conversion), number) for number, ref in enumerate(refs)]
+    first: dict[tuple[str, str, str, Conversion | None], int] = {}
+    names = ((ref.root, ref.key, ref.etag if is_span(ref) else "", ref.conversion) for ref in refs)
+    found = [first.setdefault(name, number) for number, name in enumerate(names)]
     return np.array(found, dtype=np.int64) if len(first) < len(refs) else None
-
-
-def recipe_facts(recipes: Sequence[FieldRecipe]) -> list[object]:
-    """Return the facts of a recipe that decide the content of a batch."""
-    return [
-        [recipe.name, list(recipe.sources), recipe.codec, recipe.params, *([recipe.pad] if recipe.pad else [])]
-        for recipe in recipes
-    ]

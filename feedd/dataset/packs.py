@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from feedd.shard_index import ShardIndex
+
 TAG_BYTES = 16
 """Size of an MD5 sum, which most etags are."""
 
@@ -79,6 +81,20 @@ class Members:
         tag = unpacked_tag(self.tags[start : int(self.tag_ends[number])])
         return ObjectRef(self.root, self.key(number), int(self.sizes[number]), tag)
 
+    def offset(self, number: int) -> int:  # noqa: ARG002 - objects of manifests differ
+        """Return the offset in its ref at which one object begins: 0, because the object is the whole ref."""
+        return 0
+
+
+def texts_at(
+    blob: bytes | bytearray, ends: NDArray[np.int64], numbers: NDArray[np.int64]
+) -> tuple[bytes, NDArray[np.int64]]:
+    """Return some of many concatenated texts, concatenated in another order, and the end of each."""
+    starts = np.concatenate(([0], ends[:-1]))[numbers].tolist()
+    view = memoryview(blob)
+    pieces = [view[start:end] for start, end in zip(starts, ends[numbers].tolist(), strict=True)]
+    return b"".join(pieces), np.cumsum(np.fromiter(map(len, pieces), np.int64, len(pieces)))
+
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Packs:
@@ -122,6 +138,28 @@ class Packs:
         """Return the samples of a pack, among all samples."""
         low = int(self.members.sample[self.firsts[number]])
         return slice(low, low + self.counts[number])
+
+    @property
+    def has_texts(self) -> bool:
+        """Whether all samples of a pack need its object 0, the text of a manifest's lines."""
+        return False
+
+    def objects_of(self, number: int, samples: NDArray[np.int64]) -> set[int]:
+        """Return which objects of a pack hold some of its samples.
+
+        Args:
+            number: index of the pack.
+            samples: int64[n], ordinals within the pack.
+        """
+        span = self.span(number)
+        if self.counts[number] == len(span):  # one object per sample
+            return set(samples.tolist())
+        of = self.members.sample[span.start : span.stop] - self.members.sample[span.start]
+        return set(np.flatnonzero(np.isin(of, samples)).tolist())
+
+    def own_index(self, number: int) -> ShardIndex | None:  # noqa: ARG002 - packs of lines differ
+        """Return the index of a pack whose table does not tell the fields; None: its table does."""
+        return None
 
     def empty_objects(self, number: int) -> list[int]:
         """Return the objects of a pack that have no bytes, numbered from 0 in the pack."""
