@@ -126,7 +126,11 @@ def _key(view: DatasetView, shard: int) -> _Key:
 async def _index_of_pack(view: DatasetView, ref: ObjectRef) -> ShardIndex:
     """Return the index that the pack itself would give, from the listing."""
     packs, number = next((one, number) for one in view.listing.packs if (number := one.find(ref)) is not None)
-    return await off_loop(lambda: index_of(packs.table(number)), len(packs.span(number)) * _INDEXED_BYTES)
+
+    def read() -> ShardIndex:
+        return packs.own_index(number) or index_of(packs.table(number))
+
+    return await off_loop(read, len(packs.span(number)) * _INDEXED_BYTES)
 
 
 async def _index_of_span(view: DatasetView, shard: int) -> ShardIndex:

@@ -49,7 +49,7 @@ async def spans_of(sources: Sources, listing: Listing, span_bytes: int) -> dict[
         BadShard: a large object contradicts its format or its recipe.
         ObjectChanged, NotFound, PermissionDenied, StoreUnavailable: the store's answer about a large object.
     """
-    numbers = _large(listing, span_bytes) if span_bytes else {}
+    numbers = _large(listing, span_bytes)
     found: dict[int, Spans] = {}
 
     async def one(number: int, format_name: str) -> None:
@@ -86,9 +86,16 @@ async def with_spans(
     return await CPU.run(_spread, listing, told, spans)
 
 
+def may_have_spans(listing: Listing, span_bytes: int) -> bool:
+    """Whether an object is large enough for spans, and has a format that allows them; takes long if there are many."""
+    return bool(_large(listing, span_bytes))
+
+
 def _large(listing: Listing, span_bytes: int) -> dict[int, str]:
     """Return the formats of the objects that may have several spans, by index; microseconds for each large object."""
     found: dict[int, str] = {}
+    if not span_bytes:
+        return found
     for number in np.flatnonzero(listing.sizes >= _LEAST * span_bytes).tolist():
         ref = listing.refs[number]
         name = listing.format_of(number) or (_NPY if ref.key.lower().endswith(".npy") else "")

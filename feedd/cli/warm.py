@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 
 def warm(
-    urls: Annotated[list[str], typer.Argument(metavar="URL", help="s3://bucket/prefix/, objects or manifest+s3://…")],
+    urls: Annotated[
+        list[str],
+        typer.Argument(metavar="URL", help="s3://bucket/prefix/, objects, manifest+s3://… or augmented+s3://…"),
+    ],
     nodes: Annotated[int, typer.Option("--nodes", min=1, max=65536, help="Number of nodes that share the data.")] = 1,
     node_rank: Annotated[
         int | None, typer.Option("--node-rank", min=0, help="The node whose assignment to fetch, as in feedd plan.")

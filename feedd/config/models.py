@@ -181,6 +181,14 @@ class ShuffleConfig(Section):
     window_shards: int = Field(4, ge=1, description="shards whose samples are mixed, if the client names no window")
 
 
+class SagemakerConfig(Section):
+    """The job whose channels clients may name: ``channel://train``."""
+
+    root: Path | None = Field(
+        None, description="folder with input/config of the job; default: $SAGEMAKER_BASE_DIR, or else /opt/ml"
+    )
+
+
 class QuarantineConfig(Section):
     """The file that lists bad samples, for trainers with bad_samples="quarantine"."""
 
@@ -322,6 +330,7 @@ class Config(Section):
     decode: DecodeConfig = _section(DecodeConfig)
     arena: ArenaConfig = _section(ArenaConfig)
     shuffle: ShuffleConfig = _section(ShuffleConfig)
+    sagemaker: SagemakerConfig = _section(SagemakerConfig)
     quarantine: QuarantineConfig = _section(QuarantineConfig)
     tls: TlsConfig = _section(TlsConfig)
     security: SecurityConfig = _section(SecurityConfig)

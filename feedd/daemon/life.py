@@ -27,6 +27,7 @@ from feedd.daemon.failures import single
 from feedd.daemon.heartbeat import beat, beat_of_fetches
 from feedd.daemon.node_page import NodePage, page_access
 from feedd.daemon.notify import Notifier
+from feedd.daemon.object_files import ReadObjects
 from feedd.daemon.process_tree import Holders
 from feedd.daemon.signals import StopRequests, handled
 from feedd.daemon.stage_watch import StageWatch
@@ -188,6 +189,7 @@ async def _open(
         log=_log_lines,
         bad_samples=lambda: _bad_sample_rows(pipeline, life.clock),
         cache_folders=CacheFolders(pipeline.cache.entries, life.clock).rows,
+        files=ReadObjects(pipeline.stages.sources, pipeline.cache, config.access_rules),
     )
     server = FeedServer(pipeline, _serve_options(life), life.recorder, life.clock, hooks)
     await stack.enter_async_context(server)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
     from feedd.cache.cache_report import CacheStats
-    from feedd.catalog.sources import Resolved
+    from feedd.catalog.url_listing import Resolved
     from feedd.config import Config
     from feedd.formats.tokens import TokenWindows
     from feedd.protocols import Clock, Recorder

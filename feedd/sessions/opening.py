@@ -27,7 +27,7 @@ from feedd.errors import NotFound, ObjectChanged, Unsupported
 from feedd.flow.arena import Arena
 from feedd.flow.memory import ArenaBudget
 from feedd.flow.open_progress import enter_stage
-from feedd.flow.pools import CPU
+from feedd.flow.pools import CPU, LOCAL_FILES
 from feedd.flow.tasks import both
 from feedd.notices import NoticeKind, notices_of, summed
 from feedd.ordering.sorted_windows import SortedWindows
@@ -113,6 +113,10 @@ class Pipeline:
             BadShard: the first shard does not have the format that its name states.
             ResourceExhausted: there is no memory for the arena.
         """
+        if any(url.startswith("channel://") for url in spec.data.urls):
+            from feedd.catalog.channel_urls import with_channel  # noqa: PLC0415 - only jobs of SageMaker have channels
+
+            spec = await LOCAL_FILES.run(with_channel, spec, self._options.channel_root)
         access = self._options.access_rules.of(spec.owner)
         request = await CPU.run(Request.of, spec, self._options.window_shards, access)  # weights are many fractions
         self.stages.pool.prepare(itertools.chain.from_iterable(request.wanted))
@@ -130,13 +134,10 @@ class Pipeline:
     async def _listing(self, request: Request) -> Listing:
         """Return the listing of a request; of a run that began before large objects had spans, without spans."""
         expected = request.spec.session.expect_fingerprint
-
-        def known(held: Listing) -> bool:
-            return request.fingerprint(held) == expected
-
+        known = (lambda held: request.fingerprint(held) == expected) if expected else None
         wanted = request.sources, known, request.access, request.cuts
         listing = await self.catalog.mixed(*wanted)
-        if not expected or not listing.spans or await CPU.run(known, listing):
+        if known is None or not listing.spans or await CPU.run(known, listing):
             return listing
         whole = await self.catalog.mixed(*wanted, whole=True)
         return whole if await CPU.run(known, whole) else listing

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 BUCKET = "bench"
 _LAYOUT_VERSION = 2  # changes whenever pictures or layout do, so that an old folder is never taken for a new one
-_PEER_WRITERS = {"mds": "tests.bench.arms.write_mds", "litdata": "tests.bench.arms.write_litdata"}
+PEER_WRITERS = {"mds": "tests.bench.arms.write_mds", "litdata": "tests.bench.arms.write_litdata"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +94,11 @@ def _make_tars(folder: Path, shape: Shape) -> None:
             job.result()
 
 
-def _make_peer_format(form: str, source: Path, target: Path, shape: Shape, peers: Peers) -> None:
-    settings = {"source": str(source), "target": str(target), "limit_bytes": shape.shard_limit_bytes}
+def make_peer_format(form: str, source: Path, target: Path, limit_bytes: int, peers: Peers) -> None:
+    """Write the samples of the tar shards in ``source`` in a peer's own format, with shards of that many bytes."""
+    settings = {"source": str(source), "target": str(target), "limit_bytes": limit_bytes}
     subprocess.run(
-        [peers.python, "-m", _PEER_WRITERS[form], json.dumps(settings)],
+        [peers.python, "-m", PEER_WRITERS[form], json.dumps(settings)],
         cwd=ROOT,
         env={**os.environ, **peers.environment},
         check=True,
@@ -115,7 +116,7 @@ def prepare(shape: Shape, peers: Peers | None) -> Data:
     """Return the data set, making what is missing of it."""
     name = "-".join(str(value) for value in (_LAYOUT_VERSION, *asdict(shape).values()))
     root = data_folder() / name
-    wanted = ("tar", *_PEER_WRITERS) if peers else ("tar",)
+    wanted = ("tar", *PEER_WRITERS) if peers else ("tar",)
     for form in wanted:
         target = root / BUCKET / form
         if target.exists():
@@ -126,7 +127,7 @@ def prepare(shape: Shape, peers: Peers | None) -> Data:
         if form == "tar":
             _make_tars(partial, shape)
         elif peers is not None:
-            _make_peer_format(form, root / BUCKET / "tar", partial, shape, peers)
+            make_peer_format(form, root / BUCKET / "tar", partial, shape.shard_limit_bytes, peers)
         target.parent.mkdir(exist_ok=True)
         partial.rename(target)  # only a whole format ever has its final name
     return Data(root, shape, wanted)

@@ -8,6 +8,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from tests.bench.arms.accelerator import train
 from tests.bench.procs import stolen_s, tree_cpu_s
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ def consume(
     Args:
         loader: the contender; ``iter`` is called once, inside the measured time.
         to_pair: takes images and labels out of its batch.
-        settings: the arm's; ``sample_count`` and ``stop_after`` (0: the whole epoch) are read.
+        settings: the arm's; ``sample_count`` and ``stop_after`` (0: the whole epoch) are read. With ``step_s`` each
+            batch takes an accelerator's time: see ``accelerator.train``.
         clocks: CPU clocks in seconds, by name; the line gets ``<name>_us``, microseconds of each for a sample.
         facts: said in the line as they are: look-ahead as configured, decoder, ...
     """
@@ -53,6 +55,9 @@ def consume(
         sys.stdout.flush()
         assert sys.stdin.readline() == GO, "expected a word to begin, got none"
     touch(settings.get("touched_bytes", 0))
+    if "step_s" in settings:
+        train(loader, to_pair, settings)
+        return
     clocks = clocks or {}
     spent_s = {name: clock() for name, clock in clocks.items()}
     cpu_s, taken_s, begin_s = tree_cpu_s(), stolen_s(), time.perf_counter()

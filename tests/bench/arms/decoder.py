@@ -42,6 +42,18 @@ def decode_usual(data: bytes | memoryview) -> NDArray[np.uint8]:
     return np.asarray(image.crop((left, top, left + SIDE, top + SIDE)))
 
 
+def take_record(data: bytes | memoryview) -> NDArray[np.uint8]:
+    """Return the bytes themselves, as an array that shares their memory."""
+    return np.frombuffer(data, np.uint8)
+
+
+_DECODERS: dict[str, Callable[[bytes | memoryview], NDArray[np.uint8]]] = {
+    "same": decode_picture,
+    "usual": decode_usual,
+    "record": take_record,
+}
+
+
 def decoder(settings: dict[str, Any]) -> Callable[[bytes | memoryview], NDArray[np.uint8]]:
-    """Return the way of decoding an arm was told: ``same`` for all, unless it says ``usual``."""
-    return decode_usual if settings.get("decoder") == "usual" else decode_picture
+    """Return the way of decoding that an arm's settings name: ``same`` for all, unless they name another."""
+    return _DECODERS[settings.get("decoder", "same")]

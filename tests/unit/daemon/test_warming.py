@@ -17,7 +17,7 @@ import pytest
 from feedd.cache.cache_options import CacheOptions
 from feedd.cache.caches import DiskCache
 from feedd.cache.entry_layout import disk_bytes
-from feedd.catalog.sources import Resolved, Sources
+from feedd.catalog.sources import Sources
 from feedd.catalog.stages import PipelineOptions
 from feedd.clock import SystemClock
 from feedd.converting.conversion_log import ConversionLog
@@ -38,6 +38,7 @@ from tests.fakes.thread_worker import cheap_workers
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from feedd.catalog.url_listing import Resolved
     from feedd.values import ShardFile
 
 SIZE = 5000
