@@ -208,6 +208,7 @@ class Endpoint:
         _hold_grpc(self.pid)
         self._channel = _channel(address)
         self.stub: Any = stubs.FeedStub(self._channel)  # type: ignore[no-untyped-call]  # generated code has no types
+        self.files: Any = stubs.FilesStub(self._channel)  # type: ignore[no-untyped-call]  # generated code has no types
         self._ticket: shm.Ticket | None = None
 
     @property
@@ -221,7 +222,7 @@ class Endpoint:
         Raises:
             FeedError: the error of the daemon or of the transport.
         """
-        self._renew_ticket(timeout_s)
+        self.renew_ticket(timeout_s)
         opened: pb.OpenResponse
         try:
             with telling_why(self.stub, request, self.address.text):
@@ -230,7 +231,7 @@ class Endpoint:
             raise translate(error, self.address) from None
         return opened
 
-    def _renew_ticket(self, timeout_s: float) -> None:
+    def renew_ticket(self, timeout_s: float) -> None:
         """Get a ticket of the daemon that listens now, because tickets end with their daemon."""
         if self.address.uds_path is not None:
             former, self._ticket = self._ticket, shm.Ticket(f"{self.address.uds_path}{ARENA_SUFFIX}", timeout_s)

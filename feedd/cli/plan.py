@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from feedd.catalog.sidecar_counts import SidecarCounts
-    from feedd.catalog.sources import Resolved
+    from feedd.catalog.url_listing import Resolved
     from feedd.config import Config
     from feedd.values import ObjectRef
 

@@ -15,7 +15,8 @@ _MODEL = "Simulation: store and machine, for --simulate"
 _DATA = "Simulation: data that does not exist, instead of URL"
 
 UrlsArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="URL", help="s3://bucket/prefix/, objects or manifest+s3://…")
+    list[str] | None,
+    typer.Argument(metavar="URL", help="s3://bucket/prefix/, objects, manifest+s3://… or augmented+s3://…"),
 ]
 NodesFlag = Annotated[int, typer.Option("--nodes", min=1, max=65536, help="Number of nodes that share the data.")]
 ShardingFlag = Annotated[str, typer.Option("--sharding", help="key, size or replicated; with --simulate also sample.")]

@@ -38,7 +38,8 @@ _CLIENTS = {
     "FEEDD_TLS_CERT",
     "FEEDD_TLS_KEY",
 }
-_NOT_OPTIONS = _CLIENTS | {ENV_FILE, "FEEDD_DEBUG", "FEEDD_LANE_SUPERVISOR"}  # of the command, not of the daemon
+# Of commands, not of the daemon.
+_NOT_OPTIONS = _CLIENTS | {ENV_FILE, "FEEDD_CHANNELS", "FEEDD_DEBUG", "FEEDD_LANE_SUPERVISOR"}
 # Kubernetes sets these in every pod that can see a Service named feedd.
 _SERVICE_LINK = re.compile(r"FEEDD_(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_\d+_(TCP|UDP|SCTP)(_.*)?)?)")
 

@@ -27,6 +27,7 @@ from feedd.daemon.failures import single
 from feedd.daemon.heartbeat import beat, beat_of_fetches
 from feedd.daemon.node_page import NodePage, page_access
 from feedd.daemon.notify import Notifier
+from feedd.daemon.object_files import ReadObjects
 from feedd.daemon.process_tree import Holders
 from feedd.daemon.signals import StopRequests, handled
 from feedd.daemon.stage_watch import StageWatch
@@ -180,12 +181,15 @@ async def _open(
         cache_entries=lambda: _cache_rows(pipeline),
         cache_state=lambda: cache_state(config.cache, pipeline.cache),
         cache_remove=lambda pattern: cache_remove(pipeline.cache, pattern),
-        warm=Warmer(pipeline.stages.sources, pipeline.cache, WarmBounds.of(config), config.access_rules).warm,
+        warm=Warmer(
+            pipeline.stages.sources, pipeline.cache, WarmBounds.of(config), config.access_rules, config.fetch.span_size
+        ).warm,
         drain=lambda grace_s: life.requests.ask("admin", grace_s),
         on_holders=holders.on_change if holders else None,
         log=_log_lines,
         bad_samples=lambda: _bad_sample_rows(pipeline, life.clock),
         cache_folders=CacheFolders(pipeline.cache.entries, life.clock).rows,
+        files=ReadObjects(pipeline.stages.sources, pipeline.cache, config.access_rules),
     )
     server = FeedServer(pipeline, _serve_options(life), life.recorder, life.clock, hooks)
     await stack.enter_async_context(server)

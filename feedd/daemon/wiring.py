@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from feedd.config import Config
     from feedd.converting.converter import Make
     from feedd.flow.trace_log import TraceLog
-    from feedd.protocols import Clock, Recorder, ShardFetcher
+    from feedd.protocols import Clock, Recorder, ShardFetcher, SpanFetcher
 
 
 _log = structlog.get_logger(__name__)
@@ -110,7 +110,7 @@ def node_converter(
     config: Config, sources: Sources, make: Make, recorder: Recorder, traces: TraceLog | None = None
 ) -> Converter:
     """Return the converter: it uses all workers but one, and makes no shard larger than half of the cache."""
-    fetcher = sources.fetcher
+    fetcher: SpanFetcher = sources.fetcher
     if traces is not None:
         from feedd.fetch.tracing_store import TracingFetcher  # noqa: PLC0415 - only while tracing is on
 
@@ -234,6 +234,8 @@ async def open_pipeline(
         ready_bytes=ready_bytes(config),
         readahead_bytes=readahead_bytes(config.fetch.bytes_in_flight, config.cache.size),
         access_rules=rules,
+        channel_root=config.sagemaker.root,
+        span_bytes=config.fetch.span_size,
         arena_per_owner_bytes=config.limits.arena_per_owner or (config.arena.size // 4 * 3 if config.shared else 0),
     )
     async with AsyncExitStack() as stack:

@@ -120,13 +120,6 @@ class RangeFetcher:
             fetch_count += 1
             spans = await arrivals.damaged(self._recorder, fetch_count)
 
-    async def fetch_spans(
-        self, ref: ObjectRef, spans: Sequence[ByteRange], sink: RangeSink, watch: FetchWatch | None = None
-    ) -> None:
-        """Fill spans of ``target``; see ``SpanFetcher.fetch_spans``."""
-        assert sink.size_bytes == ref.size_bytes, "the sink must be exactly as long as the object"
-        await self.fetch_to(Arrivals(ref, sink, watch), spans)
-
     async def fetch_to(self, arrivals: Arrivals, spans: Sequence[ByteRange]) -> None:
         """Fill spans of ``arrivals``, each from the object that belongs there; checksums are not verified.
 
@@ -145,7 +138,7 @@ class RangeFetcher:
         failures: list[FeeddError] = []
         try:
             async with asyncio.TaskGroup() as tasks:
-                parts = _Parts(store, arrivals, spans, part_bytes, tasks, self._timing(arrivals.ref.root))
+                parts = _Parts(self._store_of, arrivals, spans, part_bytes, tasks, self._timing(arrivals.ref.root))
                 arrivals.joined(parts)
                 self._scheduler.join(parts)
                 try:
@@ -215,7 +208,7 @@ class _Parts(FetchEntry):
 
     def __init__(
         self,
-        store: ObjectStore,
+        store_of: Callable[[str], ObjectStore],
         arrivals: Arrivals,
         spans: Iterable[ByteRange],
         part_size_bytes: int,
@@ -224,7 +217,7 @@ class _Parts(FetchEntry):
     ) -> None:
         watch = arrivals.watch
         super().__init__(arrivals.ref.root, spans, part_size_bytes, _whenever if watch is None else watch.urgency)
-        self._store = store
+        self._store, self._store_of = store_of(arrivals.ref.root), store_of
         self._arrivals = arrivals
         self.many = arrivals.many
         self._tasks = tasks
@@ -249,8 +242,9 @@ class _Parts(FetchEntry):
         asked_s = timing.now_s()
         part = arrivals.sink.part(span.start, span.end)
         ref, wanted = arrivals.locate(span)
+        store = self._store if ref.root == arrivals.ref.root else self._store_of(ref.root)
         try:
-            await self._store.read_into(ref, wanted, part, progress)
+            await store.read_into(ref, wanted, part, progress)
         except (NotFound, PermissionDenied) as error:
             if arrivals.put_off(span, error):
                 return

@@ -27,7 +27,7 @@ async def run_all(calls: Iterable[Coroutine[object, object, _T]]) -> list[_T]:
     The first failure cancels the others and is raised unwrapped, with its own cause. If the caller is cancelled, it
     gets that cancellation, whatever the calls do.
     """
-    async with _unwrapped() as group:
+    async with unwrapped_group() as group:
         tasks = [group.create_task(call) for call in calls]
         if tasks:
             await asyncio.wait(tasks)
@@ -36,14 +36,14 @@ async def run_all(calls: Iterable[Coroutine[object, object, _T]]) -> list[_T]:
 
 async def both(one: Coroutine[object, object, _T], other: Coroutine[object, object, _U]) -> tuple[_T, _U]:
     """Run two calls of different types concurrently, as ``run_all`` does."""
-    async with _unwrapped() as group:
+    async with unwrapped_group() as group:
         first, second = group.create_task(one), group.create_task(other)
         await asyncio.wait((first, second))
     return first.result(), second.result()
 
 
 @asynccontextmanager
-async def _unwrapped() -> AsyncIterator[asyncio.TaskGroup]:
+async def unwrapped_group() -> AsyncIterator[asyncio.TaskGroup]:
     """Run the body in a task group that raises its first failure instead of a group of failures.
 
     The body waits for its tasks, because a failure while the group itself waits would leave the caller marked as

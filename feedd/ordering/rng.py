@@ -24,6 +24,7 @@ _MASK = (1 << 64) - 1
 SHARDS = 1
 SAMPLES = 2
 AUGMENT = 3
+CHANNELS = 33  # 4, 17 and 18 are those of other modules of this room
 
 _PIECE_WORDS = 8192  # fits into a core's cache
 

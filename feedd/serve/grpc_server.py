@@ -15,13 +15,14 @@ from grpc_reflection.v1alpha import reflection
 
 from feedd.errors import BadConfig
 from feedd.owner import Owner
-from feedd.serve import admin_service
+from feedd.serve import admin_service, files_service
 from feedd.serve import feed_service as feed
 from feedd.serve.admin_service import AdminService, Daemon
 from feedd.serve.arena_socket import ArenaSocket
 from feedd.serve.callers import Caller, Callers
 from feedd.serve.certificates import CertificateFiles
 from feedd.serve.feed_service import FeedService
+from feedd.serve.files_service import FilesService
 from feedd.serve.listen import (
     TcpAddress,
     UnixAddress,
@@ -126,6 +127,7 @@ class FeedServer:
         self._feed = FeedService(backend, self.sessions, options, self.daemon_id, callers, self._spawn)
         self._client_admin = AdminService(self.sessions, hooks, about, callers)
         self._full_admin = AdminService(self.sessions, hooks, about, admins)
+        self._files = FilesService(hooks.files, self.sessions, callers)
         self._arena_socket = ArenaSocket(self.sessions, tickets, options, clock, hooks.on_holders)
         self._health = _Checks()
         self._grpc: grpc.aio.Server | None = None
@@ -202,9 +204,15 @@ class FeedServer:
         self._grpc = server = grpc.aio.server(
             options=_grpc_options(self._options), maximum_concurrent_rpcs=4 * self._options.sessions_max
         )
-        server.add_generic_rpc_handlers((self._feed.handler(), self._client_admin.handler()))
+        server.add_generic_rpc_handlers((self._feed.handler(), self._files.handler(), self._client_admin.handler()))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        names = (feed.SERVICE, admin_service.SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        names = (
+            feed.SERVICE,
+            files_service.SERVICE,
+            admin_service.SERVICE,
+            health.SERVICE_NAME,
+            reflection.SERVICE_NAME,
+        )
         if self._options.one_user and all(
             address.startswith("unix:") for address in self._options.listen
         ):  # its calls have no end and no owner

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from feedd.errors import FeeddError
     from feedd.owner import Owner
+    from feedd.serve.files_service import ObjectFiles
     from feedd.warming import Amount, WarmProgress, WarmSpec
 
     Tell = Callable[[WarmProgress, FeeddError | None], None]
@@ -193,6 +194,7 @@ class ServeHooks:
         log: returns recent warnings and errors, the oldest first.
         bad_samples: returns recent bad samples, the oldest first.
         cache_folders: returns what the cache holds by folder, the largest first; not always of this moment.
+        files: objects as files.
     """
 
     samples: Callable[[], Iterable[StatSample]] | None = None
@@ -205,3 +207,4 @@ class ServeHooks:
     log: Callable[[], Iterable[LogLine]] | None = None
     bad_samples: Callable[[], Iterable[BadSampleRow]] | None = None
     cache_folders: Callable[[], Awaitable[Sequence[FolderRow]]] | None = None
+    files: ObjectFiles | None = None

@@ -61,7 +61,7 @@ class SimulatedRank:
                 at = Cursor(epoch, step)
                 plan = self._plan(at)
                 if epoch <= self._trained_epoch:
-                    self._prefetch_driver.advance(at, plan.first_window, plan.last_window)
+                    self._prefetch_driver.advance(at, plan.first_window, plan.last_window, at)
                 tasks.create_task(self._make(at, plan))
 
     async def take(self, at: Cursor) -> float:
@@ -88,6 +88,7 @@ class SimulatedRank:
 
     async def _make(self, at: Cursor, plan: BatchPlan) -> None:
         await self._read(plan)
+        self._prefetch_driver.finished(at)
         self._prefetch_driver.widen()
         self._future(at).set_result(asyncio.get_running_loop().time())
 

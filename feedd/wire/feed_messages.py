@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from feedd.errors import BadRequest, VersionMismatch
@@ -23,7 +23,7 @@ PROTOCOL_MAJOR = 1
 # 5: names of classes; 6: what an Open waits for, heartbeats; 7: notices;
 # 8: notices while a stream runs; 9: tickets, which name the user of a call; 10: runs of batches in a slot;
 # 11: lanes; 12: times of the trainer's loop
-PROTOCOL_MINOR = 12
+PROTOCOL_MINOR = 13
 
 _INT64_MAX = (1 << 63) - 1
 _VERSION_CHARACTERS = 64
@@ -162,9 +162,11 @@ def open_spec(request: pb.OpenRequest, limits: OpenLimits) -> OpenSpec:
         steps=bounded("steps", request.steps, 0, _INT64_MAX),
         mix=bounded_texts("mix", [request.mix.mode or "stratified"], 1, 64)[0] if sources else "",
         samples_per_epoch=bounded("samples_per_epoch", request.mix.samples_per_epoch, 0, _INT64_MAX),
+        left_to_channel=bounded_texts("left_to_channel", request.left_to_channel, 16, 64),
     )
+    lanes = bounded("lanes", request.lanes or 1, 1, limits.lanes_max)
     try:
-        order = order.in_lanes(bounded("lanes", request.lanes or 1, 1, limits.lanes_max))
+        order = replace(order, lanes=lanes) if order.left_to_channel else order.in_lanes(lanes)
     except ValueError as error:
         raise BadRequest(str(error), object="topology", stage="serve") from error
     session = SessionSpec(

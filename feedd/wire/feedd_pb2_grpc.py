@@ -317,6 +317,170 @@ class Feed:
             _registered_method=True)
 
 
+class FilesStub:
+    """Objects as files, for readers of bytes; since 1.13.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Info = channel.unary_unary(
+                '/feedd.v1.Files/Info',
+                request_serializer=feedd__pb2.FileInfoRequest.SerializeToString,
+                response_deserializer=feedd__pb2.FileEntry.FromString,
+                _registered_method=True)
+        self.List = channel.unary_stream(
+                '/feedd.v1.Files/List',
+                request_serializer=feedd__pb2.ListFilesRequest.SerializeToString,
+                response_deserializer=feedd__pb2.ListFilesResponse.FromString,
+                _registered_method=True)
+        self.Read = channel.unary_stream(
+                '/feedd.v1.Files/Read',
+                request_serializer=feedd__pb2.ReadFileRequest.SerializeToString,
+                response_deserializer=feedd__pb2.ReadFileResponse.FromString,
+                _registered_method=True)
+
+
+class FilesServicer:
+    """Objects as files, for readers of bytes; since 1.13.
+    """
+
+    def Info(self, request, context):
+        """The current version of one object.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def List(self, request, context):
+        """Objects, and folders unless recursive, whose URL begins with a text; in the order of their keys.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Read(self, request, context):
+        """A range of one version of an object.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_FilesServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Info': grpc.unary_unary_rpc_method_handler(
+                    servicer.Info,
+                    request_deserializer=feedd__pb2.FileInfoRequest.FromString,
+                    response_serializer=feedd__pb2.FileEntry.SerializeToString,
+            ),
+            'List': grpc.unary_stream_rpc_method_handler(
+                    servicer.List,
+                    request_deserializer=feedd__pb2.ListFilesRequest.FromString,
+                    response_serializer=feedd__pb2.ListFilesResponse.SerializeToString,
+            ),
+            'Read': grpc.unary_stream_rpc_method_handler(
+                    servicer.Read,
+                    request_deserializer=feedd__pb2.ReadFileRequest.FromString,
+                    response_serializer=feedd__pb2.ReadFileResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'feedd.v1.Files', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('feedd.v1.Files', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Files:
+    """Objects as files, for readers of bytes; since 1.13.
+    """
+
+    @staticmethod
+    def Info(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/feedd.v1.Files/Info',
+            feedd__pb2.FileInfoRequest.SerializeToString,
+            feedd__pb2.FileEntry.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def List(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/feedd.v1.Files/List',
+            feedd__pb2.ListFilesRequest.SerializeToString,
+            feedd__pb2.ListFilesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Read(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/feedd.v1.Files/Read',
+            feedd__pb2.ReadFileRequest.SerializeToString,
+            feedd__pb2.ReadFileResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
 class AdminStub:
     """Missing associated documentation comment in .proto file."""
 

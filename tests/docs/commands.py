@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
     from tests.docs.blocks import Block
 
-_OF_CLIENTS = {f"FEEDD_{one}" for one in ["ADDRESS", "EXECUTABLE", "TLS_CA", "TLS_CERT", "TLS_KEY", "CONFIG", "S3"]}
+_OF_CLIENTS = {
+    f"FEEDD_{one}" for one in ["ADDRESS", "CHANNELS", "EXECUTABLE", "TLS_CA", "TLS_CERT", "TLS_KEY", "CONFIG", "S3"]
+}
 _VARIABLE = re.compile(r"(FEEDD_\w+)=(.*)", re.DOTALL)
 
 
@@ -50,7 +52,7 @@ def commands(block: Block) -> Iterator[Command]:
 
 def adapted(text: str, folder: Path) -> str:
     """Return a word of a command with paths below ``folder``, and with sizes that fit a small disk."""
-    for place in ("/mnt/nvme/feedd", "/tmp/feedd/", "/tmp/feedd", "/etc/feedd"):
+    for place in ("/mnt/nvme/feedd", "/tmp/feedd/", "/tmp/feedd", "/etc/feedd", "/opt/ml"):
         text = re.sub(rf"(?<![\w]){place}", f"{folder}/" if place.endswith("/") else str(folder), text)
     return re.sub(r"\b800GiB\b", "1GiB", re.sub(r"\b(5|8)GiB\b", "1MiB", text))
 

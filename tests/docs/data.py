@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
+import torch
 
 from tests.docs.pictures import CLASSES, folder_files, picture
 from tests.e2e.shards import tar
@@ -88,6 +89,15 @@ def _shards() -> Iterator[tuple[str, bytes]]:
     yield from ((f"{key}.gz", gzip.compress(data)) for key, data in _tars("t/", _sample, 16))
     names = [{"prefix": f"s3://{BUCKET}/train/"}, "000000.tar", "000003.tar", "000007.tar"]
     yield "run-7.manifest", json.dumps(names).encode()
+    lines = [
+        {
+            "source-ref": f"s3://{BUCKET}/dogs/{CLASSES[number % len(CLASSES)]}/{number:05d}.jpg",
+            "species": number,
+            "species-metadata": {"class-name": CLASSES[number % len(CLASSES)], "confidence": number / SAMPLES},
+        }
+        for number in range(SAMPLES)
+    ]
+    yield "species.manifest", "\n".join(map(json.dumps, lines)).encode()
 
 
 def _folders() -> Iterator[tuple[str, bytes]]:
@@ -136,7 +146,13 @@ def _written() -> Iterator[tuple[str, bytes]]:
             yield str(file.relative_to(guide)), file.read_bytes()
 
 
+def _models() -> Iterator[tuple[str, bytes]]:
+    out = io.BytesIO()
+    torch.save({"weight": torch.ones(3)}, out)
+    yield "models/model.pt", out.getvalue()
+
+
 def objects() -> Iterator[tuple[str, bytes]]:
     """Yield key and content of every object."""
-    for some in (_shards, _folders, _tables, _tokens, _written):
+    for some in (_shards, _folders, _tables, _tokens, _models, _written):
         yield from some()

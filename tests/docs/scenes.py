@@ -196,6 +196,41 @@ for batch in dataset:
     ),
     "litdata tokens": Scene(after="assert tokens.shape[1] == 2048\n"),
     "mosaicml tokens": Scene(after="assert inputs.shape[1] == targets.shape[1] == 2047\n"),
+    "file system": Scene(
+        before="""
+import fsspec
+from feedd_client.filesystem import FeedFileSystem
+
+fsspec.register_implementation("feedd", FeedFileSystem)  # as the installed package does
+""",
+        after="""
+assert files.ls("my-bucket/models", detail=False) == ["my-bucket/models/model.pt"]
+assert torch.equal(state["weight"], torch.ones(3))
+assert len(header) == 100
+files.close()
+""",
+    ),
+    "pipe entry": Scene(
+        before="""
+import json
+import os
+import sys
+from pathlib import Path
+
+os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+os.environ["FEEDD_CHANNELS"] = json.dumps({"train": "s3://my-bucket/lines/"})
+Path("train.py").write_text('''
+found = [open(f"ml/input/data/train_{epoch}", "rb").read() for epoch in range(2)]
+assert found[0] == found[1]
+open("read", "wb").write(found[0])
+''')
+ended = []
+sys.exit = ended.append
+""",
+        replace={'"/opt/ml': '"ml'},
+        after="assert ended == [0]\nassert Path('read').stat().st_size > 100\n",
+        slow="starts feedd pipe and a program",
+    ),
     "launcher": Scene(
         before="""
 import os

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import configparser
+import importlib
 import subprocess
 import sys
 import zipfile
@@ -81,6 +83,14 @@ def test_wheels_say_what_they_are(daemon: _Wheel, client: _Wheel) -> None:
         assert metadata.get_payload() == (wheel.project / "README.md").read_text(encoding="utf-8")
         assert {"Typing :: Typed", "Operating System :: POSIX :: Linux"} <= set(metadata.get_all("Classifier", []))
         assert not [url for url in metadata.get_all("Project-URL", []) if "example" in url or ".invalid" in url]
+
+
+def test_libraries_find_the_file_system(client: _Wheel) -> None:
+    """Fsspec looks for feedd:// among these entry points; the class is there."""
+    entries = configparser.ConfigParser()
+    entries.read_string(client.read("entry_points.txt").decode())
+    module, name = entries["fsspec.specs"]["feedd"].split(":")
+    assert getattr(importlib.import_module(module), name).protocol == "feedd"
 
 
 def test_licence_is_in_both_wheels(daemon: _Wheel, client: _Wheel) -> None:

@@ -61,7 +61,7 @@ class RunLedger:
         try:
             fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             try:
-                _sync_file_system(fd)
+                sync_file_system(fd)
                 os.write(fd, b"".join(run.hex().encode() + b"\n" for run in sorted({*seen_runs, self.run})))
                 os.fsync(fd)
             finally:
@@ -80,7 +80,12 @@ def _read(path: Path) -> list[bytes]:
         return []  # no earlier run is trusted then: more is fetched, nothing wrong is served
 
 
-def _sync_file_system(fd: int) -> None:
+def sync_file_system(fd: int) -> None:
+    """Write everything that the file system of a descriptor holds in memory to its disk. Blocks.
+
+    Raises:
+        OSError: the disk refused it.
+    """
     libc = ctypes.CDLL(None, use_errno=True)  # releases the interpreter lock while it waits
     if libc.syncfs(fd):
         code = ctypes.get_errno()

@@ -17,7 +17,7 @@ from feedd.serve.grpc_server import FeedServer
 from feedd.serve.grpc_status import TRAILER
 from feedd.serve.server_options import ServeHooks, ServeOptions
 from feedd.wire import feedd_pb2 as pb
-from feedd.wire.feedd_pb2_grpc import AdminStub, FeedStub
+from feedd.wire.feedd_pb2_grpc import AdminStub, FeedStub, FilesStub
 from tests.fakes.backend import FakeBackend, FakeScript
 from tests.fakes.tally import TallyRecorder
 
@@ -160,6 +160,11 @@ class Rig:
     def admin(self) -> AdminStub:
         """The Admin service."""
         return AdminStub(self.channel)  # type: ignore[no-untyped-call]  # generated
+
+    @property
+    def files(self) -> FilesStub:
+        """The Files service."""
+        return FilesStub(self.channel)  # type: ignore[no-untyped-call]  # generated
 
     async def open(self, **changes: Any) -> pb.OpenResponse:
         """Open a session."""

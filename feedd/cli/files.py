@@ -1,0 +1,245 @@
+"""``feedd files``: SageMaker's File mode, on any machine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from feedd.channels.channel import InputMode
+from feedd.channels.job import CONFIG_FOLDER, DATA_FOLDER, ChannelFlags, Cluster, Job
+from feedd.cli.error_report import EXIT_FAILED, log_without_notices, say
+from feedd.cli.files_display import files_display
+from feedd.cli.flags import CacheDirFlag, ConfigFlag, Flags, SetFlag
+from feedd.errors import BadRequest
+from feedd.units import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from feedd.catalog.sources import Sources
+    from feedd.channels.channel import Channel
+    from feedd.cli.files_display import FilesDisplay
+    from feedd.config import Config
+    from feedd.daemon.signals import StopRequests
+    from feedd.file_mode.files_run import ChannelFiles
+
+_PANEL = "Channels named by --channel"
+_STATE_FOLDER = "input/.feedd"
+
+
+def files(
+    root: Annotated[Path, typer.Option("--root", help="Folder with the role of /opt/ml.")] = Path("/opt/ml"),
+    channel: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--channel",
+            metavar="NAME=URL",
+            help="s3://bucket/prefix/, or manifest+s3://… May be repeated; default: all of the job's files.",
+        ),
+    ] = None,
+    nodes: Annotated[
+        int | None, typer.Option("--nodes", min=1, max=65536, help="Number of nodes; default: from the job's files.")
+    ] = None,
+    node_rank: Annotated[int | None, typer.Option("--node-rank", min=0, help="Rank of this node.")] = None,
+    sharding: Annotated[
+        str | None,
+        typer.Option("--sharding", help="key (ShardedByS3Key) or replicated.", rich_help_panel=_PANEL),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            "--seed", help="ShuffleConfig.Seed, which decides with key who gets what.", rich_help_panel=_PANEL
+        ),
+    ] = None,
+    compression: Annotated[
+        str | None,
+        typer.Option("--compression", help="None: SageMaker has Gzip in Pipe mode only.", rich_help_panel=_PANEL),
+    ] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,  # noqa: FBT002 - a flag is a flag
+    cache_dir: CacheDirFlag = None,
+    config: ConfigFlag = None,
+    set_: SetFlag = None,
+) -> None:
+    """Put this node's objects of each channel below ROOT/input/data, as files with their own names and bytes.
+
+    Exits with 0 when all files are there. A file gets its name when it is whole and verified. A stopped run continues
+    where it was: later runs fetch missing and changed objects only, and remove files whose objects are gone.
+
+    Channels, hosts and their settings come from ROOT/input/config, as in a SageMaker container, unless flags name them.
+    Objects that a daemon on this machine has cached are copied from its cache directory.
+    """
+    options = Flags(config=config, cache_dir=cache_dir, set=set_).load().config
+    log_without_notices()
+    job = Job.read(root.absolute(), os.environ)
+    cluster = job.cluster if nodes is None and node_rank is None else _numbered(nodes, node_rank)
+    chosen = job.channels(ChannelFlags(tuple(channel or ()), sharding, seed, compression=compression))
+    mine = _of_node(chosen if channel else _in_file_mode(chosen), cluster)
+    with files_display(sys.stderr, quiet=json_) as display:
+        found, stopped = _run(options, job.root, mine, display)
+    _conclude(found, stopped=stopped, json_=json_)
+
+
+def _numbered(nodes: int | None, node_rank: int | None) -> Cluster:
+    if nodes is None or (node_rank is None and nodes > 1):
+        raise typer.BadParameter("expected --nodes and --node-rank together, got one of them")
+    return Cluster.numbered(nodes, node_rank or 0)
+
+
+def _in_file_mode(channels: Sequence[Channel]) -> list[Channel]:
+    """Return the channels without those that the job reads in Pipe mode.
+
+    Raises:
+        BadRequest: the job reads all channels in Pipe mode.
+    """
+    found = [channel for channel in channels if channel.input_mode is not InputMode.PIPE]
+    for channel in channels:
+        if channel not in found:
+            say(f"channel {channel.name}: the job reads it in Pipe mode, so it gets no files; see feedd pipe")
+    if not found:
+        message = "expected a channel in File or FastFile mode, got only channels in Pipe mode"
+        raise BadRequest(message, object=CONFIG_FOLDER, hint="name channels with --channel, or run feedd pipe")
+    return found
+
+
+def _of_node(channels: Sequence[Channel], cluster: Cluster) -> list[tuple[Channel, int, int]]:
+    """Return the channels that this node gets, with the number of nodes that share each, and this node's rank."""
+    found = []
+    for channel in channels:
+        node = cluster.node_of(channel)
+        if node is None:
+            say(f"channel {channel.name}: it is for instance groups that this node does not belong to")
+        else:
+            found.append((channel, *node))
+    return found
+
+
+def _run(
+    config: Config, root: Path, channels: Sequence[tuple[Channel, int, int]], display: FilesDisplay
+) -> tuple[list[ChannelFiles], bool]:
+    """Return the channels' files, and whether a signal stopped the run."""
+    # The SDK takes most of a second to import; a wrong flag is reported before that.
+    import uvloop  # noqa: PLC0415 - see above
+
+    from feedd.daemon.failures import single  # noqa: PLC0415 - see above
+    from feedd.daemon.signals import StopRequests, handled  # noqa: PLC0415 - see above
+
+    found: list[ChannelFiles] = []
+
+    async def run() -> bool:
+        requests = StopRequests()
+        with handled(requests):
+            await _bring(config, root, channels, found, display, requests)
+        return requests.drain.is_set()
+
+    try:
+        return found, uvloop.run(run())
+    except BaseExceptionGroup as group:
+        raise single(group) from group
+
+
+async def _bring(
+    config: Config,
+    root: Path,
+    channels: Sequence[tuple[Channel, int, int]],
+    found: list[ChannelFiles],
+    display: FilesDisplay,
+    requests: StopRequests,
+) -> None:
+    """List all channels into ``found``, then bring their files, until done or a signal comes."""
+    from feedd.catalog.sources import Sources  # noqa: PLC0415 - see _run
+    from feedd.clock import SystemClock  # noqa: PLC0415 - see _run
+    from feedd.daemon.cut_short import ended_by  # noqa: PLC0415 - see _run
+    from feedd.daemon.wiring import source_options  # noqa: PLC0415 - see _run
+    from feedd.file_mode.cached_entries import CachedEntries  # noqa: PLC0415 - see _run
+    from feedd.file_mode.files_run import FilesRun  # noqa: PLC0415 - see _run
+    from feedd.file_mode.root_lock import root_locked  # noqa: PLC0415 - see _run
+    from feedd.flow.loop_thread import LoopThread  # noqa: PLC0415 - see _run
+    from feedd.lanes.lane import Lane  # noqa: PLC0415 - see _run
+    from feedd.observe.recorder import NullRecorder  # noqa: PLC0415 - see _run
+
+    lanes = config.lanes if isinstance(config.lanes, int) else 1
+    cached = CachedEntries([Lane(lane, lanes).cache_dir(config.cache.dir) for lane in range(lanes)])
+    async with (
+        ended_by(requests.now),
+        Sources(source_options(config), NullRecorder(), SystemClock(), LoopThread("feedd-fetch")) as sources,
+        ended_by(requests.drain),
+    ):
+        found += await _listed(sources, root, channels)
+        with root_locked(root / _STATE_FOLDER):
+            async with asyncio.TaskGroup() as group:
+                watching = group.create_task(display.watch(found))
+                try:
+                    await FilesRun(sources.fetcher, cached).run(found)
+                finally:
+                    watching.cancel()
+            display.show(found)
+
+
+async def _listed(sources: Sources, root: Path, channels: Sequence[tuple[Channel, int, int]]) -> list[ChannelFiles]:
+    from feedd.file_mode.channel_directory import ChannelDirectory  # noqa: PLC0415 - see _run
+    from feedd.file_mode.channel_listing import files_of  # noqa: PLC0415 - see _run
+    from feedd.file_mode.file_journal import FileJournal  # noqa: PLC0415 - see _run
+    from feedd.file_mode.files_run import ChannelFiles  # noqa: PLC0415 - see _run
+
+    found = []
+    for channel, node_count, node_rank in channels:
+        wanted = await files_of(sources, channel, node_count, node_rank)
+        journal = FileJournal(root / _STATE_FOLDER / f"{channel.name}.files")
+        found.append(ChannelFiles(channel.name, ChannelDirectory(root / DATA_FOLDER / channel.name, journal), wanted))
+    return found
+
+
+def _conclude(found: Sequence[ChannelFiles], *, stopped: bool, json_: bool) -> None:
+    """Print the result; exit with 1 unless all files are there."""
+    if json_:
+        typer.echo(json.dumps({"channels": {one.name: _facts(one) for one in found}, "stopped": stopped}, indent=2))
+    for channel in found:
+        for failure in channel.failures:
+            say(f"error: {failure}")
+        say(_summary(channel))
+    whole = bool(found) and all(channel.is_whole for channel in found)
+    if stopped and not whole:
+        say("stopped; run the command again to continue")
+    if not whole:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _facts(channel: ChannelFiles) -> dict[str, Any]:
+    return {
+        "directory": str(channel.directory.path),
+        "files": len(channel.wanted),
+        "bytes": channel.total_bytes,
+        "present": channel.present_count,
+        "fetched": channel.fetched_count,
+        "fetched_bytes": channel.fetched_bytes,
+        "copied": channel.copied_count,
+        "copied_bytes": channel.copied_bytes,
+        "removed": channel.removed_count,
+        "failed": [{"object": one.object, "kind": one.kind, "message": one.message} for one in channel.failures],
+    }
+
+
+def _summary(channel: ChannelFiles) -> str:
+    counts = {
+        "fetched": channel.fetched_count,
+        "copied from the cache": channel.copied_count,
+        "there before": channel.present_count,
+        "removed": channel.removed_count,
+    }
+    parts = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    whole = "" if channel.is_whole else f"{channel.done_count} of "
+    return (
+        f"channel {channel.name}: {whole}{len(channel.wanted)} files ({format_size(channel.total_bytes)}) in"
+        f" {channel.directory.path}{': ' if parts else ''}{parts}"
+    )
+
+
+def register(app: typer.Typer) -> None:
+    """Add the ``files`` command."""
+    app.command(epilog="Example: feedd files --root /opt/ml --channel train=s3://bucket/train/")(files)

@@ -1,0 +1,206 @@
+"""``feedd pipe``: serves SageMaker's Pipe mode to unmodified training code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from feedd.channels.channel import InputMode
+from feedd.channels.job import ChannelFlags, Cluster, Job
+from feedd.cli.error_report import EXIT_FAILED, say
+from feedd.cli.flags import ConfigFlag, Flags, LogFlag, LogLevelFlag, SetFlag
+from feedd.errors import BadRequest
+from feedd.observe.logs import configure_logging
+from feedd.units import format_size, parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from feedd.channels.channel import Channel
+    from feedd.config import Config
+    from feedd.pipes.channel_pipe import PipeTotals
+
+_BUFFER_MIN = 1 << 20
+_CHANNELS = "Channels: these flags, else ROOT/input/config/inputdataconfig.json"
+
+RootFlag = Annotated[Path, typer.Option("--root", help="Folder with the layout of a SageMaker container's /opt/ml.")]
+ChannelFlag = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--channel",
+        metavar="NAME=URL",
+        help="A channel and its data: s3://…, manifest+s3://… or augmented+s3://…. May be repeated.",
+        rich_help_panel=_CHANNELS,
+    ),
+]
+ShardingFlag = Annotated[
+    str | None,
+    typer.Option(
+        "--sharding",
+        metavar="key|replicated",
+        help="key: ShardedByS3Key. replicated: FullyReplicated, the default.",
+        rich_help_panel=_CHANNELS,
+    ),
+]
+NodesFlag = Annotated[
+    int | None,
+    typer.Option(
+        "--nodes",
+        min=1,
+        max=65536,
+        help="Number of nodes; else the hosts of resourceconfig.json, or of $SM_HOSTS.",
+        rich_help_panel=_CHANNELS,
+    ),
+]
+NodeRankFlag = Annotated[
+    int | None, typer.Option("--node-rank", min=0, help="Rank of this node.", rich_help_panel=_CHANNELS)
+]
+SeedFlag = Annotated[
+    int | None,
+    typer.Option("--seed", help="ShuffleConfig.Seed: shuffle the objects in each epoch.", rich_help_panel=_CHANNELS),
+]
+WrapperFlag = Annotated[
+    str | None,
+    typer.Option(
+        "--record-wrapper",
+        metavar="RecordIO|None",
+        help="RecordWrapperType: send each object, or attribute, as a RecordIO record.",
+        rich_help_panel=_CHANNELS,
+    ),
+]
+CompressionFlag = Annotated[
+    str | None,
+    typer.Option(
+        "--compression",
+        metavar="Gzip|None",
+        help="CompressionType: decompress each object.",
+        rich_help_panel=_CHANNELS,
+    ),
+]
+AttributeFlag = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--attribute",
+        metavar="NAME",
+        help="AttributeNames of augmented manifests, in order. May be repeated.",
+        rich_help_panel=_CHANNELS,
+    ),
+]
+
+
+def pipe(
+    root: RootFlag = Path("/opt/ml"),
+    channel: ChannelFlag = None,
+    sharding: ShardingFlag = None,
+    nodes: NodesFlag = None,
+    node_rank: NodeRankFlag = None,
+    seed: SeedFlag = None,
+    record_wrapper: WrapperFlag = None,
+    compression: CompressionFlag = None,
+    attribute: AttributeFlag = None,
+    buffer: Annotated[
+        str, typer.Option("--buffer", metavar="SIZE", help="Memory for data in advance, of all channels together.")
+    ] = "512MiB",
+    config: ConfigFlag = None,
+    log: LogFlag = None,
+    log_level: LogLevelFlag = None,
+    set_: SetFlag = None,
+) -> None:
+    """Serve SageMaker's Pipe mode: a FIFO ROOT/input/data/CHANNEL_EPOCH per epoch, until SIGTERM or SIGINT.
+
+    The bytes are those of SageMaker: the objects of the channel, one after the other, decompressed and wrapped if the
+    channel says so. Training code reads them unmodified. A reader may close a FIFO early, come late, or skip epochs.
+
+    If an object cannot be read, the command names the object and exits with 1, and the reader sees the end of file.
+    So end the training if this command ends first.
+    """
+    # typer imports no other module of the command before its flags are judged
+    options = Flags(config=config, log=log, log_level=log_level, set=set_).load().config
+    job = Job.read(root, os.environ)
+    if nodes is not None or node_rank is not None:
+        job = replace(job, cluster=_cluster(nodes, node_rank))
+    given = ChannelFlags(tuple(channel or ()), sharding, seed, record_wrapper, compression, tuple(attribute or ()))
+    channels = _piped(job.channels(given), named=bool(given.urls))
+    on_terminal = sys.stderr.isatty()
+    form = options.log.format if options.log.format != "auto" else "text" if on_terminal else "json"
+    configure_logging(form, options.log.level, brief=on_terminal and form == "text")
+    totals, stopped_by = _run(root, channels, job.cluster, _size(buffer), options)
+    for name, total in totals.items():
+        say(f"{name}: {_summary(total)}")
+    if not stopped_by:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _cluster(nodes: int | None, node_rank: int | None) -> Cluster:
+    if nodes is None or (node_rank is None and nodes > 1):
+        raise typer.BadParameter("expected --nodes and --node-rank together, got one of them")
+    return Cluster.numbered(nodes, node_rank or 0)
+
+
+def _size(text: str) -> int:
+    try:
+        size_bytes = parse_size(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--buffer") from error
+    if size_bytes < _BUFFER_MIN:
+        raise typer.BadParameter(f"expected at least {format_size(_BUFFER_MIN)}, got {text}", param_hint="--buffer")
+    return size_bytes
+
+
+def _piped(channels: Sequence[Channel], *, named: bool) -> list[Channel]:
+    """Return the channels to serve: those of the command line, or those of the job that are in Pipe mode.
+
+    Raises:
+        BadRequest: no channel of the job is in Pipe mode.
+    """
+    found = [one for one in channels if named or one.input_mode in {None, InputMode.PIPE}]
+    for one in channels:
+        if one not in found and one.input_mode is not None:
+            say(f"channel {one.name} is in {one.input_mode.value} mode: not served here")
+    if not found:
+        raise BadRequest(
+            "expected a channel in Pipe mode, got none",
+            hint='set "TrainingInputMode": "Pipe" for the channel, or name it: --channel NAME=URL',
+            stage="pipe",
+        )
+    return found
+
+
+def _run(
+    root: Path, channels: list[Channel], cluster: Cluster, buffer_bytes: int, config: Config
+) -> tuple[dict[str, PipeTotals], str]:
+    # The SDK takes most of a second to import; a wrong flag is reported before that.
+    import uvloop  # noqa: PLC0415 - see above
+
+    from feedd.daemon.failures import single  # noqa: PLC0415 - see above
+    from feedd.daemon.signals import StopRequests, handled  # noqa: PLC0415 - see above
+    from feedd.pipes.pipe_run import PipePlan, serve_pipes  # noqa: PLC0415 - see above
+
+    plan = PipePlan(root, channels, cluster, buffer_bytes)
+
+    async def run() -> tuple[dict[str, PipeTotals], str]:
+        requests = StopRequests()
+        with handled(requests):
+            totals = await serve_pipes(plan, config, requests)
+        return totals, requests.reason
+
+    try:
+        return uvloop.run(run())
+    except BaseExceptionGroup as group:
+        raise single(group) from group
+
+
+def _summary(total: PipeTotals) -> str:
+    ended = [f"{count} {ending.value}" for ending, count in total.epochs.items() if count]
+    epochs = f"{sum(total.epochs.values())} epochs ({', '.join(ended)})" if ended else "no epoch was read"
+    return f"{epochs}, {total.object_count} objects, {format_size(total.size_bytes)}"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the ``pipe`` command."""
+    app.command(epilog="Example: feedd pipe --root /opt/ml --channel train=s3://bucket/train/ --sharding key")(pipe)

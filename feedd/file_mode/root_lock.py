@@ -1,0 +1,43 @@
+"""One ``feedd files`` at a time for a root: the kernel releases the lock when its owner ends."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from typing import TYPE_CHECKING, Final
+
+from feedd.errors import ResourceExhausted
+from feedd.file_mode.channel_directory import translated
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+LOCK_NAME: Final = "lock"
+
+
+@contextlib.contextmanager
+def root_locked(folder: Path) -> Iterator[None]:
+    """Hold the lock in a folder, which is made if it is missing.
+
+    Raises:
+        ResourceExhausted: another process holds it.
+        PermissionDenied, StoreUnavailable: the folder cannot be written.
+    """
+    with translated(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        fd = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ResourceExhausted(
+                "expected to be the only feedd files for this root, got another one",
+                object=str(folder.parent.parent),
+                hint="wait for its end, or name another --root",
+                stage="files",
+            ) from error
+        yield
+    finally:
+        os.close(fd)
