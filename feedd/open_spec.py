@@ -35,6 +35,7 @@ class DataSpec:
         bad_samples_max: bad samples that a session may have in an epoch.
         filters: conditions that samples must meet, see ``recipe.filters``.
         decoded_cache: keep images decoded, see ``recipe.predecoded``.
+        only: fields to read if ``fields`` is empty; empty: all fields of the data.
     """
 
     urls: tuple[str, ...]
@@ -45,6 +46,7 @@ class DataSpec:
     bad_samples_max: int = 0
     filters: tuple[str, ...] = ()
     decoded_cache: bool = False
+    only: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,8 @@ class OrderSpec:
         steps: steps of every rank in every epoch; 0: as many as the samples make.
         mix: how sources are mixed, see ``ordering.mixing``; empty: there is no mixture.
         samples_per_epoch: samples of all ranks of a mixture; 0: until the first source ends.
+        left_to_channel: of ``sharding``, ``shuffle`` and ``seed``, what a channel decides (``catalog.channel_urls``).
+        lanes: lanes of a node that are not in ``topology`` yet, because a channel decides the sharding.
     """
 
     batch_size: int
@@ -80,6 +84,8 @@ class OrderSpec:
     steps: int = 0
     mix: str = ""
     samples_per_epoch: int = 0
+    left_to_channel: tuple[str, ...] = ()
+    lanes: int = 1
 
     def in_lanes(self, lane_count: int) -> OrderSpec:
         """Return the order for one of ``lane_count`` lanes of each node; see ``Topology.in_lane``.

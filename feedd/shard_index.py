@@ -98,8 +98,9 @@ class RegularIndex(ShardIndex):
     ``starts``, ``sizes`` or the keys makes them anew, so read single samples by ``cells`` and ``key``.
     """
 
-    __slots__ = ("_sample_count",)
+    __slots__ = ("_first", "_sample_count")
 
+    _first: int
     _sample_count: int
 
     def __init__(
@@ -114,8 +115,15 @@ class RegularIndex(ShardIndex):
         """Create an index; see ``ShardIndex``. Every field has a stride."""
         assert None not in strides, "a field without a stride needs columns"
         given = {"fields": fields, "strides": strides, "encodings": encodings, "notes": notes, "unread": unread}
-        for name, value in {**given, "reasons": None, "_sample_count": sample_count}.items():
+        for name, value in {**given, "reasons": None, "_sample_count": sample_count, "_first": 0}.items():
             object.__setattr__(self, name, value)  # as the frozen base class sets its own
+
+    def numbered_from(self, first: int) -> RegularIndex:
+        """Return the index of the same samples with keys from ``first`` on."""
+        given = self.fields, self.strides, self.sample_count, self.encodings, self.notes, self.unread
+        index = RegularIndex(*given)
+        object.__setattr__(index, "_first", first)
+        return index
 
     @property
     def is_regular(self) -> bool:
@@ -145,12 +153,12 @@ class RegularIndex(ShardIndex):
     @property
     def key_blob(self) -> bytes:
         """The numbers of all samples."""
-        return numbered(self._sample_count)[0]
+        return numbered(self._sample_count, self._first)[0]
 
     @property
     def key_ends(self) -> NDArray[np.int64]:
         """int64[sample], see ``ShardIndex``."""
-        return numbered(self._sample_count)[1]
+        return numbered(self._sample_count, self._first)[1]
 
     def cells(self, column: int, ordinals: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return starts and sizes, int64[ordinals] each, of one field of some samples."""
@@ -159,7 +167,7 @@ class RegularIndex(ShardIndex):
 
     def key_bytes(self, ordinal: int) -> bytes:
         """Return the number of one sample as its key."""
-        return b"%0*d" % (_DIGITS, ordinal)
+        return b"%0*d" % (_DIGITS, self._first + ordinal)
 
     def _column(self, which: int) -> NDArray[np.int64]:
         every = np.arange(self._sample_count, dtype=np.int64)
@@ -167,8 +175,15 @@ class RegularIndex(ShardIndex):
         return np.array(columns, np.int64).reshape(len(columns), self._sample_count)
 
 
-def numbered(sample_count: int) -> tuple[bytes, NDArray[np.int64]]:
-    """Return ``key_blob`` and ``key_ends`` of an index: ordinals with at least eight digits, so that keys sort."""
+def numbered(sample_count: int, first: int = 0) -> tuple[bytes, NDArray[np.int64]]:
+    """Return ``key_blob`` and ``key_ends`` of an index: numbers with at least eight digits, so that keys sort.
+
+    Args:
+        sample_count: number of samples.
+        first: number of the first sample.
+    """
+    if first:
+        return _numbered_from(first, sample_count)
     most = 10**_DIGITS
     keys = np.empty((min(sample_count, most), 2), np.uint32)  # the first four digits, and the last
     last = np.frombuffer(b"".join(b"%04d" % ordinal for ordinal in range(min(sample_count, _BLOCK))), np.uint32)
@@ -181,3 +196,19 @@ def numbered(sample_count: int) -> tuple[bytes, NDArray[np.int64]]:
     if sample_count > most:
         ends[most:] = ends[most - 1] + np.cumsum([len(b"%d" % ordinal) for ordinal in range(most, sample_count)])
     return keys.tobytes() + beyond, ends
+
+
+def _numbered_from(first: int, sample_count: int) -> tuple[bytes, NDArray[np.int64]]:
+    """Return keys and their ends for numbers from ``first`` on, one number of digits after another."""
+    blobs, lengths = [], []
+    low, end = first, first + sample_count
+    while low < end:
+        digits = max(_DIGITS, len(str(low)))
+        numbers = np.arange(low, min(end, 10**digits), dtype=np.int64)
+        keys = np.empty((len(numbers), digits), np.uint8)
+        for place in range(digits):
+            keys[:, digits - 1 - place] = numbers // 10**place % 10 + ord("0")
+        blobs.append(keys.tobytes())
+        lengths.append(np.full(len(numbers), digits, np.int64))
+        low += len(numbers)
+    return b"".join(blobs), np.cumsum(np.concatenate(lengths or [np.zeros(0, np.int64)]))

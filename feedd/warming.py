@@ -19,6 +19,7 @@ class WarmSpec:
         fit: fill a cache that is too small with the objects that fit.
         owner: who asks; the server sets it.
         fields: as in ``OpenSpec``: only the columns of these fields are converted from columnar objects; empty: all.
+            Large files of tokens need the recipe that cuts them.
     """
 
     urls: tuple[str, ...]

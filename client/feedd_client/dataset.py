@@ -17,7 +17,13 @@ from feedd_client.feeder import Feeder
 from feedd_client.iterator import BatchIterator, FeedIterator, PassHooks, PassPlan, SampleIterator, inherited
 from feedd_client.leases import COPY_BYTES
 from feedd_client.opener import Consumer, Opener, ToDaemon
-from feedd_client.options import FeedOptions, explain_keywords, parse_shuffle, parse_sources, parse_urls
+from feedd_client.options import (
+    FeedOptions,
+    explain_keywords,
+    parse_order,
+    parse_sources,
+    parse_urls,
+)
 from feedd_client.policy import parse_policy
 from feedd_client.recipe import encode_fields
 from feedd_client.session import Position
@@ -50,19 +56,21 @@ class FeedDataset(DatasetBase):
     next epoch. If it is unknown, a pass is complete when it raises StopIteration.
 
     Args:
-        url: a prefix, an object, a list of them, or ``manifest+s3://…``. A format in front (``tfrecord+s3://…``)
-            applies to all shards, whatever their names. ``{000..127}``, ``{a,b}`` and ``::`` make lists, as in
-            WebDataset.
+        url: a prefix, an object, a list of them, ``manifest+s3://…``, or ``augmented+s3://…``. A format in front
+            (``tfrecord+s3://…``) applies to all shards, whatever their names. ``{000..127}``, ``{a,b}`` and ``::``
+            make lists, as in WebDataset. ``frozen+s3://bucket/train/`` reads the folder's frozen manifest and lists
+            nothing. ``channel://train`` is a channel of the SageMaker job that the daemon sees.
             A list of ``Source`` is mixed by their weights. Mixing needs sample counts (``feedd index``). A source that
             ends starts again with a new shuffle, and keeps its position from epoch to epoch. All ranks of a mixture
             have the same number of whole steps.
         batch_size: samples per batch; None yields single samples.
         fields: what to decode, and how. None selects the default codec for each extension or stored column type.
             Floats of any width then become float32; ``"float:float64"`` keeps their bits.
-        shuffle: True, False, or a ``Shuffle``.
-        seed: seed of the order and of augmentations.
+        shuffle: True, False, or a ``Shuffle``. None is False, or as a channel says.
+        seed: seed of the order and of augmentations. None is 0, or as a channel says.
         sharding: which objects a node gets: "key" (as ShardedByS3Key), "size" or "replicated". "sample" gives each node
-            an equal share of all samples, to within one sample, and needs sample counts (``feedd index``).
+            an equal share of all samples, to within one sample, and needs sample counts (``feedd index``). None is
+            "key", or as a channel says.
         uneven: how all ranks get the same number of steps. "drop" leaves out steps that some rank would miss or have
             short. "pad" gives ranks that end early samples again, marked False in ``batch["__valid__"]``. "repeat" does
             the same without marks. These three need sample counts or ``steps``. "join" stops all ranks where the first
@@ -122,9 +130,9 @@ class FeedDataset(DatasetBase):
         *,
         batch_size: int | None,
         fields: Mapping[str, str | Mapping[str, Any]] | None = None,
-        shuffle: bool | Shuffle = False,
-        seed: int = 0,
-        sharding: Sharding = "key",
+        shuffle: bool | Shuffle | None = None,
+        seed: int | None = None,
+        sharding: Sharding | None = None,
         uneven: Uneven | None = None,
         partitions: int | None = None,
         steps: int | None = None,
@@ -151,9 +159,7 @@ class FeedDataset(DatasetBase):
             urls=() if sources else parse_urls(url),
             batch_size=batch_size,
             fields=encode_fields(fields),
-            shuffle=parse_shuffle(shuffle),
-            seed=seed,
-            sharding=sharding,
+            **parse_order(url, shuffle, seed, sharding),
             uneven=uneven,
             partitions=partitions,
             steps=steps,

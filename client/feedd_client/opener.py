@@ -194,6 +194,7 @@ class Opener:
             ),
             seed=options.seed,
             sharding=options.sharding,
+            left_to_channel=options.left_to_channel,
             partitions=options.partitions or 0,
             uneven=self.uneven,
             steps=options.steps or 0,

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, ParamSpec
+from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec
 
 from feedd_client.errors import BadOptionError
 from feedd_client.recipe import encode_fields
@@ -55,6 +55,7 @@ class FeedOptions:
         samples: rules for bad samples, and filters.
         decoded_cache: as in FeedDataset.
         sources: datasets to mix, used instead of ``urls``.
+        left_to_channel: arguments that the user left out, which a channel then decides.
     """
 
     urls: tuple[str, ...]
@@ -80,6 +81,7 @@ class FeedOptions:
     mix: str = "stratified"
     samples_per_epoch: int | None = None
     decoded_cache: bool = False
+    left_to_channel: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self._check_mix()
@@ -237,7 +239,28 @@ def parse_sources(url: str | Source | Sequence[str] | Sequence[Source]) -> tuple
     return tuple(sources)
 
 
-def parse_shuffle(shuffle: bool | Shuffle) -> Shuffle | None:  # noqa: FBT001 - the public argument is a bool or more
+def parse_order(
+    url: object,
+    shuffle: bool | Shuffle | None,  # noqa: FBT001 - the public argument is a bool or more
+    seed: int | None,
+    sharding: str | None,
+) -> dict[str, Any]:
+    """Return the arguments that say the order, with defaults, and the names of those that are left to a channel.
+
+    Raises:
+        BadOptionError: shuffle is neither a bool nor a Shuffle.
+    """
+    is_channel = isinstance(url, str) and url.startswith("channel://")
+    given = {"shuffle": shuffle, "seed": seed, "sharding": sharding}
+    return {
+        "shuffle": parse_shuffle(shuffle),
+        "seed": 0 if seed is None else seed,
+        "sharding": "key" if sharding is None else sharding,
+        "left_to_channel": tuple(name for name, value in given.items() if is_channel and value is None),
+    }
+
+
+def parse_shuffle(shuffle: bool | Shuffle | None) -> Shuffle | None:  # noqa: FBT001 - the public argument is a bool or more
     """Return None for no shuffle, else the shuffle options.
 
     Raises:
@@ -245,7 +268,7 @@ def parse_shuffle(shuffle: bool | Shuffle) -> Shuffle | None:  # noqa: FBT001 - 
     """
     if isinstance(shuffle, Shuffle):
         return shuffle
-    if not isinstance(shuffle, bool):
+    if not isinstance(shuffle, bool | None):
         raise BadOptionError(f"expected True, False or Shuffle(...), got {shuffle!r}", object="shuffle")
     return Shuffle() if shuffle else None
 

@@ -39,9 +39,10 @@ class Source:
     """One of several datasets to mix: ``FeedDataset([Source(...), Source(...)], ...)``.
 
     Attributes:
-        url: a prefix, an object, a list of them, or ``manifest+s3://…``. A format in front (``tfrecord+s3://…``)
-            applies to all shards, whatever their names. ``{000..127}``, ``{a,b}`` and ``::`` make lists, as in
-            WebDataset.
+        url: a prefix, an object, a list of them, ``manifest+s3://…``, or ``augmented+s3://…``. A format in front
+            (``tfrecord+s3://…``) applies to all shards, whatever their names. ``{000..127}``, ``{a,b}`` and ``::``
+            make lists, as in WebDataset. ``frozen+s3://bucket/train/`` reads the folder's frozen manifest and lists
+            nothing.
         weight: share of the samples, in any scale; or shares by first epoch, ``{0: 0.7, 10: 0.5}``.
         fields: what to decode, and how, if this differs from the other sources. Every source must yield the same names,
             types and shapes. None takes the dataset's fields.

@@ -13,7 +13,7 @@ from feedd.batching.slot_layout import sample_bytes, slot_bytes
 from feedd.catalog.schema import Schema
 from feedd.errors import BadRecipe
 from feedd.flow.tasks import both, run_all
-from feedd.recipe.encodings import parse_encoding
+from feedd.recipe.encodings import MEMBER, parse_encoding
 from feedd.recipe.low_precision import item_bytes
 from feedd.recipe.packed_rows import packing_of
 from feedd.recipe.padding import MASK_SUFFIX, Pad, batch_specs, mask_ndim, parse_pad, unique
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 Recipe = tuple["FieldRecipe", ...]
 """The recipes of all fields, in the order of the batch."""
 
-_ANY = ("bytes",)
+_ANY = ("bytes", "{}", MEMBER)
 """The codec of fields that are only measured."""
 
 _LOOKED_AT = 8
@@ -242,7 +242,7 @@ async def _resolve(
         return Resolved(told[: len(wanted)], index, {})
     if wanted and not order and not any(map(needs_resolve, wanted)):
         return Resolved(wanted, None, {})  # this rank reads no shard
-    settled = schema.settled(wanted, lambda recipe: _filter_fields(request, recipe))
+    settled = schema.settled(wanted, lambda recipe: _filter_fields(request, recipe), request.spec.data.only)
     recipe, index = await both(settled, _own(catalog, view, order))
     return Resolved(recipe, index, schema.left_out, schema.fields)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from feedd.batching.gather import gather
-from feedd.recipe.filters import within
+from feedd.recipe.filters import INSIDE, within
 from feedd.values import FieldRecipe
 from feedd.workers.work import FieldWork
 
@@ -31,8 +31,6 @@ _UNREADABLE = {
     "str": "a filter needs text at the key, but there is none",
     "json": "a filter needs a value at the key, but there is none",
 }
-_INSIDE = frozenset({"str", "json"})
-"""Codecs that read values inside documents; the values' sizes differ from the stored sizes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +107,13 @@ class Filters:
             recipe = FieldRecipe(one.field, sources, "bytes", encoding=stored)
             (span,) = gather(indexes, rows.shard_no, rows.ordinal, [recipe]).spans
             missing &= span.size < 0
-            if not any(reader.codec in _INSIDE for reader in readers):
+            stored_readers = one.readers_of(readers, sources, stored)
+            if not any(reader.codec in INSIDE for reader in stored_readers):
                 verdict.fits &= (span.size < 0) | within(span.size, one.bytes)
-            for reader in readers:
+            for reader in stored_readers:
                 at = np.flatnonzero((span.size >= 0) & verdict.fits)
                 start = span.start[at]
-                work = FieldWork(replace(reader, encoding=stored), rows.shard_no[at], start, span.size[at], start)
+                work = FieldWork(reader, rows.shard_no[at], start, span.size[at], start)
                 fits, known = await self._read(one, batch.files, work)
                 verdict.fits[at] = fits | ~known  # bad rows stay, to be counted as bad
                 verdict.bad |= dict.fromkeys(at[~known].tolist(), (one.field, _UNREADABLE[reader.codec]))
@@ -129,7 +128,7 @@ class Filters:
             values, known = await self._pool.numbers(files, work)
             return within(values, one.number), known
         shapes = await self._pool.measure(files, work)
-        if work.recipe.codec in _INSIDE:
+        if work.recipe.codec in INSIDE:
             return within(shapes[:, 0], one.bytes), shapes[:, 0] >= 0
         fits = within(shapes[:, 0], one.height) & within(shapes[:, 1], one.width)
         return fits, shapes[:, 0] >= 0

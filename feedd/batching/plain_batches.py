@@ -294,10 +294,12 @@ class PlainBatches:
     ) -> Sequence[Failure]:
         """Return why rows of the group are bad; a lost object's reason takes precedence."""
         found = []
+        recipe = self._recipes.distinct[0]
+        sources = {one.name: one.sources for one in recipe}
         for row in bad:
-            known = lost.get(int(group.shard_no[row.row]), {}).get(int(group.ordinal[row.row]))
-            row_of = row if known is None else replace(row, reason=known[1])
-            recipe = self._recipes.distinct[0]
+            reasons = lost.get(int(group.shard_no[row.row]), {}).get(int(group.ordinal[row.row]), {})
+            known = next((reasons[source] for source in sources.get(row.field, ()) if source in reasons), None)
+            row_of = row if known is None else replace(row, reason=known)
             found.append(failure_of(group, indexes, files, recipe, row_of, told=known is not None))
         return found
 

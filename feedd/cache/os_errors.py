@@ -30,6 +30,7 @@ _HINTS = {
     errno.ENFILE: "raise the machine's limit on open files",
     errno.EIO: "the disk failed: see the kernel's log, and pass another --cache-dir",
 }
+_ONE_HINT = "write smaller shards: only files of tokens and .npy files are read in spans (fetch.span_size)"
 
 
 class StorageFull(Exception):
@@ -99,7 +100,7 @@ def too_small(refs: Sequence[ObjectRef], too_large: TooLarge, names: Names) -> C
         f"{len(refs)} shards of {format_size(too_large.needed_bytes)} do not fit together into the cache's limit of "
         f"{format_size(too_large.limit_bytes)}",
         object=refs[0].url if len(refs) == 1 else names.where,
-        hint=f"{names.grow_hint} or shrink the shuffle window",
+        hint=f"{names.grow_hint} or {_ONE_HINT if len(refs) == 1 else 'shrink the shuffle window'}",
         stage="cache",
     )
 

@@ -28,10 +28,11 @@ from feedd.fetch.scheduler import PARTS_PER_PLACE
 from feedd.recipe import plugins
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator, Callable, Mapping
 
     from feedd.catalog.urls import Location
     from feedd.fetch.fetch_options import SourceOptions
+    from feedd.fetch.s3.sdk_store import ObjectFacts
     from feedd.flow.loop_thread import WorkLoop
     from feedd.protocols import Clock, ObjectStore, Recorder
     from feedd.range_sink import RangeSink
@@ -77,6 +78,7 @@ class BucketStores:
         self._recorder = recorder
         self._clock = clock
         self._stores: dict[str, ObjectStore] = {}
+        self._writers: dict[str, S3Store] = {}
         self._states: dict[str, BucketState] = {}
         self._facts: defaultdict[str, BucketFacts] = defaultdict(BucketFacts)
         self._direct: list[DirectStore] = []
@@ -112,17 +114,28 @@ class BucketStores:
             found = self._states[root] = BucketState(self._options, root)
         return found
 
-    async def put(self, location: Location, data: bytes, over: str | None) -> ObjectRef:
+    async def put(
+        self, location: Location, data: bytes, over: str | None, facts: ObjectFacts | None = None
+    ) -> ObjectRef:
         """Write an object of S3; see ``S3Store.put``."""
-        store = S3Store(location.bucket, self._options, self._facts[location.bucket])
-        try:
-            return await self._retried(store, store).ask(lambda: store.put(location.key, data, over))
-        finally:
-            await store.close()
+        store = self._writer(location.bucket)
+        return await self._retried(store, store).ask(lambda: store.put(location.key, data, over, facts))
+
+    async def describe(self, location: Location) -> tuple[ObjectRef, Mapping[str, str]]:
+        """Return an object of S3 and its metadata; see ``S3Store.describe``."""
+        store = self._writer(location.bucket)
+        return await self._retried(store, store).ask(lambda: store.describe(location.key))
+
+    def _writer(self, bucket: str) -> S3Store:
+        """Return the store that writes to a bucket; it opens on first use."""
+        if bucket not in self._writers:
+            self._writers[bucket] = S3Store(bucket, self._options, self._facts[bucket])
+        return self._writers[bucket]
 
     async def close(self) -> None:
         """Close all stores. A store that fails to close does not keep others open."""
-        stores, self._stores = list(self._stores.values()), {}
+        stores: list[ObjectStore] = [*self._stores.values(), *self._writers.values()]
+        self._stores, self._writers = {}, {}
         async with contextlib.AsyncExitStack() as stack:
             for store in stores:
                 stack.push_async_callback(store.close)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import math
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -13,12 +14,13 @@ from feedd.access import EVERYTHING, Access
 from feedd.catalog.braces import Allowance
 from feedd.catalog.index_store import Indexes
 from feedd.catalog.label_fields import LabelledIndexes
+from feedd.catalog.large_objects import may_have_spans, with_spans
 from feedd.catalog.megatron_index import check_types, read_documents
 from feedd.catalog.object_heads import with_heads
 from feedd.catalog.record_idx import idx_sizes
 from feedd.catalog.sidecar_counts import read_sidecars
-from feedd.catalog.sources import Resolved
 from feedd.catalog.token_windows import Cuts, token_files
+from feedd.catalog.url_listing import Resolved
 from feedd.catalog.wanted_columns import counting
 from feedd.catalog.window_sorting import Sorting
 from feedd.convert.conversion_registry import check_named
@@ -50,10 +52,11 @@ if TYPE_CHECKING:
 
 _Urls = tuple[tuple[str, ...], ...]
 """URLs of each source of a dataset."""
-_Wanted = tuple[_Urls, Cuts, Access]
+_Wanted = tuple[_Urls, Cuts, Access, int]
 
 _FRESH_S = 30.0  # ranks of one launch open within this time and share one listing
 _LISTINGS_KEPT = 16
+_VERSIONS_MAX = 32  # versions of a manifest that are searched for the one of a run
 
 
 class DatasetCatalog:
@@ -63,10 +66,19 @@ class DatasetCatalog:
         readings: indexes as read from the shards; this class adds the listing's labels.
     """
 
-    def __init__(self, stages: Stages, group: asyncio.TaskGroup, learned: Learned) -> None:
+    def __init__(self, stages: Stages, group: asyncio.TaskGroup, learned: Learned, span_bytes: int = 0) -> None:
+        """Start empty.
+
+        Args:
+            stages: the open stages.
+            group: owns shared work.
+            learned: counts that earlier reads told.
+            span_bytes: least size of the spans of large objects; 0: all objects are read whole.
+        """
         self.readings = Indexes(stages, group)
         self._stages = stages
         self._learned = learned
+        self._span_bytes = span_bytes
         # By URLs and content, so that a run that began before a dataset grew finds its older listing.
         self._listings: dict[tuple[_Wanted, bytes], Listing] = {}
         self._listing_flight: SingleFlight[_Wanted, Listing] = SingleFlight(group)
@@ -78,19 +90,26 @@ class DatasetCatalog:
         return await self.mixed((urls,), known, EVERYTHING)
 
     async def mixed(
-        self, sources: _Urls, known: Callable[[Listing], bool], access: Access = EVERYTHING, cuts: Cuts = ()
+        self,
+        sources: _Urls,
+        known: Callable[[Listing], bool] | None,
+        access: Access = EVERYTHING,
+        cuts: Cuts = (),
+        *,
+        whole: bool = False,
     ) -> Listing:
         """Return one listing of several sources, one after another; otherwise like ``listing``.
 
         Args:
             sources: URLs of each source.
-            known: whether a held listing is the run's; called in a thread.
+            known: whether a listing is the run's; called in a thread. None: the run begins.
             access: what the caller may read; listings are shared only by callers who may read the same.
             cuts: how each source's files of tokens are split; empty: there are no such files.
+            whole: read large objects whole, as runs did before objects had spans.
         """
-        wanted = sources, cuts, access
+        wanted = sources, cuts, access, 0 if whole else self._span_bytes
         cached = {name: listing for name, listing in self._listings.items() if name[0] == wanted}
-        if cached:  # checking ``known`` may take as long as the listing is
+        if cached and known is not None:  # checking ``known`` may take as long as the listing is
             found = await CPU.run(lambda: next((one for one in cached.items() if known(one[1])), None))
             if found is not None:
                 name, listing = found
@@ -99,13 +118,33 @@ class DatasetCatalog:
                 return listing
         newest = max(cached.values(), key=lambda listing: listing.listed_s, default=None)
         if newest is not None and self._stages.clock.monotonic_s() - newest.listed_s < _FRESH_S:
-            return newest
-        return await self._listing_flight.do(wanted, lambda: self._list(wanted))
+            found_listing = newest
+        else:
+            found_listing = await self._listing_flight.do(wanted, lambda: self._list(wanted))
+        if known is None or not found_listing.frozen or await CPU.run(known, found_listing):
+            return found_listing
+        return await self._earlier(wanted, known, found_listing) or found_listing
+
+    async def _earlier(self, wanted: _Wanted, known: Callable[[Listing], bool], newest: Listing) -> Listing | None:
+        """Return the listing with which a run began, by earlier versions of one source's manifest, or None."""
+        count = len(wanted[0])
+        for source in range(count):
+            before = newest.frozen
+            for back in range(1, _VERSIONS_MAX):
+                backs = tuple(back if one == source else 0 for one in range(count))
+                listing = await self._list(wanted, backs)
+                if listing.frozen == before:
+                    break  # there is no earlier version
+                if await CPU.run(known, listing):
+                    return listing
+                self.forget(listing)
+                before = listing.frozen
+        return None
 
     @contextlib.contextmanager
     def started(self, sources: _Urls, access: Access, cuts: Cuts = ()) -> Iterator[None]:
         """Start listing, inside the context, for a following call of ``mixed``, unless a listing is held."""
-        wanted = sources, cuts, access
+        wanted = sources, cuts, access, self._span_bytes
         if any(name[0] == wanted for name in self._listings):
             yield
             return
@@ -191,11 +230,27 @@ class DatasetCatalog:
         await self._sorting.close()
         await CACHE_DISK.run(self._learned.save)
 
-    async def _list(self, wanted: _Wanted) -> Listing:
-        sources, cuts, access = wanted
+    async def _list(self, wanted: _Wanted, backs: tuple[int, ...] = ()) -> Listing:
+        """List a dataset; of frozen manifests, ``backs`` says how many versions before the newest to take."""
+        sources, cuts, access, span_bytes = wanted
         resolve = partial(self._stages.sources.resolve_all, access=access, allowance=Allowance())
         cut = [one is not None for one in cuts] or [False] * len(sources)  # a .npy file of tokens is a shard
-        resolved = await run_all(resolve(urls, shards=shards) for urls, shards in zip(sources, cut, strict=True))
+        each = zip(sources, cut, backs or (0,) * len(sources), strict=True)
+        resolved = await run_all(resolve(urls, shards=shards, back=back) for urls, shards, back in each)
+        listing = await self._frozen(resolved, cuts, span_bytes) or await self._listed(resolved, cuts, span_bytes)
+        if any(backs):
+            listing.listed_s = -math.inf  # only for the run that began with it
+        return await self._keep(wanted, listing)
+
+    async def _frozen(self, resolved: Sequence[Resolved], cuts: Cuts, span_bytes: int) -> Listing | None:
+        """Return the listing of one frozen manifest, or None if the objects need a look of their own."""
+        only = resolved[0].only if len(resolved) == 1 and not any(cuts) else None
+        if only is None:
+            return None
+        listing = await CPU.run(only.listing, self._stages.clock.monotonic_s())
+        return None if listing is None or await CPU.run(may_have_spans, listing, span_bytes) else listing
+
+    async def _listed(self, resolved: Sequence[Resolved], cuts: Cuts, span_bytes: int) -> Listing:
         firsts = tuple(itertools.accumulate((len(one.refs) for one in resolved[:-1]), initial=0))
         whole = await CPU.run(_joined, resolved, firsts)
         refs = await with_heads(self._stages.sources, whole.refs, whole.named, firsts, cuts)
@@ -204,11 +259,19 @@ class DatasetCatalog:
         listing.packs, listing.named = whole.packs, await CPU.run(_known_formats, whole)
         listing.idx_bytes = await CPU.run(idx_sizes, whole.refs, whole.sidecar_refs)
         told = await self._sidecar_counts(whole, listing)
+        told = await CPU.run(_with_frozen, told, whole)
         if any(cuts):
             told = await self._with_token_windows(whole, firsts, cuts, told)
+        listing.formats = told.formats
+        listing, told = await with_spans(self._stages.sources, listing, told, span_bytes)
         listing.formats, listing.passed_over = told.formats, whole.passed_over.with_reasons(told.left_out)
+        listing.frozen = whole.frozen
         listing.counts = await CPU.run(self._learned.known, listing.refs, listing.format_of)
         await CPU.run(listing.add_counts, told.exact, told.claimed, told.by)
+        return listing
+
+    async def _keep(self, wanted: _Wanted, listing: Listing) -> Listing:
+        """Hold a new listing, or renew the one that is held of the same objects; return it."""
         cached = self._listings.pop((wanted, listing.digest), None)
         # If nothing changed, keep the learned counts, unless a sidecar was corrected after runs had planned with it.
         if cached is not None and await CPU.run(_unchanged, cached, listing):
@@ -242,7 +305,8 @@ class DatasetCatalog:
         if shard in view.learned:
             return
         view.field_names.add(view.listing.source_of(shard), shard, index.fields, index.unread)
-        self._learned.note(view.refs[shard], index.sample_count, view.listing.format_of(shard))
+        if shard not in view.listing.spans:  # of spans, every listing tells the count
+            self._learned.note(view.refs[shard], index.sample_count, view.listing.format_of(shard))
         try:
             view.learn(shard, index.sample_count)
         except ObjectChanged:
@@ -270,7 +334,18 @@ def _joined(resolved: Sequence[Resolved], firsts: Sequence[int]) -> Resolved:
         tuple(pack for one in resolved for pack in one.packs),
         named,
         functools.reduce(PassedOver.plus, (one.passed_over for one in resolved)),
+        {first + at: count for first, one in zip(firsts, resolved, strict=True) for at, count in one.counts.items()},
+        {first + at: name for first, one in zip(firsts, resolved, strict=True) for at, name in one.formats.items()},
+        tuple(ref for one in resolved for ref in one.frozen),
     )
+
+
+def _with_frozen(told: SidecarCounts, whole: Resolved) -> SidecarCounts:
+    """Add the counts and formats of frozen manifests."""
+    if not whole.frozen:
+        return told
+    by = (*told.by, *(ref.url for ref in whole.frozen))
+    return replace(told, exact={**whole.counts, **told.exact}, by=by, formats={**whole.formats, **told.formats})
 
 
 def _with_cuts(

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _KEPT_BYTES = 256 << 20
 _ENTRY_BYTES = 1 << 10  # of an index without columns
 _INDEXED_BYTES = 1 << 10  # indexing an object of a pack takes 2.5 us, as long as scanning this many bytes
+_COLUMNS_BYTES = 32  # of a sample of a span: start, size, and key
 
 
 class _Key(NamedTuple):
@@ -97,6 +98,8 @@ class Indexes:
     async def _read(self, view: DatasetView, key: _Key, shard: int = -1) -> ShardIndex:
         if is_pack(key.ref):
             index = await _index_of_pack(view, key.ref)
+        elif shard in view.listing.spans:
+            index = await _index_of_span(view, shard)
         else:
             # a name that no format has is refused before the object is fetched
             name = key.format or ("" if key.ref.conversion is not None else format_for(key.ref.url))
@@ -123,4 +126,15 @@ def _key(view: DatasetView, shard: int) -> _Key:
 async def _index_of_pack(view: DatasetView, ref: ObjectRef) -> ShardIndex:
     """Return the index that the pack itself would give, from the listing."""
     packs, number = next((one, number) for one in view.listing.packs if (number := one.find(ref)) is not None)
-    return await off_loop(lambda: index_of(packs.table(number)), len(packs.span(number)) * _INDEXED_BYTES)
+
+    def read() -> ShardIndex:
+        return packs.own_index(number) or index_of(packs.table(number))
+
+    return await off_loop(read, len(packs.span(number)) * _INDEXED_BYTES)
+
+
+async def _index_of_span(view: DatasetView, shard: int) -> ShardIndex:
+    """Return the index of a span, from the listing."""
+    span, size_bytes = view.listing.spans[shard], view.refs[shard].size_bytes
+    columns_bytes = 0 if span.is_regular(size_bytes) else _COLUMNS_BYTES * span.count
+    return await off_loop(lambda: span.index(size_bytes), columns_bytes)

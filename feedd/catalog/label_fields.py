@@ -238,9 +238,10 @@ def _owners(listing: Listing, shards: range) -> dict[int, tuple[Packs, int]]:
         ref = listing.refs[shard]
         places = ((one, number) for one in listing.packs if (number := one.find(ref)) is not None)
         place = next(places, None)
-        if place is None:
+        if place is None or place[0].has_texts:
+            got = "a shard of many samples" if place is None else "lines of a manifest"
             raise BadRequest(
-                "expected samples that are separate objects, got a shard of many samples",
+                f"expected samples that are separate objects, got {got}",
                 object=ref.url,
                 hint="labels by folder or table are for separate objects; a shard's samples contain their labels, "
                 'as int, str or {"decode": "int", "classes": ["cat", "dog"]}',

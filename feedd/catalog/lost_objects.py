@@ -14,7 +14,7 @@ import numpy as np
 
 from feedd.catalog.manifest import head_all
 from feedd.dataset.object_names import split_name
-from feedd.dataset.pack_layout import HEAD_BYTES, head_bytes, is_pack, parse
+from feedd.dataset.pack_layout import HEAD_BYTES, LineObject, has_lines, head_bytes, is_pack, parse
 from feedd.errors import CacheUnavailable, FeeddError, NotFound
 from feedd.flow.lru import WeightedLru
 from feedd.flow.pools import CACHE_DISK
@@ -38,8 +38,8 @@ _ASKED_MAX: Final = 64  # missing objects that an open looks up
 _ASKED_AT_ONCE: Final = 16
 _ASK_S: Final = 2.0  # how long an open waits for the answers
 
-Reasons = dict[int, dict[int, tuple[str, str]]]
-"""shard number -> sample number -> (extension of the missing object, reason)."""
+Reasons = dict[int, dict[int, dict[str, str]]]
+"""shard number -> sample number -> extension of a missing object -> reason."""
 
 
 class _Version(NamedTuple):
@@ -51,10 +51,21 @@ class _Version(NamedTuple):
 
 
 class _Lost(NamedTuple):
+    """A missing object.
+
+    Attributes:
+        number: its number in the pack.
+        sample: the sample it belongs to.
+        extension: its field.
+        reason: text for people.
+        vanished: it existed when the objects were listed.
+    """
+
     number: int
     sample: int
     extension: str
     reason: str
+    vanished: bool
 
 
 class _Lacking(NamedTuple):
@@ -132,10 +143,13 @@ class LostObjects:
         packs = {number: file for number, file in enumerate(files) if is_pack(file.ref) and not file.inflight}
         for (number, file), lost in zip(packs.items(), await self._of(list(packs.values())), strict=True):
             if lost:
-                if file.ref not in self._lacking and len(self._lacking) < _KNOWN_MAX:
-                    self._lacking[file.ref] = _Lacking(tuple(one.number for one in lost), -math.inf)
+                vanished = tuple(one.number for one in lost if one.vanished)
+                if vanished and file.ref not in self._lacking and len(self._lacking) < _KNOWN_MAX:
+                    self._lacking[file.ref] = _Lacking(vanished, -math.inf)
                 found = [*found[:number], _without(found[number], lost), *found[number + 1 :]]
-                reasons[number] = {one.sample: (one.extension, one.reason) for one in lost}
+                by_sample = reasons.setdefault(number, {})
+                for one in lost:
+                    by_sample.setdefault(one.sample, {})[one.extension] = one.reason
         return found, reasons
 
     async def with_object_names(self, failures: Sequence[Failure], files: Sequence[ShardFile]) -> Sequence[Failure]:
@@ -191,11 +205,13 @@ def bad_rows(
     """Return rows that lack an object with a wanted extension: row -> (extension, reason)."""
     if not reasons:
         return {}
-    found: Mapping[int, tuple[str, str] | None] = {
-        row: reasons.get(number, {}).get(sample)
-        for row, (number, sample) in enumerate(zip(shard_no.tolist(), ordinal.tolist(), strict=True))
-    }
-    return {row: reason for row, reason in found.items() if reason is not None and reason[0] in wanted}
+    found: dict[int, tuple[str, str]] = {}
+    for row, (number, sample) in enumerate(zip(shard_no.tolist(), ordinal.tolist(), strict=True)):
+        missing = reasons.get(number, {}).get(sample, {})
+        named = next((one for one in missing.items() if one[0] in wanted), None)
+        if named is not None:
+            found[row] = named
+    return found
 
 
 def _without(index: ShardIndex, lost: Sequence[_Lost]) -> ShardIndex:
@@ -210,18 +226,24 @@ def _read(file: ShardFile) -> tuple[_Lost, ...]:
     try:
         table = _table(file)
         names = table.names() if table.lost else []
-        extensions = {number: split_name(names[number])[1] for number in table.lost}
+        found = []
+        for number in table.lost:
+            sample, vanished = int(table.sample[number]), bool(table.sizes[number])
+            if has_lines(file.ref):
+                one = LineObject.parse(names[number])
+                extension, reason = one.attribute.lower(), one.fault or _gone(one.url, vanished=vanished)
+            else:
+                extension = split_name(names[number])[1]
+                reason = _gone(f"{_folder(file, names)}{names[number]}", vanished=True)
+            found.append(_Lost(number, sample, extension, reason, vanished))
     except (OSError, ValueError) as error:
         raise _unreadable(file, error) from error
-    return tuple(
-        _Lost(
-            number,
-            int(table.sample[number]),
-            extension,
-            f"expected the object {_folder(file, names)}{names[number]}, got none when the pack was fetched",
-        )
-        for number, extension in extensions.items()
-    )
+    return tuple(found)
+
+
+def _gone(url: str, *, vanished: bool) -> str:
+    when = "when the pack was fetched" if vanished else "when the manifest was read"
+    return f"expected the object {url}, got none {when}"
 
 
 def _named(failures: Sequence[Failure], packs: Mapping[str, ShardFile]) -> list[Failure]:
@@ -230,14 +252,31 @@ def _named(failures: Sequence[Failure], packs: Mapping[str, ShardFile]) -> list[
     found = []
     for one in failures:
         if one.url in tables:
-            table, its = tables[one.url], names[one.url]
+            table, file_names = tables[one.url], names[one.url]
             objects = np.flatnonzero(table.sample == one.ordinal)
             place = objects[table.starts()[objects] == one.offset]  # the failed field's object, if it exists
-            name = its[int(place[0] if len(place) else objects[0])]
-            found.append(replace(one, url=_folder(packs[one.url], its) + name, ordinal=0, offset=0))
+            if has_lines(packs[one.url].ref):
+                found.append(_in_line(one, file_names, [int(at) for at in place if table.sizes[at]]))
+                continue
+            name = file_names[int(place[0] if len(place) else objects[0])]
+            found.append(replace(one, url=_folder(packs[one.url], file_names) + name, ordinal=0, offset=0))
         else:
             found.append(one)
     return found
+
+
+def _in_line(failure: Failure, names: Sequence[str], place: Sequence[int]) -> Failure:
+    """Return a failure in a pack of lines with its manifest, line and attribute; a key there is the line's number.
+
+    Args:
+        failure: the failure.
+        names: names of the pack's objects.
+        place: the failed object, if the field is one; else empty.
+    """
+    text, line = LineObject.parse(names[0]), int(failure.key)
+    told = LineObject.parse(names[place[0]]) if place and place[0] else LineObject(line, failure.field, text.url)
+    reason = f"line {line} of {text.url}, attribute {told.attribute!r}: {failure.reason}"
+    return replace(failure, url=told.url, reason=reason, ordinal=0 if told.url != text.url else line - 1, offset=0)
 
 
 def _table(file: ShardFile) -> Table:

@@ -38,10 +38,7 @@ _BUCKET: Final = re.compile(r"s3://(?!arn:)[^/]+/")
 _SHOWN_BYTES: Final = 80
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 _SHAPE = 'a manifest is [{"prefix": "s3://bucket/some/prefix/"}, "name-1", "name-2", ...]'
-_AUGMENTED = (
-    "an augmented manifest, which has a JSON object on each line, is not supported: "
-    "list the objects in a plain manifest, or specify their prefix"
-)
+_AUGMENTED = "a manifest with a JSON object on each line is an augmented one: write augmented+s3://…"
 
 
 class Names:

@@ -31,7 +31,8 @@ from feedd.formats.megatron import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from feedd.catalog.sources import Resolved, Sources
+    from feedd.catalog.sources import Sources
+    from feedd.catalog.url_listing import Resolved
     from feedd.values import ObjectRef
 
 _TOKENS, _INDEX = ".bin", ".idx"

@@ -18,7 +18,7 @@ import numpy as np
 from feedd.catalog.object_kinds import COMPANION, LINES, PRIMARY, SHARD, is_table, kind_of
 from feedd.dataset.object_names import split_name
 from feedd.dataset.pack_borders import borders
-from feedd.dataset.packs import Members, Packs, packed_tag
+from feedd.dataset.packs import Members, Packs, packed_tag, texts_at
 from feedd.notices import EXAMPLES_MAX, Amount, NoticeKind, summed
 
 if TYPE_CHECKING:
@@ -235,7 +235,8 @@ class ObjectGrouper:
         if len(numbers) == len(sizes) and (np.diff(numbers) > 0).all():
             columns = (bytes(self._keys), key_ends, sizes, bytes(self._tags), tag_ends)
         else:
-            columns = (*_taken(self._keys, key_ends, numbers), sizes[numbers], *_taken(self._tags, tag_ends, numbers))
+            keys, tags = texts_at(self._keys, key_ends, numbers), texts_at(self._tags, tag_ends, numbers)
+            columns = (*keys, sizes[numbers], *tags)
         return Members(self._root, self._base, *columns, sample)
 
     def _is_shard(self, ref: ObjectRef) -> bool:
@@ -281,14 +282,6 @@ def _among_shards(key: str) -> NoticeKind:
 
 def _among_samples(key: str) -> NoticeKind:
     return NoticeKind.TABLES_BESIDE_SAMPLES if is_table(key) else NoticeKind.UNKNOWN_OBJECTS
-
-
-def _taken(blob: bytearray, ends: NDArray[np.int64], numbers: NDArray[np.int64]) -> tuple[bytes, NDArray[np.int64]]:
-    """Return some of many texts, concatenated, and the end of each."""
-    starts = np.concatenate(([0], ends[:-1]))[numbers].tolist()
-    view = memoryview(blob)
-    pieces = [view[start:end] for start, end in zip(starts, ends[numbers].tolist(), strict=True)]
-    return b"".join(pieces), np.cumsum(np.fromiter(map(len, pieces), np.int64, len(pieces)))
 
 
 def object_bytes(sizes: NDArray[np.int64], packs: Iterable[Packs]) -> int:

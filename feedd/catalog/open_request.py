@@ -122,6 +122,8 @@ class Request:
         rules = sorted(map(filter_text, self.filters))
         if self.policy is BadSamples.REPLACE:  # changes the samples in batches; other policies only leave some out
             rules.append(f"bad_samples={self.policy.value}")
+        if self.spec.data.only:
+            rules.append(f"only={','.join(self.spec.data.only)}")
         return listing.fingerprint(self.spec.order, plain, self.window(listing), self.mix, rules)
 
 

@@ -32,6 +32,7 @@ from feedd.convert.conversion_registry import (
     lists_columns,
     only_unpacks,
 )
+from feedd.dataset.object_spans import is_span
 from feedd.dataset.pack_layout import is_pack
 from feedd.errors import BadRequest, BadSample
 from feedd.flow.tasks import run_all
@@ -41,6 +42,7 @@ from feedd.recipe.left_out import left_out
 from feedd.recipe.predecoded import PIXELS, RowsParams
 from feedd.recipe.recipe import check_fields, default_fields, needs_resolve, with_encodings
 from feedd.shard_index import ShardIndex
+from feedd.values import FieldRecipe
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -51,7 +53,7 @@ if TYPE_CHECKING:
     from feedd.dataset.listing import DatasetView
     from feedd.notices import Amount, NoticeKind
     from feedd.recipe.predecoded import ReadyField
-    from feedd.values import FieldRecipe, ObjectRef, ShardFile
+    from feedd.values import ObjectRef, ShardFile
 
     SideTask: TypeAlias = Callable[[Sequence[FieldRecipe]], Sequence[FieldRecipe]]
 
@@ -157,13 +159,14 @@ class Schema:
         return None if any(map(needs_resolve, told)) else told
 
     async def settled(
-        self, wanted: tuple[FieldRecipe, ...], beside: SideTask = lambda _: ()
+        self, wanted: tuple[FieldRecipe, ...], beside: SideTask = lambda _: (), only: Sequence[str] = ()
     ) -> tuple[FieldRecipe, ...]:
         """Return recipes with all facts that only data can tell.
 
         Args:
             wanted: recipes of the fields; empty: all fields of the data.
             beside: returns further fields to read for the given ones; they are checked, but not returned.
+            only: fields to read by default, in order; empty: all.
 
         Raises:
             BadRecipe: no checked shard has a field, or its codec cannot read the encoding of the first that has it.
@@ -172,10 +175,10 @@ class Schema:
             FeeddError: an error of a shard or its store, such as BadShard or NotFound.
         """
         looked: list[Looked] = []
-        search, named = _Search({}), bool(wanted)
+        search, named = _Search({}), bool(wanted or only)
         async for one in self._with_samples():
             if not looked:
-                wanted = wanted or default_fields(one.index.fields, one.index.encodings)
+                wanted = wanted or _defaults(one.index, only)
                 search.left = dict(enumerate((*wanted, *beside(wanted))))
             looked.append(one)
             await self._ask(one, search)
@@ -258,7 +261,7 @@ class Schema:
         """Read just enough of a shard to know its fields."""
         ref = self._view.refs[shard]
         plain, ready = self._plain(shard)
-        if is_pack(ref) or ref.size_bytes <= HEAD_BYTES[0]:
+        if is_pack(ref) or is_span(ref) or ref.size_bytes <= HEAD_BYTES[0]:
             return await self.whole(shard)
         if shard == self._own and lists_columns(plain.conversion):  # else its footer is read twice
             return await self.whole(shard)
@@ -313,6 +316,17 @@ def _encodings_by(format_name: str, ref: ObjectRef, sources: Sequence[str]) -> d
     if kind in {RAW, LLMC, NPY} and params:
         return dict.fromkeys(sources, f"{msgspec.json.decode(params, type=TokenWindows).dtype}[]")
     return dict.fromkeys(sources, "") if kind in _PLAIN and not is_pack(ref) else {}
+
+
+def _defaults(index: ShardIndex, only: Sequence[str]) -> tuple[FieldRecipe, ...]:
+    """Return the default recipes of a shard's fields.
+
+    Raises:
+        BadRecipe: the shard lacks one of ``only``, or has a field that cannot be read by default.
+    """
+    check_fields([FieldRecipe(name, (name,), "bytes") for name in only], index.fields)
+    columns = [index.fields.index(name) for name in only] or range(len(index.fields))
+    return default_fields([index.fields[column] for column in columns], list(map(index.encoding_of, columns)))
 
 
 def _with_ready(index: ShardIndex, ready: Sequence[ReadyField]) -> ShardIndex:

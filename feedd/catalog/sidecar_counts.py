@@ -26,7 +26,8 @@ from feedd.notices import SIDECARS_EVENT, Amount, NoticeKind, summed
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from feedd.catalog.sources import Resolved, Sources
+    from feedd.catalog.sources import Sources
+    from feedd.catalog.url_listing import Resolved
     from feedd.values import ObjectRef
 
 _CLAIMS_MAX = 1000  # files; more such files are most likely something else

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
 from feedd.access import EVERYTHING, FILE_ROOT
@@ -12,7 +12,7 @@ from feedd.catalog.bucket_stores import BucketStores, WorkLoopStore, is_s3
 from feedd.catalog.manifest import MANIFEST_BYTES_MAX, head_all, names_in
 from feedd.catalog.skipped_log import SkippedLog
 from feedd.catalog.texts import Texts
-from feedd.catalog.url_listing import UrlListing
+from feedd.catalog.url_listing import Resolved, UrlListing
 from feedd.catalog.url_lists import UrlList, lists_of, runs_of
 from feedd.catalog.urls import Location, likely_bucket, parse_url
 from feedd.dataset.passed_over import PassedOver
@@ -29,35 +29,15 @@ from feedd.flow.pools import CPU, LOCAL_FILES
 from feedd.metrics import PIPELINE_LISTING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from feedd.access import Access
     from feedd.catalog.braces import Allowance
     from feedd.dataset.packs import Packs
     from feedd.fetch.fetch_options import SourceOptions
     from feedd.flow.loop_thread import WorkLoop
-    from feedd.protocols import Clock, ObjectStore, Recorder, SpanFetcher
+    from feedd.protocols import Clock, ObjectStore, Recorder
     from feedd.values import ObjectRef
-
-
-@dataclass(frozen=True, slots=True)
-class Resolved:
-    """The objects that URLs name.
-
-    Attributes:
-        refs: the data.
-        sidecar_refs: sidecars among the objects: they tell of samples and hold none (``dataset.index_file``,
-            ``dataset.sidecars``).
-        packs: contents of the packs among the refs; packs can be fetched only while these objects are held.
-        named: formats named in URLs, by index into ``refs``.
-        passed_over: objects that are not data.
-    """
-
-    refs: tuple[ObjectRef, ...]
-    sidecar_refs: tuple[ObjectRef, ...]
-    packs: tuple[Packs, ...] = ()
-    named: Mapping[int, str] = field(default_factory=dict)
-    passed_over: PassedOver = field(default_factory=PassedOver)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,19 +80,7 @@ class Sources:
         self._heads = TurnGate(options.heads_in_flight)  # on the work loop, like the stores
         self._closed = False
         self._skipped_log = SkippedLog()
-        plain = RangeFetcher(
-            self.buckets.of,
-            ByteBudget(options.bytes_in_flight),
-            recorder,
-            FetchLimits(
-                options.part_size_bytes,
-                options.parts_in_flight,
-                verified=options.verify == "checksum",
-                writers=options.transfer_threads,
-            ),
-            concurrency_of=lambda root: self.buckets.state(root).concurrency,
-            sizes_of=lambda root: self.buckets.state(root).sizes,
-        )
+        plain = _range_fetcher(self.buckets, options, recorder, clock)
         self._plain = plain
         self._book = PackBook(plain.turns)
         self._fetcher = ObjectsFetcher(plain, self._book, self.work_loop)
@@ -149,7 +117,7 @@ class Sources:
         return Scheduled(scheduler.waiting_count, scheduler.waiting_bytes, scheduler.in_flight_count)
 
     @property
-    def fetcher(self) -> SpanFetcher:
+    def fetcher(self) -> ObjectsFetcher:
         """The fetcher for objects of any store, by their root."""
         return self._fetcher
 
@@ -166,7 +134,7 @@ class Sources:
         assert not self._closed, "sources are closed"
         return WorkLoopStore(root, self.buckets.of, self.work_loop)
 
-    async def resolve(self, urls: Sequence[str], access: Access = EVERYTHING) -> tuple[ObjectRef, ...]:
+    async def resolve(self, urls: Sequence[str], access: Access = EVERYTHING) -> Sequence[ObjectRef]:
         """Return the current versions of the objects that ``urls`` name, in order; see ``resolve_all``.
 
         Packs among them cannot be fetched, because their contents are not kept.
@@ -180,18 +148,21 @@ class Sources:
         *,
         shards: bool = False,
         allowance: Allowance | None = None,
+        back: int = 0,
     ) -> Resolved:
         """Find the current versions of the objects that ``urls`` name, in order; duplicates stay.
 
-        A URL is a prefix (``s3://bucket/train/``), an object, a directory (``file:///data``, ``/data``), or a
-        manifest (``manifest+s3://bucket/x.manifest``). A URL that equals an object's key names only that object. A URL
-        with braces or ``::`` is a list of URLs (``catalog.braces``), unless an object has exactly this name.
+        A URL is a prefix (``s3://bucket/train/``), an object, a directory (``file:///data``, ``/data``), or a manifest
+        (``manifest+s3://bucket/x`` or ``augmented+``). A URL that equals an object's key names only that object. A URL
+        with braces or ``::`` is a list of URLs (``catalog.braces``), unless an object has exactly this name. A folder
+        with a frozen manifest (``frozen+s3://bucket/train/``) is not listed: see ``catalog.frozen``.
 
         Args:
             urls: URLs of one dataset.
             access: what the caller may read; every URL and every object that a manifest names is checked.
             shards: treat all objects as shards; otherwise objects that look like samples are packed.
             allowance: limit for braces, shared by the datasets of a request; None: this dataset has its own.
+            back: how many versions before the newest to take of frozen manifests.
 
         Raises:
             BadRequest: malformed URL or manifest.
@@ -205,10 +176,20 @@ class Sources:
         packs: list[Packs] = []
         named: dict[int, str] = {}
         passed_over = PassedOver()
+        counts: dict[int, int] = {}
+        formats: dict[int, str] = {}
         lists = await CPU.run(_permitted, urls, allowance, access)  # all, before the first request
-        for taking in [taking for one in lists for taking in await self._named(one, access, shards=shards)]:
+        takings = [taking for one in lists for taking in await self._named(one, access, shards=shards, back=back)]
+        whole = [taking.frozen for taking in takings]
+        if len(whole) == 1 and whole[0] is not None and not whole[0].manifest.head.packed:
+            self._skipped_log.report(takings[0].location.url, whole[0].passed_over)
+            return await CPU.run(Resolved.of, whole[0])
+        for taking in takings:
             location = taking.location
-            passed = PassedOver()
+            passed = taking.passed_over
+            if taking.frozen is not None and not taking.frozen.manifest.head.packed:
+                counts |= {len(found) + at: count for at, count in taking.frozen.counts.items()}
+                formats |= {len(found) + at: name for at, name in taking.frozen.formats.items()}
             for grouped in await CPU.run(taking.grouped):  # takes microseconds per object
                 passed = passed.plus(PassedOver(grouped.left_out, grouped.examples, grouped.reasons))
                 if location.format:
@@ -222,13 +203,14 @@ class Sources:
             passed_over = passed_over.plus(passed)
         if not found and sidecar_refs:
             raise _nothing(" ".join(urls))
-        return Resolved(tuple(found), tuple(sidecar_refs), tuple(packs), named, passed_over)
+        versions = tuple(frozen.ref for frozen in whole if frozen is not None)
+        return Resolved(tuple(found), tuple(sidecar_refs), tuple(packs), named, passed_over, counts, formats, versions)
 
-    async def _named(self, one: UrlList, access: Access, *, shards: bool) -> list[UrlListing]:
+    async def _named(self, one: UrlList, access: Access, *, shards: bool, back: int) -> list[UrlListing]:
         """Return the listing of a URL as it is written, or, if no such object exists, of the URLs in its braces."""
         if one.itself is not None:
             try:
-                return [await self._taken(one.itself, access, shards=shards)]
+                return [await self._taken(one.itself, access, shards=shards, back=back)]
             except (NotFound, PermissionDenied):
                 if len(one.locations) == 1:
                     raise
@@ -239,10 +221,15 @@ class Sources:
                 found.append(UrlListing(location, shards=shards))
                 found[-1].take_listed(refs)
             else:
-                found.append(await self._taken(location, access, shards=shards))
+                found.append(await self._taken(location, access, shards=shards, back=back))
         return found
 
-    async def _taken(self, location: Location, access: Access, *, shards: bool) -> UrlListing:
+    async def _taken(self, location: Location, access: Access, *, shards: bool, back: int) -> UrlListing:
+        if location.frozen:
+            # Few runs read such manifests, and an open of others imports less.
+            from feedd.catalog.frozen import thawed  # noqa: PLC0415 - see above
+
+            return await thawed(self.texts, self.store(location.root), location, back)
         taking = UrlListing(location, shards=shards)
         try:
             await (
@@ -311,10 +298,36 @@ class Sources:
         if ref.size_bytes > MANIFEST_BYTES_MAX:
             message = f"expected a manifest of at most {MANIFEST_BYTES_MAX} bytes, got {ref.size_bytes}"
             raise BadRequest(message, object=location.url, stage="source")
+        if location.augmented:
+            from feedd.catalog.augmented_manifest import parse_lines  # noqa: PLC0415 - most runs have no such manifest
+
+            found = await self.texts.parse(ref, functools.partial(parse_lines, url=location.url))
+            await CPU.run(access.check_names, found.names, location.url)
+            heads = head_all(found.names, self._head_if_there, self._options.heads_in_flight)
+            taking.take_packs(await found.packs(ref, heads))
+            return
         names = await self.texts.parse(ref, functools.partial(names_in, url=location.url))
         await CPU.run(access.check_names, names, location.url)
         refs = await head_all(names, self._head, self._options.heads_in_flight)
         await CPU.run(taking.take_all_named, refs)
+
+
+def _range_fetcher(buckets: BucketStores, options: SourceOptions, recorder: Recorder, clock: Clock) -> RangeFetcher:
+    limits = FetchLimits(
+        options.part_size_bytes,
+        options.parts_in_flight,
+        verified=options.verify == "checksum",
+        writers=options.transfer_threads,
+        now_s=clock.monotonic_s,
+    )
+    return RangeFetcher(
+        buckets.of,
+        ByteBudget(options.bytes_in_flight),
+        recorder,
+        limits,
+        concurrency_of=lambda root: buckets.state(root).concurrency,
+        sizes_of=lambda root: buckets.state(root).sizes,
+    )
 
 
 def _permitted(urls: Sequence[str], allowance: Allowance | None, access: Access) -> list[UrlList]:

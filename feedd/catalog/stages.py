@@ -9,6 +9,8 @@ from feedd.access import AccessRules
 from feedd.catalog.lost_objects import LostObjects
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from feedd.catalog.pack_reads import PackReads
     from feedd.catalog.sources import Sources
     from feedd.converting.converting_cache import ConvertingCache
@@ -29,6 +31,8 @@ class PipelineOptions:
         ready_bytes: size limit of a shard with predecoded images (see ``sessions.decoded_cache``); 0: no predecoding.
         readahead_bytes: size of the shards that sessions prefetch if shards are small (see ``EpochAccess.wishes``).
         access_rules: what each owner may read.
+        channel_root: folder of a SageMaker job; None: see ``catalog.channel_urls``.
+        span_bytes: least size of the spans of large objects; 0: all objects are read whole.
     """
 
     window_shards: int = 4
@@ -38,6 +42,8 @@ class PipelineOptions:
     ready_bytes: int = 0
     readahead_bytes: int = 0
     access_rules: AccessRules = field(default_factory=AccessRules)
+    channel_root: Path | None = None
+    span_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

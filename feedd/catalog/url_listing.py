@@ -4,20 +4,62 @@ from __future__ import annotations
 
 import itertools
 import os.path
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Self
 
 from feedd.catalog.ignored_objects import IgnoredKeys
 from feedd.catalog.object_grouper import Grouped, ObjectGrouper
 from feedd.catalog.table_roots import refuse_root
+from feedd.dataset.pack_names import marks_in, unfinished
+from feedd.dataset.passed_over import PassedOver
 from feedd.dataset.sidecars import is_sidecar
 from feedd.dataset.splits import with_one_split
+from feedd.errors import Unsupported
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from feedd.catalog.frozen import Frozen
     from feedd.catalog.urls import Location
+    from feedd.dataset.packs import Packs
     from feedd.values import ObjectRef
 
 _FILES = "files"  # the format of packs
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """The objects that URLs name.
+
+    Attributes:
+        refs: the data.
+        sidecar_refs: sidecars among the objects: they tell of samples and hold none (``dataset.index_file``,
+            ``dataset.sidecars``).
+        packs: contents of the packs among the refs; packs can be fetched only while these objects are held.
+        named: formats named in URLs, by index into ``refs``.
+        passed_over: objects that are not data.
+        counts: samples of the objects that frozen manifests list, by index into ``refs``.
+        formats: formats that frozen manifests name, by index into ``refs``.
+        frozen: the versions of these manifests.
+        only: the manifest, if it lists all of the data.
+    """
+
+    refs: Sequence[ObjectRef]
+    sidecar_refs: tuple[ObjectRef, ...]
+    packs: tuple[Packs, ...] = ()
+    named: Mapping[int, str] = field(default_factory=dict)
+    passed_over: PassedOver = field(default_factory=PassedOver)
+    counts: Mapping[int, int] = field(default_factory=dict)
+    formats: Mapping[int, str] = field(default_factory=dict)
+    frozen: tuple[ObjectRef, ...] = ()
+    only: Frozen | None = None
+
+    @classmethod
+    def of(cls, frozen: Frozen) -> Self:
+        """Return a dataset that one frozen manifest lists."""
+        named = dict.fromkeys(range(len(frozen.refs)), frozen.format) if frozen.format else {}
+        versions, facts = (frozen.ref,), (frozen.counts, frozen.formats)
+        return cls(frozen.refs, (), (), named, frozen.passed_over, *facts, versions, frozen)
 
 
 class UrlListing:
@@ -31,6 +73,7 @@ class UrlListing:
         location: the URL.
         sidecar_refs: sidecars, which tell of samples and hold none.
         count: number of collected objects.
+        frozen: the manifest that lists the objects; None: a store lists them.
     """
 
     def __init__(self, location: Location, *, shards: bool = False) -> None:
@@ -40,9 +83,12 @@ class UrlListing:
         self._named = shards or self._format
         self.sidecar_refs: dict[ObjectRef, None] = {}
         self.count = 0
+        self.frozen: Frozen | None = None
         self._gatherings: list[ObjectGrouper] = []
         self._listed: list[ObjectRef] = []
+        self._packs: Packs | None = None
         self._is_listed = False  # False for lists and manifests, whose objects the user named explicitly
+        self._marks: list[str] = []  # plans and manifests of feedd pack
         self._base = ""
         self.within(location.key)
 
@@ -59,6 +105,7 @@ class UrlListing:
         """
         self._is_listed = True
         refuse_root(page, self._prefix, self._ignored)
+        self._marks += marks_in(ref.key for ref in page)
         if not self._gatherings:
             self._gatherings.append(ObjectGrouper(self._base, shards=self._named, ignored=self._ignored))
         self._take(page)
@@ -84,13 +131,38 @@ class UrlListing:
         """Add objects of one store that URLs name, in their order; they are grouped later, and none is ignored."""
         self._listed = refs
 
+    def take_packs(self, packs: Packs) -> None:
+        """Take the packs of an augmented manifest, which is the whole URL."""
+        self._packs = packs
+
+    @property
+    def passed_over(self) -> PassedOver:
+        """The objects that a frozen manifest left out."""
+        return PassedOver() if self.frozen is None else self.frozen.passed_over
+
     def grouped(self) -> list[Grouped]:
-        """Return the shards and packs; takes long for millions of objects."""
+        """Return the shards and packs; takes long for millions of objects.
+
+        Raises:
+            Unsupported: ``feedd pack`` has not finished writing the shards.
+        """
+        if plan := unfinished(self._marks):
+            raise Unsupported(
+                "expected a complete pack, got one without its manifest: feedd pack has not written all shards",
+                object=f"{self.location.root}{'' if plan.startswith('/') else '/'}{plan}",
+                hint="wait until feedd pack ends; if it was stopped, run it again",
+                stage="source",
+            )
+        if self._packs is not None:
+            return [Grouped(self._packs.refs, self._packs)]
+        if self.frozen is not None and not self.count:
+            for page in self.frozen.pages():
+                self.take(page)
         if self._listed:
             self.take_named(self._listed)
             self._listed = []
         found = [gathering.grouped() for gathering in self._gatherings]
-        if not self._is_listed:
+        if not self._is_listed or self.frozen is not None:
             return found
         return [replace(one, reasons={**one.reasons, **with_one_split(one.refs, self._base)}) for one in found]
 

@@ -57,7 +57,9 @@ def lists_of(urls: Sequence[str], allowance: Allowance | None = None) -> list[Ur
         with contextlib.suppress(BadRequest):  # a bucket's name with braces is not valid
             itself = parse_url(url)
         locations = tuple(map(parse_url, expanded))
-        requested = [at for at, one in enumerate(locations) if one.key[-1:] not in {"", "/"} and not one.manifest]
+        requested = [
+            at for at, one in enumerate(locations) if one.key[-1:] not in {"", "/"} and not (one.manifest or one.frozen)
+        ]
         names = Names((locations[at].root, locations[at].key) for at in requested)
         found.append(UrlList(itself, locations, tuple(requested), names))
     return found

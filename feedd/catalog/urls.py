@@ -11,8 +11,11 @@ from feedd.errors import BadRequest, Unsupported
 from feedd.recipe import plugins
 
 _SCHEME = re.compile(r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]*)://(?P<rest>.*)", re.DOTALL)
-_ACCEPTED = "expected s3://bucket/prefix, file:///directory, a path, or manifest+s3://bucket/key"
-_MANIFEST = "manifest"
+_ACCEPTED = (
+    "expected s3://bucket/prefix, file:///directory, a path, manifest+s3://bucket/key, augmented+s3://bucket/key "
+    "or frozen+s3://bucket/prefix/"
+)
+_MANIFEST, _AUGMENTED, _FROZEN = "manifest", "augmented", "frozen"
 _ARN = re.compile(
     r"(?P<head>arn:[a-z0-9-]+:s3[a-z-]*:[a-z0-9-]*:[0-9]*:(outpost[:/][^:/]+[:/])?accesspoint)[:/](?P<name>[^:/]+)"
     r"(/(?P<key>.*))?",
@@ -20,6 +23,7 @@ _ARN = re.compile(
 )
 _HINTS = {
     "s3a": "write s3:// in place of s3a://",
+    "channel": "FeedDataset and feedd pipe read channels; name the channel's s3:// URL here",
     "s3n": "write s3:// in place of s3n://",
     "gs": 'write s3://, with endpoint_url = "https://storage.googleapis.com" for that bucket and an HMAC key',
     "http": "write s3://BUCKET/KEY, and the store's address as endpoint_url",
@@ -38,8 +42,10 @@ class Location:
         root: ``s3://bucket``, ``file://``, or ``SCHEME://NAME`` of an installed store.
         key: key or prefix, verbatim: nothing in it is percent-decoded.
         manifest: whether the object is a manifest, which lists the data.
+        frozen: whether the folder's frozen manifest lists the data (``catalog.frozen``), or one version of it.
         format: format of its shards, whatever their names (``tfrecord+s3://bucket/prefix/``); empty: their names
             decide. This module does not check whether the format exists.
+        augmented: whether the manifest is an augmented one, whose lines are samples.
     """
 
     url: str
@@ -47,6 +53,8 @@ class Location:
     key: str
     manifest: bool
     format: str = ""
+    augmented: bool = False
+    frozen: bool = False
 
     @property
     def bucket(self) -> str:
@@ -72,22 +80,25 @@ def parse_url(url: str) -> Location:
         return Location(url, FILE_ROOT, str(Path(url).absolute()).rstrip("/") + kept_slash, manifest=False)
     scheme, rest = match["scheme"].lower(), match["rest"]
     *kinds, inner = scheme.split("+")
-    if "augmented" in kinds:
-        hint = "list the objects in a plain manifest (manifest+s3://…), or specify their prefix"
-        raise Unsupported("expected a plain manifest, got an augmented one", object=url, hint=hint, stage="source")
-    named = [kind for kind in kinds if kind != _MANIFEST]
+    augmented = _AUGMENTED in kinds
+    named = [kind for kind in kinds if kind not in {_MANIFEST, _AUGMENTED, _FROZEN}]
+    if augmented and len(kinds) > 1:
+        hint = "the extension of each object tells what it is, and fields= how to decode it"
+        raise BadRequest("expected only augmented+ before the URL", object=url, hint=hint, stage="source")
     known = inner in {S3_SCHEME, _FILE_SCHEME} or inner in plugins.names(plugins.STORES)
     if not known or len(named) > 1 or len(kinds) > len(named) + 1 or not _formats(named):
         hint = "" if known else _HINTS.get(inner, "")
         raise BadRequest(f"{_ACCEPTED}, got scheme {scheme!r}", object=url, hint=hint, stage="source")
-    kind = _MANIFEST if _MANIFEST in kinds else ""
+    kind = _MANIFEST if _MANIFEST in kinds or augmented else ""
     if inner == _FILE_SCHEME:
         location = _file(url, rest, kind)
     elif inner == S3_SCHEME:
         location = _s3(url, rest, kind)
     else:
         location = _installed(url, inner, rest, kind)
-    return replace(location, format=named[0]) if named else location
+    if not kinds:
+        return location
+    return replace(location, format=named[0] if named else "", augmented=augmented, frozen=_FROZEN in kinds)
 
 
 def likely_bucket(location: Location) -> str:

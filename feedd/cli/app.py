@@ -22,6 +22,7 @@ COMMANDS: Final = {
     "files": "Put this node's objects of each channel below ROOT/input/data, as files with their own names and bytes.",
     "index": "Count the samples of every shard and write them beside the data, as _feedd_index.json.",
     "pipe": "Serve SageMaker's Pipe mode: a FIFO ROOT/input/data/CHANNEL_EPOCH per epoch, until SIGTERM or SIGINT.",
+    "pack": "Write small objects into shards of nearly equal size, with a manifest of their digests.",
     "top": "Show what a running daemon does: jobs, the path of the data and its bottleneck, ranks, cache and errors.",
     "doctor": "Measure a running job, and name the one stage that holds it up, with the evidence and what to turn.",
     "sessions": "List the sessions of a running daemon, and end one.",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from feedd.cli.machine_check import Finding, Verdict
-from feedd.errors import FeeddError, NotFound
+from feedd.errors import BadRequest, FeeddError, NotFound
 from feedd.observe.logs import redact_text
 from feedd.units import MIB, format_size
 
@@ -30,9 +30,15 @@ _READ_BYTES_MAX = MIB
 
 @dataclass(slots=True)
 class _Steps:
-    """The findings so far. A failed step adds its finding, and steps that need its result are skipped."""
+    """The findings so far. A failed step adds its finding, and steps that need its result are skipped.
+
+    Attributes:
+        findings: one per step.
+        object_url: URL of the first object that an augmented manifest names, to be checked next; empty: there is none.
+    """
 
     findings: list[Finding]
+    object_url: str = ""
 
     def ok(self, question: str, detail: str) -> None:
         self.findings.append(Finding(question, Verdict.FINE, detail))
@@ -47,7 +53,8 @@ class _Steps:
 def examine_url(config: Config, url: str) -> list[Finding]:
     """Return findings on credentials, address, listing, a ranged GET and checksums of a prefix or an object.
 
-    Each request is sent once, because the daemon's retries would only delay the answer.
+    Of an augmented manifest, the lines are read, and the first object that they name is checked too. Each request is
+    sent once, because the daemon's retries would only delay the answer.
 
     Raises:
         BadRequest: the URL is malformed.
@@ -56,7 +63,6 @@ def examine_url(config: Config, url: str) -> list[Finding]:
     # The SDK takes most of a second to import, which other commands do not need.
     import uvloop  # noqa: PLC0415 - see above
 
-    from feedd.access import FILE_ROOT  # noqa: PLC0415 - see above
     from feedd.catalog.braces import expand, split  # noqa: PLC0415 - see above
     from feedd.catalog.urls import parse_url  # noqa: PLC0415 - see above
     from feedd.daemon.failures import single  # noqa: PLC0415 - see above
@@ -66,10 +72,20 @@ def examine_url(config: Config, url: str) -> list[Finding]:
     options = replace(source_options(config), listing_deadline_s=_LISTING_S)
     steps = _Steps([])
     try:
-        uvloop.run(_local(location, steps) if location.root == FILE_ROOT else _bucket(location, options, steps))
+        uvloop.run(_examine(location, options, steps))
     except BaseExceptionGroup as group:
         raise single(group) from group
     return steps.findings
+
+
+async def _examine(location: Location, options: SourceOptions, steps: _Steps) -> None:
+    from feedd.access import FILE_ROOT  # noqa: PLC0415 - see examine_url
+    from feedd.catalog.urls import parse_url  # noqa: PLC0415 - see examine_url
+
+    await (_local(location, steps) if location.root == FILE_ROOT else _bucket(location, options, steps))
+    if steps.object_url:
+        first = replace(parse_url(steps.object_url), manifest=True)  # one object, as a manifest is: no listing
+        await (_local(first, steps) if first.root == FILE_ROOT else _bucket(first, options, steps))
 
 
 async def _local(location: Location, steps: _Steps) -> None:
@@ -161,6 +177,39 @@ async def _read(store: ObjectStore, location: Location, steps: _Steps) -> None:
     steps.ok(question, f"{format_size(size_bytes)} of {ref.url} in {took_ms:.0f} ms")
     if not is_local:
         await _checksum(store, ref, steps)
+    if location.augmented:
+        await _lines(store, ref, location, steps)
+
+
+async def _lines(store: ObjectStore, ref: ObjectRef, location: Location, steps: _Steps) -> None:
+    """Report the lines of an augmented manifest, and find the first object that they name."""
+    from feedd.access import FILE_ROOT  # noqa: PLC0415 - see examine_url
+    from feedd.catalog.augmented_manifest import parse_lines  # noqa: PLC0415 - see examine_url
+    from feedd.catalog.manifest import MANIFEST_BYTES_MAX  # noqa: PLC0415 - see examine_url
+    from feedd.flow.range_sinks import MemorySink  # noqa: PLC0415 - see examine_url
+    from feedd.values import ByteRange  # noqa: PLC0415 - see examine_url
+
+    if ref.size_bytes > MANIFEST_BYTES_MAX:
+        message = f"expected a manifest of at most {MANIFEST_BYTES_MAX} bytes, got {ref.size_bytes}"
+        steps.failed("lines", BadRequest(message, object=location.url))
+        return
+    data = memoryview(bytearray(ref.size_bytes))
+    try:
+        await store.read_into(ref, ByteRange(0, ref.size_bytes), MemorySink(data))
+        found = parse_lines(data, location.url)
+    except FeeddError as error:
+        steps.failed("lines", error)
+        return
+    attributes = ", ".join(one.name for one in (*found.lines.references, *found.lines.values))
+    detail = f"{len(found.lines)} samples with {attributes}, {len(found.names)} objects"
+    if found.bad_count:
+        hint = "such lines are bad samples: see bad_samples="
+        steps.note("lines", f"{detail}, and {found.bad_count} lines that are no JSON objects", hint)
+    else:
+        steps.ok("lines", detail)
+    first = next(iter(found.names), None)
+    if first is not None:
+        steps.object_url = f"{first[0]}{'' if first[0] == FILE_ROOT else '/'}{first[1]}"
 
 
 async def _checksum(store: ObjectStore, ref: ObjectRef, steps: _Steps) -> None:

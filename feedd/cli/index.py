@@ -18,7 +18,7 @@ from feedd.cli.ephemeral import prefix, sweep
 from feedd.cli.error_report import EXIT_FAILED, log_without_notices, notice_facts, say, say_notices
 from feedd.cli.flags import CacheSizeFlag, ConfigFlag, Flags, SetFlag
 from feedd.prepare.index_writer import IndexTarget
-from feedd.prepare.sample_counter import Counter, Counting, index_url
+from feedd.prepare.sample_counter import WHOLE, Counter, Counting, Part, index_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from feedd.config import Config
     from feedd.daemon.signals import StopRequests
     from feedd.errors import FeeddError
+    from feedd.prepare.manifest_writer import Difference, Written
     from feedd.sessions.opening import Pipeline
 
 _PER_WORKER = 4  # shards in progress per worker: some are fetched while others are read
@@ -40,11 +41,15 @@ class _Job:
     Attributes:
         target: URL or absolute path of the index.
         check: only report what the index knows.
+        manifest: write a frozen manifest too, or compare the newest one.
+        part: the shards to count.
     """
 
     url: str
     target: str
     check: bool
+    manifest: bool = False
+    part: Part = WHOLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +59,32 @@ class _Outcome:
     Attributes:
         stopped: whether a signal stopped the run; counts made until then are saved.
         saved: whether the index holds all counts.
+        left_count: shards of the part that are not counted.
+        written: the frozen manifest; None: none is written.
+        difference: the newest frozen manifest, compared with the data; None: there is none.
     """
 
     progress: Counting
     stopped: bool
     saved: bool
+    left_count: int = 0
+    written: Written | None = None
+    difference: Difference | None = None
 
 
 def index(
     url: Annotated[str, typer.Argument(metavar="URL", help="s3://bucket/prefix/ or a folder.")],
     out: Annotated[Path | None, typer.Option("--out", help="Write to this file instead of beside the data.")] = None,
     check: Annotated[bool, typer.Option("--check", help="Only report how many shards the index knows.")] = False,  # noqa: FBT002 - a flag is a flag
+    manifest: Annotated[  # noqa: FBT002 - a flag is a flag
+        bool,
+        typer.Option(
+            "--manifest", help="Also write a frozen manifest, for frozen+ URLs. With --check: compare the newest one."
+        ),
+    ] = False,
+    part: Annotated[
+        str | None, typer.Option("--part", metavar="I/N", help="Count only part I of N, from 0 to N - 1; see below.")
+    ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,  # noqa: FBT002 - a flag is a flag
     cache_size: CacheSizeFlag = None,
     config: ConfigFlag = None,
@@ -75,11 +95,18 @@ def index(
     With the index, the number of steps is known when training starts: all ranks have equal steps, len(dataset) works,
     and data can be split by samples. Shards that the index already knows are not read again. A stopped run continues
     where it was. Several runs may count the same data at once: no run loses the counts of another.
+
+    --part I/N counts every N-th shard, so that N jobs share the work; each adds its counts to the same index. Any job
+    may be repeated. --manifest writes a manifest when the counts of all shards are known: of jobs, the last one does.
+    FeedDataset("frozen+s3://bucket/train/") then needs no listing.
     """
+    if manifest and out is not None:
+        raise typer.BadParameter("expected --manifest or --out: a manifest lies beside the data", param_hint="--out")
+    chosen = WHOLE if part is None else Part.parse(part)
     flags = Flags(config=config, cache_size=cache_size or _CACHE_SIZE, set=set_)
     flags.load()
     log_without_notices()
-    job = _Job(url, index_url(url) if out is None else str(out.absolute()), check)
+    job = _Job(url, index_url(url) if out is None else str(out.absolute()), check, manifest, chosen)
     with _display(quiet=json_ or check) as report:
         outcome = _run(flags, job, report)
     _conclude(outcome, job, json_=json_)
@@ -99,6 +126,10 @@ def _conclude(outcome: _Outcome, job: _Job, *, json_: bool) -> None:
             "notices": notice_facts(progress.notices),
             "stopped": stopped,
         }
+        if job.part != WHOLE:
+            facts |= {"part": f"{job.part.index}/{job.part.count}", "left": outcome.left_count}
+        if job.manifest:
+            facts["manifest"] = _manifest_facts(outcome)
         typer.echo(json.dumps(facts, indent=2))
     for line in _reported_once(progress.failures):
         say(f"error: {line}")
@@ -112,8 +143,34 @@ def _conclude(outcome: _Outcome, job: _Job, *, json_: bool) -> None:
         say(f"stopped: {known}, in {job.target}; run the command again to continue")
     else:
         say(f"stopped: {known}, but not all counts are saved; run the command again to continue from {job.target}")
-    if stopped or progress.done_count != progress.shard_count:
+    if outcome.written is not None:
+        say(f"{'frozen in' if outcome.written.new else 'already frozen in'} {outcome.written.url}")
+    stale = job.manifest and job.check and _say_difference(outcome.difference)
+    if stopped or stale or (progress.done_count != progress.shard_count and (job.part == WHOLE or outcome.left_count)):
         raise typer.Exit(EXIT_FAILED)
+
+
+def _manifest_facts(outcome: _Outcome) -> dict[str, object] | None:
+    """Return what --json prints about the manifest; None: there is none."""
+    written, found = outcome.written, outcome.difference
+    if written is not None:
+        return {"url": written.url, "objects": written.objects, "bytes": written.size_bytes, "new": written.new}
+    if found is not None:
+        return {"url": found.url, "added": found.added, "removed": found.removed, "changed": found.changed}
+    return None
+
+
+def _say_difference(found: Difference | None) -> bool:
+    """Print how the newest manifest differs from the data; return whether it does."""
+    if found is None:
+        say("no frozen manifest")
+        return True
+    if not found.total:
+        say(f"{found.url} lists the data as it is")
+        return False
+    differs = f"{found.added} objects added, {found.removed} removed, {found.changed} changed, such as {found.example}"
+    say(f"{found.url} is out of date: {differs}; run feedd index --manifest to write the next version")
+    return True
 
 
 def _reported_once(failures: Sequence[FeeddError]) -> list[str]:
@@ -157,6 +214,8 @@ async def _count(config: Config, job: _Job, report: Callable[[Counting], object]
 
     counter: Counter | None = None
     saved = False
+    written: Written | None = None
+    found: Difference | None = None
     async with ended_by(requests.now), open_pipeline(config, NullRecorder(), SystemClock()) as pipeline:
         counter = _counter(pipeline, job, report)
         async with ended_by(requests.drain):
@@ -166,13 +225,19 @@ async def _count(config: Config, job: _Job, report: Callable[[Counting], object]
         if counter.is_open and not job.check:
             await counter.save()
         saved = True
+        if counter.is_open and job.manifest and not requests.drain.is_set():
+            if job.check:
+                found = await counter.compare()
+            elif counter.progress.done_count == counter.progress.shard_count:
+                written = await counter.freeze()
     progress = Counting() if counter is None else counter.progress
     whole = saved and counter is not None and counter.is_open and progress.done_count == progress.shard_count
-    return _Outcome(progress, requests.drain.is_set() and not whole, saved)
+    left_count = counter.left_count if counter is not None and counter.is_open else 0
+    return _Outcome(progress, requests.drain.is_set() and not whole, saved, left_count, written, found)
 
 
 def _counter(pipeline: Pipeline, job: _Job, report: Callable[[Counting], object]) -> Counter:
-    return Counter(pipeline, job.url, IndexTarget(pipeline.stages.sources, job.target), report)
+    return Counter(pipeline, job.url, IndexTarget(pipeline.stages.sources, job.target), report, job.part)
 
 
 @contextmanager

@@ -113,7 +113,9 @@ class _Found:
 
 
 def peek(
-    url: Annotated[str, typer.Argument(metavar="URL", help="s3://bucket/prefix/, an object, or a folder.")],
+    url: Annotated[
+        str, typer.Argument(metavar="URL", help="s3://bucket/prefix/, an object, a folder, or augmented+s3://…")
+    ],
     samples: Annotated[int, typer.Option("--samples", min=0, max=100, help="Number of samples to show.")] = 3,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,  # noqa: FBT002 - a flag is a flag
     config: ConfigFlag = None,
@@ -164,7 +166,7 @@ async def _look(config: Config, url: str, count: int) -> _Found:
     request = Request.of(OpenSpec(DataSpec((url,)), OrderSpec(1)), 1)
     async with open_pipeline(config, NullRecorder(), SystemClock()) as pipeline:
         stages = pipeline.stages
-        listing = await pipeline.catalog.mixed(request.sources, lambda _: False, EVERYTHING)
+        listing = await pipeline.catalog.mixed(request.sources, lambda _: False, EVERYTHING, whole=True)
         summary = _summary(url, listing)
         reasons = [listing.passed_over.reasons]
         try:
@@ -197,12 +199,12 @@ def _summary(url: str, listing: Listing) -> PeekReport:
 
 def _format(listing: Listing, shard: int) -> str:
     from feedd.convert.conversion_registry import only_unpacks  # noqa: PLC0415 - see _run
-    from feedd.dataset.pack_layout import is_pack  # noqa: PLC0415 - see _run
+    from feedd.dataset.pack_layout import has_lines, is_pack  # noqa: PLC0415 - see _run
     from feedd.formats.format_registry import format_for  # noqa: PLC0415 - see _run
 
     ref = listing.refs[shard]
     if is_pack(ref):
-        return "files"
+        return "augmented manifest" if has_lines(ref) else "files"
     if ref.conversion is not None and not only_unpacks(ref.conversion):
         return ref.conversion.name
     name = listing.format_of(shard).partition(":")[0] or format_for(ref.url)
@@ -292,23 +294,28 @@ def _value(data: bytes, recipe: FieldRecipe) -> Value:
     import numpy as np  # noqa: PLC0415 - see _run
 
     from feedd.codecs.codec_registry import make  # noqa: PLC0415 - see _run
+    from feedd.recipe.encodings import is_member  # noqa: PLC0415 - see _run
 
-    size = len(data)
-    if recipe.codec in _TEXTS:
-        text = data[: 4 * _TEXT_SHOWN].decode("utf-8", "replace")
-        return Value(size, text=text if len(text) <= _TEXT_SHOWN else f"{text[:_TEXT_SHOWN]}…")
+    size, member = len(data), is_member(recipe.encoding)
+    if recipe.codec in _TEXTS and not member:
+        return Value(size, text=_shortened(data))
     if recipe.codec == "bytes":
         return Value(size)
     try:
         codec = make(recipe)
         shape = tuple(codec.measure(memoryview(data)))
-        if recipe.codec not in _NUMBERS:
+        if recipe.codec not in _NUMBERS and not (member and recipe.codec in _TEXTS):
             return Value(size, shape)
-        number = np.empty(shape, codec.spec(recipe.name).dtype)
-        codec.decode(memoryview(data), number, 0)
-        return Value(size, text=str(number[()]))
+        values = np.empty(shape, codec.spec(recipe.name).dtype)
+        codec.decode(memoryview(data), values, 0)
+        return Value(size, text=str(values[()]) if recipe.codec in _NUMBERS else _shortened(values.tobytes()))
     except FeeddError as error:
         return Value(size, problem=error.message)
+
+
+def _shortened(data: bytes) -> str:
+    text = data[: 4 * _TEXT_SHOWN].decode("utf-8", "replace")
+    return text if len(text) <= _TEXT_SHOWN else f"{text[:_TEXT_SHOWN]}…"
 
 
 def _facts(found: _Found) -> dict[str, object]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import numpy as np
 import typer
@@ -14,14 +14,57 @@ from rich.table import Table
 
 from feedd.access import EVERYTHING
 from feedd.cli.error_report import log_without_notices, notice_facts, say, say_notices
-from feedd.cli.flags import ConfigFlag, Flags, SetFlag
+from feedd.cli.flags import CacheSizeFlag, ConfigFlag, Flags, SetFlag, WorkersFlag
+from feedd.cli.plan_flags import (
+    BandwidthFlag,
+    BatchesFlag,
+    BatchSizeFlag,
+    BenchFlag,
+    ConnectionFlag,
+    DecodeTimeFlag,
+    EpochsFlag,
+    FieldsFlag,
+    GetPriceFlag,
+    GibPriceFlag,
+    JsonFlag,
+    KeysFlag,
+    LatencyFlag,
+    ListPriceFlag,
+    NodesFlag,
+    OpenTimeFlag,
+    PngFlag,
+    RanksFlag,
+    RequestLimitFlag,
+    SampleSizeFlag,
+    SeedFlag,
+    ShardingFlag,
+    ShardSamplesFlag,
+    ShardsFlag,
+    ShardSizeFlag,
+    SimulatedNodesFlag,
+    SimulateFlag,
+    StepTimeFlag,
+    UrlsArgument,
+    WindowShardsFlag,
+    refuse_simulation_flags,
+    size_of,
+)
+from feedd.cli.plan_simulation import (
+    JobOptions,
+    ModelOptions,
+    Order,
+    SimulatedData,
+    SyntheticData,
+    listed,
+    run_simulation,
+)
 from feedd.dataset.assignment import Assignment
 from feedd.dataset.sharding import SAMPLE, assign_all, check_mode
-from feedd.errors import BadRequest
+from feedd.errors import BadConfig, BadRequest
 from feedd.notices import notices_of, summed
 from feedd.ordering.epoch import EpochOptions
 from feedd.ordering.quality import mix
-from feedd.units import format_size, parse_size
+from feedd.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,7 +72,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from feedd.catalog.sidecar_counts import SidecarCounts
-    from feedd.catalog.sources import Resolved
+    from feedd.catalog.url_listing import Resolved
     from feedd.config import Config
     from feedd.values import ObjectRef
 
@@ -226,37 +269,30 @@ def _resolve(urls: list[str], config: Config) -> tuple[Resolved, SidecarCounts]:
         raise single(group) from group
 
 
-def plan(
-    urls: Annotated[list[str], typer.Argument(metavar="URL", help="s3://bucket/prefix/, objects or manifest+s3://…")],
-    nodes: Annotated[int, typer.Option("--nodes", min=1, max=65536, help="Number of nodes that share the data.")] = 1,
-    sharding: Annotated[str, typer.Option("--sharding", help="key, size or replicated.")] = "key",
-    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Samples per step of a rank.")] = 256,
-    window_shards: Annotated[int, typer.Option("--window-shards", min=1, help="Shards per shuffle window.")] = 4,
-    sample_size: Annotated[
-        str, typer.Option("--sample-size", help="Mean bytes of a sample, if samples are not counted.")
-    ] = "100KiB",
-    keys: Annotated[bool, typer.Option("--keys", help="Print node and key of every object instead.")] = False,  # noqa: FBT002 - a flag is a flag
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,  # noqa: FBT002 - a flag is a flag
-    config: ConfigFlag = None,
-    set_: SetFlag = None,
-) -> None:
-    """Show which node gets which keys and bytes, and how well shuffling mixes. Lists the objects, downloads nothing."""
-    check_mode(sharding)
-    if sharding == SAMPLE:
+def _show_plan(urls: list[str], order: Order, config: Config, *, keys: bool, as_json: bool) -> None:
+    """Print which node gets what.
+
+    Raises:
+        BadConfig: no URL is named.
+        BadRequest: nodes get samples, not shards.
+    """
+    if not urls:
+        raise BadConfig("expected URL, got none", hint="or simulate data: --simulate --shards 1000", stage="cli")
+    if order.sharding == SAMPLE:
         raise BadRequest("expected key, size or replicated, got sample, which gives all nodes equal shares of samples")
     log_without_notices()
-    found, told = _resolve(urls, Flags(config=config, set=set_).load().config)
+    found, told = _resolve(urls, config)
     refs, counts = found.refs, told.exact
-    per_node = assignments(refs, nodes, sharding)
-    report = summarise(urls, refs, per_node, sharding, counts)
+    per_node = assignments(refs, order.nodes, order.sharding)
+    report = summarise(urls, refs, per_node, order.sharding, counts)
     fullest = max(per_node, key=len)
     if len(fullest) and not keys:
         known = _counted(refs, counts)
         fullest_node = _sizes(refs)[fullest], None if known is None else known[fullest]
-        asked = (batch_size, window_shards, max(parse_size(sample_size), 1))
+        asked = order.batch_size, order.window_shards or config.shuffle.window_shards, order.sample_bytes
         report = replace(report, shuffle=shuffled(*fullest_node, *asked))
     notices = notices_of(summed([found.passed_over.reasons, told.left_out]))
-    if json_:
+    if as_json:
         facts = {**asdict(report), "notices": notice_facts(notices)}
         if keys:
             facts["keys"] = [[refs[index].url for index in indices] for indices in per_node]
@@ -270,6 +306,89 @@ def plan(
     for warning in warnings_of(report):
         say(f"warning: {warning}")
     say_notices(notices)
+
+
+def _listing(urls: list[str], data: SyntheticData, config: Config, sample_bytes: int) -> SimulatedData:
+    """Return the data to simulate.
+
+    Raises:
+        BadConfig: both URLs and synthetic data are named, or neither.
+        BadRequest: the objects are samples, not shards.
+    """
+    if bool(urls) == bool(data.shards):
+        got = "both" if urls else "neither"
+        raise BadConfig(f"expected URL or --shards with --simulate, got {got}", object="--simulate", stage="cli")
+    if data.shards:
+        return SimulatedData(data.listing())
+    log_without_notices()
+    found, told = _resolve(urls, config)
+    if found.packs:
+        raise BadRequest(
+            "expected shards of several samples, got objects that are samples",
+            object=" ".join(urls),
+            hint="simulate shards that feedd could read instead: --shards, --shard-size, --samples-per-shard",
+            stage="plan",
+        )
+    say_notices(notices_of(summed([found.passed_over.reasons, told.left_out])))
+    sidecars = tuple(ref for ref in found.sidecar_refs if ref.url in told.by)
+    return SimulatedData(listed(found.refs, told.exact, sample_bytes), sidecars)
+
+
+def plan(
+    context: typer.Context,
+    urls: UrlsArgument = None,
+    nodes: NodesFlag = 1,
+    sharding: ShardingFlag = "key",
+    batch_size: BatchSizeFlag = 256,
+    window_shards: WindowShardsFlag = 0,
+    sample_size: SampleSizeFlag = "100KiB",
+    keys: KeysFlag = False,  # noqa: FBT002 - a flag is a flag
+    json_: JsonFlag = False,  # noqa: FBT002 - a flag is a flag
+    simulate: SimulateFlag = False,  # noqa: FBT002 - a flag is a flag
+    ranks: RanksFlag = 8,
+    epochs: EpochsFlag = 2,
+    step_time: StepTimeFlag = "100ms",
+    fields: FieldsFlag = "",
+    prefetch: BatchesFlag = 0,
+    seed: SeedFlag = 0,
+    simulated_nodes: SimulatedNodesFlag = 4,
+    png: PngFlag = None,
+    latency: LatencyFlag = "30ms",
+    bandwidth: BandwidthFlag = "1.25GB",
+    connection_bandwidth: ConnectionFlag = "80MB",
+    request_limit: RequestLimitFlag = 5500.0,
+    decode_time: DecodeTimeFlag = "1ms",
+    open_time: OpenTimeFlag = "100ms",
+    from_bench: BenchFlag = None,
+    get_price: GetPriceFlag = 0.0004,
+    list_price: ListPriceFlag = 0.005,
+    gib_price: GibPriceFlag = 0.0,
+    shards: ShardsFlag = 0,
+    shard_size: ShardSizeFlag = "100MiB",
+    samples_per_shard: ShardSamplesFlag = 1000,
+    cache_size: CacheSizeFlag = None,
+    workers: WorkersFlag = None,
+    config: ConfigFlag = None,
+    set_: SetFlag = None,
+) -> None:
+    """Show which node gets which keys and bytes, and how well shuffling mixes. Lists the objects, downloads nothing.
+
+    With --simulate, run the whole job in virtual time instead.
+    """
+    check_mode(sharding)
+    flags = Flags(config=config, set=set_, cache_size=cache_size, workers=workers)
+    order = Order(nodes, sharding, batch_size, window_shards, size_of(sample_size, "--sample-size"))
+    if not simulate:
+        refuse_simulation_flags(context)
+        _show_plan(urls or [], order, flags.load().config, keys=keys, as_json=json_)
+        return
+    job = JobOptions(order, ranks, epochs, step_time, fields, prefetch, seed, simulated_nodes, png, json_)
+    store = latency, bandwidth, connection_bandwidth, request_limit
+    model = ModelOptions(*store, decode_time, open_time, from_bench)
+    data = SyntheticData(shards, shard_size, samples_per_shard)
+    effective = flags.load()
+    found = _listing(urls or [], data, effective.config, order.sample_bytes)
+    run_simulation(job, model, (get_price, list_price, gib_price), effective, found)
 
 
 def register(app: typer.Typer) -> None:

@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 
 def warm(
-    urls: Annotated[list[str], typer.Argument(metavar="URL", help="s3://bucket/prefix/, objects or manifest+s3://…")],
+    urls: Annotated[
+        list[str],
+        typer.Argument(metavar="URL", help="s3://bucket/prefix/, objects, manifest+s3://… or augmented+s3://…"),
+    ],
     nodes: Annotated[int, typer.Option("--nodes", min=1, max=65536, help="Number of nodes that share the data.")] = 1,
     node_rank: Annotated[
         int | None, typer.Option("--node-rank", min=0, help="The node whose assignment to fetch, as in feedd plan.")
@@ -36,7 +39,7 @@ def warm(
         typer.Option(
             "--field",
             metavar="NAME=RECIPE",
-            help="Of Parquet and similar formats, fetch only these columns, as in fields=; default: all columns.",
+            help="As in fields=: of Parquet and the like, only these columns; of large files of tokens, these spans.",
         ),
     ] = None,
     ranks: Annotated[

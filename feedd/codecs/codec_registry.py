@@ -21,7 +21,7 @@ from feedd.errors import Internal
 from feedd.formats.inline_headers import header_reader
 from feedd.recipe import plugins
 from feedd.recipe.audio_params import AudioParams
-from feedd.recipe.encodings import parse_encoding
+from feedd.recipe.encodings import is_member, parse_encoding
 from feedd.recipe.extras import require
 from feedd.recipe.params import (
     ArrayParams,
@@ -66,7 +66,7 @@ def make(recipe: FieldRecipe) -> SampleCodec:
         return plugins.codec(params.name, params.options)
     encoding = parse_encoding(recipe.encoding)
     if isinstance(params, (IntParams, FloatParams)):
-        return _number(params, encoding)
+        return _number(params, encoding, texts=is_member(recipe.encoding))
     if encoding is not None:
         return _over(params, encoding)
     if isinstance(params, ImageParams):
@@ -95,9 +95,9 @@ def _plain(params: Params) -> SampleCodec:
     return _CODECS[type(params)](params)
 
 
-def _number(params: IntParams | FloatParams, encoding: Encoding | None) -> NumberCodec:
+def _number(params: IntParams | FloatParams, encoding: Encoding | None, *, texts: bool) -> NumberCodec:
     if params.key is not None:
-        return NumberCodec(params, json_number_reader(params))
+        return NumberCodec(params, json_number_reader(params, texts=texts))
     if encoding is None:
         if isinstance(params, FloatParams):
             return NumberCodec(params, read_float)

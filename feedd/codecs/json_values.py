@@ -234,10 +234,11 @@ def _reader(params: StrParams | JsonParams | ArrayParams | TensorParams) -> Call
     return numbers
 
 
-def json_number_reader(params: IntParams | FloatParams) -> Callable[[memoryview], float]:
+def json_number_reader(params: IntParams | FloatParams, *, texts: bool = False) -> Callable[[memoryview], float]:
     """Return a function that reads the number at the key (true is 1, false is 0) or a text's index in ``classes``.
 
-    The function raises BadSample if the data is not JSON, the key or number is missing, or an integer exceeds int64.
+    With ``texts``, a text may hold the number, as in manifests of SageMaker: ``"species": "0"``. The function raises
+    BadSample if the data is not JSON, the key or number is missing, or an integer exceeds int64.
     """
     assert params.key is not None
     path, whole = JsonPath(params.key), params.own_dtype == "int64"
@@ -251,6 +252,8 @@ def json_number_reader(params: IntParams | FloatParams) -> Callable[[memoryview]
                 raise BadSample(f"expected one of the {len(places)} classes, got {name[:64]!r}")
             return place
         found = path.value(data)
+        if texts and isinstance(found, str):
+            found = _number_in(found, whole=whole)
         if not isinstance(found, int) and (whole or not isinstance(found, float)):
             raise path.another("an integer" if whole else "a number", found)
         if whole and not -_INT64 <= found < _INT64:
@@ -258,6 +261,14 @@ def json_number_reader(params: IntParams | FloatParams) -> Callable[[memoryview]
         return found if whole else _float(found)
 
     return read
+
+
+def _number_in(text: str, *, whole: bool) -> object:
+    """Return the JSON number that a text holds, or the text itself if it holds none."""
+    try:
+        return msgspec.json.decode(text.strip(), type=int if whole else float)
+    except _FAILURES:
+        return text
 
 
 def _float(found: float) -> float:

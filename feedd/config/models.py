@@ -109,6 +109,9 @@ class FetchConfig(Section):
         le=4096,
         description="maximum range requests at one time; default: as many as fill the network card, 16 to 256",
     )
+    span_size: Size = Field(
+        64 * MIB, description="files of tokens and .npy files of twice this size are read in spans of it; 0: whole"
+    )
     bytes_in_flight: Size = Field(
         default_factory=lambda data: default_bytes_in_flight(data.get("parts_in_flight", PARTS_MIN)),
         ge=MIB,
@@ -176,6 +179,14 @@ class ShuffleConfig(Section):
     """Defaults of shuffling."""
 
     window_shards: int = Field(4, ge=1, description="shards whose samples are mixed, if the client names no window")
+
+
+class SagemakerConfig(Section):
+    """The job whose channels clients may name: ``channel://train``."""
+
+    root: Path | None = Field(
+        None, description="folder with input/config of the job; default: $SAGEMAKER_BASE_DIR, or else /opt/ml"
+    )
 
 
 class QuarantineConfig(Section):
@@ -319,6 +330,7 @@ class Config(Section):
     decode: DecodeConfig = _section(DecodeConfig)
     arena: ArenaConfig = _section(ArenaConfig)
     shuffle: ShuffleConfig = _section(ShuffleConfig)
+    sagemaker: SagemakerConfig = _section(SagemakerConfig)
     quarantine: QuarantineConfig = _section(QuarantineConfig)
     tls: TlsConfig = _section(TlsConfig)
     security: SecurityConfig = _section(SecurityConfig)

@@ -181,7 +181,9 @@ async def _open(
         cache_entries=lambda: _cache_rows(pipeline),
         cache_state=lambda: cache_state(config.cache, pipeline.cache),
         cache_remove=lambda pattern: cache_remove(pipeline.cache, pattern),
-        warm=Warmer(pipeline.stages.sources, pipeline.cache, WarmBounds.of(config), config.access_rules).warm,
+        warm=Warmer(
+            pipeline.stages.sources, pipeline.cache, WarmBounds.of(config), config.access_rules, config.fetch.span_size
+        ).warm,
         drain=lambda grace_s: life.requests.ask("admin", grace_s),
         on_holders=holders.on_change if holders else None,
         log=_log_lines,

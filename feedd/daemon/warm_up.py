@@ -11,8 +11,11 @@ import numpy as np
 from feedd.access import AccessRules
 from feedd.cache.caches import DiskCache
 from feedd.cache.entry_layout import disk_bytes
+from feedd.catalog.large_objects import with_spans
 from feedd.catalog.object_heads import with_heads
+from feedd.catalog.sidecar_counts import SidecarCounts
 from feedd.catalog.sources import Sources
+from feedd.catalog.token_windows import token_files, windows_of
 from feedd.catalog.wanted_columns import narrowed
 from feedd.conversion import text_of
 from feedd.convert.conversion_registry import is_columnar
@@ -21,10 +24,11 @@ from feedd.converting.converting_cache import ConvertingCache
 from feedd.daemon.wiring import cache_options, decode_options, node_converter, source_options
 from feedd.dataset.listing import Listing
 from feedd.dataset.sharding import assign, check_mode
-from feedd.errors import CacheTooSmall, CacheUnavailable, Draining, FeeddError, NotFound, ObjectChanged
+from feedd.errors import BadRecipe, CacheTooSmall, CacheUnavailable, Draining, FeeddError, NotFound, ObjectChanged
 from feedd.flow.budget import ByteBudget
 from feedd.flow.pools import CPU
 from feedd.flow.tasks import run_all
+from feedd.formats.tokens import kind_of
 from feedd.recipe.recipe import parse_field
 from feedd.sessions.column_types import typed
 from feedd.sessions.pool_on_demand import PoolOnDemand
@@ -35,10 +39,11 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
     from feedd.cache.cache_report import CacheStats
-    from feedd.catalog.sources import Resolved
+    from feedd.catalog.url_listing import Resolved
     from feedd.config import Config
+    from feedd.formats.tokens import TokenWindows
     from feedd.protocols import Clock, Recorder
-    from feedd.values import ObjectRef
+    from feedd.values import FieldRecipe, ObjectRef
     from feedd.warming import WarmSpec
 
     Tell = Callable[[WarmProgress, FeeddError | None], None]
@@ -66,10 +71,24 @@ class Warmer:
     """Warms one cache. Objects already in the cache are not touched, and no object is evicted for a warmed one."""
 
     def __init__(
-        self, sources: Sources, cache: ConvertingCache, bounds: WarmBounds, access_rules: AccessRules | None = None
+        self,
+        sources: Sources,
+        cache: ConvertingCache,
+        bounds: WarmBounds,
+        access_rules: AccessRules | None = None,
+        span_bytes: int = 0,
     ) -> None:
-        """Store references to sources and cache, which the caller owns; ``access_rules``: what each owner may read."""
+        """Store references to sources and cache, which the caller owns.
+
+        Args:
+            sources: where the objects are.
+            cache: takes them.
+            bounds: limits of concurrent fetches.
+            access_rules: what each owner may read; None: everything.
+            span_bytes: least size of the spans of large objects; 0: all objects are read whole.
+        """
         self._access_rules = access_rules or AccessRules()
+        self._span_bytes = span_bytes
         self._sources = sources
         self._cache = cache
         self._bounds = bounds
@@ -92,9 +111,12 @@ class Warmer:
             Whatever the source raises for URLs that cannot be resolved.
         """
         check_mode(spec.sharding)
-        listed = await self._sources.resolve_all(spec.urls, self._access_rules.of(spec.owner))
+        recipe = tuple(parse_field(name, text) for name, text in spec.fields)
+        windows = windows_of(recipe)
+        access = self._access_rules.of(spec.owner)
+        listed = await self._sources.resolve_all(spec.urls, access, shards=windows is not None)
         # ``listed`` is held to the end, because it knows the content of packs
-        shards = await self._shards(listed, spec)
+        shards = await self._spans(await self._shards(listed, recipe), listed, windows)
         refs = await CPU.run(_assigned, shards, spec)  # balancing takes microseconds per object
         held = self._cache.entries()
         missing = await CPU.run(_missing, refs, {(entry.url, entry.etag, entry.conversion) for entry in held})
@@ -108,7 +130,36 @@ class Warmer:
         await run_all(run.bring(todo) for _ in range(min(self._bounds.objects, len(missing))))
         return run.progress
 
-    async def _shards(self, listed: Resolved, spec: WarmSpec) -> Sequence[ObjectRef]:
+    async def _spans(
+        self, refs: Sequence[ObjectRef], listed: Resolved, windows: TokenWindows | None
+    ) -> Sequence[ObjectRef]:
+        """Put spans in the places of large objects.
+
+        Raises:
+            BadRecipe: without a recipe, nobody knows where a large file of tokens is cut.
+        """
+        largest_bytes = await CPU.run(lambda: max((ref.size_bytes for ref in refs), default=0))
+        if not self._span_bytes or largest_bytes < 2 * self._span_bytes:
+            return refs
+        listing = await CPU.run(Listing.of, refs, 0.0)
+        listing.named = listed.named
+        if windows is None:
+            large = next((n for n, ref in enumerate(refs) if self._is_cut_by_recipe(listing, n, ref)), None)
+            if large is not None:
+                hint = "name the recipe of your fields=: --field tokens=tokens:uint16:2049"
+                message = "expected how a large file of tokens is cut into samples, got no recipe for tokens"
+                raise BadRecipe(message, object=refs[large].url, hint=hint, stage="cache")
+        else:
+            files = await CPU.run(token_files, refs, (0,), (windows,), listed.named)
+            listing.formats = files.readers
+        listing, _ = await with_spans(self._sources, listing, SidecarCounts({}, {}, ()), self._span_bytes)
+        return listing.refs
+
+    def _is_cut_by_recipe(self, listing: Listing, number: int, ref: ObjectRef) -> bool:
+        is_large = ref.size_bytes >= 2 * self._span_bytes and ref.conversion is None
+        return is_large and bool(kind_of(listing.format_of(number), ref.url))
+
+    async def _shards(self, listed: Resolved, recipe: tuple[FieldRecipe, ...]) -> Sequence[ObjectRef]:
         """Return objects as the shards that a session with these fields reads."""
         refs = listed.refs
         with suppress(NotFound, ObjectChanged):  # an error of one object is reported when its turn comes
@@ -116,10 +167,9 @@ class Warmer:
         refs = await CPU.run(formed, refs, listed.named)
         if not any(is_columnar(ref.conversion) for ref in refs):
             return refs
-        recipes = [tuple(parse_field(name, text) for name, text in spec.fields)]
         listing = await CPU.run(Listing.of, refs, 0.0)
-        view = await CPU.run(narrowed, listing.as_listed, recipes)
-        return (await typed(self._cache, view, recipes)).refs
+        view = await CPU.run(narrowed, listing.as_listed, [recipe])
+        return (await typed(self._cache, view, [recipe])).refs
 
 
 @asynccontextmanager
@@ -138,7 +188,7 @@ async def open_warmer(config: Config, recorder: Recorder, clock: Clock) -> Async
             DiskCache(cache_options(config), converter, recorder, clock) as disk,
             ConvertingCache(disk, converter) as cache,
         ):
-            yield Warmer(sources, cache, WarmBounds.of(config))
+            yield Warmer(sources, cache, WarmBounds.of(config), span_bytes=config.fetch.span_size)
 
 
 class _Run:

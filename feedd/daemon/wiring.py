@@ -34,6 +34,7 @@ from feedd.fetch.fetch_options import S3Options, SourceOptions
 from feedd.flow.loop_thread import LoopThread
 from feedd.flow.pools import CACHE_DISK, CPU
 from feedd.formats import format_registry
+from feedd.ordering.epoch_access import readahead_bytes
 from feedd.recipe import plugins
 from feedd.recipe.tokenizers import offered
 from feedd.sessions.opening import Pipeline
@@ -47,15 +48,12 @@ if TYPE_CHECKING:
     from feedd.config import Config
     from feedd.converting.converter import Make
     from feedd.flow.trace_log import TraceLog
-    from feedd.protocols import Clock, Recorder, ShardFetcher
+    from feedd.protocols import Clock, Recorder, ShardFetcher, SpanFetcher
 
 
 _log = structlog.get_logger(__name__)
 _READY_SHARE = 8  # one part in this many of memory, for predecoded shards being made at one time
 _MAKINGS_MAX = 16  # each keeps an object and the shard made of it in memory
-_READAHEAD_SHARE = (
-    1 / 8
-)  # of the cache: shards fetched further ahead take room from those that the next epoch finds again
 
 
 def source_options(config: Config, access_rules: AccessRules | None = None) -> SourceOptions:
@@ -112,7 +110,7 @@ def node_converter(
     config: Config, sources: Sources, make: Make, recorder: Recorder, traces: TraceLog | None = None
 ) -> Converter:
     """Return the converter: it uses all workers but one, and makes no shard larger than half of the cache."""
-    fetcher = sources.fetcher
+    fetcher: SpanFetcher = sources.fetcher
     if traces is not None:
         from feedd.fetch.tracing_store import TracingFetcher  # noqa: PLC0415 - only while tracing is on
 
@@ -234,8 +232,10 @@ async def open_pipeline(
         arena_bytes=config.arena.size,
         slots_max=config.arena.slots_max,
         ready_bytes=ready_bytes(config),
-        readahead_bytes=min(config.fetch.bytes_in_flight, int(config.cache.size * _READAHEAD_SHARE)),
+        readahead_bytes=readahead_bytes(config.fetch.bytes_in_flight, config.cache.size),
         access_rules=rules,
+        channel_root=config.sagemaker.root,
+        span_bytes=config.fetch.span_size,
         arena_per_owner_bytes=config.limits.arena_per_owner or (config.arena.size // 4 * 3 if config.shared else 0),
     )
     async with AsyncExitStack() as stack:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from feedd.dataset.sharding import REPLICATED, SAMPLE, SIZE, assign, balance, check_equal_ranks
+from feedd.dataset.step_counts import CountColumn
 from feedd.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -43,6 +44,9 @@ class Assignment:
         """Return this partition's samples of each shard, int64[n], or None if a count is not known."""
         if self.lows is not None and self.highs is not None:
             return self.highs - self.lows
+        if isinstance(known, CountColumn):
+            found: NDArray[np.int64] = known.samples[self.shards]
+            return found if (found >= 0).all() else None
         try:
             return np.fromiter((known[shard] for shard in self.shards.tolist()), np.int64, self.shards.shape[0])
         except KeyError:

@@ -7,10 +7,12 @@ import itertools
 import json
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+from feedd.dataset.ref_columns import RefColumns
 
-    from feedd.values import ObjectRef
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from feedd.values import FieldRecipe, ObjectRef
 
 Runs = tuple[tuple[str, int], ...]
 """Texts in sequence, each with its number of repetitions."""
@@ -22,15 +24,28 @@ _BLOCK_BYTES = 1 << 16
 def listing_digest(refs: Iterable[ObjectRef]) -> bytes:
     """Return 32 bytes over ordered URLs, sizes and ETags. Length prefixes keep adjacent texts apart."""
     digest = hashlib.blake2b(digest_size=32)
-    rows: list[bytes] = []
-    for ref in refs:
-        url = ref.url.encode("utf-8", "surrogateescape")
-        rows.append(b"%d %d %s %s\n" % (len(url), ref.size_bytes, ref.etag.encode(), url))
-        if len(rows) == _BLOCK:
-            digest.update(b"".join(rows))
-            rows.clear()
-    digest.update(b"".join(rows))
+    blocks = refs.blocks() if isinstance(refs, RefColumns) else map(_facts, _batched(refs))
+    for urls, sizes, etags in blocks:
+        rows = [f"{len(url)} {size} {tag} {url}\n" for url, size, tag in zip(urls, sizes, etags, strict=True)]
+        text = "".join(rows)
+        if text.isascii():
+            digest.update(text.encode("ascii"))
+            continue
+        for url, size, tag in zip(urls, sizes, etags, strict=True):
+            name = url.encode("utf-8", "surrogateescape")
+            digest.update(b"%d %d %s %s\n" % (len(name), size, tag.encode(), name))
     return digest.digest()
+
+
+def _facts(refs: Sequence[ObjectRef]) -> tuple[list[str], list[int], list[str]]:
+    return [ref.url for ref in refs], [ref.size_bytes for ref in refs], [ref.etag for ref in refs]
+
+
+def _batched(refs: Iterable[ObjectRef]) -> Iterator[list[ObjectRef]]:
+    """Yield some thousand objects at a time."""
+    left = iter(refs)
+    while some := list(itertools.islice(left, _BLOCK)):
+        yield some
 
 
 def runs_of(names: Iterable[str]) -> Runs:
@@ -57,6 +72,14 @@ def fingerprint(listing: bytes, facts: Mapping[str, object], columns: Mapping[st
             digest.update(_json(fact))
     digest.update(b"}" if mark == b"," else b"{}")
     return digest.digest()
+
+
+def recipe_facts(recipes: Sequence[FieldRecipe]) -> list[object]:
+    """Return the facts of a recipe that decide the content of a batch."""
+    return [
+        [recipe.name, list(recipe.sources), recipe.codec, recipe.params, *([recipe.pad] if recipe.pad else [])]
+        for recipe in recipes
+    ]
 
 
 def _update(digest: hashlib.blake2b, runs: Runs) -> None:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from feedd.values import ObjectRef
 
 INDEX_NAME = "_feedd_index.json"
+MANIFEST_FOLDER = "_feedd_manifest/"
+"""Folder of a dataset's frozen manifests, beside the data; each version is an object (``dataset.frozen_manifest``)."""
+
 INDEX_BYTES_MAX = 1 << 30  # about five million shards
 VERSION = 1
 SAMPLES_MAX = 1 << 40  # of one shard; larger numbers are not counts
@@ -54,6 +57,11 @@ def is_index(key: str) -> bool:
     """Whether an object is an index, or a temporary file of one, and so no shard."""
     name = key.rpartition("/")[2]
     return name == INDEX_NAME or (name.startswith(f"{INDEX_NAME}.") and name.endswith(".new"))
+
+
+def is_manifest(key: str) -> bool:
+    """Whether an object is in a folder of frozen manifests, and so no shard."""
+    return MANIFEST_FOLDER in key and f"/{key}".rpartition("/")[0].endswith(f"/{MANIFEST_FOLDER[:-1]}")
 
 
 def folder_of(key: str) -> str:

@@ -10,60 +10,30 @@ import numpy as np
 
 from feedd.dataset.assignment import Partitioning
 from feedd.dataset.field_names import FieldNames
-from feedd.dataset.fingerprint import fingerprint, listing_digest, runs_of
+from feedd.dataset.fingerprint import fingerprint, listing_digest, recipe_facts, runs_of
 from feedd.dataset.index_file import folder_of
+from feedd.dataset.object_spans import is_span
 from feedd.dataset.passed_over import PassedOver
-from feedd.dataset.ref_columns import RefColumns
+from feedd.dataset.ref_columns import RefColumns, ShardNumbers
 from feedd.dataset.sharding import balance
 from feedd.dataset.step_counts import UNEQUAL, Uneven, common_steps, known_counts, needs_counts, partition_samples
 from feedd.errors import ObjectChanged
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Mapping, MutableMapping, Sequence
 
     from numpy.typing import NDArray
 
     from feedd.conversion import Conversion
     from feedd.dataset.assignment import Assignment
     from feedd.dataset.fingerprint import Runs
+    from feedd.dataset.object_spans import Span
     from feedd.dataset.packs import Packs
     from feedd.open_spec import OrderSpec
     from feedd.values import FieldRecipe, ObjectRef
 
 _VIEWS_MAX: Final = 64
 _MANY: Final = 1 << 16  # with fewer objects, 280 bytes for each are little memory, and a tuple answers faster
-
-
-class ShardNumbers:
-    """Dataset indices by object version. Two versions with one 64-bit hash are taken for the same; that is for hints.
-
-    Args:
-        refs: the objects in the dataset's order. Building takes half a microsecond for each.
-    """
-
-    def __init__(self, refs: Collection[ObjectRef]) -> None:
-        hashes = np.fromiter(map(_hash_of, refs), np.int64, len(refs))
-        order = np.argsort(hashes, kind="stable")
-        self._hashes = hashes[order]
-        self._numbers = order.astype(np.int32)
-
-    def find(self, wanted: Collection[ObjectRef], refs: Sequence[ObjectRef]) -> NDArray[np.int64]:
-        """Return the dataset index of each wanted object, int64[wanted]; -1: it is not in the dataset.
-
-        Args:
-            wanted: objects, with their conversions. Sizes are not compared, because a converted shard has its own.
-            refs: the objects of the dataset, each with the conversion in which it is read.
-        """
-        hashes = np.fromiter(map(_hash_of, wanted), np.int64, len(wanted))
-        lows = np.searchsorted(self._hashes, hashes, "left")
-        highs = np.searchsorted(self._hashes, hashes, "right")
-        found = np.full(len(wanted), -1, np.int64)
-        for at, ref in enumerate(wanted):
-            for number in self._numbers[lows[at] : highs[at]].tolist():
-                if refs[number].conversion == ref.conversion:
-                    found[at] = number
-                    break
-        return found
 
 
 def growing_windows(listing: Listing, order: OrderSpec) -> bool:
@@ -94,6 +64,8 @@ class Listing:
         labels: labels of the packs' samples, by column (see ``recipe.label_recipes``) and shard.
         passed_over: listed objects that are ignored.
         idx_bytes: size of MXNet's ``.idx`` next to record shards, by dataset index.
+        frozen: the versions of frozen manifests that list the objects; empty: stores listed them.
+        spans: samples of the shards that are spans of large objects, by dataset index.
     """
 
     refs: Sequence[ObjectRef]
@@ -101,7 +73,7 @@ class Listing:
     digest: bytes
     listed_s: float
     numbers: ShardNumbers
-    counts: dict[int, int] = field(default_factory=dict)
+    counts: MutableMapping[int, int] = field(default_factory=dict)
     indexed: bool = False
     counted_by: tuple[str, ...] = ()
     firsts: tuple[int, ...] = (0,)
@@ -111,6 +83,8 @@ class Listing:
     labels: dict[str, dict[int, NDArray[np.int64]]] = field(default_factory=dict)
     passed_over: PassedOver = field(default_factory=PassedOver)
     idx_bytes: Mapping[int, int] = field(default_factory=dict)
+    frozen: tuple[ObjectRef, ...] = ()
+    spans: Mapping[int, Span] = field(default_factory=dict)
     _as_listed: DatasetView | None = field(default=None, repr=False)
     _counts_apart: dict[tuple[str, ...], dict[int, int]] = field(default_factory=dict, repr=False)
     _view_names: dict[tuple[str, ...], FieldNames] = field(default_factory=dict, repr=False)
@@ -120,7 +94,10 @@ class Listing:
     @classmethod
     def of(cls, refs: Sequence[ObjectRef], listed_s: float, firsts: tuple[int, ...] = (0,)) -> Listing:
         """Build from the refs; hashes every key, so call it off the event loop for many refs."""
-        sizes = np.fromiter((ref.size_bytes for ref in refs), dtype=np.int64, count=len(refs))
+        if isinstance(refs, RefColumns):
+            sizes = refs.sizes
+        else:
+            sizes = np.fromiter((ref.size_bytes for ref in refs), dtype=np.int64, count=len(refs))
         return cls(_columns_if_many(refs), sizes, listing_digest(refs), listed_s, ShardNumbers(refs), firsts=firsts)
 
     @property
@@ -281,7 +258,7 @@ class DatasetView:
 
     listing: Listing
     refs: Sequence[ObjectRef]
-    counts: dict[int, int] = field(repr=False)
+    counts: MutableMapping[int, int] = field(repr=False)
     name: tuple[str, ...] = ()
     twins: NDArray[np.int64] | None = field(default=None, repr=False)
     learned: set[int] = field(default_factory=set, repr=False)
@@ -348,19 +325,17 @@ class DatasetView:
         return common_steps(uneven, samples, order.batch_size, order.topology)
 
 
-def _hash_of(ref: ObjectRef) -> int:
-    return hash((ref.root, ref.key, ref.etag))
-
-
 def _columns_if_many(refs: Sequence[ObjectRef]) -> Sequence[ObjectRef]:
     """Return the same objects, in columns if they are many; takes a microsecond for each."""
+    if isinstance(refs, RefColumns):
+        return refs
     return tuple(refs) if len(refs) < _MANY else RefColumns(refs)
 
 
-def _add(counts: dict[int, int], more: Mapping[int, int]) -> None:
+def _add(counts: MutableMapping[int, int], more: Mapping[int, int]) -> None:
     """Add counts one by one, because a single call with a million of them would block other threads for too long."""
     for shard, count in more.items():
-        counts[shard] = count  # noqa: PERF403 - see above
+        counts[shard] = count
 
 
 def _make_room(facts: dict[tuple[str, ...], Any], view: tuple[str, ...]) -> None:
@@ -385,14 +360,7 @@ def _twins(listing: Listing, refs: Sequence[ObjectRef]) -> NDArray[np.int64] | N
     """Search for objects that several sources share; a single source lists each object once."""
     if len(listing.firsts) == 1:
         return None
-    first: dict[tuple[str, str, Conversion | None], int] = {}
-    found = [first.setdefault((ref.root, ref.key, ref.conversion), number) for number, ref in enumerate(refs)]
+    first: dict[tuple[str, str, str, Conversion | None], int] = {}
+    names = ((ref.root, ref.key, ref.etag if is_span(ref) else "", ref.conversion) for ref in refs)
+    found = [first.setdefault(name, number) for number, name in enumerate(names)]
     return np.array(found, dtype=np.int64) if len(first) < len(refs) else None
-
-
-def recipe_facts(recipes: Sequence[FieldRecipe]) -> list[object]:
-    """Return the facts of a recipe that decide the content of a batch."""
-    return [
-        [recipe.name, list(recipe.sources), recipe.codec, recipe.params, *([recipe.pad] if recipe.pad else [])]
-        for recipe in recipes
-    ]

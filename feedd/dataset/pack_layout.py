@@ -5,15 +5,17 @@ each object, or the complement of that number if the object is lost and zeros re
 sample number of each object (from 0, in order), and int64[objects], the end of each key.
 
 Then the keys, UTF-8, relative to the folder of the dataset's URL, and zeros up to a multiple of 64. The listing decides
-the length of the table, and so the size of the pack.
+the length of the table, and so the size of the pack. In packs of a manifest's lines (``dataset.line_packs``), a
+``LineObject`` as JSON replaces each key.
 """
 
 from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+import msgspec
 import numpy as np
 
 if TYPE_CHECKING:
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
 
 TAG: Final = "pack-"
 """Start of a pack's etag; a digest over the whole content follows."""
+
+LINES_TAG: Final = f"{TAG}lines-"
+"""Start of the etag of a pack of a manifest's lines; a digest holds no such letters."""
 
 _MAGIC: Final = b"feeddpak"
 _VERSION: Final = 1
@@ -79,9 +84,46 @@ class Table:
         return b"".join((head, *columns, self.keys)).ljust(self.size_bytes, b"\0")
 
 
+class LineObject(NamedTuple):
+    """An object in a pack of a manifest's lines.
+
+    Attributes:
+        line: number of the line in the manifest, from 1; of the text, its first line.
+        attribute: attribute that names the object; empty: the text of the lines.
+        url: URL of the object, or of the manifest; empty: the line names no object.
+        fault: why the line names no object.
+    """
+
+    line: int
+    attribute: str
+    url: str
+    fault: str = ""
+
+    def render(self) -> bytes:
+        """Return the name of the object in the table."""
+        return msgspec.json.encode(self)
+
+    @classmethod
+    def parse(cls, name: str) -> LineObject:
+        """Return the object of a name.
+
+        Raises:
+            ValueError: the name is not one of such a table.
+        """
+        try:
+            return msgspec.json.decode(name, type=LineObject)
+        except msgspec.MsgspecError as error:
+            raise ValueError(f"expected an object of a manifest's line, got {error}") from error
+
+
 def is_pack(ref: ObjectRef) -> bool:
     """Whether a shard is a pack of objects."""
     return ref.etag.startswith(TAG)
+
+
+def has_lines(ref: ObjectRef) -> bool:
+    """Whether a shard is a pack of a manifest's lines."""
+    return ref.etag.startswith(LINES_TAG)
 
 
 def table_bytes(count: int, keys_bytes: int) -> int:

@@ -17,29 +17,32 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-_TAG_BYTES = 16  # size of an MD5 sum, which most etags are
+    from feedd.shard_index import ShardIndex
+
+TAG_BYTES = 16
+"""Size of an MD5 sum, which most etags are."""
 
 
 def packed_tag(etag: str) -> bytes:
     """Return an etag, in fewer bytes if it is an MD5 sum."""
-    if len(etag) == 2 * _TAG_BYTES:
+    if len(etag) == 2 * TAG_BYTES:
         try:
             tag = bytes.fromhex(etag)
         except ValueError:
             tag = b""
-        if len(tag) == _TAG_BYTES and tag.hex() == etag:
+        if len(tag) == TAG_BYTES and tag.hex() == etag:
             return tag
     text = b"\0" + etag.encode("utf-8", "surrogatepass")
-    if len(text) == _TAG_BYTES:
+    if len(text) == TAG_BYTES:
         return b"\0" + text
-    return b"\1" + text if text.startswith(b"\0\0") and len(text) == _TAG_BYTES + 1 else text
+    return b"\1" + text if text.startswith(b"\0\0") and len(text) == TAG_BYTES + 1 else text
 
 
 def unpacked_tag(tag: bytes) -> str:
     """Return the etag that ``packed_tag`` was given."""
-    if len(tag) == _TAG_BYTES:
+    if len(tag) == TAG_BYTES:
         return tag.hex()
-    longer = tag.startswith(b"\1") or (tag.startswith(b"\0\0") and len(tag) == _TAG_BYTES + 1)
+    longer = tag.startswith(b"\1") or (tag.startswith(b"\0\0") and len(tag) == TAG_BYTES + 1)
     return tag[2 if longer else 1 :].decode("utf-8", "surrogatepass")
 
 
@@ -77,6 +80,20 @@ class Members:
         start = int(self.tag_ends[number - 1]) if number else 0
         tag = unpacked_tag(self.tags[start : int(self.tag_ends[number])])
         return ObjectRef(self.root, self.key(number), int(self.sizes[number]), tag)
+
+    def offset(self, number: int) -> int:  # noqa: ARG002 - objects of manifests differ
+        """Return the offset in its ref at which one object begins: 0, because the object is the whole ref."""
+        return 0
+
+
+def texts_at(
+    blob: bytes | bytearray, ends: NDArray[np.int64], numbers: NDArray[np.int64]
+) -> tuple[bytes, NDArray[np.int64]]:
+    """Return some of many concatenated texts, concatenated in another order, and the end of each."""
+    starts = np.concatenate(([0], ends[:-1]))[numbers].tolist()
+    view = memoryview(blob)
+    pieces = [view[start:end] for start, end in zip(starts, ends[numbers].tolist(), strict=True)]
+    return b"".join(pieces), np.cumsum(np.fromiter(map(len, pieces), np.int64, len(pieces)))
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -121,6 +138,28 @@ class Packs:
         """Return the samples of a pack, among all samples."""
         low = int(self.members.sample[self.firsts[number]])
         return slice(low, low + self.counts[number])
+
+    @property
+    def has_texts(self) -> bool:
+        """Whether all samples of a pack need its object 0, the text of a manifest's lines."""
+        return False
+
+    def objects_of(self, number: int, samples: NDArray[np.int64]) -> set[int]:
+        """Return which objects of a pack hold some of its samples.
+
+        Args:
+            number: index of the pack.
+            samples: int64[n], ordinals within the pack.
+        """
+        span = self.span(number)
+        if self.counts[number] == len(span):  # one object per sample
+            return set(samples.tolist())
+        of = self.members.sample[span.start : span.stop] - self.members.sample[span.start]
+        return set(np.flatnonzero(np.isin(of, samples)).tolist())
+
+    def own_index(self, number: int) -> ShardIndex | None:  # noqa: ARG002 - packs of lines differ
+        """Return the index of a pack whose table does not tell the fields; None: its table does."""
+        return None
 
     def empty_objects(self, number: int) -> list[int]:
         """Return the objects of a pack that have no bytes, numbered from 0 in the pack."""

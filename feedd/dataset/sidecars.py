@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from feedd.dataset import litdata_index as litdata
-from feedd.dataset.index_file import SAMPLES_MAX, folder_of, is_index
+from feedd.dataset.index_file import SAMPLES_MAX, folder_of, is_index, is_manifest
 from feedd.dataset.json_pieces import elements, find, items, members, value
 from feedd.notices import EXAMPLES_MAX, Amount
 
@@ -166,9 +166,8 @@ def tells_bytes(key: str) -> bool:
 
 def is_sidecar(key: str) -> bool:
     """Whether an object is a sidecar, feedd's own index or another tool's, and so no shard."""
-    return (
-        is_index(key) or is_foreign_sidecar(key) or key.rpartition("/")[2] == _ONLY_SUMS or key.endswith(_ABOUT_RECORDS)
-    )
+    own = is_index(key) or is_manifest(key)
+    return own or is_foreign_sidecar(key) or key.rpartition("/")[2] == _ONLY_SUMS or key.endswith(_ABOUT_RECORDS)
 
 
 @dataclass(frozen=True, slots=True)

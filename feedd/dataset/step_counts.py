@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from feedd.dataset.sharding import KEY, REPLICATED, SAMPLE, SIZE, check_equal_ra
 from feedd.errors import BadRequest, Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -47,10 +48,50 @@ def parse_uneven(name: str) -> Uneven:
 UNEQUAL = {Uneven.JOIN, Uneven.ALLOW}
 
 
+class CountColumn(MutableMapping[int, int]):
+    """Sample counts by dataset index in 8 bytes each, where a dict takes 100.
+
+    Args:
+        samples: int64[shards], samples of each shard; -1: not known. The column takes the array over.
+
+    Attributes:
+        samples: as given.
+    """
+
+    def __init__(self, samples: NDArray[np.int64]) -> None:
+        self.samples = samples
+        self._known_count = int((samples >= 0).sum())
+
+    def __repr__(self) -> str:
+        return f"CountColumn({self._known_count} of {len(self.samples)} known)"
+
+    def __getitem__(self, shard: int) -> int:
+        found = int(self.samples[shard]) if 0 <= shard < len(self.samples) else -1
+        if found < 0:
+            raise KeyError(shard)
+        return found
+
+    def __setitem__(self, shard: int, sample_count: int) -> None:
+        assert shard >= 0, f"expected a dataset index, got {shard}"
+        self._known_count += self.samples[shard] < 0
+        self.samples[shard] = sample_count
+
+    def __delitem__(self, shard: int) -> None:
+        raise TypeError(f"expected counts to stay known, got a removal of shard {shard}")
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(np.flatnonzero(self.samples >= 0).tolist())
+
+    def __len__(self) -> int:
+        return self._known_count
+
+
 def known_counts(counts: Mapping[int, int], shard_count: int) -> NDArray[np.int64] | None:
     """Return the samples of all shards, int64[shards], or None if a count is not known."""
     if len(counts) < shard_count:
         return None
+    if isinstance(counts, CountColumn):
+        return counts.samples
     return np.fromiter((counts[shard] for shard in range(shard_count)), np.int64, shard_count)
 
 

@@ -12,16 +12,11 @@ import os
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, Protocol, Self
 
-import numpy as np
-
 from feedd.values import ShardFile
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from numpy.typing import NDArray
-
-    from feedd.dataset.packs import Packs
     from feedd.flow.range_sinks import FileSink
     from feedd.values import ObjectRef
 
@@ -179,18 +174,3 @@ class InflightPacks:
             self._waiting[ref].remove(awaited)
             if not self._waiting[ref]:
                 del self._waiting[ref]
-
-
-def objects_of(packs: Packs, number: int, samples: NDArray[np.int64]) -> set[int]:
-    """Return which objects of a pack hold some of its samples.
-
-    Args:
-        packs: the packs of a listing.
-        number: index of the pack among them.
-        samples: int64[n], ordinals within the pack.
-    """
-    span = packs.span(number)
-    if packs.counts[number] == len(span):  # one object per sample
-        return set(samples.tolist())
-    of = packs.members.sample[span.start : span.stop] - packs.members.sample[span.start]
-    return set(np.flatnonzero(np.isin(of, samples)).tolist())

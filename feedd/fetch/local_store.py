@@ -31,7 +31,7 @@ from feedd.units import MIB
 from feedd.values import ObjectChecksum, ObjectRef, ReadProgress
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterator
+    from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 
     from feedd.fetch.file_trees import FileTree
     from feedd.range_sink import RangeSink
@@ -120,7 +120,7 @@ class LocalStore:
                 pools.of(ref.key), sink.file.writers, _read, self._tree, ref, span, _into_file(sink, span), stop
             )
         except OSError as error:
-            raise _translate(error, ref.key) from error
+            raise path_error(error, ref.key) from error
         except asyncio.CancelledError:
             stop.set()
             raise
@@ -140,7 +140,7 @@ class LocalStore:
         try:
             return await self._pools.of(path).run(work, *args, **kwargs)
         except OSError as error:
-            raise _translate(error, path) from error
+            raise path_error(error, path) from error
 
 
 class CallerMemory:
@@ -162,6 +162,35 @@ class CallerMemory:
             if self._memory is not None:
                 self._memory.release()
                 self._memory = None
+
+
+def read_files(refs: Iterable[ObjectRef], memory: memoryview) -> Iterator[memoryview]:
+    """Read whole files into memory, each right behind the one before, and yield the bytes of each. Blocks.
+
+    Raises:
+        ObjectChanged: a file is another version now.
+        NotFound, PermissionDenied, StoreUnavailable, BadResponse: a file cannot be read.
+    """
+    at = 0
+    for ref in refs:
+        start, end = at, at + ref.size_bytes
+        try:
+            file = os.open(ref.key, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                while at < end:
+                    count = os.readv(file, [memory[at:end]])
+                    if not count:  # the version tells more than the length
+                        break
+                    at += count
+                _check_tag(file, ref)  # after the reads: their bytes are this version's, or an error follows
+                if at < end:
+                    message = f"expected {ref.size_bytes} bytes, got {ref.size_bytes - (end - at)}"
+                    raise BadResponse(message, object=ref.key, stage="source")
+            finally:
+                os.close(file)
+        except OSError as error:
+            raise path_error(error, ref.key) from error
+        yield memory[start:end]
 
 
 def write_file(path: str, data: bytes, over: str | None = None) -> ObjectRef:
@@ -187,7 +216,7 @@ def write_file(path: str, data: bytes, over: str | None = None) -> ObjectRef:
             Path(draft).replace(path)
             return _head(path)
     except OSError as error:
-        raise _translate(error, path) from error
+        raise path_error(error, path) from error
     finally:
         with contextlib.suppress(OSError):  # after a successful replace the draft no longer exists
             Path(draft).unlink()
@@ -215,7 +244,8 @@ def _check_is(path: str, etag: str) -> None:
         raise ObjectChanged(message, object=path, hint=CHANGED_HINT, stage="source")
 
 
-def _translate(error: OSError, path: str) -> FeeddError:
+def path_error(error: OSError, path: str) -> FeeddError:
+    """Return feedd's error for an error of the system about a path."""
     kinds: dict[type[OSError], type[FeeddError]] = {
         FileNotFoundError: NotFound,
         NotADirectoryError: NotFound,
@@ -225,7 +255,8 @@ def _translate(error: OSError, path: str) -> FeeddError:
     return kind(f"the path cannot be read: {error.strerror}", object=path, stage="source")
 
 
-def _tag(status: os.stat_result) -> str:
+def file_etag(status: os.stat_result) -> str:
+    """Return the version tag of a file with this status."""
     return f"{status.st_size:x}-{status.st_mtime_ns:x}-{status.st_ino:x}"
 
 
@@ -233,7 +264,7 @@ def _head(path: str, tree: FileTree = _ANYWHERE) -> ObjectRef:
     status = tree.status(path)
     if not stat.S_ISREG(status.st_mode):
         raise NotFound("expected a regular file, got a directory or special file", object=path, stage="source")
-    return ObjectRef(_ROOT, path, status.st_size, _tag(status))
+    return ObjectRef(_ROOT, path, status.st_size, file_etag(status))
 
 
 def _into_memory(memory: CallerMemory, span: ByteRange) -> _Take:
@@ -280,7 +311,7 @@ def _read(tree: FileTree, ref: ObjectRef, span: ByteRange, take: _Take, stop: th
 
 
 def _check_tag(file: int, ref: ObjectRef) -> None:
-    got = _tag(os.fstat(file))
+    got = file_etag(os.fstat(file))
     if got != ref.etag:
         message = f"expected version {ref.etag}, got {got}"
         raise ObjectChanged(message, object=ref.key, hint=CHANGED_HINT, stage="source")
@@ -315,4 +346,4 @@ def _enter(
         if found.status is None:
             yield from _enter(tree, os.fsdecode(found.path), wanted, above | {here})
         else:
-            yield ObjectRef(_ROOT, os.fsdecode(found.path), found.status.st_size, _tag(found.status))
+            yield ObjectRef(_ROOT, os.fsdecode(found.path), found.status.st_size, file_etag(found.status))

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
+from feedd.dataset.object_spans import is_span, object_of
 from feedd.dataset.pack_layout import is_pack
 from feedd.errors import NotFound, ObjectChanged
 from feedd.fetch.hints import CHANGED_HINT
-from feedd.fetch.inflight_packs import InflightPacks, PartialWait, objects_of
+from feedd.fetch.inflight_packs import InflightPacks, PartialWait
 from feedd.fetch.verified import Arrivals
 from feedd.flow.range_sinks import FileSink
 from feedd.values import ByteRange
@@ -47,21 +48,23 @@ class PackBook:
     """
 
     def __init__(self, tickets: Iterator[int]) -> None:
-        self._listed: weakref.WeakSet[Packs] = weakref.WeakSet()
+        self._listed: weakref.WeakKeyDictionary[Packs, None] = weakref.WeakKeyDictionary()
         self._turns = tickets
         self.inflight = InflightPacks()
 
     def note(self, packs: Packs) -> None:
         """Register the packs of a listing, for as long as another owner holds them."""
-        self._listed.add(packs)
+        self._listed[packs] = None
 
     def find(self, ref: ObjectRef) -> tuple[Packs, int]:
-        """Return the listing's packs that contain a pack, and the pack's number there.
+        """Return the newest listing's packs that contain a pack, and the pack's number there.
+
+        A newer listing knows the current version of a manifest that has grown; the packs of earlier lines are the same.
 
         Raises:
             ObjectChanged: the pack belongs to no listing in use.
         """
-        for packs in self._listed:
+        for packs in reversed(list(self._listed)):
             number = packs.find(ref)
             if number is not None:
                 return packs, number
@@ -78,15 +81,18 @@ class PackBook:
         Raises:
             ObjectChanged: see ``find``.
         """
-        objects = {ref: objects_of(*self.find(ref), samples) for ref, samples in wanted.items()}
+        objects: dict[ObjectRef, set[int]] = {}
+        for ref, samples in wanted.items():
+            packs, number = self.find(ref)
+            objects[ref] = packs.objects_of(number, samples)
         return PartialWait(self.inflight, objects, ticket)
 
 
 class ObjectsFetcher:
-    """A ``SpanFetcher`` of objects and of packs, which share one scheduler on the work loop.
+    """A ``SpanFetcher`` of objects, of their spans and of packs, which share one scheduler on the work loop.
 
-    Length and ETag of a pack's objects are verified, checksums are not, since those would cost one more request per
-    object.
+    Length and ETag of spans and of a pack's objects are verified. Checksums are not: a store has those of whole objects
+    only, and of a pack's objects each would cost one more request.
 
     Args:
         plain: fetches objects; belongs to the work loop.
@@ -109,6 +115,9 @@ class ObjectsFetcher:
         pack's table marks it as lost, and its sample is bad. If it is refused again, or if many objects are missing,
         the fetch fails: only objects that do not exist may be left out.
         """
+        if is_span(ref):
+            await self.fetch_spans(ref, [ByteRange(0, ref.size_bytes)], sink, watch)
+            return
         if not is_pack(ref):
             await self._work_loop.run(lambda: self._plain.fetch(ref, sink, watch))
             return
@@ -134,7 +143,53 @@ class ObjectsFetcher:
         self, ref: ObjectRef, spans: Sequence[ByteRange], sink: RangeSink, watch: FetchWatch | None = None
     ) -> None:
         """Fill spans of an object; see ``SpanFetcher.fetch_spans``."""
-        await self._work_loop.run(lambda: self._plain.fetch_spans(ref, spans, sink, watch))
+        assert sink.size_bytes == ref.size_bytes, "the sink must be exactly as long as the object"
+        arrivals = _SpanArrivals(ref, sink, watch) if is_span(ref) else Arrivals(ref, sink, watch)
+        await self._work_loop.run(lambda: self._plain.fetch_to(arrivals, spans))
+
+    async def fetch_members(self, refs: Sequence[ObjectRef], sink: RangeSink) -> None:
+        """Fill ``sink`` with objects of one store, each right behind the one before; length and ETag are verified.
+
+        Raises what ``ObjectStore.read_into`` raises, for the first object that fails.
+        """
+        members = _Members(refs, sink)
+        await self._work_loop.run(lambda: self._plain.fetch_to(members, members.spans))
+
+
+class _SpanArrivals(Arrivals):
+    """A span of a large object being fetched; belongs to the work loop."""
+
+    def __init__(self, ref: ObjectRef, sink: RangeSink, watch: FetchWatch | None) -> None:
+        super().__init__(ref, sink, watch)
+        self._object, self._start = object_of(ref)
+
+    def locate(self, span: ByteRange) -> tuple[ObjectRef, ByteRange]:
+        """Return the object and the byte range that belong to ``span``."""
+        return self._object, ByteRange(self._start + span.start, self._start + span.end)
+
+
+class _Members(Arrivals):
+    """Objects that are fetched side by side into one sink.
+
+    Attributes:
+        spans: the span of each object in the sink.
+    """
+
+    many = True
+
+    def __init__(self, refs: Sequence[ObjectRef], sink: RangeSink) -> None:
+        super().__init__(replace(refs[0], size_bytes=sink.size_bytes), sink, None)
+        self._refs = refs
+        edges = [0, *itertools.accumulate(ref.size_bytes for ref in refs)]
+        assert edges[-1] == sink.size_bytes, "the sink must be exactly as long as the objects"
+        self.spans = [ByteRange(low, high) for low, high in itertools.pairwise(edges)]
+        self._starts = edges[:-1]
+
+    def locate(self, span: ByteRange) -> tuple[ObjectRef, ByteRange]:
+        """Return the object and the byte range that belong to ``span``."""
+        number = bisect.bisect_right(self._starts, span.start) - 1
+        start = self._starts[number]
+        return self._refs[number], ByteRange(span.start - start, span.end - start)
 
 
 class _RunningPack:
@@ -154,7 +209,7 @@ class _RunningPack:
         self._work_loop = work_loop
         self._book = book
         self._arrived = set(empty)
-        self._lost: set[int] = set()
+        self._lost = set(arrivals.unnamed)
 
     def missing(self, objects: set[int]) -> set[int]:
         """Return those of ``objects`` that have not arrived; lost objects count as arrived."""
@@ -184,6 +239,7 @@ class _PackArrivals(Arrivals):
 
     Attributes:
         follower: told about arrivals.
+        unnamed: objects that were missing when the manifest was read, or that its lines do not name.
     """
 
     many = True
@@ -194,6 +250,8 @@ class _PackArrivals(Arrivals):
         self._members = packs.members
         self._first = packs.span(number).start
         self._table = packs.table(number)
+        self.unnamed = self._table.lost
+        self._essential = 0 if packs.has_texts else -1  # the object without which no sample can be read
         self._edges: list[int] = self._table.starts().tolist()
         self._lost: set[int] = set()
         # Objects to request again, and whether they are missing; None: the second round has begun.
@@ -235,7 +293,7 @@ class _PackArrivals(Arrivals):
     async def finish(self) -> None:
         """Mark the lost objects in the table."""
         if self._lost:
-            self._table = replace(self._table, lost=tuple(sorted(self._lost)))
+            self._table = replace(self._table, lost=tuple(sorted(self._lost.union(self.unnamed))))
             await self._write_table()
 
     async def _write_table(self) -> None:
@@ -260,10 +318,10 @@ class _PackArrivals(Arrivals):
 
     def put_off(self, span: ByteRange, error: FeeddError) -> bool:
         """Whether an object is requested again at the end; see ``Arrivals.put_off``."""
-        if self._again is None:
+        number = self._number(span)
+        if self._again is None or number == self._essential:
             return False
         missing = isinstance(error, NotFound)
-        number = self._number(span)
         if number not in self._again:
             like_it_count = sum(one == missing for one in self._again.values())
             if like_it_count >= (self._lost_max if missing else _DENIED_MAX):
@@ -273,9 +331,9 @@ class _PackArrivals(Arrivals):
 
     def lost(self, span: ByteRange, error: FeeddError) -> bool:
         """Whether the pack tolerates the loss of an object; see ``Arrivals.lost``."""
-        if self._again is not None or not isinstance(error, NotFound):
-            return False
         number = self._number(span)
+        if self._again is not None or number == self._essential or not isinstance(error, NotFound):
+            return False
         if number not in self._lost:
             if len(self._lost) >= self._lost_max:
                 return False
@@ -290,8 +348,8 @@ class _PackArrivals(Arrivals):
     def locate(self, span: ByteRange) -> tuple[ObjectRef, ByteRange]:
         """Return the object and the byte range that belong to ``span``."""
         number = self._number(span)
-        start = self._edges[number]
-        return self._members.ref(self._first + number), ByteRange(span.start - start, span.end - start)
+        shift = self._members.offset(self._first + number) - self._edges[number]
+        return self._members.ref(self._first + number), ByteRange(span.start + shift, span.end + shift)
 
     def _number(self, span: ByteRange) -> int:
         return bisect.bisect_right(self._edges, span.start) - 1

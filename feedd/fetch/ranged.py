@@ -37,12 +37,14 @@ class FetchLimits:
         parts_in_flight: concurrent requests, over all objects.
         verified: verify objects against their stores' checksums.
         writers: number of writing threads, each with a different file; see ``FetchScheduler``.
+        now_s: the clock of ``ReadProgress``, by which part sizes are learned.
     """
 
     part_size_bytes: int
     parts_in_flight: int
     verified: bool = False
     writers: int = 2
+    now_s: Callable[[], float] = time.monotonic
 
 
 class RangeFetcher:
@@ -118,13 +120,6 @@ class RangeFetcher:
             fetch_count += 1
             spans = await arrivals.damaged(self._recorder, fetch_count)
 
-    async def fetch_spans(
-        self, ref: ObjectRef, spans: Sequence[ByteRange], sink: RangeSink, watch: FetchWatch | None = None
-    ) -> None:
-        """Fill spans of ``target``; see ``SpanFetcher.fetch_spans``."""
-        assert sink.size_bytes == ref.size_bytes, "the sink must be exactly as long as the object"
-        await self.fetch_to(Arrivals(ref, sink, watch), spans)
-
     async def fetch_to(self, arrivals: Arrivals, spans: Sequence[ByteRange]) -> None:
         """Fill spans of ``arrivals``, each from the object that belongs there; checksums are not verified.
 
@@ -143,7 +138,7 @@ class RangeFetcher:
         failures: list[FeeddError] = []
         try:
             async with asyncio.TaskGroup() as tasks:
-                parts = _Parts(store, arrivals, spans, part_bytes, tasks, self._sizes_of(arrivals.ref.root))
+                parts = _Parts(self._store_of, arrivals, spans, part_bytes, tasks, self._timing(arrivals.ref.root))
                 arrivals.joined(parts)
                 self._scheduler.join(parts)
                 try:
@@ -160,6 +155,9 @@ class RangeFetcher:
                 raise asyncio.CancelledError from failures[0]
             # a final error says more than an error that a retry might have solved
             raise min(failures, key=lambda error: error.retryable)
+
+    def _timing(self, root: str) -> _Timing:
+        return _Timing(self._sizes_of(root), self._limits.now_s)
 
     def _advance(self, freed: ByteRange | None = None) -> None:
         """Begin as many parts as there are places; ``freed``: a part that ended and released its place."""
@@ -197,25 +195,33 @@ class RangeFetcher:
         self._advance(span)
 
 
+@dataclass(frozen=True, slots=True)
+class _Timing:
+    """How the parts of a bucket are timed: the part size that learns from them, and the clock of ``ReadProgress``."""
+
+    sizes: PartSize
+    now_s: Callable[[], float]
+
+
 class _Parts(FetchEntry):
     """The parts of one fetch: their scheduler entry, their tasks and their results."""
 
     def __init__(
         self,
-        store: ObjectStore,
+        store_of: Callable[[str], ObjectStore],
         arrivals: Arrivals,
         spans: Iterable[ByteRange],
         part_size_bytes: int,
         tasks: asyncio.TaskGroup,
-        sizes: PartSize,
+        timing: _Timing,
     ) -> None:
         watch = arrivals.watch
         super().__init__(arrivals.ref.root, spans, part_size_bytes, _whenever if watch is None else watch.urgency)
-        self._store = store
+        self._store, self._store_of = store_of(arrivals.ref.root), store_of
         self._arrivals = arrivals
         self.many = arrivals.many
         self._tasks = tasks
-        self._sizes = sizes
+        self._timing = timing
         self._context = contextvars.copy_context()  # another fetch's part may free the place
         self.ended = asyncio.Event()
         if self.over:  # there are only empty spans
@@ -232,11 +238,13 @@ class _Parts(FetchEntry):
 
     async def _fetch(self, span: ByteRange) -> None:
         arrivals, progress = self._arrivals, ReadProgress()
-        asked_s = time.monotonic()  # the clock of ``ReadProgress``
+        timing = self._timing
+        asked_s = timing.now_s()
         part = arrivals.sink.part(span.start, span.end)
         ref, wanted = arrivals.locate(span)
+        store = self._store if ref.root == arrivals.ref.root else self._store_of(ref.root)
         try:
-            await self._store.read_into(ref, wanted, part, progress)
+            await store.read_into(ref, wanted, part, progress)
         except (NotFound, PermissionDenied) as error:
             if arrivals.put_off(span, error):
                 return
@@ -244,7 +252,7 @@ class _Parts(FetchEntry):
                 raise
             await part.write(0, bytes(span.size_bytes))
         if progress.first_byte_s is not None:
-            self._sizes.note(span.size_bytes, progress.first_byte_s - asked_s, time.monotonic() - asked_s)
+            timing.sizes.note(span.size_bytes, progress.first_byte_s - asked_s, timing.now_s() - asked_s)
         arrivals.arrived(span, part, progress.answered_by)
 
 

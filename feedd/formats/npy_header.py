@@ -15,6 +15,9 @@ from feedd.recipe.params import DIMS_MAX, DTYPES, SAMPLE_BYTES_MAX
 
 _NPY_MAGIC: Final = b"\x93NUMPY"
 _HEADER_BYTES_MAX: Final = 10_000
+HEAD_BYTES_MAX: Final = 12 + _HEADER_BYTES_MAX
+"""Bytes of the longest header that is read, with what comes before it."""
+
 _DESCR_CHARS_MAX: Final = 12
 _SIDE_MAX: Final = 1 << 40
 

@@ -169,9 +169,28 @@ class StridedReader(ShardReader):
         return RegularIndex(names, strides, rows, stored, unread=unread_of(unread or {}))
 
 
+def npy_rows(head: memoryview, size_bytes: int, url: str) -> tuple[StridedArray, int]:
+    """Check a .npy file by its first bytes and its size; return its array and the number of rows.
+
+    Args:
+        head: the first ``npy_header.HEAD_BYTES_MAX`` bytes of the file.
+        size_bytes: size of the whole file.
+        url: URL of the file, for errors.
+
+    Raises:
+        BadShard: as ``NpyFormat.index``.
+    """
+    return _NpyReader(head, url).rows_in(size_bytes)
+
+
 class _NpyReader(StridedReader):
     def npy(self) -> ShardIndex:
         """Read a .npy file."""
+        array, rows = self.rows_in(len(self._data))
+        return self.laid([array], rows)
+
+    def rows_in(self, total: int) -> tuple[StridedArray, int]:
+        """Return the array of a file of ``total`` bytes, and the number of its rows."""
         try:
             header = read_npy_head(self._data, DTYPES)
         except BadSample as error:
@@ -184,10 +203,10 @@ class _NpyReader(StridedReader):
         if header.fortran_order and math.prod(inner) > 1:
             self.fail(0, "contiguous rows (C order)", "columns (Fortran order)")
         array = StridedArray(FIELD, header.dtype.newbyteorder("=").name, inner, header.data_at)
-        if len(self._data) - header.data_at != rows * array.row_bytes:
-            got = len(self._data) - header.data_at
+        if total - header.data_at != rows * array.row_bytes:
+            got = total - header.data_at
             self.fail(header.data_at, f"{rows * array.row_bytes} bytes of {header.shape}", str(got))
-        return self.laid([array], rows)
+        return array, rows
 
 
 class _SafetensorsReader(StridedReader):

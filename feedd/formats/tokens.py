@@ -33,6 +33,7 @@ _BY_EXTENSION: Final = {".bin": RAW}  # a .npy file without a named format is a 
 _OTHERS: Final = re.compile(r"chunk-\d+-\d+\.bin|.*\.zstd\.bin")  # LitData's files
 _HEAD_BYTES: Final = {RAW: 0, LLMC: 1024, NPY: 128}
 _LLMC_DTYPES: Final = {(20240520, 1): "uint16", (20240801, 7): "uint32"}  # by magic and version
+HEAD_BYTES_MAX: Final = max(_HEAD_BYTES.values())
 SAY_HOW: Final = (
     'say how many tokens a sample has: fields={"tokens": "tokens:uint16:2049"}; or put megatron+ in front of the URL '
     "if each .bin has an .idx beside it, and samples are its documents"
@@ -114,7 +115,7 @@ class TokensFormat:
 
     def __init__(self, kind: str, params: str = "") -> None:
         self._kind = kind
-        self._windows = msgspec.json.decode(params, type=TokenWindows) if params else None
+        self._windows = windows_in(params) if params else None
 
     @property
     def name(self) -> str:
@@ -136,14 +137,36 @@ class TokensFormat:
         return _Reader(data, url, self._kind, self._windows).read()
 
 
+def tokens_at(head: memoryview, size_bytes: int, url: str, format_name: str) -> int:
+    """Check a file by its first bytes and its size, and return the offset of its first token.
+
+    Args:
+        head: the first ``HEAD_BYTES_MAX`` bytes of the file.
+        size_bytes: size of the whole file.
+        url: URL of the file, for errors.
+        format_name: one of the token formats, with its windows.
+
+    Raises:
+        BadShard: the file contradicts its name or the recipe.
+    """
+    kind, _, params = format_name.partition(":")
+    return _Reader(head, url, kind, windows_in(params), size_bytes).checked()
+
+
+def windows_in(params: str) -> TokenWindows:
+    """Return the windows that the parameters of a format's name tell."""
+    return msgspec.json.decode(params, type=TokenWindows)
+
+
 class _Reader(ShardReader):
-    def __init__(self, data: memoryview, url: str, kind: str, cut: TokenWindows) -> None:
+    def __init__(self, data: memoryview, url: str, kind: str, cut: TokenWindows, size_bytes: int = -1) -> None:
         super().__init__(data, url)
         self._kind, self._windows = kind, cut
+        self._total = len(data) if size_bytes < 0 else size_bytes
 
-    def read(self) -> ShardIndex:
-        """Check the file and return the index of its windows."""
-        cut, total = self._windows, len(self._data)
+    def checked(self) -> int:
+        """Check the file by its first bytes and its size; return the offset of its first token."""
+        cut, total = self._windows, self._total
         if self._kind == RAW:
             at = 0
             self._refuse_header()
@@ -151,6 +174,12 @@ class _Reader(ShardReader):
             at = self._llmc() if self._kind == LLMC else self._npy()
         if (total - at) % cut.item_bytes:
             self.fail(at, f"a whole number of {cut.dtype}", f"{total - at} bytes")
+        return at
+
+    def read(self) -> ShardIndex:
+        """Check the file and return the index of its windows."""
+        cut, total = self._windows, self._total
+        at = self.checked()
         count = window_count(self._kind, total, cut)
         self.check_cells(1, count)
         step_bytes, size_bytes = cut.stride * cut.item_bytes, cut.count * cut.item_bytes
@@ -166,7 +195,7 @@ class _Reader(ShardReader):
         said = self._said()
         if said is not None and said[0] in _LLMC_DTYPES:
             dtype, tokens = _LLMC_DTYPES[said[0]], said[1]
-            if _HEAD_BYTES[LLMC] + tokens * np.dtype(dtype).itemsize == len(self._data):
+            if _HEAD_BYTES[LLMC] + tokens * np.dtype(dtype).itemsize == self._total:
                 hint = f"put {LLMC}+ in front of its URL"
                 raise BadShard("expected tokens only, got llm.c's header", object=self._url, hint=hint, stage="decode")
 
@@ -180,12 +209,12 @@ class _Reader(ShardReader):
     def _llmc(self) -> int:
         head, said = _HEAD_BYTES[LLMC], self._said()
         if said is None or said[0] not in _LLMC_DTYPES:
-            self.fail(0, "llm.c's header", f"{said[0] if said else len(self._data)}")
+            self.fail(0, "llm.c's header", f"{said[0] if said else self._total}")
         dtype, tokens = _LLMC_DTYPES[said[0]], said[1]
         if dtype != self._windows.dtype:
             self.fail(0, f"{self._windows.dtype}, as the recipe says", dtype)
-        if head + tokens * self._windows.item_bytes != len(self._data):
-            self.fail(8, f"the number of tokens in {len(self._data)} bytes", str(tokens))
+        if head + tokens * self._windows.item_bytes != self._total:
+            self.fail(8, f"the number of tokens in {self._total} bytes", str(tokens))
         return head
 
     def _npy(self) -> int:
@@ -197,8 +226,8 @@ class _Reader(ShardReader):
             self.fail(
                 0, f"one dimension of {self._windows.dtype}, as the recipe says", f"{header.dtype}{list(header.shape)}"
             )
-        if header.data_at + header.shape[0] * self._windows.item_bytes != len(self._data):
-            self.fail(0, f"{header.shape[0]} tokens in {len(self._data)} bytes", "a file of another size")
+        if header.data_at + header.shape[0] * self._windows.item_bytes != self._total:
+            self.fail(0, f"{header.shape[0]} tokens in {self._total} bytes", "a file of another size")
         if header.data_at != _HEAD_BYTES[NPY]:  # the number of windows was computed with this size
             self.fail(0, f"a header of {_HEAD_BYTES[NPY]} bytes, as numpy writes it", f"{header.data_at}")
         return header.data_at

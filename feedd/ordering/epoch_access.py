@@ -24,6 +24,19 @@ if TYPE_CHECKING:
 _AHEAD_WINDOWS: Final = 2
 _AHEAD_SHARDS: Final = 16
 _AHEAD_SHARDS_MAX: Final = 64
+_CACHE_SHARE: Final = 1 / 8
+
+
+def readahead_bytes(bytes_in_flight: int, cache_bytes: int) -> int:
+    """Return the bytes of shards that a session may name in advance; see ``EpochAccess.wishes``.
+
+    Shards fetched further ahead take room from those that the next epoch finds again.
+
+    Args:
+        bytes_in_flight: most bytes requested at one time.
+        cache_bytes: size of the cache.
+    """
+    return min(bytes_in_flight, int(cache_bytes * _CACHE_SHARE))
 
 
 def readahead_count(width: int, shard_bytes: float, readahead_bytes: int) -> int:

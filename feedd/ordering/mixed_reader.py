@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from feedd.dataset.listing import growing_windows, recipe_facts
+from feedd.dataset.fingerprint import recipe_facts
+from feedd.dataset.listing import growing_windows
 from feedd.dataset.sharding import REPLICATED, SAMPLE
 from feedd.dataset.step_counts import partition_samples
 from feedd.errors import BadRequest

@@ -8,6 +8,7 @@ forgets its bytes.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import os
 import select
@@ -77,6 +78,8 @@ class Fifo:
                 draft.rename(self.path)
         except OSError as error:
             self.close()
+            with contextlib.suppress(OSError):
+                draft.unlink(missing_ok=True)
             message = f"expected to create a FIFO, got {(error.strerror or str(error)).lower()}"
             raise CacheUnavailable(message, object=str(self.path), stage="pipe") from error
         self._look()  # the reader of a FIFO that was there
@@ -87,11 +90,10 @@ class Fifo:
         reader = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)  # a writer alone may not open it
         try:
             self._fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            fcntl.fcntl(self._fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-        except PermissionError:  # the user has too many large pipes
-            pass
         finally:
             os.close(reader)
+        with contextlib.suppress(PermissionError):  # the user has too many large pipes
+            fcntl.fcntl(self._fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
     @property
     def has_reader(self) -> bool:

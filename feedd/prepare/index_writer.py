@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+import random
+from typing import TYPE_CHECKING, Final
 
 from feedd.access import EVERYTHING
 from feedd.dataset.index_file import INDEX_BYTES_MAX, merged, parse, render
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
     from feedd.values import ObjectRef
 
 _TRIES = 100  # each refusal means that another run has saved meanwhile: this many runs would have to save at once
+
+_PAUSE_S: Final = 0.01
+_PAUSE_S_MAX: Final = 5.0
 
 
 class IndexTarget:
@@ -72,7 +77,9 @@ class IndexTarget:
         Raises:
             NotFound, PermissionDenied, StoreUnavailable: the store's answer.
         """
-        for _ in range(_TRIES):
+        for number in range(_TRIES):
+            if number:  # many runs may save at once
+                await asyncio.sleep(random.uniform(0, min(_PAUSE_S_MAX, _PAUSE_S * 2**number)))  # noqa: S311 - no secret
             try:
                 there = await self._there()
                 rows, news = await CPU.run(merged, ours, there, self._stale)

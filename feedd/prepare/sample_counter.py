@@ -6,7 +6,7 @@ import asyncio
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -27,11 +27,14 @@ if TYPE_CHECKING:
     from feedd.dataset.listing import Listing
     from feedd.notices import Notice
     from feedd.prepare.index_writer import IndexTarget
+    from feedd.prepare.manifest_writer import Difference, Written
     from feedd.sessions.opening import Pipeline
     from feedd.values import ObjectRef
 
 _log = structlog.get_logger("feedd.prepare")
-_SAVE_EVERY_S = 60.0  # a crash loses at most this much work
+_SAVE_EVERY_S = 60.0  # a crash loses at most this much work, and as much as ten saves take
+_SAVES_SHARE = 0.1
+_PARTS_MAX = 10_000
 
 
 @dataclass(slots=True)
@@ -80,11 +83,42 @@ def index_url(url: str) -> str:
     location = parse_url(url)
     folder = not location.key or location.key.endswith("/")
     local = location.root == "file://" and Path(location.key).is_dir()
-    if location.manifest or not (folder or local):
+    if location.manifest or location.frozen or not (folder or local):
         raise BadRequest("expected a folder that ends with a slash, got an object or a manifest", object=url)
     key = location.key if folder else f"{location.key}/"
     base = location.root if location.root == "file://" else f"{location.root}/"
     return f"{base}{folder_of(key)}{INDEX_NAME}"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Every ``count``-th shard of a dataset, from shard ``index`` on. All parts together are the dataset."""
+
+    index: int
+    count: int
+
+    @classmethod
+    def parse(cls, text: str) -> Part:
+        """Return the part that ``I/N`` names.
+
+        Raises:
+            BadRequest: the text is no part.
+        """
+        index, slash, count = text.partition("/")
+        if slash and index.isdecimal() and count.isdecimal() and int(index) < int(count) <= _PARTS_MAX:
+            return cls(int(index), int(count))
+        raise BadRequest(
+            f"expected a part I/N, with I from 0 to N - 1 and N up to {_PARTS_MAX}, got {text!r}",
+            object="--part",
+            hint="in a Slurm array: --part $SLURM_ARRAY_TASK_ID/$SLURM_ARRAY_TASK_COUNT, with indices from 0",
+        )
+
+    def of(self, shard_count: int) -> range:
+        """Return the part's shards."""
+        return range(self.index, shard_count, self.count)
+
+
+WHOLE: Final = Part(0, 1)
 
 
 class Counter:
@@ -97,10 +131,16 @@ class Counter:
         url: prefix or folder.
         kept: the index to write.
         add_counts: called after each shard.
+        part: which shards to count; others may be counted by other runs.
     """
 
     def __init__(
-        self, pipeline: Pipeline, url: str, kept: IndexTarget, add_counts: Callable[[Counting], object]
+        self,
+        pipeline: Pipeline,
+        url: str,
+        kept: IndexTarget,
+        add_counts: Callable[[Counting], object],
+        part: Part = WHOLE,
     ) -> None:
         self.progress = Counting()
         self._pipeline = pipeline
@@ -112,6 +152,7 @@ class Counter:
         self._listing: Listing | None = None
         self._done: set[int] = set()
         self._first: tuple[int, frozenset[str]] | None = None  # the first read shard with samples, and its fields
+        self._part = part
 
     @property
     def is_open(self) -> bool:
@@ -146,6 +187,35 @@ class Counter:
         self._knew(listing.counts)
         self._report(self.progress)
 
+    @property
+    def left_count(self) -> int:
+        """Shards of the part whose samples are not known."""
+        listing = self._opened()
+        return sum(shard not in listing.counts for shard in self._part.of(len(listing.refs)))
+
+    async def freeze(self) -> Written:
+        """Write the dataset as a frozen manifest; all its samples must be known.
+
+        Raises:
+            Unsupported: the dataset cannot be frozen.
+            NotFound, PermissionDenied, StoreUnavailable: the store's answer.
+        """
+        # Every command imports this module, and few need the columns.
+        from feedd.prepare.manifest_writer import freeze  # noqa: PLC0415 - see above
+
+        return await freeze(self._pipeline.stages.sources, parse_url(self._url), self._folder, self._opened())
+
+    async def compare(self) -> Difference | None:
+        """Compare the newest version of the folder's manifest with its objects; None: there is no version.
+
+        Raises:
+            BadRequest: the object is no manifest, damaged, or of another version.
+            PermissionDenied, StoreUnavailable: the store's answer.
+        """
+        from feedd.prepare.manifest_writer import difference  # noqa: PLC0415 - see ``freeze``
+
+        return await difference(self._pipeline.stages.sources, parse_url(self._url), self._folder, self._opened())
+
     async def count(self, at_once: int) -> None:
         """Count every unknown shard and save from time to time. Failures are kept in the progress.
 
@@ -153,7 +223,7 @@ class Counter:
             at_once: shards to read at the same time.
         """
         listing = self._opened()
-        todo = iter([shard for shard in range(len(listing.refs)) if shard not in listing.counts])
+        todo = iter([shard for shard in self._part.of(len(listing.refs)) if shard not in listing.counts])
         saving = _Saving()
         async with asyncio.TaskGroup() as group:
             for _ in range(at_once):
@@ -228,22 +298,24 @@ class Counter:
 
 
 class _Saving:
-    """Decides when to save; only one task saves at a time."""
+    """Decides when to save; only one task saves at a time. Saving takes a tenth of the time at most."""
 
     def __init__(self) -> None:
-        self._last_s = time.monotonic()
+        self._last_s = self._began_s = time.monotonic()
+        self._took_s = 0.0
         self._busy = False
 
     def due(self) -> bool:
         """Return whether the caller should save now; if so, it must call ``over`` afterwards."""
-        if self._busy or time.monotonic() - self._last_s <= _SAVE_EVERY_S:
+        if self._busy or time.monotonic() - self._last_s <= _SAVE_EVERY_S + self._took_s / _SAVES_SHARE:
             return False
-        self._busy = True
+        self._busy, self._began_s = True, time.monotonic()
         return True
 
     def over(self) -> None:
         """Record that a save has ended, with or without success."""
         self._busy, self._last_s = False, time.monotonic()
+        self._took_s = self._last_s - self._began_s
 
 
 def _rows(refs: Sequence[ObjectRef], counts: Mapping[int, int], folder: str) -> dict[str, Row]:

@@ -16,9 +16,12 @@ An encoding is a short name, so that an index stores it in a few bytes and messa
 - ``pixels``: predecoded rows, see ``recipe.predecoded``.
 - ``images``: several images, as in MosaicML's jpeg_array and list[...]; feedd does not split them.
 - ``pickle``: a Python pickle; feedd never opens it.
+- ``member:int:species``: a JSON object, of which the field is the member after the second colon; before it is the kind
+  of its values, ``int``, ``float``, ``str``, ``json``, ``int64[]`` or ``float32[]``.
 
 An empty name stands for the content of a tar member: text, an encoded image, a .npy file. If the format says which of
-these the field is, the name is ``text``, ``json`` or ``image``. Such a name only selects the default codec.
+these the field is, the name is ``text``, ``json``, ``image``, ``npy`` or ``audio``. Such a name only selects the
+default codec.
 """
 
 from __future__ import annotations
@@ -26,13 +29,24 @@ from __future__ import annotations
 import functools
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from feedd.errors import BadRecipe
 from feedd.recipe.key_params import check_whole_documents
 from feedd.recipe.low_precision import NARROW, WIDENED
-from feedd.recipe.params import DIMS_MAX, DTYPES, SAMPLE_BYTES_MAX, TensorParams, TokensParams, params_of
+from feedd.recipe.params import (
+    DIMS_MAX,
+    DTYPES,
+    SAMPLE_BYTES_MAX,
+    ArrayParams,
+    TensorParams,
+    TokensParams,
+    canonical,
+    params_of,
+)
 
 if TYPE_CHECKING:
     from feedd.values import FieldRecipe
@@ -46,6 +60,8 @@ _FILE_NAMES: Final = {
     "text": "str",
     "json": "json",
     "image": "image",
+    "npy": "npy",
+    "audio": "audio",
     "pil": "image",
     "pixels": "image",
     "litdata:numpy": "npy",
@@ -62,6 +78,9 @@ _ONLY: Final = {
 }
 """Names that only this codec can read, apart from ``bytes``."""
 PICKLE: Final = "pickle"
+MEMBER: Final = "member:"
+"""Begins the encodings of members of JSON objects; alone: a member of any name, of which only the size counts."""
+
 IMAGES: Final = "images"
 _YOURSELF: Final = {
     PICKLE: "bytes, which you may unpickle yourself",
@@ -100,7 +119,7 @@ def parse_encoding(name: str) -> Encoding | None:
     Raises:
         ValueError: the name is not an encoding.
     """
-    if not name or name in _FILE_NAMES:
+    if not name or name in _FILE_NAMES or is_member(name):
         return None
     if name in _STEPS:
         return Encoding(_STEPS[name], None, steps=name.removesuffix("[][]"))
@@ -118,6 +137,48 @@ def parse_encoding(name: str) -> Encoding | None:
     if len(shape) > DIMS_MAX or not 0 < math.prod(shape) <= SAMPLE_BYTES_MAX:
         raise ValueError(f"expected at most {DIMS_MAX} sizes of 1 or more, got {name!r}")
     return Encoding(dtype, shape, low_precision=narrow)
+
+
+def is_member(name: str) -> bool:
+    """Whether an encoding is that of a member of JSON objects."""
+    return name.startswith(MEMBER)
+
+
+def member_encoding(kind: str, name: str) -> str:
+    """Return the encoding of a member of JSON objects.
+
+    Args:
+        kind: kind of its values: ``int``, ``float``, ``str``, ``json``, ``int64[]`` or ``float32[]``.
+        name: name of the member.
+    """
+    return f"{MEMBER}{kind}:{name}"
+
+
+def of_member(recipe: FieldRecipe, encoding: str) -> FieldRecipe:
+    """Return a recipe that reads a member of JSON objects; its own ``key`` continues below the member.
+
+    Args:
+        recipe: the recipe, as the user wrote it.
+        encoding: encoding of the member.
+
+    Raises:
+        BadRecipe: the codec does not read JSON, or the recipe lists alternatives.
+    """
+    _, kind, name = encoding.split(":", 2)
+    params = params_of(recipe)
+    if not hasattr(params, "key") or len(recipe.sources) > 1:
+        several = len(recipe.sources) > 1
+        raise BadRecipe(
+            f"expected {'one attribute' if several else 'a codec that reads JSON'}, "
+            f"got {' or '.join(recipe.sources) if several else repr(recipe.codec)}",
+            object=recipe.name,
+            hint=f"the value of {name!r} is in the manifest itself: read it as {default_codec(encoding)}",
+            stage="decode",
+        )
+    changes: dict[str, object] = {"key": (name, *(params.key or ()))}
+    if isinstance(params, ArrayParams) and not params.dtype:
+        changes["dtype"] = kind.removesuffix("[]") if kind.endswith("[]") else "float32"
+    return replace(recipe, params=canonical(msgspec.structs.replace(params, **changes)), encoding=encoding)
 
 
 def check_encoding(recipe: FieldRecipe) -> None:
@@ -170,6 +231,9 @@ def _read_as(stored: Encoding, params: TensorParams | TokensParams) -> tuple[str
 
 def default_codec(name: str) -> str | None:
     """Return the default recipe for an encoding; None: the encoding does not determine one."""
+    if is_member(name):
+        kind = name.split(":", 2)[1]
+        return f'{{"decode": "array", "dtype": "{kind.removesuffix("[]")}"}}' if kind.endswith("[]") else kind
     stored = parse_encoding(name)
     return _FILE_NAMES.get(name) if stored is None else suggest(stored)
 

@@ -14,23 +14,28 @@ those of its JSON. A sample must meet all conditions. The field need not be deco
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import numpy as np
 
 from feedd.errors import BadRecipe
+from feedd.recipe.encodings import is_member, member_encoding, of_member
 from feedd.recipe.key_params import Key, check_key, key_list
 from feedd.recipe.params import FloatParams, ImageParams, canonical, params_of
 from feedd.recipe.text_params import JsonParams, StrParams
 from feedd.values import FieldRecipe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
     from feedd.recipe.params import Params
+
+INSIDE: Final = frozenset({"str", "json"})
+"""Codecs that read values inside documents; the values' sizes differ from the stored sizes."""
 
 _HINT: Final = (
     'like {"field": "txt", "min_bytes": 1}; known: min_bytes, max_bytes, min_height, max_height, min_width, '
@@ -96,7 +101,7 @@ class Filter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         (``str`` or ``json``).
         """
         recipes = tuple(recipes)
-        sources, (key, is_text) = self.sources(recipes), self._checked_key(recipes)
+        sources, (key, is_text, encoding) = self.sources(recipes), self._checked_key(recipes)
         found: list[tuple[str, Params]] = []
         if self.height != (None, None) or self.width != (None, None):
             found.append(("image", ImageParams()))
@@ -104,17 +109,38 @@ class Filter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
             found.append(("float", FloatParams(key=key)))
         if key is not None and self.bytes != (None, None):
             found.append(("str", StrParams(key=key)) if is_text else ("json", JsonParams(key=key)))
-        return tuple(FieldRecipe(self.field, sources, codec, canonical(params)) for codec, params in found)
+        return tuple(FieldRecipe(self.field, sources, codec, canonical(params), encoding) for codec, params in found)
 
-    def _checked_key(self, recipes: Iterable[FieldRecipe]) -> tuple[Key | None, bool]:
-        """Return the key of the checked value, from the filter or the decoded field, and whether it must be text."""
+    def readers_of(self, readers: Sequence[FieldRecipe], sources: tuple[str, ...], encoding: str) -> list[FieldRecipe]:
+        """Return the recipes that read a field with one encoding: of members of JSON objects, the member.
+
+        The size of a member is that of its value, and not the stored size.
+
+        Raises:
+            BadRecipe: the field has alternatives, one of them a member.
+        """
+        if not is_member(encoding):
+            return [replace(one, encoding=encoding) for one in readers]
+        found = list(readers)
+        if self.bytes != (None, None) and not any(one.codec in INSIDE for one in readers):
+            is_text = encoding.startswith(member_encoding("str", ""))
+            params = StrParams() if is_text else JsonParams()
+            found.append(FieldRecipe(self.field, sources, "str" if is_text else "json", canonical(params)))
+        return [one if is_member(one.encoding) else of_member(one, encoding) for one in found]
+
+    def _checked_key(self, recipes: Iterable[FieldRecipe]) -> tuple[Key | None, bool, str]:
+        """Return the key of the checked value, whether it must be text, and the encoding that the key belongs to.
+
+        The key is the filter's, or else that of the decoded field.
+        """
         if self.key is not None:
-            return self.key, True
+            return self.key, True, ""
         decoded = next((one for one in recipes if one.name == self.field), None)
         key = None if decoded is None else getattr(params_of(decoded), "key", None)
         if decoded is not None and decoded.codec == "tokenize":
             key = key or None  # for whole documents the stored size is used
-        return key, decoded is not None and decoded.codec in {"str", "tokenize"}
+        encoding = "" if decoded is None or key is None else decoded.encoding
+        return key, decoded is not None and decoded.codec in {"str", "tokenize"}, encoding
 
     def sources(self, recipes: Iterable[FieldRecipe]) -> tuple[str, ...]:
         """Return the names that the field may have in the data; for a decoded field, those of its recipes."""

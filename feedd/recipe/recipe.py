@@ -26,7 +26,15 @@ import msgspec
 
 from feedd.errors import BadRecipe
 from feedd.recipe import plugins, tokenizers
-from feedd.recipe.encodings import IMAGES, PICKLE, check_encoding, default_codec, parse_encoding
+from feedd.recipe.encodings import (
+    IMAGES,
+    PICKLE,
+    check_encoding,
+    default_codec,
+    is_member,
+    of_member,
+    parse_encoding,
+)
 from feedd.recipe.extras import present, require
 from feedd.recipe.key_params import NAMES as JSON_NAMES
 from feedd.recipe.key_params import check_whole_documents, key_list
@@ -253,10 +261,10 @@ def default_fields(extensions: Sequence[str], stored: Sequence[str] = ()) -> tup
         if extension in spellings[1:] or extension in pickled or not _nameable(extension):
             continue
         name = ";".join(spellings) if extension in spellings else extension
-        codec = _usual_codec(extension)
+        codec = how.get(extension) or _usual_codec(extension)
         if codec in _EXTRAS and not present(*_EXTRAS[codec][1:]):
             codec = "bytes"
-        recipes.append(parse_field(name, how.get(extension, codec)))
+        recipes.append(parse_field(name, codec))
     return tuple(recipes)
 
 
@@ -288,7 +296,11 @@ def with_encodings(recipes: Iterable[FieldRecipe], index: ShardIndex) -> tuple[F
 
 def _with_encoding(recipe: FieldRecipe, index: ShardIndex) -> FieldRecipe:
     found = (index.encoding_of(index.fields.index(source)) for source in recipe.sources if source in index.fields)
-    recipe = replace(recipe, encoding=next(found, ""))
+    encoding = next(found, "")
+    if not is_member(encoding):
+        recipe = replace(recipe, encoding=encoding)
+    elif not is_member(recipe.encoding):  # else the key has the member's name already
+        recipe = of_member(recipe, encoding)
     check_encoding(recipe)
     stored = parse_encoding(recipe.encoding)
     if recipe.codec == "array" and stored is not None:

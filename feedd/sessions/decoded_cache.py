@@ -9,6 +9,7 @@ import structlog
 
 from feedd.conversion import PARAMS_BYTES_MAX, Conversion
 from feedd.convert.conversion_registry import conversion_named, predecode_conversion
+from feedd.dataset.object_spans import is_span
 from feedd.dataset.pack_layout import is_pack
 from feedd.errors import Unsupported
 from feedd.formats.format_registry import format_for
@@ -125,7 +126,7 @@ def _predecoded(
 ) -> Conversion | None:
     """Return the conversion that decodes a shard's images; None: the shard cannot have one."""
     ref, name = view.refs[shard], view.listing.format_of(shard)
-    if is_pack(ref) or conversion_named(name):
+    if is_pack(ref) or is_span(ref) or conversion_named(name):
         return None
     try:
         params = rows_params(name or format_for(ref.url), fields, min(ref.size_bytes * growth, most_bytes))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from feedd import metrics
+from feedd.dataset.pack_layout import is_pack
 from feedd.errors import FeeddError, NotFound, ObjectChanged
 from feedd.notices import NoticeKind, notices_of
-from feedd.ordering.batch_plan import AnyRunPlan
+from feedd.ordering.batch_plan import AnyRunPlan, shards_in
 from feedd.sessions.own_batches import OwnBatches, plan_leading
 from feedd.values import Cursor, EpochEnd
 
@@ -62,7 +65,7 @@ class Session:
     def __init__(self, parts: SessionParts, stages: Stages) -> None:
         self._parts = parts
         self._stages = stages
-        self._calls: set[object] = set()  # running calls of produce
+        self._calls: dict[object, asyncio.Event] = {}  # running calls, in order; set once a call's shards are pinned
         self._fetching: set[object] = set()  # calls that wait for their shards
         self._furthest = Cursor(-1)
         self._ended_epoch = -1
@@ -90,7 +93,7 @@ class Session:
     @property
     def stage(self) -> str:
         """Return ``fetching`` or ``decoding``: the stage that running calls of ``produce`` are in."""
-        return "decoding" if self._calls > self._fetching else "fetching"
+        return "decoding" if self._calls.keys() > self._fetching else "fetching"
 
     def retain_leased(self) -> None:
         """Keep leased slots out of use, because the client may go on reading them."""
@@ -114,12 +117,14 @@ class Session:
         began_s = self._stages.clock.monotonic_s()
         before, call = self._furthest, object()
         self._start(steps[0])  # detects a new stream, so it runs before this call is counted
-        self._calls.add(call)
+        self._calls[call] = asyncio.Event()
         self._fetching.add(call)
         try:
             with self._stale_listing_forgotten():
-                plans, ends = await plan_leading(steps, self._draw)
-                made = await self._parts.batches.make(plans, lambda: self._decoding(call)) if plans else []
+                plans, ends = await plan_leading(steps, partial(self._draw, call))
+                if plans:
+                    await self._wait_for_earlier(call, plans)
+                made = await self._parts.batches.make(plans, lambda: self._pinned(call)) if plans else []
         except Exception:
             if len(steps) > 1 and self._furthest in steps:
                 self._furthest = before  # the client asks for each step again; that is no new stream
@@ -145,16 +150,17 @@ class Session:
         began_s = self._stages.clock.monotonic_s()
         call = object()
         self._start(at)  # detects a new stream, so it runs before this call is counted
-        self._calls.add(call)
+        self._calls[call] = asyncio.Event()
         self._fetching.add(call)
         try:
             with self._stale_listing_forgotten():
-                plans, end = await self._draw_run(at, count)
+                plans, end = await self._draw_run(call, at, count)
                 if not plans:
                     if isinstance(end, EpochEnd):
                         return end
                     assert end is not None
                     raise end
+                await self._wait_for_earlier(call, plans)
                 made = await batches.make_run(plans, lambda: self._decoding(call))
         finally:
             self._ended(call)
@@ -167,7 +173,7 @@ class Session:
         return made
 
     async def _draw_run(
-        self, at: Cursor, count: int
+        self, call: object, at: Cursor, count: int
     ) -> tuple[list[AnyRunPlan | BatchPlan], EpochEnd | FeeddError | None]:
         """Plan the steps of a run; they end before the end of the epoch, or before a step that cannot be planned."""
         parts = self._parts
@@ -176,7 +182,7 @@ class Session:
         while step < end:
             here = Cursor(at.epoch, step, at.anchors)
             try:
-                found = await self._draw_some(here, end - step)
+                found = await self._draw_some(call, here, end - step)
             except FeeddError as error:
                 return plans, error
             if isinstance(found, EpochEnd):
@@ -185,18 +191,18 @@ class Session:
             if isinstance(found, AnyRunPlan):
                 step += len(found)
                 self._reach(Cursor(at.epoch, step - 1))
-                parts.prefetch_driver.advance(here, found.window, found.window)
+                parts.prefetch_driver.advance(here, found.window, found.window, call)
             else:
                 step += 1
         return plans, None
 
-    async def _draw_some(self, at: Cursor, count: int) -> AnyRunPlan | BatchPlan | EpochEnd:
+    async def _draw_some(self, call: object, at: Cursor, count: int) -> AnyRunPlan | BatchPlan | EpochEnd:
         """Plan up to ``count`` steps, or only the first one if no run begins there."""
         parts = self._parts
         run = parts.catalog.draw_run(parts.reader, at, count)
         if run is not None:
             return run
-        drawn = await self._draw(at)
+        drawn = await self._draw(call, at)
         if isinstance(drawn, EpochEnd):
             return drawn
         return parts.catalog.draw_run(parts.reader, at, count) or drawn  # its window is known now
@@ -227,10 +233,35 @@ class Session:
         if at.epoch != furthest.epoch or at.step > furthest.step:
             self._furthest = at
 
+    async def _wait_for_earlier(self, call: object, plans: Sequence[AnyRunPlan | BatchPlan]) -> None:
+        """Wait for earlier calls, if this call reads a later window than they do and would have to fetch shards itself.
+
+        In a cache with little room, it would evict shards that an earlier call is about to read. The shards of this
+        call are prefetched meanwhile, as far as there is room.
+        """
+        parts, cache = self._parts, self._stages.cache
+        last = max(plan.window if isinstance(plan, AnyRunPlan) else plan.last_window for plan in plans)
+        if parts.prefetch_driver.reads_only(last):
+            return
+        shards = {shard for plan in plans for shard in shards_in(plan)}
+        refs = [ref for ref in map(parts.view.refs.__getitem__, shards) if ref.conversion is None and not is_pack(ref)]
+        if all(map(cache.knows, refs)):
+            return
+        for earlier, pinned in tuple(self._calls.items()):
+            if earlier is call:
+                break
+            await pinned.wait()
+
+    def _pinned(self, call: object) -> None:
+        """Mark a call as decoding all of its batches."""
+        self._calls[call].set()
+        self._decoding(call)
+
     def _ended(self, call: object) -> None:
         """Forget a call that has ended. Once the first has, later shards may be fetched."""
-        self._calls.remove(call)
+        self._calls.pop(call).set()
         self._decoding(call)
+        self._parts.prefetch_driver.finished(call)
         self._parts.prefetch_driver.widen()
 
     def _decoding(self, call: object) -> None:
@@ -243,7 +274,7 @@ class Session:
         if not self._fetching and 0 <= ended == self._furthest.epoch:
             self._parts.batches.epoch_ended(ended)
 
-    async def _draw(self, at: Cursor) -> BatchPlan | EpochEnd:
+    async def _draw(self, call: object, at: Cursor) -> BatchPlan | EpochEnd:
         parts = self._parts
         self._reach(at)
         drawn = await parts.catalog.draw(parts.view, parts.reader, at)
@@ -251,7 +282,7 @@ class Session:
             parts.batches.check_failures(at)
             self._count_end(at.epoch)
         else:
-            parts.prefetch_driver.advance(at, drawn.first_window, drawn.last_window)
+            parts.prefetch_driver.advance(at, drawn.first_window, drawn.last_window, call)
         return drawn
 
     def _count_end(self, epoch: int) -> None:

@@ -27,7 +27,7 @@ from feedd.errors import NotFound, ObjectChanged, Unsupported
 from feedd.flow.arena import Arena
 from feedd.flow.memory import ArenaBudget
 from feedd.flow.open_progress import enter_stage
-from feedd.flow.pools import CPU
+from feedd.flow.pools import CPU, LOCAL_FILES
 from feedd.flow.tasks import both
 from feedd.notices import NoticeKind, notices_of, summed
 from feedd.ordering.sorted_windows import SortedWindows
@@ -86,7 +86,7 @@ class Pipeline:
         quarantine: Quarantine | None = None,
     ) -> None:
         self.stages = stages
-        self.catalog = DatasetCatalog(stages, group, learned or Learned())
+        self.catalog = DatasetCatalog(stages, group, learned or Learned(), options.span_bytes)
         self._options = options
         self._quarantine = quarantine
         self.bad_samples = RecentBadSamples(stages.clock)
@@ -113,6 +113,10 @@ class Pipeline:
             BadShard: the first shard does not have the format that its name states.
             ResourceExhausted: there is no memory for the arena.
         """
+        if any(url.startswith("channel://") for url in spec.data.urls):
+            from feedd.catalog.channel_urls import with_channel  # noqa: PLC0415 - only jobs of SageMaker have channels
+
+            spec = await LOCAL_FILES.run(with_channel, spec, self._options.channel_root)
         access = self._options.access_rules.of(spec.owner)
         request = await CPU.run(Request.of, spec, self._options.window_shards, access)  # weights are many fractions
         self.stages.pool.prepare(itertools.chain.from_iterable(request.wanted))
@@ -121,19 +125,22 @@ class Pipeline:
         enter_stage(f"listing {shortened(spec.data.urls)}")
         with self.stages.sources.listing(), self.catalog.started(request.sources, access, request.cuts):
             request = await with_tables(self.stages.sources, request)
-            listing, tables = await both(
-                self.catalog.mixed(
-                    request.sources,
-                    lambda held: request.fingerprint(held) == spec.session.expect_fingerprint,
-                    access,
-                    request.cuts,
-                ),
-                self._labelling.tables(request),
-            )
+            listing, tables = await both(self._listing(request), self._labelling.tables(request))
         try:
             return await self._listed(request, listing, tables)
         finally:
             await forget(tables)
+
+    async def _listing(self, request: Request) -> Listing:
+        """Return the listing of a request; of a run that began before large objects had spans, without spans."""
+        expected = request.spec.session.expect_fingerprint
+        known = (lambda held: request.fingerprint(held) == expected) if expected else None
+        wanted = request.sources, known, request.access, request.cuts
+        listing = await self.catalog.mixed(*wanted)
+        if known is None or not listing.spans or await CPU.run(known, listing):
+            return listing
+        whole = await self.catalog.mixed(*wanted, whole=True)
+        return whole if await CPU.run(known, whole) else listing
 
     async def _listed(self, request: Request, listing: Listing, tables: Tables) -> Session:
         """Open a session on a listing."""
@@ -143,7 +150,7 @@ class Pipeline:
             raise ObjectChanged(
                 f"expected the dataset with fingerprint {expected.hex()}, got {mark.hex()}",
                 object=" ".join(spec.data.urls),
-                hint="objects, recipe or topology changed since this run began: start the run anew",
+                hint="objects, recipe, topology or fetch.span_size changed since this run began: start the run anew",
                 stage="plan",
             )
         enter_stage(f"reading the first shards of {shortened(spec.data.urls)}")

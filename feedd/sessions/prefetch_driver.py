@@ -79,6 +79,7 @@ class PrefetchDriver:
         self._access: EpochAccess | None = None
         self._progress = Progress()
         self._window = -1
+        self._making: dict[object, tuple[int, int]] = {}  # epoch and first window of running calls, in order
         self._widening: asyncio.TimerHandle | None = None  # ends the wait of a new stream's later shards
 
     def begin(self, at: Cursor) -> None:
@@ -94,7 +95,7 @@ class PrefetchDriver:
         self._widening.cancel()
         self._widening = None
         if self._access is not None:
-            self._wish(self._access, self._window)
+            self._wish(self._access, self._needed_from(self._access))
 
     def enter(self, at: Cursor) -> None:
         """Start or resume an epoch at a cursor: report when each shard is needed, and prefetch the first ones."""
@@ -124,13 +125,23 @@ class PrefetchDriver:
             self._index_prefetcher.close()
         self.begin(at)
 
-    def advance(self, at: Cursor, first_window: int, last_window: int) -> None:
-        """Report that a batch of these windows is being made."""
+    def advance(self, at: Cursor, first_window: int, last_window: int, call: object) -> None:
+        """Report that a batch of these windows is being made.
+
+        Many batches are made at one time. The shards of a window are needed until the last batch of it is made.
+
+        Args:
+            at: the step.
+            first_window: the first window that the batch needs.
+            last_window: the last window that the batch needs.
+            call: the call that makes the batch, until ``finished``.
+        """
         if self._access is None or at.epoch != self._access.epoch:
             self.enter(at)
         access = self._access
         assert access is not None
-        self._left(access, self._progress.advance(self._name, first_window))
+        self._making.setdefault(call, (at.epoch, first_window))
+        self._left(access, self._progress.advance(self._name, self._needed_from(access)))
         if last_window > self._window:
             self._window = last_window
             timeline = self._reader_groups.timeline
@@ -138,9 +149,23 @@ class PrefetchDriver:
                 self._cache.note_next_use(timeline.times)
             if self._index_prefetcher is not None:
                 self._index_prefetcher.expect(_soon(access, last_window))
-            self._wish(access, last_window)  # never empty: that would cancel fetches that this batch waits for
+            self._wish(access, self._needed_from(access))  # never empty: that would cancel what batches wait for
         if self._index_prefetcher is not None:
             self._index_prefetcher.look()
+
+    def finished(self, call: object) -> None:
+        """Report that a call has made its batches, or has failed."""
+        if self._making.pop(call, None) is not None and self._access is not None and self._making:
+            self._left(self._access, self._progress.advance(self._name, self._needed_from(self._access)))
+
+    def reads_only(self, window: int) -> bool:
+        """Whether no running call needs an earlier window."""
+        return self._access is None or self._needed_from(self._access) >= window
+
+    def _needed_from(self, access: EpochAccess) -> int:
+        """Return the first window that a running call needs; without calls, the latest window."""
+        running = (window for epoch, window in self._making.values() if epoch == access.epoch)
+        return next(running, self._window)  # calls are in the order of their steps, so the oldest needs most
 
     def close(self) -> None:
         """Cancel prefetches; shards that no other reader needs then have no next use."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from feedd.flow.trace_log import BatchTrace, distinct
-from feedd.ordering.batch_plan import SpanPlan
+from feedd.ordering.batch_plan import shards_in
 from feedd.sessions.feed_session import Session
 from feedd.values import EpochEnd, Produced
 
@@ -82,16 +82,16 @@ class TracedSession(Session):
         if batch is not None:
             self._traces.export(replace(batch, released_s=time.monotonic()))
 
-    async def _draw(self, at: Cursor) -> BatchPlan | EpochEnd:
-        drawn = await super()._draw(at)
+    async def _draw(self, call: object, at: Cursor) -> BatchPlan | EpochEnd:
+        drawn = await super()._draw(call, at)
         if not isinstance(drawn, EpochEnd):
             self._planned([drawn])
         return drawn
 
     async def _draw_run(
-        self, at: Cursor, count: int
+        self, call: object, at: Cursor, count: int
     ) -> tuple[list[AnyRunPlan | BatchPlan], EpochEnd | FeeddError | None]:
-        plans, end = await super()._draw_run(at, count)
+        plans, end = await super()._draw_run(call, at, count)
         self._planned(plans)
         return plans, end
 
@@ -100,8 +100,7 @@ class TracedSession(Session):
         if marks is not None:
             marks.planned_s = time.monotonic()
             for plan in plans:
-                shards = [plan.shard] if isinstance(plan, SpanPlan) else sorted(set(plan.shard.tolist()))
-                marks.shards[plan.cursor.step] = shards
+                marks.shards[plan.cursor.step] = sorted(shards_in(plan))
 
     def _decoding(self, call: object) -> None:
         super()._decoding(call)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from feedd.errors import BadRequest, VersionMismatch
@@ -162,9 +162,11 @@ def open_spec(request: pb.OpenRequest, limits: OpenLimits) -> OpenSpec:
         steps=bounded("steps", request.steps, 0, _INT64_MAX),
         mix=bounded_texts("mix", [request.mix.mode or "stratified"], 1, 64)[0] if sources else "",
         samples_per_epoch=bounded("samples_per_epoch", request.mix.samples_per_epoch, 0, _INT64_MAX),
+        left_to_channel=bounded_texts("left_to_channel", request.left_to_channel, 16, 64),
     )
+    lanes = bounded("lanes", request.lanes or 1, 1, limits.lanes_max)
     try:
-        order = order.in_lanes(bounded("lanes", request.lanes or 1, 1, limits.lanes_max))
+        order = replace(order, lanes=lanes) if order.left_to_channel else order.in_lanes(lanes)
     except ValueError as error:
         raise BadRequest(str(error), object="topology", stage="serve") from error
     session = SessionSpec(

@@ -94,7 +94,7 @@ class Mix(_message.Message):
     def __init__(self, mode: _Optional[str] = ..., samples_per_epoch: _Optional[int] = ...) -> None: ...
 
 class OpenRequest(_message.Message):
-    __slots__ = ("version", "urls", "recipe", "topology", "shuffle", "seed", "sharding", "epoch", "prefetch_batches", "consumer_count", "consumer_index", "client_version", "expect_fingerprint", "partitions", "uneven", "share", "steps", "sources", "mix", "shared_arena", "open_id", "runs", "lanes", "decoded_cache")
+    __slots__ = ("version", "urls", "recipe", "topology", "shuffle", "seed", "sharding", "epoch", "prefetch_batches", "consumer_count", "consumer_index", "client_version", "expect_fingerprint", "partitions", "uneven", "share", "steps", "sources", "mix", "shared_arena", "open_id", "runs", "left_to_channel", "lanes", "decoded_cache")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     URLS_FIELD_NUMBER: _ClassVar[int]
     RECIPE_FIELD_NUMBER: _ClassVar[int]
@@ -117,6 +117,7 @@ class OpenRequest(_message.Message):
     SHARED_ARENA_FIELD_NUMBER: _ClassVar[int]
     OPEN_ID_FIELD_NUMBER: _ClassVar[int]
     RUNS_FIELD_NUMBER: _ClassVar[int]
+    LEFT_TO_CHANNEL_FIELD_NUMBER: _ClassVar[int]
     LANES_FIELD_NUMBER: _ClassVar[int]
     DECODED_CACHE_FIELD_NUMBER: _ClassVar[int]
     version: ProtocolVersion
@@ -141,9 +142,10 @@ class OpenRequest(_message.Message):
     shared_arena: bool
     open_id: str
     runs: bool
+    left_to_channel: _containers.RepeatedScalarFieldContainer[str]
     lanes: int
     decoded_cache: bool
-    def __init__(self, version: _Optional[_Union[ProtocolVersion, _Mapping]] = ..., urls: _Optional[_Iterable[str]] = ..., recipe: _Optional[_Union[Recipe, _Mapping]] = ..., topology: _Optional[_Union[Topology, _Mapping]] = ..., shuffle: _Optional[_Union[Shuffle, _Mapping]] = ..., seed: _Optional[int] = ..., sharding: _Optional[str] = ..., epoch: _Optional[int] = ..., prefetch_batches: _Optional[int] = ..., consumer_count: _Optional[int] = ..., consumer_index: _Optional[int] = ..., client_version: _Optional[str] = ..., expect_fingerprint: _Optional[bytes] = ..., partitions: _Optional[int] = ..., uneven: _Optional[str] = ..., share: _Optional[str] = ..., steps: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., mix: _Optional[_Union[Mix, _Mapping]] = ..., shared_arena: _Optional[bool] = ..., open_id: _Optional[str] = ..., runs: _Optional[bool] = ..., lanes: _Optional[int] = ..., decoded_cache: _Optional[bool] = ...) -> None: ...
+    def __init__(self, version: _Optional[_Union[ProtocolVersion, _Mapping]] = ..., urls: _Optional[_Iterable[str]] = ..., recipe: _Optional[_Union[Recipe, _Mapping]] = ..., topology: _Optional[_Union[Topology, _Mapping]] = ..., shuffle: _Optional[_Union[Shuffle, _Mapping]] = ..., seed: _Optional[int] = ..., sharding: _Optional[str] = ..., epoch: _Optional[int] = ..., prefetch_batches: _Optional[int] = ..., consumer_count: _Optional[int] = ..., consumer_index: _Optional[int] = ..., client_version: _Optional[str] = ..., expect_fingerprint: _Optional[bytes] = ..., partitions: _Optional[int] = ..., uneven: _Optional[str] = ..., share: _Optional[str] = ..., steps: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., mix: _Optional[_Union[Mix, _Mapping]] = ..., shared_arena: _Optional[bool] = ..., open_id: _Optional[str] = ..., runs: _Optional[bool] = ..., left_to_channel: _Optional[_Iterable[str]] = ..., lanes: _Optional[int] = ..., decoded_cache: _Optional[bool] = ...) -> None: ...
 
 class LanesRequest(_message.Message):
     __slots__ = ()

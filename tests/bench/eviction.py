@@ -77,8 +77,9 @@ def feedd(trace: Trace, size_bytes: int) -> float:
     fetched = [0]
     for epoch, windows in enumerate(trace.epochs):
         for number, refs in enumerate(windows):
-            prefetch_driver.advance(Cursor(epoch), number, number)
+            prefetch_driver.advance(Cursor(epoch), number, number, number)
             cache.use(refs)
+            prefetch_driver.finished(number)
         fetched.append(cache.fetched_bytes)
     return 1 - (fetched[-2] - fetched[1]) / trace.counted_bytes
 

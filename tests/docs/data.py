@@ -89,6 +89,15 @@ def _shards() -> Iterator[tuple[str, bytes]]:
     yield from ((f"{key}.gz", gzip.compress(data)) for key, data in _tars("t/", _sample, 16))
     names = [{"prefix": f"s3://{BUCKET}/train/"}, "000000.tar", "000003.tar", "000007.tar"]
     yield "run-7.manifest", json.dumps(names).encode()
+    lines = [
+        {
+            "source-ref": f"s3://{BUCKET}/dogs/{CLASSES[number % len(CLASSES)]}/{number:05d}.jpg",
+            "species": number,
+            "species-metadata": {"class-name": CLASSES[number % len(CLASSES)], "confidence": number / SAMPLES},
+        }
+        for number in range(SAMPLES)
+    ]
+    yield "species.manifest", "\n".join(map(json.dumps, lines)).encode()
 
 
 def _folders() -> Iterator[tuple[str, bytes]]:

@@ -164,12 +164,13 @@ def _json(part: str) -> list[Block]:
 
 RECIPES = _json('"decode"')
 MANIFESTS = _json('{"prefix"')
+AUGMENTED = _json('"source-ref"')
 
 
 def test_no_json_is_left_out() -> None:
     """Each JSON block has a test, here or beside the other settings."""
     others = ["Statement", "uptime_s", "ordinal", '"label": 0', "event loop"]
-    seen = {block for part in others for block in _json(part)} | {*RECIPES, *MANIFESTS}
+    seen = {block for part in others for block in _json(part)} | {*RECIPES, *MANIFESTS, *AUGMENTED}
     assert {block for block in blocks() if block.language == "json"} == seen
 
 
@@ -204,6 +205,21 @@ def test_manifests(block: Block, world: World) -> None:
         (batch,) = FeedDataset(url, batch_size=8, fields=fields, address=world.daemon.address)
         blue = batch["jpg"][..., 2].float().mean((1, 2)) / STEP
         assert blue.round().tolist() == [*range(len(names))]
+
+
+@pytest.mark.parametrize("block", AUGMENTED, ids=lambda block: block.place)
+def test_augmented_manifests(block: Block, world: World) -> None:
+    """Lines name the objects that feedd reads, and hold the other fields."""
+    lines = [json.loads(line) for line in block.body.replace("my-bucket", "lists").splitlines()]
+    for number, line in enumerate(lines):
+        world.server.put("lists", line["source-ref"].removeprefix("s3://lists/"), picture(number))
+    world.server.put("lists", "a.manifest", "\n".join(map(json.dumps, lines)).encode())
+    with closing_all(world):
+        url = "augmented+s3://lists/a.manifest"
+        (batch,) = FeedDataset(url, batch_size=len(lines), address=world.daemon.address)
+        assert batch["species"].tolist() == [line["species"] for line in lines]
+        assert batch["species-metadata"] == [line["species-metadata"] for line in lines]
+        assert len(batch["source-ref"]) == len(lines)
 
 
 def test_answer_of_healthz(world: World) -> None:

@@ -87,10 +87,11 @@ def test_yaml(block: Block) -> None:
             for name in names:
                 assert re.search(rf"`{re.escape(name)}\b", page), f"{name} is no metric of the page"
         return
-    text = (ROOT / "deploy" / "kubernetes" / "daemonset.yaml").read_text(encoding="utf-8")
-    (daemonset,) = [document for document in yaml.safe_load_all(text) if document["kind"] == "DaemonSet"]
-    daemonset["spec"] |= content
-    kubernetes_validate.validate(daemonset, kubernetes_validate.latest_version(), strict=True)
+    (path,) = re.findall(r"deploy/kubernetes/[a-z-]+\.yaml", block.detail)
+    documents = yaml.safe_load_all((ROOT / path).read_text(encoding="utf-8"))
+    (manifest,) = [document for document in documents if document["kind"] in {"DaemonSet", "Job"}]
+    manifest["spec"] |= content
+    kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
 
 
 @_of("bash")

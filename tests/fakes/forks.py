@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _PRELOADED: Final = (
     "tests.e2e.trainer",
     "tests.fakes.feed_server",
-    *(f"feedd.cli.{name}" for name in ("app", "cache", "files", "index", "pipe", "plan", "serve")),
+    *(f"feedd.cli.{name}" for name in ("app", "cache", "files", "index", "pack", "pipe", "plan", "serve")),
     "feedd.daemon.life",
     "feedd.pipes.pipe_run",
     "feedd.fetch.s3.sdk_client",

@@ -282,10 +282,11 @@ async def test_case_46_dataset_a_little_larger_than_the_cache(tmp_path: Path) ->
             plan = reader.epoch_map(Cursor(epoch))
             before = rig.fetcher.calls.total()
             for window in range(plan.window_count):
-                prefetch_driver.advance(Cursor(epoch), window, window)
+                prefetch_driver.advance(Cursor(epoch), window, window, window)
                 wanted = [refs[shard] for shard in plan.shards(window).tolist()]
                 with await cache.acquire(wanted) as pins:
                     rig.check(pins, wanted)
+                prefetch_driver.finished(window)
             fetched.append(rig.fetcher.calls.total() - before)
         prefetch_driver.close()
         await until(lambda: cache.stats.reserved_bytes == 0)

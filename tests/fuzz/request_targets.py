@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 from typing import TYPE_CHECKING, Final
 
@@ -10,6 +11,8 @@ from google.protobuf.message import DecodeError
 
 from feedd.catalog.manifest import names_in
 from feedd.catalog.open_request import Request
+from feedd.dataset.frozen_manifest import parse as parse_frozen
+from feedd.dataset.frozen_manifest import render
 from feedd.dataset.object_labels import parse_table
 from feedd.errors import BadRequest, Unsupported
 from feedd.recipe.filters import parse_filter
@@ -17,6 +20,7 @@ from feedd.recipe.recipe import parse_field
 from feedd.wire import feedd_pb2 as pb
 from feedd.wire.admin_messages import warm_spec
 from feedd.wire.feed_messages import OpenLimits, check_version, cursor_from, open_spec, slots_from
+from tests.unit.dataset.test_frozen_manifest import manifest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,7 +72,16 @@ _LONG: Final = json.dumps(
     }
 )
 _RECIPES: Final = ("image:224x224:random", "tokens:uint16:2049", "json", "npy:float32:3,4", "str", "bytes", "int")
+_FROZEN: Final = render(manifest([("a.tar", 10, "ab", 3), ("bb.tar", 20, "0123456789abcdef" * 2, 4)]))[:-32]
 _MANIFEST: Final = json.dumps([{"prefix": "s3://bucket/train/"}, "a.tar", "b.tar"]).encode()
+
+
+def _frozen(data: bytes) -> None:
+    """Parse a frozen manifest whose digest is right."""
+    try:
+        parse_frozen(memoryview(data + hashlib.blake2b(data, digest_size=32).digest()))
+    except ValueError as error:
+        raise BadRequest(str(error)) from error
 
 
 def _open(data: bytes) -> None:
@@ -128,6 +141,7 @@ PARSERS: Final[dict[str, tuple[Callable[[bytes], None], tuple[bytes, ...]]]] = {
         (b'{"field": "cls", "min": 1}', b'{"field": "txt", "min_bytes": 1}'),
     ),
     "manifest": (_target(lambda data: names_in(memoryview(data), "manifest+s3://b/m")), (_MANIFEST,)),
+    "frozen": (_target(_frozen), (_FROZEN,)),
     "label-table": (_target(_table), (b"path,label\na.jpg,1\nb.jpg,2\n",)),
 }
 """By name: what parses, and good inputs."""

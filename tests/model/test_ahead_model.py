@@ -140,7 +140,9 @@ class _Decoder:
 
     def advance(self, *_where: object) -> None: ...
 
-    enter = skip_to = widen = advance
+    enter = skip_to = widen = finished = advance
+
+    reads_only = staticmethod(lambda _window: True)
 
     def close(self) -> None: ...
 

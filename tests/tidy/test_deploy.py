@@ -13,6 +13,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from feedd.cli.app import load as load_command
 from feedd.config import load, options
 from feedd.units import parse_duration_s, parse_size
 from tests.tidy.tree import ROOT
@@ -31,6 +32,11 @@ CLOSING_S = 60.0  # feedd.daemon.life.UNWIND_S, which these files promise to lea
 
 def _daemonset() -> dict[str, Any]:
     (found,) = [document for _, document in MANIFESTS if document["kind"] == "DaemonSet"]
+    return dict(found["spec"]["template"]["spec"])
+
+
+def _train_job() -> dict[str, Any]:
+    (found,) = [document for file, document in MANIFESTS if file == "train-job.yaml"]
     return dict(found["spec"]["template"]["spec"])
 
 
@@ -84,7 +90,7 @@ def test_pods_of_the_node_are_kept_apart() -> None:
     assert config.security.socket_mode == "0660"
     assert config.security.allow_urls
     assert config.admin_socket is not None
-    (job,) = [document["spec"]["template"]["spec"] for _, document in MANIFESTS if document["kind"] == "Job"]
+    job = _train_job()
     assert daemon["containers"][0]["securityContext"]["runAsGroup"] in job["securityContext"]["supplementalGroups"]
     assert (daemon["automountServiceAccountToken"], job["automountServiceAccountToken"]) == (False, False)
     by_kind = {document["kind"]: document for _, document in MANIFESTS}
@@ -95,9 +101,19 @@ def test_pods_of_the_node_are_kept_apart() -> None:
     assert daemon["priorityClassName"] == by_kind["PriorityClass"]["metadata"]["name"]
 
 
+def test_the_pack_job_packs_every_part() -> None:
+    """The job has as many pods as there are parts, and the command understands its arguments."""
+    (job,) = [document["spec"] for file, document in MANIFESTS if file == "pack-job.yaml"]
+    (container,) = job["template"]["spec"]["containers"]
+    assert job["completionMode"] == "Indexed"
+    assert container["args"][-1] == f"--part=$(JOB_COMPLETION_INDEX)/{job['completions']}"
+    words = [word.replace("$(JOB_COMPLETION_INDEX)", "0") for word in container["args"]]
+    load_command("pack").make_context("pack", words[1:]).close()
+
+
 def test_job_and_daemonset_meet() -> None:
     """The Job mounts the directory the daemon's socket is in, as a user the daemon hands memory to."""
-    (job,) = [document["spec"]["template"]["spec"] for _, document in MANIFESTS if document["kind"] == "Job"]
+    job = _train_job()
     daemon = _daemonset()
     directory = {volume["name"]: volume["hostPath"]["path"] for volume in job["volumes"]}["feedd"]
     assert directory == {v["name"]: v.get("hostPath", {}).get("path") for v in daemon["volumes"]}["socket"]

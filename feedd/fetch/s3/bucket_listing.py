@@ -1,12 +1,16 @@
-"""Lists a bucket off the event loop, which millions of keys would block: one thread requests pages, others parse."""
+"""Lists a bucket off the event loop, which millions of keys would block: one thread requests pages, others parse.
+
+S3 Express One Zone lists keys in any order. Its objects are sorted when all are listed.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from feedd.errors import BadResponse, Unsupported
 from feedd.fetch.s3 import listing_contents as contents
+from feedd.fetch.s3.range_listing import IN_FLIGHT_MAX, RangeListing
 from feedd.fetch.s3.sdk_client import S3Clients
 from feedd.fetch.threaded import iterate_in_thread
 from feedd.flow.pools import CPU
@@ -16,10 +20,13 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
 
     from feedd.fetch.fetch_options import SourceOptions
+    from feedd.fetch.s3.range_listing import Page
     from feedd.fetch.s3.region import BucketFacts
     from feedd.fetch.s3.sdk_errors import RequestContext
 
-_PAGES_AHEAD_COUNT = 8
+_PAGES_AHEAD_COUNT: Final = 8
+_PAGE_COUNT: Final = 1000
+_DIRECTORY_BUCKET: Final = "--x-s3"
 
 
 async def list_pages(
@@ -34,56 +41,75 @@ async def list_pages(
         BadResponse: an object has no key, size or etag.
         NotFound, PermissionDenied, StoreUnavailable: as the store answered.
     """
-
-    def make() -> AsyncGenerator[Mapping[str, Any], None]:
-        return _answers(bucket, request, limits, start_after, facts)
-
+    sorts = not is_directory_bucket(bucket)
     root, order = f"s3://{bucket}", _Order(request, start_after)
+    unsorted: list[ObjectRef] = []
+
+    def make() -> AsyncGenerator[Page, None]:
+        return _answers(bucket, request, limits, start_after if sorts else "", facts)
+
     answers = iterate_in_thread(make, name=f"feedd-list-{bucket}", ahead_count=_PAGES_AHEAD_COUNT)
-    async with contextlib.aclosing(answers):
-        async for answer in answers:  # the next page is being requested meanwhile
-            try:
-                wanted = await CPU.run(_page, answer, root, order)
-            except BadResponse as error:
-                error.object = request.url  # the page's parser does not know the URL
-                raise
-            if wanted:
-                yield wanted
+    try:
+        async with contextlib.aclosing(answers):
+            async for answer in answers:  # further pages are being requested meanwhile
+                refs = await CPU.run(_page, answer, root)
+                if not sorts:
+                    unsorted += refs
+                elif wanted := order.keep(refs):
+                    yield wanted
+    except BadResponse as error:
+        error.object = request.url  # the parser of a page does not know the URL
+        raise
+    for page in await CPU.run(_sorted_pages, unsorted, request.url.removeprefix(f"{root}/"), order):
+        yield page
+
+
+def is_directory_bucket(bucket: str) -> bool:
+    """Whether a bucket is one of S3 Express One Zone: it lists keys in any order, and only below folders."""
+    return bucket.endswith(_DIRECTORY_BUCKET)
 
 
 async def _answers(
     bucket: str, request: RequestContext, limits: SourceOptions, start_after: str, facts: BucketFacts
-) -> AsyncGenerator[Mapping[str, Any], None]:
-    """Request page after page, with a client of the thread's own loop; runs in the thread."""
+) -> AsyncGenerator[Page, None]:
+    """Request pages, with a client of the thread's own loop; runs in the thread."""
     s3 = limits.for_bucket(bucket)
-    query = {"Bucket": bucket, "Prefix": request.url.removeprefix(f"s3://{bucket}/")}
+    prefix = request.url.removeprefix(f"s3://{bucket}/")
+    fixed = {"Bucket": bucket, "Prefix": prefix}
     if s3.requester_pays:
-        query["RequestPayer"] = "requester"
-    if start_after:
-        query["StartAfter"] = start_after
-
-    async def ask(client: Any) -> Mapping[str, Any]:  # noqa: ANN401 - see open_client
-        client.meta.events.register(contents.EVENT, contents.take, unique_id=contents.EVENT)
-        answer: Mapping[str, Any] = await client.list_objects_v2(**query)
-        return answer
-
+        fixed["RequestPayer"] = "requester"
+    sorts = not is_directory_bucket(bucket)
+    if not sorts:
+        fixed["Prefix"] = prefix[: prefix.rfind("/") + 1]
     async with contextlib.aclosing(S3Clients(s3, limits, facts)) as clients:
-        while True:
-            answer = await clients.call(ask, request, limits.listing_deadline_s)
-            yield answer
-            token = answer.get("NextContinuationToken")
-            if not answer.get("IsTruncated") or not token:
-                return
-            query["ContinuationToken"] = token
+
+        async def ask(query: Mapping[str, str]) -> Mapping[str, Any]:
+            async def send(client: Any) -> Mapping[str, Any]:  # noqa: ANN401 - see open_client
+                client.meta.events.register(contents.EVENT, contents.take, unique_id=contents.EVENT)
+                answer: Mapping[str, Any] = await client.list_objects_v2(**fixed, **query)
+                return answer
+
+            return await clients.call(send, request, limits.listing_deadline_s)
+
+        listing = RangeListing(ask, prefix, start_after, IN_FLIGHT_MAX if sorts else 1)
+        async with contextlib.aclosing(listing.pages()) as pages:
+            async for page in pages:
+                yield page
 
 
-def _page(answer: Mapping[str, Any], root: str, order: _Order) -> list[ObjectRef]:
-    """Return the wanted objects of an answer; takes about 30 microseconds per object."""
-    refs = [
+def _page(page: Page, root: str) -> list[ObjectRef]:
+    """Return the objects of a page; takes about 10 microseconds per object."""
+    return [
         ObjectRef(root, one.key, one.size_bytes, one.etag.removeprefix("W/").strip('"'))
-        for one in contents.objects_of(answer)
+        for one in contents.objects_of(page.answer)
+        if page.end is None or one.key <= page.end
     ]
-    return order.keep(refs)
+
+
+def _sorted_pages(refs: list[ObjectRef], prefix: str, order: _Order) -> list[list[ObjectRef]]:
+    """Return the objects below a prefix in byte order."""
+    wanted = order.keep(sorted((ref for ref in refs if ref.key.startswith(prefix)), key=lambda ref: ref.key))
+    return [wanted[at : at + _PAGE_COUNT] for at in range(0, len(wanted), _PAGE_COUNT)]
 
 
 class _Order:
@@ -102,7 +128,7 @@ class _Order:
                 raise Unsupported(
                     f"expected keys in byte order, got {ref.key!r} after {self._last!r}",
                     object=self._request.url,
-                    hint="this store lists out of order (S3 directory buckets do): name the objects in a manifest",
+                    hint="this store lists out of order: name the objects in a manifest",
                     stage="source",
                 )
             self._last = ref.key

@@ -7,6 +7,7 @@ another. So botocore gets the page without its objects, and the next page is req
 
 from __future__ import annotations
 
+import zlib
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import unquote_to_bytes
 from xml.etree import ElementTree as ET
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 EVENT: Final = "before-parse.*.ListObjectsV2"
 """Event of botocore; the wildcard runs before all handlers for S3, and so before botocore reads the body."""
 _PAGE: Final = "FeeddPage"
+_COMPRESSED: Final = "FeeddCompressedPage"
 _BEGIN, _END = b"<Contents>", b"</Contents>"
+_ENCODED: Final = b"<EncodingType>url</EncodingType>"
 
 
 class Listed(NamedTuple):
@@ -59,6 +62,35 @@ def objects_of(answer: Mapping[str, Any]) -> list[Listed]:
     except (ET.ParseError, KeyError, ValueError) as error:
         message = f"expected objects with key, size and etag, got {type(error).__name__}: {error}"
         raise BadResponse(message, stage="source") from error
+
+
+def ends_of(answer: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the first and the last key of an answer; empty texts: it has no objects.
+
+    Raises:
+        BadResponse: an object is not described the way S3 does.
+    """
+    page: bytes | None = answer.get(_PAGE)
+    if page is None:
+        found = objects_of(answer)
+        return (found[0].key, found[-1].key) if found else ("", "")
+    encoding = _ENCODED if _ENCODED in page else b""
+    first = page[page.index(_BEGIN) : page.index(_END) + len(_END)]
+    last = page[page.rindex(_BEGIN) : page.rindex(_END) + len(_END)]
+    both = objects_of({_PAGE: b"".join((b"<Ends>", encoding, first, last, b"</Ends>"))})
+    return both[0].key, both[-1].key
+
+
+def compressed(answer: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return an answer in a tenth of its memory, if this module took its objects; ``plain`` undoes it."""
+    page: bytes | None = answer.get(_PAGE)
+    return answer if page is None else {_COMPRESSED: zlib.compress(page, 1)}
+
+
+def plain(answer: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the answer that ``compressed`` was given, as far as ``objects_of`` reads it."""
+    page: bytes | None = answer.get(_COMPRESSED)
+    return answer if page is None else {_PAGE: zlib.decompress(page)}
 
 
 def _objects(page: ET.Element) -> list[Listed]:

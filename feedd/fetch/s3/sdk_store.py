@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -26,6 +28,24 @@ if TYPE_CHECKING:
     from feedd.values import ByteRange, ObjectChecksum
 
 _log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectFacts:
+    """What is written with an object.
+
+    Attributes:
+        sha256: digest of the content, which the store verifies and keeps.
+        metadata: texts by name, ASCII.
+    """
+
+    sha256: bytes
+    metadata: Mapping[str, str]
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of a PUT, by the SDK's names."""
+        return {"ChecksumSHA256": base64.b64encode(self.sha256).decode(), "Metadata": dict(self.metadata)}
 
 
 class S3Store:
@@ -62,14 +82,7 @@ class S3Store:
 
     async def head(self, key: str) -> ObjectRef:
         """Return the current version; see ``ObjectStore.head``."""
-        request = self.request_context("head", key)
-
-        async def ask(client: Any) -> Mapping[str, Any]:  # noqa: ANN401 - see open_client
-            answer: Mapping[str, Any] = await client.head_object(Bucket=self._bucket, Key=key, **self._payer)
-            return answer
-
-        answer = await self.clients.call(ask, request, self._limits.read_deadline_s(0))
-        return ObjectRef(self.root, key, int(answer["ContentLength"]), plain_etag(str(answer.get("ETag", "")), request))
+        return (await self.describe(key))[0]
 
     async def checksum(self, ref: ObjectRef) -> ObjectChecksum | None:
         """Return the checksum that S3 stores, in one or two requests; see ``ObjectStore.checksum``."""
@@ -119,7 +132,19 @@ class S3Store:
         except ObjectChanged as changed:
             raise await self.explained(changed, ref) from changed.__cause__
 
-    async def put(self, key: str, data: bytes, over: str | None = None) -> ObjectRef:
+    async def describe(self, key: str) -> tuple[ObjectRef, Mapping[str, str]]:
+        """Return the current version and the metadata that its writer gave it; raises what ``head`` raises."""
+        request = self.request_context("head", key)
+
+        async def ask(client: Any) -> Mapping[str, Any]:  # noqa: ANN401 - see open_client
+            answer: Mapping[str, Any] = await client.head_object(Bucket=self._bucket, Key=key, **self._payer)
+            return answer
+
+        answer = await self.clients.call(ask, request, self._limits.read_deadline_s(0))
+        etag = plain_etag(str(answer.get("ETag", "")), request)
+        return ObjectRef(self.root, key, int(answer["ContentLength"]), etag), answer.get("Metadata", {})
+
+    async def put(self, key: str, data: bytes, over: str | None = None, facts: ObjectFacts | None = None) -> ObjectRef:
         """Create or replace one object and return its ref.
 
         If the store has no conditional PUT, the condition is dropped and a warning logged.
@@ -128,26 +153,28 @@ class S3Store:
             key: key of the object.
             data: the whole content.
             over: etag of the version to replace; empty: the object must not exist; None: replace any version.
+            facts: checksum that the store verifies, and metadata; None: neither.
 
         Raises:
             ObjectChanged: another version exists, or a version exists although none was expected.
             PermissionDenied, NotFound, StoreUnavailable: as S3 answered.
         """
         request = self.request_context("write", key, over or "")
+        fixed = {} if facts is None else facts.arguments
         try:
-            return await self._put(key, data, request, _condition(over))
+            return await self._put(key, data, request, _condition(over) | fixed)
         except StoreUnavailable as error:
             if over is None or error.__cause__ is None or code_of(error.__cause__) != "NotImplemented":
                 raise
             _log.warning(
                 "the store has no conditional PUT: of two concurrent writes, one may be lost", object=request.url
             )
-            return await self._put(key, data, request, {})
+            return await self._put(key, data, request, fixed)
 
-    async def _put(self, key: str, data: bytes, request: RequestContext, condition: Mapping[str, str]) -> ObjectRef:
+    async def _put(self, key: str, data: bytes, request: RequestContext, arguments: Mapping[str, Any]) -> ObjectRef:
         async def ask(client: Any) -> Mapping[str, Any]:  # noqa: ANN401 - see open_client
             answer: Mapping[str, Any] = await client.put_object(
-                Bucket=self._bucket, Key=key, Body=data, **condition, **self._payer
+                Bucket=self._bucket, Key=key, Body=data, **arguments, **self._payer
             )
             return answer
 
@@ -179,7 +206,7 @@ class S3Store:
         return ObjectChanged(f"expected {said}", object=ref.url, hint=CHANGED_HINT, stage="source")
 
 
-def _condition(over: str | None) -> dict[str, str]:
+def _condition(over: str | None) -> dict[str, Any]:
     if over is None:
         return {}
     return {"IfMatch": f'"{over}"'} if over else {"IfNoneMatch": "*"}

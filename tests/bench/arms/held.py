@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
+from feedd.catalog.augmented_manifest import parse_lines
 from feedd.catalog.manifest import names_in
 from feedd.catalog.url_lists import lists_of
 from feedd.daemon.life import _YOUNG_OBJECTS
@@ -54,6 +55,11 @@ def _mds(size: int) -> bytes:
 
 def _table(size: int) -> bytes:
     return b"path,label\n" + b"".join(b"image-%07d.jpg,%d\n" % (number, number % 9) for number in range(size // 20))
+
+
+def _lines(size: int) -> bytes:
+    line = b'{"source-ref": "s3://bucket/images/%08d.jpg", "species": %d, "species-metadata": {"confidence": 0.9}}\n'
+    return b"".join(line % (number, number % 9) for number in range(size // 105))
 
 
 def _listed(keys: list[str], size_bytes: int) -> Surroundings:
@@ -104,6 +110,10 @@ def _names_of(data: bytearray) -> None:
     names_in(data, "manifest+s3://bucket/x")
 
 
+def _lines_of(data: bytes) -> None:
+    parse_lines(data, "augmented+s3://bucket/x")
+
+
 def _logged(text: str) -> None:
     structlog.get_logger().info("said", text=text, error=ValueError(text))
 
@@ -121,6 +131,7 @@ _TEXTS: Final[dict[str, tuple[Callable[[int], Any], Callable[[Any], object], boo
         _names_of,
         True,
     ),
+    "augmented manifest": (_lines, _lines_of, True),
     "_feedd_index.json": (_index, _counted, True),
     "MDS index.json": (_mds, _believed("index.json"), True),
     "LitData index.json": (_lit, _believed("index.json"), True),

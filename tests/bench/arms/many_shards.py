@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import time
+import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,7 +81,7 @@ class _Rank:
 
     async def open(self, fingerprint: bytes = b"") -> None:
         settings = self._settings
-        fields = [pb.Field(name="tokens", recipe=settings["field"])]
+        fields = [pb.Field(name=settings.get("field_name", "tokens"), recipe=settings["field"])]
         self.granted = await self._stub.Open(
             pb.OpenRequest(
                 version=pb.ProtocolVersion(major=PROTOCOL_MAJOR),
@@ -163,16 +164,25 @@ async def _measured(pid: int, address: str, settings: dict[str, Any]) -> dict[st
 
 async def _opened(pid: int, rank: _Rank, name: str, fingerprint: bytes = b"") -> dict[str, float]:
     """Open; then one batch."""
-    before, began_s = _Spent.of(pid), time.perf_counter()
+    before, asked, began_s = _Spent.of(pid), _asked(), time.perf_counter()
     await rank.open(fingerprint)
     opened, opened_s = _Spent.of(pid).since(before), time.perf_counter() - began_s
+    now = _asked()
     first_s, _ = await rank.take(0, 1)
     return {
         f"{name}_open_s": opened_s,
         f"{name}_open_cpu_s": opened.whole_s,
         f"{name}_open_loop_s": opened.loop_s,
         f"{name}_batch_s": first_s - began_s,
+        f"{name}_listing_count": now - asked,
     }
+
+
+def _asked() -> int:
+    """Return how many requests the server has answered that were not for shards."""
+    with urllib.request.urlopen(f"{os.environ['AWS_ENDPOINT_URL']}/__stats", timeout=10) as response:
+        found: int = json.load(response)["beside_count"]
+        return found
 
 
 async def _streamed(pid: int, rank: _Rank, count: int, name: str, epoch: int = 0) -> dict[str, float]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 
-from feedd.dataset.listing import Listing, ShardNumbers
+from feedd.dataset.listing import Listing
+from feedd.dataset.ref_columns import ShardNumbers
 from feedd.values import ObjectRef
 from tests.bench.arms.plan_data import peak_resident_bytes, read_settings, write_row
 from tests.bench.arms.plan_node import Node, rows_at

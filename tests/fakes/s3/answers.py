@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from tests.fakes.s3.objects import Objects, Stored
 
 _RANGE = re.compile(r"bytes=(\d*)-(\d*)")
+_METADATA = "x-amz-meta-"
 _XML = '<?xml version="1.0" encoding="UTF-8"?>\n'
 _MESSAGES = {
     "NoSuchKey": "The specified key does not exist.",
@@ -97,6 +100,7 @@ class Answers:
         self._objects = objects
         self._session_count = 0
         self._checksums = checksums or Checksums()
+        self._metadata: dict[tuple[str, str], dict[str, str]] = {}  # of objects that came by PUT
 
     def answer(self, request: Request, fault: Fault) -> Reply:
         """Return the good reply, or the error the fault asks for."""
@@ -153,7 +157,13 @@ class Answers:
         other = wanted is not None and there is not None and wanted.strip('"') != there.etag
         if other or (there is not None and request.headers.get("if-none-match") == "*"):
             return _error(412, "PreconditionFailed", request)
+        digest = request.headers.get("x-amz-checksum-sha256")
+        if digest is not None and base64.b64decode(digest) != hashlib.sha256(request.body).digest():
+            return _error(400, "BadDigest", request, "The SHA256 you specified did not match the calculated checksum.")
         stored = self._objects.put(request.bucket, request.key, request.body)
+        self._metadata[request.bucket, request.key] = {
+            name: value for name, value in request.headers.items() if name.startswith(_METADATA)
+        }
         return Reply(headers={"ETag": f'"{stored.etag}"'})
 
     def _session(self) -> Reply:
@@ -178,6 +188,7 @@ class Answers:
             return _error(412, "PreconditionFailed", request)
         headers = {"ETag": f'"{etag}"', "Accept-Ranges": "bytes", "Content-Type": "binary/octet-stream"}
         headers["Last-Modified"] = "Wed, 01 Jan 2025 00:00:00 GMT"
+        headers.update(self._metadata.get((request.bucket, request.key), {}))
         headers.update(fault.headers)
         start, end = 0, stored.size_bytes
         match = _RANGE.fullmatch(request.range or "")

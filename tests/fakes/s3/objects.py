@@ -202,12 +202,16 @@ class FileObjects:
 class NumberedObjects:
     """Buckets of very many objects: file ``root/<bucket>/<count>`` is ``count`` objects that all hold its bytes.
 
-    Keys are ``train/shard-00000000.bin`` and so on. A page of a listing is made when it is asked for.
+    Keys are ``train/shard-00000000.bin`` and so on; of file ``<count>.tar`` they end in ``.tar``. A page of a listing
+    is made when it is asked for. Files below ``root/<bucket>/files/`` are objects of the bucket too, which a listing of
+    the numbered objects leaves out.
     """
 
     def __init__(self, root: Path) -> None:
+        self._root = root
         self._files = {
-            file.parent.name: (str(file), file.stat().st_size, int(file.name)) for file in root.glob("*/[0-9]*")
+            file.parent.name: (str(file), file.stat().st_size, int(file.stem), file.suffix or ".bin")
+            for file in root.glob("*/[0-9]*")
         }
 
     def buckets(self) -> list[str]:
@@ -224,11 +228,11 @@ class NumberedObjects:
 
     def find(self, bucket: str, key: str) -> Stored | None:
         """Return an object."""
-        path, size_bytes, count = self._files[bucket]
+        path, size_bytes, count, ending = self._files[bucket]
         match = _NUMBERED.fullmatch(key)
-        if match is None or int(match[1]) >= count:
-            return None
-        return Stored(size_bytes, _numbered_etag(int(match[1])), path=path)
+        if match is None or match[2] != ending or int(match[1]) >= count:
+            return FileObjects(self._root / bucket).find("files", key)
+        return Stored(size_bytes, numbered_etag(int(match[1])), path=path)
 
     def put(self, bucket: str, key: str, data: bytes) -> Stored:
         """Refuse: objects cannot change."""
@@ -240,25 +244,24 @@ class NumberedObjects:
 
     def page(self, bucket: str, prefix: str, after: str, count: int) -> tuple[list[tuple[str, Stored]], bool]:
         """Return up to ``count`` objects behind ``after`` in byte order, and whether there are more."""
-        assert numbered_key(0).startswith(prefix), f"expected a prefix of all keys, got {prefix}"
-        path, size_bytes, total = self._files[bucket]
-        match = _NUMBERED.fullmatch(after)
-        assert match is not None or not after, f"expected the last key of a page, got {after}"
-        first = 0 if match is None else int(match[1]) + 1
+        path, size_bytes, total, ending = self._files[bucket]
+        if not numbered_key(0).startswith(prefix):
+            return FileObjects(self._root / bucket).page("files", prefix, after, count)
+        first = bisect.bisect_right(range(total), after, key=lambda number: numbered_key(number, ending))
         numbers = range(first, min(first + count, total))
-        found = [(numbered_key(number), Stored(size_bytes, _numbered_etag(number), path=path)) for number in numbers]
-        return found, numbers.stop < total
+        names = ((numbered_key(number, ending), number) for number in numbers)
+        return [(key, Stored(size_bytes, numbered_etag(at), path=path)) for key, at in names], numbers.stop < total
 
 
-_NUMBERED = re.compile(r"train/shard-(\d{8})\.bin")
+_NUMBERED = re.compile(r"train/shard-(\d{8})(\.[a-z]+)")
 
 
-def numbered_key(number: int) -> str:
+def numbered_key(number: int, ending: str = ".bin") -> str:
     """Return the key of one of ``NumberedObjects``."""
-    return f"train/shard-{number:08d}.bin"
+    return f"train/shard-{number:08d}{ending}"
 
 
-def _numbered_etag(number: int) -> str:
+def numbered_etag(number: int) -> str:
     """Return an etag as a store's: 32 digits without a pattern."""
     return f"{(number + 1) * 0x9E3779B97F4A7C15F39CC0605CEDC835 % (1 << 128):032x}"
 

@@ -173,7 +173,7 @@ class S3Server:
         self._port, self._latency_s = port, latency_s
         self._keep_log = root is None
         self._ops: Counter[str] = Counter()
-        self._body_bytes = 0
+        self._body_bytes = self._beside_count = 0
         self._started = threading.Event()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -242,8 +242,9 @@ class S3Server:
         asyncio.run_coroutine_threadsafe(cancelled(), self._loop).result(10)
 
     def stats(self) -> dict[str, object]:
-        """Return requests by op and body bytes sent."""
-        return {"requests": dict(self._ops), "body_bytes": self._body_bytes, "connections": self.connection_count}
+        """Return requests by op, body bytes sent, and how many requests were about listings and feedd's own files."""
+        counts = {"connections": self.connection_count, "beside_count": self._beside_count}
+        return {"requests": dict(self._ops), "body_bytes": self._body_bytes} | counts
 
     def __enter__(self) -> Self:
         self._thread = threading.Thread(target=lambda: asyncio.run(self.serve()), name="s3server")
@@ -312,6 +313,7 @@ class S3Server:
                 await sender.send(Reply(body=json.dumps(self.stats()).encode()), NO_FAULT, head_only=False)
                 continue
             self._ops[request.op] += 1
+            self._beside_count += request.op == "LIST" or "/_feedd_" in request.key
             if self._keep_log:
                 self.requests.append(request)
             fault = self.gate.refusal(request) or self._script.take(request.op, request.bucket, request.key)

@@ -76,8 +76,9 @@ def test_two_jobs_over_one_dataset_share_what_is_kept() -> None:
             epoch, window = divmod(step, 30)
             plan = readers[job].epoch_map(Cursor(epoch))
             refs = [listing.refs[shard] for shard in plan.shards(window).tolist()]
-            drivers[job].advance(Cursor(epoch), window, window)
+            drivers[job].advance(Cursor(epoch), window, window, tick)
             cache.use(refs)
+            drivers[job].finished(tick)
             read_bytes += sum(ref.size_bytes for ref in refs)
     for prefetch_driver in drivers:
         prefetch_driver.close()

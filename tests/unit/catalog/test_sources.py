@@ -94,7 +94,7 @@ async def test_malformed_url_costs_no_request(server: S3Server, sources: Sources
     with pytest.raises(BadRequest):
         await sources.resolve(["s3://bucket/train/", "ftp://x"])
     with pytest.raises(Unsupported):
-        await sources.resolve(["s3://bucket/train/", "augmented+s3://bucket/x"])
+        await sources.resolve(["s3://bucket/train/", "pipe:aws s3 cp s3://bucket/x -"])
     assert server.requests == []
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from feedd.catalog.urls import parse_url
-from feedd.errors import BadRequest, Unsupported
+from feedd.errors import BadRequest
 
 ARN = "arn:aws:s3:us-east-1:123456789012:accesspoint"
 OUTPOST = "arn:aws:s3-outposts:us-east-1:123456789012:outpost"
@@ -107,8 +107,15 @@ def test_manifest_needs_a_key() -> None:
         parse_url("manifest+s3://bucket/")
 
 
-def test_augmented_is_unsupported() -> None:
-    """An augmented manifest is understood, not served, and the hint says what to do instead."""
-    with pytest.raises(Unsupported) as caught:
-        parse_url("augmented+s3://bucket/x.manifest")
-    assert "manifest+s3://" in caught.value.hint
+def test_augmented_manifests() -> None:
+    """An augmented manifest is a manifest whose lines are samples; no format goes before it."""
+    location = parse_url("augmented+s3://bucket/x.manifest")
+    assert (location.root, location.key, location.manifest) == ("s3://bucket", "x.manifest", True)
+    assert location.augmented
+    assert not parse_url("manifest+s3://bucket/x.manifest").augmented
+    assert parse_url("augmented+file:///data/x.manifest").key == "/data/x.manifest"
+    for url in ("tar+augmented+s3://bucket/x", "augmented+manifest+s3://bucket/x"):
+        with pytest.raises(BadRequest, match="only augmented"):
+            parse_url(url)
+    with pytest.raises(BadRequest, match="key of a manifest"):
+        parse_url("augmented+s3://bucket")

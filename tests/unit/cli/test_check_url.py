@@ -178,3 +178,24 @@ def test_a_url_that_is_none_is_bad_usage() -> None:
     """It is refused before anything is asked."""
     with pytest.raises(BadRequest, match="expected s3://"):
         _found("ftp://host/x")
+
+
+def test_an_augmented_manifest_and_its_first_object(store: S3Server) -> None:
+    """The lines are read, and the first object that they name, in another bucket, is checked as well."""
+    lines = b'{"source-ref": "s3://images/a.jpg", "label": 1}\n{"source-ref": "s3://images/b.jpg", "label": 2}\n'
+    store.put("bucket", "x.manifest", lines)
+    store.put("images", "a.jpg", b"picture")
+    findings = examine_url(load({}, {}).config, "augmented+s3://bucket/x.manifest")
+    told = [(one.question, one.detail) for one in findings if one.question in {"lines", "ranged GET"}]
+    assert [question for question, _ in told] == ["ranged GET", "lines", "ranged GET"]
+    assert told[1][1] == "2 samples with source-ref, label, 2 objects"
+    assert "7B of s3://images/a.jpg" in told[2][1]
+
+
+def test_an_augmented_manifest_with_broken_lines(store: S3Server) -> None:
+    """Broken lines are a note; a text that is no such manifest, and a missing object, are failures."""
+    store.put("bucket", "x.manifest", b'{"a-ref": "s3://bucket/none"}\nnonsense\n')
+    found = _found("augmented+s3://bucket/x.manifest")
+    assert (found["lines"].verdict, found["HEAD"].verdict) == (Verdict.NOTE, Verdict.FAILED)
+    store.put("bucket", "x.manifest", b"nonsense\n")
+    assert _found("augmented+s3://bucket/x.manifest")["lines"].verdict is Verdict.FAILED

@@ -215,3 +215,22 @@ def test_nothing_there_is_an_error_that_names_it(feedd: Feedd, store: S3Server, 
     assert outcome.out == ""
     assert outcome.err.startswith("feedd: error: ")
     assert said in outcome.err
+
+
+def test_an_augmented_manifest(store: S3Server, feedd: Feedd) -> None:
+    """Attributes are fields, decoded by the extension of their objects, or by their values in the lines."""
+    for name in "ab":
+        store.put("bucket", f"{name}.jpg", _jpeg(20, 30))
+    lines = [
+        {"source-ref": f"s3://bucket/{name}.jpg", "species": 3, "words": "some text", "boxes": {"class_id": [1]}}
+        for name in "ab"
+    ]
+    store.put("bucket", "x.manifest", "\n".join(map(json.dumps, lines)).encode())
+    facts = _facts(feedd, "augmented+s3://bucket/x.manifest")
+    assert facts["formats"] == {"augmented manifest": 1}
+    assert facts["recipe"] == {"species": "int", "words": "str", "boxes": "json", "source-ref": "image"}
+    (key, first), _ = ((sample["key"], sample["fields"]) for sample in facts["samples"])
+    assert key == "00000001"
+    assert first["source-ref"]["shape"] == [20, 30, 3]
+    texts = {name: first[name]["text"] for name in ("species", "words", "boxes")}
+    assert texts == {"species": "3", "words": "some text", "boxes": '{"class_id": [1]}'}

@@ -52,6 +52,25 @@ def test_filters_and_buckets_travel(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "left"),
+    [
+        ({"url": "channel://train"}, ["shuffle", "seed", "sharding"]),
+        ({"url": "channel://train", "shuffle": False, "sharding": "key"}, ["seed"]),
+        ({"url": "channel://train", "seed": 0}, ["shuffle", "sharding"]),
+        ({}, []),
+    ],
+)
+def test_what_is_left_to_a_channel_travels(bench: Bench, options: dict[str, Any], left: list[str]) -> None:
+    """Arguments that the user left out, and only of channels; their defaults travel as before."""
+    server = bench.server(steps=1)
+    for _ in bench.dataset(server, **options):
+        pass
+    (request,) = server.opens
+    assert list(request.left_to_channel) == left
+    assert (request.shuffle.enabled, request.seed, request.sharding) == (False, 0, "key")
+
+
+@pytest.mark.parametrize(
     "options",
     [
         {"filter": {"field": "txt", "min_bytes": 1}},

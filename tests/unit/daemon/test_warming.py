@@ -17,7 +17,8 @@ import pytest
 from feedd.cache.cache_options import CacheOptions
 from feedd.cache.caches import DiskCache
 from feedd.cache.entry_layout import disk_bytes
-from feedd.catalog.sources import Resolved, Sources
+from feedd.catalog.sources import Sources
+from feedd.catalog.stages import PipelineOptions
 from feedd.clock import SystemClock
 from feedd.converting.conversion_log import ConversionLog
 from feedd.converting.converter import Converter, ConverterOptions
@@ -37,6 +38,7 @@ from tests.fakes.thread_worker import cheap_workers
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from feedd.catalog.url_listing import Resolved
     from feedd.values import ShardFile
 
 SIZE = 5000
@@ -152,14 +154,14 @@ async def test_what_no_name_says_is_warmed_as_it_is_read(tmp_path: Path) -> None
         assert [entry.conversion for entry in rig.cache.entries()] == ["gunzip"]
         rig.put("a", "b")
 
-        async def vanish(*_: object) -> Resolved:
+        async def vanish(*_: object, **__: object) -> Resolved:
             found = await resolve([PREFIX])
             rig.store.delete("train/a")
             return found
 
         sources = rig.warmer._sources
         resolve = sources.resolve_all
-        sources.resolve_all = vanish  # type: ignore[method-assign, assignment]  # gone between listing and fetching
+        sources.resolve_all = vanish  # type: ignore[method-assign]  # gone between listing and fetching
         done = await rig.warm(PREFIX)
         assert (done.failed, done.warmed.object_count) == (_amount(1), 2)
 
@@ -197,7 +199,7 @@ async def test_each_error_is_named_and_the_rest_comes(tmp_path: Path) -> None:
     async with warming(tmp_path) as rig:
         rig.put("a", "b", "c")
 
-        async def vanish(*_: object) -> Resolved:
+        async def vanish(*_: object, **__: object) -> Resolved:
             found = await resolve([NAMED])
             for name in ("a", "c"):
                 rig.store.delete(f"train/{name}")
@@ -205,7 +207,7 @@ async def test_each_error_is_named_and_the_rest_comes(tmp_path: Path) -> None:
 
         sources = rig.warmer._sources
         resolve = sources.resolve_all
-        sources.resolve_all = vanish  # type: ignore[method-assign, assignment]  # gone between listing and fetching
+        sources.resolve_all = vanish  # type: ignore[method-assign]  # gone between listing and fetching
         done = await rig.warm()
         assert (done.failed, done.warmed) == (_amount(2), _amount(1))
         assert sorted(error.object for error in rig.errors) == [f"{PREFIX}a", f"{PREFIX}c"]
@@ -286,3 +288,24 @@ async def test_of_columns_those_are_warmed_that_a_session_reads(tmp_path: Path) 
             await warmer.warm(WarmSpec((PREFIX,), fields=(("n", "nothing"),)), lambda *_: None)
         await warmer.warm(WarmSpec((PREFIX,)), lambda *_: None)
         assert "parquet" in {entry.conversion for entry in rig.cache.entries()}
+
+
+async def test_of_a_large_file_the_spans_are_warmed_that_a_session_reads(tmp_path: Path) -> None:
+    """With the recipe of the session; without one nobody knows where the file is cut, which is an error."""
+    async with feeding(tmp_path, options=PipelineOptions(span_bytes=4096)) as rig:
+        rig.store.put("train/a.bin", bytes(40_000))
+        rig.store.put("train/b.bin", bytes(4000))
+        warmer = Warmer(rig.pipeline.stages.sources, rig.pipeline.cache, WarmBounds(), span_bytes=4096)
+        fields = (("tokens", "tokens:uint16:65"),)
+        done = await warmer.warm(WarmSpec((PREFIX,), node_count=2, node_rank=1, fields=fields), lambda *_: None)
+        assert done.warmed.object_count == 5
+        await warmer.warm(WarmSpec((PREFIX,), fields=fields), lambda *_: None)
+        read = rig.store.reads.count("train/a.bin")
+        session = await rig.open(fields=fields)
+        assert session.info.shard_count == 9 + 1
+        assert await batches(session)
+        assert rig.store.reads.count("train/a.bin") == read + 1  # its first bytes, when it was listed
+        with pytest.raises(BadRecipe, match="how a large file of tokens is cut") as caught:
+            await warmer.warm(WarmSpec((PREFIX,)), lambda *_: None)
+        assert caught.value.object == f"{PREFIX}a.bin"
+        assert "--field tokens=" in str(caught.value.hint)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from feedd.conversion import Conversion
-from feedd.dataset.listing import ShardNumbers
+from feedd.dataset.ref_columns import ShardNumbers
 from feedd.values import ObjectRef
 
 REFS = tuple(ObjectRef("s3://b", f"train/{number:03d}.tar", 100 + number, f"e{number}") for number in range(300))

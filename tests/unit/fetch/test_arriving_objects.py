@@ -20,7 +20,8 @@ from tests.fakes.stores import serving, sources_over
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from feedd.catalog.sources import Resolved, Sources
+    from feedd.catalog.sources import Sources
+    from feedd.catalog.url_listing import Resolved
     from feedd.fetch.inflight_packs import PartialWait
     from feedd.values import ShardFile
     from tests.fakes.s3.server import S3Server

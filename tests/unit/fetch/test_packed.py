@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
-    from feedd.catalog.sources import Resolved, Sources
+    from feedd.catalog.sources import Sources
+    from feedd.catalog.url_listing import Resolved
     from feedd.range_sink import RangeSink
     from tests.fakes.s3.server import S3Server
 

@@ -69,3 +69,42 @@ async def test_a_page_without_a_size_names_what_was_listed() -> None:
         ) as caught:
             _ = [page async for page in store.list("train/")]
     assert caught.value.object == "s3://bucket/train/"
+
+
+async def test_ranges_bring_what_one_page_after_another_brings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twelve pages, several at a time: every key once, in order, from the start and after a key."""
+    keys = [f"train/{number:05d}.jpg" for number in range(11_500)]
+    with S3Server() as server:
+        for key in keys:
+            server.put("bucket", key, b"x")
+        async with _opened(server.url) as store:
+            ranges = [ref async for page in store.list("train/") for ref in page]
+            rest = [ref.key async for page in store.list("train/", keys[4999]) for ref in page]
+            monkeypatch.setattr(listing, "IN_FLIGHT_MAX", 1)
+            asked = server.stats()["requests"]
+            serial = [ref async for page in store.list("train/") for ref in page]
+        assert server.stats()["requests"] == {"LIST": asked["LIST"] + 12}  # type: ignore[index]  # counts by op
+    assert [ref.key for ref in ranges] == keys
+    assert ranges == serial
+    assert rest == keys[5000:]
+
+
+async def test_a_directory_bucket_is_sorted() -> None:
+    """S3 Express lists in any order, below folders only; a prefix is still a start of keys, letter by letter."""
+    names = ("train/b.tar", "train/a.tar", "train/sub/c.tar", "other.tar", "train/", "train/ab.tar")
+    rows = "".join(
+        f"<Contents><Key>{name}</Key><ETag>e</ETag><Size>{len(name) - 6}</Size></Contents>" for name in names
+    )
+    text = f"<ListBucketResult>{rows}<IsTruncated>false</IsTruncated></ListBucketResult>".encode()
+    head = f"HTTP/1.1 200 OK\r\nContent-Type: application/xml\r\nContent-Length: {len(text)}\r\n\r\n".encode()
+    async with RawServer(head + text) as server:
+        access = S3Options(endpoint_url=f"http://127.0.0.1:{server.port}", anonymous=True, addressing_style="path")
+        store = S3Store("bucket--x-s3", SourceOptions(s3={"*": access}))
+        try:
+            pages = [[ref.key for ref in page] async for page in store.list("train/a")]
+        finally:
+            await store.close()
+    assert pages == [["train/a.tar", "train/ab.tar"]]
+    (asked,) = server.requests
+    assert b"prefix=train%2F" in asked
+    assert b"prefix=train%2Fa" not in asked

@@ -70,6 +70,21 @@ def _mixed(**changes: object) -> pb.OpenRequest:
     return pb.OpenRequest(**{**whole, **changes})  # type: ignore[arg-type]  # the message's own names
 
 
+def test_lanes_of_a_channel_wait_for_its_sharding() -> None:
+    """Where a channel decides the sharding, the topology stays that of the node, and lanes are planned later."""
+    whole = pb.Topology(world_size=8, rank=5, local_world_size=4, local_rank=1, node_count=2, node_rank=1)
+    request = pb.OpenRequest(urls=["channel://x"], recipe=pb.Recipe(batch_size=1), topology=whole, lanes=2)
+    at_once = open_spec(request, OpenLimits()).order
+    assert (at_once.lanes, at_once.topology.node_count, at_once.left_to_channel) == (1, 4, ())
+    request.left_to_channel.extend(["sharding", "seed"])
+    later = open_spec(request, OpenLimits()).order
+    assert (later.lanes, later.topology, later.left_to_channel) == (2, Topology(8, 5, 4, 1, 2, 1), ("sharding", "seed"))
+    assert later.in_lanes(2).topology == at_once.topology
+    request.left_to_channel.append("x" * 65)
+    with pytest.raises(BadRequest, match="left_to_channel"):
+        open_spec(request, OpenLimits())
+
+
 def test_sources_arrive_whole() -> None:
     """Each source has its URLs and weights, and its own fields where it has any; all URLs together are the spec's."""
     spec = open_spec(_mixed(), OpenLimits())

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from feedd.cache.pins import Pins
-    from feedd.catalog.sources import Resolved
+    from feedd.catalog.url_listing import Resolved
     from feedd.protocols import Clock, ObjectStore, Recorder
     from feedd.range_sink import RangeSink
     from feedd.values import ObjectChecksum, ObjectRef, ReadProgress

@@ -1,0 +1,209 @@
+"""``feedd pack``: writes small objects into shards, once, for all later readers of the data."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from feedd.cli.error_report import EXIT_FAILED, log_without_notices, say, say_notices
+from feedd.cli.flags import ConfigFlag, Flags, SetFlag
+from feedd.notices import notices_of
+from feedd.pack.pack_options import SHARD_BYTES_LEAST, SHARD_BYTES_MOST, PackOptions, PartOf
+from feedd.pack.shard_writers import FORMATS
+from feedd.units import parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from feedd.config import Config
+    from feedd.daemon.signals import StopRequests
+    from feedd.pack.pack_run import Packing
+
+_PART = re.compile(r"([0-9]{1,9})/([0-9]{1,9})")
+_SIDE_MAX = 16384
+_ENGINES = ("local", "ray")
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """The arguments of the command."""
+
+    options: PackOptions
+    target: str
+    part: PartOf
+    engine: str
+
+
+def pack(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="s3://bucket/prefix/ or a folder of small objects.")],
+    target: Annotated[str, typer.Argument(metavar="DESTINATION", help="s3://bucket/prefix/ or a folder, empty.")],
+    format_: Annotated[str, typer.Option("--format", help=f"Format of the shards: {', '.join(FORMATS)}.")],
+    shard_size: Annotated[str, typer.Option("--shard-size", help="Wanted size of a shard, 1MiB to 1GiB.")] = "64MiB",
+    resize: Annotated[
+        int | None, typer.Option("--resize", help="Reduce larger images to this length of their shorter side.")
+    ] = None,
+    quality: Annotated[int, typer.Option("--quality", help="Quality of the reduced JPEGs, 1 to 100.")] = 90,
+    seed: Annotated[int | None, typer.Option("--seed", help="Shuffle the samples; else they stay in order.")] = None,
+    labels: Annotated[
+        str, typer.Option("--labels", help="folder: the first folder is the class. none, or auto: decided by the data.")
+    ] = "auto",
+    engine: Annotated[
+        str, typer.Option("--engine", help="local: this process. ray: one Ray task per shard, on $RAY_ADDRESS.")
+    ] = "local",
+    part: Annotated[str, typer.Option("--part", metavar="I/N", help="Write only part I of N, from 0.")] = "0/1",
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,  # noqa: FBT002 - a flag is a flag
+    config: ConfigFlag = None,
+    set_: SetFlag = None,
+) -> None:
+    """Write small objects into shards of nearly equal size, with a manifest of their digests.
+
+    The first run freezes the source: it writes which versions of which objects go into which shard. Shard I is then the
+    same bytes, whoever writes it. A stopped run continues where it was. Parts may run at the same time on any machines;
+    the last one writes the manifest, _feedd_pack.json. Standard output lists the shards as sha256sum does.
+    """
+    options = _options(source, format_, shard_size, resize, quality, seed, labels)
+    mine = _part(part)
+    if engine not in _ENGINES:
+        raise typer.BadParameter(f"expected {' or '.join(_ENGINES)}, got {engine!r}", param_hint="--engine")
+    flags = Flags(config=config, set=set_)
+    flags.load()
+    log_without_notices()
+    with _display(quiet=json_) as report:
+        progress, stopped = _run(flags, _Job(options, target, mine, engine), report)
+    _conclude(progress, target, json_=json_, stopped=stopped)
+
+
+def _options(
+    source: str, format_: str, shard_size: str, resize: int | None, quality: int, seed: int | None, labels: str
+) -> PackOptions:
+    """Check the flags."""
+    from feedd.pack.pack_run import normal_source  # noqa: PLC0415 - see _run
+
+    if format_ not in FORMATS:
+        raise typer.BadParameter(f"expected one of {', '.join(FORMATS)}, got {format_!r}", param_hint="--format")
+    try:
+        shard_bytes = parse_size(shard_size)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--shard-size") from error
+    if not SHARD_BYTES_LEAST <= shard_bytes <= SHARD_BYTES_MOST:
+        raise typer.BadParameter(f"expected 1MiB to 1GiB, got {shard_size}", param_hint="--shard-size")
+    if resize is not None and not 1 <= resize <= _SIDE_MAX:
+        raise typer.BadParameter(f"expected 1 to {_SIDE_MAX} pixels, got {resize}", param_hint="--resize")
+    if not 1 <= quality <= 100:
+        raise typer.BadParameter(f"expected 1 to 100, got {quality}", param_hint="--quality")
+    if seed is not None and not 0 <= seed < 1 << 63:
+        raise typer.BadParameter(f"expected 0 or more, got {seed}", param_hint="--seed")
+    if labels not in {"auto", "folder", "none"}:
+        raise typer.BadParameter(f"expected auto, folder or none, got {labels!r}", param_hint="--labels")
+    return PackOptions(normal_source(source), format_, shard_bytes, resize, quality, seed, labels)  # type: ignore[arg-type]  # checked above
+
+
+def _part(text: str) -> PartOf:
+    found = _PART.fullmatch(text)
+    index, count = (int(found[1]), int(found[2])) if found else (0, 0)
+    if index >= count:
+        raise typer.BadParameter(f"expected I/N with I from 0 to N - 1, got {text!r}", param_hint="--part")
+    return PartOf(index, count)
+
+
+def _run(flags: Flags, job: _Job, report: Callable[[Packing], object]) -> tuple[Packing, bool]:
+    """Return the progress, and whether a signal stopped the run."""
+    # The SDK takes most of a second to import; a wrong flag is reported before that.
+    import uvloop  # noqa: PLC0415 - see above
+
+    from feedd.daemon.failures import single  # noqa: PLC0415 - see above
+    from feedd.daemon.signals import StopRequests, handled  # noqa: PLC0415 - see above
+
+    async def run() -> tuple[Packing, bool]:
+        requests = StopRequests()
+        with handled(requests):
+            return await _pack(flags.load().config, job, report, requests)
+
+    try:
+        return uvloop.run(run())
+    except BaseExceptionGroup as group:
+        raise single(group) from group
+
+
+async def _pack(
+    config: Config, job: _Job, report: Callable[[Packing], object], requests: StopRequests
+) -> tuple[Packing, bool]:
+    from feedd.catalog.sources import Sources  # noqa: PLC0415 - see _run
+    from feedd.clock import SystemClock  # noqa: PLC0415 - see _run
+    from feedd.daemon.cut_short import ended_by  # noqa: PLC0415 - see _run
+    from feedd.daemon.wiring import source_options  # noqa: PLC0415 - see _run
+    from feedd.observe.recorder import NullRecorder  # noqa: PLC0415 - see _run
+    from feedd.pack.pack_run import PackRun  # noqa: PLC0415 - see _run
+
+    whole = False
+    access = source_options(config)
+    async with Sources(access, NullRecorder(), SystemClock()) as sources:
+        run = PackRun(sources, job.options, job.target, report)
+        async with ended_by(requests.drain):
+            frozen = await run.open()
+            if job.engine == "ray":
+                from feedd.pack.ray_engine import RayJob, make_on_ray  # noqa: PLC0415 - an extra
+
+                await make_on_ray(run, frozen, job.part, RayJob(access, run.url, frozen.digest))
+            else:
+                await run.make(frozen, job.part)
+            await run.finish(frozen)
+            whole = True
+    return run.progress, not whole
+
+
+def _conclude(progress: Packing, target: str, *, json_: bool, stopped: bool) -> None:
+    """Print the result; exit with 1 if a signal stopped the run."""
+    say_notices(notices_of(progress.passed_over.reasons))
+    facts = {
+        "shards": progress.shard_count,
+        "part": progress.mine_count,
+        "done": progress.done_count,
+        "bytes": progress.size_bytes,
+        "stopped": stopped,
+        "manifest": progress.manifest or None,
+    }
+    if json_:
+        typer.echo(json.dumps(facts, indent=2))
+    else:
+        for one in progress.manifest.get("shards", ()):
+            typer.echo(f"{one['sha256']}  {one['name']}")
+    mine = f"{progress.done_count} of {progress.mine_count} shards"
+    if stopped:
+        say(f"stopped: {mine} are written; run the command again to continue")
+        raise typer.Exit(EXIT_FAILED)
+    if progress.manifest:
+        say(f"{progress.shard_count} shards, {progress.manifest['samples']} samples, in {target}")
+    else:
+        there = f"{progress.present_count} of {progress.shard_count} shards are there"
+        say(f"{mine} of this part are written; {there}. The last part writes the manifest")
+
+
+@contextmanager
+def _display(*, quiet: bool) -> Iterator[Callable[[Packing], object]]:
+    """Show a progress bar on a terminal, and nothing elsewhere."""
+    console = Console(file=sys.stderr)
+    if quiet or not console.is_terminal:
+        yield lambda _: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("listing", total=None)
+
+        def report(progress: Packing) -> None:
+            bar.update(task, description="shards", total=progress.mine_count, completed=progress.done_count)
+
+        yield report
+
+
+def register(app: typer.Typer) -> None:
+    """Add the ``pack`` command."""
+    app.command(epilog="Example: feedd pack s3://bucket/images/ s3://bucket/shards/ --format tar")(pack)

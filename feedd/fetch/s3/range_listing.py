@@ -1,0 +1,184 @@
+"""Requests the pages of a listing: at first one after another, of long listings several ranges of keys at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from feedd.errors import FeeddError
+from feedd.fetch.s3 import listing_contents as contents
+from feedd.fetch.s3.key_ranges import KeyRanges
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+
+    from feedd.fetch.s3.key_ranges import KeyRange
+
+    Answer = Mapping[str, Any]
+    Ask = Callable[[Mapping[str, str]], Coroutine[object, object, Answer]]
+    """Sends a request for a page with these arguments besides bucket and prefix."""
+
+IN_FLIGHT_MAX: Final = 16
+"""Pages of a listing that are requested at the same time."""
+
+_BUFFERED_MAX: Final = 4096
+"""Compressed pages that wait for earlier ones, some 30 KB each. With more, only the first range is listed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page of a listing.
+
+    Attributes:
+        answer: the store's answer; ``listing_contents.objects_of`` reads it.
+        end: the last key that belongs to the page's range; None: all keys do.
+    """
+
+    answer: Answer
+    end: str | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Stand:
+    """How far a range is.
+
+    Attributes:
+        token: continues after the latest page; empty: the range begins.
+        pages: pages that wait for earlier ranges.
+        failed: the latest request failed.
+    """
+
+    token: str = ""
+    pages: deque[Answer] = field(default_factory=deque)
+    failed: bool = False
+
+
+class RangeListing:
+    """One listing. All methods run on one loop.
+
+    Args:
+        ask: sends a request.
+        prefix: prefix of the listing.
+        start_after: the listing begins after this key.
+        in_flight_max: bound on concurrent requests; 1: one page after another.
+    """
+
+    def __init__(self, ask: Ask, prefix: str, start_after: str, in_flight_max: int = IN_FLIGHT_MAX) -> None:
+        self._ask = ask
+        self._ranges = KeyRanges(prefix, start_after)
+        self._in_flight_max = in_flight_max
+        self._stands: dict[KeyRange, _Stand] = {}
+        self._tasks: dict[asyncio.Task[Answer], KeyRange] = {}
+        self._ending: list[asyncio.Task[Answer]] = []
+        self._root = self._ranges.ranges[0]
+        self._confirmed = False  # the store begins pages where they are asked to begin
+        self._buffered_count = 0
+
+    async def pages(self) -> AsyncGenerator[Page, None]:
+        """Yield all pages in the order of their keys.
+
+        Raises:
+            FeeddError: what ``ask`` raised for the first range that is not complete.
+        """
+        try:
+            while self._ranges.ranges:
+                self._begin()
+                if self._tasks:
+                    ended, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+                    for task in ended:
+                        if (one := self._tasks.pop(task, None)) is not None:
+                            self._take(one, task)
+                while (page := self._next()) is not None:
+                    yield page
+        finally:
+            await self._cancel()
+
+    def _begin(self) -> None:
+        """Request a page of each open range, of the first one above all, and split ranges while there is room."""
+        busy = set(self._tasks.values())
+        for number, one in enumerate(self._ranges.ranges):
+            waits = number and (self._stand(one).failed or self._buffered_count >= _BUFFERED_MAX)
+            if one.done or one in busy or waits or (number and len(self._tasks) >= self._in_flight_max):
+                continue
+            self._request(one)
+        while len(self._tasks) < self._in_flight_max and self._buffered_count < _BUFFERED_MAX:
+            if not self._confirmed and len(self._ranges.ranges) > 1:
+                return
+            new = self._ranges.split()
+            if new is None:
+                return
+            self._request(new)
+
+    def _request(self, one: KeyRange) -> None:
+        stand = self._stand(one)
+        after = one.position or one.after
+        query = {"ContinuationToken": stand.token} if stand.token else {"StartAfter": after} if after else {}
+        # ``pages`` waits for the end of each
+        self._tasks[asyncio.get_running_loop().create_task(self._ask(query))] = one
+
+    def _take(self, one: KeyRange, task: asyncio.Task[Answer]) -> None:
+        """Take over the end of a request."""
+        stand, first = self._stand(one), self._ranges.ranges[0] is one
+        try:
+            answer = task.result()
+        except FeeddError:
+            # The store may be asked for too much. The range waits until it is the first, and is then requested again.
+            self._in_flight_max = max(1, self._in_flight_max // 2)
+            if first:
+                raise
+            stand.failed = True
+            if not self._confirmed:
+                self._serially()
+            return
+        stand.failed, stand.token = False, str(answer.get("NextContinuationToken") or "")
+        low, high = contents.ends_of(answer)
+        if one is not self._root and not one.answered:
+            if low and low <= one.after:
+                self._serially()
+                return
+            self._confirmed = True
+        self._ranges.listed(one, low, high, more=bool(answer.get("IsTruncated")) and bool(stand.token))
+        if low:
+            stand.pages.append(answer if first else contents.compressed(answer))
+            self._buffered_count += 1
+
+    def _serially(self) -> None:
+        """Go on with the first range alone: the store ignores where a listing shall begin."""
+        self._in_flight_max = 1
+        self._ending = [task for task, one in self._tasks.items() if one is not self._root]
+        for task in self._ending:
+            task.cancel()
+            del self._tasks[task]
+        self._root.end, self._root.done = None, self._root.answered and not self._stand(self._root).token
+        self._ranges.ranges[:] = [one for one in self._ranges.ranges if one is self._root]  # none: it had all keys
+
+    def _next(self) -> Page | None:
+        """Return the next page in the order of keys, or None if it is not listed yet."""
+        while self._ranges.ranges:
+            one = self._ranges.ranges[0]
+            stand = self._stand(one)
+            held = not self._confirmed and one.end is not None and one.position >= one.end
+            if held:
+                return None  # without ranges, more of the page belongs to it
+            if stand.pages:
+                self._buffered_count -= 1
+                return Page(contents.plain(stand.pages.popleft()), one.end)
+            if not one.done:
+                return None
+            del self._ranges.ranges[0]
+            self._stands.pop(one, None)
+        return None
+
+    def _stand(self, one: KeyRange) -> _Stand:
+        return self._stands.setdefault(one, _Stand())
+
+    async def _cancel(self) -> None:
+        tasks, self._tasks = [*self._tasks, *self._ending], {}
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            with contextlib.suppress(FeeddError, asyncio.CancelledError):
+                await task

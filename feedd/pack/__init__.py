@@ -1,0 +1,1 @@
+"""Small objects into shards, once, before training."""

@@ -1,0 +1,111 @@
+"""A rank's session on a simulated node: plans, prefetches, reads and decodes batches as far as its slots reach."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from feedd.ordering.batch_plan import BatchPlan
+from feedd.ordering.sorted_windows import NeedOrder
+from feedd.sessions.next_epoch_prefetch import AHEAD_BATCHES
+from feedd.values import Cursor
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from feedd.ordering.mixed_reader import AnyReader
+    from feedd.sessions.prefetch_driver import PrefetchDriver
+
+
+class SimulatedRank:
+    """The batches of one rank, made in advance and taken in order.
+
+    Args:
+        reader: plans the batches.
+        prefetch_driver: announces future reads to the cache.
+        read: makes a batch of a plan.
+        slot_count: batches that may be in the making, ready or held by the trainer.
+        steps: steps of an epoch.
+    """
+
+    def __init__(
+        self,
+        reader: AnyReader,
+        prefetch_driver: PrefetchDriver,
+        read: Callable[[BatchPlan], Awaitable[object]],
+        slot_count: int,
+        steps: int,
+    ) -> None:
+        self._reader = reader
+        self._prefetch_driver = prefetch_driver
+        self._read = read
+        self._slots = asyncio.Semaphore(slot_count)
+        self._steps = steps
+        self._ready: dict[Cursor, asyncio.Future[float]] = {}
+        self._trained_epoch = 0
+        self._epoch_began = asyncio.Event()
+        self._holds_batch = False
+
+    def __repr__(self) -> str:
+        return f"SimulatedRank({len(self._ready)} batches in advance)"
+
+    async def produce(self, tasks: asyncio.TaskGroup, epoch_count: int) -> None:
+        """Make all batches, in tasks of the group."""
+        for epoch in range(epoch_count):
+            for step in range(self._steps):
+                if step >= AHEAD_BATCHES:
+                    await self._begins(epoch)
+                await self._slots.acquire()
+                at = Cursor(epoch, step)
+                plan = self._plan(at)
+                if epoch <= self._trained_epoch:
+                    self._prefetch_driver.advance(at, plan.first_window, plan.last_window, at)
+                tasks.create_task(self._make(at, plan))
+
+    async def take(self, at: Cursor) -> float:
+        """Wait until a batch is ready, and give the batch before it back, as a trainer's loop does.
+
+        Returns:
+            When the batch was ready.
+        """
+        if at.epoch > self._trained_epoch:
+            self._trained_epoch = at.epoch
+            self._epoch_began.set()
+        ready_s = await self._future(at)
+        del self._ready[at]
+        if self._holds_batch:
+            self._slots.release()
+        self._holds_batch = True
+        return ready_s
+
+    async def _begins(self, epoch: int) -> None:
+        """Wait until the trainer begins an epoch: only a few of its batches are made before that."""
+        while self._trained_epoch < epoch:
+            self._epoch_began.clear()
+            await self._epoch_began.wait()
+
+    async def _make(self, at: Cursor, plan: BatchPlan) -> None:
+        await self._read(plan)
+        self._prefetch_driver.finished(at)
+        self._prefetch_driver.widen()
+        self._future(at).set_result(asyncio.get_running_loop().time())
+
+    def _future(self, at: Cursor) -> asyncio.Future[float]:
+        found = self._ready.get(at)
+        if found is None:
+            found = self._ready[at] = asyncio.get_running_loop().create_future()
+        return found
+
+    def _plan(self, at: Cursor) -> BatchPlan:
+        while isinstance(found := self._reader.draw(at), NeedOrder):
+            found.learn(found.sort())
+        assert isinstance(found, BatchPlan), "all samples are counted, and the step is before the end"
+        return found
+
+
+def shards_of(plan: BatchPlan) -> list[int]:
+    """Return the shards of a batch (dataset indices), ascending."""
+    shards: list[int] = np.unique(plan.shard).tolist()
+    return shards

@@ -1,0 +1,102 @@
+"""Pages of several ranges at a time: the same objects as one after another, whatever a store does."""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from feedd.errors import StoreUnavailable, Throttled
+from feedd.fetch.s3 import listing_contents as contents
+from feedd.fetch.s3.range_listing import RangeListing
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+KEYS = [f"p/{number:06d}.tar" for number in range(500)]
+PAGE = 10
+
+
+class Store:
+    """Answers as a store does, after a turn of the loop.
+
+    Attributes:
+        ignores: whether it ignores where a listing shall begin.
+        late: turns of the loop that pass before the first page of a range comes.
+        failures: errors to raise, by the number of the request.
+        most: the largest number of requests at the same time.
+    """
+
+    def __init__(self, *, ignores: bool = False, late: int = 1, failures: dict[int, Exception] | None = None) -> None:
+        self.ignores, self.late, self.failures = ignores, late, failures or {}
+        self.request_count = self.most = self._now = 0
+
+    async def ask(self, query: Mapping[str, str]) -> Mapping[str, Any]:
+        self.request_count += 1
+        number, self._now = self.request_count, self._now + 1
+        self.most = max(self.most, self._now)
+        for _ in range(self.late if "StartAfter" in query else 1):
+            await asyncio.sleep(0)
+        self._now -= 1
+        if number in self.failures:
+            raise self.failures[number]
+        after = query.get("ContinuationToken") or ("" if self.ignores else query.get("StartAfter", ""))
+        start = bisect.bisect_right(KEYS, after)
+        keys = KEYS[start : start + PAGE]
+        more = start + PAGE < len(KEYS)
+        found = [{"Key": key, "Size": 1, "ETag": "e"} for key in keys]
+        return {"Contents": found, "IsTruncated": more, "NextContinuationToken": keys[-1] if more else None}
+
+
+async def _listed(store: Store, in_flight: int = 16, start_after: str = "") -> list[str]:
+    listing = RangeListing(store.ask, "p/", start_after, in_flight)
+    return [
+        one.key
+        async for page in listing.pages()
+        for one in contents.objects_of(page.answer)
+        if page.end is None or one.key <= page.end
+    ]
+
+
+async def test_several_pages_are_requested_at_the_same_time() -> None:
+    """Fifty pages, at most a few requests more, never more at once than allowed."""
+    store = Store()
+    assert await _listed(store) == KEYS
+    assert 4 < store.most <= 16
+    assert store.request_count <= 60
+    serial = Store()
+    assert await _listed(serial, in_flight=1) == KEYS
+    assert (serial.most, serial.request_count) == (1, 50)
+
+
+async def test_a_listing_goes_on_after_a_key() -> None:
+    """As after a broken one."""
+    assert await _listed(Store(), start_after=KEYS[99]) == KEYS[100:]
+
+
+@pytest.mark.parametrize("late", [1, 1000])
+async def test_a_store_that_ignores_where_to_begin_is_listed_in_order(late: int) -> None:
+    """Its first range goes on alone, and no key is lost or comes twice, though it passes the place before that."""
+    store = Store(ignores=True, late=late)
+    assert await _listed(store) == KEYS
+    assert store.request_count <= 54
+
+
+@pytest.mark.parametrize("number", range(5, 30, 3))
+async def test_a_refused_page_is_requested_again_when_its_turn_comes(number: int) -> None:
+    """A page of a later range may fail once; a page of the first one ends the listing, and the caller goes on."""
+    store = Store(failures={number: Throttled("slow down")})
+    try:
+        assert await _listed(store) == KEYS
+    except Throttled:
+        return
+    assert store.request_count > number
+
+
+async def test_a_page_that_stays_away_is_an_error() -> None:
+    """Of whatever range."""
+    store = Store(failures={number: StoreUnavailable("gone") for number in range(9, 200)})
+    with pytest.raises(StoreUnavailable, match="gone"):
+        await _listed(store)

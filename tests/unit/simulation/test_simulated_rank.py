@@ -1,0 +1,87 @@
+"""A simulated rank: as many batches in advance as there are slots, and few of the next epoch."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from feedd.ordering.batch_plan import BatchPlan
+from feedd.simulation.simulated_rank import SimulatedRank
+from feedd.simulation.virtual_loop import run_in_virtual_time
+from feedd.values import Cursor
+
+if TYPE_CHECKING:
+    from feedd.ordering.mixed_reader import AnyReader
+    from feedd.sessions.prefetch_driver import PrefetchDriver
+
+_STEPS = 6
+
+
+class _Reader:
+    """Plans a batch of one sample for each step."""
+
+    def draw(self, at: Cursor) -> BatchPlan:
+        one = np.zeros(1, np.int64)
+        return BatchPlan(at, one, one, lambda: one.astype(np.uint64), at.step, at.step)
+
+
+class _Driver:
+    """Notes which steps are announced."""
+
+    def __init__(self) -> None:
+        self.announced: list[tuple[int, int]] = []
+
+    def advance(self, at: Cursor, *_windows: int) -> None:
+        self.announced.append((at.epoch, at.step))
+
+    def finished(self, at: Cursor) -> None:
+        pass
+
+    def widen(self) -> None:
+        pass
+
+
+def _run(slots: int, takes: list[Cursor]) -> tuple[list[Cursor], list[tuple[int, int]]]:
+    """Take batches, one each second; return the batches that were made until then, and those announced."""
+    made: list[Cursor] = []
+    driver = _Driver()
+
+    async def read(plan: BatchPlan) -> None:
+        made.append(plan.cursor)
+
+    async def run() -> None:
+        parts: Any = _Reader(), driver
+        rank = SimulatedRank(cast("AnyReader", parts[0]), cast("PrefetchDriver", parts[1]), read, slots, _STEPS)
+        async with asyncio.TaskGroup() as tasks:
+            producing = tasks.create_task(rank.produce(tasks, 2))
+            await asyncio.sleep(1.0)
+            for at in takes:
+                await rank.take(at)
+                await asyncio.sleep(1.0)
+            producing.cancel()
+
+    run_in_virtual_time(run())
+    return made, driver.announced
+
+
+def _cursors(epoch: int, count: int) -> list[Cursor]:
+    return [Cursor(epoch, step) for step in range(count)]
+
+
+def test_batches_in_advance_are_bounded_by_the_slots() -> None:
+    """Three slots hold three batches; the trainer gives a batch back when it takes the next one."""
+    assert _run(3, [])[0] == _cursors(0, 3)
+    assert _run(3, _cursors(0, 1))[0] == _cursors(0, 3)
+    assert _run(3, _cursors(0, 2))[0] == _cursors(0, 4)
+
+
+def test_only_a_few_batches_of_the_next_epoch_are_made_in_advance() -> None:
+    """As in the daemon: two, whatever the slots, and unannounced; the others follow when the trainer begins it."""
+    made, announced = _run(64, [])
+    assert made == _cursors(0, _STEPS) + _cursors(1, 2)
+    assert {epoch for epoch, _ in announced} == {0}
+    made, announced = _run(64, [*_cursors(0, _STEPS), Cursor(1)])
+    assert made == _cursors(0, _STEPS) + _cursors(1, _STEPS)
+    assert (1, 2) in announced
