@@ -81,6 +81,7 @@ BENCHES: dict[str, Callable[[Plan], Result | list[Result]]] = {
     "shards": shards.run,
     "spans": spans.run,
     "utilisation": utilisation.run,
+    "utilisation_limit": utilisation.run_limit,
     "mlperf": mlperf.run,
     "doctor": doctor.run,
     "measuring": measuring.run,

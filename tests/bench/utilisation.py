@@ -30,9 +30,25 @@ COLUMNS = (
 )
 
 
-def run(plan: Plan) -> list[Result]:
-    """Measure a step that one worker can feed for half of the time, and one that is shorter than anybody can feed."""
-    cores = len(os.sched_getaffinity(0))
+def run(plan: Plan) -> Result:
+    """Measure a step that one worker can feed for half of the time."""
+    arms = _arms(plan)
+    plan.say("utilisation: how long one worker takes for a batch")
+    batch_s = statistics.median(run_arm(arms[0], {}, _TIMEOUT_S)["batch_s"] for _ in range(_CALIBRATIONS))
+    return _measured(plan, "utilisation", batch_s / 2, arms)
+
+
+def run_limit(plan: Plan) -> Result:
+    """Measure a step that is shorter than anybody can feed, beside decoding alone."""
+    return _measured(plan, "utilisation_limit", _LIMIT_STEP_S, [*_arms(plan), _alone(plan, _cores())])
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _arms(plan: Plan) -> list[Arm]:
+    cores = _cores()
     names = ("DataLoader, 1 worker", f"DataLoader, {cores} workers", "feedd")
     settings: dict[str, Any] = {
         "folder": str(plan.data.root / BUCKET / "tar"),
@@ -40,26 +56,17 @@ def run(plan: Plan) -> list[Result]:
         "prefetch_factor": PREFETCH_FACTOR,
         "warm_batches": 4 if plan.quick else 16,
         "batch_count": 16 if plan.quick else 48,
-        "step_s": 0.0,
     }
-    arms = [
+    return [
         Arm(
             name,
             f"tests.bench.arms.{_MODULES.get(name, 'utilisation_torch')}",
             Path(sys.executable),
             {"OMP_NUM_THREADS": "1"},
-            {**settings, "workers": 1 if "1 worker" in name else cores},
+            {**settings, "workers": 1 if "1 worker" in name else cores, "step_s": 0.0},
         )
         for name in names
     ]
-    plan.say("utilisation: how long one worker takes for a batch")
-    batch_s = statistics.median(run_arm(arms[0], {}, _TIMEOUT_S)["batch_s"] for _ in range(_CALIBRATIONS))
-    results = []
-    for name, step_s in (("utilisation", batch_s / 2), ("utilisation_limit", _LIMIT_STEP_S)):
-        timed = [replace(arm, settings={**arm.settings, "step_s": step_s}) for arm in arms]
-        timed += [_alone(plan, cores)] if name == "utilisation_limit" else []
-        results.append(_measured(plan, name, step_s, timed))
-    return results
 
 
 def _alone(plan: Plan, cores: int) -> Arm:
@@ -77,7 +84,8 @@ def _measured(plan: Plan, name: str, step_s: float, arms: list[Arm]) -> Result:
         plan.say(f"{name}: round {round_index}, {arm.name}")
         return run_with_empty_cache(arm, _TIMEOUT_S)
 
-    outcomes = interleave(plan.chosen(arms), plan.round_count, once, plan.say, first_round=plan.first_round)
+    timed = [arm if arm.name == _ALONE else replace(arm, settings={**arm.settings, "step_s": step_s}) for arm in arms]
+    outcomes = interleave(plan.chosen(timed), plan.round_count, once, plan.say, first_round=plan.first_round)
     title = f"JPEGs 500x375 -> 224, batches of {_BATCH_SIZE}, a step of {1000 * step_s:.1f} ms"
     result = Result(name, title, COLUMNS, outcomes)
     ours = result.outcome("feedd")
