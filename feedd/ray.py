@@ -10,6 +10,7 @@ process tree does. So the daemon ends with the actor, and the actor ends with it
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import struct
@@ -116,7 +117,7 @@ class NodeDaemon:
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._ready = threading.Event()
-        self._held: socket.socket | None = None
+        self._lifeline: socket.socket | None = None
         self._failure: FeeddError | None = None
         self._thread = threading.Thread(target=self._supervise, name="feedd-daemon", daemon=True)
         self._thread.start()
@@ -130,14 +131,14 @@ class NodeDaemon:
     def process_id(self) -> int:
         """Return the process id of the daemon; 0: none is ready now."""
         with self._lock:
-            return _peer(self._held) if self._held is not None else 0
+            return _peer(self._lifeline) if self._lifeline is not None else 0
 
     def stop(self) -> None:
         """Stop the daemon, and start no other."""
         with self._lock:
             self._stopping.set()
-            if self._held is not None:
-                self._held.shutdown(socket.SHUT_RDWR)
+            if self._lifeline is not None:
+                self._lifeline.shutdown(socket.SHUT_RDWR)
         self._thread.join(_STOP_S)
 
     def _supervise(self) -> None:
@@ -161,7 +162,12 @@ class NodeDaemon:
             time.sleep(_LOOK_S)
         with self._log.open("ab") as log:
             process = subprocess.Popen(  # noqa: S603 - our own interpreter and arguments
-                self._command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=_environment()
+                self._command(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=_environment(),
+                start_new_session=True,  # Ray kills process groups, too
             )
         deadline_s = time.monotonic() + _START_TIMEOUT_S
         while (hold := _greeted(self._socket)) is None:
@@ -172,17 +178,15 @@ class NodeDaemon:
             time.sleep(_LOOK_S)
         with hold:
             with self._lock:
-                if self._stopping.is_set():
-                    return 0
-                self._held = hold
-            self._ready.set()
-            try:
-                hold.settimeout(None)
-                hold.recv(1)  # returns when the daemon ends, or stop() is called
-            except OSError:
-                pass
+                stopping = self._stopping.is_set()
+                self._lifeline = None if stopping else hold
+            if not stopping:
+                self._ready.set()
+                with contextlib.suppress(OSError):
+                    hold.settimeout(None)
+                    hold.recv(1)  # returns when the daemon ends, or stop() is called
             with self._lock:
-                self._held = None
+                self._lifeline = None
         return process.wait()
 
     def _command(self) -> list[str]:

@@ -35,7 +35,7 @@ from feedd.ray import daemon_address, start_daemons, stop_daemons
 
 case, urls = sys.argv[1], sys.argv[2]
 settings = {"decode.workers": 1, "cache.size": "64MiB", "cache.free_reserve": "16MiB"}
-node = {"num_cpus": 2, "object_store_memory": 80 << 20, "node_ip_address": "127.0.0.1"}
+node = {"num_cpus": 2, "object_store_memory": 80 << 20}
 cluster = Cluster(initialize_head=True, head_node_args=node)
 other = cluster.add_node(**node)
 cluster.wait_for_nodes()
