@@ -76,7 +76,7 @@ def test_toml(block: Block, tmp_path: Path) -> None:
 
 @_of("yaml")
 def test_yaml(block: Block) -> None:
-    """A YAML block fits its manifest or the schema of the chart, or is a group of alerts about metrics that there are."""
+    """A YAML block fits its manifest or the chart, or is a group of alerts about metrics that there are."""
     content = yaml.safe_load(block.body)
     if "groups" in content:
         rules = list(itertools.chain.from_iterable(group["rules"] for group in content["groups"]))
@@ -90,7 +90,10 @@ def test_yaml(block: Block) -> None:
         return
     if "deploy/helm/feedd" in block.detail:
         chart = ROOT / "deploy" / "helm" / "feedd"
-        jsonschema.validate(content, json.loads((chart / "values.schema.json").read_text(encoding="utf-8")))
+        values = yaml.safe_load((chart / "values.yaml").read_text(encoding="utf-8"))
+        for name, value in content.items():
+            values[name] = values[name] | value
+        jsonschema.validate(values, json.loads((chart / "values.schema.json").read_text(encoding="utf-8")))
         return
     (path,) = re.findall(r"deploy/kubernetes/[a-z-]+\.yaml", block.detail)
     documents = yaml.safe_load_all((ROOT / path).read_text(encoding="utf-8"))
