@@ -181,5 +181,5 @@ def _as_file_errors(url: str) -> Iterator[None]:
     except FeedError as error:
         for kind, code in _CODES.items():
             if isinstance(error, kind):
-                raise OSError(code, str(error), url) from error
+                raise OSError(code, str(error), url) from None
         raise

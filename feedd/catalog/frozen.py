@@ -77,7 +77,7 @@ class Frozen:
     @property
     def counts(self) -> CountColumn:
         """Samples of each object that was counted, by its index."""
-        return CountColumn(self.manifest.counts.copy())  # a listing may learn more
+        return CountColumn(self.manifest.counts)
 
     @property
     def formats(self) -> Mapping[int, str]:

@@ -64,7 +64,8 @@ class RefColumns(Sequence[ObjectRef]):
             kind_of.append(kinds.setdefault((ref.root, ref.conversion), len(kinds)))
         self._base = ""
         self._keys, self._tags = bytes(keys), bytes(tags)
-        self._sizes, self._kinds = sizes, list(kinds)
+        self._kinds = list(kinds)
+        self._sizes: Sequence[int] = sizes
         self._kind_of: Sequence[int] = kind_of
         self._key_ends: Sequence[int] = key_ends
         self._tag_ends: Sequence[int] = tag_ends
@@ -81,7 +82,7 @@ class RefColumns(Sequence[ObjectRef]):
         self = cls(())
         self._base, self._keys, self._tags = columns.base, columns.keys, columns.tags
         self._key_ends, self._tag_ends = columns.key_ends, columns.tag_ends
-        self._sizes.frombytes(columns.sizes.astype(np.int64, copy=False).data.cast("B"))
+        self._sizes = columns.sizes.astype(np.int64, copy=False).data  # its items are of type int
         self._kinds, self._kind_of = [(columns.root, conversion) for conversion in conversions], which
         return self
 
@@ -120,7 +121,7 @@ class RefColumns(Sequence[ObjectRef]):
     @property
     def sizes(self) -> NDArray[np.int64]:
         """The bytes of each object, int64[objects], read-only."""
-        found = np.frombuffer(self._sizes, np.int64)
+        found = np.asarray(self._sizes, np.int64).view()
         found.setflags(write=False)
         return found
 
@@ -161,7 +162,8 @@ class RefColumns(Sequence[ObjectRef]):
         else:
             tags = itertools.chain.from_iterable(self._pieces(self._tags, ends))
             found ^= np.fromiter(map(_tag_hash, tags), np.int64, len(self))
-        found ^= np.fromiter(map(roots.__getitem__, self._kind_of), np.int64, len(self)) if len(roots) > 1 else roots[0]
+        several = len(roots) != 1
+        found ^= np.fromiter(map(roots.__getitem__, self._kind_of), np.int64, len(self)) if several else roots[0]
         return found
 
     def hash_of(self, ref: ObjectRef) -> int:
@@ -199,8 +201,8 @@ class RefColumns(Sequence[ObjectRef]):
             yield [texts[start:end] for start, end in itertools.pairwise(borders)]
 
     def _columns(self) -> tuple[object, ...]:
-        numbers = map(list, (self._kind_of, self._key_ends, self._tag_ends))
-        return self._kinds, self._sizes, *numbers, self._keys, self._tags
+        numbers = map(list, (self._sizes, self._kind_of, self._key_ends, self._tag_ends))
+        return self._kinds, *numbers, self._keys, self._tags
 
     def _ref(self, number: int) -> ObjectRef:
         root, conversion = self._kinds[self._kind_of[number]]

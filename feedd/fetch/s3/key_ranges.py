@@ -21,8 +21,8 @@ _PAGES_LEFT_LEAST: Final = 4.0
 _SERIAL_PAGES: Final = 4
 """So many pages are listed before the first split. Most listings are shorter."""
 
-_SPLITS_LEAST: Final = 4
-_SPLITS_SHARE: Final = 0.07
+_SPLITS_LEAST: Final = 10
+_SPLITS_SHARE: Final = 0.04
 """A split costs about one request. So many splits are allowed for each page that was listed, besides the first few."""
 
 _HEX: Final = "0123456789abcdef"
@@ -90,7 +90,6 @@ class KeyRange:
         after: the range begins after this key; empty: with the first key.
         end: its last possible key; None: it ends with the listing.
         position: the last key that was listed; empty: none yet.
-        ceiling: no key above is known to exist; only of a range without end.
         page_numbers: distance between the first and the last key of the latest page, as numbers.
         done: all its pages are listed.
         answered: the store has answered for it.
@@ -99,7 +98,6 @@ class KeyRange:
     after: str
     end: str | None = None
     position: str = ""
-    ceiling: str | None = None
     page_numbers: int = 0
     done: bool = False
     answered: bool = False
@@ -137,8 +135,6 @@ class KeyRanges:
             one.position = last
             one.page_numbers = max(self._space.number(last) - self._space.number(first), 1)
         one.done = not more or (one.end is not None and last >= one.end)
-        if not (first or more) and one.end is None:
-            self._drop(one)
 
     def split(self) -> KeyRange | None:
         """Return a new range that may be listed at once, cut off the end of another; None: no cut is worth it."""
@@ -151,24 +147,15 @@ class KeyRanges:
                 return None
             middle = self._middle(one)
             if one.position < middle and (one.end is None or middle < one.end):
-                new = KeyRange(middle, one.end, ceiling=one.ceiling)
-                one.end, one.ceiling = middle, None
+                new = KeyRange(middle, one.end)
+                one.end = middle
                 self.ranges.insert(self.ranges.index(one) + 1, new)
                 self._split_count += 1
                 return new
         return None
 
-    def _drop(self, one: KeyRange) -> None:
-        """Remove a last range without keys: the listing ends in the range before it."""
-        number = self.ranges.index(one)
-        if number:
-            before = self.ranges[number - 1]
-            before.ceiling, before.end = before.end, None
-            del self.ranges[number]
-
     def _top(self, one: KeyRange) -> int:
-        end = one.end if one.end is not None else one.ceiling
-        return self._space.top if end is None else self._space.number(end)
+        return self._space.top if one.end is None else self._space.number(one.end)
 
     def _pages_left(self, one: KeyRange) -> float:
         left = self._top(one) - self._space.number(one.position)

@@ -153,7 +153,7 @@ class RangeListing:
             task.cancel()
             del self._tasks[task]
         self._root.end, self._root.done = None, self._root.answered and not self._stand(self._root).token
-        del self._ranges.ranges[1:]
+        self._ranges.ranges[:] = [one for one in self._ranges.ranges if one is self._root]  # none: it had all keys
 
     def _next(self) -> Page | None:
         """Return the next page in the order of keys, or None if it is not listed yet."""

@@ -43,7 +43,7 @@ def test_commands_are_completed_and_none_is_imported() -> None:
     ("line", "offered"),
     [
         ("feedd serve --ca", ["--cache-dir", "--cache-size"]),
-        ("feedd plan --nodes 2 --sh", ["--sharding"]),
+        ("feedd plan --nodes 2 --shardi", ["--sharding"]),
         ("feedd cache wa", ["warm"]),
         ("feedd bench ingest --si", ["--size"]),
         ("feedd nonsense --si", []),

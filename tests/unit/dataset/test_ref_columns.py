@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from feedd.conversion import Conversion
 from feedd.dataset import listing
+from feedd.dataset.fingerprint import listing_digest
 from feedd.dataset.listing import Listing
-from feedd.dataset.ref_columns import RefColumns
+from feedd.dataset.ref_columns import ObjectColumns, RefColumns
 from feedd.values import ObjectRef
 
 _TAGS = st.one_of(
@@ -48,6 +52,34 @@ def test_columns_are_equal_if_their_objects_are(one: list[ObjectRef], other: lis
     """Views are compared by their objects."""
     assert (RefColumns(one) == RefColumns(other)) == (one == other)
     assert RefColumns(one) == RefColumns(list(one))
+
+
+@given(_REFS)
+def test_hashes_and_digests_are_those_of_the_objects(refs: list[ObjectRef]) -> None:
+    """Columns are hashed without making their objects, whatever the names are."""
+    columns = RefColumns(refs)
+    assert columns.hashes().tolist() == [columns.hash_of(ref) for ref in refs]
+    assert columns.sizes.tolist() == [ref.size_bytes for ref in refs]
+    plain = [replace(ref, key=ref.key.replace("\ud800", ""), etag=ref.etag) for ref in refs]
+    assert listing_digest(RefColumns(plain)) == listing_digest(plain)
+
+
+def test_columns_of_a_manifest() -> None:
+    """Keys and etags of one length take no borders; another version, folder or store is another hash."""
+    tags = bytes(range(32))
+    parts = ObjectColumns("s3://b", "t/", b"0.tar1.tar", range(0, 11, 5), np.array([3, 4]), tags, range(0, 33, 16))
+    columns = RefColumns.of(parts, (None, Conversion("gunzip")), b"\0\1")
+    refs = [
+        ObjectRef("s3://b", "t/0.tar", 3, tags[:16].hex()),
+        ObjectRef("s3://b", "t/1.tar", 4, tags[16:].hex(), Conversion("gunzip")),
+    ]
+    assert list(columns) == refs
+    assert columns == RefColumns(refs)
+    assert columns.hashes().tolist() == [columns.hash_of(ref) for ref in refs]
+    assert listing_digest(columns) == listing_digest(refs)
+    others = [replace(refs[0], etag="e"), replace(refs[0], key="u/0.tar"), replace(refs[0], root="s3://c")]
+    assert not {columns.hash_of(ref) for ref in others} & set(columns.hashes().tolist())
+    assert columns.converted(lambda _: Conversion("x"))[0] == replace(refs[0], conversion=Conversion("x"))
 
 
 @given(_REFS)

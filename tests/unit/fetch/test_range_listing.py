@@ -24,19 +24,21 @@ class Store:
 
     Attributes:
         ignores: whether it ignores where a listing shall begin.
+        late: turns of the loop that pass before the first page of a range comes.
         failures: errors to raise, by the number of the request.
         most: the largest number of requests at the same time.
     """
 
-    def __init__(self, *, ignores: bool = False, failures: dict[int, Exception] | None = None) -> None:
-        self.ignores, self.failures = ignores, failures or {}
+    def __init__(self, *, ignores: bool = False, late: int = 1, failures: dict[int, Exception] | None = None) -> None:
+        self.ignores, self.late, self.failures = ignores, late, failures or {}
         self.request_count = self.most = self._now = 0
 
     async def ask(self, query: Mapping[str, str]) -> Mapping[str, Any]:
         self.request_count += 1
         number, self._now = self.request_count, self._now + 1
         self.most = max(self.most, self._now)
-        await asyncio.sleep(0)
+        for _ in range(self.late if "StartAfter" in query else 1):
+            await asyncio.sleep(0)
         self._now -= 1
         if number in self.failures:
             raise self.failures[number]
@@ -74,9 +76,10 @@ async def test_a_listing_goes_on_after_a_key() -> None:
     assert await _listed(Store(), start_after=KEYS[99]) == KEYS[100:]
 
 
-async def test_a_store_that_ignores_where_to_begin_is_listed_in_order() -> None:
-    """Its first range goes on alone, and no key is lost or comes twice."""
-    store = Store(ignores=True)
+@pytest.mark.parametrize("late", [1, 1000])
+async def test_a_store_that_ignores_where_to_begin_is_listed_in_order(late: int) -> None:
+    """Its first range goes on alone, and no key is lost or comes twice, though it passes the place before that."""
+    store = Store(ignores=True, late=late)
     assert await _listed(store) == KEYS
     assert store.request_count <= 54
 

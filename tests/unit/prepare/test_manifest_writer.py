@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from feedd.catalog.frozen import read_frozen
 from feedd.catalog.sources import Sources
 from feedd.catalog.urls import parse_url
 from feedd.clock import SystemClock
@@ -78,13 +79,16 @@ async def test_a_frozen_dataset_is_the_listed_one(tmp_path: Path) -> None:
 async def test_single_objects_are_grouped_as_after_a_listing(tmp_path: Path) -> None:
     """The packs are the same objects, so cached packs stay in use."""
     names = [f"{kind}/{number:03d}.{ending}" for kind in "ab" for number in range(9) for ending in ("jpg", "cls")]
-    url = _fill(tmp_path, (*names, "a/lonely.txt", "z.tar"))
+    url = _fill(tmp_path, (*names, "a/lonely.txt", "a/q.cls", "a/q.jpg", "a/q.r.jpg", "z.tar"))
     async with _sources() as sources:
         listed = await sources.resolve_all([url])
         await _frozen(sources, url)
         frozen = await sources.resolve_all([f"frozen+{url}"])
+        found = await read_frozen(sources.texts, sources.store("file://"), parse_url(f"frozen+{url}"))
         both = await sources.resolve_all([f"frozen+{url}", f"frozen+{url}"])
     assert frozen.refs == listed.refs
+    keys = [ref.key for ref in found.refs]
+    assert keys == sorted(keys)
     assert both.refs == (*listed.refs, *listed.refs)
     assert [pack.counts for pack in frozen.packs] == [pack.counts for pack in listed.packs]
 

@@ -36,6 +36,9 @@ class _Driver:
     def advance(self, at: Cursor, *_windows: int) -> None:
         self.announced.append((at.epoch, at.step))
 
+    def finished(self, at: Cursor) -> None:
+        pass
+
     def widen(self) -> None:
         pass
 
