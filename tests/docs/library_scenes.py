@@ -190,6 +190,58 @@ sys.modules["ray.train"].ScalingConfig = SimpleNamespace
 """,
         after="assert steps == [16, 8]\n",
     ),
+    "ray elastic": Scene(
+        before=_STAND_IN
+        + """
+import os, pathlib, tempfile
+import feedd.ray
+
+settings, reports, saved = [], [], []
+feedd.ray.start_daemons = settings.append
+feedd.ray.daemon_address = lambda: os.environ["FEEDD_ADDRESS"]
+
+class Checkpoint:
+    def __init__(self, folder):
+        self.state = (pathlib.Path(folder) / "data.pt").read_bytes()
+
+    @classmethod
+    def from_directory(cls, folder):
+        return cls(folder)
+
+    def as_directory(self):
+        folder = tempfile.TemporaryDirectory()
+        (pathlib.Path(folder.name) / "data.pt").write_bytes(self.state)
+        return folder
+
+class Trainer:
+    def __init__(self, train, scaling_config, run_config):
+        assert scaling_config.num_workers == (4, 8)
+        assert run_config.failure_config.max_failures == 3
+        self.fit = train
+
+def report(metrics, checkpoint):
+    saved.append(checkpoint)
+
+context = SimpleNamespace(get_world_size=lambda: 1, get_world_rank=lambda: 0)
+install("ray", init=lambda: None)
+install("ray.train.torch", TorchTrainer=Trainer)
+import sys
+sys.modules["ray"].init = lambda: None
+for name, member in {
+    "Checkpoint": Checkpoint, "FailureConfig": SimpleNamespace, "RunConfig": SimpleNamespace,
+    "ScalingConfig": SimpleNamespace, "get_context": lambda: context, "report": report,
+    "get_checkpoint": lambda: saved[-1] if saved else None,
+}.items():
+    setattr(sys.modules["ray.train"], name, member)
+""",
+        replace={"1024": "8", "1000 == 999": "2 == 1"},
+        after="""
+assert settings[0]["cache.size"] == "800GiB"
+assert steps == [8, 8, 8]
+train()  # from the checkpoint of two steps
+assert steps == [8, 8, 8, 8]
+""",
+    ),
     "composer": Scene(
         before=_STAND_IN
         + _MODEL

@@ -9,6 +9,7 @@ import subprocess
 import tomllib
 from typing import TYPE_CHECKING
 
+import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
@@ -75,7 +76,7 @@ def test_toml(block: Block, tmp_path: Path) -> None:
 
 @_of("yaml")
 def test_yaml(block: Block) -> None:
-    """A YAML block fits the manifest that it is a part of, or is a group of alerts about metrics that there are."""
+    """A YAML block fits its manifest or the chart, or is a group of alerts about metrics that there are."""
     content = yaml.safe_load(block.body)
     if "groups" in content:
         rules = list(itertools.chain.from_iterable(group["rules"] for group in content["groups"]))
@@ -86,6 +87,13 @@ def test_yaml(block: Block) -> None:
             assert names
             for name in names:
                 assert re.search(rf"`{re.escape(name)}\b", page), f"{name} is no metric of the page"
+        return
+    if "deploy/helm/feedd" in block.detail:
+        chart = ROOT / "deploy" / "helm" / "feedd"
+        values = yaml.safe_load((chart / "values.yaml").read_text(encoding="utf-8"))
+        for name, value in content.items():
+            values[name] = values[name] | value
+        jsonschema.validate(values, json.loads((chart / "values.schema.json").read_text(encoding="utf-8")))
         return
     (path,) = re.findall(r"deploy/kubernetes/[a-z-]+\.yaml", block.detail)
     documents = yaml.safe_load_all((ROOT / path).read_text(encoding="utf-8"))

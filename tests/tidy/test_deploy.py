@@ -22,11 +22,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 DEPLOY = ROOT / "deploy"
-MANIFESTS = [
+DOCUMENTS = [
     (path.name, document)
     for path in sorted((DEPLOY / "kubernetes").glob("*.yaml"))
     for document in yaml.safe_load_all(path.read_text(encoding="utf-8"))
 ]
+_FOREIGN = ("jobset.x-k8s.io/", "trainer.kubeflow.org/")  # groups whose schemas Kubernetes does not have
+MANIFESTS = [(file, document) for file, document in DOCUMENTS if not document["apiVersion"].startswith(_FOREIGN)]
 CLOSING_S = 60.0  # feedd.daemon.life.UNWIND_S, which these files promise to leave room for
 
 
@@ -38,6 +40,13 @@ def _daemonset() -> dict[str, Any]:
 def _train_job() -> dict[str, Any]:
     (found,) = [document for file, document in MANIFESTS if file == "train-job.yaml"]
     return dict(found["spec"]["template"]["spec"])
+
+
+def _replicated_job(file: str) -> dict[str, Any]:
+    """Return the job that a JobSet, or the JobSet of a training runtime, makes."""
+    spec = next(document["spec"] for name, document in DOCUMENTS if name == file)
+    (job,) = spec.get("replicatedJobs") or spec["template"]["spec"]["replicatedJobs"]
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": job["name"]}, "spec": job["template"]["spec"]}
 
 
 def _environment(container: dict[str, Any]) -> dict[str, str]:
@@ -111,15 +120,48 @@ def test_the_pack_job_packs_every_part() -> None:
     load_command("pack").make_context("pack", words[1:]).close()
 
 
-def test_job_and_daemonset_meet() -> None:
-    """The Job mounts the directory the daemon's socket is in, as a user the daemon hands memory to."""
-    job = _train_job()
+@pytest.mark.parametrize("file", ["train-jobset.yaml", "train-kubeflow.yaml"])
+def test_jobs_of_other_controllers_are_valid(file: str) -> None:
+    """The jobs that JobSet and Kubeflow Trainer make pass the schema of Kubernetes, once Trainer has set the policy."""
+    job = _replicated_job(file)
+    if file == "train-kubeflow.yaml":
+        job["spec"]["template"]["spec"]["restartPolicy"] = "Never"
+    kubernetes_validate.validate(job, kubernetes_validate.latest_version(), strict=True)
+
+
+def test_the_jobset_has_a_rank_for_each_pod() -> None:
+    """As many pods as torchrun expects nodes, numbered by their index, and the first pod is the master."""
+    job = _replicated_job("train-jobset.yaml")
+    arguments = job["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert job["spec"]["completionMode"] == "Indexed"
+    assert f"--nnodes={job['spec']['completions']}" in arguments
+    assert job["spec"]["parallelism"] == job["spec"]["completions"]
+    assert "--node-rank=$(JOB_COMPLETION_INDEX)" in arguments
+    name = next(document["metadata"]["name"] for file, document in DOCUMENTS if file == "train-jobset.yaml")
+    assert f"--master-addr={name}-{job['metadata']['name']}-0-0.{name}" in arguments
+
+
+def test_the_train_job_uses_the_runtime() -> None:
+    """The TrainJob names the runtime of its file, whose container has the name that Trainer looks for."""
+    runtime, job = (document for file, document in DOCUMENTS if file == "train-kubeflow.yaml")
+    assert job["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
+    (replicated,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    (container,) = replicated["template"]["spec"]["template"]["spec"]["containers"]
+    assert (replicated["name"], container["name"]) == ("node", "node")
+
+
+@pytest.mark.parametrize("file", ["train-job.yaml", "train-jobset.yaml", "train-kubeflow.yaml"])
+def test_job_and_daemonset_meet(file: str) -> None:
+    """A job mounts the directory the daemon's socket is in, as a user the daemon hands memory to."""
+    job = _train_job() if file == "train-job.yaml" else _replicated_job(file)["spec"]["template"]["spec"]
     daemon = _daemonset()
     directory = {volume["name"]: volume["hostPath"]["path"] for volume in job["volumes"]}["feedd"]
     assert directory == {v["name"]: v.get("hostPath", {}).get("path") for v in daemon["volumes"]}["socket"]
     config = load({}, _environment(daemon["containers"][0])).config
     assert _environment(job["containers"][0])["FEEDD_ADDRESS"] in config.listen
     assert job["securityContext"]["runAsUser"] in config.security.allow_uids
+    assert daemon["containers"][0]["securityContext"]["runAsGroup"] in job["securityContext"]["supplementalGroups"]
+    assert job["automountServiceAccountToken"] is False
 
 
 def test_grace_periods_cover_the_drain() -> None:

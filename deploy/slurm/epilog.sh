@@ -1,0 +1,30 @@
+#!/bin/bash
+# Epilog= of slurm.conf: ends the daemon that prolog.sh started for the job, and deletes socket, log and cache.
+# The exit code is always 0, because Slurm drains the node of an Epilog that fails.
+set -u
+
+conf=${FEEDD_SLURM_CONF:-/etc/feedd/feedd-slurm.conf}
+[[ -r $conf ]] || exit 0
+# shellcheck source=feedd-slurm.conf
+source "$conf"
+
+job=${SLURM_JOB_ID:-}
+[[ $job =~ ^[0-9]+$ && -e $RUN_DIR/$job.pid ]] || exit 0
+
+# The number may belong to another process by now. The command line of the daemon names the socket of the job.
+pid=$(<"$RUN_DIR/$job.pid")
+runs() { [[ -r /proc/$pid/cmdline ]] && tr '\0' ' ' <"/proc/$pid/cmdline" | grep -qF "unix://$RUN_DIR/$job/feedd.sock"; }
+
+if [[ $pid =~ ^[0-9]+$ ]] && runs; then
+  kill -TERM "$pid"
+  for ((tries = STOP_TIMEOUT_S * 10; tries > 0; tries--)); do
+    runs || break
+    sleep 0.1
+  done
+  if runs; then
+    kill -KILL "$pid"
+  fi
+fi
+
+rm -rf -- "${RUN_DIR:?}/$job" "$RUN_DIR/$job.pid" "$RUN_DIR/$job.log" "${CACHE_ROOT:?}/$job"
+exit 0
