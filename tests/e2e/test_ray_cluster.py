@@ -85,10 +85,14 @@ try:
         result["addresses"] = list(addresses.values())
         result["seen_by_workers"] = [ray.get(one.address.remote()) for one in trainers]
         steps = [ray.get([one.steps.remote(8) for one in trainers])]
-        if case == "daemon":
+        if case in ("daemon", "actor"):
             actor = ray.get_actor(f"daemon-{lost}", namespace="feedd")
             first = ray.get(actor.process_id.remote())
-            os.kill(first, signal.SIGKILL)
+            if case == "daemon":
+                os.kill(first, signal.SIGKILL)
+            else:
+                ray.kill(actor, no_restart=False)
+                assert start_daemons() == addresses
             steps.append(ray.get([one.steps.remote(999) for one in trainers]))
             while (now := ray.get(actor.process_id.remote())) in (0, first):
                 time.sleep(0.1)
@@ -148,9 +152,9 @@ def _outcome(folder: Path, data: Path, case: str) -> dict[str, Any]:
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-@pytest.mark.parametrize("case", ["daemon", "node", "stop"])
+@pytest.mark.parametrize("case", ["daemon", "actor", "node", "stop"])
 def test_every_sample_arrives_once(tmp_path: Path, folder: Path, case: str) -> None:
-    """Each node has a daemon of its own. An epoch is read exactly once, even if a daemon or its node is killed."""
+    """Each node has a daemon. An epoch is read exactly once, even if a daemon, its actor or its node is killed."""
     outcome = _outcome(folder, tmp_path / "data", case)
     assert len(set(outcome["addresses"])) == 2
     assert sorted(outcome["seen_by_workers"]) == sorted(outcome["addresses"])
