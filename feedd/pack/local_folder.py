@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _DRAFTS: Final = ".feedd_pack"
+_VANISHED: Final = (FileNotFoundError, FileExistsError)
+"""What a draft can meet when another process has finished the pack; the latter comes from ``mkdir``."""
+
+_TRIES: Final = 8
 _SMALL_BYTES: Final = 4 << 10
 _COLLECTED_BYTES: Final = 256 << 10
 _NO_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK})
@@ -116,6 +120,9 @@ class LocalFolder:
             return set()
 
     def _create(self, name: str, data: bytes) -> bool:
+        return _while_drafts_vanish(lambda: self._link(name, data))
+
+    def _link(self, name: str, data: bytes) -> bool:
         with self._draft([data]) as (draft, _, _):
             try:
                 os.link(draft, self._folder / name)
@@ -130,6 +137,9 @@ class LocalFolder:
         return True
 
     def _write(self, name: str, data: bytes) -> None:
+        _while_drafts_vanish(lambda: self._rename(name, data))
+
+    def _rename(self, name: str, data: bytes) -> None:
         with self._draft([data]) as (draft, _, _):
             draft.replace(self._folder / name)
 
@@ -139,7 +149,7 @@ class LocalFolder:
                 record = ShardRecord(plan, sha256, size_bytes, samples, file_etag(draft.stat()))
                 draft.replace(self._folder / name)
             self._write(f"{_DRAFTS}/{name}.json", msgspec.json.encode(record))
-        except FileNotFoundError:  # another process has just finished the pack, and removed all drafts
+        except _VANISHED:
             self.__dict__.pop("_listed", None)
             found = self._find(name, plan)
             if found is None:
@@ -189,6 +199,17 @@ class LocalFolder:
             yield draft, size_bytes, sha256
         finally:
             draft.unlink(missing_ok=True)
+
+
+def _while_drafts_vanish(write: Callable[[], _T]) -> _T:
+    """Return what ``write`` returns; repeat it if another process removes all drafts meanwhile.
+
+    Every process of a pack does that once, so there is an end.
+    """
+    for _ in range(_TRIES - 1):
+        with contextlib.suppress(*_VANISHED):
+            return write()
+    return write()
 
 
 def _record(data: bytes) -> ShardRecord | None:

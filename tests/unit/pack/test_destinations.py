@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import secrets
+import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from feedd.errors import BadRequest, ObjectChanged
+from feedd.pack import local_folder
 from feedd.pack.bucket_folder import destination
 from feedd.pack.destination import ShardRecord
 from feedd.pack.local_folder import LocalFolder
@@ -18,7 +22,6 @@ from tests.unit.pack.packing import folder, options, packed, reading, shards
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
 
     from feedd.pack.packed_sample import Piece
 
@@ -38,6 +41,36 @@ async def test_a_second_plan_is_not_written(tmp_path: Path, monkeypatch: pytest.
     assert await target.create("plan", b"first")
     assert not await target.create("plan", b"second")
     assert await target.read("plan") == b"first"
+
+
+@pytest.mark.parametrize("moment", ["mkdir", "open", "rename"])
+async def test_another_process_may_finish_at_any_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """It removes all drafts, also one that is being written: the draft is written again."""
+    target = LocalFolder(str(tmp_path))
+    removals: list[str] = []
+
+    def finish(result: object = None) -> object:
+        if not removals:
+            removals.append(moment)
+            shutil.rmtree(tmp_path / ".feedd_pack", ignore_errors=True)
+            if moment == "mkdir":
+                raise FileExistsError(17, "File exists", ".feedd_pack")
+        return result
+
+    token_hex, write_all, mkdir = secrets.token_hex, local_folder._write_all, Path.mkdir
+    if moment == "mkdir":
+        monkeypatch.setattr(Path, "mkdir", lambda *args, **kwargs: (mkdir(*args, **kwargs), finish())[0])
+    elif moment == "open":
+        monkeypatch.setattr(secrets, "token_hex", lambda size: finish(token_hex(size)))
+    else:
+        monkeypatch.setattr(local_folder, "_write_all", lambda *args: finish(write_all(*args)))
+    await target.replace("manifest", b"whole")
+    removals.clear()
+    assert await target.create("plan", b"plan")
+    assert (await target.read("manifest"), await target.read("plan")) == (b"whole", b"plan")
+    assert removals
 
 
 async def test_a_bucket_never_replaces_a_shard(aws_credentials: None) -> None:
