@@ -15,9 +15,9 @@ _T = TypeVar("_T")
 class _ClockSelector(selectors.SelectSelector):
     """Moves a clock instead of waiting; looks at no file."""
 
-    def __init__(self) -> None:
+    def __init__(self, start_s: float) -> None:
         super().__init__()
-        self.now_s = 0.0
+        self.now_s = start_s
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None:
@@ -30,12 +30,13 @@ class _ClockSelector(selectors.SelectSelector):
 class VirtualLoop(asyncio.SelectorEventLoop):
     """For coroutines that wait for timers and for each other only: no sockets, threads or signals."""
 
-    def __init__(self) -> None:
-        self._clock = _ClockSelector()
+    def __init__(self, start_s: float = 0.0) -> None:
+        """Make a loop whose clock begins at ``start_s``."""
+        self._clock = _ClockSelector(start_s)
         super().__init__(self._clock)
 
     def time(self) -> float:
-        """Seconds since the loop was made."""
+        """Seconds of the clock."""
         return self._clock.now_s
 
 
