@@ -16,6 +16,8 @@ from feedd.channels.job import CONFIG_FOLDER, DATA_FOLDER, ChannelFlags, Cluster
 from feedd.cli.error_report import EXIT_FAILED, log_without_notices, say
 from feedd.cli.files_display import files_display
 from feedd.cli.flags import CacheDirFlag, ConfigFlag, Flags, SetFlag
+from feedd.cli.node_flags import cluster_of
+from feedd.cli.stoppable import run_stoppable
 from feedd.errors import BadRequest
 from feedd.units import format_size
 
@@ -77,18 +79,12 @@ def files(
     options = Flags(config=config, cache_dir=cache_dir, set=set_).load().config
     log_without_notices()
     job = Job.read(root.absolute(), os.environ)
-    cluster = job.cluster if nodes is None and node_rank is None else _numbered(nodes, node_rank)
+    cluster = job.cluster if nodes is None and node_rank is None else cluster_of(nodes, node_rank)
     chosen = job.channels(ChannelFlags(tuple(channel or ()), sharding, seed, compression=compression))
     mine = _of_node(chosen if channel else _in_file_mode(chosen), cluster)
     with files_display(sys.stderr, quiet=json_) as display:
         found, stopped = _run(options, job.root, mine, display)
     _conclude(found, stopped=stopped, json_=json_)
-
-
-def _numbered(nodes: int | None, node_rank: int | None) -> Cluster:
-    if nodes is None or (node_rank is None and nodes > 1):
-        raise typer.BadParameter("expected --nodes and --node-rank together, got one of them")
-    return Cluster.numbered(nodes, node_rank or 0)
 
 
 def _in_file_mode(channels: Sequence[Channel]) -> list[Channel]:
@@ -123,24 +119,13 @@ def _run(
     config: Config, root: Path, channels: Sequence[tuple[Channel, int, int]], display: FilesDisplay
 ) -> tuple[list[ChannelFiles], bool]:
     """Return the channels' files, and whether a signal stopped the run."""
-    # The SDK takes most of a second to import; a wrong flag is reported before that.
-    import uvloop  # noqa: PLC0415 - see above
-
-    from feedd.daemon.failures import single  # noqa: PLC0415 - see above
-    from feedd.daemon.signals import StopRequests, handled  # noqa: PLC0415 - see above
-
     found: list[ChannelFiles] = []
 
-    async def run() -> bool:
-        requests = StopRequests()
-        with handled(requests):
-            await _bring(config, root, channels, found, display, requests)
+    async def run(requests: StopRequests) -> bool:
+        await _bring(config, root, channels, found, display, requests)
         return requests.drain.is_set()
 
-    try:
-        return found, uvloop.run(run())
-    except BaseExceptionGroup as group:
-        raise single(group) from group
+    return found, run_stoppable(run)
 
 
 async def _bring(
@@ -152,16 +137,16 @@ async def _bring(
     requests: StopRequests,
 ) -> None:
     """List all channels into ``found``, then bring their files, until done or a signal comes."""
-    from feedd.catalog.sources import Sources  # noqa: PLC0415 - see _run
-    from feedd.clock import SystemClock  # noqa: PLC0415 - see _run
-    from feedd.daemon.cut_short import ended_by  # noqa: PLC0415 - see _run
-    from feedd.daemon.wiring import source_options  # noqa: PLC0415 - see _run
-    from feedd.file_mode.cached_entries import CachedEntries  # noqa: PLC0415 - see _run
-    from feedd.file_mode.files_run import FilesRun  # noqa: PLC0415 - see _run
-    from feedd.file_mode.root_lock import root_locked  # noqa: PLC0415 - see _run
-    from feedd.flow.loop_thread import LoopThread  # noqa: PLC0415 - see _run
-    from feedd.lanes.lane import Lane  # noqa: PLC0415 - see _run
-    from feedd.observe.recorder import NullRecorder  # noqa: PLC0415 - see _run
+    from feedd.catalog.sources import Sources  # noqa: PLC0415 - see run_stoppable
+    from feedd.clock import SystemClock  # noqa: PLC0415 - see run_stoppable
+    from feedd.daemon.cut_short import ended_by  # noqa: PLC0415 - see run_stoppable
+    from feedd.daemon.wiring import source_options  # noqa: PLC0415 - see run_stoppable
+    from feedd.file_mode.cached_entries import CachedEntries  # noqa: PLC0415 - see run_stoppable
+    from feedd.file_mode.files_run import FilesRun  # noqa: PLC0415 - see run_stoppable
+    from feedd.file_mode.root_lock import root_locked  # noqa: PLC0415 - see run_stoppable
+    from feedd.flow.loop_thread import LoopThread  # noqa: PLC0415 - see run_stoppable
+    from feedd.lanes.lane import Lane  # noqa: PLC0415 - see run_stoppable
+    from feedd.observe.recorder import NullRecorder  # noqa: PLC0415 - see run_stoppable
 
     lanes = config.lanes if isinstance(config.lanes, int) else 1
     cached = CachedEntries([Lane(lane, lanes).cache_dir(config.cache.dir) for lane in range(lanes)])
@@ -182,10 +167,10 @@ async def _bring(
 
 
 async def _listed(sources: Sources, root: Path, channels: Sequence[tuple[Channel, int, int]]) -> list[ChannelFiles]:
-    from feedd.file_mode.channel_directory import ChannelDirectory  # noqa: PLC0415 - see _run
-    from feedd.file_mode.channel_listing import files_of  # noqa: PLC0415 - see _run
-    from feedd.file_mode.file_journal import FileJournal  # noqa: PLC0415 - see _run
-    from feedd.file_mode.files_run import ChannelFiles  # noqa: PLC0415 - see _run
+    from feedd.file_mode.channel_directory import ChannelDirectory  # noqa: PLC0415 - see run_stoppable
+    from feedd.file_mode.channel_listing import files_of  # noqa: PLC0415 - see run_stoppable
+    from feedd.file_mode.file_journal import FileJournal  # noqa: PLC0415 - see run_stoppable
+    from feedd.file_mode.files_run import ChannelFiles  # noqa: PLC0415 - see run_stoppable
 
     found = []
     for channel, node_count, node_rank in channels:

@@ -17,6 +17,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from feedd.cli.ephemeral import prefix, sweep
 from feedd.cli.error_report import EXIT_FAILED, log_without_notices, notice_facts, say, say_notices
 from feedd.cli.flags import CacheSizeFlag, ConfigFlag, Flags, SetFlag
+from feedd.cli.stoppable import run_stoppable
 from feedd.prepare.index_writer import IndexTarget
 from feedd.prepare.sample_counter import WHOLE, Counter, Counting, Part, index_url
 
@@ -185,32 +186,22 @@ def _reported_once(failures: Sequence[FeeddError]) -> list[str]:
 
 
 def _run(flags: Flags, job: _Job, report: Callable[[Counting], object]) -> _Outcome:
-    # The SDK takes most of a second to import; a wrong flag is reported before that.
-    import uvloop  # noqa: PLC0415 - see above
-
-    from feedd.daemon.failures import single  # noqa: PLC0415 - see above
-    from feedd.daemon.signals import StopRequests, handled  # noqa: PLC0415 - see above
-
     sweep(Path(tempfile.gettempdir()))
 
-    async def run() -> _Outcome:
-        requests = StopRequests()
+    async def run(requests: StopRequests) -> _Outcome:
         # Signals are handled before the directory exists, so that it is always removed.
-        with handled(requests), tempfile.TemporaryDirectory(prefix=prefix(), ignore_cleanup_errors=True) as folder:
+        with tempfile.TemporaryDirectory(prefix=prefix(), ignore_cleanup_errors=True) as folder:
             return await _count(replace(flags, cache_dir=Path(folder)).load().config, job, report, requests)
 
-    try:
-        return uvloop.run(run())
-    except BaseExceptionGroup as group:
-        raise single(group) from group
+    return run_stoppable(run)
 
 
 async def _count(config: Config, job: _Job, report: Callable[[Counting], object], requests: StopRequests) -> _Outcome:
     """Count until all shards are done or a first signal comes, then save; a second signal also ends the saving."""
-    from feedd.clock import SystemClock  # noqa: PLC0415 - see _run
-    from feedd.daemon.cut_short import ended_by  # noqa: PLC0415 - see _run
-    from feedd.daemon.wiring import open_pipeline, workers_max  # noqa: PLC0415 - see _run
-    from feedd.observe.recorder import NullRecorder  # noqa: PLC0415 - see _run
+    from feedd.clock import SystemClock  # noqa: PLC0415 - see run_stoppable
+    from feedd.daemon.cut_short import ended_by  # noqa: PLC0415 - see run_stoppable
+    from feedd.daemon.wiring import open_pipeline, workers_max  # noqa: PLC0415 - see run_stoppable
+    from feedd.observe.recorder import NullRecorder  # noqa: PLC0415 - see run_stoppable
 
     counter: Counter | None = None
     saved = False

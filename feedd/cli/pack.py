@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from feedd.cli.error_report import EXIT_FAILED, log_without_notices, say, say_notices
 from feedd.cli.flags import ConfigFlag, Flags, SetFlag
+from feedd.cli.stoppable import run_stoppable
 from feedd.notices import notices_of
 from feedd.pack.pack_options import SHARD_BYTES_LEAST, SHARD_BYTES_MOST, PackOptions, PartOf
 from feedd.pack.shard_writers import FORMATS
@@ -85,7 +86,7 @@ def _options(
     source: str, format_: str, shard_size: str, resize: int | None, quality: int, seed: int | None, labels: str
 ) -> PackOptions:
     """Check the flags."""
-    from feedd.pack.pack_run import normal_source  # noqa: PLC0415 - see _run
+    from feedd.pack.pack_run import normal_source  # noqa: PLC0415 - see run_stoppable
 
     if format_ not in FORMATS:
         raise typer.BadParameter(f"expected one of {', '.join(FORMATS)}, got {format_!r}", param_hint="--format")
@@ -116,32 +117,18 @@ def _part(text: str) -> PartOf:
 
 def _run(flags: Flags, job: _Job, report: Callable[[Packing], object]) -> tuple[Packing, bool]:
     """Return the progress, and whether a signal stopped the run."""
-    # The SDK takes most of a second to import; a wrong flag is reported before that.
-    import uvloop  # noqa: PLC0415 - see above
-
-    from feedd.daemon.failures import single  # noqa: PLC0415 - see above
-    from feedd.daemon.signals import StopRequests, handled  # noqa: PLC0415 - see above
-
-    async def run() -> tuple[Packing, bool]:
-        requests = StopRequests()
-        with handled(requests):
-            return await _pack(flags.load().config, job, report, requests)
-
-    try:
-        return uvloop.run(run())
-    except BaseExceptionGroup as group:
-        raise single(group) from group
+    return run_stoppable(lambda requests: _pack(flags.load().config, job, report, requests))
 
 
 async def _pack(
     config: Config, job: _Job, report: Callable[[Packing], object], requests: StopRequests
 ) -> tuple[Packing, bool]:
-    from feedd.catalog.sources import Sources  # noqa: PLC0415 - see _run
-    from feedd.clock import SystemClock  # noqa: PLC0415 - see _run
-    from feedd.daemon.cut_short import ended_by  # noqa: PLC0415 - see _run
-    from feedd.daemon.wiring import source_options  # noqa: PLC0415 - see _run
-    from feedd.observe.recorder import NullRecorder  # noqa: PLC0415 - see _run
-    from feedd.pack.pack_run import PackRun  # noqa: PLC0415 - see _run
+    from feedd.catalog.sources import Sources  # noqa: PLC0415 - see run_stoppable
+    from feedd.clock import SystemClock  # noqa: PLC0415 - see run_stoppable
+    from feedd.daemon.cut_short import ended_by  # noqa: PLC0415 - see run_stoppable
+    from feedd.daemon.wiring import source_options  # noqa: PLC0415 - see run_stoppable
+    from feedd.observe.recorder import NullRecorder  # noqa: PLC0415 - see run_stoppable
+    from feedd.pack.pack_run import PackRun  # noqa: PLC0415 - see run_stoppable
 
     whole = False
     access = source_options(config)

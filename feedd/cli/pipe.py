@@ -14,6 +14,8 @@ from feedd.channels.channel import InputMode
 from feedd.channels.job import ChannelFlags, Cluster, Job
 from feedd.cli.error_report import EXIT_FAILED, say
 from feedd.cli.flags import ConfigFlag, Flags, LogFlag, LogLevelFlag, SetFlag
+from feedd.cli.node_flags import cluster_of
+from feedd.cli.stoppable import run_stoppable
 from feedd.errors import BadRequest
 from feedd.observe.logs import configure_logging
 from feedd.units import format_size, parse_size
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
     from feedd.channels.channel import Channel
     from feedd.config import Config
+    from feedd.daemon.signals import StopRequests
     from feedd.pipes.channel_pipe import PipeTotals
 
 _BUFFER_MIN = 1 << 20
@@ -123,7 +126,7 @@ def pipe(
     options = Flags(config=config, log=log, log_level=log_level, set=set_).load().config
     job = Job.read(root, os.environ)
     if nodes is not None or node_rank is not None:
-        job = replace(job, cluster=_cluster(nodes, node_rank))
+        job = replace(job, cluster=cluster_of(nodes, node_rank))
     given = ChannelFlags(tuple(channel or ()), sharding, seed, record_wrapper, compression, tuple(attribute or ()))
     channels = _piped(job.channels(given), named=bool(given.urls))
     on_terminal = sys.stderr.isatty()
@@ -134,12 +137,6 @@ def pipe(
         say(f"{name}: {_summary(total)}")
     if not stopped_by:
         raise typer.Exit(EXIT_FAILED)
-
-
-def _cluster(nodes: int | None, node_rank: int | None) -> Cluster:
-    if nodes is None or (node_rank is None and nodes > 1):
-        raise typer.BadParameter("expected --nodes and --node-rank together, got one of them")
-    return Cluster.numbered(nodes, node_rank or 0)
 
 
 def _size(text: str) -> int:
@@ -175,24 +172,15 @@ def _run(
     root: Path, channels: list[Channel], cluster: Cluster, buffer_bytes: int, config: Config
 ) -> tuple[dict[str, PipeTotals], str]:
     # The SDK takes most of a second to import; a wrong flag is reported before that.
-    import uvloop  # noqa: PLC0415 - see above
-
-    from feedd.daemon.failures import single  # noqa: PLC0415 - see above
-    from feedd.daemon.signals import StopRequests, handled  # noqa: PLC0415 - see above
     from feedd.pipes.pipe_run import PipePlan, serve_pipes  # noqa: PLC0415 - see above
 
     plan = PipePlan(root, channels, cluster, buffer_bytes)
 
-    async def run() -> tuple[dict[str, PipeTotals], str]:
-        requests = StopRequests()
-        with handled(requests):
-            totals = await serve_pipes(plan, config, requests)
+    async def run(requests: StopRequests) -> tuple[dict[str, PipeTotals], str]:
+        totals = await serve_pipes(plan, config, requests)
         return totals, requests.reason
 
-    try:
-        return uvloop.run(run())
-    except BaseExceptionGroup as group:
-        raise single(group) from group
+    return run_stoppable(run)
 
 
 def _summary(total: PipeTotals) -> str:
