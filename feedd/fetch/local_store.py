@@ -216,7 +216,7 @@ def write_file(path: str, data: bytes, over: str | None = None) -> ObjectRef:
             Path(draft).replace(path)
             return _head(path)
     except OSError as error:
-        raise path_error(error, path) from error
+        raise path_error(error, path, "written") from error
     finally:
         with contextlib.suppress(OSError):  # after a successful replace the draft no longer exists
             Path(draft).unlink()
@@ -244,15 +244,15 @@ def _check_is(path: str, etag: str) -> None:
         raise ObjectChanged(message, object=path, hint=CHANGED_HINT, stage="source")
 
 
-def path_error(error: OSError, path: str) -> FeeddError:
-    """Return feedd's error for an error of the system about a path."""
+def path_error(error: OSError, path: str, use: str = "read") -> FeeddError:
+    """Return feedd's error for an error of the system about a path that was to be read, or ``use``."""
     kinds: dict[type[OSError], type[FeeddError]] = {
         FileNotFoundError: NotFound,
         NotADirectoryError: NotFound,
         PermissionError: PermissionDenied,
     }
     kind = kinds.get(type(error), StoreUnavailable)
-    return kind(f"the path cannot be read: {error.strerror}", object=path, stage="source")
+    return kind(f"the path cannot be {use}: {error.strerror}", object=path, stage="source")
 
 
 def file_etag(status: os.stat_result) -> str:

@@ -105,7 +105,7 @@ class LocalFolder:
         try:
             return await LOCAL_FILES.run(work, *args, **kwargs)
         except OSError as error:
-            raise path_error(error, error.filename or str(self._folder)) from error
+            raise path_error(error, error.filename or str(self._folder), "read or written") from error
 
     def _read(self, name: str) -> bytes | None:
         try:

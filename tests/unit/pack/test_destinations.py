@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.errors import BadRequest, ObjectChanged
+from feedd.errors import BadRequest, ObjectChanged, StoreUnavailable
 from feedd.pack import local_folder
 from feedd.pack.bucket_folder import destination
 from feedd.pack.destination import ShardRecord
@@ -108,3 +108,15 @@ async def test_slow_writes_keep_their_memory(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(LocalFolder, "write_shard", later)
     await packed(options(tmp_path / "in"), tmp_path / "out")
     assert shards(tmp_path / "out") == shards(tmp_path / "one")
+
+
+async def test_a_folder_that_cannot_be_written_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk names the folder, and does not say that something could not be read."""
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "writev", full)
+    with pytest.raises(StoreUnavailable, match="cannot be read or written: No space left") as caught:
+        await LocalFolder(str(tmp_path)).write_shard(NAME, [b"abc"], "a", 1)
+    assert caught.value.object == str(tmp_path)
