@@ -114,7 +114,7 @@ class Command(_Fork):
         super().__init__("feedd", _feedd, tuple(arguments), dict(env), places, before, may_fork=False)
 
 
-class _Talker(_Fork):
+class Talker(_Fork):
     """A program of Python with an environment of its own; it may have children.
 
     Its standard input and output are pipes, what it writes to its standard error is appended to ``log``. A context
@@ -165,7 +165,7 @@ class _Talker(_Fork):
         self.stdout.close()
 
 
-class Module(_Talker):
+class Module(Talker):
     """``python -m MODULE ARGUMENTS``."""
 
     def __init__(self, module: str, arguments: Sequence[str], env: Mapping[str, str], log: Path) -> None:
@@ -173,7 +173,7 @@ class Module(_Talker):
         super().__init__(module, run, arguments, env, log)
 
 
-class Script(_Talker):
+class Script(Talker):
     """``python -c CODE ARGUMENTS``: what is killed, or ends by its last line; errors and signals end it otherwise."""
 
     def __init__(self, code: str, arguments: Sequence[str], log: Path) -> None:
