@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import pytest
 
+from tests.fakes import forks
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from multiprocessing.connection import Connection
@@ -79,6 +81,10 @@ class Shares:
         return collections.deque(reversed([longest.pop() for _ in range((len(longest) + 1) // 2)]))
 
 
+def _forks(session: pytest.Session) -> bool:
+    return any("forks" in getattr(item, "fixturenames", ()) for item in session.items)
+
+
 def _first(pair: tuple[int, str]) -> int:
     return pair[0]
 
@@ -123,6 +129,8 @@ class _Run:
         reporter: Any = self._config.pluginmanager.get_plugin("terminalreporter")
         if reporter is not None:
             reporter.showfspath = False  # reports of different files alternate
+        if _forks(self._session):
+            forks.preload()
         try:
             for number in range(self._count):
                 self._fork(number)
@@ -223,6 +231,8 @@ def _be_worker(session: pytest.Session, number: int, link: Connection, folder: A
     try:
         os.environ[WORKER] = str(number)
         random.seed()
+        if _forks(session):
+            forks.fork_server(link)
         folder.mkdir(exist_ok=True)
         session.config._tmp_path_factory._basetemp = folder  # type: ignore[attr-defined]  # as pytest-xdist does
         _report_to(session.config, link)

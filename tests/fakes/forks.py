@@ -6,18 +6,20 @@ What a process does before its first line runs is tested where a test starts the
 from __future__ import annotations
 
 import atexit
+import importlib
 import multiprocessing
 import os
 import runpy
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 from functools import partial
-from multiprocessing import forkserver
+from multiprocessing import connection, forkserver, resource_tracker
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -33,16 +35,46 @@ _PRELOADED: Final = (
     "aiobotocore.httpsession",
     "grpc.aio",
     "uvloop",
-    "tests.fakes.warmed",  # the last
 )
+_WARMED: Final = "tests.fakes.warmed"  # the last, and in the server only
 
 FORKS: Final = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(list(_PRELOADED))
+FORKS.set_forkserver_preload([*_PRELOADED, _WARMED])
 
 
 def warm_up() -> None:
     """Start the process that others are forked from; it stays until the tests end."""
     forkserver.ensure_running()
+
+
+def preload() -> None:
+    """Import what forked processes need, in a process from which ``fork_server`` is called next."""
+    for name in _PRELOADED:
+        importlib.import_module(name)
+
+
+def fork_server(link: Connection) -> None:
+    """Fork the process that others are forked from, where a new one would import everything anew.
+
+    This process must have no threads. ``link`` stays its own.
+    """
+    server: Any = forkserver._forkserver
+    resource_tracker.ensure_running()
+    with socket.socket(socket.AF_UNIX) as listener:
+        address = connection.arbitrary_address("AF_UNIX")
+        listener.bind(address)
+        listener.listen()
+        alive, held = os.pipe()
+        pid = os.fork()
+        if not pid:
+            os.close(held)
+            link.close()
+            try:
+                forkserver.main(os.dup(listener.fileno()), alive, [_WARMED])
+            finally:
+                os._exit(0)
+        os.close(alive)
+    server._forkserver_address, server._forkserver_alive_fd, server._forkserver_pid = address, held, pid
 
 
 class _Fork:
