@@ -16,6 +16,7 @@ import random
 import signal
 import sys
 import threading
+import time
 import traceback
 from dataclasses import dataclass, field
 from multiprocessing import Pipe, connection
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 WORKER: Final = "FORKED_WORKER"
 """Environment variable with the number of the process, from 0 on; elsewhere it is not set."""
+_END_S: Final = 20.0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -138,10 +140,18 @@ class _Run:
                 for link in connection.wait([*self._workers]):
                     self._hear(self._workers[link])  # type: ignore[index]  # one of the keys
         finally:
-            for worker in self._workers.values():
-                os.kill(worker.pid, signal.SIGINT)
-            for worker in self._workers.values():
-                os.waitpid(worker.pid, 0)
+            self._end()
+
+    def _end(self) -> None:
+        """End processes that go on although this one does not: each is given time to end what its test has begun."""
+        for worker in self._workers.values():
+            os.kill(worker.pid, signal.SIGINT)
+        until_s = time.monotonic() + _END_S
+        for worker in self._workers.values():
+            while not os.waitpid(worker.pid, os.WNOHANG)[0]:
+                if time.monotonic() > until_s:
+                    os.kill(worker.pid, signal.SIGKILL)
+                time.sleep(0.01)
 
     def _fork(self, number: int) -> None:
         alive = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
@@ -156,7 +166,7 @@ class _Run:
             for link in (ours, *self._workers):
                 link.close()
             _be_worker(self._session, number, theirs, self._folder / f"process-{number}")
-        capture.start_global_capturing()
+        _start(capture)
         theirs.close()
         worker = self._workers[ours] = _Worker(number, pid, ours)
         self._give(worker)
@@ -257,8 +267,13 @@ def _report_to(config: pytest.Config, link: Connection) -> None:
         plugins.unregister(reporter)
         plugins.register(SimpleNamespace(_tw=reporter._tw), "terminalreporter")
     plugins.register(_Reports(config, link))
-    capture: Any = plugins.get_plugin("capturemanager")
+    _start(plugins.get_plugin("capturemanager"))
+
+
+def _start(capture: Any) -> None:
+    """Capture while tests run only, as pytest does."""
     capture.start_global_capturing()
+    capture.suspend_global_capture()
 
 
 def _work(session: pytest.Session, link: Connection) -> None:

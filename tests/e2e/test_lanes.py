@@ -30,7 +30,13 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.usefixtures("one_daemon")]
 
-STANDING: dict[str, Any] = {"settings": ("lanes=2",)}
+
+def _lanes_of(count: int) -> dict[str, Any]:
+    """Return the options of a daemon; a slow machine gets no second requests."""
+    return {"settings": (f"lanes={count}", "fetch.hedge_share=0")}
+
+
+STANDING = _lanes_of(2)
 """For tests that leave its lanes alive; each has objects of its own, so that the lanes' caches are empty for it."""
 SHARDS, SAMPLES, RANKS = 16, 12, 4
 ALL = sorted(shard * 1000 + ordinal for shard in range(SHARDS) for ordinal in range(SAMPLES))
@@ -109,7 +115,7 @@ def _close(datasets: list[FeedDataset]) -> None:
 )
 def test_every_sample_once(data: Data, daemons: Callable[..., Daemon], lanes: int, sharding: str) -> None:
     """Two epochs over lanes have every sample once, and each lane fetches only its part."""
-    daemon = daemons(settings=(f"lanes={lanes}",))
+    daemon = daemons(**_lanes_of(lanes))
     datasets = _datasets(data, daemon, sharding=sharding)
     for epoch in range(2):
         for dataset in datasets:
@@ -123,7 +129,7 @@ def test_every_sample_once(data: Data, daemons: Callable[..., Daemon], lanes: in
 
 def test_one_rank_uses_one_lane(data: Data, daemons: Callable[..., Daemon]) -> None:
     """A job with one rank reads everything from one lane; another job on the same data shares its cache."""
-    daemon = daemons(settings=("lanes=2",))
+    daemon = daemons(**_lanes_of(2))
     for _ in range(2):
         datasets = _datasets(data, daemon, ranks=1)
         assert _samples(_walk(datasets)) == ALL
@@ -133,7 +139,7 @@ def test_one_rank_uses_one_lane(data: Data, daemons: Callable[..., Daemon]) -> N
 
 def test_a_killed_lane_stops_its_ranks_only(data: Data, daemons: Callable[..., Daemon]) -> None:
     """While a lane is dead, ranks of the others go on; its own go on after its restart, with no sample lost."""
-    daemon = daemons("own", settings=("lanes=2",))
+    daemon = daemons("own", **_lanes_of(2))
     datasets = _datasets(data, daemon)
     passes = [iter(dataset) for dataset in datasets]
     walks = [[next(each)["cls"].tolist()] for each in passes]
@@ -147,20 +153,21 @@ def test_a_killed_lane_stops_its_ranks_only(data: Data, daemons: Callable[..., D
     assert _samples(walks) == ALL
     assert other.is_running()
     assert daemon.metrics()["feedd_lane_restarts_total"] == 1
+    assert _until(lambda: _health(daemon)["state"], "ready", daemon)
     _close(datasets)
 
 
 @pytest.mark.parametrize("now", [1, later(4)])
 def test_a_run_goes_on_with_other_lanes(data: Data, daemons: Callable[..., Daemon], now: int) -> None:
     """A run that was saved with two lanes goes on where there is one daemon, or four: batch by batch as before."""
-    two = daemons(settings=("lanes=2",))
+    two = daemons(**_lanes_of(2))
     whole = _datasets(data, two)
     expected = _walk(whole)
     first = _datasets(data, two)
     begun = _walk(first, 2)
     states = [json.loads(json.dumps(dataset.state_dict())) for dataset in first]
     _close([*whole, *first])
-    other = daemons("other", settings=(f"lanes={now}",))
+    other = daemons("other", **_lanes_of(now))
     rest = _datasets(data, other)
     for dataset, state in zip(rest, states, strict=True):
         dataset.load_state_dict(state)
@@ -172,7 +179,7 @@ def test_partitions_make_steps_equal_whatever_the_lanes(data: Data, daemons: Cal
     """With partitions, each step of all ranks has the same samples with one lane and with two."""
     steps = []
     for name, lanes in (("one", 1), ("d", 2)):
-        datasets = _datasets(data, daemons(name, settings=(f"lanes={lanes}",)), partitions=4)
+        datasets = _datasets(data, daemons(name, **_lanes_of(lanes)), partitions=4)
         walks = _walk(datasets)
         steps.append([sorted(itertools.chain(*step)) for step in itertools.zip_longest(*walks, fillvalue=[])])
         _close(datasets)
@@ -181,7 +188,7 @@ def test_partitions_make_steps_equal_whatever_the_lanes(data: Data, daemons: Cal
 
 def test_one_status_page(data: Data, daemons: Callable[..., Daemon]) -> None:
     """The node's pages answer for all lanes; a lane that is down makes it unhealthy until it is back."""
-    daemon = daemons("own", settings=("lanes=2",))
+    daemon = daemons("own", **_lanes_of(2))
     health = _health(daemon)
     assert health["state"] == "ready"
     assert [lane["state"] for lane in health["lanes"]] == ["ready", "ready"]
@@ -196,7 +203,7 @@ def test_one_status_page(data: Data, daemons: Callable[..., Daemon]) -> None:
 
 def test_lanes_end_with_their_supervisor(daemons: Callable[..., Daemon]) -> None:
     """After kill -9 of the supervisor no lane and no worker is left."""
-    daemon = daemons("own", settings=("lanes=2",))
+    daemon = daemons("own", **_lanes_of(2))
     assert daemon.process is not None
     lanes = _lanes(daemon)
     workers = [worker for lane in lanes for worker in lane.children(recursive=True)]
@@ -253,7 +260,7 @@ def test_nodes_become_lanes(data: Data, daemons: Callable[..., Daemon]) -> None:
 
 def test_commands_ask_all_lanes(data: Data, daemons: Callable[..., Daemon]) -> None:
     """Warm, ls, stat, rm and sessions speak of the node, not of one lane."""
-    daemon = daemons("own", settings=("lanes=2",))
+    daemon = daemons("own", **_lanes_of(2))
 
     def feedd(*arguments: str) -> Any:
         done = run([*arguments, "--address", daemon.address], os.environ)

@@ -5,6 +5,7 @@ What a process does before its first line runs is tested where a test starts the
 
 from __future__ import annotations
 
+import _warnings
 import atexit
 import importlib
 import multiprocessing
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import warnings
 from functools import partial
 from multiprocessing import connection, forkserver, resource_tracker
 from pathlib import Path
@@ -69,6 +71,7 @@ def fork_server(link: Connection) -> None:
         if not pid:
             os.close(held)
             link.close()
+            warnings.filters = _warnings.filters  # as in any process: pytest's make errors of warnings
             try:
                 forkserver.main(os.dup(listener.fileno()), alive, [_WARMED])
             finally:
@@ -201,8 +204,7 @@ class Module(Talker):
     """``python -m MODULE ARGUMENTS``."""
 
     def __init__(self, module: str, arguments: Sequence[str], env: Mapping[str, str], log: Path) -> None:
-        run = partial(runpy.run_module, module, run_name="__main__", alter_sys=True)
-        super().__init__(module, run, arguments, env, log)
+        super().__init__(module, partial(_run_module, module), arguments, env, log)
 
 
 class Script(Talker):
@@ -310,6 +312,11 @@ def _talk(
         body()
     finally:
         atexit._run_exitfuncs()  # as at the end of any process that is not multiprocessing's
+
+
+def _run_module(module: str) -> None:
+    sys.modules.pop(module, None)  # tests of this process may have imported it
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def _append(standard: int, place: str) -> None:
