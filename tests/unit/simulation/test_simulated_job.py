@@ -38,9 +38,10 @@ def test_the_trainer_is_the_limit() -> None:
 
 
 def test_the_workers_are_the_limit() -> None:
-    """A batch of 32 samples takes 6.4 CPU-seconds, two workers share it: 3.2 s each after the first second."""
+    """A batch takes 6.4 CPU-seconds. Both workers share the first one; then each decodes one of 15, 8 times."""
     run = simulate(scenario(decode_s=0.2, workers=2))
-    assert list(run.epoch_ends_s) == pytest.approx([1.0 + 16 * 3.2])
+    assert run.first_batch_s == pytest.approx(1.0 + 3.2)
+    assert list(run.epoch_ends_s) == pytest.approx([1.0 + 3.2 + 8 * 6.4])
     assert run.nodes[0].counts[-1].decode_s == pytest.approx(16 * 6.4)
 
 
@@ -51,11 +52,24 @@ def test_a_step_waits_at_most_for_its_own_decode() -> None:
 
 
 def test_the_first_batch_waits_for_requests_open_index_and_decode() -> None:
-    """Two thirds of an open's work of 3 s come first, the rest beside the shard; then listing, shard, index, batch."""
-    one = scenario(latency_s=0.5, open_s=3.0, index_s=0.1, decode_s=0.2)
-    assert simulate(one).first_batch_s == pytest.approx(2.0 + 0.5 + 0.5 + 1.0 + 3.2 + 6.4)
-    late = scenario(open_s=30.0)
-    assert simulate(late).first_batch_s == pytest.approx(20.0 + 10.0)
+    """Of an open's work of 10 s, 8 s come first, 1 s follows the shard, and 1 s is part of the first rows' decode."""
+    one = scenario(latency_s=0.5, open_s=10.0, index_s=0.1, decode_s=0.2)
+    assert simulate(one).first_batch_s == pytest.approx(8.0 + 0.5 + 0.5 + 1.0 + 3.2 + 1.0 + 1.0 + 6.4)
+
+
+@pytest.mark.parametrize(("ranks", "workers", "longer_s"), [(1, 1, 0.0), (2, 2, 0.5), (2, 1, 3.0), (4, 2, 4.0)])
+def test_further_ranks_open_later(ranks: int, workers: int, longer_s: float) -> None:
+    """Of an open's work of 10 s, the daemon repeats 0.5 s for each; 2.5 s take turns if ranks exceed cores."""
+    one = scenario(open_s=10.0, rank_count=ranks, workers=workers, batch_size=8)
+    assert simulate(one).first_batch_s == pytest.approx(8.0 + 1.0 + 1.0 + longer_s)
+
+
+def test_the_first_batch_has_the_link_for_itself() -> None:
+    """It needs two shards of 0.1 s. Later batches need later windows, so their shards do not share the link with it."""
+    small = listing(size_bytes=MIB // 10)
+    run = simulate(scenario(small, batch_size=64, link_bytes_s=MIB, prefetch=3, window_shards=1))
+    assert run.first_batch_s == pytest.approx(0.2, rel=1e-4)
+    assert list(run.epoch_ends_s) == pytest.approx([1.6], rel=1e-4)
 
 
 def test_sidecars_are_read_before_the_data() -> None:

@@ -26,7 +26,7 @@ def _sink() -> MemorySink:
 
 
 def test_a_read_takes_latency_and_body() -> None:
-    """Half a second to the first byte, one more for 100 bytes at 100 bytes a second."""
+    """Half a second for an answer, one more for 100 bytes at 100 bytes a second. A few bytes are noticed together."""
     store, progress = _store(), ReadProgress()
 
     async def run() -> float:
@@ -34,9 +34,17 @@ def test_a_read_takes_latency_and_body() -> None:
         return asyncio.get_running_loop().time()
 
     assert run_in_virtual_time(run()) == pytest.approx(1.5)
-    assert progress.first_byte_s == pytest.approx(0.5)
+    assert progress.first_byte_s == pytest.approx(1.5)
     assert progress.filled_bytes == 100
     assert (dict(store.requests), store.sent_bytes, store.refused_count) == ({"get": 1}, 100, 0)
+
+
+def test_the_first_bytes_are_noticed_as_a_transfer_thread_does() -> None:
+    """Of 1 MiB at 1 MiB a second, the first 256 KiB wake the thread."""
+    store, progress = SimulatedStore("s3://b", 0.5, SharedLink(1 << 30, 1 << 20), RequestLimit(0.0)), ReadProgress()
+    run_in_virtual_time(store.read_into(_REF, ByteRange(0, 1 << 20), _sink(), progress))
+    assert progress.first_byte_s == pytest.approx(0.5 + 0.25)
+    assert store.sent_bytes == 1 << 20
 
 
 def test_requests_above_the_limit_are_refused() -> None:
