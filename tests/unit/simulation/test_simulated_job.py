@@ -106,6 +106,12 @@ def test_ranks_of_a_node_share_its_shards() -> None:
     assert run.nodes[0].counts[-1].gets == 16
 
 
+def test_ranks_read_an_index_once() -> None:
+    """Both ranks need all 16 shards, with an index of 32 s each."""
+    run = simulate(scenario(rank_count=2, batch_size=16, index_s=1.0))
+    assert run.nodes[0].counts[-1].decode_s == pytest.approx(16 * 32.0)
+
+
 def test_all_nodes_wait_for_the_slowest() -> None:
     """Node 1 has shards of twice the size: the first step waits for them, 2 s, and all steps are taken together."""
     refs = [ObjectRef("s3://b", f"{number:04d}.tar", MIB * (1 + number % 2), "e") for number in range(16)]

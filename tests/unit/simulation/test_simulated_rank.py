@@ -23,11 +23,11 @@ _STEPS = 6
 
 
 class _Reader:
-    """Plans a batch of one sample for each step."""
+    """Plans a batch of one sample for each step; it reads all windows up to the step's."""
 
     def draw(self, at: Cursor) -> BatchPlan:
         one = np.zeros(1, np.int64)
-        return BatchPlan(at, one, one, lambda: one.astype(np.uint64), at.step, at.step)
+        return BatchPlan(at, one, one, lambda: one.astype(np.uint64), 0, at.step)
 
 
 class _Driver:
@@ -119,10 +119,12 @@ def test_a_batch_of_a_later_window_waits_until_earlier_ones_have_their_shards() 
     batches = _Batches(lacking=True)
 
     async def run() -> None:
+        rank = _rank(_Driver(), batches, 3)
         async with asyncio.TaskGroup() as tasks:
-            producing = tasks.create_task(_rank(_Driver(), batches, 3).produce(tasks, 1))
+            producing = tasks.create_task(rank.produce(tasks, 1))
             await asyncio.sleep(30.0)
             producing.cancel()
+        assert not len(rank._calls), "all have ended"
 
     run_in_virtual_time(run())
     assert list(batches.began_s.values()) == [0.0, 5.0, 10.0]
