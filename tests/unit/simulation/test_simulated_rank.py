@@ -31,16 +31,17 @@ class _Reader:
 
 
 class _Driver:
-    """Notes which steps are announced."""
+    """Notes which steps are announced, and which of them have ended."""
 
     def __init__(self) -> None:
         self.announced: list[tuple[int, int]] = []
+        self.ended: list[tuple[int, int]] = []
 
     def advance(self, at: Cursor, *_windows: int) -> None:
         self.announced.append((at.epoch, at.step))
 
     def finished(self, at: Cursor) -> None:
-        pass
+        self.ended.append((at.epoch, at.step))
 
     def reads_only(self, window: int) -> bool:
         return window == 0
@@ -84,6 +85,7 @@ def _run(slots: int, takes: list[Cursor]) -> tuple[list[Cursor], list[tuple[int,
             producing.cancel()
 
     run_in_virtual_time(run())
+    assert driver.ended == driver.announced
     return batches.made, driver.announced
 
 
