@@ -51,12 +51,14 @@ class Endpoint:
         host: name or literal address, without brackets.
         port: TCP port.
         tls: context for TLS; None: plain.
+        check: called with each address of the host, before it is used; may raise a FeeddError. None: all may be used.
     """
 
     url: str
     host: str
     port: int
     tls: ssl.SSLContext | None
+    check: Callable[[str], object] | None = None
 
 
 class ConnectionPool:
@@ -311,6 +313,8 @@ class ConnectionPool:
             if not self._addresses:
                 raise EndpointConnectionError(endpoint_url=endpoint.url, error=error) from error
         else:
+            for address in found if endpoint.check is not None else ():
+                endpoint.check(address)
             self._addresses.learn(found)
         return loop.time()
 
