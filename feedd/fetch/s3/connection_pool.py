@@ -313,8 +313,9 @@ class ConnectionPool:
             if not self._addresses:
                 raise EndpointConnectionError(endpoint_url=endpoint.url, error=error) from error
         else:
-            for address in found if endpoint.check is not None else ():
-                endpoint.check(address)
+            if endpoint.check is not None:
+                for address in found:
+                    endpoint.check(address)
             self._addresses.learn(found)
         return loop.time()
 
