@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from feedd.errors import Unsupported
 from feedd.recipe import plugins
 
 if TYPE_CHECKING:
@@ -27,4 +28,20 @@ def open_store(root: str, options: SourceOptions) -> ObjectStore:
         from feedd.fetch.web.hub_store import HubStore  # noqa: PLC0415 - see above
 
         return HubStore(root, options)
+    if scheme in {"gs", "az", "abfs", "abfss"}:
+        return _obstore(root, options)
     return plugins.store(root)
+
+
+def _obstore(root: str, options: SourceOptions) -> ObjectStore:
+    try:
+        from feedd.fetch.obstore_store import ObstoreStore  # noqa: PLC0415 - see above
+    except ModuleNotFoundError as error:
+        if error.name != "obstore":
+            raise
+        hint = "pip install 'feedd[obstore]' where the daemon runs"
+        if root.startswith("gs://"):
+            hint += ', or write s3:// with endpoint_url = "https://storage.googleapis.com" and an HMAC key'
+        message = "expected the library obstore, which reads this kind of store, got none"
+        raise Unsupported(message, object=root, hint=hint, stage="source") from error
+    return ObstoreStore(root, options)
