@@ -195,7 +195,7 @@ class ObstoreStore:
         if isinstance(error, (kinds.InvalidPathError, ValueError)):
             return Unsupported(f"expected keys that obstore can name, got {text}", hint=_KEYS, **where)
         if status in {429, 503}:
-            return Throttled(f"the store asked to slow down: {said}", **where)
+            return Throttled(f"the store asked to slow down: {said}", object=url, stage="source")
         if 400 <= status < 500 and status != 408:
             return BadRequest(f"the store refused the request: {said}", **where)
         hint = self._login if "token" in text else "check endpoint, proxy and network"

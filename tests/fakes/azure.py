@@ -90,7 +90,7 @@ class AzureServer:
         if request.headers.get("If-Match", "*").strip('"') not in {"*", _etag(data)}:
             return web.Response(status=412, headers={"x-ms-error-code": "ConditionNotMet"})
         headers = {"ETag": f'"{_etag(data)}"', "Last-Modified": _DATE, "x-ms-blob-type": "BlockBlob"}
-        match = _RANGE.fullmatch(request.headers.get("x-ms-range") or request.headers.get("Range", ""))
+        match = _RANGE.fullmatch(request.headers.get("x-ms-range", request.headers.get("Range", "")))
         if match is None:
             return web.Response(body=data, headers={**headers, "Content-Length": str(len(data))})
         start, end = int(match[1]), min(int(match[2]) + 1, len(data))
