@@ -34,14 +34,13 @@ def open_store(root: str, options: SourceOptions) -> ObjectStore:
 
 
 def _obstore(root: str, options: SourceOptions) -> ObjectStore:
+    from feedd.fetch.obstore_store import ObstoreStore  # noqa: PLC0415 - see above
+
     try:
-        from feedd.fetch.obstore_store import ObstoreStore  # noqa: PLC0415 - see above
+        return ObstoreStore(root, options)
     except ModuleNotFoundError as error:
-        if error.name != "obstore":
-            raise
         hint = "pip install 'feedd[obstore]' where the daemon runs"
         if root.startswith("gs://"):
             hint += ', or write s3:// with endpoint_url = "https://storage.googleapis.com" and an HMAC key'
         message = "expected the library obstore, which reads this kind of store, got none"
         raise Unsupported(message, object=root, hint=hint, stage="source") from error
-    return ObstoreStore(root, options)

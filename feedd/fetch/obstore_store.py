@@ -6,14 +6,12 @@ obstore finds credentials by its own chain: environment variables, files of the 
 from __future__ import annotations
 
 import asyncio
+import functools
+import importlib
 import os
 import re
 import time
 from typing import TYPE_CHECKING, Any, Final
-
-import obstore
-import obstore.exceptions
-import obstore.store
 
 from feedd.errors import (
     BadConfig,
@@ -50,16 +48,21 @@ _LOGIN: Final = {
     "daemon runs; the identity needs the role Storage Blob Data Reader; AZURE_SKIP_SIGNATURE=true reads public data",
 }
 _ENDPOINTS: Final = ("GOOGLE_BASE_URL", "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT", "AZURITE_BLOB_STORAGE_URL")
-_ERRORS: Final = (obstore.exceptions.BaseError, FileNotFoundError, ValueError)
 
 
 class ObstoreStore:
-    """One bucket or container. Sends each request once: retries are a wrapper's."""
+    """One bucket or container. Sends each request once: retries are a wrapper's.
+
+    Raises:
+        ModuleNotFoundError: the library is not installed.
+    """
 
     def __init__(self, root: str, limits: SourceOptions) -> None:
         self._root = root
         self._limits = limits
         self._login = _LOGIN["gs" if root.startswith("gs://") else "az"]
+        self._obstore = _library()
+        self._errors = (self._obstore.exceptions.BaseError, FileNotFoundError, ValueError)
         self._store: Any = None  # opened on first use, because that reads files
 
     def __repr__(self) -> str:
@@ -81,14 +84,14 @@ class ObstoreStore:
         folders = [folder]
         found: list[Mapping[str, Any]] = []
         if prefix != folder:
-            level = await self._asked(self._level(folder), url)
+            level = await self._call(self._level(folder), url)
             found = [one for one in level["objects"] if str(one["path"]).startswith(prefix)]
             folders = [f"{name}/" for name in level["common_prefixes"] if f"{name}/".startswith(prefix)]
             if prefix > start_after and (exact := [one for one in found if one["path"] == prefix and one["size"]]):
                 yield await CPU.run(_refs, self._root, exact, url)  # whoever names one object reads no further
                 found = [one for one in found if one["path"] != prefix]
         for one in folders:
-            found += await self._asked(self._all_below(one), url)
+            found += await self._call(self._all_below(one), url)
         refs = await CPU.run(_sorted_refs, self._root, found, url, start_after)
         for at in range(0, len(refs), _PAGE_COUNT):
             yield refs[at : at + _PAGE_COUNT]
@@ -96,7 +99,7 @@ class ObstoreStore:
     async def head(self, key: str) -> ObjectRef:
         """Return the current version; see ``ObjectStore.head``."""
         url = f"{self._root}/{key}"
-        meta = await self._asked(self._head(key), url)
+        meta = await self._call(self._head(key), url)
         return _ref(self._root, meta, url)
 
     async def checksum(self, ref: ObjectRef) -> ObjectChecksum | None:  # noqa: ARG002 - the seam's
@@ -111,7 +114,7 @@ class ObstoreStore:
         if span.size_bytes:
             noted = progress or ReadProgress()
             deadline_s = self._limits.read_deadline_s(span.size_bytes)
-            await self._asked(self._receive(ref, span, sink, noted), ref.url, ref.etag, deadline_s)
+            await self._call(self._receive(ref, span, sink, noted), ref.url, ref.etag, deadline_s)
 
     async def close(self) -> None:
         """Forget the library's store, which closes its connections; idempotent."""
@@ -119,7 +122,7 @@ class ObstoreStore:
 
     async def _receive(self, ref: ObjectRef, span: ByteRange, sink: RangeSink, noted: ReadProgress) -> None:
         options: Any = {"range": (span.start, span.end), "if_match": f'"{ref.etag}"'}
-        answer = await obstore.get_async(await self._opened(), ref.key, options=options)
+        answer = await self._obstore.get_async(await self._opened(), ref.key, options=options)
         now = _ref(self._root, answer.meta, ref.url)
         if (now.etag, now.size_bytes) != (ref.etag, ref.size_bytes):
             said = f"etag {ref.etag} of {ref.size_bytes} bytes, got {now.etag} of {now.size_bytes} bytes"
@@ -140,15 +143,17 @@ class ObstoreStore:
             raise StoreUnavailable(f"expected {span.size_bytes} bytes, got {at}", object=ref.url, stage="source")
 
     async def _head(self, key: str) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = await obstore.head_async(await self._opened(), key)
+        found: Mapping[str, Any] = await self._obstore.head_async(await self._opened(), key)
         return found
 
     async def _level(self, folder: str) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = await obstore.list_with_delimiter_async(await self._opened(), folder.rstrip("/"))
+        found: Mapping[str, Any] = await self._obstore.list_with_delimiter_async(
+            await self._opened(), folder.rstrip("/")
+        )
         return found
 
     async def _all_below(self, folder: str) -> Sequence[Mapping[str, Any]]:
-        pages = obstore.list(await self._opened(), folder.rstrip("/"), chunk_size=_PAGE_COUNT)
+        pages = self._obstore.list(await self._opened(), folder.rstrip("/"), chunk_size=_PAGE_COUNT)
         found: list[Mapping[str, Any]] = []
         async for page in pages:
             found += page
@@ -162,25 +167,25 @@ class ObstoreStore:
             retries = {"max_retries": 0}
             try:
                 self._store = await CPU.run(
-                    obstore.store.from_url, self._root, client_options=options, retry_config=retries
+                    self._obstore.store.from_url, self._root, client_options=options, retry_config=retries
                 )
-            except _ERRORS as error:
+            except self._errors as error:
                 message = f"the store cannot be opened: {_line(error)}"
                 raise BadConfig(message, object=self._root, hint=self._login, stage="source") from error
         return self._store
 
-    async def _asked(self, call: Any, url: str, etag: str = "", deadline_s: float = 0.0) -> Any:  # noqa: ANN401 - see _opened
+    async def _call(self, call: Any, url: str, etag: str = "", deadline_s: float = 0.0) -> Any:  # noqa: ANN401 - see _opened
         """Await a call within its deadline, and translate the library's errors."""
         try:
             async with asyncio.timeout(deadline_s or self._limits.listing_deadline_s):
                 return await call
         except TimeoutError as error:
             raise StoreUnavailable("no answer in time", object=url, stage="source") from error
-        except _ERRORS as error:
+        except self._errors as error:
             raise self._translated(error, url, etag) from error
 
     def _translated(self, error: BaseException, url: str, etag: str) -> FeeddError:  # noqa: PLR0911 - a table
-        kinds = obstore.exceptions
+        kinds = self._obstore.exceptions
         where = {"object": url, "stage": "source"}
         text = _line(error)
         match = _STATUS.search(text)
@@ -200,6 +205,13 @@ class ObstoreStore:
             return BadRequest(f"the store refused the request: {said}", **where)
         hint = self._login if "token" in text else "check endpoint, proxy and network"
         return StoreUnavailable(f"the store failed: {said}", hint=hint, **where)
+
+
+@functools.cache
+def _library() -> Any:  # noqa: ANN401 - the library is optional, so its types are not known here
+    for name in ("obstore.exceptions", "obstore.store"):
+        importlib.import_module(name)
+    return importlib.import_module("obstore")
 
 
 def _line(error: BaseException) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import TYPE_CHECKING
 
 import pytest
 
 from feedd.errors import BadConfig, PermissionDenied, StoreUnavailable, Throttled, Unsupported
 from feedd.fetch.fetch_options import SourceOptions
+from feedd.fetch.obstore_store import ObstoreStore
 from feedd.values import ByteRange
 from tests.conformance import object_store_suite as suite
 from tests.conformance.object_store_suite import Bed, collect, read
@@ -19,8 +21,8 @@ from tests.fakes.sinks import into
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-pytest.importorskip("obstore", reason="needs the extra feedd[obstore]")
-from feedd.fetch.obstore_store import ObstoreStore
+if importlib.util.find_spec("obstore") is None:
+    pytest.skip("needs the extra feedd[obstore]", allow_module_level=True)
 
 _WITHOUT = {"test_checksum_that_is_kept_is_told", "test_folder_markers_are_left_out"}  # see the test below
 globals().update({name: test for name, test in vars(suite).items() if name[:5] == "test_" and name not in _WITHOUT})

@@ -9,6 +9,7 @@ import pytest
 from feedd.catalog.bucket_stores import TransferStore
 from feedd.catalog.other_stores import open_store
 from feedd.errors import BadRequest, Unsupported
+from feedd.fetch import obstore_store
 from feedd.fetch.fetch_options import SourceOptions
 
 
@@ -31,8 +32,9 @@ async def test_stores_of_the_web(root: str, shown: str) -> None:
 @pytest.mark.parametrize(("root", "advice"), [("gs://b", "HMAC"), ("az://c", "feedd[obstore]"), ("abfss://c", "feedd")])
 def test_a_missing_library(root: str, advice: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without obstore, the error says what to install, and for Google what to write instead."""
-    monkeypatch.delitem(sys.modules, "feedd.fetch.obstore_store", raising=False)
-    monkeypatch.setitem(sys.modules, "obstore", None)
+    obstore_store._library.cache_clear()
+    for name in ("obstore", "obstore.exceptions", "obstore.store"):
+        monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(Unsupported, match="obstore") as caught:
         open_store(root, SourceOptions())
     assert advice in caught.value.hint
