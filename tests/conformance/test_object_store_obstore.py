@@ -95,6 +95,7 @@ async def test_refusals(monkeypatch: pytest.MonkeyPatch, status: int, kind: type
         assert getattr(caught.value, "object", "") == "az://container/x"
         assert len(azure.requests) == 1
         assert await read(store, ref, 0, 5) == b"12345"
+        assert azure.requests[-1][2]["If-Match"] == f'"{ref.etag}"'
         await store.close()
 
 

@@ -25,6 +25,7 @@ class FakeHub:
 
     ``requests`` are (server, path with query, headers) of what came in. ``refusals`` answers the coming requests of the
     hub, one each. ``lifetime_s`` is how long the addresses of bytes are valid; ``revoked`` refuses them at once.
+    ``next_url`` is what listings name as their next page.
     """
 
     def __init__(self, *, page_count: int = 1000) -> None:
@@ -33,7 +34,7 @@ class FakeHub:
         self.refusals: list[tuple[int, dict[str, str]]] = []
         self.lifetime_s = 3600.0
         self.revoked: set[str] = set()
-        self.url = self.cdn_url = ""
+        self.url = self.cdn_url = self.next_url = ""
         self._page_count = page_count
         self._signed_count = 0
         self._runners: list[web.AppRunner] = []
@@ -123,8 +124,8 @@ class FakeHub:
         rows = list(entries.values())
         at = int(request.query.get("cursor", "0"))
         headers = {}
-        if at + self._page_count < len(rows):
-            url = request.url.update_query(cursor=str(at + self._page_count))
+        if at + self._page_count < len(rows) or self.next_url:
+            url = self.next_url or request.url.update_query(cursor=str(at + self._page_count))
             headers["Link"] = f'<{url}>; rel="next"'
         return web.json_response(rows[at : at + self._page_count], headers=headers)
 

@@ -13,7 +13,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
-from feedd.errors import BadResponse, NotFound, ObjectChanged
+from feedd.errors import NotFound, ObjectChanged
 from feedd.fetch.hints import CHANGED_HINT
 from feedd.fetch.web.hub_api import HubApi
 from feedd.fetch.web.web_client import WebClient
@@ -147,17 +147,10 @@ class HubStore:
                 raise ObjectChanged(message, object=ref.url, hint=CHANGED_HINT, stage="source")
             stated.append(version)
 
-        def version(answer: Answer) -> str:
-            found = ref.etag if stated else _version_of(answer)
-            if not found:
-                message = "expected the hub to state the file's version, got none"
-                raise BadResponse(message, object=ref.url, stage="source")
-            return found
-
         return Asking(
             start=start,
             headers={},
-            version=version,
+            version=lambda answer: ref.etag if stated else _version_of(answer),
             hop=hop,
             secrets=self._api.secrets,
             refused=lambda status, headers: self._api.refused(status, headers, ref.url, ref.etag),

@@ -146,7 +146,6 @@ class WebRanges:
                     return
                 if known is None or answer.status not in _EXPIRED:
                     raise self._refused(asking, answer, ref.url, ref.etag)
-                self._found.pop(name)
         except WholeAnswer:
             self._whole_only.add(asking.start.origin)
             await self._read_whole(asking, ref, span, sink, progress)
@@ -210,6 +209,7 @@ class WebRanges:
 
     def _remember(self, name: tuple[str, str], start: Target, target: Target) -> None:
         if target == start:
+            self._found.pop(name)  # the server no longer redirects
             return
         known = self._found.get(name)
         if known is None or known[0] != target:

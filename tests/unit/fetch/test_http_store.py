@@ -230,6 +230,20 @@ async def test_a_redirect_that_has_ended_is_not_used(server: S3Server) -> None:
         assert [request.key for request in server.requests] == ["moved", "a.tar"] * 2
 
 
+async def test_a_server_that_no_longer_redirects(server: S3Server) -> None:
+    """An object that its own server sends again is read there from then on."""
+    server.script("data", "moved", *[redirect("/data/a.tar")] * 2)
+    server.put("data", "moved", DATA)
+    async with opened(server.url) as store:
+        ref = await store.head("data/moved")
+        await read(store, ref, 0, 10)
+        server.script("data", "a.tar", Fault(status=403, code="AccessDenied"))
+        for _ in range(2):
+            server.requests.clear()
+            assert await read(store, ref, 5, 15) == DATA[5:15]
+        assert [request.key for request in server.requests] == ["moved"]
+
+
 async def test_redirects_end(server: S3Server) -> None:
     """A circle of redirects is an error after five, and so is a redirect without a location."""
     server.script("data", "a.tar", always=redirect("/data/a.tar"))

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.errors import BadResponse, NotFound, ObjectChanged, PermissionDenied, StoreUnavailable, Throttled
+from feedd.errors import NotFound, ObjectChanged, PermissionDenied, StoreUnavailable, Throttled, Unsupported
 from feedd.fetch.fetch_options import SourceOptions
 from feedd.fetch.web.hub_api import hub_token
 from feedd.fetch.web.hub_store import HubStore
+from feedd.fetch.web.web_target import target_of
 from feedd.values import ObjectRef
 from tests.conformance.object_store_suite import collect, read
 from tests.fakes.hub import FakeHub, blob_of, sha_of
@@ -75,6 +76,12 @@ async def test_a_run_reads_the_commit_that_was_listed(hub: FakeHub) -> None:
         assert new.etag != old.etag
         assert await read(store, new, 0, len(NEW)) == NEW
         assert await read(store, old, 0, len(OLD)) == OLD
+    async with opened(f"{ROOT}@main") as store:
+        head = await store.head("data/a.tar")
+        hub.put("data/a.tar", b"newer than new")
+        (newest,) = await collect(store, "data/a.tar")
+        assert newest.size_bytes == len(b"newer than new")
+        assert await read(store, head, 0, len(NEW)) == NEW  # of the commit before, which no read has used yet
     async with opened() as store:  # a daemon that was restarted
         await collect(store, "data/")
         with pytest.raises(ObjectChanged, match=old.etag):
@@ -103,11 +110,10 @@ async def test_a_commit_is_a_revision(hub: FakeHub) -> None:
 
 async def test_a_file_without_a_version_is_refused(hub: FakeHub) -> None:
     """An answer of the hub must state which file it is."""
-    hub.put("tiny", b"x")
     async with opened() as store:
-        (ref,) = await collect(store, "tiny")
-        hub.refusals = [(302, {"Location": f"{hub.cdn_url}/blob/x?Signature=y"})]
-        with pytest.raises((BadResponse, StoreUnavailable)):
+        (ref,) = await collect(store, "data/")
+        hub.refusals = [(302, {"Location": f"{hub.cdn_url}/blob/{ref.etag}?Signature=y"})]
+        with pytest.raises(ObjectChanged, match=ref.etag):
             await read(store, ref, 0, 1)
 
 
@@ -140,6 +146,24 @@ async def test_the_token_goes_to_the_hub_only(hub: FakeHub, monkeypatch: pytest.
             await read(store, ref, 0, 2)
     seen = {(server, headers.get("Authorization")) for server, _, headers in hub.requests}
     assert seen == {("hub", "Bearer hf_secret"), ("cdn", None)}
+
+
+def test_the_token_needs_encryption(monkeypatch: pytest.MonkeyPatch, hub: FakeHub) -> None:
+    """No token crosses a network in the clear, nor goes to another port or host."""
+    for endpoint, sent in (("http://mirror.example", False), ("https://mirror.example", True)):
+        monkeypatch.setenv("HF_ENDPOINT", endpoint)
+        api = HubStore(ROOT, SourceOptions())._api
+        api._token = "hf_secret"
+        assert bool(api.secrets(target_of(f"{endpoint}/x"))) is sent
+        assert not api.secrets(target_of("https://mirror.example:8443/x"))
+
+
+async def test_the_next_page_is_the_hubs(hub: FakeHub) -> None:
+    """A listing that goes on at another host would get the token there."""
+    hub.next_url = f"{hub.cdn_url}/api"
+    async with opened() as store:
+        with pytest.raises(Unsupported, match="next page"):
+            await collect(store, "")
 
 
 def test_where_the_token_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
