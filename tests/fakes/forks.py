@@ -61,9 +61,11 @@ def fork_server(link: Connection) -> None:
     This process must have no threads. ``link`` stays its own.
     """
     server: Any = forkserver._forkserver
+    connections: Any = connection
+    filters: Any = _warnings.filters
     resource_tracker.ensure_running()
     with socket.socket(socket.AF_UNIX) as listener:
-        address = connection.arbitrary_address("AF_UNIX")
+        address = connections.arbitrary_address("AF_UNIX")
         listener.bind(address)
         listener.listen()
         alive, held = os.pipe()
@@ -71,7 +73,7 @@ def fork_server(link: Connection) -> None:
         if not pid:
             os.close(held)
             link.close()
-            warnings.filters = _warnings.filters  # as in any process: pytest's make errors of warnings
+            warnings.filters = filters  # as in any process: pytest's make errors of warnings
             try:
                 forkserver.main(os.dup(listener.fileno()), alive, [_WARMED])
             finally:

@@ -12,7 +12,7 @@ async def _rehearsed() -> None:
     """Do nothing: this was done before the process was forked."""
 
 
-worker_pool._AHEAD_CONVERTERS = ()  # few tests read tables: idle workers import pyarrow for nobody
+vars(worker_pool)["_AHEAD_CONVERTERS"] = ()  # few tests read tables: idle workers import pyarrow for nobody
 client.warm()
 client._rehearse = _rehearsed
 gc.collect()

@@ -144,8 +144,8 @@ def _as_user(uid: int, hidden: str, code: str) -> None:
     exec(compile(code, "<code>", "exec"), {"__name__": "__main__"})
 
 
-def environment(more: dict[str, str] | None = None) -> dict[str, str]:
+def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the environment of a process of another user: no home, nothing of this daemon's."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("FEEDD_", "AWS_", "HOME"))}
     path = os.pathsep.join((str(ROOT), str(ROOT / "client"), kept.get("PYTHONPATH", "")))
-    return kept | {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/nonexistent"} | (more or {})
+    return kept | {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/nonexistent"} | dict(more or {})
