@@ -169,6 +169,20 @@ class DatasetCatalog:
         self._learn(view, shard, index)
         return self._labelled.of(view.listing, shard, index)
 
+    async def count(self, view: DatasetView, shard: int) -> ShardIndex:
+        """Return the samples and fields of a shard, without their places if the shard's headers tell enough.
+
+        The listing then knows the shard's count. The whole shard is fetched only if its headers do not tell it.
+
+        Raises:
+            ObjectChanged: see ``index``.
+        """
+        outline = await self.readings.outline(view, shard)
+        if outline is None:
+            return await self.index(view, shard)
+        self._learn(view, shard, outline)
+        return outline
+
     async def indexes(self, view: DatasetView, shards: Iterable[int]) -> list[ShardIndex]:
         """Return the indexes of several shards, fetched in parallel; the listing then knows all their counts.
 

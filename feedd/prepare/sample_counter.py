@@ -47,6 +47,7 @@ class Counting:
         known_count: shards that were known before, or counted by another run meanwhile.
         done_count: shards that are known now.
         done_bytes: bytes of these shards.
+        counted_bytes: bytes of the shards that this run has counted.
         sample_count: samples in these shards.
         failures: one error per shard that could not be counted.
         passed_over: objects in the folder that are not data.
@@ -59,6 +60,7 @@ class Counting:
     known_count: int = 0
     done_count: int = 0
     done_bytes: int = 0
+    counted_bytes: int = 0
     sample_count: int = 0
     failures: list[FeeddError] = field(default_factory=list)
     passed_over: PassedOver = field(default_factory=PassedOver)
@@ -256,7 +258,7 @@ class Counter:
             if shard in listing.counts:  # another run has counted it
                 continue
             try:
-                found = await self._pipeline.catalog.index(listing.as_listed, shard)
+                found = await self._pipeline.catalog.count(listing.as_listed, shard)
             except FeeddError as error:
                 error.object = error.object or listing.refs[shard].url
                 self.progress.failures.append(error)
@@ -264,7 +266,8 @@ class Counter:
                 self.progress.fields.add(found)
                 if found.sample_count and (self._first is None or shard < self._first[0]):
                     self._first = shard, known_fields(found)
-                self._count_done(shard)
+                if self._count_done(shard):
+                    self.progress.counted_bytes += listing.refs[shard].size_bytes
             self._report(self.progress)
             if saving.due():
                 try:
