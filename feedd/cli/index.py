@@ -18,9 +18,10 @@ from feedd.cli.ephemeral import prefix, sweep
 from feedd.cli.error_report import EXIT_FAILED, log_without_notices, notice_facts, say, say_notices
 from feedd.cli.flags import CacheSizeFlag, ConfigFlag, Flags, SetFlag
 from feedd.cli.stoppable import run_stoppable
+from feedd.dataset.shard_part import WHOLE, ShardPart
 from feedd.metrics import SOURCE_BYTES
 from feedd.prepare.index_writer import IndexTarget
-from feedd.prepare.sample_counter import WHOLE, Counter, Counting, Part, index_url
+from feedd.prepare.sample_counter import Counter, Counting, index_url
 from feedd.units import format_size
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class _Job:
     target: str
     check: bool
     manifest: bool = False
-    part: Part = WHOLE
+    part: ShardPart = WHOLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,7 @@ def index(
     """
     if manifest and out is not None:
         raise typer.BadParameter("expected --manifest or --out: a manifest lies beside the data", param_hint="--out")
-    chosen = WHOLE if part is None else Part.parse(part)
+    chosen = WHOLE if part is None else ShardPart.parse(part)
     flags = Flags(config=config, cache_size=cache_size or _CACHE_SIZE, set=set_)
     flags.load()
     log_without_notices()
