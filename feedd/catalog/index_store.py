@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from feedd.cache.pins import with_pinned
 from feedd.catalog.megatron_index import counted_by
 from feedd.catalog.record_idx import say_fewer
-from feedd.convert.conversion_registry import conversion_named, count_conversion, is_ready
+from feedd.convert.conversion_registry import conversion_named, is_ready
+from feedd.convert.counting import count_conversion
 from feedd.dataset.pack_layout import is_pack
 from feedd.errors import BadShard, Unsupported
 from feedd.flow.lru import WeightedLru

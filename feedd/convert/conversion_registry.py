@@ -12,11 +12,11 @@ import msgspec
 
 from feedd.conversion import PARAMS_BYTES_MAX, Conversion
 from feedd.convert import columnar
-from feedd.convert.columnar import ROWS_ONLY, head_params
+from feedd.convert.columnar import head_params
+from feedd.convert.counting import COUNT, PARQUET
 from feedd.errors import Unsupported
 from feedd.formats import format_registry as formats
 from feedd.formats.format_registry import format_for
-from feedd.formats.outline import REQUESTS_MAX, is_outlined
 from feedd.formats.suffixes import (
     BUNZIP2,
     EXTENSION_CONVERTERS,
@@ -69,7 +69,6 @@ class ConversionSpec:
     url_names: tuple[tuple[str, str], ...] = ()
 
 
-_PARQUET: Final = "parquet"
 _JOINS: Final = (("recordio-join", ""), ("recordio-join-dmlc", "dmlc"), ("recordio-join-concat", "concat"))
 _text: Final = partial(ConversionSpec, module=_TABLES, columnar=True, typed=True, outlined=True)
 _table: Final = partial(ConversionSpec, module=_TABLES, columnar=True)
@@ -91,7 +90,7 @@ _SPECS: Final = (
     _table("hdf5", attribute="HDF5_CONVERTER", counts_apart=True, magic=(b"\x89HDF\r\n\x1a\n",)),
     ConversionSpec("libsvm", "feedd.convert.libsvm", "LIBSVM_CONVERTER"),
     _table("npz", attribute="NPZ_CONVERTER", counts_apart=True),
-    _table(_PARQUET, attribute="PARQUET_CONVERTER", outlined=True, magic=(b"PAR1", b"PARE")),
+    _table(PARQUET, attribute="PARQUET_CONVERTER", outlined=True, magic=(b"PAR1", b"PARE")),
     _text("tsv", attribute="TSV_CONVERTER"),
 )
 _CONVERTERS: Final = {spec.name: spec for spec in _SPECS}
@@ -101,9 +100,6 @@ READY: Final = "rows"
 
 HEAD: Final = "head"
 """The conversion to a shard's first samples; it is requested too."""
-
-COUNT: Final = "count"
-"""The conversion to the number of a shard's samples; it is requested too."""
 
 HEAD_BYTES: Final = (4 << 20, 32 << 20)
 """Bytes at an object's start in which first samples are searched; the second size is used if the first has none. An
@@ -128,8 +124,6 @@ _MAGIC: Final = {magic: spec.name for spec in _SPECS for magic in spec.magic}
 _ZIP, _ZIP_NAME_AT, _ZIP_HEAD_BYTES = b"PK\x03\x04", 26, 30
 _STREAM: Final = b"\xff\xff\xff\xff"
 _ARROW_ALIGN: Final = 8
-
-_REQUESTS_MAX: Final = 16
 
 _PART_OF: Final = re.compile(r"-\d+-of-\d+$")  # as in formats.registry
 _EXTENSIONS: Final = tuple(EXTENSION_CONVERTERS)
@@ -342,30 +336,6 @@ def head_conversion(conversion: Conversion | None, format_name: str) -> Conversi
         return Conversion(HEAD, format_name) if fits and _has_first_samples(format_name) else None
     spec = _CONVERTERS.get(conversion.name)
     return Conversion(conversion.name, head_params(conversion.params)) if spec is not None and spec.outlined else None
-
-
-def count_conversion(conversion: Conversion | None, format_name: str) -> Conversion | None:
-    """Return the conversion of an object's headers to the number of its samples; None: the whole object is needed.
-
-    Args:
-        conversion: the shard's conversion; None if it has none.
-        format_name: format of the object, if it has no conversion.
-    """
-    spec = None if conversion is not None else formats.find(format_name.partition(":")[0])
-    fits = len(format_name.encode()) <= PARAMS_BYTES_MAX
-    return Conversion(COUNT, format_name) if spec is not None and fits and is_outlined(spec) else None
-
-
-def only_counts(conversion: Conversion | None) -> bool:
-    """Whether a conversion tells only the number of samples, so that it reads few bytes of an object."""
-    if conversion is None:
-        return False
-    return conversion.name == COUNT or (conversion.name == _PARQUET and conversion.params == ROWS_ONLY)
-
-
-def requests_max(name: str) -> int:
-    """Return how many times a converter may ask for further ranges of an object."""
-    return REQUESTS_MAX if name == COUNT else _REQUESTS_MAX
 
 
 def _has_first_samples(format_name: str) -> bool:

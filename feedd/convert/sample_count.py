@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, cast
 
-from feedd.convert.conversion_registry import COUNT
+from feedd.convert.counting import COUNT
 from feedd.convert.table_writer import TableWriter
 from feedd.convert.wanted_ranges import lacking
 from feedd.errors import BadShard

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from feedd.convert.conversion_registry import only_counts
+from feedd.convert.counting import only_counts
 from feedd.converting.memory_file import MemoryFile, copy_spans
 from feedd.metrics import PIPELINE_MAKING
 from feedd.units import MIB

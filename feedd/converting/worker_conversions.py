@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from feedd.convert import conversion_registry as registry
 from feedd.convert.conversion_io import MappedObject
+from feedd.convert.counting import requests_max
 from feedd.convert.table_converters import TYPES
 from feedd.converting.conversion_log import ConversionFact
 from feedd.errors import BadShard, FeeddError
@@ -73,7 +74,7 @@ class WorkerConversions:
         """
         plain, conversion = replace(ref, conversion=None), task.conversion
         self.expect(conversion.name)
-        converter, rounds = registry.get(conversion.name), registry.requests_max(conversion.name)
+        converter, rounds = registry.get(conversion.name), requests_max(conversion.name)
         try:
             wanted = converter.wanted(MappedObject(-1, ref.size_bytes), conversion.params) if not source.spans else ()
             table_bytes = -1

@@ -97,14 +97,14 @@ class LitDataFormat:
             BadShard: not a chunk, or its offsets and sizes contradict each other.
             Unsupported: ``index.json`` is missing, or names a serializer that feedd does not read.
         """
-        return _Reader(data, url).read(self._told(url))
+        return _Reader(data, url).read(self._checked_params(url))
 
     def outline(self, held: PartialObject, url: str) -> Outline | ByteRange:
         """Return the outline of a chunk from its offsets; see ``OutlinedFormat``."""
-        params = self._told(url)
+        params = self._checked_params(url)
         return of_head(held, rows_start, lambda data: _Reader(data, url).outline(params))
 
-    def _told(self, url: str) -> _Params:
+    def _checked_params(self, url: str) -> _Params:
         params = self._params
         if params is None:
             hint = "specify the folder that holds the chunks and their index.json"

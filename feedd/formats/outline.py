@@ -123,13 +123,13 @@ class _HeldBytes:
     """The bytes of a shard for a reader that takes slices of them; those that are not held raise ``_NotHeldError``."""
 
     def __init__(self, held: PartialObject) -> None:
-        self._held = held
+        self._object = held
 
     def __len__(self) -> int:
-        return self._held.size_bytes
+        return self._object.size_bytes
 
     def __getitem__(self, part: slice) -> memoryview:
-        start, end, _ = part.indices(self._held.size_bytes)
-        if start < end and not holds(self._held, ByteRange(start, end)):
+        start, end, _ = part.indices(self._object.size_bytes)
+        if start < end and not holds(self._object, ByteRange(start, end)):
             raise _NotHeldError(start)
-        return self._held.data[start:end]
+        return self._object.data[start:end]

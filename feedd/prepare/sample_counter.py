@@ -228,7 +228,7 @@ class Counter:
             if shard in listing.counts:  # another run has counted it
                 continue
             try:
-                found = await self._pipeline.catalog.count(listing.as_listed, shard)
+                found = await self._pipeline.catalog.index(listing.as_listed, shard, outline=True)
             except FeeddError as error:
                 error.object = error.object or listing.refs[shard].url
                 self.progress.failures.append(error)

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 
 from feedd.convert.columnar import ROWS_ONLY
-from feedd.convert.conversion_registry import count_conversion, get, only_counts
+from feedd.convert.conversion_registry import get
+from feedd.convert.counting import count_conversion, only_counts
 from feedd.convert.sample_count import COUNT_CONVERTER
 from feedd.convert.table_converters import ARROW_CONVERTER, NPZ_CONVERTER
 from feedd.errors import BadShard, Unsupported
