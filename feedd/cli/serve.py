@@ -31,6 +31,7 @@ from feedd.cli.flags import (
     StatusFlag,
     WorkersFlag,
 )
+from feedd.flow.allocator import return_large_blocks
 from feedd.lanes.lane import Lane, remove_other_lanes
 from feedd.lanes.lane_process import become_lane
 from feedd.observe.logs import configure_logging
@@ -133,6 +134,7 @@ def _log_to_stderr(effective: Effective, fields: Mapping[str, object] | None = N
 
 
 def _run(effective: Effective, *, ephemeral: bool, standby: bool, greets: bool) -> int:
+    return_large_blocks()
     # The stages take most of a second to import; a wrong configuration is reported before that.
     gc.disable()  # imports leave no garbage, and looking for it took an eighth of their time
     import uvloop  # noqa: PLC0415 - see above

@@ -97,8 +97,9 @@ class EpochMap:
         """
         self._options = options
         self._counts = counts
-        self._positions = places = reading_order(share.shards, options)
-        self._order = share.shards[places]
+        # Numbers of shards lie in 32 bits, because a dataset may have millions of them.
+        self._positions = places = reading_order(share.shards, options).astype(np.int32)
+        self._order = share.shards[places].astype(np.int32)
         self._lows = None if share.lows is None else share.lows[places]
         self._highs = None if share.highs is None else share.highs[places]
         self._edges = _edges(options, int(places.shape[0]), None if share.sizes is None else share.sizes[places])
@@ -141,14 +142,14 @@ class EpochMap:
 
     def shards(self, window: int) -> NDArray[np.int64]:
         """Return the shards (dataset indices) of one window, in order; empty past the last window."""
-        return self._order[self._slice(window)]
+        return self._order[self._slice(window)].astype(np.int64)
 
     def position(self, window: int) -> int:
         """Return the position of the window's first shard in the epoch's shard order."""
         return int(self._edges[min(window, self.window_count)])
 
     @property
-    def order(self) -> NDArray[np.int64]:
+    def order(self) -> NDArray[np.int32]:
         """The shards (dataset indices) in reading order."""
         return self._order
 

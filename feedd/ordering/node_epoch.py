@@ -91,7 +91,7 @@ class NodeEpoch:
             self._order = self._maps[0].order
         else:
             windows = [one.shards(window) for window in range(self.window_count) for one in self._maps]
-            self._order = np.concatenate(windows) if windows else self._maps[0].order
+            self._order = np.concatenate(windows, dtype=np.int32) if windows else self._maps[0].order
 
     def know(self, counts: tuple[NDArray[np.int64], ...]) -> None:
         """Set the counts of all shards, per partition, in its share's order."""
@@ -113,7 +113,7 @@ class NodeEpoch:
         self._noted = anchors
 
     @property
-    def order(self) -> NDArray[np.int64]:
+    def order(self) -> NDArray[np.int32]:
         """The node's shards (dataset indices) in reading order."""
         return self._order
 
