@@ -105,7 +105,7 @@ def test_extra_bytes_are_paid_for() -> None:
 
 
 def test_hedges_that_lose_are_paid_less() -> None:
-    """Parts that only share a busy link are not requested twice for long; hedges that win again get their full share."""
+    """Parts that only share a busy link are seldom requested twice; hedges that win get their full share again."""
     policy = HedgePolicy(initial_bytes=16 * PART, share=0.05)
     hedger = seasoned(policy)
     hedger.hedged(won=False)
