@@ -29,7 +29,8 @@ _log = structlog.get_logger("feedd.workers")
 
 _KILL_WAIT_S: Final = 10.0
 
-_SPREAD_ROWS_LEAST: Final = 8  # a message with fewer rows is not worth its cost
+_SPREAD_ROWS_LEAST: Final = 8  # a message with fewer rows and fewer bytes is not worth its cost
+_SPREAD_BYTES_LEAST: Final = 8 << 20
 _DEPTH: Final = 4
 """Chunks that a worker holds, 45 to 125 ms each for photographs: a busy event loop (p99 of 100 ms) idles no worker."""
 
@@ -86,10 +87,17 @@ class Dispatch:
         spent_s, waiting = self._meter.take(time.monotonic()), self._schedule.unassigned_count
         return Load(max(spent_s[0], 1e-9), spent_s[1], spent_s[2], self.worker_count, contended, waiting)
 
-    def spread(self, rows: int, chunk_rows: int) -> int:
-        """Return how many rows to send per message, fewer than ``chunk_rows`` if workers would otherwise idle."""
+    def spread(self, rows: int, chunk_rows: int, row_bytes: int = 0) -> int:
+        """Return how many rows to send per message, fewer than ``chunk_rows`` if workers would otherwise idle.
+
+        Args:
+            rows: rows of the call.
+            chunk_rows: most rows of a message.
+            row_bytes: mean bytes of a row's data. A message with a few large rows is worth its cost.
+        """
         idle = 0 if self._schedule.queued else self.worker_count - self._schedule.busy_count
-        return max(-(-rows // idle), min(_SPREAD_ROWS_LEAST, chunk_rows)) if idle * chunk_rows > rows else chunk_rows
+        least = min(_SPREAD_ROWS_LEAST, chunk_rows, _SPREAD_BYTES_LEAST // max(row_bytes, 1) + 1)
+        return max(-(-rows // idle), least) if idle * chunk_rows > rows else chunk_rows
 
     async def do(self, work: Work, chunk_rows: int) -> None:
         """Have all rows of ``work`` done.
