@@ -85,7 +85,7 @@ class _LaterSlots:
         self._allocated: list[concurrent.futures.Future[None]] = [
             concurrent.futures.Future() for _ in range(1, slot_count)
         ]
-        self._begun = self.closed = False
+        self._started = self.closed = False
 
     async def wait(self, fd: int, index: int) -> None:
         """Wait until a slot is allocated.
@@ -93,8 +93,8 @@ class _LaterSlots:
         Raises:
             ResourceExhausted: the machine has no memory for it.
         """
-        if not self._begun:
-            self._begun = True
+        if not self._started:
+            self._started = True
             CPU.begin(self._run, os.dup(fd))  # a descriptor of its own, because the arena may be closed meanwhile
         if index:
             allocated = self._allocated[index - 1]

@@ -11,6 +11,7 @@ import structlog
 from feedd import metrics
 from feedd.errors import BadRequest, Draining, FeeddError, Internal, ResourceExhausted
 from feedd.workers.calls import Work, error_of
+from feedd.workers.chunk_sizer import spread
 from feedd.workers.descriptors import DESCRIPTORS_MAX
 from feedd.workers.load_meter import Meter
 from feedd.workers.messages import MESSAGE_BYTES_MAX, Failed, ReportStart, encode
@@ -29,8 +30,6 @@ _log = structlog.get_logger("feedd.workers")
 
 _KILL_WAIT_S: Final = 10.0
 
-_SPREAD_ROWS_LEAST: Final = 8  # a message with fewer rows and fewer bytes is not worth its cost
-_SPREAD_BYTES_LEAST: Final = 8 << 20
 _DEPTH: Final = 4
 """Chunks that a worker holds, 45 to 125 ms each for photographs: a busy event loop (p99 of 100 ms) idles no worker."""
 
@@ -88,16 +87,9 @@ class Dispatch:
         return Load(max(spent_s[0], 1e-9), spent_s[1], spent_s[2], self.worker_count, contended, waiting)
 
     def spread(self, rows: int, chunk_rows: int, row_bytes: int = 0) -> int:
-        """Return how many rows to send per message, fewer than ``chunk_rows`` if workers would otherwise idle.
-
-        Args:
-            rows: rows of the call.
-            chunk_rows: most rows of a message.
-            row_bytes: mean bytes of a row's data. A message with a few large rows is worth its cost.
-        """
+        """Return how many rows to send per message; see ``chunk_sizer.spread``."""
         idle = 0 if self._schedule.queued else self.worker_count - self._schedule.busy_count
-        least = min(_SPREAD_ROWS_LEAST, chunk_rows, _SPREAD_BYTES_LEAST // max(row_bytes, 1) + 1)
-        return max(-(-rows // idle), least) if idle * chunk_rows > rows else chunk_rows
+        return spread(rows, chunk_rows, row_bytes, idle)
 
     async def do(self, work: Work, chunk_rows: int) -> None:
         """Have all rows of ``work`` done.
