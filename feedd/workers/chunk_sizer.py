@@ -13,8 +13,6 @@ from typing import Final
 
 _HELD_S: Final = 0.125  # a cancelled decode waits for the chunks that workers hold: up to four of this length
 _WORTH_S: Final = 0.01  # of a worker's time: a message with less work costs the daemon as much as it saves
-_SPREAD_ROWS_LEAST: Final = 8  # a message with fewer rows and fewer bytes is not worth its cost
-_SPREAD_BYTES_LEAST: Final = 8 << 20
 _TIMES_MAX: Final = 8  # times the configured rows: an answer that names all bad rows must fit one packet
 
 
@@ -51,19 +49,6 @@ class ChunkSizer:
     def forget(self, arena_id: int) -> None:
         """Forget an arena that no longer exists; unknown ids are ignored."""
         self._took_s.pop(arena_id, None)
-
-
-def spread(rows: int, chunk_rows: int, row_bytes: int, idle: int) -> int:
-    """Return how many rows to send per message, fewer than ``chunk_rows`` if workers would otherwise idle.
-
-    Args:
-        rows: rows of the call.
-        chunk_rows: most rows of a message.
-        row_bytes: mean bytes of a row's data. A message with a few large rows is worth its cost.
-        idle: number of idle workers.
-    """
-    least = min(_SPREAD_ROWS_LEAST, chunk_rows, _SPREAD_BYTES_LEAST // max(row_bytes, 1) + 1)
-    return max(-(-rows // idle), least) if idle * chunk_rows > rows else chunk_rows
 
 
 def equal_part(rows: int, most: int) -> int:
