@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from feedd.dataset.assignment import Assignment
 
+_FEW_SAMPLES: Final = 4  # of a shard
+_SEARCHED_SAMPLES: Final = 1024  # of a window; the order in which its shards are needed then takes 0.1 ms to find
 Anchor = tuple[int, int]
 """A window, and the position in the stream of its first sample."""
 
@@ -227,6 +229,19 @@ class EpochMap:
         if self._options.shuffle:
             number = number[places]
         return shards[number], places - before[number]
+
+    def first_places(self, window: int) -> dict[int, int] | None:
+        """Return the place of each shard's first sample in a window, or None if it is unknown or does not matter.
+
+        If shards have many samples each, the first batches of a window need nearly all of its shards.
+        """
+        if window >= self.window_count:
+            return {}
+        count = self.counted(window)
+        if isinstance(count, NeedCounts) or count > min(_FEW_SAMPLES * len(self.shards(window)), _SEARCHED_SAMPLES):
+            return None
+        shards: list[int] = self.samples(window)[0].tolist()
+        return dict(zip(reversed(shards), range(count - 1, -1, -1), strict=True))  # the first place is written last
 
     def first_sample(self, window: int) -> tuple[int, int]:
         """Return shard and ordinal of a window's first sample. Without shuffle, the others follow in that shard."""

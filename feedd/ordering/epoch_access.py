@@ -7,6 +7,7 @@ stream. A reader's progress is reported in windows.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -180,20 +181,22 @@ class NodeAccess:
         return self.needed(window)
 
     def wishes(self, window: int, readahead_bytes: int = 0) -> list[int]:
-        """Return the shards (dataset indices) of a window and of the following windows, also across the epoch's end."""
+        """Return the shards (dataset indices) of a window and of the following windows, also across the epoch's end.
+
+        Whole windows are in the order of need, so that shards of one sample arrive in the order of the batches.
+        """
         plan = self._plan
-        start = plan.position(window)
         width = len(plan.shards(0))
         count = width + readahead_count(width, self.epoch_bytes / max(len(plan.order), 1), readahead_bytes)
-        shards: list[int] = plan.order[start : start + count].tolist()
+        following = (plan.by_need(number) for number in range(window, plan.window_count))
+        shards = list(itertools.islice(itertools.chain.from_iterable(following), count))
         if len(shards) < count:  # the next epoch starts with its shards in the cache
             shards += self._order_of(self.epoch + 1)[: count - len(shards)].tolist()
         return list(dict.fromkeys(shards))
 
     def needed(self, window: int) -> list[int]:
-        """Return the shards of one window (dataset indices); none past the last window."""
-        found: list[int] = self._plan.shards(window).tolist()
-        return found
+        """Return the shards of one window (dataset indices), as ``wishes`` does; none past the last window."""
+        return self._plan.by_need(window)
 
 
 class _Lookup:

@@ -84,6 +84,7 @@ BENCHES: dict[str, Callable[[Plan], Result | list[Result]]] = {
     "utilisation": utilisation.run,
     "utilisation_limit": utilisation.run_limit,
     "mlperf": mlperf.run,
+    "mlperf_unet3d": mlperf.run_unet3d,
     "doctor": doctor.run,
     "measuring": measuring.run,
     "files": files.run,
