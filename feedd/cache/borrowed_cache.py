@@ -171,7 +171,7 @@ class BorrowedCache:
             depth = Depth.HEADER if ref in self._verified or self._options.verify == "off" else Depth.BLOCKS
             try:
                 fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-                files[ref] = ShardFile(ref, str(path), entry_layout.data_at(ref), fd=fd)
+                files[ref] = ShardFile(ref, f"/proc/{os.getpid()}/fd/{fd}", entry_layout.data_at(ref), fd=fd)
                 if look_at(fd, ref, depth, self._ledger.believes) is not Finding.WHOLE:
                     return False
             except OSError:

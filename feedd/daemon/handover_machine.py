@@ -12,8 +12,13 @@ signal, the predecessor ends in any case.
 from __future__ import annotations
 
 import enum
+from typing import Final
 
 from feedd.daemon.handover_messages import VERSION
+
+_PREPARED_S: Final = 0.5  # a daemon ends within three seconds of SIGTERM
+_READY_S: Final = 1.5
+_GO_S: Final = 0.5
 
 
 class HandoverStage(enum.Enum):
@@ -45,15 +50,23 @@ class PredecessorMachine:
 
     Attributes:
         stage: the present stage.
+        must_end: the operator asked this daemon to end.
     """
 
     def __init__(self) -> None:
         self.stage = HandoverStage.ALONE
-        self._must_end = False
+        self.must_end = False
+
+    @property
+    def patience_s(self) -> float | None:
+        """How long to wait for the successor's next message; None: without limit."""
+        if self.stage is HandoverStage.ATTACHED:
+            return _PREPARED_S if self.must_end else None
+        return {HandoverStage.SWITCHING: _READY_S, HandoverStage.COMMITTED: _GO_S}.get(self.stage)
 
     def hello(self, version: int) -> HandoverStep:
         """A process says that it is a successor."""
-        if version != VERSION or self.stage is not HandoverStage.ALONE or self._must_end:
+        if version != VERSION or self.stage is not HandoverStage.ALONE or self.must_end:
             return HandoverStep.REFUSE
         self.stage = HandoverStage.ATTACHED
         return HandoverStep.TELL
@@ -63,7 +76,7 @@ class PredecessorMachine:
         if self.stage is not HandoverStage.ATTACHED:
             return self.lost()
         self.stage = HandoverStage.PREPARED
-        return HandoverStep.NOTHING
+        return self._switch() if self.must_end else HandoverStep.NOTHING
 
     def takeover_requested(self) -> HandoverStep:
         """The successor asks to begin."""
@@ -71,11 +84,11 @@ class PredecessorMachine:
 
     def end_requested(self) -> HandoverStep:
         """The operator asks this daemon to end."""
-        self._must_end = True
+        self.must_end = True
         if self.stage is HandoverStage.PREPARED:
             return self._switch()
-        is_switching = self.stage in {HandoverStage.SWITCHING, HandoverStage.COMMITTED}
-        return HandoverStep.NOTHING if is_switching else HandoverStep.END
+        is_alone = self.stage in {HandoverStage.ALONE, HandoverStage.OVER}
+        return HandoverStep.END if is_alone else HandoverStep.NOTHING
 
     def ready(self) -> HandoverStep:
         """The successor has made the first batches."""
@@ -101,7 +114,7 @@ class PredecessorMachine:
         if before is HandoverStage.OVER:
             return HandoverStep.NOTHING  # nothing leads back: clients reach the successor already
         self.stage = HandoverStage.ALONE
-        if self._must_end:
+        if self.must_end:
             return HandoverStep.END
         switching = before in {HandoverStage.SWITCHING, HandoverStage.COMMITTED}
         return HandoverStep.RESUME if switching else HandoverStep.FORGET

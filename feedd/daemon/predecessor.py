@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from feedd.daemon.signals import StopRequests
     from feedd.serve.grpc_server import FeedServer
 
-SWITCH_S: Final = 1.5  # longest time from SIGTERM to the successor's ``ready``, and from there to its ``go``
 PAUSE_S: Final = 0.3
 """Longest time for the streams to reach their pauses after ``go``."""
 _HELLO_S: Final = 5.0
@@ -132,6 +131,8 @@ class Predecessor:
                 await link.send(HandoverMessage("refused", reason=_refusal(hello)))
         except (HandoverBroken, TimeoutError) as error:
             _log.warning("a connection for a handover was refused", error=str(error) or "no hello came")
+        except Exception:  # noqa: BLE001 - a defect must not end the daemon, which serves
+            _log.exception("a handover ended by an error")
         finally:
             link.close()
 
@@ -168,16 +169,18 @@ class Predecessor:
                 return await link.receive()
         except TimeoutError:
             return None
+        finally:
+            self._patience = None
 
     def _limit_wait(self) -> None:
-        """Wait for a successor without limit while it stands by, and not for long while it takes over."""
-        if self._patience is not None and self._machine.stage in {HandoverStage.SWITCHING, HandoverStage.COMMITTED}:
-            self._patience.reschedule(asyncio.get_running_loop().time() + SWITCH_S)
+        """Wait for the successor's next message no longer than the machine says."""
+        if self._patience is not None and (patience_s := self._machine.patience_s) is not None:
+            self._patience.reschedule(asyncio.get_running_loop().time() + patience_s)
 
     async def _carry_out(self, step: HandoverStep, link: HandoverLink) -> None:
         sessions = self._server.sessions.all
+        self._limit_wait()
         if step is HandoverStep.SWITCH:
-            self._limit_wait()
             states = session_messages(client_states(sessions, pausing=True))
             self._server.sockets.keep_links()
             await link.send(HandoverMessage("switch", sessions=states, sockets=tuple(self._server.sockets.inodes)))
