@@ -27,7 +27,11 @@ KINDS: dict[str, list[dict[str, Any]]] = {
     "ordered": [{}],
     "shuffled": [{"shuffle": True, "seed": 3}],
     "ranks": [
-        {"shuffle": True, "topology": Topology(world_size=2, rank=n, local_world_size=2, local_rank=n)}
+        {
+            "shuffle": True,
+            "uneven": "drop",
+            "topology": Topology(world_size=2, rank=n, local_world_size=2, local_rank=n),
+        }
         for n in range(2)
     ],
     "shared": [{"shuffle": True, "share": "jobs"} for _ in range(2)],
