@@ -29,7 +29,7 @@ KINDS: dict[str, list[dict[str, Any]]] = {
     "ranks": [
         {
             "shuffle": True,
-            "uneven": "drop",
+            "uneven": "allow",
             "topology": Topology(world_size=2, rank=n, local_world_size=2, local_rank=n),
         }
         for n in range(2)

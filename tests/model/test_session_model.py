@@ -69,6 +69,9 @@ class SessionModel(RuleBasedStateMachine):
                 assert self.arena.give_back(instruction.slot), "freed twice"
                 self.holding.discard(instruction.slot)
             else:
+                if isinstance(instruction, SendError) and isinstance(instruction.error, Draining) and not self.drained:
+                    assert self.pause_step is not None
+                    assert self.next_step >= self.pause_step, "the stream ended before its pause"
                 self.outbox.append(instruction)
 
     def _end_stream(self) -> None:
@@ -159,8 +162,6 @@ class SessionModel(RuleBasedStateMachine):
             self.over = True
         elif isinstance(item, SendError):
             self.over = True
-            if self.ends_at_pause and isinstance(item.error, Draining) and not self.drained:
-                assert self.next_sent == self.pause_step, "the stream ended before its pause"
         else:
             assert isinstance(item, Finish)
             assert self.half
@@ -225,14 +226,15 @@ class SessionModel(RuleBasedStateMachine):
         self._apply(self.machine.drain())
 
     @precondition(lambda self: self.live is not None)
-    @rule(more=st.integers(0, 4), really=st.integers(0, 1))
-    def pause(self, more: int, really: int) -> None:
-        if really or self.ends_at_pause:
-            return
+    @rule(more=st.integers(0, 4), count=st.integers(0, 4))
+    def pause(self, more: int, count: int) -> None:
         assert self.live is not None
+        if self.ends_at_pause:
+            return
         at = self.live.pause(more)
         assert (at.epoch, at.step) == (self.epoch, self.next_step + more * self.count)
         self.pause_step = at.step
+        self.give_credits(count)
 
     @precondition(lambda self: self.live is not None and self.pause_step is not None and not self.ends_at_pause)
     @rule(goes_on=st.booleans())

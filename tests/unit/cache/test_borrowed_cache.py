@@ -13,6 +13,7 @@ from feedd.cache.borrowed_cache import BorrowedCache
 from feedd.cache.caches import DiskCache
 from feedd.errors import Draining
 from tests.fakes.caches import CacheRig, rig_on
+from tests.fakes.fetchers import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -75,6 +76,7 @@ async def test_what_is_not_there_waits_for_the_end_of_the_predecessor(rig: Cache
         await cache.own()
         with await waiting as pins:
             rig.check(pins, [here, missing])
+        await until(lambda: rig.fetcher.calls[wished.key] == 1)
         with await cache.acquire([wished]):
             assert rig.fetcher.calls == {here.key: 1, missing.key: 1, wished.key: 1}
         assert cache.stats.entry_count == 3

@@ -151,7 +151,7 @@ async def test_a_client_goes_on_at_the_successor(short_dir: Path, by_signal: boo
                 await old.predecessor.end()
             await old.requests.drain.wait()
             assert old.predecessor.is_over
-            await old.rig.server.drain(0.3)
+            await asyncio.wait_for(old.rig.server.drain(2 * WAIT_S), WAIT_S)  # the streams end by themselves
             first = await taking
             assert stream.error is not None
             assert stream.error.kind == "draining"
@@ -221,7 +221,23 @@ async def test_who_must_end_ends_without_its_successor(short_dir: Path) -> None:
         await asyncio.wait_for(old.predecessor.end(), WAIT_S)
 
 
-async def test_another_version_is_refused_in_both_directions(short_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def _asked(folder: Path, answer: HandoverMessage) -> Successor | None:
+    """Return what a successor makes of a predecessor that says ``answer``."""
+    (folder / "other").mkdir(exist_ok=True)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        (folder / "other" / "handover").unlink(missing_ok=True)
+        listener.bind(str(folder / "other" / "handover"))
+        listener.listen()
+        listener.settimeout(0.0)
+        connecting = asyncio.ensure_future(Successor.of(folder / "other", "new"))
+        conn, _ = await asyncio.get_running_loop().sock_accept(listener)
+        with conn, suppress(HandoverBroken):
+            await HandoverLink(conn).send(answer)
+            return await connecting
+    return await connecting
+
+
+async def test_another_version_is_refused_in_both_directions(short_dir: Path) -> None:
     """Both ends say so; the successor then waits as one of old."""
     async with _old(short_dir) as old:
         link = old.link()
@@ -230,17 +246,8 @@ async def test_another_version_is_refused_in_both_directions(short_dir: Path, ca
         assert refused.kind == "refused"
         assert f"version {VERSION}" in refused.reason
         link.close()
-    (short_dir / "other").mkdir()
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(str(short_dir / "other" / "handover"))
-    listener.listen()
-    listener.setblocking(False)
-    connecting = asyncio.ensure_future(Successor.of(short_dir / "other", "new"))
-    conn, _ = await asyncio.get_running_loop().sock_accept(listener)
-    await HandoverLink(conn).send(HandoverMessage("sessions", version=VERSION + 1))
-    assert await connecting is None
-    conn.close()
-    listener.close()
+    assert await _asked(short_dir, HandoverMessage("sessions", version=VERSION + 1)) is None
+    assert await _asked(short_dir, HandoverMessage("refused")) is None
     assert await Successor.of(short_dir / "nowhere", "new") is None
 
 
@@ -274,6 +281,30 @@ async def test_nonsense_ends_its_connection_only(short_dir: Path, sent: bytes) -
         other.close()
 
 
+async def test_a_length_is_checked_before_its_memory_is_taken() -> None:
+    """A message that claims to be too long is refused, although nothing of it has come."""
+    here, there = socket.socketpair()
+    link = HandoverLink(here)
+    there.send(struct.pack(">I", MESSAGE_BYTES_MAX + 1))
+    with pytest.raises(HandoverBroken, match=f"at most {MESSAGE_BYTES_MAX} bytes"):
+        await asyncio.wait_for(link.receive(), WAIT_S)
+    link.close()
+    there.close()
+
+
+async def test_another_users_process_is_no_successor(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It learns nothing of the sessions."""
+    async with _old(short_dir) as old:
+        monkeypatch.setattr("feedd.daemon.handover_messages.peer_credentials", lambda _: (1, os.geteuid() + 1))
+        link = old.link()
+        with suppress(HandoverBroken):
+            await link.send(HandoverMessage("hello"))
+        with pytest.raises(HandoverBroken):
+            await link.receive()
+        link.close()
+    assert await _asked(short_dir, HandoverMessage("sessions")) is None
+
+
 async def test_a_session_waits_for_its_owner_and_request_only(short_dir: Path) -> None:
     """Another user, or another request of the same user, does not get it; what nobody comes for is closed."""
     backend, owner = FakeBackend(), Owner.of_uid(1)
@@ -287,7 +318,7 @@ async def test_a_session_waits_for_its_owner_and_request_only(short_dir: Path) -
         assert await preopened.take(Owner.of_uid(2), request) is None
         assert await preopened.take(owner, open_request(epoch=2, seed=1)) is None
         mine = await preopened.take(owner, open_request(epoch=3, open_id="other"))
-        assert mine is backend.sessions[0]
+        assert mine in backend.sessions
         await preopened.open([], WAIT_S)
         assert (preopened.open_count, backend.open_count) == (0, 1)
         await mine.close()
