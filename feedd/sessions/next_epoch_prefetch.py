@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from feedd.values import BatchReady, SlotRef
 
 _AHEAD_RUNS = 2
+_PREPARED_MAX = 8  # batches; the others are made while the trainer takes these
 AHEAD_BATCHES = 2
 """Batches decoded in advance: the trainer takes one while the next is ready. If ``fill`` takes several batches at once,
 this many are decoded in advance, because a trainer takes them faster than a stream begins."""
@@ -127,13 +128,15 @@ class NextEpochPrefetch:
             self.begin_next()
 
     async def prepare(self, at: Cursor) -> None:
-        """Decode the first batches of a stream that will begin at ``at``, one for each slot, and wait for them."""
+        """Decode the first batches of a stream that will begin at ``at``, and wait for them."""
         if self._runs:
             return  # a run is copied faster than it is asked for
         self._drop_all()
         first, second, *_ = self._parts.steps
         self._epoch, self._anchors, self._reader = at.epoch, at.anchors, None
-        self._left = [at.step + number * (second - first) for number in range(self._arena.slot_count)]
+        self._left = [
+            at.step + number * (second - first) for number in range(min(self._arena.slot_count, _PREPARED_MAX))
+        ]
         self.begin_next()
         while running := [early.task for early in self._early_slots if not early.task.done()]:
             await asyncio.wait(running)

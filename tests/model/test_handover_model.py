@@ -150,11 +150,14 @@ TestHandoverModel = HandoverModel.TestCase
 def test_a_silent_successor_is_forgotten_only_before_it_may_publish() -> None:
     """Afterwards it may be serving already, so its predecessor ends; its death still leads back."""
     machine = PredecessorMachine()
-    for event in (lambda: machine.hello(VERSION), machine.prepared, machine.takeover_requested):
-        event()
+    machine.hello(VERSION)
+    machine.prepared()
+    machine.takeover_requested()
     assert machine.late() is HandoverStep.RESUME
     for last, step in ((machine.late, HandoverStep.END), (machine.lost, HandoverStep.RESUME)):
         machine.stage = HandoverStage.ALONE
-        for event in (lambda: machine.hello(VERSION), machine.prepared, machine.takeover_requested, machine.ready):
-            event()
+        machine.hello(VERSION)
+        machine.prepared()
+        machine.takeover_requested()
+        machine.ready()
         assert last() is step
