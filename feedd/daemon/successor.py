@@ -121,9 +121,10 @@ class Successor:
             await self._link.send(HandoverMessage("takeover"))
         switch = await self._expect("switch")
         await preopened.open(switch.states, _OPEN_LATE_S)
-        await preopened.prepare(switch.states, _PREPARE_S)
-        if server.listens_in_files:  # a port is free when the predecessor has ended
-            await server.start(published=False)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(preopened.prepare(switch.states, _PREPARE_S))
+            if server.listens_in_files:  # a port is free when the predecessor has ended
+                await server.start(published=False)
         await self._link.send(HandoverMessage("ready"))
         await self._expect("publish")
         server.sockets.publish(switch.sockets)

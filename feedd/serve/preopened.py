@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from feedd.wire.feed_messages import OpenLimits
 
 _AT_A_TIME: Final = 4
-_PAUSE_LATER: Final = 2  # rounds of slots that the predecessor still fills while its successor decodes
+_PAUSE_LATER: Final = 4  # rounds of slots that the predecessor still fills while its successor decodes
 _log = structlog.get_logger(__name__)
 
 
@@ -57,8 +57,7 @@ def client_states(sessions: Iterable[ServedSession], *, pausing: bool = False) -
             continue
         at, stream = hosted.machine.progress, hosted.machine.stream
         if pausing and stream is not None:
-            single = hosted.feed.info.run_batches == 1
-            at = stream.pause(_PAUSE_LATER * hosted.feed.slots.slot_count if single else 0)
+            at = stream.pause(_PAUSE_LATER * hosted.feed.slots.slot_count)
         states.append(ClientState(hosted.id, hosted.spec.owner, _again(hosted, at.epoch).SerializeToString(), at))
     return states
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from feedd_client import FeedDataset, Topology
-from tests.e2e.daemon import STOP_S, Daemon
+from tests.e2e.daemon import STOP_S, Daemon, free_port
 from tests.e2e.runs import wait_until
 from tests.e2e.shards import numbered
 
@@ -36,6 +36,7 @@ KINDS: dict[str, list[dict[str, Any]]] = {
     ],
     "shared": [{"shuffle": True, "share": "jobs"} for _ in range(2)],
     "runs": [{"shuffle": True, "fields": {"cls": "int"}}],
+    "tcp": [{"shuffle": True}],
     "samples": [{"shuffle": True, "batch_size": None}],
 }
 
@@ -85,8 +86,13 @@ def test_every_sample_once_and_in_order(short_dir: Path, s3: S3Server, kind: str
     """Successors that ask, and that wait for SIGTERM; successors and predecessors that are killed meanwhile."""
     for shard in range(6):
         s3.put("data", f"train/{shard}.tar", numbered(shard, 40))
+    port = free_port()
+
+    def new(*flags: str) -> Daemon:
+        return Daemon(short_dir, s3.url, flags=flags, tcp_only=kind == "tcp", tcp_port=port)
+
     with ExitStack() as stack:
-        daemon = stack.enter_context(Daemon(short_dir, s3.url))
+        daemon = stack.enter_context(new())
         readers = [Reader(daemon.address, options) for options in KINDS[kind]]
         for reader in readers:
             reader.start()
@@ -101,8 +107,7 @@ def test_every_sample_once_and_in_order(short_dir: Path, s3: S3Server, kind: str
             )
             assert [reader.failure for reader in readers] == [None] * len(readers)
             asks = way in {"takeover", "successor dies"}
-            successor = Daemon(short_dir, s3.url, flags=("--takeover" if asks else "--standby",))
-            stack.enter_context(successor)
+            successor = stack.enter_context(new("--takeover" if asks else "--standby"))
             if way == "successor dies":
                 daemon = _killed_at_once(daemon, successor)
                 continue
