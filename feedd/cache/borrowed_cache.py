@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 from contextlib import AsyncExitStack
-from dataclasses import fields
 from typing import TYPE_CHECKING, Self
 
 from feedd.cache import entry_layout, os_errors
-from feedd.cache.cache_report import CacheStats
 from feedd.cache.entry_storage import Depth, Finding
 from feedd.cache.ondisk.durability import RunLedger
 from feedd.cache.ondisk.entry_verify import look_at
+from feedd.cache.pending_cache import PendingCache
 from feedd.cache.pins import Pins
 from feedd.flow.pools import CACHE_DISK
 from feedd.flow.tasks import run_to_end
@@ -23,13 +22,12 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from feedd.cache.cache_options import CacheOptions
-    from feedd.cache.cache_report import CacheEntry
     from feedd.cache.tiers import AnyCache
     from feedd.protocols import PinnedShards
-    from feedd.values import NextUses, ObjectRef
+    from feedd.values import ObjectRef
 
 
-class BorrowedCache:
+class BorrowedCache(PendingCache["AnyCache"]):
     """A ``ShardCache`` over a directory that another daemon owns, and after ``own`` over the cache of this daemon.
 
     Until then it changes nothing in the directory. An entry in use stays open, so the owner may remove it, and does not
@@ -44,12 +42,11 @@ class BorrowedCache:
             cache: this daemon's cache, not open yet.
             memory_bytes: size of this daemon's memory tier.
         """
+        super().__init__()
         self._options = options
         self._inner = cache
         self._expected_bytes = options.size_bytes + memory_bytes
-        self._cache: AnyCache | None = None
         self._wishes: dict[str, Sequence[ObjectRef]] = {}
-        self._next_uses: NextUses | None = None
         self._verified: set[ObjectRef] = set()
         self._settled = asyncio.Event()  # owned, or closed
         self._stack = AsyncExitStack()
@@ -77,9 +74,7 @@ class BorrowedCache:
         """
         cache = self._inner
         await self._stack.enter_async_context(cache)
-        if self._next_uses is not None:
-            cache.note_next_use(self._next_uses)
-        self._cache = cache
+        self._opened(cache)
         for owner, refs in self._wishes.items():
             cache.prefetch(refs, owner)
         self._wishes.clear()
@@ -117,22 +112,11 @@ class BorrowedCache:
         else:
             self._wishes.pop(owner, None)
 
-    def note_next_use(self, times: NextUses, refs: Sequence[ObjectRef] | None = None) -> None:
-        """Tell the cache who knows when objects are needed next; before ``own``, remember it."""
-        self._next_uses = times
-        if self._cache is not None:
-            self._cache.note_next_use(times, refs)
-
     async def discard(self, ref: ObjectRef) -> None:
         """Drop a damaged entry; before ``own``, verify it again at its next use."""
         self._verified.discard(ref)
         if self._cache is not None:
             await self._cache.discard(ref)
-
-    async def renew(self, ref: ObjectRef) -> None:
-        """Drop an entry because a whole copy can be fetched now; before ``own``, this has no effect."""
-        if self._cache is not None:
-            await self._cache.renew(ref)
 
     async def close(self) -> None:
         """Close the cache, and fail waiting acquirers; idempotent."""
@@ -144,17 +128,6 @@ class BorrowedCache:
     def limit_bytes(self) -> int:
         """Upper limit of the bytes of all entries; before ``own``, as configured."""
         return self._expected_bytes if self._cache is None else self._cache.limit_bytes
-
-    @property
-    def stats(self) -> CacheStats:
-        """A snapshot of the statistics; zeros before ``own``."""
-        if self._cache is None:
-            return CacheStats(**{one.name: 0 for one in fields(CacheStats)})
-        return self._cache.stats
-
-    def entries(self) -> list[CacheEntry]:
-        """Return the whole entries, in no particular order; none before ``own``."""
-        return [] if self._cache is None else self._cache.entries()
 
     def holds(self, ref: ObjectRef) -> bool:
         """Whether the cache holds the whole object; before ``own``: as far as it was acquired."""
