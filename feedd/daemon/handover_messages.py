@@ -18,6 +18,7 @@ successor             predecessor
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import struct
 from typing import TYPE_CHECKING, Final, Literal
@@ -33,7 +34,7 @@ from feedd.values import Cursor
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 VERSION: Final = 1
@@ -173,10 +174,14 @@ class HandoverLink:
         return bytes(data)
 
 
-def socket_at(directory: Path) -> tuple[str, int]:
-    """Return the address of a cache directory's handover socket, and a descriptor to close after its use.
+@contextlib.contextmanager
+def socket_in(directory: Path) -> Iterator[str]:
+    """Yield the address of the handover socket in a directory.
 
-    The address goes through the descriptor, because the path of a directory may be too long for a socket.
+    The address goes through a descriptor, because the path of a directory may be too long for a socket.
     """
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    return f"/proc/self/fd/{fd}/{SOCKET_NAME}", fd
+    try:
+        yield f"/proc/self/fd/{fd}/{SOCKET_NAME}"
+    finally:
+        os.close(fd)

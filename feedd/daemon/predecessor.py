@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
+import shutil
 import socket
 from typing import TYPE_CHECKING, Final
 
@@ -12,13 +12,15 @@ import structlog
 
 from feedd.daemon.handover_machine import HandoverStage, HandoverStep, PredecessorMachine
 from feedd.daemon.handover_messages import (
+    SOCKET_NAME,
     VERSION,
     HandoverBroken,
     HandoverLink,
     HandoverMessage,
     session_messages,
-    socket_at,
+    socket_in,
 )
+from feedd.flow.pools import CACHE_DISK
 from feedd.serve.preopened import client_states, end_at_pauses, resume
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 PAUSE_S: Final = 0.3
 """Longest time for the streams to reach their pauses after ``go``."""
 _HELLO_S: Final = 5.0
+_UNLINK_S: Final = 1.0  # a disk may hang
 _log = structlog.get_logger(__name__)
 
 
@@ -61,7 +64,7 @@ class Predecessor:
     async def serve(self) -> None:
         """Accept successors until cancelled."""
         try:
-            listener = self._listen()
+            listener = await CACHE_DISK.run(self._listen)
         except OSError as error:
             _log.warning("no successor can take over from this daemon while it serves", error=str(error))
             return
@@ -72,7 +75,9 @@ class Predecessor:
                     group.create_task(self._attend(HandoverLink(conn)))
         finally:
             listener.close()
-            self._unlink()
+            with contextlib.suppress(TimeoutError):  # the next daemon removes it as well
+                async with asyncio.timeout(_UNLINK_S):
+                    await CACHE_DISK.run(self._unlink)
 
     async def end(self) -> None:
         """Hand over to the successor that stands by, if there is one; return when this daemon may drain."""
@@ -90,34 +95,33 @@ class Predecessor:
     # ------------------------------------------------------------------ inside
 
     def _listen(self) -> socket.socket:
+        """Listen at a socket that was never open to others: it is made in a folder that is not. Blocks."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-        address, fd = socket_at(self._directory)
+        folder, path = self._directory / f"{SOCKET_NAME}.new", self._directory / SOCKET_NAME
         try:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(address)  # noqa: PTH108 - of a daemon that was killed, because this one owns the directory
-            former = os.umask(0o177)
-            try:
+            shutil.rmtree(
+                folder, ignore_errors=True
+            )  # of a daemon that was killed, because this one owns the directory
+            folder.mkdir(mode=0o700)
+            with socket_in(folder) as address:
                 listener.bind(address)
-            finally:
-                os.umask(former)
-            self._inode = os.stat(address).st_ino  # noqa: PTH116 - not a path of this daemon's own
+            made = folder / SOCKET_NAME
+            made.chmod(0o600)
+            self._inode = made.stat().st_ino
             listener.listen(4)
+            made.rename(path)
+            folder.rmdir()
         except BaseException:
             listener.close()
             raise
-        finally:
-            os.close(fd)
         return listener
 
     def _unlink(self) -> None:
-        """Remove the socket, unless a successor has put its own there."""
+        """Remove the socket, unless a successor has put its own there. Blocks."""
+        path = self._directory / SOCKET_NAME
         with contextlib.suppress(OSError):
-            address, fd = socket_at(self._directory)
-            try:
-                if os.stat(address).st_ino == self._inode:  # noqa: PTH116 - see ``_listen``
-                    os.unlink(address)  # noqa: PTH108 - see ``_listen``
-            finally:
-                os.close(fd)
+            if path.stat().st_ino == self._inode:
+                path.unlink()
 
     async def _attend(self, link: HandoverLink) -> None:
         """Serve one connection until it ends."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import socket
 from typing import TYPE_CHECKING, Final
 
@@ -20,7 +19,7 @@ from feedd.daemon.handover_messages import (
     HandoverBroken,
     HandoverLink,
     HandoverMessage,
-    socket_at,
+    socket_in,
 )
 from feedd.daemon.standby import owner_gone
 from feedd.flow.pools import CACHE_DISK
@@ -55,22 +54,21 @@ class Successor:
     @classmethod
     async def of(cls, directory: Path, daemon_id: str) -> Successor | None:
         """Connect to the daemon that owns a cache directory; None: it cannot hand over, or there is none."""
-        conn = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-        link = HandoverLink(conn)
+        link: HandoverLink | None = None
         try:
             async with asyncio.timeout(_CONNECT_S):
-                await _connect(conn, directory)
+                link = await CACHE_DISK.run(_connected, directory)
                 link.check_peer()
                 await link.send(HandoverMessage("hello", daemon_id=daemon_id))
                 states = _sessions_in(await link.receive())
         except (FileNotFoundError, ConnectionRefusedError):
-            link.close()
             if await CACHE_DISK.run(was_owned, directory):
                 _log.warning("the predecessor knows no handover, or was killed: trainers may wait longer")
             return None
         except (OSError, TimeoutError, HandoverBroken) as error:
             _log.warning("the predecessor does not hand over: trainers will wait longer", error=str(error) or "timeout")
-            link.close()
+            if link is not None:
+                link.close()
             return None
         return cls(directory, link, states)
 
@@ -144,9 +142,14 @@ def _sessions_in(answer: HandoverMessage) -> list[ClientState]:
     return answer.states
 
 
-async def _connect(conn: socket.socket, directory: Path) -> None:
-    address, fd = socket_at(directory)
+def _connected(directory: Path) -> HandoverLink:
+    """Connect to the handover socket of a directory. Blocks."""
+    conn = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
-        await asyncio.get_running_loop().sock_connect(conn, address)
-    finally:
-        os.close(fd)
+        conn.settimeout(_CONNECT_S)
+        with socket_in(directory) as address:
+            conn.connect(address)
+    except BaseException:
+        conn.close()
+        raise
+    return HandoverLink(conn)

@@ -6,6 +6,7 @@ import asyncio
 import fcntl
 import os
 import socket
+import stat
 import struct
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from feedd.daemon.handover_messages import (
     HandoverLink,
     HandoverMessage,
     session_messages,
-    socket_at,
+    socket_in,
 )
 from feedd.daemon.predecessor import Predecessor
 from feedd.daemon.signals import StopRequests
@@ -60,9 +61,8 @@ class Old:
     def link(self) -> HandoverLink:
         """Return a connection to it."""
         conn = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        address, fd = socket_at(self.folder / "cache")
-        conn.connect(address)
-        os.close(fd)
+        with socket_in(self.folder / "cache") as address:
+            conn.connect(address)
         return HandoverLink(conn)
 
 
@@ -74,6 +74,7 @@ async def _old(folder: Path) -> AsyncIterator[Old]:
         predecessor = Predecessor(folder / "cache", rig.server, requests)
         attending = group.create_task(predecessor.serve())
         await rig.until((folder / "cache" / "handover").exists)
+        assert stat.S_IMODE((folder / "cache" / "handover").stat().st_mode) == 0o600
         yield Old(rig, predecessor, requests, folder)
         attending.cancel()
 
