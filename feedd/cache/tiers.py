@@ -237,4 +237,4 @@ def _running(tier: Tier, wishes: Iterable[ObjectRef]) -> list[ObjectRef]:
     return [ref for ref in wishes if tier.knows(ref)][:1]
 
 
-AnyCache: TypeAlias = "DiskCache | TieredCache"  # the possible caches of a node
+AnyCache: TypeAlias = "DiskCache | TieredCache"  # the caches that a node owns

@@ -12,6 +12,7 @@ import structlog
 
 from feedd.access import AccessRules
 from feedd.batching.quarantine import Quarantine
+from feedd.cache.borrowed_cache import BorrowedCache
 from feedd.cache.cache_options import CacheOptions
 from feedd.cache.caches import DiskCache, MemoryCache
 from feedd.cache.disk_watch import DiskWatch
@@ -165,7 +166,7 @@ def workers_max(config: Config) -> int:
 
 
 @asynccontextmanager
-async def _hinted(cache: AnyCache) -> AsyncIterator[None]:
+async def _hinted(cache: AnyCache | BorrowedCache) -> AsyncIterator[None]:
     """Open a cache; if its disk may recover, the error names the option to start without the disk."""
     async with AsyncExitStack() as stack:
         try:
@@ -211,6 +212,8 @@ async def open_pipeline(
     clock: Clock,
     takeover: Callable[[], Awaitable[None]] | None = None,
     access_rules: AccessRules | None = None,
+    *,
+    borrows: Callable[[BorrowedCache], object] | None = None,
 ) -> AsyncIterator[Pipeline]:
     """Open workers, cache and sources, and the pipeline over them; leave nothing behind.
 
@@ -221,6 +224,7 @@ async def open_pipeline(
         takeover: waits until the cache's directory is free; called when everything that does not need the directory
             is open.
         access_rules: what each owner may read; None: everything, for a command.
+        borrows: gets the cache, which belongs to another daemon and must be owned later; None: it is owned at once.
 
     Raises:
         CacheUnavailable: the cache directory cannot be used, or another daemon uses it.
@@ -252,7 +256,11 @@ async def open_pipeline(
         traces = await stack.enter_async_context(_tracing(config.trace.sample))
         converter = node_converter(config, sources, pool.make, recorder, traces)
         converter.conversions.expect = lambda name: pool.prepare(converters=(name,))
-        inner = node_cache(config, converter, recorder, clock)
+        inner: AnyCache | BorrowedCache
+        inner = owned = node_cache(config, converter, recorder, clock)
+        if borrows is not None:
+            inner = BorrowedCache(cache_options(config), owned, config.cache.memory)
+            borrows(inner)
         await stack.enter_async_context(_hinted(inner))
         cache = await stack.enter_async_context(ConvertingCache(inner, converter))
         group = await stack.enter_async_context(asyncio.TaskGroup())
