@@ -43,6 +43,10 @@ class CacheView:
         """Return the earliest next use among the entries that new ``refs`` would evict; see ``Capacity.price``."""
         return self._index.space.price(refs)
 
+    def has_room(self, ref: ObjectRef) -> bool:
+        """Whether a missing object could enter now without evicting an entry that is needed sooner."""
+        return self._index.has_room(ref)
+
     @property
     def limit_bytes(self) -> int:
         """Upper limit of the cache's disk bytes: the configured size, or less if the storage is smaller."""

@@ -122,6 +122,11 @@ class Sources:
         return self._fetcher
 
     @property
+    def ranges(self) -> RangeFetcher:
+        """What fetches by ranges; belongs to the work loop."""
+        return self._plain
+
+    @property
     def packs(self) -> PackBook:
         """The contents of packs, and which objects of arriving packs are available."""
         return self._book

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from feedd.cache import entry_layout
-from feedd.cache.policy.capacity import Capacity, TooLarge
+from feedd.cache.policy.capacity import NOT_NEEDED, Capacity, TooLarge
 from feedd.cache.policy.eviction_order import Entry, EntryState
 from feedd.cache.policy.quota import NO_GROUP
 
@@ -242,6 +242,11 @@ class CacheIndex:
         """Evict idle entries of ``wanted_bytes`` in total, because the disk has less space than the limit assumed."""
         victims = self.space.order.take(wanted_bytes, after=after) if wanted_bytes > 0 else []
         return self._drop_all(victims or [])
+
+    def has_room(self, ref: ObjectRef) -> bool:
+        """Whether a missing object could enter now without evicting an entry that is needed sooner."""
+        price = self.space.price((ref,))
+        return price >= NOT_NEEDED or price > self._times((ref,))[0]
 
     def note_next_use(self, times: NextUses, refs: Sequence[ObjectRef] | None = None) -> None:
         """Take next uses from ``times`` from now on; see ``ShardCache.note_next_use``.
