@@ -1,0 +1,93 @@
+"""Nodes that share their caches, in one process: stores, peer cache and disk cache of each, over one S3 server."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from feedd.access import AccessRules
+from feedd.cache.cache_options import CacheOptions
+from feedd.cache.caches import DiskCache
+from feedd.catalog.sources import Sources
+from feedd.clock import SystemClock
+from feedd.fetch.fetch_options import S3Options, SourceOptions
+from feedd.peers.peer_cache import PeerCache
+from feedd.peers.peer_options import PeerOptions
+from feedd.peers.rendezvous import holder_of
+from tests.fakes.tally import TallyRecorder
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from feedd.peers.peer_options import PeerTls
+    from feedd.values import ObjectRef
+    from tests.fakes.s3.server import S3Server
+
+
+def free_address() -> str:
+    """Return a loopback address that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+@dataclass(slots=True)
+class Node:
+    """One node.
+
+    Attributes:
+        address: where it serves peers.
+        sources: its stores.
+        peers: its peer cache.
+        cache: its cache.
+        recorder: its measurements.
+    """
+
+    address: str
+    sources: Sources
+    peers: PeerCache
+    cache: DiskCache
+    recorder: TallyRecorder = field(default_factory=TallyRecorder)
+
+    async def read(self, ref: ObjectRef) -> bytes:
+        """Bring an object into the cache, and return its bytes from there."""
+        with await self.cache.acquire([ref]) as pins:
+            file = pins.files[0]
+            data = Path(file.path).read_bytes()  # noqa: ASYNC240 - a small file of a test
+            return data[file.data_at : file.data_at + ref.size_bytes]
+
+
+@asynccontextmanager
+async def a_node(
+    server: S3Server,
+    folder: Path,
+    address: str,
+    members: tuple[str, ...],
+    *,
+    timeout_s: float = 20.0,
+    tls: PeerTls | None = None,
+    rules: AccessRules | None = None,
+    cache_bytes: int = 64 << 20,
+) -> AsyncIterator[Node]:
+    """Open a node; the long timeout is for slow machines, where nothing fails."""
+    recorder, clock = TallyRecorder(), SystemClock()
+    access = S3Options(endpoint_url=server.url, anonymous=True)
+    options = PeerOptions(address, members, timeout_s=timeout_s, tls=tls)
+    async with (
+        Sources(SourceOptions(s3={"*": access}), recorder, clock) as sources,
+        PeerCache(options, sources, recorder, clock) as peers,
+    ):
+        cache_options = CacheOptions(folder, cache_bytes, free_reserve_bytes=0)
+        async with (
+            DiskCache(cache_options, peers.fetcher, recorder, clock) as cache,
+            peers.serving(cache, rules or AccessRules()),
+        ):
+            yield Node(address, sources, peers, cache, recorder)
+
+
+def held_by(refs: list[ObjectRef], address: str, members: tuple[str, ...]) -> list[ObjectRef]:
+    """Return the refs that a member holds."""
+    return [ref for ref in refs if holder_of(members, ref) == address]
