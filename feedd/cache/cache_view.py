@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from feedd.cache.cache_report import CacheEntry
+from feedd.cache.policy.capacity import NOT_NEEDED
 from feedd.cache.policy.eviction_order import EntryState
 from feedd.conversion import text_of
 
@@ -45,7 +46,8 @@ class CacheView:
 
     def has_room(self, ref: ObjectRef) -> bool:
         """Whether a missing object could enter now without evicting an entry that is needed sooner."""
-        return self._index.has_room(ref)
+        price, times = self._index.space.price((ref,)), self._index.next_uses
+        return price >= NOT_NEEDED or (times is not None and price > times((ref,))[0])
 
     @property
     def limit_bytes(self) -> int:

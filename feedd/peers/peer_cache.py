@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Protocol, Self
@@ -12,7 +11,7 @@ import structlog
 
 from feedd.errors import BadConfig
 from feedd.flow.loop_thread import LoopThread
-from feedd.flow.pools import LOCAL_FILES
+from feedd.flow.pools import DNS, LOCAL_FILES
 from feedd.peers.members import Members
 from feedd.peers.peer_entries import PeerEntries
 from feedd.peers.peer_fetcher import PeerFetcher
@@ -88,7 +87,7 @@ class PeerCache:
         """
         options, work_loop = self._options, self._stores.work_loop
         async with AsyncExitStack() as stack:
-            self._listener = stack.enter_context(_listen(options.listen))
+            self._listener = stack.enter_context(await _listener(options.listen))
             port = self._listener.getsockname()[1]
             self._contexts = PeerContexts(options.tls)
             await LOCAL_FILES.run(self._contexts.read)
@@ -132,7 +131,7 @@ class PeerCache:
         return PeerLinks(self._options, self._stores.buckets, self._stores.ranges, tls, self._recorder, self._clock)
 
 
-def _listen(address: str) -> socket.socket:
+async def _listener(address: str) -> socket.socket:
     """Return a listening, non-blocking TCP socket.
 
     Raises:
@@ -140,7 +139,8 @@ def _listen(address: str) -> socket.socket:
     """
     host, port = parse_host_port(address)
     try:
-        family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        found = await DNS.run(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+        family, kind, protocol, _, where = found[0]
         listener = socket.socket(family, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC, protocol)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -150,7 +150,7 @@ def _listen(address: str) -> socket.socket:
             listener.close()
             raise
     except OSError as error:
-        reason = (error.strerror or os.strerror(error.errno or 0)).lower()
+        reason = (error.strerror or type(error).__name__).lower()
         message = f"expected an address to listen on for peers, got {address}: {reason}"
         raise BadConfig(message, object=address, hint="set peers.listen to a free port", stage="peers") from error
     return listener

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,9 +14,11 @@ import pytest
 from feedd_client import FeedDataset, Topology
 from tests.e2e.daemon import free_port
 from tests.e2e.shards import numbered
+from tests.unit.serve.certs import Authority
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from tests.e2e.daemon import Daemon
     from tests.fakes.s3.server import S3Server
@@ -34,46 +39,104 @@ def data(s3: S3Server) -> S3Server:
     return s3
 
 
-def _cluster(daemons: Callable[..., Daemon], count: int = NODES, *settings: str) -> list[Daemon]:
+def _cluster(daemons: Callable[..., Daemon], count: int, *settings: str) -> list[Daemon]:
     """Start daemons that know each other."""
     ports = [free_port() for _ in range(count)]
     members = ",".join(f"127.0.0.1:{port}" for port in ports)
     common = (f"peers.members={members}", *settings)
-    return [
-        daemons(f"d{number}", settings=(f"peers.listen=127.0.0.1:{port}", *common)) for number, port in enumerate(ports)
-    ]
+    with ThreadPoolExecutor(count) as pool:
+        return list(
+            pool.map(
+                lambda at: daemons(f"d{at}", settings=(f"peers.listen=127.0.0.1:{ports[at]}", *common)), range(count)
+            )
+        )
+
+
+def _dataset(cluster: list[Daemon], node: int) -> FeedDataset:
+    """Return a replicated data set, as a node's only rank opens it."""
+    return FeedDataset(
+        "s3://data/train/",
+        address=cluster[node].address,
+        topology=Topology(len(cluster), node, 1, 0, len(cluster), node),
+        batch_size=4,
+        fields={"cls": "int"},
+        shuffle=True,
+        seed=3,
+        sharding="replicated",
+        uneven="allow",
+    )
 
 
 def _read_all(cluster: list[Daemon]) -> list[list[int]]:
-    """Read an epoch of a replicated data set on all nodes at once; return the samples of each."""
+    """Read an epoch on all nodes at once; return the samples of each."""
 
     def read(node: int) -> list[int]:
-        dataset = FeedDataset(
-            "s3://data/train/",
-            address=cluster[node].address,
-            topology=Topology(len(cluster), node, 1, 0, len(cluster), node),
-            batch_size=4,
-            fields={"cls": "int"},
-            shuffle=True,
-            seed=3,
-            sharding="replicated",
-            uneven="allow",
-        )
-        try:
+        with closing(_dataset(cluster, node)) as dataset:
             return [number for batch in dataset for number in batch["cls"].tolist()]
-        finally:
-            dataset.close()
 
     with ThreadPoolExecutor(len(cluster)) as pool:
         return list(pool.map(read, range(len(cluster))))
+
+
+def _gets(server: S3Server) -> Counter[str]:
+    return Counter(request.key for request in server.requests if request.method == "GET" and request.key)
 
 
 def test_four_nodes_fetch_each_shard_once(data: S3Server, daemons: Callable[..., Daemon]) -> None:
     """All nodes need all shards; the store sends each byte once, and the nodes send each other the rest."""
     cluster = _cluster(daemons, NODES, PATIENT)
     assert [sorted(samples) for samples in _read_all(cluster)] == [ALL] * NODES
-    gets = Counter(request.key for request in data.requests if request.method == "GET" and request.key)
-    assert gets == Counter(f"train/{shard:03d}.tar" for shard in range(SHARDS))
+    assert _gets(data) == Counter(f"train/{shard:03d}.tar" for shard in range(SHARDS))
     totals = [daemon.metrics() for daemon in cluster]
     sent, read = (sum(one[f"feedd_peer_{way}_bytes_total"] for one in totals) for way in ("sent", "read"))
     assert sent == read == (NODES - 1) * sum(one["feedd_source_bytes_total"] for one in totals)
+
+
+@pytest.mark.nightly
+def test_four_nodes_with_certificates(data: S3Server, daemons: Callable[..., Daemon], tmp_path: Path) -> None:
+    """The same with TLS in both directions, through the options of the daemon."""
+    authority = Authority(tmp_path)
+    cert, key = authority.issue("node")
+    files = (f"tls.cert={cert}", f"tls.key={key}", f"peers.ca={authority.ca_path}")
+    cluster = _cluster(daemons, NODES, PATIENT, *files)
+    assert [sorted(samples) for samples in _read_all(cluster)] == [ALL] * NODES
+    assert _gets(data) == Counter(f"train/{shard:03d}.tar" for shard in range(SHARDS))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_a_peer_that_fails_in_an_epoch(data: S3Server, daemons: Callable[..., Daemon], how: signal.Signals) -> None:
+    """The other node's run goes on with every sample once: what the peer held comes from the store."""
+    slow = ("fetch.parts_in_flight=1", "fetch.bytes_in_flight=1MiB")  # most shards are still to come then
+    cluster = _cluster(daemons, 2, "peers.timeout=100ms", *slow)
+    with closing(_dataset(cluster, 0)) as dataset:
+        batches = iter(dataset)
+        samples = next(batches)["cls"].tolist()
+        process = cluster[1].process
+        assert process is not None
+        process.send_signal(how)
+        try:
+            for batch in batches:
+                samples += batch["cls"].tolist()
+            deadline = time.monotonic() + 10
+            while not cluster[0].metrics()["feedd_peer_paused"]:
+                assert time.monotonic() < deadline, "the peer's failure was not noticed"
+                time.sleep(0.05)
+        finally:
+            if how is signal.SIGSTOP:
+                process.send_signal(signal.SIGCONT)
+    assert sorted(samples) == ALL
+    assert set(_gets(data)) == {f"train/{shard:03d}.tar" for shard in range(SHARDS)}
+
+
+@pytest.mark.nightly
+def test_a_node_that_joins_later_reads_from_the_others(data: S3Server, daemons: Callable[..., Daemon]) -> None:
+    """As after an elastic change: the new node gets all that the others hold without the store."""
+    cluster = _cluster(daemons, 3, PATIENT)
+    for node in (0, 1):
+        with closing(_dataset(cluster, node)) as dataset:
+            assert sorted(number for batch in dataset for number in batch["cls"].tolist()) == ALL
+    before = _gets(data)
+    with closing(_dataset(cluster, 2)) as dataset:
+        assert sorted(number for batch in dataset for number in batch["cls"].tolist()) == ALL
+    assert _gets(data) == before

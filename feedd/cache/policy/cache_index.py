@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from feedd.cache import entry_layout
-from feedd.cache.policy.capacity import NOT_NEEDED, Capacity, TooLarge
+from feedd.cache.policy.capacity import Capacity, TooLarge
 from feedd.cache.policy.eviction_order import Entry, EntryState
 from feedd.cache.policy.quota import NO_GROUP
 
@@ -65,6 +65,7 @@ class CacheIndex:
         reserved_bytes: disk bytes reserved by running fills.
         committed_count: whole entries.
         pin_count: pins held on entries, including entries removed since.
+        next_uses: tells when objects are needed next; None: nothing is known.
     """
 
     def __init__(self, limit_bytes: int, quotas: Quotas | None = None) -> None:
@@ -74,7 +75,7 @@ class CacheIndex:
         self.committed_count = 0
         self.pin_count = 0
         self._entries: dict[ObjectRef, Entry] = {}
-        self._next_uses: NextUses | None = None
+        self.next_uses: NextUses | None = None
         self._now = 0
 
     @property
@@ -243,18 +244,13 @@ class CacheIndex:
         victims = self.space.order.take(wanted_bytes, after=after) if wanted_bytes > 0 else []
         return self._drop_all(victims or [])
 
-    def has_room(self, ref: ObjectRef) -> bool:
-        """Whether a missing object could enter now without evicting an entry that is needed sooner."""
-        price = self.space.price((ref,))
-        return price >= NOT_NEEDED or price > self._times((ref,))[0]
-
     def note_next_use(self, times: NextUses, refs: Sequence[ObjectRef] | None = None) -> None:
         """Take next uses from ``times`` from now on; see ``ShardCache.note_next_use``.
 
         Raises:
             ValueError: a time is not a number.
         """
-        self._next_uses = times
+        self.next_uses = times
         if refs is None:
             entries = list(self._entries.values())
         else:
@@ -266,9 +262,9 @@ class CacheIndex:
 
     def _times(self, refs: Sequence[ObjectRef]) -> Sequence[float]:
         """Return when each object is needed next; inf: unknown or never."""
-        if self._next_uses is None or not refs:
+        if self.next_uses is None or not refs:
             return [math.inf] * len(refs)
-        found = self._next_uses(refs)
+        found = self.next_uses(refs)
         wrong = next((ref for ref, time in zip(refs, found, strict=True) if math.isnan(time)), None)
         if wrong is not None:
             raise ValueError(f"expected a time or inf as the next use of {wrong.url}, got nan")

@@ -27,7 +27,7 @@ def test_the_order_of_members_does_not_matter() -> None:
 def test_a_member_that_leaves_moves_its_own_entries_only() -> None:
     """All other entries stay where they are, and the moved ones go to all that remain."""
     gone, *left = MEMBERS
-    moved = Counter()
+    moved: Counter[str | None] = Counter()
     for ref in REFS:
         before, after = holder_of(MEMBERS, ref), holder_of(left, ref)
         assert before in {gone, after}
