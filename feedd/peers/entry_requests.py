@@ -113,11 +113,11 @@ def _count(text: str) -> int:
 
 
 def _quoted(text: str) -> str:
-    return quote(text, safe="", errors="surrogatepass")
+    return quote(text, safe="")
 
 
 def _unquoted(text: str) -> str:
-    return unquote(text, errors="surrogatepass")
+    return unquote(text, errors="strict")
 
 
 class _Head:

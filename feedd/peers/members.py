@@ -19,10 +19,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from feedd.peers.peer_options import PeerOptions
-    from feedd.protocols import Clock, Recorder
+    from feedd.protocols import Recorder
     from feedd.values import ObjectRef
 
-REFRESH_S: Final = 5.0
 _RESOLVE_S: Final = 5.0
 _LANE_PORTS: Final = 100  # as config.types.lane_address counts
 _FILE_BYTES_MAX: Final = 1 << 20
@@ -62,14 +61,8 @@ class Members:
         holder = holder_of((one for one in self.current if one == self.own or usable(one)), ref)
         return None if holder == self.own else holder
 
-    async def follow(self, clock: Clock) -> None:
-        """Refresh the members again and again; never returns."""
-        while True:
-            await clock.sleep_s(REFRESH_S)
-            await self.refresh()
-
-    async def refresh(self) -> None:
-        """Read the file and resolve the names."""
+    async def refresh(self) -> bool:
+        """Read the file and resolve the names; return whether the members changed."""
         path = self._options.members_file
         if path is not None:
             self._in_file = await LOCAL_FILES.run(self._read, path)
@@ -78,7 +71,7 @@ class Members:
         found = sorted({lane for addresses in resolved for address in addresses for lane in self._lanes(address)})
         current = tuple(found)
         if current == self.current:
-            return
+            return False
         own = await LOCAL_FILES.run(self._own_of, current)
         _log.info("members of the peer cache", count=len(current), own=own or "none", members=current[:16])
         if current and not own:
@@ -86,6 +79,7 @@ class Members:
             _log.warning("this daemon is no member of the peer cache: it reads from peers only", hint=hint)
         self.current, self.own = current, own
         self._recorder.gauge(PEER_MEMBERS, len(current))
+        return True
 
     def retire(self) -> None:
         """Set the gauge to zero."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Final, Protocol, Self
 
 import structlog
 
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from feedd.peers.peer_options import PeerOptions
     from feedd.protocols import Clock, Recorder, ShardFetcher, SpanFetcher
 
-_BACKLOG = 256
+_BACKLOG: Final = 256
+_REFRESH_S: Final = 5.0
 _log = structlog.get_logger(__name__)
 
 
@@ -102,9 +103,9 @@ class PeerCache:
             )
             group = await stack.enter_async_context(asyncio.TaskGroup())
             for upkeep in (
-                members.follow(self._clock),
+                self._follow(members, links),
                 self._contexts.follow(self._clock),
-                work_loop.run(lambda: links.probe(lambda: members.current)),
+                work_loop.run(links.probe),
             ):
                 stack.callback(group.create_task(upkeep).cancel)
             self._stack = stack.pop_all()
@@ -126,6 +127,13 @@ class PeerCache:
                     yield
                 finally:
                     serving.cancel()
+
+    async def _follow(self, members: Members, links: PeerLinks) -> None:
+        """Find the members again and again; never returns."""
+        while True:
+            await self._clock.sleep_s(_REFRESH_S)
+            if await members.refresh():
+                await self._stores.work_loop.run(lambda: links.retain(members.current))
 
     async def _linked(self, tls: ssl.SSLContext | None) -> PeerLinks:
         return PeerLinks(self._options, self._stores.buckets, self._stores.ranges, tls, self._recorder, self._clock)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Protocol, Self
 
 import structlog
 
-from feedd.errors import CacheTooSmall, FeeddError
+from feedd.errors import FeeddError
 from feedd.peers.peer_fetcher import may_travel
 
 if TYPE_CHECKING:
@@ -128,8 +128,7 @@ class PeerEntries:
                     pins = await self._cache.acquire([ref])
             self._pins[ref], file = pins, pins.files[0]
         except (FeeddError, TimeoutError) as error:
-            level = "debug" if isinstance(error, CacheTooSmall | TimeoutError) else "info"
-            getattr(_log, level)("an entry could not be brought for a peer", object=ref.url, error=str(error))
+            _log.debug("an entry could not be brought for a peer", object=ref.url, error=str(error))
         finally:
             if file is None:
                 self._pins.pop(ref, None)

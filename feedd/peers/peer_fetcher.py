@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from feedd.dataset.object_spans import is_span, object_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -65,8 +67,23 @@ class PeerFetcher:
 
 def may_travel(ref: ObjectRef) -> bool:
     """Whether an entry may go from one daemon to another: local files and converted shards stay where they are."""
-    return ref.root.startswith(_S3) and ref.conversion is None and ref.size_bytes > 0 and _fits_header(ref.etag)
+    if not ref.root.startswith(_S3) or ref.conversion is not None or not ref.size_bytes:
+        return False
+    return _fits_request(ref) and (not is_span(ref) or _is_within(ref))
 
 
-def _fits_header(etag: str) -> bool:
-    return etag.isascii() and etag.isprintable() and '"' not in etag
+def _fits_request(ref: ObjectRef) -> bool:
+    try:
+        f"{ref.root}{ref.key}".encode()
+    except UnicodeEncodeError:
+        return False
+    return ref.etag.isascii() and ref.etag.isprintable() and '"' not in ref.etag
+
+
+def _is_within(ref: ObjectRef) -> bool:
+    """Whether a span, which a peer may have named, is one."""
+    try:
+        whole, start = object_of(ref)
+    except ValueError:
+        return False
+    return 0 <= start <= whole.size_bytes - ref.size_bytes

@@ -16,6 +16,8 @@ from feedd.peers.breaker import Breaker
 from feedd.peers.entry_requests import render
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from feedd.fetch.s3.connection_pool import ConnectionPool
     from feedd.fetch.s3.http_answer import Answer
     from feedd.protocols import Clock
@@ -48,18 +50,22 @@ class PeerLink:
         pool: connections to it.
         timeout_s: longest silence; see ``PeerOptions.timeout_s``.
         clock: times the pauses.
+        on_failed: called when the peer begins to be left alone.
 
     Attributes:
         member: as given.
         breaker: whether the peer is left alone.
     """
 
-    def __init__(self, member: str, pool: ConnectionPool, timeout_s: float, clock: Clock) -> None:
+    def __init__(
+        self, member: str, pool: ConnectionPool, timeout_s: float, clock: Clock, on_failed: Callable[[], object]
+    ) -> None:
         self.member = member
         self.breaker = Breaker()
         self._pool = pool
         self._timeout_s = timeout_s
         self._clock = clock
+        self._on_failed = on_failed
 
     def __repr__(self) -> str:
         return f"PeerLink({self.member}, {self.breaker!r})"
@@ -111,6 +117,7 @@ class PeerLink:
         """Leave the peer alone for a while."""
         if self.breaker.failed(self._clock.monotonic_s()):
             _log.warning("a peer failed: the store is used in its place", peer=self.member, error=_line(error))
+            self._on_failed()
 
     async def probe(self) -> None:
         """Find out whether the peer answers again."""

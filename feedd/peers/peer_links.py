@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Protocol
@@ -22,7 +24,7 @@ from feedd.units import parse_host_port
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable, Collection
+    from collections.abc import Collection
 
     from feedd.peers.peer_options import PeerOptions
     from feedd.protocols import Clock, FetchWatch, ObjectStore, Recorder, ShardFetcher
@@ -30,8 +32,8 @@ if TYPE_CHECKING:
     from feedd.values import ObjectRef
 
 _SCHEME: Final = "peer://"
-_LOOK_S: Final = 0.25
-"""How often the links look for a probe that is due."""
+_PARTS_MAX: Final = 256
+"""Bounds the connections to one peer, of which each waiting request has one."""
 _log = structlog.get_logger(__name__)
 
 
@@ -77,8 +79,12 @@ class PeerLinks:
         self._threads = TransferThreads(options.transfer_threads)
         # Two thirds, because silence is noticed after up to half as much again.
         self._limits = SourceOptions(
-            connect_timeout_s=options.timeout_s, read_timeout_s=options.timeout_s * 2 / 3, hedge_share=0
+            parts_in_flight=_PARTS_MAX,
+            connect_timeout_s=options.timeout_s,
+            read_timeout_s=options.timeout_s * 2 / 3,
+            hedge_share=0,
         )
+        self._failed = asyncio.Event()
 
     def usable(self, member: str) -> bool:
         """Whether a peer is not left alone; any thread may ask."""
@@ -91,7 +97,8 @@ class PeerLinks:
         if found is None:
             host, port = parse_host_port(member)
             pool = ConnectionPool(Endpoint(member, host, port, self._tls), self._limits, Files(self._threads))
-            found = self._links[member] = PeerLink(member, pool, self._options.timeout_s, self._clock)
+            found = PeerLink(member, pool, self._options.timeout_s, self._clock, self._failed.set)
+            self._links[member] = found
         return found
 
     async def fetch(self, member: str, ref: ObjectRef, sink: RangeSink, watch: FetchWatch | None) -> bool:
@@ -123,18 +130,27 @@ class PeerLinks:
             return "failed"
         return "read"
 
-    async def probe(self, members: Callable[[], Collection[str]]) -> None:
-        """Probe failing peers when their pauses end, and close links to peers that left; never returns."""
+    async def probe(self) -> None:
+        """Probe failing peers when their pauses end; never returns."""
         while True:
-            await self._clock.sleep_s(_LOOK_S)
-            now_s, current = self._clock.monotonic_s(), members()
-            for member in [member for member in self._links if member not in current]:
-                await self._links.pop(member).close()
+            self._failed.clear()
             paused = [link for link in self._links.values() if link.breaker.is_open]
             self._recorder.gauge(PEER_PAUSED, len(paused))
-            due = [link.probe() for link in paused if link.breaker.probe_at_s <= now_s]
-            if due:
-                await asyncio.gather(*due)
+            now_s = self._clock.monotonic_s()
+            due_s = min((link.breaker.probe_at_s for link in paused), default=math.inf) - now_s
+            if due_s > 0:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(due_s if due_s < math.inf else None):
+                        await self._failed.wait()
+                continue
+            await asyncio.gather(*(link.probe() for link in paused if link.breaker.probe_at_s <= now_s))
+
+    async def retain(self, members: Collection[str]) -> None:
+        """Close the links to all peers but ``members``."""
+        gone = [member for member in self._links if member not in members]
+        self._stores = {name: store for name, store in self._stores.items() if store.member not in gone}
+        for member in gone:
+            await self._links.pop(member).close()
 
     async def close(self) -> None:
         """Close all links."""

@@ -52,10 +52,18 @@ class PeerStore:
         """Root of the inner store."""
         return self._inner.root
 
+    @property
+    def member(self) -> str:
+        """Address of the peer."""
+        return self._link.member
+
     @contextmanager
     def fetching(self, ref: ObjectRef) -> Iterator[None]:
         """Treat the body as one fetch: a range that is wanted again was damaged, and comes from the bucket then."""
         ref = self._own(ref)
+        if ref in self._received:  # two caches of this node fetch the entry at the same time
+            yield
+            return
         self._received[ref] = []
         try:
             yield

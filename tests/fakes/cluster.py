@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from feedd.access import AccessRules
 from feedd.cache.cache_options import CacheOptions
-from feedd.cache.caches import DiskCache
+from feedd.cache.caches import DiskCache, MemoryCache
 from feedd.catalog.sources import Sources
 from feedd.clock import SystemClock
 from feedd.fetch.fetch_options import S3Options, SourceOptions
@@ -49,7 +49,7 @@ class Node:
     address: str
     sources: Sources
     peers: PeerCache
-    cache: DiskCache
+    cache: DiskCache | MemoryCache
     recorder: TallyRecorder = field(default_factory=TallyRecorder)
 
     async def read(self, ref: ObjectRef) -> bytes:
@@ -71,6 +71,7 @@ async def a_node(
     tls: PeerTls | None = None,
     rules: AccessRules | None = None,
     cache_bytes: int = 64 << 20,
+    in_memory: bool = False,
 ) -> AsyncIterator[Node]:
     """Open a node; the long timeout is for slow machines, where nothing fails."""
     recorder, clock = TallyRecorder(), SystemClock()
@@ -81,8 +82,9 @@ async def a_node(
         PeerCache(options, sources, recorder, clock) as peers,
     ):
         cache_options = CacheOptions(folder, cache_bytes, free_reserve_bytes=0)
+        on_disk = DiskCache(cache_options, peers.fetcher, recorder, clock)
         async with (
-            DiskCache(cache_options, peers.fetcher, recorder, clock) as cache,
+            MemoryCache(cache_bytes, peers.fetcher, recorder, clock) if in_memory else on_disk as cache,
             peers.serving(cache, rules or AccessRules()),
         ):
             yield Node(address, sources, peers, cache, recorder)

@@ -7,17 +7,20 @@ import os
 import socket
 import ssl
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 from feedd.access import AccessRules
+from feedd.conversion import Conversion
 from feedd.errors import BadConfig, ObjectChanged
 from feedd.metrics import PEER_FETCHES, PEER_PAUSED, PEER_READ_BYTES, PEER_READS, PEER_SENT_BYTES, SOURCE_BYTES
 from feedd.peers.entry_requests import render
+from feedd.peers.peer_fetcher import may_travel
 from feedd.peers.peer_options import PeerTls
-from feedd.values import ByteRange
+from feedd.values import ByteRange, ObjectRef
 from tests.fakes.cluster import a_node, free_address, held_by
 from tests.fakes.s3.checksums import Kept
 from tests.fakes.s3.server import S3Server
@@ -27,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
-    from feedd.values import ObjectRef
     from tests.fakes.cluster import Node
 
 SIZES = [1, 100_000, 700_000, 3_000_000]
@@ -76,9 +78,12 @@ async def _pair(stack: AsyncExitStack, server: S3Server, folder: Path, **options
     return first, second
 
 
-async def test_each_object_is_fetched_once(stack: AsyncExitStack, server: S3Server, tmp_path: Path) -> None:
+@pytest.mark.parametrize("in_memory", [False, True], ids=["disk", "memory"])
+async def test_each_object_is_fetched_once(
+    stack: AsyncExitStack, server: S3Server, tmp_path: Path, in_memory: bool
+) -> None:
     """Both nodes read everything at the same time: the store sends each object once, and all bytes are right."""
-    nodes = await _pair(stack, server, tmp_path)
+    nodes = await _pair(stack, server, tmp_path, in_memory=in_memory)
     refs = await _refs(nodes[0])
     wanted = [content(number) for number in range(COUNT)]
     for read in await asyncio.gather(*(asyncio.gather(*map(node.read, refs)) for node in nodes)):
@@ -198,11 +203,13 @@ async def test_a_changed_object_is_never_served(stack: AsyncExitStack, server: S
 async def test_a_full_holder_refuses(stack: AsyncExitStack, server: S3Server, tmp_path: Path) -> None:
     """A holder whose cache has no room for the entry says so at once, and the store is used."""
     members = own, small = free_address(), free_address()
+    for number in range(100, 112):  # the small node holds some of them
+        server.put("data", f"{number}.tar", bytes(2_000_000))
     node = await stack.enter_async_context(a_node(server, tmp_path / "a", own, members))
     holder = await stack.enter_async_context(a_node(server, tmp_path / "b", small, members, cache_bytes=1 << 20))
     refs = await _refs(node)
-    large = next(ref for ref in held_by(refs, small, members) if ref.size_bytes == max(SIZES))
-    assert await node.read(large) == content(refs.index(large))
+    large = held_by([ref for ref in refs if ref.size_bytes == 2_000_000], small, members)[0]
+    assert await node.read(large) == bytes(large.size_bytes)
     assert node.recorder.total(PEER_FETCHES, outcome="refused") == 1
     assert holder.recorder.total(SOURCE_BYTES) == 0
 
@@ -301,3 +308,25 @@ async def test_an_address_in_use_is_an_error(server: S3Server, tmp_path: Path) -
         with pytest.raises(BadConfig, match=r"to listen on for peers, got .*in use"):
             async with a_node(server, tmp_path / "a", address, (address,)):
                 pass
+
+
+@pytest.mark.parametrize(
+    ("change", "may"),
+    [
+        ({}, True),
+        ({"root": "file://"}, False),
+        ({"size_bytes": 0}, False),
+        ({"conversion": Conversion("gunzip")}, False),
+        ({"key": "\ud800"}, False),
+        ({"etag": 'a"b'}, False),
+        ({"etag": "\u00e4"}, False),
+        ({"etag": "span-100-200-abc"}, True),
+        ({"etag": "span-101-200-abc"}, False),
+        ({"etag": "span-x-200-abc"}, False),
+        ({"etag": "span-1"}, False),
+    ],
+    ids=range(11),
+)
+def test_what_may_travel(change: dict[str, Any], may: bool) -> None:
+    """Whole objects, spans and packs of S3, whose names fit into a request; nothing that a peer could misuse."""
+    assert may_travel(replace(ObjectRef("s3://data", "a", 100, "etag"), **change)) == may
