@@ -7,8 +7,9 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from feedd_client import FeedDataset, Topology
@@ -52,27 +53,28 @@ def _cluster(daemons: Callable[..., Daemon], count: int, *settings: str) -> list
         )
 
 
-def _dataset(cluster: list[Daemon], node: int) -> FeedDataset:
+def _dataset(cluster: list[Daemon], node: int, url: str = "s3://data/train/", **options: Any) -> FeedDataset:
     """Return a replicated data set, as a node's only rank opens it."""
     return FeedDataset(
-        "s3://data/train/",
+        url,
         address=cluster[node].address,
         topology=Topology(len(cluster), node, 1, 0, len(cluster), node),
         batch_size=4,
-        fields={"cls": "int"},
+        fields=options.pop("fields", {"cls": "int"}),
         shuffle=True,
         seed=3,
         sharding="replicated",
         uneven="allow",
+        **options,
     )
 
 
-def _read_all(cluster: list[Daemon]) -> list[list[int]]:
+def _read_all(cluster: list[Daemon], field: str = "cls", **options: Any) -> list[list[int]]:
     """Read an epoch on all nodes at once; return the samples of each."""
 
     def read(node: int) -> list[int]:
-        with closing(_dataset(cluster, node)) as dataset:
-            return [number for batch in dataset for number in batch["cls"].tolist()]
+        with closing(_dataset(cluster, node, **options)) as dataset:
+            return [number for batch in dataset for number in batch[field].flatten().tolist()]
 
     with ThreadPoolExecutor(len(cluster)) as pool:
         return list(pool.map(read, range(len(cluster))))
@@ -140,3 +142,22 @@ def test_a_node_that_joins_later_reads_from_the_others(data: S3Server, daemons: 
     with closing(_dataset(cluster, 2)) as dataset:
         assert sorted(number for batch in dataset for number in batch["cls"].tolist()) == ALL
     assert _gets(data) == before
+
+
+@pytest.mark.nightly
+def test_packs_and_spans_travel(s3: S3Server, daemons: Callable[..., Daemon]) -> None:
+    """Small objects, which nodes pack alike, and spans of a large file come from the store once per cluster, too."""
+    for number in range(400):
+        s3.put("data", f"small/{number:03d}.cls", b"%d" % number)
+    tokens = np.arange(3 << 20, dtype=np.uint16)
+    s3.put("data", "tokens/all.bin", tokens.tobytes())
+    cluster = _cluster(daemons, 3, PATIENT, "fetch.span_size=1MiB")
+    for samples in _read_all(cluster, url="s3://data/small/"):
+        assert sorted(samples) == list(range(400))
+    assert set(_gets(s3).values()) == {1}
+    fields = {"tokens": "tokens:uint16:1024"}
+    read = _read_all(cluster, "tokens", url="s3://data/tokens/", fields=fields)
+    assert len({(len(samples), sum(samples)) for samples in read}) == 1
+    assert len(read[0]) >= len(tokens)
+    sent = sum(daemon.metrics()["feedd_source_bytes_total"] for daemon in cluster)
+    assert sent < 1.1 * tokens.nbytes
