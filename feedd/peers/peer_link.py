@@ -84,6 +84,7 @@ class PeerLink:
         except _FAILURES as error:
             self.failed(error)
             return Promise.FAILED
+        self.breaker.answered()
         return Promise.HELD if status == _HELD else Promise.REFUSED
 
     async def read(self, ref: ObjectRef, span: ByteRange, sink: RangeSink, progress: ReadProgress) -> bool:
@@ -111,11 +112,14 @@ class PeerLink:
             self.failed(error)
             message = f"the peer {self.member} failed: {_line(error)}"
             raise StoreUnavailable(message, object=ref.url, stage="source") from error
+        self.breaker.answered()
         return answer.status < 300
 
     def failed(self, error: BaseException) -> None:
-        """Leave the peer alone for a while."""
-        if self.breaker.failed(self._clock.monotonic_s()):
+        """Leave the peer alone for a while, if it failed or was late several times in a row."""
+        now_s = self._clock.monotonic_s()
+        is_late = isinstance(error, TimeoutError) or isinstance(error.__cause__, TimeoutError)
+        if self.breaker.late(now_s) if is_late else self.breaker.failed(now_s):
             _log.warning("a peer failed: the store is used in its place", peer=self.member, error=_line(error))
             self._on_failed()
 
