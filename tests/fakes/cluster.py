@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import socket
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from feedd.access import AccessRules
 from feedd.cache.cache_options import CacheOptions
@@ -17,14 +19,15 @@ from feedd.fetch.fetch_options import S3Options, SourceOptions
 from feedd.peers.peer_cache import PeerCache
 from feedd.peers.peer_options import PeerOptions
 from feedd.peers.rendezvous import holder_of
+from tests.fakes.s3.checksums import Kept
+from tests.fakes.s3.server import S3Server
 from tests.fakes.tally import TallyRecorder
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
     from feedd.peers.peer_options import PeerTls
     from feedd.values import ObjectRef
-    from tests.fakes.s3.server import S3Server
 
 
 def free_address() -> str:
@@ -93,3 +96,33 @@ async def a_node(
 def held_by(refs: list[ObjectRef], address: str, members: tuple[str, ...]) -> list[ObjectRef]:
     """Return the refs that a member holds."""
     return [ref for ref in refs if holder_of(members, ref) == address]
+
+
+SIZES = [1, 100_000, 700_000, 3_000_000]
+COUNT = 12
+"""Objects of ``server_of_twelve``."""
+
+
+def content(number: int) -> bytes:
+    """Return the bytes of an object."""
+    return np.random.default_rng(number).bytes(SIZES[number % len(SIZES)])
+
+
+@contextmanager
+def server_of_twelve() -> Iterator[S3Server]:
+    """Serve twelve objects of several sizes, with checksums."""
+    with S3Server() as server:
+        for number in range(COUNT):
+            server.put("data", f"{number}.tar", content(number), Kept("crc32c", ()))
+        yield server
+
+
+async def refs_of(node: Node) -> list[ObjectRef]:
+    """List all objects, in the order of their numbers."""
+    refs = list(await node.sources.resolve(["s3://data/"]))
+    return sorted(refs, key=lambda ref: int(ref.key.removesuffix(".tar")))
+
+
+def gets(server: S3Server) -> list[str]:
+    """Return the keys of all GETs of objects so far."""
+    return [request.key for request in server.requests if request.method == "GET" and request.key]

@@ -5,68 +5,34 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import ssl
-from contextlib import AsyncExitStack
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
 
-from feedd.access import AccessRules
-from feedd.conversion import Conversion
-from feedd.errors import BadConfig, ObjectChanged
+from feedd.clock import SystemClock
+from feedd.errors import ObjectChanged
 from feedd.metrics import PEER_FETCHES, PEER_PAUSED, PEER_READ_BYTES, PEER_READS, PEER_SENT_BYTES, SOURCE_BYTES
 from feedd.peers.breaker import LATE_MAX
 from feedd.peers.entry_requests import render
-from feedd.peers.peer_fetcher import may_travel
-from feedd.peers.peer_options import PeerTls
-from feedd.values import ByteRange, ObjectRef
-from tests.fakes.cluster import a_node, free_address, held_by
-from tests.fakes.s3.checksums import Kept
-from tests.fakes.s3.server import S3Server
-from tests.unit.serve.certs import Authority
+from feedd.peers.peer_link import Promise
+from feedd.peers.peer_links import PeerLinks
+from feedd.peers.peer_options import PeerOptions
+from feedd.peers.peer_store import PeerStore
+from feedd.values import ByteRange
+from tests.fakes.cluster import COUNT, a_node, content, free_address, gets, held_by, refs_of
+from tests.fakes.s3.faults import Fault
+from tests.fakes.sinks import into
+from tests.fakes.tally import TallyRecorder
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from contextlib import AsyncExitStack
     from pathlib import Path
 
     from tests.fakes.cluster import Node
+    from tests.fakes.s3.server import S3Server
 
-SIZES = [1, 100_000, 700_000, 3_000_000]
-COUNT = 12
 QUICK_S = 0.2
 """Silence that is noticed within a test, and that a machine under load seldom causes by itself."""
-
-
-@pytest.fixture
-def server() -> Iterator[S3Server]:
-    """Twelve objects of several sizes, with checksums."""
-    with S3Server() as started:
-        for number in range(COUNT):
-            started.put("data", f"{number}.tar", content(number), Kept("crc32c", ()))
-        yield started
-
-
-def content(number: int) -> bytes:
-    """Return the bytes of an object."""
-    return np.random.default_rng(number).bytes(SIZES[number % len(SIZES)])
-
-
-@pytest.fixture
-async def stack() -> AsyncIterator[AsyncExitStack]:
-    """Close nodes at the end, the last one first."""
-    async with AsyncExitStack() as opened:
-        yield opened
-
-
-async def _refs(node: Node) -> list[ObjectRef]:
-    refs = list(await node.sources.resolve(["s3://data/"]))
-    return sorted(refs, key=lambda ref: int(ref.key.removesuffix(".tar")))
-
-
-def _gets(server: S3Server) -> list[str]:
-    return [request.key for request in server.requests if request.method == "GET" and request.key]
 
 
 async def _pair(stack: AsyncExitStack, server: S3Server, folder: Path, **options: object) -> tuple[Node, Node]:
@@ -85,11 +51,11 @@ async def test_each_object_is_fetched_once(
 ) -> None:
     """Both nodes read everything at the same time: the store sends each object once, and all bytes are right."""
     nodes = await _pair(stack, server, tmp_path, in_memory=in_memory)
-    refs = await _refs(nodes[0])
+    refs = await refs_of(nodes[0])
     wanted = [content(number) for number in range(COUNT)]
     for read in await asyncio.gather(*(asyncio.gather(*map(node.read, refs)) for node in nodes)):
         assert read == wanted
-    assert sorted(_gets(server)) == sorted(ref.key for ref in refs)
+    assert sorted(gets(server)) == sorted(ref.key for ref in refs)
     for node, other in (nodes, nodes[::-1]):
         theirs = held_by(refs, other.address, (nodes[0].address, nodes[1].address))
         assert theirs
@@ -103,7 +69,7 @@ async def test_a_node_that_is_no_member_only_reads(stack: AsyncExitStack, server
     member, guest = free_address(), free_address()
     holder = await stack.enter_async_context(a_node(server, tmp_path / "a", member, (member,)))
     reader = await stack.enter_async_context(a_node(server, tmp_path / "b", guest, (member,)))
-    refs = await _refs(reader)
+    refs = await refs_of(reader)
     assert [await reader.read(ref) for ref in refs] == [content(number) for number in range(COUNT)]
     assert [await holder.read(ref) for ref in refs] == [content(number) for number in range(COUNT)]
     assert reader.recorder.total(SOURCE_BYTES) == 0
@@ -119,10 +85,58 @@ async def test_nodes_that_disagree_do_not_wait_for_each_other(
         await stack.enter_async_context(a_node(server, tmp_path / address, address, (other,)))
         for address, other in (addresses, addresses[::-1])
     ]
-    refs = await _refs(nodes[0])
+    refs = await refs_of(nodes[0])
     async with asyncio.timeout(20):
         for read in await asyncio.gather(*(asyncio.gather(*map(node.read, refs)) for node in nodes)):
             assert read == [content(number) for number in range(COUNT)]
+
+
+async def test_a_request_is_never_passed_on(stack: AsyncExitStack, server: S3Server, tmp_path: Path) -> None:
+    """A node that is asked for an entry takes it from the store, though it believes that a third node holds it."""
+    first, second, third = free_address(), free_address(), free_address()
+    last = await stack.enter_async_context(a_node(server, tmp_path / "c", third, (third,)))
+    middle = await stack.enter_async_context(a_node(server, tmp_path / "b", second, (third,)))
+    node = await stack.enter_async_context(a_node(server, tmp_path / "a", first, (second,)))
+    ref = (await refs_of(node))[2]
+    assert await node.read(ref) == content(2)
+    assert node.recorder.total(PEER_FETCHES, outcome="read") == 1
+    assert middle.recorder.total(SOURCE_BYTES) == ref.size_bytes
+    assert last.recorder.total(PEER_SENT_BYTES) == 0
+
+
+async def test_a_waiting_peer_gets_signs_of_life(stack: AsyncExitStack, server: S3Server, tmp_path: Path) -> None:
+    """While the holder fetches from a slow store, a request that waits is answered again and again, then for good."""
+    own = free_address()
+    node = await stack.enter_async_context(a_node(server, tmp_path / "a", own, (own,), timeout_s=0.04))
+    ref = (await refs_of(node))[2]
+    server.script("data", ref.key, Fault(drip_bytes_s=2 * ref.size_bytes))
+    host, port = own.split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(render(own, ref, wait=True))
+    answer = b""
+    while b" 200 OK" not in answer:
+        answer += await reader.readuntil(b"\r\n\r\n")
+    assert answer.count(b"HTTP/1.1 102 ") > 1
+    writer.close()
+
+
+async def test_ranges_of_a_peer_that_is_left_alone(server: S3Server, tmp_path: Path) -> None:
+    """Ranges that were planned when the peer failed come from the store, without a word to the peer."""
+    own, clock, recorder = free_address(), SystemClock(), TallyRecorder()
+    async with a_node(server, tmp_path, own, (own,)) as node:
+        ref = (await refs_of(node))[2]
+        options = PeerOptions("127.0.0.1:0", timeout_s=20.0)
+        links = PeerLinks(options, node.sources.buckets, node.sources.ranges, None, recorder, clock)
+        link = links.link(own)
+        assert await link.promise(ref) is Promise.HELD
+        store, target = PeerStore(node.sources.buckets.of("s3://data"), link, recorder), bytearray(100)
+        await store.read_into(ref, ByteRange(0, 100), into(target))
+        link.failed(OSError("lost"))
+        await store.read_into(ref, ByteRange(100, 200), into(target))
+        assert target == content(2)[100:200]
+        assert recorder.total(PEER_READS, outcome="read") == recorder.total(PEER_READS, outcome="paused") == 1
+        assert recorder.total(PEER_READ_BYTES) == 100
+        await links.close()
 
 
 @pytest.mark.parametrize("silent", [False, True], ids=["dead", "silent"])
@@ -139,21 +153,21 @@ async def test_a_peer_that_does_not_answer(
             lost.listen(64)  # the kernel accepts, and nobody answers
         gone = f"127.0.0.1:{lost.getsockname()[1]}"
         node = await stack.enter_async_context(a_node(server, tmp_path / "a", own, (own, gone), timeout_s=QUICK_S))
-        refs = await _refs(node)
+        refs = await refs_of(node)
         theirs = held_by(refs, gone, (own, gone))
         await node.read(theirs[0])
         assert node.recorder.total(PEER_FETCHES, outcome="failed") == 1
         assert [await node.read(ref) for ref in refs][:COUNT] == [content(number) for number in range(COUNT)]
         asked = LATE_MAX if silent else 1
         assert node.recorder.total(PEER_FETCHES) == asked, "entries of a failed peer are the other members'"
-        assert sorted(_gets(server)) == sorted(ref.key for ref in refs)
+        assert sorted(gets(server)) == sorted(ref.key for ref in refs)
 
 
 async def test_a_peer_that_comes_back_is_used_again(stack: AsyncExitStack, server: S3Server, tmp_path: Path) -> None:
     """A probe in the background finds it; no read waits for that."""
     members = own, late = free_address(), free_address()
     node = await stack.enter_async_context(a_node(server, tmp_path / "a", own, members, timeout_s=2.0))
-    refs = await _refs(node)
+    refs = await refs_of(node)
     theirs = held_by(refs, late, members)
     await node.read(theirs[0])
     holder = await stack.enter_async_context(a_node(server, tmp_path / "b", late, members))
@@ -171,7 +185,7 @@ async def test_wrong_bytes_are_noticed(
 ) -> None:
     """A peer that sends other bytes, or another range, is found out; the object comes from the store."""
     node, holder = await _pair(stack, server, tmp_path)
-    refs = await _refs(node)
+    refs = await refs_of(node)
     ref = max(held_by(refs, holder.address, (node.address, holder.address)), key=lambda ref: ref.size_bytes)
     real = os.sendfile
     if verified:
@@ -194,13 +208,13 @@ def _wrong_range(status: str, size_bytes: int = 0, more: str = "") -> bytes:
 async def test_a_changed_object_is_never_served(stack: AsyncExitStack, server: S3Server, tmp_path: Path) -> None:
     """A peer serves the version that is asked for, or nothing; if the store has another by now, that is an error."""
     node, holder = await _pair(stack, server, tmp_path)
-    refs = await _refs(node)
+    refs = await refs_of(node)
     old = held_by(refs, holder.address, (node.address, holder.address))[0]
     assert await holder.read(old) == content(refs.index(old))
     server.put("data", old.key, b"new")
     with pytest.raises(ObjectChanged):
         await node.read(old)
-    (new,) = [ref for ref in await _refs(node) if ref.key == old.key]
+    (new,) = [ref for ref in await refs_of(node) if ref.key == old.key]
     assert await node.read(new) == b"new"
 
 
@@ -211,126 +225,48 @@ async def test_a_full_holder_refuses(stack: AsyncExitStack, server: S3Server, tm
         server.put("data", f"{number}.tar", bytes(2_000_000))
     node = await stack.enter_async_context(a_node(server, tmp_path / "a", own, members))
     holder = await stack.enter_async_context(a_node(server, tmp_path / "b", small, members, cache_bytes=1 << 20))
-    refs = await _refs(node)
+    refs = await refs_of(node)
     large = held_by([ref for ref in refs if ref.size_bytes == 2_000_000], small, members)[0]
     assert await node.read(large) == bytes(large.size_bytes)
     assert node.recorder.total(PEER_FETCHES, outcome="refused") == 1
     assert holder.recorder.total(SOURCE_BYTES) == 0
 
 
-async def test_only_what_a_peer_may_read(stack: AsyncExitStack, server: S3Server, tmp_path: Path) -> None:
-    """The rules for URLs hold for peers; what they do not cover is neither fetched nor served."""
-    members = own, strict = free_address(), free_address()
+async def test_peers_evict_nothing_that_is_needed_sooner(
+    stack: AsyncExitStack, server: S3Server, tmp_path: Path
+) -> None:
+    """A full holder takes an entry for a peer only if it needs the entry sooner than one of its own."""
+    members = own, full = free_address(), free_address()
+    for number in range(100, 124):
+        server.put("data", f"{number}.tar", bytes(2_000_000))
     node = await stack.enter_async_context(a_node(server, tmp_path / "a", own, members))
-    holder = await stack.enter_async_context(
-        a_node(server, tmp_path / "b", strict, members, rules=AccessRules(("s3://public/",)))
-    )
-    refs = await _refs(node)
-    theirs = held_by(refs, strict, members)
-    await holder.read(theirs[0])
-    assert await node.read(theirs[0]) == content(refs.index(theirs[0]))
-    assert holder.recorder.total(PEER_SENT_BYTES) == 0
+    holder = await stack.enter_async_context(a_node(server, tmp_path / "b", full, members, cache_bytes=9 << 20))
+    refs = [ref for ref in await refs_of(node) if ref.size_bytes == 2_000_000]
+    wanted, sooner, *_ = held_by(refs, full, members)
+    residents = [ref for ref in refs if ref not in {wanted, sooner}][:4]
+    for ref in residents:
+        await holder.read(ref)
+    times = {wanted: 9.0, sooner: 1.0}
+    holder.cache.note_next_use(lambda asked: [times.get(ref, 5.0) for ref in asked])
+    await node.read(wanted)
     assert node.recorder.total(PEER_FETCHES, outcome="refused") == 1
+    assert all(map(holder.cache.holds, residents))
+    await node.read(sooner)
+    assert node.recorder.total(PEER_FETCHES, outcome="read") == 1
 
 
-def _files(authority: Authority, name: str) -> PeerTls:
-    return PeerTls(*authority.issue(name), authority.ca_path)
-
-
-async def test_members_with_certificates(stack: AsyncExitStack, server: S3Server, tmp_path: Path) -> None:
-    """With TLS in both directions everything is as without: each object once, all bytes right, rules by name."""
-    authority, members = Authority(tmp_path), (free_address(), free_address())
-    rules = AccessRules(("s3://public/",), {"node-0": ("s3://data/",), "node-1": ("s3://data/",)})
-    nodes = [
-        await stack.enter_async_context(
-            a_node(server, tmp_path / str(at), one, members, tls=_files(authority, f"node-{at}"), rules=rules)
-        )
-        for at, one in enumerate(members)
-    ]
-    refs = await _refs(nodes[0])
-    for read in await asyncio.gather(*(asyncio.gather(*map(node.read, refs)) for node in nodes)):
-        assert read == [content(number) for number in range(COUNT)]
-    assert sorted(_gets(server)) == sorted(ref.key for ref in refs)
-
-
-async def test_a_stranger_is_refused(stack: AsyncExitStack, server: S3Server, tmp_path: Path) -> None:
-    """A daemon whose certificate another authority signed gets nothing; neither does one without a certificate."""
-    for name in ("ours", "theirs"):
-        (tmp_path / name).mkdir()
-    ours, theirs = Authority(tmp_path / "ours"), Authority(tmp_path / "theirs")
-    members = member, stranger = free_address(), free_address()
-    holder = await stack.enter_async_context(
-        a_node(server, tmp_path / "a", member, members, tls=_files(ours, "member"))
-    )
-    mixed = PeerTls(*theirs.issue("stranger"), ours.ca_path)
-    outsider = await stack.enter_async_context(a_node(server, tmp_path / "b", stranger, members, tls=mixed))
-    refs = await _refs(outsider)
-    ref = held_by(refs, member, members)[0]
-    await holder.read(ref)
-    assert await outsider.read(ref) == content(refs.index(ref))
-    assert outsider.recorder.total(PEER_FETCHES, outcome="failed") == 1
-    bare = ssl.create_default_context(cafile=str(ours.ca_path))
-    host, port = member.split(":")
-    with pytest.raises((OSError, asyncio.IncompleteReadError)):
-        await _ask(host, int(port), bare, render(member, ref, ByteRange(0, 1)))
-    assert holder.recorder.total(PEER_SENT_BYTES) == 0
-
-
-async def _ask(host: str, port: int, context: ssl.SSLContext, request: bytes) -> bytes:
-    """Send a request and return the first byte of the answer."""
-    reader, writer = await asyncio.open_connection(host, port, ssl=context)
-    try:
-        writer.write(request)
-        return await reader.readexactly(1)
-    finally:
-        writer.transport.abort()
-
-
-@pytest.mark.parametrize("sent", [b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01" + b"x" * 400 + b"\r\n\r\n", b"y" * 20_000])
-async def test_nonsense_ends_a_connection(stack: AsyncExitStack, server: S3Server, tmp_path: Path, sent: bytes) -> None:
-    """A connection that sends anything else is closed, and others are served as before."""
+async def test_a_peer_that_left_and_returned(server: S3Server, tmp_path: Path) -> None:
+    """Its connections are closed when it leaves; when it is back, new ones are made."""
     own = free_address()
-    await stack.enter_async_context(a_node(server, tmp_path / "a", own, (own,)))
-    host, port = own.split(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(sent)
-    with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
-        await reader.readexactly(1)
-    writer.close()
-    reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(render(own, None))
-    assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
-    writer.close()
-
-
-async def test_an_address_in_use_is_an_error(server: S3Server, tmp_path: Path) -> None:
-    """The error names the address and the option."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(BadConfig, match=r"to listen on for peers, got .*in use"):
-            async with a_node(server, tmp_path / "a", address, (address,)):
-                pass
-
-
-@pytest.mark.parametrize(
-    ("change", "may"),
-    [
-        ({}, True),
-        ({"root": "file://"}, False),
-        ({"size_bytes": 0}, False),
-        ({"conversion": Conversion("gunzip")}, False),
-        ({"key": "\ud800"}, False),
-        ({"etag": 'a"b'}, False),
-        ({"etag": "\u00e4"}, False),
-        ({"etag": "span-100-200-abc"}, True),
-        ({"etag": "span-101-200-abc"}, False),
-        ({"etag": "span-x-200-abc"}, False),
-        ({"etag": "span-1"}, False),
-    ],
-    ids=range(11),
-)
-def test_what_may_travel(change: dict[str, Any], may: bool) -> None:
-    """Whole objects, spans and packs of S3, whose names fit into a request; nothing that a peer could misuse."""
-    assert may_travel(replace(ObjectRef("s3://data", "a", 100, "etag"), **change)) == may
+    async with a_node(server, tmp_path, own, (own,)) as node:
+        refs = await refs_of(node)
+        options, target = PeerOptions("127.0.0.1:0", timeout_s=20.0), bytearray(refs[2].size_bytes)
+        links = PeerLinks(options, node.sources.buckets, node.sources.ranges, None, TallyRecorder(), SystemClock())
+        assert await links.fetch(own, refs[2], into(target), None)
+        await links.retain([own])
+        assert await links.fetch(own, refs[2], into(target), None)
+        await links.retain([])
+        target[:] = bytes(len(target))
+        assert await links.fetch(own, refs[2], into(target), None)
+        assert target == content(2)
+        await links.close()
