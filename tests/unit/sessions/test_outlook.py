@@ -24,7 +24,7 @@ TAR_BYTES = 10240
 
 def _next_uses(rig: Feeding, folder: str = "train") -> dict[str, float]:
     """When each shard is due, in shards of equal size instead of bytes."""
-    known = rig.cache._index._next_uses
+    known = rig.cache._index.next_uses
     assert known is not None
     listed = [ref for listing in rig.pipeline.catalog._listings.values() for ref in listing.refs]
     uses = dict(zip(listed, known(listed), strict=True))
