@@ -152,6 +152,7 @@ def entry_file(socket_path: str, token: bytes) -> int:
         os.close(fd)
     if not fds:
         raise PermissionError("the daemon sent no descriptor")
+    os.set_inheritable(fds[0], False)  # noqa: FBT003 - no keyword; recv_fds ignores its flags in some versions
     return fds[0]
 
 
