@@ -21,6 +21,9 @@ from feedd.errors import BadConfig, FeeddError, NotFound
 from feedd.observe.page_access import page_file
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from feedd.view.node_model import Look, NodeModel
     from feedd.view.node_reader import NodeReader
     from feedd.view.node_view import NodeView
 
@@ -28,6 +31,8 @@ LOOK_S: Final = 1.0
 """Time between two looks at the daemon."""
 _ONCE_S: Final = 2.0
 """Time that one frame measures."""
+_SLOW_ONCE_S: Final = 10.0
+"""The same, if a job takes no batch in that time: its steps may be long."""
 
 
 def register(app: typer.Typer) -> None:
@@ -36,7 +41,9 @@ def register(app: typer.Typer) -> None:
     @app.command(epilog="Example: feedd top --address unix:///run/feedd/feedd.sock")
     def top(
         *,
-        once: Annotated[bool, typer.Option("--once", help="Print one frame, measured over 2 s, and exit.")] = False,
+        once: Annotated[
+            bool, typer.Option("--once", help="Print one frame, measured over 2 s (slow jobs: up to 10 s), and exit.")
+        ] = False,
         url: Annotated[
             bool,
             typer.Option("--url", help="Print the address of the web page, with the token that opens it, and exit."),
@@ -102,10 +109,29 @@ async def _once(address: str, console: Console) -> None:
     async with AsyncExitStack() as stack:
         reader = await _open(stack, address)
         model.add(await reader.look())
-        await asyncio.sleep(_ONCE_S)
-        view = model.add(await reader.look())
+        view = await measured_once(reader.look, model, asyncio.sleep)
     for line in draw(view, ScreenState(), console.width, None):
         console.print(line, overflow="crop", no_wrap=True)
+
+
+async def measured_once(
+    look: Callable[[], Awaitable[Look]], model: NodeModel, sleep: Callable[[float], Awaitable[object]]
+) -> NodeView:
+    """Return the node after 2 s, or later: as soon as each job took a batch, and after 10 s at the latest.
+
+    Args:
+        look: looks at the node.
+        model: has one look already.
+        sleep: waits so many seconds.
+    """
+    await sleep(_ONCE_S)
+    view = model.add(await look())
+    for _ in range(round((_SLOW_ONCE_S - _ONCE_S) / LOOK_S)):
+        if all(job.batches_per_s for job in view.jobs):
+            break
+        await sleep(LOOK_S)
+        view = model.add(await look())
+    return view
 
 
 class _Screen:

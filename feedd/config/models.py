@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from feedd.access import NO_FILES, AccessRules
+from feedd.access import STORES_ONLY, AccessRules
 from feedd.config.machine_defaults import (
     PARTS_MIN,
     default_arena_bytes,
@@ -220,7 +220,8 @@ class SecurityConfig(Section):
         description="ids of users, besides the daemon's user and root, that may connect; none: all that can open it",
     )
     allow_urls: UrlRules | None = Field(
-        None, description="starts of URLs that clients may read; default: all, but no file:// if others may connect"
+        None,
+        description="starts of URLs that clients may read; default: all; if others may connect, all buckets",
     )
     admin_socket: AbsolutePath | None = Field(
         None,
@@ -363,7 +364,7 @@ class Config(Section):
         by_owner = {name: tuple(one.allow_urls) for name, one in self.owners.items() if one.allow_urls is not None}
         if self.security.allow_urls is not None:
             return AccessRules(tuple(self.security.allow_urls), by_owner)
-        return AccessRules(NO_FILES if self.shared else None, by_owner)
+        return AccessRules(STORES_ONLY if self.shared else None, by_owner)
 
     @field_validator("listen")
     @classmethod

@@ -68,7 +68,7 @@ class Knob:
     """What to turn.
 
     Attributes:
-        option: an option of ``feedd serve``, or an argument of the client.
+        option: an option of ``feedd serve``, an argument of the client, or a setting of the training script.
         now: its present value; empty: not known.
         to: the value to try.
     """

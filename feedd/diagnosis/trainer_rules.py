@@ -56,7 +56,7 @@ def output(window: Window) -> Finding | None:
     in_step = Evidence("write calls of the trainer in a step", calls / steps, limits.WRITES_PER_STEP, "calls")
     in_second = Evidence("write calls of the trainer in a second", calls / trainer_s, limits.WRITES_PER_S, "calls")
     advice = "Log metrics and progress every 10 to 100 steps."
-    return Finding("logging", (in_step, in_second), advice, Knob("log interval", "1", "50"))
+    return Finding("logging", (in_step, in_second), advice, Knob("log interval", "", "50"))
 
 
 def communication(window: Window) -> Finding | None:

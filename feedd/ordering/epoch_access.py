@@ -25,6 +25,9 @@ _AHEAD_WINDOWS: Final = 2
 _AHEAD_SHARDS: Final = 16
 _AHEAD_SHARDS_MAX: Final = 64
 _CACHE_SHARE: Final = 1 / 8
+_LAST: Final = np.iinfo(np.int64).max  # behind all numbers of shards and places
+_FEW: Final = 8
+"""A node that reads less than this part of all shards looks places up in a sorted column, which takes less memory."""
 
 
 def readahead_bytes(bytes_in_flight: int, cache_bytes: int) -> int:
@@ -203,12 +206,15 @@ class _Lookup:
     def __init__(self, order: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
         self.starts = np.concatenate([np.zeros(1), np.cumsum(sizes[order], dtype=np.float64)])
         places = np.arange(order.shape[0], dtype=np.int32)
-        self._first = np.full(sizes.shape, -1, np.int32)
-        self._first[order[::-1]] = places[::-1]
         self._length = order.shape[0] + 1
-        self._all: NDArray[np.int64] | None = None  # (shard, place) as one number, ascending
-        if np.count_nonzero(self._first >= 0) < order.shape[0]:  # partitions share some shards
-            self._all = np.sort(order * self._length + places)
+        self._first = np.zeros(0, np.int32)  # place of each shard of the dataset
+        self._all: NDArray[np.int64] | None = None  # instead of ``_first``: (shard, place) as one number, ascending
+        few = order.shape[0] * _FEW < sizes.shape[0]
+        if not few:
+            self._first = np.full(sizes.shape, -1, np.int32)
+            self._first[order[::-1]] = places[::-1]
+        if few or np.count_nonzero(self._first >= 0) < order.shape[0]:  # partitions share some shards
+            self._all = np.append(np.sort(order * self._length + places), _LAST)
 
     def since(self, place: int, shards: NDArray[np.int64]) -> NDArray[np.int32]:
         """Return the place of each shard from ``place`` on, int32[shards]; -1: there is none.
@@ -217,11 +223,12 @@ class _Lookup:
             place: earlier places do not count.
             shards: dataset indices; -1: no shard.
         """
-        found = self._first[shards]
-        if self._all is not None:
+        if self._all is None:
+            found = self._first[shards]
+        else:
             at = np.searchsorted(self._all, shards * self._length + place)
-            shard, after = np.divmod(self._all[np.minimum(at, self._all.shape[0] - 1)], self._length)
-            found = np.where((at < self._all.shape[0]) & (shard == shards), after, -1).astype(np.int32)
+            shard, after = np.divmod(self._all[at], self._length)
+            found = np.where(shard == shards, after, -1).astype(np.int32)
         found[(found < place) | (shards < 0)] = -1
         return found
 

@@ -69,6 +69,7 @@ BENCHES: dict[str, Callable[[Plan], Result | list[Result]]] = {
     "jpeg": jpeg.run,
     "shared": jpeg.run_shared,
     "memory": jpeg.run_memory,
+    "memory_one": jpeg.run_memory_one,
     "columns": columns.run,
     "tokens": tokens.run,
     "lag": lag.run,

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
 
+from feedd.cli.top import measured_once
 from feedd.cli.top_keys import pressed, split_keys
 from feedd.cli.top_screen import PANELS, SORTS, ScreenState, draw
-from feedd.view.node_model import NodeModel
+from feedd.view.node_model import Look, NodeModel
 from feedd.view.node_view import NodeView
 from feedd.wire import feedd_pb2 as pb
-from tests.fakes.looks import look
+from tests.fakes.looks import answer, look, session
 
 
 def _view(ranks: int = 2) -> NodeView:
@@ -131,3 +133,23 @@ def test_the_filter_is_typed() -> None:
     assert cleared is not None
     assert cleared.filter == ""
     assert pressed(state, "\x03") is None
+
+
+@pytest.mark.parametrize(("step_s", "measured_s"), [(0.1, 2.0), (6.0, 5.0), (60.0, 10.0)])
+def test_a_single_frame_waits_for_slow_jobs(step_s: float, measured_s: float) -> None:
+    """One frame measures 2 s, longer if a job has not taken a batch, and 10 s at the most."""
+    now_s = 100.0
+
+    async def sleep(seconds: float) -> None:
+        nonlocal now_s
+        now_s += seconds
+
+    async def look_now() -> Look:
+        return Look(now_s, [answer(now_s, [session(0, now_s, steps_per_s=1 / step_s)])])
+
+    async def frame() -> NodeView:
+        model = NodeModel()
+        model.add(await look_now())
+        return await measured_once(look_now, model, sleep)
+
+    assert asyncio.run(frame()).window_s == measured_s

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from feedd.dataset.assignment import Assignment
 from feedd.dataset.listing import Listing
-from feedd.ordering.epoch_access import readahead_count
+from feedd.ordering.epoch_access import _Lookup, readahead_count
 from feedd.ordering.rank_reader import Reader, ReaderOptions
 from feedd.values import Cursor, ObjectRef, Topology
 from tests.budget import budget
@@ -22,11 +22,11 @@ from tests.fakes.specs import open_spec
 @st.composite
 def _nodes(draw: st.DrawFn) -> tuple[Listing, Reader]:
     """Return a dataset, and the reader of one of its nodes; partitions of samples may share a shard."""
-    counts = draw(st.lists(st.integers(0, 30), min_size=1, max_size=6))
+    counts = draw(st.lists(st.integers(0, 30), min_size=1, max_size=14))
     refs = [ObjectRef("s3://b", f"{number:03}", 1 + 10 * count, str(number)) for number, count in enumerate(counts)]
     listing = Listing.of(refs, 0.0)
     listing.counts.update(enumerate(counts))
-    nodes, parts = draw(st.sampled_from([(1, 1), (2, 1), (1, 3), (1, 6), (2, 3)]))
+    nodes, parts = draw(st.sampled_from([(1, 1), (2, 1), (1, 3), (1, 6), (2, 3), (9, 1), (12, 1)]))
     topology = Topology(world_size=nodes, node_count=nodes)
     sharding = draw(st.sampled_from(["key", "sample"]))
     spec = open_spec(("s3://b/",), 6, sharding=sharding, partitions=nodes * parts, topology=topology)
@@ -60,6 +60,12 @@ def test_uses_as_looked_up_one_by_one(made: tuple[Listing, Reader], epoch: int, 
     assert access.next_uses([replace(ref, etag="new") for ref in refs], window).tolist() == [math.inf] * len(refs)
     changed = {shard for shard in range(len(refs)) if due(shard, window) != due(shard, window + 1)}
     assert changed <= set(access.ending(window)), "the cache is told of all shards whose next use changes"
+
+
+def test_a_node_among_many_takes_no_memory_for_the_shards_of_others() -> None:
+    """A column of all shards for each rank and epoch would take 4 MB for a million shards."""
+    sizes = np.ones(800, np.int64)
+    assert (_Lookup(np.arange(99), sizes)._first.size, _Lookup(np.arange(100), sizes)._first.size) == (0, 800)
 
 
 @pytest.mark.parametrize(
