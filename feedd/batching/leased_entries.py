@@ -92,7 +92,7 @@ class LeasedEntries:
         if opened is None:
             return
         fd, size_bytes, in_memory = opened
-        self._is_usable &= in_memory
+        self._is_usable = self._is_usable and in_memory
         if not in_memory or size_bytes < file.data_at + file.ref.size_bytes or len(self._entries) >= _ENTRIES_MAX:
             os.close(fd)
         elif shard in self._entries:

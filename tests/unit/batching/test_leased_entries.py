@@ -70,7 +70,7 @@ def _read(session: Session, made: Produced, number: int) -> list[int]:
     assert os.fstat(fd).st_size == batch.entry.size_bytes
     (region,) = batch.regions
     at = region.values_at + number * batch.entry.spacing_rows * 8
-    return np.frombuffer(os.pread(fd, region.values_bytes, at), np.int64).tolist()
+    return [int(value) for value in np.frombuffer(os.pread(fd, region.values_bytes, at), np.int64)]
 
 
 async def test_a_run_is_leased_where_it_lies(memory: Path) -> None:
@@ -139,8 +139,9 @@ async def test_other_runs_are_copied(memory: Path, recipe: str, changes: dict[st
 
 
 async def test_entries_on_a_disk_are_copied(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error of a mapped disk would end the trainer, so only files in memory are leased."""
-    monkeypatch.setattr(leased_entries, "is_in_memory", lambda _fd: False)
+    """An error of a mapped disk would end the trainer, so only files in memory are leased. One file tells of all."""
+    looked: list[int] = []
+    monkeypatch.setattr(leased_entries, "is_in_memory", looked.append)
     async with feeding(memory) as rig:
         session = await _opened(rig)
         made = await _made(session, 0)
@@ -148,6 +149,8 @@ async def test_entries_on_a_disk_are_copied(memory: Path, monkeypatch: pytest.Mo
         view = session.slots.view(made.slot)
         assert np.frombuffer(view[: BATCH * 8], np.int64).tolist() == [0, 1, 2, 3]
         session.release(made.slot)
+        session.release((await _made(session, 5)).slot)
+        assert len(looked) == 1
 
 
 async def test_few_entries_are_leased(memory: Path) -> None:
