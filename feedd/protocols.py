@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from feedd.range_sink import RangeSink
     from feedd.shard_index import ShardIndex
     from feedd.values import (
-        BatchReady,
         ByteRange,
         Cursor,
         EpochEnd,
@@ -392,14 +391,3 @@ class FeedBackend(Protocol):
         Raises:
             BadRequest, NotFound, PermissionDenied, ResourceExhausted, ...: passed to the client unchanged.
         """
-
-
-class BatchTransport(Protocol):
-    """Sends a ready batch to the client: as a lease on a slot, or inline in chunks."""
-
-    @property
-    def name(self) -> str:
-        """Metric label: ``slot`` or ``inline``."""
-
-    async def send(self, seq: int, batch: BatchReady, slot: SlotRef) -> bool:
-        """Send one batch. True: the client now holds the slot. False: the slot is free again."""
