@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 _SHARE: Final = 4
 """Peers pin at most one part in this many of the cache."""
-_BRING_S: Final = 60.0
+BRING_S: Final = 60.0
+"""Longest time for a fetch that a peer waits for."""
 _log = structlog.get_logger(__name__)
 
 
@@ -124,7 +125,7 @@ class PeerEntries:
         file: ShardFile | None = None
         try:
             with self._traffic.bringing(ref):
-                async with asyncio.timeout(_BRING_S):
+                async with asyncio.timeout(BRING_S):
                     pins = await self._cache.acquire([ref])
             self._pins[ref], file = pins, pins.files[0]
         except (FeeddError, TimeoutError) as error:

@@ -12,7 +12,7 @@ from feedd.errors import BadRequest
 from feedd.metrics import PEER_SENT_BYTES
 from feedd.owner import Owner
 from feedd.peers.entry_requests import HEAD_BYTES_MAX, parse
-from feedd.peers.peer_entries import EntryWish
+from feedd.peers.peer_entries import BRING_S, EntryWish
 from feedd.peers.peer_sockets import PlainSocket, TlsSocket
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ _PINNED_S: Final = 3.0
 _QUICK_S: Final = 0.005
 """An entry in the cache is pinned within this time; else the answer is that it is being fetched."""
 _SIGN_S: Final = 0.01
+_REOPEN_S: Final = 0.1
+"""How long a range waits for an entry whose pin has ended: until it is pinned again, not until it is fetched."""
 _END: Final = b"\r\n\r\n"
 _log = structlog.get_logger(__name__)
 
@@ -131,8 +133,8 @@ class PeerServer:
         entry = self._entry(wish)
         try:
             await asyncio.wait([entry.found], timeout=_QUICK_S)
-            if request.wait:
-                await self._wait(connection, entry)
+            if request.wait or request.span is not None:
+                await self._wait(connection, entry, BRING_S if request.wait else _REOPEN_S)
             if not entry.found.done():
                 await connection.send(_head("202 Accepted" if request.span is None else "404 Not Found"))
             elif entry.fd < 0:
@@ -145,8 +147,11 @@ class PeerServer:
             entry.user_count -= 1
             self._rest(entry)
 
-    async def _wait(self, connection: PeerSocket, entry: _OpenEntry) -> None:
-        while not entry.found.done():
+    async def _wait(self, connection: PeerSocket, entry: _OpenEntry, limit_s: float) -> None:
+        """Wait until it is known whether the entry is here, and meanwhile show that this daemon is alive."""
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + limit_s
+        while not entry.found.done() and loop.time() < end_s:
             await connection.send(b"HTTP/1.1 102 Processing" + _END)
             await asyncio.wait([entry.found], timeout=self._sign_s)
 
