@@ -335,10 +335,11 @@ class BatchProducer(Protocol):
             The errors of source, cache and workers for the needed shards and samples.
         """
 
-    async def produce_run(self, at: Cursor, count: int) -> Produced | EpochEnd:
+    async def produce_run(self, at: Cursor, count: int, *, takes_entries: bool = False) -> Produced | EpochEnd:
         """Make the batches of ``count`` steps from ``at`` on in one slot; fewer if the epoch ends or a batch fails.
 
-        ``count`` is at most ``SessionInfo.run_batches``. A slot must be free.
+        ``count`` is at most ``SessionInfo.run_batches``. A slot must be free. If the client ``takes_entries``, the
+        batches may lie in a cache entry instead, which is leased with the slot.
 
         Raises:
             As ``produce``, if the first batch fails.
@@ -368,6 +369,12 @@ class FeedSession(BatchProducer, Protocol):
 
     def steps(self, epoch: int) -> int | None:
         """Return the steps of an epoch of the session's rank, or None if not known yet."""
+
+    async def prepare(self, at: Cursor) -> None:
+        """Make the first batches of a stream that will begin at ``at``, as far as slots are free. It never fails."""
+
+    def entry(self, token: bytes) -> int | None:
+        """Return a read-only descriptor of a leased cache entry, the session's own; None: the token is unknown."""
 
     def retain_leased(self) -> None:
         """Keep leased slots out of use, because the client may go on reading them; called before they are released."""

@@ -291,15 +291,16 @@ class FeedDataset(DatasetBase):
             lane_count = idle.lane_count
         to_daemon = ToDaemon(runtime.connect, runtime.drop_channel)
         opener = Opener(self._options, consumer, to_daemon, uneven, lane_count=lane_count, pinned=pinned)
-        feeder = Feeder(opener, self._options, consumer, self._stats, self._runtime.copies)
+        single = self._options.batch_size is None
+        entries = not (pinned or copy or in_worker or single)  # CUDA cannot register the files of entries
+        feeder = Feeder(opener, self._options, consumer, self._stats, self._runtime.copies, entries=entries)
         try:
             feeder.start(start, idle, self._fingerprint, first=not self._epochs.started)
             self._epochs.begin()
             if uneven == "auto" and feeder.uneven == "join":
                 ranks.check_join(consumer.topology, in_worker=in_worker)
             # Each collected single sample would hold a whole slot, so single samples are copied.
-            single = self._options.batch_size is None and not pinned
-            plan = PassPlan(copy=copy or in_worker or single, skip_rows=start.row)
+            plan = PassPlan(copy=copy or in_worker or (single and not pinned), skip_rows=start.row)
             if not in_worker:
                 plan = ranks.agree(plan, feeder, start, consumer.topology)
         except BaseException:

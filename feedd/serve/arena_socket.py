@@ -5,8 +5,10 @@ A client sends 21 bytes, a word of 5 and 16 more, and gets one byte back: 0x01, 
 - ``ARENA`` and a session's token: the arena's memfd comes along (SCM_RIGHTS).
 - ``HOLD!`` and zeros: keeps an ephemeral daemon alive. Other daemons refuse it.
 - ``OWNER`` and zeros: a ticket of 32 bytes follows, see ``tickets``.
+- ``ENTRY`` and a token of ``Batch.entry``: a read-only descriptor of that cache entry comes along, and the daemon ends
+  the connection.
 
-The connection then stays open and silent. The kernel ends it when the client's process dies, however it dies. The end
+Other connections then stay open and silent. The kernel ends it when the client's process dies, however it dies. The end
 of an ARENA connection frees the slots that the process held. The end of the last HOLD connection stops an ephemeral
 daemon. The end of an OWNER connection ends its ticket.
 
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 
 HELLO_BYTES = 21
 ARENA = b"ARENA"
+ENTRY = b"ENTRY"
 HOLD = b"HOLD!" + bytes(16)
 _YES, _NO = b"\x01", b"\x00"
 _ACCEPT_PAUSE_S = 0.1  # after accept failed for lack of file descriptors; an immediate retry cannot help
@@ -52,6 +55,9 @@ class ArenaDirectory(Protocol):
 
     def attached(self, token: bytes, lifeline: Lifeline) -> AbstractContextManager[int | None]:
         """Keep a lifeline until the exit; yield its arena's memfd, or None for an unknown token."""
+
+    def entry(self, token: bytes) -> int | None:
+        """Return the read-only descriptor of a leased cache entry; None for an unknown token."""
 
 
 class _Connection:
@@ -187,6 +193,8 @@ class ArenaSocket:
                 await _read_end(conn)
         elif hello.startswith(ARENA):
             await self._send_arena(_Connection(conn, pid), hello[len(ARENA) :])
+        elif hello.startswith(ENTRY) and (fd := self._directory.entry(hello[len(ENTRY) :])) is not None:
+            socket.send_fds(conn, [_YES], [fd])
         else:
             conn.send(_NO)
 
