@@ -344,6 +344,12 @@ class BatchProducer(Protocol):
             As ``produce``, if the first batch fails.
         """
 
+    async def prepare(self, at: Cursor) -> None:
+        """Make the first batches of a stream that will begin at ``at``, as far as slots are free. It never fails."""
+
+    def entry(self, token: bytes) -> int | None:
+        """Return a read-only descriptor of a leased cache entry, the session's own; None: the token is unknown."""
+
     def release(self, slot: SlotRef) -> None:
         """Free the slot of a produced batch."""
 
@@ -368,12 +374,6 @@ class FeedSession(BatchProducer, Protocol):
 
     def steps(self, epoch: int) -> int | None:
         """Return the steps of an epoch of the session's rank, or None if not known yet."""
-
-    async def prepare(self, at: Cursor) -> None:
-        """Make the first batches of a stream that will begin at ``at``, as far as slots are free. It never fails."""
-
-    def entry(self, token: bytes) -> int | None:
-        """Return a read-only descriptor of a leased cache entry, the session's own; None: the token is unknown."""
 
     def retain_leased(self) -> None:
         """Keep leased slots out of use, because the client may go on reading them; called before they are released."""
