@@ -338,12 +338,15 @@ class BatchProducer(Protocol):
     async def produce_run(self, at: Cursor, count: int, *, takes_entries: bool = False) -> Produced | EpochEnd:
         """Make the batches of ``count`` steps from ``at`` on in one slot; fewer if the epoch ends or a batch fails.
 
-        ``count`` is at most ``SessionInfo.run_batches``. A slot must be free. If the client ``takes_entries``, the
-        batches may lie in a cache entry instead, which is leased with the slot.
+        ``count`` is at most ``SessionInfo.run_batches``. A slot must be free. With ``takes_entries`` the batches may
+        lie in a cache entry, leased with the slot.
 
         Raises:
             As ``produce``, if the first batch fails.
         """
+
+    def entry(self, token: bytes) -> int | None:
+        """Return the read-only descriptor of a leased cache entry, or None."""
 
     def release(self, slot: SlotRef) -> None:
         """Free the slot of a produced batch."""
@@ -369,9 +372,6 @@ class FeedSession(BatchProducer, Protocol):
 
     def steps(self, epoch: int) -> int | None:
         """Return the steps of an epoch of the session's rank, or None if not known yet."""
-
-    def entry(self, token: bytes) -> int | None:
-        """Return a read-only descriptor of a leased cache entry, the session's own; None: the token is unknown."""
 
     def retain_leased(self) -> None:
         """Keep leased slots out of use, because the client may go on reading them; called before they are released."""
