@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from feedd.range_sink import RangeSink
     from feedd.shard_index import ShardIndex
     from feedd.values import (
-        BatchReady,
         ByteRange,
         Cursor,
         EpochEnd,
@@ -373,6 +372,9 @@ class FeedSession(BatchProducer, Protocol):
     def steps(self, epoch: int) -> int | None:
         """Return the steps of an epoch of the session's rank, or None if not known yet."""
 
+    async def prepare(self, at: Cursor) -> None:
+        """Make the first batches of a stream that will begin at ``at``, as far as slots are free. It never fails."""
+
     def retain_leased(self) -> None:
         """Keep leased slots out of use, because the client may go on reading them; called before they are released."""
 
@@ -389,14 +391,3 @@ class FeedBackend(Protocol):
         Raises:
             BadRequest, NotFound, PermissionDenied, ResourceExhausted, ...: passed to the client unchanged.
         """
-
-
-class BatchTransport(Protocol):
-    """Sends a ready batch to the client: as a lease on a slot, or inline in chunks."""
-
-    @property
-    def name(self) -> str:
-        """Metric label: ``slot`` or ``inline``."""
-
-    async def send(self, seq: int, batch: BatchReady, slot: SlotRef) -> bool:
-        """Send one batch. True: the client now holds the slot. False: the slot is free again."""

@@ -297,7 +297,10 @@ class Feeder:
         stream.cancel()
         self._stream = None
         self._ready.clear()
-        session.close()
+        if isinstance(cause, Draining):
+            session.mapping = None  # the daemon closes its sessions itself, and the next one answers meanwhile
+        else:
+            session.close()
         self._opener.forget()
         retry = (DaemonUnreachable, Draining, ResourceError)
         try:

@@ -192,6 +192,7 @@ class PlainBatches:
         Raises:
             BadSample: the failure budget is spent.
         """
+        await self._arena.allocated(slot)
         indexes, lost = await self._stages.lost.without(indexes, files)
         if lost:
             return None

@@ -10,7 +10,7 @@ import tempfile
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -31,6 +31,8 @@ from feedd.cli.flags import (
     StatusFlag,
     WorkersFlag,
 )
+from feedd.errors import BadConfig
+from feedd.flow.allocator import return_large_blocks
 from feedd.lanes.lane import Lane, remove_other_lanes
 from feedd.lanes.lane_process import become_lane
 from feedd.observe.logs import configure_logging
@@ -61,6 +63,9 @@ def serve(
     standby: Annotated[  # noqa: FBT002 - a flag is a flag
         bool, typer.Option("--standby", help="Start next to a running daemon, and take over when it ends.")
     ] = False,
+    takeover: Annotated[  # noqa: FBT002 - a flag is a flag
+        bool, typer.Option("--takeover", help="Start next to a running daemon, and end it when all is ready.")
+    ] = False,
     ephemeral: Annotated[bool, typer.Option("--ephemeral", hidden=True)] = False,  # noqa: FBT002 - a flag is a flag
     lane: Annotated[str | None, typer.Option("--lane", hidden=True)] = None,
     lane_folder: Annotated[Path | None, typer.Option("--lane-folder", hidden=True)] = None,
@@ -78,14 +83,20 @@ def serve(
             me = Lane.parse(lane)
             _log_to_stderr(effective, {"lane": me.index})
             mine = become_lane(effective, me, lane_folder)
-            code = _run(mine, ephemeral=ephemeral, standby=standby, greets=False)
+            code = _run(mine, _Way(ephemeral, standby), greets=False)
         elif effective.config.lanes > 1:
             _log_to_stderr(effective)
+            if takeover:
+                raise BadConfig(
+                    "expected --takeover for one daemon, got a node with lanes",
+                    object="--takeover",
+                    hint="use --standby, then end the predecessor with SIGTERM",
+                )
             code = _supervise(effective, flags, ephemeral=ephemeral, standby=standby)
         else:
             _log_to_stderr(effective)
             remove_other_lanes(effective.config.cache.dir, 1)
-            code = _run(effective, ephemeral=ephemeral, standby=standby, greets=True)
+            code = _run(effective, _Way(ephemeral, standby, takeover), greets=True)
     raise typer.Exit(code)
 
 
@@ -132,7 +143,16 @@ def _log_to_stderr(effective: Effective, fields: Mapping[str, object] | None = N
     configure_logging(form, effective.config.log.level, brief=brief, without=without, fields=fields or {})
 
 
-def _run(effective: Effective, *, ephemeral: bool, standby: bool, greets: bool) -> int:
+class _Way(NamedTuple):
+    """How a daemon begins and ends; see ``life.run``."""
+
+    ephemeral: bool = False
+    standby: bool = False
+    takeover: bool = False
+
+
+def _run(effective: Effective, way: _Way, *, greets: bool) -> int:
+    return_large_blocks()
     # The stages take most of a second to import; a wrong configuration is reported before that.
     gc.disable()  # imports leave no garbage, and looking for it took an eighth of their time
     import uvloop  # noqa: PLC0415 - see above
@@ -143,7 +163,7 @@ def _run(effective: Effective, *, ephemeral: bool, standby: bool, greets: bool) 
     gc.enable()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         on_ready = partial(_greet, effective) if greets and sys.stderr.isatty() else None
-        return runner.run(life.run(effective, ephemeral=ephemeral, standby=standby, on_ready=on_ready))
+        return runner.run(life.run(effective, **way._asdict(), on_ready=on_ready))
 
 
 def _greet(effective: Effective, addresses: Sequence[str], page: str | None) -> None:

@@ -55,6 +55,9 @@ class ReadySession:
     def retain_leased(self) -> None:
         """Nobody else writes to the arena."""
 
+    async def prepare(self, at: Cursor) -> None:
+        """Batches are ready at once."""
+
     def steps(self, epoch: int) -> int | None:
         """No known end."""
         return None
