@@ -180,7 +180,7 @@ class Arrivals:
         try:
             return self._entries.map(entry, session.granted.arena.socket_path)
         except OSError as error:  # the next stream asks for copies
-            raise unreachable(session.endpoint.address, f"no file of its cache ({error})") from error
+            raise unreachable(session.endpoint.address, f"no file of its cache ({error})") from None
 
     def _take_if_complete(self, assembler: InlineAssembler) -> None:
         if assembler.complete:

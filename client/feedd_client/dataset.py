@@ -292,8 +292,8 @@ class FeedDataset(DatasetBase):
         to_daemon = ToDaemon(runtime.connect, runtime.drop_channel)
         opener = Opener(self._options, consumer, to_daemon, uneven, lane_count=lane_count, pinned=pinned)
         single = self._options.batch_size is None
-        entries = not (pinned or copy or in_worker or single)  # CUDA cannot register the files of entries
-        feeder = Feeder(opener, self._options, consumer, self._stats, self._runtime.copies, entries=entries)
+        opener.entries.usable = not (pinned or copy or in_worker or single)  # CUDA cannot register the files of entries
+        feeder = Feeder(opener, self._options, consumer, self._stats, self._runtime.copies)
         try:
             feeder.start(start, idle, self._fingerprint, first=not self._epochs.started)
             self._epochs.begin()

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final
 
 from feedd_client.agreement import AT_END
 from feedd_client.arrivals import ArrivedQueue
-from feedd_client.entries import EntryFiles
 from feedd_client.errors import (
     DaemonUnreachable,
     DatasetChanged,
@@ -63,16 +62,8 @@ class Feeder:
     """The leases of one pass, in order. One thread uses a feeder; any thread may call ``interrupt``."""
 
     def __init__(
-        self,
-        opener: Opener,
-        options: FeedOptions,
-        consumer: Consumer,
-        stats: LoaderStats,
-        copies: PrivateCopies,
-        *,
-        entries: bool = False,
+        self, opener: Opener, options: FeedOptions, consumer: Consumer, stats: LoaderStats, copies: PrivateCopies
     ) -> None:
-        """Prepare a pass; ``entries``: its batches may lie in files of the daemon's cache."""
         self.session: Session | None = None
         self.ended: pb.EndOfEpoch | None = None
         self.known_steps: int | None = None
@@ -81,7 +72,6 @@ class Feeder:
         self._consumer = consumer
         self._stats = stats
         self._copies = copies
-        self._entries = EntryFiles(usable=entries)
         self.stride = consumer.count
         self.replaces = options.samples.replaces
         self._ready = ArrivedQueue()
@@ -225,7 +215,7 @@ class Feeder:
                 if not arrived.lease.handed_out:  # otherwise the slot is returned when the trainer drops its batches
                     session.forget(arrived.lease)
         self._ready.clear()
-        self._entries.close()
+        self._opener.entries.close()
         return Remains(session, stream, self._failed)
 
     def close(self) -> Session | None:
@@ -250,7 +240,8 @@ class Feeder:
         self._stats.take_notices(session.notices, log=self._consumer.logs, grown=not session.fresh)
         self._stats.transport = "inline" if session.mapping is None else "slot"
         pause_s = heartbeat_s(self._options.stall_timeout_s)
-        self._stream = Stream(session, self._next, self._consumer.count, pause_s, self._stats.step_times, self._entries)
+        more = pause_s, self._stats.step_times, self._opener.entries
+        self._stream = Stream(session, self._next, self._consumer.count, *more)
 
     def _receive(self) -> None:
         stream = self._stream

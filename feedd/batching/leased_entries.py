@@ -11,13 +11,13 @@ from __future__ import annotations
 import os
 import secrets
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from feedd.flow.pools import CACHE_DISK
 from feedd.flow.sink_file import is_in_memory
-from feedd.values import EntrySpan, Region
+from feedd.values import BatchReady, EntrySpan, Region
 from feedd.workers.fixed_width import plain_numbers
 
 if TYPE_CHECKING:
@@ -31,8 +31,6 @@ _ENTRIES_MAX: Final = 2
 """Files that a session leases at one time. Their memory remains after an eviction until the client has read them."""
 
 _TOKEN_BYTES: Final = 16
-LeasedRun: TypeAlias = tuple[EntrySpan, tuple[Region, ...]]
-"""An entry, and where the fields of a run's first batch lie in its file."""
 
 
 @dataclass(slots=True)
@@ -67,25 +65,33 @@ class LeasedEntries:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def lease(self, run: SpanPlan, slot: SlotRef) -> LeasedRun | None:
-        """Lease the entry of a run with its slot; None: it is not open, or has not all samples of the run."""
+    def lease(self, run: SpanPlan, slot: SlotRef) -> BatchReady | None:
+        """Lease the entry of a run with its slot, and return the run's first batch.
+
+        Returns:
+            None: the entry is not open, or has not all samples of the run.
+        """
         entry = self._entries.get(run.shard)
         if entry is None or run.first + (run.count - 1) * run.spacing + run.rows > entry.sample_count:
             return None
         entry.slots.add(slot)
         self._shard_of[slot] = run.shard
-        regions = (Region(at + run.first * width, run.rows * width) for at, width in entry.columns)
-        return EntrySpan(entry.token, entry.size_bytes, run.spacing), tuple(regions)
+        regions = tuple(Region(at + run.first * width, run.rows * width) for at, width in entry.columns)
+        size_bytes = sum(region.values_bytes for region in regions)
+        span = EntrySpan(entry.token, entry.size_bytes, run.spacing)
+        return BatchReady(run.cursor, run.rows, regions, size_bytes, entry=span)
 
-    async def open(self, shard: int, columns: Sequence[Column], file: ShardFile) -> None:
+    async def open(self, shard: int, columns: Sequence[Column] | None, file: ShardFile) -> None:
         """Open the pinned file of a shard for ``lease``, which the caller calls next; if it cannot be used, do nothing.
 
         Args:
             shard: dataset index of the shard.
-            columns: where the values of each field lie in the file.
+            columns: where the values of each field lie in the file; None: at irregular distances.
             file: the file.
         """
-        placed = _placed(columns, file) if self._is_usable and file.fd < 0 and not file.inflight else None
+        if columns is None or not self._is_usable or file.fd >= 0 or file.inflight:
+            return
+        placed = _placed(columns, file)
         if placed is None or shard in self._entries or len(self._entries) >= _ENTRIES_MAX:
             return
         opened = await CACHE_DISK.run(_open, file.path)

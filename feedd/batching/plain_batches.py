@@ -198,11 +198,8 @@ class PlainBatches:
             return None
         layout = self._layout(run.rows)
         if isinstance(run, SpanPlan) and entries is not None:
-            columns = columns_of(indexes, self._recipes.distinct[0])
-            if columns is not None:
-                await entries.open(run.shard, columns, files[0])
-            leased = self.lease_run(run, slot, entries, early=early)
-            if leased is not None:
+            await entries.open(run.shard, columns_of(indexes, self._recipes.distinct[0]), files[0])
+            if (leased := self.lease_run(run, slot, entries)) is not None:
                 return leased
         if not await self._copied_run(run, group, slot, indexes, files, layout, first):
             return None
@@ -210,16 +207,12 @@ class PlainBatches:
             self._bad_sample_handler.charge_none(run.cursor, len(run))
         return BatchReady(run.cursor, layout.rows, layout.regions, layout.size_bytes)
 
-    def lease_run(
-        self, run: SpanPlan, slot: SlotRef, entries: LeasedEntries, *, early: bool = False
-    ) -> BatchReady | None:
+    def lease_run(self, run: SpanPlan, slot: SlotRef, entries: LeasedEntries) -> BatchReady | None:
         """Return the first batch of a run in a cache entry that is open already, see ``fill_run``; None: it is not."""
         leased = entries.lease(run, slot)
-        if leased is None:
-            return None
-        if not early:
+        if leased is not None:
             self._bad_sample_handler.charge_none(run.cursor, len(run))
-        return BatchReady(run.cursor, run.rows, leased[1], self._layout(run.rows).size_bytes, entry=leased[0])
+        return leased
 
     async def _copied_run(
         self,

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from feedd.protocols import Clock
-    from feedd.serve.served_session import Lifeline
+    from feedd.serve.served_session import Lifeline, ServedSession
     from feedd.serve.server_options import ServeOptions
     from feedd.serve.tickets import Tickets
 
@@ -56,8 +56,9 @@ class ArenaDirectory(Protocol):
     def attached(self, token: bytes, lifeline: Lifeline) -> AbstractContextManager[int | None]:
         """Keep a lifeline until the exit; yield its arena's memfd, or None for an unknown token."""
 
-    def entry(self, token: bytes) -> int | None:
-        """Return the read-only descriptor of a leased cache entry; None for an unknown token."""
+    @property
+    def all(self) -> list[ServedSession]:
+        """The open sessions."""
 
 
 class _Connection:
@@ -193,10 +194,15 @@ class ArenaSocket:
                 await _read_end(conn)
         elif hello.startswith(ARENA):
             await self._send_arena(_Connection(conn, pid), hello[len(ARENA) :])
-        elif hello.startswith(ENTRY) and (fd := self._directory.entry(hello[len(ENTRY) :])) is not None:
+        elif hello.startswith(ENTRY) and (fd := self._entry(hello[len(ENTRY) :])) is not None:
             socket.send_fds(conn, [_YES], [fd])
         else:
             conn.send(_NO)
+
+    def _entry(self, token: bytes) -> int | None:
+        """Return the descriptor of a cache entry that a session leases; None for an unknown token."""
+        found = (hosted.feed.entry(token) for hosted in self._directory.all)
+        return next((fd for fd in found if fd is not None), None)
 
     async def _send_arena(self, lifeline: _Connection, token: bytes) -> None:
         with self._directory.attached(token, lifeline) as fd:

@@ -178,11 +178,6 @@ class Sessions:
             finally:
                 self._detach(token, lifeline)
 
-    def entry(self, token: bytes) -> int | None:
-        """Return the read-only descriptor of a cache entry that is leased to a client; None for an unknown token."""
-        found = (hosted.feed.entry(token) for hosted in self._by_id.values())
-        return next((fd for fd in found if fd is not None), None)
-
     def _detach(self, token: bytes, lifeline: Lifeline) -> None:
         hosted = self._by_token.get(token)
         if hosted is None:

@@ -59,14 +59,13 @@ class StreamCall:
         self._inline_transport = InlineTransport(context.write, view, options.chunk_size_bytes, info.batch_bytes)
         self._meter = StreamMeter(hosted.recorder, hosted.clock)
         self._runs = info.run_batches > 1
-        self._takes_entries = False
         self._jobs = JobQueue()
         self._outbox: deque[Send | SendEnd | SendError | Finish] = deque()
         self._wake = asyncio.Event()
         self._idle = IdleStream(self._wake.set)
         self._over = asyncio.Event()
         self._group = asyncio.TaskGroup()
-        self._help_requested = self._stopped = self._steps_said = False
+        self._help_requested = self._stopped = self._steps_said = self.takes_entries = False
         self._lingering: asyncio.TimerHandle | None = None
         self.ended = asyncio.Event()
 
@@ -95,7 +94,6 @@ class StreamCall:
             async with self._group:
                 try:
                     self._group.create_task(self._write())
-                    self._takes_entries = first.start.entries and self._machine.leasing
                     self._take(first)
                     self._idle.start(first.start.heartbeat_ms)
                     self._group.create_task(self._read())
@@ -195,9 +193,8 @@ class StreamCall:
         self._ask_help()
         outcome: Outcome = None
         try:
-            outcome = await _or_error(
-                self._entry.feed.produce_run(job.at, job.count, takes_entries=self._takes_entries), [job.at]
-            )
+            made = self._entry.feed.produce_run(job.at, job.count, takes_entries=self.takes_entries)
+            outcome = await _or_error(made, [job.at])
         finally:
             self.apply(self._machine.produced(job.at, outcome))
         await asyncio.sleep(0)  # send the batches before the next plan, which takes milliseconds

@@ -137,7 +137,7 @@ class BatchDecoder:
             As ``Session.produce``.
         """
         if isinstance(run, SpanPlan) and entries is not None:
-            leased = self.assembler.plain.lease_run(run, slot, entries, early=early)
+            leased = self.assembler.plain.lease_run(run, slot, entries)
             if leased is not None:
                 decoding()
                 return leased
