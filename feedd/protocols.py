@@ -327,9 +327,7 @@ class BatchProducer(Protocol):
         """Make the batches of at least one leading step. The caller asks for the other steps again.
 
         If one of several fails, all fail; the caller then asks for each alone. Failed steps hold no slot.
-
-        Args:
-            steps: up to ``SessionInfo.batches_per_call`` steps. As many slots must be free.
+        ``steps`` are up to ``SessionInfo.batches_per_call``. As many slots must be free.
 
         Raises:
             The errors of source, cache and workers for the needed shards and samples.
@@ -343,6 +341,9 @@ class BatchProducer(Protocol):
         Raises:
             As ``produce``, if the first batch fails.
         """
+
+    async def prepare(self, at: Cursor) -> None:
+        """Make the first batches of a stream that will begin at ``at``, as far as slots are free; never fails."""
 
     def release(self, slot: SlotRef) -> None:
         """Free the slot of a produced batch."""
@@ -368,9 +369,6 @@ class FeedSession(BatchProducer, Protocol):
 
     def steps(self, epoch: int) -> int | None:
         """Return the steps of an epoch of the session's rank, or None if not known yet."""
-
-    async def prepare(self, at: Cursor) -> None:
-        """Make the first batches of a stream that will begin at ``at``, as far as slots are free. It never fails."""
 
     def retain_leased(self) -> None:
         """Keep leased slots out of use, because the client may go on reading them; called before they are released."""

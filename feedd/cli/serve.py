@@ -82,7 +82,7 @@ def serve(
             me = Lane.parse(lane)
             _log_to_stderr(effective, {"lane": me.index})
             mine = become_lane(effective, me, lane_folder)
-            code = _run(mine, _Way(ephemeral, standby), greets=False)
+            code = _run(mine, _StartOptions(ephemeral, standby), greets=False)
         elif effective.config.lanes > 1:
             _log_to_stderr(effective)
             if takeover:
@@ -95,7 +95,7 @@ def serve(
         else:
             _log_to_stderr(effective)
             remove_other_lanes(effective.config.cache.dir, 1)
-            code = _run(effective, _Way(ephemeral, standby, takeover), greets=True)
+            code = _run(effective, _StartOptions(ephemeral, standby, takeover), greets=True)
     raise typer.Exit(code)
 
 
@@ -142,7 +142,7 @@ def _log_to_stderr(effective: Effective, fields: Mapping[str, object] | None = N
     configure_logging(form, effective.config.log.level, brief=brief, without=without, fields=fields or {})
 
 
-class _Way(NamedTuple):
+class _StartOptions(NamedTuple):
     """How a daemon begins and ends; see ``life.run``."""
 
     ephemeral: bool = False
@@ -150,7 +150,7 @@ class _Way(NamedTuple):
     takeover: bool = False
 
 
-def _run(effective: Effective, way: _Way, *, greets: bool) -> int:
+def _run(effective: Effective, way: _StartOptions, *, greets: bool) -> int:
     # The stages take most of a second to import; a wrong configuration is reported before that.
     gc.disable()  # imports leave no garbage, and looking for it took an eighth of their time
     import uvloop  # noqa: PLC0415 - see above
