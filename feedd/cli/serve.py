@@ -85,14 +85,14 @@ def serve(
             me = Lane.parse(lane)
             _log_to_stderr(effective, {"lane": me.index})
             mine = become_lane(effective, me, lane_folder)
-            code = _run(mine, _StartMode(ephemeral, standby), greets=False)
+            code = _run(mine, _StartOptions(ephemeral, standby), greets=False)
         elif effective.config.lanes > 1:
             _log_to_stderr(effective)
             code = _supervise(effective, flags, ephemeral=ephemeral, standby=standby)
         else:
             _log_to_stderr(effective)
             remove_other_lanes(effective.config.cache.dir, 1)
-            code = _run(effective, _StartMode(ephemeral, standby, takeover), greets=True)
+            code = _run(effective, _StartOptions(ephemeral, standby, takeover), greets=True)
     raise typer.Exit(code)
 
 
@@ -150,7 +150,7 @@ def _check_takeover(config: Config) -> None:
         )
 
 
-class _StartMode(NamedTuple):
+class _StartOptions(NamedTuple):
     """How a daemon begins and ends; see ``life.run``."""
 
     ephemeral: bool = False
@@ -158,7 +158,7 @@ class _StartMode(NamedTuple):
     takeover: bool = False
 
 
-def _run(effective: Effective, mode: _StartMode, *, greets: bool) -> int:
+def _run(effective: Effective, options: _StartOptions, *, greets: bool) -> int:
     return_large_blocks()
     # The stages take most of a second to import; a wrong configuration is reported before that.
     gc.disable()  # imports leave no garbage, and looking for it took an eighth of their time
@@ -170,7 +170,7 @@ def _run(effective: Effective, mode: _StartMode, *, greets: bool) -> int:
     gc.enable()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         on_ready = partial(_greet, effective) if greets and sys.stderr.isatty() else None
-        return runner.run(life.run(effective, **mode._asdict(), on_ready=on_ready))
+        return runner.run(life.run(effective, **options._asdict(), on_ready=on_ready))
 
 
 def _greet(effective: Effective, addresses: Sequence[str], page: str | None) -> None:
