@@ -344,6 +344,9 @@ class BatchProducer(Protocol):
             As ``produce``, if the first batch fails.
         """
 
+    async def prepare(self, at: Cursor) -> None:
+        """Make the first batches of a stream that will begin at ``at``, as far as slots are free. It never fails."""
+
     def entry(self, token: bytes) -> int | None:
         """Return the read-only descriptor of a leased cache entry, or None."""
 
@@ -371,9 +374,6 @@ class FeedSession(BatchProducer, Protocol):
 
     def steps(self, epoch: int) -> int | None:
         """Return the steps of an epoch of the session's rank, or None if not known yet."""
-
-    async def prepare(self, at: Cursor) -> None:
-        """Make the first batches of a stream that will begin at ``at``, as far as slots are free. It never fails."""
 
     def retain_leased(self) -> None:
         """Keep leased slots out of use, because the client may go on reading them; called before they are released."""
