@@ -201,7 +201,12 @@ class PlainBatches:
             await entries.open(run.shard, columns_of(indexes, self._recipes.distinct[0]), files[0])
             if (leased := self.lease_run(run, slot, entries)) is not None:
                 return leased
-        if not await self._copied_run(run, group, slot, indexes, files, layout, first):
+        at = slot.index * self._arena.slot_bytes + first * self.batch_bytes
+        starts = at + np.arange(len(run)) * self.batch_bytes
+        out_at = starts[:, np.newaxis] + np.array([field.region.values_at for field in layout.fields])
+        ends = np.arange(1, len(run) + 1) * run.rows
+        undone = await self._gathered(group, indexes, files, ends, out_at, in_order=True)
+        if undone is None or len(undone):
             return None
         if not early:
             self._bad_sample_handler.charge_none(run.cursor, len(run))
@@ -213,24 +218,6 @@ class PlainBatches:
         if leased is not None:
             self._bad_sample_handler.charge_none(run.cursor, len(run))
         return leased
-
-    async def _copied_run(
-        self,
-        run: AnyRunPlan,
-        group: BatchPlanGroup,
-        slot: SlotRef,
-        indexes: Sequence[ShardIndex],
-        files: tuple[ShardFile, ...],
-        layout: Layout,
-        first: int,
-    ) -> bool:
-        """Copy the batches of a run into a slot, from its ``first`` place on; return whether all could be copied."""
-        at = slot.index * self._arena.slot_bytes + first * self.batch_bytes
-        starts = at + np.arange(len(run)) * self.batch_bytes
-        out_at = starts[:, np.newaxis] + np.array([field.region.values_at for field in layout.fields])
-        ends = np.arange(1, len(run) + 1) * run.rows
-        undone = await self._gathered(group, indexes, files, ends, out_at, in_order=True)
-        return undone is not None and not len(undone)
 
     async def _copied(
         self,

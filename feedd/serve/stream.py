@@ -189,12 +189,11 @@ class StreamCall:
 
     async def _make_run(self) -> None:
         """Take one job, whose batches lie in one slot."""
-        job = self._jobs.pop()
+        job, feed = self._jobs.pop(), self._entry.feed
         self._ask_help()
         outcome: Outcome = None
         try:
-            made = self._entry.feed.produce_run(job.at, job.count, takes_entries=self.takes_entries)
-            outcome = await _or_error(made, [job.at])
+            outcome = await _or_error(feed.produce_run(job.at, job.count, takes_entries=self.takes_entries), [job.at])
         finally:
             self.apply(self._machine.produced(job.at, outcome))
         await asyncio.sleep(0)  # send the batches before the next plan, which takes milliseconds
