@@ -5,21 +5,19 @@ from __future__ import annotations
 import asyncio
 import errno
 import math
-from dataclasses import fields
 from typing import TYPE_CHECKING, Final, Self
 
-from feedd.cache.cache_report import CacheStats
 from feedd.cache.os_errors import StorageFull
+from feedd.cache.pending_cache import PendingCache
 from feedd.errors import CacheUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from feedd.cache.cache_report import CacheEntry
     from feedd.cache.caches import DiskCache
     from feedd.cache.disk_watch import DiskWatch
     from feedd.protocols import PinnedShards
-    from feedd.values import NextUses, ObjectRef
+    from feedd.values import ObjectRef
 
 RETRY_S: Final = 10.0
 _MAY_PASS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO})
@@ -34,7 +32,7 @@ def may_pass(error: CacheUnavailable) -> bool:
     return isinstance(cause, StorageFull) or (isinstance(cause, OSError) and cause.errno in _MAY_PASS)
 
 
-class LateDisk:
+class LateDisk(PendingCache["DiskCache"]):
     """A ``Tier`` over one disk cache, which opens later if it cannot be opened at the start.
 
     Until then the tier is empty, and the watch reports the disk as down.
@@ -43,11 +41,10 @@ class LateDisk:
 
     def __init__(self, make: Callable[[], DiskCache], watch: DiskWatch, retry_s: float = RETRY_S) -> None:
         """Prepare to open the cache that ``make`` returns; each call returns a new cache of the same directory."""
+        super().__init__()
         self._make = make
         self._watch = watch
         self._retry_s = retry_s
-        self._cache: DiskCache | None = None
-        self._next_uses: NextUses | None = None
         self._closing = asyncio.Event()
         self._group = asyncio.TaskGroup()
         self._task: asyncio.Task[None] | None = None
@@ -102,21 +99,10 @@ class LateDisk:
         if self._cache is not None:
             self._cache.prefetch(refs, owner)
 
-    def note_next_use(self, times: NextUses, refs: Sequence[ObjectRef] | None = None) -> None:
-        """Tell the cache who knows when objects are needed next; before it is open, remember it."""
-        self._next_uses = times
-        if self._cache is not None:
-            self._cache.note_next_use(times, refs)
-
     async def discard(self, ref: ObjectRef) -> None:
         """Drop a damaged entry."""
         if self._cache is not None:
             await self._cache.discard(ref)
-
-    async def renew(self, ref: ObjectRef) -> None:
-        """Drop an entry because a whole copy can be fetched now."""
-        if self._cache is not None:
-            await self._cache.renew(ref)
 
     async def close(self) -> None:
         """Close the cache; idempotent."""
@@ -129,17 +115,6 @@ class LateDisk:
         """Upper limit of the bytes of all entries; 0 until the cache is open."""
         return self._cache.limit_bytes if self._cache is not None else 0
 
-    @property
-    def stats(self) -> CacheStats:
-        """A snapshot of the statistics; zeros until the cache is open."""
-        if self._cache is None:
-            return CacheStats(**{one.name: 0 for one in fields(CacheStats)})
-        return self._cache.stats
-
-    def entries(self) -> list[CacheEntry]:
-        """Return the whole entries, in no particular order."""
-        return self._cache.entries() if self._cache is not None else []
-
     def holds(self, ref: ObjectRef) -> bool:
         """Whether the cache holds the whole object."""
         return self._cache is not None and self._cache.holds(ref)
@@ -151,6 +126,10 @@ class LateDisk:
     def price(self, refs: Sequence[ObjectRef]) -> float:
         """Return the earliest next use among the entries that ``refs`` would evict."""
         return self._cache.price(refs) if self._cache is not None else math.inf
+
+    def has_room(self, ref: ObjectRef) -> bool:
+        """Whether a missing object could enter now without evicting an entry that is needed sooner."""
+        return self._cache is not None and self._cache.has_room(ref)
 
     async def _open_later(self) -> None:
         while not self._closing.is_set():
@@ -166,9 +145,7 @@ class LateDisk:
             await cache.__aenter__()
         except CacheUnavailable:
             return  # the warning at the start named the reason
-        self._cache = cache
-        if self._next_uses is not None:
-            cache.note_next_use(self._next_uses)
+        self._opened(cache)
         self._watch.opened()
         try:
             await self._closing.wait()

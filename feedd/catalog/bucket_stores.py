@@ -115,6 +115,10 @@ class BucketStores:
         found = self._stores[bare.root] = self._traced(self._retried(bare, hedged), requests=False)
         return found
 
+    def add(self, root: str, store: ObjectStore) -> None:
+        """Use a store as it is, without stages, for a root of its own."""
+        self._stores[root] = store
+
     def state(self, root: str) -> BucketState:
         """Return the state of a store: limits and rates learned from its answers."""
         found = self._states.get(root)

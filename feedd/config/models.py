@@ -1,11 +1,11 @@
-"""Every option with its default, bounds and description. No other file defines options."""
+"""Every option with its default, bounds and description. Those of the peer cache are in ``peer_settings``."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from feedd.access import STORES_ONLY, AccessRules
 from feedd.config.machine_defaults import (
@@ -19,6 +19,8 @@ from feedd.config.machine_defaults import (
     default_workers_max,
     memory_bytes,
 )
+from feedd.config.peer_settings import PeersConfig
+from feedd.config.section import Section
 from feedd.config.types import (
     UNIX_PREFIX,
     AbsolutePath,
@@ -45,12 +47,6 @@ from feedd.config.types import (
 from feedd.units import GIB, MIB, format_size
 
 DEFAULT_CACHE_DIR = Path("/var/cache/feedd")
-
-
-class Section(BaseModel):
-    """Base class of all sections: frozen, and refuses names that are not options."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
 
 _SectionT = TypeVar("_SectionT", bound=Section)
@@ -331,6 +327,7 @@ class Config(Section):
     decode: DecodeConfig = _section(DecodeConfig)
     arena: ArenaConfig = _section(ArenaConfig)
     shuffle: ShuffleConfig = _section(ShuffleConfig)
+    peers: PeersConfig = _section(PeersConfig)
     sagemaker: SagemakerConfig = _section(SagemakerConfig)
     quarantine: QuarantineConfig = _section(QuarantineConfig)
     tls: TlsConfig = _section(TlsConfig)

@@ -28,11 +28,13 @@ from feedd.daemon.heartbeat import beat, beat_of_fetches
 from feedd.daemon.node_page import NodePage, page_access
 from feedd.daemon.notify import Notifier
 from feedd.daemon.object_files import ReadObjects
+from feedd.daemon.predecessor import PAUSE_S, Predecessor
 from feedd.daemon.process_tree import Holders
 from feedd.daemon.signals import StopRequests, handled
 from feedd.daemon.stage_watch import StageWatch
 from feedd.daemon.standby import owner_gone
 from feedd.daemon.state import State
+from feedd.daemon.successor import Successor
 from feedd.daemon.warm_up import WarmBounds, Warmer
 from feedd.daemon.watchdog import Watchdog, WatchdogOptions
 from feedd.daemon.web_view import DaemonView
@@ -41,6 +43,7 @@ from feedd.observe.recent_log import RECENT
 from feedd.observe.recorder import PrometheusRecorder
 from feedd.observe.status import StatusSource, open_status
 from feedd.serve.grpc_server import FeedServer
+from feedd.serve.preopened import Preopened
 from feedd.serve.server_options import (
     BadSampleRow,
     CacheRow,
@@ -82,12 +85,18 @@ class _Life:
     access: PageAccess
     on_ready: OnReady | None = None
     standby: bool = False
+    takeover: bool = False
     requests: StopRequests = field(default_factory=StopRequests)
     daemon_id: str = field(default_factory=lambda: secrets.token_hex(8))
 
 
 async def run(
-    effective: Effective, *, ephemeral: bool = False, standby: bool = False, on_ready: OnReady | None = None
+    effective: Effective,
+    *,
+    ephemeral: bool = False,
+    standby: bool = False,
+    takeover: bool = False,
+    on_ready: OnReady | None = None,
 ) -> int:
     """Run the daemon until it is asked to stop; return the process's exit code.
 
@@ -95,6 +104,7 @@ async def run(
         effective: configuration, already checked.
         ephemeral: stop when the last process that holds the daemon ends, or when none connects.
         standby: open everything else, then wait until the daemon that owns the cache directory has ended.
+        takeover: the same, but ask that daemon to end.
         on_ready: called once with the trainers' addresses and the page's address with its token; None: there is none.
 
     Raises:
@@ -104,7 +114,9 @@ async def run(
     sandbox.hide_this_process()  # its memory and environment hold credentials, which decode workers must not read
     recorder, notifier = PrometheusRecorder(), Notifier(os.environ)
     state, access = State(recorder, notifier), page_access(effective)
-    life = _Life(effective.config, recorder, SystemClock(), state, notifier, access, on_ready, standby)
+    life = _Life(
+        effective.config, recorder, SystemClock(), state, notifier, access, on_ready, standby or takeover, takeover
+    )
     _log_start(effective, life)
     try:
         with handled(life.requests):
@@ -132,7 +144,7 @@ async def _live(life: _Life, *, ephemeral: bool) -> None:
             background.append(group.create_task(holders.expect_first(life.clock)))
         for task in background:
             stack.callback(task.cancel)
-        server, page_url = None, None
+        server, page_url, predecessor = None, None, None
         async with ended_by(requests.drain):  # a signal ends a long start early
             server, page_url = await _open(life, stack, watchdog, holders if ephemeral else None)
         if server is not None and not requests.drain.is_set():
@@ -140,8 +152,16 @@ async def _live(life: _Life, *, ephemeral: bool) -> None:
             life.state.move(Lifecycle.READY, addresses=server.addresses)
             if life.on_ready is not None:
                 life.on_ready(server.addresses, page_url)
+            predecessor = Predecessor(life.config.cache.dir, server, requests)
+            if not ephemeral:
+                attending = group.create_task(predecessor.serve())
+                stack.callback(attending.cancel)
             await requests.drain.wait()
+            async with ended_by(requests.now):
+                await predecessor.end()
         grace_s = life.config.drain.grace if requests.grace_s is None else requests.grace_s
+        if predecessor is not None and predecessor.is_over:
+            grace_s = PAUSE_S
         life.state.move(Lifecycle.DRAINING, reason=requests.reason, grace_s=grace_s)
         if server is not None:
             async with ended_by(requests.now):
@@ -168,9 +188,13 @@ async def _open(
     open_page = None if config.status is None else partial(open_status, config.status, source, life.access)
     page = NodePage(open_page, life.access, standby=life.standby)
     await page.open_early(stack, config.listen)
-    takeover = partial(_takeover, life) if life.standby else None
+    # Two daemons cannot listen for peers at one port, so a successor with a peer cache waits for the port.
+    opens_early = life.standby and config.peers.listen is None
+    successor = await Successor.of(config.cache.dir, life.daemon_id) if opens_early else None
+    takeover = partial(_takeover, life) if life.standby and successor is None else None
+    borrows = None if successor is None else successor.borrow
     pipeline = await stack.enter_async_context(
-        open_pipeline(config, life.recorder, life.clock, takeover, config.access_rules)
+        open_pipeline(config, life.recorder, life.clock, takeover, config.access_rules, borrows=borrows)
     )
     group = await stack.enter_async_context(asyncio.TaskGroup())
     work_loop = pipeline.stages.sources.work_loop
@@ -192,7 +216,12 @@ async def _open(
         files=ReadObjects(pipeline.stages.sources, pipeline.cache, config.access_rules),
     )
     server = FeedServer(pipeline, _serve_options(life), life.recorder, life.clock, hooks)
-    await stack.enter_async_context(server)
+    stack.push_async_exit(server)
+    if successor is None:
+        await server.start()
+    else:
+        preopened = Preopened(pipeline, ServeOptions().open_limits, group.create_task)
+        await successor.take_over(server, preopened, partial(_stand_by, life), takeover=life.takeover)
     watching = group.create_task(StageWatch(life.recorder, pipeline.stages.sources, server.sessions).watch(life.clock))
     stack.callback(watching.cancel)
     view.parts = server, pipeline
@@ -202,9 +231,13 @@ async def _open(
     return server, page.url
 
 
+def _stand_by(life: _Life) -> None:
+    life.state.move(Lifecycle.STANDBY, cache=str(life.config.cache.dir))
+
+
 async def _takeover(life: _Life) -> None:
     """Wait until the predecessor has ended; everything but its directory and sockets is open."""
-    life.state.move(Lifecycle.STANDBY, cache=str(life.config.cache.dir))
+    _stand_by(life)
     await owner_gone(life.config.cache.dir)
     _log.info("takes over from its predecessor")
 

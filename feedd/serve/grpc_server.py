@@ -30,11 +30,11 @@ from feedd.serve.listen import (
     directory_lock,
     listen_unix,
     parse_address,
-    remove_stale,
     socket_umask,
 )
 from feedd.serve.server_options import ServeHooks
 from feedd.serve.session_registry import Sessions
+from feedd.serve.socket_files import SocketFiles
 from feedd.serve.tickets import Tickets
 from feedd.values import Lifecycle
 
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from feedd.protocols import Clock, FeedBackend, Recorder
+    from feedd.serve.preopened import Preopened
     from feedd.serve.server_options import ServeOptions
     from feedd.wire import feedd_pb2 as pb
 
@@ -89,6 +90,7 @@ class FeedServer:
         daemon_id: changes at each start.
         addresses: addresses in use, ports resolved; filled by start.
         sessions: the open sessions.
+        sockets: the files of the Unix sockets.
     """
 
     def __init__(
@@ -114,7 +116,7 @@ class FeedServer:
         self._stack = AsyncExitStack()
         self._tasks = asyncio.TaskGroup()
         self._listeners: list[socket.socket] = []
-        self._claimed: list[tuple[Path, int]] = []
+        self.sockets = SocketFiles()
         self.daemon_id = options.daemon_id or secrets.token_hex(8)
         self.addresses: list[str] = []
         hooks = hooks or ServeHooks()
@@ -147,13 +149,22 @@ class FeedServer:
         """Return one look at the daemon, as an administrator gets it."""
         return await self._full_admin.observation(Caller(Owner.of_this_process(), administers=True))
 
+    @property
+    def listens_in_files(self) -> bool:
+        """Whether all addresses are Unix sockets, which a successor can replace while they are in use."""
+        return all(isinstance(parse_address(text), UnixAddress) for text in self._options.listen)
+
+    def adopt(self, preopened: Preopened) -> None:
+        """Give clients the sessions that wait for them; ``stop`` closes the others."""
+        self._feed.preopened = preopened
+
     def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         return self._tasks.create_task(work)
 
     # ------------------------------------------------------------------ start
 
-    async def start(self) -> None:
-        """Listen and become ready.
+    async def start(self, *, published: bool = True) -> None:
+        """Listen and become ready; unless ``published``, the Unix sockets get their names by ``sockets.publish``.
 
         Raises:
             BadConfig: an address cannot be used, or would be open to other machines without TLS.
@@ -167,13 +178,13 @@ class FeedServer:
             await self._stack.enter_async_context(self._tasks)
             server = self._make_server()
             for address in addresses:
-                await self._listen(server, address)
+                await self._listen(server, address, published=published)
             await server.start()
         except BaseException:
             await self.stop()
             raise
         if self._options.admin_socket is not None:
-            await self._listen_for_admins(self._options.admin_socket)
+            await self._listen_for_admins(self._options.admin_socket, published=published)
         if self._listeners:
             serving = self._spawn(self._arena_socket.serve(self._listeners))
             self._stack.callback(serving.cancel)
@@ -219,7 +230,7 @@ class FeedServer:
             reflection.enable_server_reflection(names, server)
         return server
 
-    async def _listen_for_admins(self, path: Path) -> None:
+    async def _listen_for_admins(self, path: Path, *, published: bool) -> None:
         """Serve administrators at a socket of their own, so that the file's permissions decide who is one."""
         server = grpc.aio.server(options=_grpc_options(self._options))
         server.add_generic_rpc_handlers((self._full_admin.handler(),))
@@ -228,18 +239,19 @@ class FeedServer:
             (admin_service.SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server
         )
         async with directory_lock(path.parent, self._clock):
-            remove_stale(path)
             self._bind_unix(server, path, _ADMIN_MODE)
+            if published:
+                self.sockets.publish()
         await server.start()
         self._admin_grpc = server
         _log.info("serving administrators", socket=str(path))
 
-    async def _listen(self, server: grpc.aio.Server, address: UnixAddress | TcpAddress) -> None:
+    async def _listen(self, server: grpc.aio.Server, address: UnixAddress | TcpAddress, *, published: bool) -> None:
         if isinstance(address, UnixAddress):
             async with directory_lock(address.path.parent, self._clock):
-                remove_stale(address.path)
-                remove_stale(address.arena_path)
                 self._listen_unix(server, address)
+                if published:
+                    self.sockets.publish()
             return
         if address.port:
             check_tcp_free(address)
@@ -255,9 +267,10 @@ class FeedServer:
 
     def _listen_unix(self, server: grpc.aio.Server, address: UnixAddress) -> None:
         mode = self._options.socket_mode
+        private = self.sockets.private_path(address.arena_path)
         try:
-            self._listeners.append(listen_unix(address.arena_path, mode))
-            self._claim_socket(address.arena_path)
+            self._listeners.append(listen_unix(private, mode))
+            self.sockets.add(private, address.arena_path)
         except OSError as error:
             raise BadConfig(f"cannot listen on {address}: {error}", object=str(address), stage="serve") from error
         self._bind_unix(server, address.path, mode)
@@ -265,16 +278,14 @@ class FeedServer:
         self.addresses.append(str(address))
 
     def _bind_unix(self, server: grpc.aio.Server, path: Path, mode: int) -> None:
+        private = self.sockets.private_path(path)
         try:
             with socket_umask(mode):
-                server.add_insecure_port(f"unix:{path}")
-            path.chmod(mode)
-            self._claim_socket(path)
+                server.add_insecure_port(f"unix:{private}")
+            private.chmod(mode)
+            self.sockets.add(private, path)
         except (OSError, RuntimeError) as error:
             raise BadConfig(f"cannot listen on {path}: {error}", object=str(path), stage="serve") from error
-
-    def _claim_socket(self, path: Path) -> None:
-        self._claimed.append((path, path.stat().st_ino))
 
     async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus.ValueType) -> None:
         for service in ("", feed.SERVICE, admin_service.SERVICE):
@@ -315,11 +326,12 @@ class FeedServer:
                 await self._grpc.stop(_RPC_GRACE_S)
         finally:
             self._state = Lifecycle.STOPPED
+            if self._feed.preopened is not None:
+                await self._feed.preopened.close()
             await self._stack.aclose()
             for listener in self._listeners:
                 listener.close()
-            for path, inode in self._claimed:
-                _unlink_own(path, inode)
+            self.sockets.remove()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -327,10 +339,3 @@ class FeedServer:
 
     async def __aexit__(self, *exc: object) -> None:
         await self.stop()
-
-
-def _unlink_own(path: Path, inode: int) -> None:
-    """Unlink this daemon's socket; a successor's socket at the same path is left alone."""
-    with contextlib.suppress(FileNotFoundError):
-        if path.stat().st_ino == inode:
-            path.unlink()

@@ -127,6 +127,8 @@ class StreamMachine:
         self._making: dict[int, _Step] = {}  # by step
         self._sending: dict[int, SlotRef] = {}  # by seq
         self._planned_all = False  # no further Produce
+        self._pause_step: int | None = None  # no Produce from this step on, until ``resume``
+        self._ends_at_pause = False
         self._ended = False  # SendEnd, SendError or Finish was returned
         self._half_closed = False  # the client sends nothing more
         self._gone = False
@@ -220,6 +222,21 @@ class StreamMachine:
         """End the stream with an in-band error."""
         return self._end(SendError(error))
 
+    def pause(self, more: int) -> Cursor:
+        """Plan ``more`` further steps and then none; return the position behind them."""
+        self._pause_step = self._next_step + more * self._stride
+        return Cursor(self._anchor.epoch, self._pause_step, self._anchor.anchors)
+
+    def resume(self) -> list[Instruction]:
+        """Go on after ``pause``."""
+        self._pause_step = None
+        return self._advance()
+
+    def end_at_pause(self) -> list[Instruction]:
+        """End the stream as ``SessionMachine.drain`` does, but behind the batches before its pause."""
+        self._ends_at_pause = True
+        return self._advance()
+
     def gone(self) -> list[Instruction]:
         """Forget the stream: free its unsent batches now, and running productions when they end."""
         self._gone = True
@@ -259,10 +276,16 @@ class StreamMachine:
                 return out + self._end(SendError(outcome.failure))
         while self._credits and not self._planned_all and (planned := self._plan()) is not None:
             out.append(planned)
+        if self._ends_at_pause and not steps and self._is_at_pause:
+            return out + self._end(SendError(_draining()))
         if self._half_closed and not steps and not self._sending:
             self._ended = True
             out.append(Finish())
         return out
+
+    @property
+    def _is_at_pause(self) -> bool:
+        return self._pause_step is not None and self._next_step >= self._pause_step
 
     def _send(self, made: Produced) -> Send:
         seq = self._next_seq
@@ -274,8 +297,8 @@ class StreamMachine:
         return Send(seq, made)
 
     def _plan(self) -> Produce | None:
-        """Plan the next step, or return None if no slot is free."""
-        if not self._leases.promise():
+        """Plan the next step, or return None if no slot is free or the stream pauses."""
+        if self._is_at_pause or not self._leases.promise():
             return None
         at, count = Cursor(self._anchor.epoch, self._next_step, self._anchor.anchors), next(self._run_lengths)
         self._next_step += self._stride * count
@@ -352,8 +375,7 @@ class SessionMachine:
 
     def drain(self) -> list[Instruction]:
         """End the stream with an in-band error, because the daemon is stopping."""
-        why = Draining("the daemon is draining", hint="reconnect", stage="serve")
-        return [] if self.stream is None else self.stream.fail(why)
+        return [] if self.stream is None else self.stream.fail(_draining())
 
     def stream_ended(self) -> None:
         """Drop the stream after ``gone``, once all its productions have ended."""
@@ -366,3 +388,7 @@ class SessionMachine:
         """End the session and reclaim all leases; its stream must have ended."""
         assert self.stream is None, "closed with a stream"
         return self.leases.reclaim()
+
+
+def _draining() -> Draining:
+    return Draining("the daemon is draining", hint="reconnect", stage="serve")

@@ -139,8 +139,15 @@ class Session:
             self._furthest = steps[len(found) - 1]  # the client asks for later steps again
         return found
 
-    async def produce_run(self, at: Cursor, count: int) -> Produced | EpochEnd:
+    def entry(self, token: bytes) -> int | None:
+        """Return the descriptor of a cache entry that the client reads; None: there is none of this token."""
+        batches = self._parts.batches
+        return batches.entries.descriptor(token) if isinstance(batches, OwnBatches) else None
+
+    async def produce_run(self, at: Cursor, count: int, *, takes_entries: bool = False) -> Produced | EpochEnd:
         """Make the batches of ``count`` steps from ``at`` on in one slot; fewer if the epoch ends or a batch fails.
+
+        If the client ``takes_entries``, the batches may lie in a cache entry instead (``BatchReady.entry``).
 
         Raises:
             As ``produce``, if the first batch cannot be made.
@@ -161,7 +168,7 @@ class Session:
                     assert end is not None
                     raise end
                 await self._wait_for_earlier(call, plans)
-                made = await batches.make_run(plans, lambda: self._decoding(call))
+                made = await batches.make_run(plans, lambda: self._decoding(call), takes_entries=takes_entries)
         finally:
             self._ended(call)
         if made.failure is None and isinstance(end, FeeddError):
@@ -206,6 +213,12 @@ class Session:
         if isinstance(drawn, EpochEnd):
             return drawn
         return parts.catalog.draw_run(parts.reader, at, count) or drawn  # its window is known now
+
+    async def prepare(self, at: Cursor) -> None:
+        """Decode the first batches of a stream at ``at`` in advance; jobs that share batches decode none."""
+        self._start(at)
+        if isinstance(self._parts.batches, OwnBatches):
+            await self._parts.batches.prefetch.prepare(at)
 
     def release(self, slot: SlotRef) -> None:
         """Free the slot of a batch that was produced."""

@@ -82,9 +82,9 @@ class Dispatch:
         spent_s, waiting = self._meter.take(time.monotonic()), self._schedule.unassigned_count
         return Load(max(spent_s[0], 1e-9), spent_s[1], spent_s[2], self.worker_count, contended, waiting)
 
-    def spread(self, rows: int, chunk_rows: int) -> int:
-        """Return how many rows to send per message, fewer than ``chunk_rows`` if workers would otherwise idle."""
-        return spread(self._schedule, self.worker_count, rows, chunk_rows)
+    def spread(self, rows: int, chunk_rows: int, row_bytes: int = 0) -> int:
+        """Return how many rows to send per message; see ``schedule.spread``."""
+        return spread(self._schedule, self.worker_count, rows, chunk_rows, row_bytes)
 
     async def do(self, work: Work, chunk_rows: int) -> None:
         """Have all rows of ``work`` done.

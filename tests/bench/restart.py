@@ -22,6 +22,8 @@ _IN_TURN = "the same, 20 successors in turn"
 COLUMNS = (
     Column("SIGTERM to exit, s", "exit_s", digits=2, spread=True),
     Column("trainer's longest pause, s", "pause_s", digits=2, spread=True),
+    Column("median of its pauses, s", "median_pause_s", digits=2, spread=True),
+    Column("load", "load", digits=1),
     Column("reconnects", "reconnects", digits=0),
 )
 
@@ -63,6 +65,11 @@ def run(plan: Plan) -> Result:
             continue
         result.verdicts.append(Verdict("seconds from SIGTERM to exit", exit_s, _EXIT_S_MAX, at_least=False))
         result.verdicts.append(Verdict("seconds of pause", pause_s, _PAUSE_S_MAX, at_least=False))
-    result.notes = ["The pause is the longest time between two batches, less the step. Without a successor it holds"]
-    result.notes.append("the next daemon's start: imports, workers, cache.")
+    result.notes = [
+        "A pause is the longest time between two batches, less the step, from the start of a successor to that"
+    ]
+    result.notes.append(
+        "of the next one. Without a successor it holds the next daemon's start: imports, workers, cache."
+    )
+    result.notes.append("The load is the mean number of running processes over the last minute, when the arm ended.")
     return result

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 SHARDS, PER_SHARD = 6, 40
+_ADVANCE = "sessions are open in advance"
 LABELS = [shard * 1000 + ordinal for shard in range(SHARDS) for ordinal in range(PER_SHARD)]
 
 
@@ -118,13 +119,14 @@ def test_rolling_upgrades_under_load(short_dir: Path, s3: S3Server, stack: ExitS
     job = Job(daemon.address, short_dir / "steps.log", 1 << 30, paced=False)
     run = Run(daemon, job, stack)
     run.train()
-    for _ in range(upgrades):
+    for number in range(upgrades):
+        asks = number % 2 == 1
         written_bytes = _size(job.log)
         wait_until(lambda: _size(job.log) > written_bytes + 2000, "steps")  # noqa: B023 - called at once
-        successor = stack.enter_context(Daemon(short_dir, s3.url, flags=("--standby",)))
-        wait_until(lambda: _state(successor) == "standby", "a successor in waiting")  # noqa: B023 - see above
-        assert _end(daemon) == 0
-        wait_until(lambda: _state(successor) == "ready", "a successor that serves")  # noqa: B023 - see above
+        successor = stack.enter_context(Daemon(short_dir, s3.url, flags=("--takeover" if asks else "--standby",)))
+        assert daemon.process is not None
+        assert (daemon.process.wait(STOP_S) if asks else _end(daemon)) == 0
+        wait_until(lambda: _state(successor) == "ready", "a successor that serves")  # noqa: B023 - called at once
         daemon = successor
     written_bytes = _size(job.log)
     wait_until(lambda: _size(job.log) > written_bytes + 2000, "steps with the last")
@@ -135,6 +137,8 @@ def test_rolling_upgrades_under_load(short_dir: Path, s3: S3Server, stack: ExitS
     for number, steps in found.items():
         assert sorted(label for labels, _ in steps for label in labels) == LABELS, f"epoch {number}"
     daemon.wait_idle()
+    opened = [line for line in map(json.loads, daemon.log.read_text().splitlines()) if _ADVANCE in line["event"]]
+    assert [line["sessions"] for line in opened] == [1] * upgrades
     assert daemon.stop() == 0
 
 

@@ -138,6 +138,7 @@ class FakeSession:
         self.arena = arena
         self.specs = (*SPECS, KEYS) if spec.data.keys else SPECS
         self.produced: list[Cursor] = []
+        self.prepared: list[Cursor] = []
         self.together: list[int] = []
         self.producing_count = 0
         self.producing_peak = 0
@@ -183,6 +184,10 @@ class FakeSession:
     def retain_leased(self) -> None:
         """Nobody else writes to the arena."""
 
+    async def prepare(self, at: Cursor) -> None:
+        """Note the position."""
+        self.prepared.append(at)
+
     def steps(self, epoch: int) -> int | None:
         """As scripted."""
         return self.script.steps + self.script.more_steps * epoch if self.script.steps_known else None
@@ -203,7 +208,10 @@ class FakeSession:
             raise
         return made
 
-    async def produce_run(self, at: Cursor, count: int) -> Produced | EpochEnd:
+    def entry(self, token: bytes) -> int | None:
+        """None is leased."""
+
+    async def produce_run(self, at: Cursor, count: int, *, takes_entries: bool = False) -> Produced | EpochEnd:
         """Make the leading ones in one slot; they end before the one that fails."""
         steps = self.script.steps + self.script.more_steps * at.epoch
         if at.step >= steps:

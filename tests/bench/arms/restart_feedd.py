@@ -6,10 +6,12 @@ import json
 import math
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import threading
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,9 +40,15 @@ def _await_standby(settings: dict[str, Any], count: int = 1) -> None:
         time.sleep(_STEP_S)
 
 
-def _replace(settings: dict[str, Any], daemons: list[subprocess.Popen[bytes]], row: dict[str, float]) -> None:
-    """Replace the daemon as often as the settings say; the successor of the first replacement may stand by already."""
+def _replace(
+    settings: dict[str, Any], daemons: list[subprocess.Popen[bytes]], row: dict[str, float], begun_s: list[float]
+) -> None:
+    """Replace the daemon as often as the settings say; the successor of the first replacement may stand by already.
+
+    ``begun_s`` gets the time at which each replacement begins, with the start of its successor.
+    """
     for number in range(settings.get("times", 1)):
+        begun_s.append(time.perf_counter())
         if number:
             daemons.append(_start(settings, "--standby"))
             _await_standby(settings, number + 1)
@@ -70,16 +78,24 @@ def _train(settings: dict[str, Any], daemons: list[subprocess.Popen[bytes]]) -> 
         address=f"unix://{settings['run_dir']}/feedd.sock",
         topology=Topology(),
     )
-    replacing = threading.Thread(target=_replace, args=(settings, daemons, row))
-    pause_s, last_s = 0.0, math.inf
+    begun_s: list[float] = []
+    replacing = threading.Thread(target=_replace, args=(settings, daemons, row, begun_s))
+    waits: list[tuple[float, float]] = []  # when each batch came, and the wait for it
+    last_s = math.inf
     for step, _ in enumerate(_batches(dataset, replacing)):
-        pause_s = max(pause_s, time.perf_counter() - last_s)
+        now_s = time.perf_counter()
+        waits.append((now_s, now_s - last_s))
         if step == _REPLACED_AT_STEP:
             replacing.start()
         time.sleep(_STEP_S)
         last_s = time.perf_counter()
     replacing.join()
-    return row | {"pause_s": pause_s, "reconnects": dataset.stats()["reconnects"]}
+    pauses = [
+        max((wait_s for at_s, wait_s in waits if since_s <= at_s < until_s), default=0.0)
+        for since_s, until_s in pairwise([*begun_s, math.inf])
+    ]
+    about = {"load": os.getloadavg()[0], "reconnects": dataset.stats()["reconnects"]}
+    return row | about | {"pause_s": max(pauses), "median_pause_s": statistics.median(pauses)}
 
 
 def main() -> None:

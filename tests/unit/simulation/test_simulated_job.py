@@ -45,6 +45,13 @@ def test_the_workers_are_the_limit() -> None:
     assert run.nodes[0].counts[-1].decode_s == pytest.approx(16 * 6.4)
 
 
+def test_the_first_batch_is_no_wait() -> None:
+    """Steps are longer than decoding, so trainers wait for the first batch only, and that is a figure of its own."""
+    run = simulate(scenario(decode_s=0.2, step_s=100.0))
+    assert run.first_batch_s == pytest.approx(1.0 + 6.4)
+    assert run.nodes[0].wait_s == 0.0
+
+
 def test_a_step_waits_at_most_for_its_own_decode() -> None:
     """One sample cannot be shared by workers: 100 samples in batches of one, decoded by four workers at a time."""
     one = scenario(listing(shards=1, samples=8), batch_size=1, decode_s=1.0, workers=4, prefetch=8)
@@ -126,6 +133,7 @@ def test_ranks_of_a_node_share_its_shards() -> None:
     assert run.steps == 16
     assert list(run.epoch_ends_s) == pytest.approx([16.0])
     assert run.nodes[0].counts[-1].gets == 16
+    assert run.nodes[0].wait_s == pytest.approx(15.0), "of a rank"
 
 
 def test_ranks_read_an_index_once() -> None:
