@@ -292,10 +292,7 @@ class Feeder:
         stream.cancel()
         self._stream = None
         self._ready.clear()
-        if isinstance(cause, Draining):
-            session.mapping = None  # the daemon closes its sessions itself, and the next one answers meanwhile
-        else:
-            session.close()
+        session.close(daemon_ends=isinstance(cause, Draining))
         self._opener.forget()
         retry = (DaemonUnreachable, Draining, ResourceError)
         try:

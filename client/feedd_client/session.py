@@ -136,9 +136,10 @@ class Session:
             found.append(pb.Release(slot=slot, generation=message.generation))
         return found
 
-    def close(self) -> None:
-        """Tell the daemon to close the session; the arena stays mapped while views of it live."""
-        self.endpoint.close_session(self.id, CLOSE_TIMEOUT_S)
+    def close(self, *, daemon_ends: bool = False) -> None:
+        """Tell the daemon to close the session, unless it closes all; the arena stays mapped while views of it live."""
+        if not daemon_ends:
+            self.endpoint.close_session(self.id, CLOSE_TIMEOUT_S)
         self.mapping = None
 
 

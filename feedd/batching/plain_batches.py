@@ -201,8 +201,7 @@ class PlainBatches:
             await entries.open(run.shard, columns_of(indexes, self._recipes.distinct[0]), files[0])
             if (leased := self.lease_run(run, slot, entries)) is not None:
                 return leased
-        at = slot.index * self._arena.slot_bytes + first * self.batch_bytes
-        starts = at + np.arange(len(run)) * self.batch_bytes
+        starts = slot.index * self._arena.slot_bytes + (first + np.arange(len(run))) * self.batch_bytes
         out_at = starts[:, np.newaxis] + np.array([field.region.values_at for field in layout.fields])
         ends = np.arange(1, len(run) + 1) * run.rows
         undone = await self._gathered(group, indexes, files, ends, out_at, in_order=True)
@@ -230,8 +229,7 @@ class PlainBatches:
         ends = np.cumsum([layout.rows for layout, _ in places])
         out_at = np.array([[field.region.values_at + at for field in layout.fields] for layout, at in places], np.int64)
         undone = await self._gathered(group, indexes, files, ends, out_at)
-        if undone is None:
-            undone = np.arange(len(group.ordinal))
+        undone = np.arange(len(group.ordinal)) if undone is None else undone
         if not len(undone):
             return ()
         return await self._decoded(group, undone, indexes, files, places)

@@ -300,7 +300,7 @@ async def open_pipeline(
             borrows(inner)
         await stack.enter_async_context(_hinted(inner))
         if peers is not None:
-            await stack.enter_async_context(peers.serving(inner, rules))
+            await stack.enter_async_context(peers.serving(owned, rules))
         cache = await stack.enter_async_context(ConvertingCache(inner, converter))
         group = await stack.enter_async_context(asyncio.TaskGroup())
         learned = Learned(config.cache.dir / "counts")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import itertools
+import tarfile
 from typing import Any
 
 import numpy as np
@@ -151,3 +153,24 @@ def test_npz_without_arrays_of_numbers_has_no_rows_to_count() -> None:
     counted, read = make(NPZ_CONVERTER, data, ROWS_ONLY).index, make(NPZ_CONVERTER, data).index
     assert counted.sample_count == read.sample_count == 0
     assert counted.unread == read.unread != ()
+
+
+def test_a_header_longer_than_the_first_look_is_fetched() -> None:
+    """Of many samples, the offsets take more than 64 KiB."""
+    name, data = shard("mds", 20_000, 100)
+    made = make(COUNT_CONVERTER, data, name)
+    assert made.index.sample_count == 20_000
+    assert 4 * 20_000 < made.fetched_bytes < 5 * 20_000
+
+
+def test_members_that_are_no_fields_are_told() -> None:
+    """As the whole tar tells them."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        for name in ("readme", "a.bin", "b.bin"):
+            member = tarfile.TarInfo(name)
+            member.size = 2 * _MIB
+            archive.addfile(member, io.BytesIO(bytes(member.size)))
+    made = make(COUNT_CONVERTER, file.getvalue(), "tar")
+    assert made.index.sample_count == 2
+    assert made.index.unread == (("readme", "a member of a tar without an extension"),)
