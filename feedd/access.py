@@ -6,6 +6,7 @@ bucket alone means the whole bucket, and a rule of a folder means everything bel
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -17,11 +18,14 @@ if TYPE_CHECKING:
     from feedd.owner import Owner
 
 FILE_ROOT: Final = "file://"
-NO_FILES: Final = ("!file://",)
-"""Rules that cover everything but local files."""
+STORES_ONLY: Final = ("!file://",)
+"""Rules that cover all buckets and datasets, but no local files and no web servers."""
 
 _LITERAL: Final = "s3://"
 """Stores whose keys may hold ``..`` as plain text."""
+_WEB: Final = ("https://", "http://")
+"""Servers that this machine may reach and others may not, such as those of its private network."""
+_CLIMBS: Final = re.compile(r"(?:^|[/\\])(?:\.|%2e){2}(?:[/\\?]|$)", re.IGNORECASE)
 _HINT: Final = "the operator of this daemon lists the URLs that you may read in security.allow_urls"
 
 
@@ -40,8 +44,10 @@ class Access:
         if self.rules is None:
             return True
         if root != FILE_ROOT:
-            literal = root.startswith(_LITERAL) or ".." not in key.split("/")
-            return self.rules == NO_FILES or (literal and f"{root}/{key}".startswith(self.rules))
+            if self.rules == STORES_ONLY:
+                return not root.startswith(_WEB)
+            literal = root.startswith(_LITERAL) or _CLIMBS.search(key) is None
+            return literal and f"{root}/{key}".startswith(self.rules)
         return ".." not in key.split("/") and f"{root}{key.rstrip('/')}/".startswith(self.rules)
 
     def check(self, root: str, key: str, url: str) -> None:

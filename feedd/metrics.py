@@ -63,6 +63,26 @@ SOURCE_RETRY_WAIT = Metric(
 )
 SOURCE_HEDGES = Metric("feedd_source_hedges_total", _C, "", "second requests for slow parts", ("outcome",))
 SOURCE_HEDGED_BYTES = Metric("feedd_source_hedged_bytes_total", _C, "bytes", "object bytes requested a second time")
+PEER_FETCHES = Metric(
+    "feedd_peer_fetches_total",
+    _C,
+    "",
+    "cache entries that another daemon holds, by what became of the request to it",
+    ("outcome",),
+    ("read", "refused", "failed"),
+)
+PEER_READS = Metric(
+    "feedd_peer_reads_total",
+    _C,
+    "",
+    "ranges of such entries; all but read came from the store",
+    ("outcome",),
+    ("read", "gone", "failed", "paused", "damaged"),
+)
+PEER_READ_BYTES = Metric("feedd_peer_read_bytes_total", _C, "bytes", "object bytes received from other daemons")
+PEER_SENT_BYTES = Metric("feedd_peer_sent_bytes_total", _C, "bytes", "object bytes sent to other daemons")
+PEER_MEMBERS = Metric("feedd_peer_members", _G, "", "daemons that share their caches, this one included")
+PEER_PAUSED = Metric("feedd_peer_paused", _G, "", "daemons that failed and are left alone for a while")
 FETCH_BYTES = Metric("feedd_fetch_reserved_bytes", _G, "bytes", "bytes of parts in flight")
 FETCH_PARTS = Metric("feedd_fetch_parts", _G, "", "parts in flight")
 FETCH_BUSY = Metric("feedd_fetch_busy_seconds_total", _C, "seconds", "time with parts in flight, seen twice a second")

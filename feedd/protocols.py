@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from feedd.range_sink import RangeSink
     from feedd.shard_index import ShardIndex
     from feedd.values import (
-        BatchReady,
         ByteRange,
         Cursor,
         EpochEnd,
@@ -327,23 +326,29 @@ class BatchProducer(Protocol):
         """Make the batches of at least one leading step. The caller asks for the other steps again.
 
         If one of several fails, all fail; the caller then asks for each alone. Failed steps hold no slot.
-        ``steps`` are up to ``SessionInfo.batches_per_call``. As many slots must be free.
+
+        Args:
+            steps: up to ``SessionInfo.batches_per_call`` steps. As many slots must be free.
 
         Raises:
             The errors of source, cache and workers for the needed shards and samples.
         """
 
-    async def produce_run(self, at: Cursor, count: int) -> Produced | EpochEnd:
+    async def produce_run(self, at: Cursor, count: int, *, takes_entries: bool = False) -> Produced | EpochEnd:
         """Make the batches of ``count`` steps from ``at`` on in one slot; fewer if the epoch ends or a batch fails.
 
-        ``count`` is at most ``SessionInfo.run_batches``. A slot must be free.
+        ``count`` is at most ``SessionInfo.run_batches``. A slot must be free. If the client ``takes_entries``, the
+        batches may lie in a cache entry instead, which is leased with the slot.
 
         Raises:
             As ``produce``, if the first batch fails.
         """
 
     async def prepare(self, at: Cursor) -> None:
-        """Make the first batches of a stream that will begin at ``at``, as far as slots are free; never fails."""
+        """Make the first batches of a stream that will begin at ``at``, as far as slots are free. It never fails."""
+
+    def entry(self, token: bytes) -> int | None:
+        """Return a read-only descriptor of a leased cache entry, the session's own; None: the token is unknown."""
 
     def release(self, slot: SlotRef) -> None:
         """Free the slot of a produced batch."""
@@ -386,14 +391,3 @@ class FeedBackend(Protocol):
         Raises:
             BadRequest, NotFound, PermissionDenied, ResourceExhausted, ...: passed to the client unchanged.
         """
-
-
-class BatchTransport(Protocol):
-    """Sends a ready batch to the client: as a lease on a slot, or inline in chunks."""
-
-    @property
-    def name(self) -> str:
-        """Metric label: ``slot`` or ``inline``."""
-
-    async def send(self, seq: int, batch: BatchReady, slot: SlotRef) -> bool:
-        """Send one batch. True: the client now holds the slot. False: the slot is free again."""

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from feedd_client._wire import feedd_pb2 as pb
+from feedd_client.entries import split
 from feedd_client.errors import ProtocolError
 from feedd_client.values import Batch, Ragged
 
@@ -41,6 +42,7 @@ class BatchDecoder:
         """
         self.names = tuple(spec.name for spec in specs)
         self._decoders = tuple((spec.name, _decoder(spec)) for spec in specs)
+        self._dense = tuple((np.dtype(spec.dtype or "u1"), tuple(spec.shape)) for spec in specs)
         self._numbers = tuple(_dtype(spec) if _is_number(spec) else None for spec in specs)
 
     def decode(self, payload: Payload, regions: Sequence[pb.FieldRegion], rows: int, at: int = 0) -> Batch:
@@ -57,21 +59,39 @@ class BatchDecoder:
                 }
             )
 
+    def decode_one(self, payload: Payload, message: pb.Batch, at: int) -> Batch:
+        """Return the batch of a message, or one that is like it; ``at``: see ``Arrived.at``.
+
+        Raises:
+            ProtocolError: see ``decode``.
+        """
+        if message.HasField("entry"):
+            return self.decode_run(payload, message, at, 1, 0)[0]
+        return self.decode(payload, message.regions, message.rows, at)
+
     def decode_run(self, payload: Payload, message: pb.Batch, at: int, count: int, batch_bytes: int) -> list[Batch]:
         """Return ``count`` batches like ``message``, ``batch_bytes`` apart, the last one first; see ``decode``."""
-        regions, rows, names = message.regions, message.rows, self.names
-        with self._checked(payload, regions):
-            columns: list[Sequence[Any]] = []
-            for (_, decode), number, region in zip(self._decoders, self._numbers, regions, strict=True):
-                column = None
-                if number is not None:
-                    column = _split(number, payload, at + region.values_at, rows, count, batch_bytes)
-                if column is None:
-                    column = [decode(payload, region, rows, at + index * batch_bytes) for index in range(count)]
-                columns.append(column)
-            batches = [Batch(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+        with self._checked(payload, message.regions):
+            if message.HasField("entry"):
+                columns = split(payload, message, self._dense, at, count)
+            else:
+                columns = self._columns(payload, message, at, count, batch_bytes)
+            batches = [Batch(zip(self.names, values, strict=True)) for values in zip(*columns, strict=True)]
         batches.reverse()
         return batches
+
+    def _columns(
+        self, payload: Payload, message: pb.Batch, at: int, count: int, batch_bytes: int
+    ) -> list[Sequence[Any]]:
+        columns: list[Sequence[Any]] = []
+        for (_, decode), number, region in zip(self._decoders, self._numbers, message.regions, strict=True):
+            column = None
+            if number is not None:
+                column = _split(number, payload, at + region.values_at, message.rows, count, batch_bytes)
+            if column is None:
+                column = [decode(payload, region, message.rows, at + index * batch_bytes) for index in range(count)]
+            columns.append(column)
+        return columns
 
     @contextlib.contextmanager
     def _checked(self, payload: Payload, regions: Sequence[pb.FieldRegion]) -> Iterator[None]:
@@ -106,6 +126,7 @@ class AlikeBatches:
         self._at = at
         self._undecoded_count = count
         self._batch_bytes = batch_bytes
+        self._distance = message.entry.spacing_rows if message.HasField("entry") else batch_bytes
         self._decoded: list[Batch] = []
 
     def __len__(self) -> int:
@@ -122,7 +143,7 @@ class AlikeBatches:
             count = min(self._undecoded_count, _DECODED_TOGETHER)
             self._decoded = self._decoder.decode_run(self._payload, self._message, self._at, count, self._batch_bytes)
             self._undecoded_count -= count
-            self._at += count * self._batch_bytes
+            self._at += count * self._distance
             if not self._undecoded_count:
                 self._payload = None
         return self._decoded.pop()

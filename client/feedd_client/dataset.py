@@ -291,6 +291,8 @@ class FeedDataset(DatasetBase):
             lane_count = idle.lane_count
         to_daemon = ToDaemon(runtime.connect, runtime.drop_channel)
         opener = Opener(self._options, consumer, to_daemon, uneven, lane_count=lane_count, pinned=pinned)
+        single = self._options.batch_size is None
+        opener.entries.usable = not (pinned or copy or in_worker or single)  # CUDA cannot register the files of entries
         feeder = Feeder(opener, self._options, consumer, self._stats, self._runtime.copies)
         try:
             feeder.start(start, idle, self._fingerprint, first=not self._epochs.started)
@@ -298,8 +300,7 @@ class FeedDataset(DatasetBase):
             if uneven == "auto" and feeder.uneven == "join":
                 ranks.check_join(consumer.topology, in_worker=in_worker)
             # Each collected single sample would hold a whole slot, so single samples are copied.
-            single = self._options.batch_size is None and not pinned
-            plan = PassPlan(copy=copy or in_worker or single, skip_rows=start.row)
+            plan = PassPlan(copy=copy or in_worker or (single and not pinned), skip_rows=start.row)
             if not in_worker:
                 plan = ranks.agree(plan, feeder, start, consumer.topology)
         except BaseException:

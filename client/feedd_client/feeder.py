@@ -215,6 +215,7 @@ class Feeder:
                 if not arrived.lease.handed_out:  # otherwise the slot is returned when the trainer drops its batches
                     session.forget(arrived.lease)
         self._ready.clear()
+        self._opener.entries.close()
         return Remains(session, stream, self._failed)
 
     def close(self) -> Session | None:
@@ -226,11 +227,7 @@ class Feeder:
         expected, got = self._opener.expect, session.granted.fingerprint
         if expected and got != expected:
             session.close()
-            raise DatasetChanged(
-                f"expected dataset fingerprint {expected.hex()}, got {got.hex()}",
-                object=" ".join(self._options.all_urls),
-                hint="objects were added, removed or replaced, or the recipe's meaning changed, since this run began",
-            )
+            raise _changed(expected, got, self._options)
         self._opener.settle(got, session.granted.uneven)
         self.session = session
         self._unproven = not session.fresh
@@ -238,8 +235,8 @@ class Feeder:
             self.known_steps = session.granted.steps
         self._stats.take_notices(session.notices, log=self._consumer.logs, grown=not session.fresh)
         self._stats.transport = "inline" if session.mapping is None else "slot"
-        pause_s = heartbeat_s(self._options.stall_timeout_s)
-        self._stream = Stream(session, self._next, self._consumer.count, pause_s, self._stats.step_times)
+        more = heartbeat_s(self._options.stall_timeout_s), self._stats.step_times, self._opener.entries
+        self._stream = Stream(session, self._next, self._consumer.count, *more)
 
     def _receive(self) -> None:
         stream = self._stream
@@ -309,3 +306,11 @@ class Feeder:
             raise DatasetChanged("expected the same fields after reconnecting, got other fields") from cause
         self._stats.reconnects += 1
         _log.warning("resumed at step %d after %.1f s", self._next.step, time.monotonic() - self._lost_at_s)
+
+
+def _changed(expected: bytes, got: bytes, options: FeedOptions) -> DatasetChanged:
+    return DatasetChanged(
+        f"expected dataset fingerprint {expected.hex()}, got {got.hex()}",
+        object=" ".join(options.all_urls),
+        hint="objects were added, removed or replaced, or the recipe's meaning changed, since this run began",
+    )

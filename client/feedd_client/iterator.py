@@ -175,16 +175,16 @@ class FeedIterator(Iterator[Item], Generic[Item]):
             if arrived is None:
                 self._end()
                 return None
-            message = arrived.message
             session = self._feeder.session
             assert session is not None
             payload, at = self._feeder.hand_out(arrived, private=self._plan.copy, reserved=self._reserved_slots)
+            message = arrived.message
             if arrived.count > 1:
                 places = at, arrived.count, session.granted.batch_bytes
                 self._alike = AlikeBatches(session.decoder, payload, message, *places)
                 batch = self._alike.take()
             else:
-                batch = session.decoder.decode(payload, message.regions, message.rows, at)
+                batch = session.decoder.decode_one(payload, message, at)
             if self._feeder.uneven == "pad" or self._feeder.replaces:
                 batch[VALID] = first_time(message)
         except BaseException:

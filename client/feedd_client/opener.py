@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from feedd_client._version import PROTOCOL_MAJOR, PROTOCOL_MINOR, __version__
 from feedd_client._wire import feedd_pb2 as pb
+from feedd_client.entries import EntryFiles
 from feedd_client.errors import (
     BadRequestError,
     DaemonUnreachable,
@@ -97,6 +98,7 @@ class Opener:
         self._consumer = consumer
         self._connect = to_daemon.connect
         self._pinned = pinned
+        self.entries = EntryFiles(usable=False)
 
     def open(self, epoch: int, timeout_s: float, retry: tuple[type[FeedError], ...], stop: StopSign) -> Session:
         """Open a session; retry on the errors in ``retry`` until ``timeout_s`` is over.

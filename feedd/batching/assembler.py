@@ -148,6 +148,8 @@ class Assembler:
                 first bad sample, which is logged and counted when the batch is requested.
             ResourceExhausted: a batch too large for memory.
         """
+        for slot in slots:
+            await self._arena.allocated(slot)
         if self.batches_per_call > 1 or self.plain.run_batches > 1:
             return await self.plain.fill(group, slots, indexes, files, early=early, first=first)
         (slot,) = slots

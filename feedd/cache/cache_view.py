@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from feedd.cache.cache_report import CacheEntry
+from feedd.cache.policy.capacity import NOT_NEEDED
 from feedd.cache.policy.eviction_order import EntryState
 from feedd.conversion import text_of
 
@@ -42,6 +43,11 @@ class CacheView:
     def price(self, refs: Iterable[ObjectRef]) -> float:
         """Return the earliest next use among the entries that new ``refs`` would evict; see ``Capacity.price``."""
         return self._index.space.price(refs)
+
+    def has_room(self, ref: ObjectRef) -> bool:
+        """Whether a missing object could enter now without evicting an entry that is needed sooner."""
+        price, times = self._index.space.price((ref,)), self._index.next_uses
+        return price >= NOT_NEEDED or (times is not None and price > times((ref,))[0])
 
     @property
     def limit_bytes(self) -> int:

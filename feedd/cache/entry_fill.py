@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Final
 
 from feedd.cache import entry_layout, os_errors
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from feedd.values import ByteRange, ObjectRef
 
 
+_LARGE_BYTES: Final = 16 << 20  # allocating such a file takes 3 ms and more
 _WRITTEN_S: Final = 30.0
 """Longest wait for writes of an abandoned request, as of the slower one of a hedged pair. Longer waits mean that the
 disk hangs.
@@ -57,6 +60,7 @@ class Filler:
         self.storage = storage
         self._fetcher = fetcher
         self._deadline_s = deadline_s
+        self._large = asyncio.Semaphore(1)  # files of large entries are allocated one at a time
 
     async def fill(
         self, ref: ObjectRef, urgency: Callable[[], float], make_room: Callable[[StorageFull], bool]
@@ -108,6 +112,15 @@ class Filler:
             raise os_errors.stalled(self.storage.names.where, _WRITTEN_S)
 
     async def _create(self, ref: ObjectRef, make_room: Callable[[StorageFull], bool]) -> Draft:
+        """Create the file of an entry.
+
+        The storage publishes and allocates in the order of the calls. If all large files were allocated at once, an
+        entry that a batch waits for would be published after all of them.
+        """
+        async with self._large if ref.size_bytes >= _LARGE_BYTES else contextlib.nullcontext():
+            return await self._created(ref, make_room)
+
+    async def _created(self, ref: ObjectRef, make_room: Callable[[StorageFull], bool]) -> Draft:
         try:
             return await self.storage.create(ref)
         except StorageFull as full:

@@ -127,6 +127,10 @@ class LateDisk(PendingCache["DiskCache"]):
         """Return the earliest next use among the entries that ``refs`` would evict."""
         return self._cache.price(refs) if self._cache is not None else math.inf
 
+    def has_room(self, ref: ObjectRef) -> bool:
+        """Whether a missing object could enter now without evicting an entry that is needed sooner."""
+        return self._cache is not None and self._cache.has_room(ref)
+
     async def _open_later(self) -> None:
         while not self._closing.is_set():
             try:

@@ -169,6 +169,11 @@ class TieredCache:
         """Whether a tier holds the object or is filling it."""
         return self._memory.knows(ref) or self._disk.knows(ref)
 
+    def has_room(self, ref: ObjectRef) -> bool:
+        """Whether a missing object could enter a tier now without evicting an entry that is needed sooner."""
+        in_memory = not self._standby and self._memory.has_room(ref)
+        return in_memory or (self._watch.may_fill() and self._disk.has_room(ref))
+
     def _use(self) -> DiskUse:
         return DiskUse(read=self._watch.may_read(), fill=self._watch.may_fill())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import defaultdict
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import structlog
 
@@ -25,7 +25,6 @@ from feedd.fetch.s3.direct_store import DirectStore
 from feedd.fetch.s3.region import BucketFacts
 from feedd.fetch.s3.sdk_store import S3Store
 from feedd.fetch.scheduler import PARTS_PER_PLACE
-from feedd.recipe import plugins
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
@@ -39,6 +38,15 @@ if TYPE_CHECKING:
     from feedd.values import ByteRange, ObjectChecksum, ObjectRef, ReadProgress
 
 _log = structlog.get_logger(__name__)
+
+
+@runtime_checkable
+class TransferStore(Protocol):
+    """A store that receives bodies in transfer threads."""
+
+    @property
+    def transfer_busy_s(self) -> float:
+        """Seconds that its transfer threads have spent on bodies."""
 
 
 class BucketState:
@@ -81,7 +89,7 @@ class BucketStores:
         self._writers: dict[str, S3Store] = {}
         self._states: dict[str, BucketState] = {}
         self._facts: defaultdict[str, BucketFacts] = defaultdict(BucketFacts)
-        self._direct: list[DirectStore] = []
+        self._direct: list[TransferStore] = []
 
     @property
     def transfer_busy_s(self) -> float:
@@ -106,6 +114,10 @@ class BucketStores:
             hedged = HedgeStore(limited, state.hedger, self._recorder)
         found = self._stores[bare.root] = self._traced(self._retried(bare, hedged), requests=False)
         return found
+
+    def add(self, root: str, store: ObjectStore) -> None:
+        """Use a store as it is, without stages, for a root of its own."""
+        self._stores[root] = store
 
     def state(self, root: str) -> BucketState:
         """Return the state of a store: limits and rates learned from its answers."""
@@ -144,12 +156,17 @@ class BucketStores:
         if root == FILE_ROOT:
             return LocalStore(self._options.file_threads, self._options.file_folders)
         if not is_s3(root):
-            return plugins.store(root)
+            from feedd.catalog.other_stores import open_store  # noqa: PLC0415 - most runs have no such store
+
+            found = open_store(root, self._options)
+            self._direct += [found] if isinstance(found, TransferStore) else []
+            return found
         bucket = parse_url(root).bucket
         if self._options.transport == "aiobotocore":
             return S3Store(bucket, self._options, self._facts[bucket])
-        self._direct.append(DirectStore(bucket, self._options, self._facts[bucket]))
-        return self._direct[-1]
+        direct = DirectStore(bucket, self._options, self._facts[bucket])
+        self._direct.append(direct)
+        return direct
 
     def _traced(self, store: ObjectStore, *, requests: bool) -> ObjectStore:
         """Return the store, wrapped if tracing is on."""

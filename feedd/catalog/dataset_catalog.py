@@ -159,13 +159,15 @@ class DatasetCatalog:
         for name in [name for name, cached in self._listings.items() if cached is listing]:
             del self._listings[name]
 
-    async def index(self, view: DatasetView, shard: int) -> ShardIndex:
+    async def index(self, view: DatasetView, shard: int, *, outline: bool = False) -> ShardIndex:
         """Return a shard's sample index, fetching the shard if needed; the listing then knows the shard's count.
+
+        With ``outline``, headers are enough if they tell samples and fields: the index then has no places of values.
 
         Raises:
             ObjectChanged: the listing had another count; it is dropped.
         """
-        index = await self.readings.of(view, shard)
+        index = (outline and await self.readings.outline(view, shard)) or await self.readings.of(view, shard)
         self._learn(view, shard, index)
         return self._labelled.of(view.listing, shard, index)
 

@@ -83,7 +83,8 @@ class Frozen:
     def formats(self) -> Mapping[int, str]:
         """Formats that sidecars named, by the object's index."""
         texts = self.manifest.head.formats
-        return {at: texts[number] for at, number in enumerate(self.manifest.formats.tolist()) if number}
+        numbers = self.manifest.formats
+        return {at: texts[numbers[at]] for at in np.flatnonzero(numbers).tolist()}
 
     def listing(self, listed_s: float) -> Listing | None:
         """Return the dataset without a Python object for each shard; None: it needs the general way."""

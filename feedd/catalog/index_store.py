@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from feedd.cache.pins import with_pinned
 from feedd.catalog.megatron_index import counted_by
 from feedd.catalog.record_idx import say_fewer
 from feedd.convert.conversion_registry import conversion_named, is_ready
+from feedd.convert.counting import count_conversion
 from feedd.dataset.pack_layout import is_pack
+from feedd.errors import BadShard, Unsupported
 from feedd.flow.lru import WeightedLru
 from feedd.flow.pools import CPU
 from feedd.flow.singleflight import Flight, SingleFlight
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 _KEPT_BYTES = 256 << 20
 _ENTRY_BYTES = 1 << 10  # of an index without columns
 _INDEXED_BYTES = 1 << 10  # indexing an object of a pack takes 2.5 us, as long as scanning this many bytes
+_OUTLINED_BYTES: Final = 1 << 20  # a request costs about as much as this many bytes
 _COLUMNS_BYTES = 32  # of a sample of a span: start, size, and key
 
 
@@ -73,6 +77,23 @@ class Indexes:
         key = _Key(ref, "")
         index = self._cached.get(key)
         return index or await self._runs.do(key, lambda: self._read(view, key))
+
+    async def outline(self, view: DatasetView, shard: int) -> ShardIndex | None:
+        """Return the samples and fields of a shard from its headers; None: the whole shard must be read.
+
+        Raises:
+            FeeddError: an error of the store, such as NotFound.
+        """
+        ref = view.refs[shard]
+        if ref.size_bytes < _OUTLINED_BYTES or is_pack(ref) or shard in view.listing.spans:
+            return None
+        try:
+            conversion = count_conversion(ref.conversion, view.listing.format_of(shard) or format_for(ref.url))
+            if conversion is None:
+                return None
+            return await self.of_conversion(view, replace(ref, conversion=conversion))
+        except (BadShard, Unsupported):
+            return None  # the whole shard tells its samples, or why it cannot be read
 
     def begin(self, view: DatasetView, shard: int) -> IndexRun | None:
         """Start reading a shard's index, fetching the shard if needed; None: the index is in memory.

@@ -67,6 +67,7 @@ class Sources:
     Attributes:
         work_loop: as given.
         buckets: the stores, and what is known about them; belongs to the work loop.
+        ranges: fetches by ranges; belongs to the work loop.
         texts: parses foreign texts from any store, in threads.
     """
 
@@ -80,10 +81,9 @@ class Sources:
         self._heads = TurnGate(options.heads_in_flight)  # on the work loop, like the stores
         self._closed = False
         self._skipped_log = SkippedLog()
-        plain = _range_fetcher(self.buckets, options, recorder, clock)
-        self._plain = plain
-        self._book = PackBook(plain.turns)
-        self._fetcher = ObjectsFetcher(plain, self._book, self.work_loop)
+        self.ranges = _range_fetcher(self.buckets, options, recorder, clock)
+        self._book = PackBook(self.ranges.turns)
+        self._fetcher = ObjectsFetcher(self.ranges, self._book, self.work_loop)
         self.texts = Texts(self._fetcher)
 
     async def __aenter__(self) -> Self:
@@ -113,7 +113,7 @@ class Sources:
     @property
     def scheduled(self) -> Scheduled:
         """What waits for a request, and what is in flight."""
-        scheduler = self._plain.scheduler
+        scheduler = self.ranges.scheduler
         return Scheduled(scheduler.waiting_count, scheduler.waiting_bytes, scheduler.in_flight_count)
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from feedd.catalog.braces import Allowance, expand, split
 from feedd.catalog.manifest import Names
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from feedd.values import ObjectRef
+
+_WEB: Final = ("https://", "http://")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +49,16 @@ def lists_of(urls: Sequence[str], allowance: Allowance | None = None) -> list[Ur
     """
     found: list[UrlList] = []
     left = allowance or Allowance()
+    objects: list[Location] = []  # neighbours on web servers, whose heads are requested together
     for url in itertools.chain.from_iterable(map(split, urls)):
         expanded = expand(url, left)
-        if expanded == [url]:
-            location = parse_url(url)
+        location = parse_url(url) if expanded == [url] else None
+        if location is not None and location.root.startswith(_WEB) and not (location.manifest or location.frozen):
+            objects.append(location)
+            continue
+        found += _objects(objects)
+        objects.clear()
+        if location is not None:
             found.append(UrlList(location, (location,)))
             continue
         itself = None
@@ -62,7 +70,15 @@ def lists_of(urls: Sequence[str], allowance: Allowance | None = None) -> list[Ur
         ]
         names = Names((locations[at].root, locations[at].key) for at in requested)
         found.append(UrlList(itself, locations, tuple(requested), names))
-    return found
+    return found + _objects(objects)
+
+
+def _objects(locations: Sequence[Location]) -> list[UrlList]:
+    """Return URLs of objects as one list."""
+    if not locations:
+        return []
+    names = Names((location.root, location.key) for location in locations)
+    return [UrlList(None, tuple(locations), tuple(range(len(locations))), names)]
 
 
 def runs_of(urls: UrlList, heads: Sequence[ObjectRef | None]) -> list[tuple[Location, list[ObjectRef]]]:

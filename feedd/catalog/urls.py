@@ -12,7 +12,8 @@ from feedd.recipe import plugins
 
 _SCHEME = re.compile(r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]*)://(?P<rest>.*)", re.DOTALL)
 _ACCEPTED = (
-    "expected s3://bucket/prefix, file:///directory, a path, manifest+s3://bucket/key, augmented+s3://bucket/key "
+    "expected s3://bucket/prefix, file:///directory, a path, gs://bucket/prefix, az://container/prefix, "
+    "hf://datasets/owner/name/prefix, https://host/object, manifest+s3://bucket/key, augmented+s3://bucket/key "
     "or frozen+s3://bucket/prefix/"
 )
 _MANIFEST, _AUGMENTED, _FROZEN = "manifest", "augmented", "frozen"
@@ -25,11 +26,12 @@ _HINTS = {
     "s3a": "write s3:// in place of s3a://",
     "channel": "FeedDataset and feedd pipe read channels; name the channel's s3:// URL here",
     "s3n": "write s3:// in place of s3n://",
-    "gs": 'write s3://, with endpoint_url = "https://storage.googleapis.com" for that bucket and an HMAC key',
-    "http": "write s3://BUCKET/KEY, and the store's address as endpoint_url",
-    "https": "write s3://BUCKET/KEY, and the store's address as endpoint_url",
+    "wasb": "write abfs:// in place of wasb://",
+    "wasbs": "write abfss:// in place of wasbs://",
+    "gcs": "write gs:// in place of gcs://",
 }
 S3_SCHEME, _FILE_SCHEME = "s3", "file"
+_WEB_SCHEMES = frozenset({"https", "http", "hf", "gs", "az", "abfs", "abfss"})  # the keys of web_urls.SCHEMES
 _FORMAT = re.compile(r"[a-z0-9][a-z0-9.-]+")
 
 
@@ -85,7 +87,7 @@ def parse_url(url: str) -> Location:
     if augmented and len(kinds) > 1:
         hint = "the extension of each object tells what it is, and fields= how to decode it"
         raise BadRequest("expected only augmented+ before the URL", object=url, hint=hint, stage="source")
-    known = inner in {S3_SCHEME, _FILE_SCHEME} or inner in plugins.names(plugins.STORES)
+    known = inner in {S3_SCHEME, _FILE_SCHEME} or inner in _WEB_SCHEMES or inner in plugins.names(plugins.STORES)
     if not known or len(named) > 1 or len(kinds) > len(named) + 1 or not _formats(named):
         hint = "" if known else _HINTS.get(inner, "")
         raise BadRequest(f"{_ACCEPTED}, got scheme {scheme!r}", object=url, hint=hint, stage="source")
@@ -94,6 +96,13 @@ def parse_url(url: str) -> Location:
         location = _file(url, rest, kind)
     elif inner == S3_SCHEME:
         location = _s3(url, rest, kind)
+    elif inner in _WEB_SCHEMES:
+        from feedd.catalog.web_urls import split_web  # noqa: PLC0415 - most runs have no such URL
+
+        root, key = split_web(url, inner, rest)
+        if kind and not key:
+            raise BadRequest("expected the key of a manifest, got only its store", object=url, stage="source")
+        location = Location(url, root, key, manifest=bool(kind))
     else:
         location = _installed(url, inner, rest, kind)
     if not kinds:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from feedd.dataset.listing import DatasetView
     from feedd.values import FieldRecipe, ObjectRef
 
-_CHEAP_TO_COUNT: Final = frozenset({"parquet"})
+_CHEAP_TO_COUNT: Final = frozenset({"arrow", "npz", "parquet"})
 
 
 def narrowed(view: DatasetView, wanted: Sequence[Sequence[FieldRecipe]]) -> DatasetView:

@@ -79,13 +79,39 @@ def examine_url(config: Config, url: str) -> list[Finding]:
 
 
 async def _examine(location: Location, options: SourceOptions, steps: _Steps) -> None:
-    from feedd.access import FILE_ROOT  # noqa: PLC0415 - see examine_url
     from feedd.catalog.urls import parse_url  # noqa: PLC0415 - see examine_url
 
-    await (_local(location, steps) if location.root == FILE_ROOT else _bucket(location, options, steps))
+    await _examine_store(location, options, steps)
     if steps.object_url:
         first = replace(parse_url(steps.object_url), manifest=True)  # one object, as a manifest is: no listing
-        await (_local(first, steps) if first.root == FILE_ROOT else _bucket(first, options, steps))
+        await _examine_store(first, options, steps)
+
+
+async def _examine_store(location: Location, options: SourceOptions, steps: _Steps) -> None:
+    from feedd.access import FILE_ROOT  # noqa: PLC0415 - see examine_url
+    from feedd.catalog.bucket_stores import is_s3  # noqa: PLC0415 - see examine_url
+
+    if location.root == FILE_ROOT:
+        await _local(location, steps)
+    elif is_s3(location.root):
+        await _bucket(location, options, steps)
+    else:
+        await _other(location, options, steps)
+
+
+async def _other(location: Location, options: SourceOptions, steps: _Steps) -> None:
+    """Check a web server, a dataset on the Hub, or a store of obstore or of a plug-in."""
+    from feedd.catalog.other_stores import open_store  # noqa: PLC0415 - see examine_url
+
+    try:
+        store = open_store(location.root, options)
+    except FeeddError as error:
+        steps.failed("store", error)
+        return
+    try:
+        await _read(store, location, steps)
+    finally:
+        await store.close()
 
 
 async def _local(location: Location, steps: _Steps) -> None:
@@ -214,16 +240,19 @@ async def _lines(store: ObjectStore, ref: ObjectRef, location: Location, steps: 
 
 async def _checksum(store: ObjectStore, ref: ObjectRef, steps: _Steps) -> None:
     """Report the ETag and the checksum that the store has for the object."""
+    from feedd.catalog.bucket_stores import is_s3  # noqa: PLC0415 - see examine_url
+
     parts = ref.etag.rpartition("-")[2]
     kind = f"an upload in {parts} parts" if "-" in ref.etag and parts.isdigit() else "one upload"
-    steps.ok("ETag", f"{ref.etag}, of {kind}")
+    steps.ok("ETag", f"{ref.etag}, of {kind}" if is_s3(ref.root) else ref.etag)
     try:
         kept = await store.checksum(ref)
     except FeeddError as error:
         steps.failed("checksum", error)
         return
     if kept is None:
-        hint = "upload with a checksum (aws s3 cp --checksum-algorithm CRC64NVME), so that feedd can verify the bytes"
+        upload = "upload with a checksum (aws s3 cp --checksum-algorithm CRC64NVME), so that feedd can verify the bytes"
+        hint = upload if is_s3(ref.root) else "feedd pack writes a manifest with the SHA-256 of each shard"
         steps.note("checksum", "the store has none: answers are checked by length and ETag only", hint)
     else:
         of = f"of {len(kept.part_sizes)} parts" if kept.part_sizes else "of the whole object"

@@ -18,8 +18,11 @@ from feedd.cli.ephemeral import prefix, sweep
 from feedd.cli.error_report import EXIT_FAILED, log_without_notices, notice_facts, say, say_notices
 from feedd.cli.flags import CacheSizeFlag, ConfigFlag, Flags, SetFlag
 from feedd.cli.stoppable import run_stoppable
+from feedd.dataset.shard_part import WHOLE, ShardPart
+from feedd.metrics import SOURCE_BYTES
 from feedd.prepare.index_writer import IndexTarget
-from feedd.prepare.sample_counter import WHOLE, Counter, Counting, Part, index_url
+from feedd.prepare.sample_counter import Counter, Counting, index_url
+from feedd.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -50,7 +53,7 @@ class _Job:
     target: str
     check: bool
     manifest: bool = False
-    part: Part = WHOLE
+    part: ShardPart = WHOLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,7 @@ class _Outcome:
         left_count: shards of the part that are not counted.
         written: the frozen manifest; None: none is written.
         difference: the newest frozen manifest, compared with the data; None: there is none.
+        fetched_bytes: bytes of objects that the store has sent.
     """
 
     progress: Counting
@@ -71,6 +75,7 @@ class _Outcome:
     left_count: int = 0
     written: Written | None = None
     difference: Difference | None = None
+    fetched_bytes: int = 0
 
 
 def index(
@@ -93,6 +98,8 @@ def index(
 ) -> None:
     """Count the samples of every shard and write them beside the data, as _feedd_index.json.
 
+    Where headers or footers tell the samples of a large shard, only these are fetched. The last line tells the bytes.
+
     With the index, the number of steps is known when training starts: all ranks have equal steps, len(dataset) works,
     and data can be split by samples. Shards that the index already knows are not read again. A stopped run continues
     where it was. Several runs may count the same data at once: no run loses the counts of another.
@@ -103,7 +110,7 @@ def index(
     """
     if manifest and out is not None:
         raise typer.BadParameter("expected --manifest or --out: a manifest lies beside the data", param_hint="--out")
-    chosen = WHOLE if part is None else Part.parse(part)
+    chosen = WHOLE if part is None else ShardPart.parse(part)
     flags = Flags(config=config, cache_size=cache_size or _CACHE_SIZE, set=set_)
     flags.load()
     log_without_notices()
@@ -122,6 +129,8 @@ def _conclude(outcome: _Outcome, job: _Job, *, json_: bool) -> None:
             "known": progress.done_count,
             "counted": progress.done_count - progress.known_count,
             "samples": progress.sample_count,
+            "counted_bytes": progress.counted_bytes,
+            "fetched_bytes": outcome.fetched_bytes,
             "failed": [str(failure) for failure in progress.failures],
             "passed_over": progress.passed_over.count,
             "notices": notice_facts(progress.notices),
@@ -144,6 +153,8 @@ def _conclude(outcome: _Outcome, job: _Job, *, json_: bool) -> None:
         say(f"stopped: {known}, in {job.target}; run the command again to continue")
     else:
         say(f"stopped: {known}, but not all counts are saved; run the command again to continue from {job.target}")
+    if progress.counted_bytes:
+        say(f"fetched {format_size(outcome.fetched_bytes)} to count {format_size(progress.counted_bytes)}")
     if outcome.written is not None:
         say(f"{'frozen in' if outcome.written.new else 'already frozen in'} {outcome.written.url}")
     stale = job.manifest and job.check and _say_difference(outcome.difference)
@@ -201,13 +212,14 @@ async def _count(config: Config, job: _Job, report: Callable[[Counting], object]
     from feedd.clock import SystemClock  # noqa: PLC0415 - see run_stoppable
     from feedd.daemon.cut_short import ended_by  # noqa: PLC0415 - see run_stoppable
     from feedd.daemon.wiring import open_pipeline, workers_max  # noqa: PLC0415 - see run_stoppable
-    from feedd.observe.recorder import NullRecorder  # noqa: PLC0415 - see run_stoppable
+    from feedd.observe.recorder import TotalRecorder  # noqa: PLC0415 - see run_stoppable
 
+    recorder = TotalRecorder(SOURCE_BYTES)
     counter: Counter | None = None
     saved = False
     written: Written | None = None
     found: Difference | None = None
-    async with ended_by(requests.now), open_pipeline(config, NullRecorder(), SystemClock()) as pipeline:
+    async with ended_by(requests.now), open_pipeline(config, recorder, SystemClock()) as pipeline:
         counter = _counter(pipeline, job, report)
         async with ended_by(requests.drain):
             await counter.open()
@@ -224,7 +236,8 @@ async def _count(config: Config, job: _Job, report: Callable[[Counting], object]
     progress = Counting() if counter is None else counter.progress
     whole = saved and counter is not None and counter.is_open and progress.done_count == progress.shard_count
     left_count = counter.left_count if counter is not None and counter.is_open else 0
-    return _Outcome(progress, requests.drain.is_set() and not whole, saved, left_count, written, found)
+    stopped = requests.drain.is_set() and not whole
+    return _Outcome(progress, stopped, saved, left_count, written, found, int(recorder.total))
 
 
 def _counter(pipeline: Pipeline, job: _Job, report: Callable[[Counting], object]) -> Counter:

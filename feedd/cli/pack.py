@@ -16,8 +16,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from feedd.cli.error_report import EXIT_FAILED, log_without_notices, say, say_notices
 from feedd.cli.flags import ConfigFlag, Flags, SetFlag
 from feedd.cli.stoppable import run_stoppable
+from feedd.dataset.shard_part import ShardPart
 from feedd.notices import notices_of
-from feedd.pack.pack_options import SHARD_BYTES_LEAST, SHARD_BYTES_MOST, PackOptions, PartOf
+from feedd.pack.pack_options import SHARD_BYTES_LEAST, SHARD_BYTES_MOST, PackOptions
 from feedd.pack.shard_writers import FORMATS
 from feedd.units import parse_size
 
@@ -39,7 +40,7 @@ class _Job:
 
     options: PackOptions
     target: str
-    part: PartOf
+    part: ShardPart
     engine: str
 
 
@@ -71,7 +72,7 @@ def pack(
     the last one writes the manifest, _feedd_pack.json. Standard output lists the shards as sha256sum does.
     """
     options = _options(source, format_, shard_size, resize, quality, seed, labels)
-    mine = _part(part)
+    mine = ShardPart.parse(part)
     if engine not in _ENGINES:
         raise typer.BadParameter(f"expected {' or '.join(_ENGINES)}, got {engine!r}", param_hint="--engine")
     flags = Flags(config=config, set=set_)
@@ -105,14 +106,6 @@ def _options(
     if labels not in {"auto", "folder", "none"}:
         raise typer.BadParameter(f"expected auto, folder or none, got {labels!r}", param_hint="--labels")
     return PackOptions(normal_source(source), format_, shard_bytes, resize, quality, seed, labels)  # type: ignore[arg-type]  # checked above
-
-
-def _part(text: str) -> PartOf:
-    found = _PART.fullmatch(text)
-    index, count = (int(found[1]), int(found[2])) if found else (0, 0)
-    if index >= count:
-        raise typer.BadParameter(f"expected I/N with I from 0 to N - 1, got {text!r}", param_hint="--part")
-    return PartOf(index, count)
 
 
 def _run(flags: Flags, job: _Job, report: Callable[[Packing], object]) -> tuple[Packing, bool]:

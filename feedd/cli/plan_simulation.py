@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from numpy.typing import NDArray
+
     from feedd.config import Effective
     from feedd.dataset.listing import Listing
     from feedd.simulation.scenario import JobModel, Scenario
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 _PAGE_OBJECTS: Final = 1000
 _SYNTHETIC_ROOT: Final = "s3://simulated"
+_KEY_BYTES: Final = len("00000000.tar")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,16 +84,22 @@ class SyntheticData:
     def listing(self) -> Listing:
         """Return the listing of this data: shards of equal size."""
         from feedd.dataset.listing import Listing  # noqa: PLC0415 - --help needs none of it
-        from feedd.dataset.ref_columns import RefColumns  # noqa: PLC0415 - as above
-        from feedd.values import ObjectRef  # noqa: PLC0415 - as above
+        from feedd.dataset.packs import TAG_BYTES  # noqa: PLC0415 - as above
+        from feedd.dataset.ref_columns import ObjectColumns, RefColumns  # noqa: PLC0415 - as above
 
-        size_bytes = size_of(self.shard_size, "--shard-size")
-        refs = RefColumns(
-            [ObjectRef(_SYNTHETIC_ROOT, f"{number:08d}.tar", size_bytes, "simulated") for number in range(self.shards)]
+        count, size_bytes = self.shards, size_of(self.shard_size, "--shard-size")
+        keys = b"".join(b"%08d.tar" % number for number in range(count))
+        columns = ObjectColumns(
+            _SYNTHETIC_ROOT,
+            "",
+            keys,
+            range(0, len(keys) + 1, _KEY_BYTES),
+            np.full(count, size_bytes),
+            bytes(count * TAG_BYTES),
+            range(0, count * TAG_BYTES + 1, TAG_BYTES),
         )
-        found = Listing.of(refs, 0.0)
-        found.add_counts(dict.fromkeys(range(self.shards), self.samples_per_shard), {}, ())
-        return found
+        found = Listing.of(RefColumns.of(columns, [None], bytes(count)), 0.0)
+        return _counted(found, np.full(count, self.samples_per_shard))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +120,18 @@ def listed(refs: Sequence[ObjectRef], counts: Mapping[int, int], sample_bytes: i
     from feedd.dataset.listing import Listing  # noqa: PLC0415 - as above
 
     found = Listing.of(refs, 0.0)
-    sizes = enumerate(found.sizes.tolist())
-    estimated = {shard: max(size_bytes // sample_bytes, 1) for shard, size_bytes in sizes if shard not in counts}
-    found.add_counts(dict(counts), estimated, ())
-    return found
+    samples = np.maximum(found.sizes // sample_bytes, 1)
+    for shard, count in counts.items():
+        samples[shard] = count
+    return _counted(found, samples)
+
+
+def _counted(listing: Listing, samples: NDArray[np.int64]) -> Listing:
+    """Give a listing the samples of each shard, in a column."""
+    from feedd.dataset.step_counts import CountColumn  # noqa: PLC0415 - as above
+
+    listing.counts, listing.indexed = CountColumn(samples), True
+    return listing
 
 
 def run_simulation(
@@ -184,6 +201,7 @@ class _Assumptions:
             ),
             ("requests served", f"{model.request_limit:g}/s" if model.request_limit else "all", "--request-limit"),
             ("decoding a sample", format_duration(self.node.decode_s), "--decode-time"),
+            ("opening, besides requests", format_duration(self.node.open_s), "--open-time"),
             ("decode workers", str(self.node.workers), _origin(origins, workers)),
             ("cache", format_size(self.node.cache_bytes), _origin(origins, "cache.size")),
             ("requests in flight", str(config.fetch.parts_in_flight), _origin(origins, "fetch.parts_in_flight")),

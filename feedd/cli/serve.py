@@ -32,6 +32,7 @@ from feedd.cli.flags import (
     WorkersFlag,
 )
 from feedd.errors import BadConfig
+from feedd.flow.allocator import return_large_blocks
 from feedd.lanes.lane import Lane, remove_other_lanes
 from feedd.lanes.lane_process import become_lane
 from feedd.observe.logs import configure_logging
@@ -40,7 +41,7 @@ from feedd.units import format_size
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from feedd.config import Effective
+    from feedd.config import Config, Effective
 
 
 _GREETED = ("serving", "status page", "ready")
@@ -78,6 +79,8 @@ def serve(
     with ephemeral_config(flags) if ephemeral else nullcontext(flags.load()) as effective:
         if ephemeral:
             note_cache_dir(effective.config)
+        if takeover:
+            _check_takeover(effective.config)
         if lane is not None and lane_folder is not None:
             me = Lane.parse(lane)
             _log_to_stderr(effective, {"lane": me.index})
@@ -85,12 +88,6 @@ def serve(
             code = _run(mine, _StartOptions(ephemeral, standby), greets=False)
         elif effective.config.lanes > 1:
             _log_to_stderr(effective)
-            if takeover:
-                raise BadConfig(
-                    "expected --takeover for one daemon, got a node with lanes",
-                    object="--takeover",
-                    hint="use --standby, then end the predecessor with SIGTERM",
-                )
             code = _supervise(effective, flags, ephemeral=ephemeral, standby=standby)
         else:
             _log_to_stderr(effective)
@@ -142,6 +139,17 @@ def _log_to_stderr(effective: Effective, fields: Mapping[str, object] | None = N
     configure_logging(form, effective.config.log.level, brief=brief, without=without, fields=fields or {})
 
 
+def _check_takeover(config: Config) -> None:
+    """Raise ``BadConfig`` if the daemon cannot run beside its predecessor: lanes, or one port for peers."""
+    found = "a node with lanes" if config.lanes > 1 else "a daemon that listens for peers"
+    if config.lanes > 1 or config.peers.listen is not None:
+        raise BadConfig(
+            f"expected --takeover for one daemon without peers, got {found}",
+            object="--takeover",
+            hint="use --standby, then end the predecessor with SIGTERM",
+        )
+
+
 class _StartOptions(NamedTuple):
     """How a daemon begins and ends; see ``life.run``."""
 
@@ -150,7 +158,8 @@ class _StartOptions(NamedTuple):
     takeover: bool = False
 
 
-def _run(effective: Effective, way: _StartOptions, *, greets: bool) -> int:
+def _run(effective: Effective, options: _StartOptions, *, greets: bool) -> int:
+    return_large_blocks()
     # The stages take most of a second to import; a wrong configuration is reported before that.
     gc.disable()  # imports leave no garbage, and looking for it took an eighth of their time
     import uvloop  # noqa: PLC0415 - see above
@@ -161,7 +170,7 @@ def _run(effective: Effective, way: _StartOptions, *, greets: bool) -> int:
     gc.enable()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         on_ready = partial(_greet, effective) if greets and sys.stderr.isatty() else None
-        return runner.run(life.run(effective, **way._asdict(), on_ready=on_ready))
+        return runner.run(life.run(effective, **options._asdict(), on_ready=on_ready))
 
 
 def _greet(effective: Effective, addresses: Sequence[str], page: str | None) -> None:

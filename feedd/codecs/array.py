@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from feedd.errors import BadSample
-from feedd.formats.npy_header import NpyHeader, read_npy_header
+from feedd.formats.npy_header import NpyHeader, read_npy_head, read_npy_header
 from feedd.recipe.low_precision import item_bytes, widened
-from feedd.recipe.params import NpyParams, canonical
+from feedd.recipe.params import DTYPES, NpyParams, canonical
 from feedd.values import FieldKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -46,6 +48,11 @@ class RawCodec:
             raise BadSample(f"expected {out.nbytes} bytes for {out.dtype}{list(out.shape)}, got {len(data)}")
         little_endian = np.frombuffer(data, out.dtype.newbyteorder("<"))
         out[...] = little_endian.reshape(out.shape)
+
+    def stored_at(self, head: memoryview, size_bytes: int, shape: Sequence[int]) -> int | None:  # noqa: ARG002 - no head
+        """Return 0 if the sample is a row of this shape, else None; see ``workers.stored_rows``."""
+        whole = np.dtype(self._params.spec("").dtype).itemsize * math.prod(shape)
+        return 0 if size_bytes == whole and sys.byteorder == "little" else None
 
 
 class ValuesCodec:
@@ -168,6 +175,23 @@ class NpyCodec:
             raise BadSample(f"expected shape {list(out.shape)}, got {list(header.shape)}")
         flat = np.frombuffer(data, header.dtype, offset=header.data_at)
         out[...] = flat.reshape(header.shape, order="F" if header.fortran_order else "C")
+
+    def stored_at(self, head: memoryview, size_bytes: int, shape: Sequence[int]) -> int | None:
+        """Return where the numbers begin if they lie as in a row of this shape, else None; see ``workers.stored_rows``.
+
+        None also stands for a sample that ``decode`` refuses.
+        """
+        if self._read is not read_npy_header:
+            return None
+        try:
+            header = read_npy_head(head, DTYPES)
+        except BadSample:
+            return None
+        as_listed = header.dtype.isnative and not (header.fortran_order and len(shape) > 1)
+        numbers_bytes = header.dtype.itemsize * math.prod(shape)
+        if not as_listed or header.dtype.name != self._params.dtype or header.shape != tuple(shape):
+            return None
+        return header.data_at if size_bytes == header.data_at + numbers_bytes else None
 
     def _header(self, data: memoryview) -> NpyHeader:
         header = self._read(data)

@@ -271,10 +271,29 @@ def _cross_checks(config: Config, origins: Mapping[str, str]) -> list[Problem]:
             f"expected tls.client_ca for {', '.join(beyond)}, which other machines can reach: without client "
             "certificates anybody there may read; or set security.allow_anonymous_tcp = true",
         )
+    found += _peer_checks(config, origins)
     part_size = config.fetch.part_size
     if part_size != "auto" and part_size > config.fetch.bytes_in_flight:
         problem("fetch.part_size", "expected at most fetch.bytes_in_flight: one part would never fit")
     return found
+
+
+def _peer_checks(config: Config, origins: Mapping[str, str]) -> list[Problem]:
+    """Return the problems of the peer cache's options together."""
+    peers, expected = config.peers, ""
+    if peers.listen is None:
+        return []
+    if peers.ca is not None and not (config.tls.cert and config.tls.key):
+        name, expected = "peers.ca", "expected tls.cert and tls.key as well: daemons show each other a certificate"
+    elif peers.ca is None and is_open_tcp(peers.listen) and not config.security.allow_insecure_tcp:
+        name = "peers.listen"
+        expected = (
+            f"expected TLS for {peers.listen}, which other machines can reach: set peers.ca, tls.cert and tls.key, "
+            "or security.allow_insecure_tcp = true on a network you trust"
+        )
+    elif not peers.members and peers.members_file is None:
+        name, expected = "peers.members", "expected the other daemons, in peers.members or in peers.members_file"
+    return [Problem(name, render(config)[name], origins.get(name, DEFAULT_ORIGIN), expected)] if expected else []
 
 
 def find_file(flag: Path | None, env: Mapping[str, str]) -> Path | None:

@@ -1,13 +1,13 @@
-"""Every option with its default, bounds and description. No other file defines options."""
+"""Every option with its default, bounds and description. Those of the peer cache are in ``peer_settings``."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from feedd.access import NO_FILES, AccessRules
+from feedd.access import STORES_ONLY, AccessRules
 from feedd.config.machine_defaults import (
     PARTS_MIN,
     default_arena_bytes,
@@ -19,6 +19,8 @@ from feedd.config.machine_defaults import (
     default_workers_max,
     memory_bytes,
 )
+from feedd.config.peer_settings import PeersConfig
+from feedd.config.section import Section
 from feedd.config.types import (
     UNIX_PREFIX,
     AbsolutePath,
@@ -45,12 +47,6 @@ from feedd.config.types import (
 from feedd.units import GIB, MIB, format_size
 
 DEFAULT_CACHE_DIR = Path("/var/cache/feedd")
-
-
-class Section(BaseModel):
-    """Base class of all sections: frozen, and refuses names that are not options."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
 
 _SectionT = TypeVar("_SectionT", bound=Section)
@@ -220,7 +216,8 @@ class SecurityConfig(Section):
         description="ids of users, besides the daemon's user and root, that may connect; none: all that can open it",
     )
     allow_urls: UrlRules | None = Field(
-        None, description="starts of URLs that clients may read; default: all, but no file:// if others may connect"
+        None,
+        description="starts of URLs that clients may read; default: all; if others may connect, all buckets",
     )
     admin_socket: AbsolutePath | None = Field(
         None,
@@ -330,6 +327,7 @@ class Config(Section):
     decode: DecodeConfig = _section(DecodeConfig)
     arena: ArenaConfig = _section(ArenaConfig)
     shuffle: ShuffleConfig = _section(ShuffleConfig)
+    peers: PeersConfig = _section(PeersConfig)
     sagemaker: SagemakerConfig = _section(SagemakerConfig)
     quarantine: QuarantineConfig = _section(QuarantineConfig)
     tls: TlsConfig = _section(TlsConfig)
@@ -363,7 +361,7 @@ class Config(Section):
         by_owner = {name: tuple(one.allow_urls) for name, one in self.owners.items() if one.allow_urls is not None}
         if self.security.allow_urls is not None:
             return AccessRules(tuple(self.security.allow_urls), by_owner)
-        return AccessRules(NO_FILES if self.shared else None, by_owner)
+        return AccessRules(STORES_ONLY if self.shared else None, by_owner)
 
     @field_validator("listen")
     @classmethod

@@ -205,6 +205,11 @@ def _http_url(text: str) -> str:
     return text
 
 
+def _host_port(text: str) -> str:
+    parse_host_port(text)
+    return text
+
+
 def _role_arn(text: str) -> str:
     if not text.startswith("arn:") or ":role/" not in text:
         raise ValueError(f"expected arn:aws:iam::ACCOUNT:role/NAME, got {text!r}")
@@ -247,5 +252,6 @@ ReadableFile = Annotated[Path, BeforeValidator(lambda value: _readable_file(Path
 Folder = Annotated[Path, BeforeValidator(lambda value: _folder(Path(value).expanduser()))]
 AbsolutePath = Annotated[Path, BeforeValidator(lambda value: _absolute(Path(value)))]
 SocketMode = Annotated[str, BeforeValidator(_socket_mode)]
+HostPort = Annotated[str, AfterValidator(_host_port)]
 HttpUrl = Annotated[str, AfterValidator(_http_url)]
 RoleArn = Annotated[str, AfterValidator(_role_arn)]

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.types as kinds
 from pyarrow import ipc
 
+from feedd.convert.arrow_blocks import is_file, row_count
 from feedd.convert.arrow_pieces import ColumnReader
 from feedd.convert.arrow_types import column_encoding, unscaled
 from feedd.convert.columnar import chosen, refusing, unread
@@ -88,7 +89,9 @@ def _columns(
 
 
 def _count(data: memoryview) -> int:
-    """Return the number of rows."""
+    """Return the number of rows; of a file, only the ranges of ``arrow_blocks.wanted`` need be held."""
+    if is_file(data):
+        return row_count(data)
     return sum(batch.num_rows for batch in _batches(_open(data, 0)))
 
 

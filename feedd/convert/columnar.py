@@ -76,7 +76,8 @@ def typed_params(asked: Iterable[Iterable[str]], types: Mapping[str, str], rest:
 
 def strict_params(params: str) -> str:
     """Return the parameters of the same conversion that refuses objects without a requested column."""
-    return _text(msgspec.structs.replace(typed_by(params), strict=True))
+    plain = "" if params == ROWS_ONLY else params
+    return _text(msgspec.structs.replace(typed_by(plain), strict=True))
 
 
 def head_params(params: str) -> str:

@@ -13,6 +13,7 @@ import msgspec
 from feedd.conversion import PARAMS_BYTES_MAX, Conversion
 from feedd.convert import columnar
 from feedd.convert.columnar import head_params
+from feedd.convert.counting import COUNT, PARQUET
 from feedd.errors import Unsupported
 from feedd.formats import format_registry as formats
 from feedd.formats.format_registry import format_for
@@ -89,7 +90,7 @@ _SPECS: Final = (
     _table("hdf5", attribute="HDF5_CONVERTER", counts_apart=True, magic=(b"\x89HDF\r\n\x1a\n",)),
     ConversionSpec("libsvm", "feedd.convert.libsvm", "LIBSVM_CONVERTER"),
     _table("npz", attribute="NPZ_CONVERTER", counts_apart=True),
-    _table("parquet", attribute="PARQUET_CONVERTER", outlined=True, magic=(b"PAR1", b"PARE")),
+    _table(PARQUET, attribute="PARQUET_CONVERTER", outlined=True, magic=(b"PAR1", b"PARE")),
     _text("tsv", attribute="TSV_CONVERTER"),
 )
 _CONVERTERS: Final = {spec.name: spec for spec in _SPECS}
@@ -107,6 +108,7 @@ object up to the first size does not need this conversion."""
 _OWN: Final = {
     READY: ConversionSpec(READY, "feedd.convert.predecode", "ROWS_CONVERTER"),
     HEAD: ConversionSpec(HEAD, "feedd.convert.first_samples", "HEAD_CONVERTER"),
+    COUNT: ConversionSpec(COUNT, "feedd.convert.sample_count", "COUNT_CONVERTER"),
 }
 
 _BY_FORMAT: Final = {name: Conversion(spec.name, params) for spec in _SPECS for name, params in spec.url_names}

@@ -16,6 +16,7 @@ from feedd.convert.table_writer import TableWriter
 from feedd.errors import BadSample, BadShard
 from feedd.formats.npy_header import NpyHeader, read_npy_head
 from feedd.formats.view_file import ViewFile
+from feedd.values import ByteRange
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 _SUFFIX: Final = ".npy"
 _HEAD_BYTES: Final = 66 << 10
 _MEMBERS_MAX: Final = 4096
+_MEMBER_HEAD_BYTES: Final = 2 * _HEAD_BYTES  # with the zip's own header of the member, and as zlib reads it
+_WORTH_BYTES: Final = 1 << 20  # a request costs about as much as this many bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,25 @@ def write(data: memoryview, url: str, params: str, out: ShardWriter) -> str:
             with archive.open(member.info) as file:
                 writer.add(name, member.how, _pieces(file, member, out, url))
         return writer.finish()
+
+
+def heads(data: memoryview, held_from: int) -> list[ByteRange] | None:
+    """Return the ranges of all arrays' headers; None: the whole file is needed, or is fetched sooner.
+
+    Args:
+        data: the file.
+        held_from: the bytes from here on are held.
+    """
+    try:
+        with zipfile.ZipFile(ViewFile(data)) as archive:
+            infos = [info for info in archive.infolist() if info.filename.endswith(_SUFFIX)]
+            is_held = archive.start_dir >= held_from
+    except Exception:  # noqa: BLE001 - reading the whole file raises lasting errors again
+        return None
+    if not is_held or len(infos) * _WORTH_BYTES > len(data):
+        return None
+    starts = [info.header_offset for info in infos]
+    return [ByteRange(start, min(len(data), start + _MEMBER_HEAD_BYTES)) for start in starts]
 
 
 def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> _Member | None:

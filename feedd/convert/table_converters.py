@@ -1,7 +1,7 @@
 """Converters from objects of columns or arrays to tables, and the byte ranges that they need.
 
-The daemon asks these converters for ranges, so libraries are loaded only in workers. All converters but Parquet's need
-the whole object.
+The daemon asks these converters for ranges, so libraries are loaded only in workers. Of most
+objects they need the whole.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Final
 
-from feedd.convert.columnar import is_head, loaded
+from feedd.convert import arrow_blocks
+from feedd.convert.columnar import ROWS_ONLY, is_head, loaded
 from feedd.convert.wanted_ranges import WholeObject, coalesced, everything, lacking
 from feedd.errors import BadShard, Unsupported
 from feedd.formats.litdata import ARROW_END
@@ -38,6 +39,8 @@ _END_BYTES: Final = 8  # u32 size of the footer, magic
 _TAIL_BYTES: Final = (8 << 10, 64 << 10)
 _TAIL_SHARE: Final = 512  # part of a file that most footers take; small compared with a few columns
 _FOOTER_BYTES_MAX: Final = 256 << 20
+
+_DIRECTORY_BYTES: Final = 1 << 20  # of a .npz of up to some thousand arrays
 
 _LENGTH_BYTES: Final = 4  # size of the length of the Arrow file in a LitData chunk
 
@@ -78,7 +81,9 @@ class ArrowConverter(TableConverter):
     """``protocols.ShardConverter`` of Arrow IPC; stateless. An object's first bytes list its columns."""
 
     def wanted(self, held: PartialObject, params: str) -> tuple[ByteRange, ...]:
-        """Return the whole object; if only its columns are requested, return its start if that suffices."""
+        """Return the whole object; if only its columns or rows are requested, return the part that tells these."""
+        if params == ROWS_ONLY:
+            return arrow_blocks.wanted(held)
         if not is_head(params):
             return super().wanted(held, params)
         head = ByteRange(0, min(held.size_bytes, _SCHEMA_BYTES))
@@ -127,6 +132,22 @@ class DelimitedConverter(TableConverter):
                 return TYPES
             with head if whole else self._loaded(url).whole_rows(head) as rows:
                 return self._write(rows, url, params, out)
+
+
+class NpzConverter(TableConverter):
+    """``protocols.ShardConverter`` of .npz files; stateless. The end of a file lists its arrays."""
+
+    def wanted(self, held: PartialObject, params: str) -> tuple[ByteRange, ...]:
+        """Return the whole object; if only its rows are requested, return the directory and each array's header."""
+        size = held.size_bytes
+        if params != ROWS_ONLY or size <= _DIRECTORY_BYTES:
+            return super().wanted(held, params)
+        if missing := lacking(held, ByteRange(size - _DIRECTORY_BYTES, size)):
+            return missing
+        heads: list[ByteRange] | None = self._loaded("").heads(held.data, size - _DIRECTORY_BYTES)
+        if heads is None:
+            return everything(held)
+        return tuple(part for one in coalesced(heads) for part in lacking(held, one))
 
 
 class LitDataArrowConverter(TableConverter):
@@ -219,5 +240,5 @@ SEMICOLON_CONVERTER: Final = DelimitedConverter("csv-semicolon", _TEXT, "parquet
 PIPE_CONVERTER: Final = DelimitedConverter("csv-pipe", _TEXT, "parquet", "|")
 LITDATA_ARROW_CONVERTER: Final = LitDataArrowConverter("litdata-arrow", _ARROW, "parquet")
 PARQUET_CONVERTER: Final = ParquetConverter("parquet", "feedd.convert.parquet_file", "parquet")
-NPZ_CONVERTER: Final = TableConverter("npz", "feedd.convert.npz_file", "formats")
+NPZ_CONVERTER: Final = NpzConverter("npz", "feedd.convert.npz_file", "formats")
 HDF5_CONVERTER: Final = TableConverter("hdf5", "feedd.convert.hdf5_file", "hdf5")

@@ -108,6 +108,10 @@ class TableWriter:
         self._check_rows(name, rows)
         self._columns.append(TableColumn(name, stored, at, width, valid_at=self._marks(marks)))
 
+    def empty(self, name: str, stored: str) -> None:
+        """Write a column whose values have no bytes."""
+        self._columns.append(TableColumn(name, stored, self._align(), 0))
+
     def variable(self, name: str, stored: str, pieces: Iterable[Piece]) -> None:
         """Write a column whose pieces have the size of each value.
 

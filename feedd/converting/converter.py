@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
     Make = Callable[[MakeTask], Awaitable[ConvertedShard | MissingRanges]]
 
-_ROUNDS_MAX: Final = 16  # rounds of fetching further ranges of an object
 _RESERVE_BYTES: Final = 256 * MIB  # memory that conversions leave to other parts
 _MISJUDGED_MAX: Final = 1024  # objects whose footer told a wrong size
 _INDEXES_BYTES: Final = 8 << 20  # the indexes of some thousand conversions

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from feedd.convert.counting import only_counts
 from feedd.converting.memory_file import MemoryFile, copy_spans
 from feedd.metrics import PIPELINE_MAKING
 from feedd.units import MIB
@@ -24,7 +25,8 @@ _CHARGE_BYTES_MIN: Final = 2 * MIB
 
 def charge_bytes(ref: ObjectRef) -> int:
     """Return what an object takes of a budget of conversions: 16 small ones take as much as a large one."""
-    return min(max(ref.size_bytes, _CHARGE_BYTES_MIN), CHARGE_BYTES_MAX)
+    size_bytes = 0 if only_counts(ref.conversion) else ref.size_bytes
+    return min(max(size_bytes, _CHARGE_BYTES_MIN), CHARGE_BYTES_MAX)
 
 
 class FetchedRanges:

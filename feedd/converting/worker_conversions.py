@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from feedd.convert import conversion_registry as registry
 from feedd.convert.conversion_io import MappedObject
+from feedd.convert.counting import requests_max
 from feedd.convert.table_converters import TYPES
 from feedd.converting.conversion_log import ConversionFact
 from feedd.errors import BadShard, FeeddError
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
     Make = Callable[[MakeTask], Awaitable[ConvertedShard | MissingRanges]]
 
-_ROUNDS_MAX: Final = 16  # rounds of fetching further ranges of an object
 _TABLE: Final = "table"
 
 
@@ -74,11 +74,11 @@ class WorkerConversions:
         """
         plain, conversion = replace(ref, conversion=None), task.conversion
         self.expect(conversion.name)
-        converter = registry.get(conversion.name)
+        converter, rounds = registry.get(conversion.name), requests_max(conversion.name)
         try:
             wanted = converter.wanted(MappedObject(-1, ref.size_bytes), conversion.params) if not source.spans else ()
             table_bytes = -1
-            for _ in range(_ROUNDS_MAX):
+            for _ in range(rounds):
                 await self._ranges.fetch(plain, wanted, source, urgency, again=conversion.params == TYPES)
                 if may_tell and 0 <= table_bytes <= self._limit_bytes:
                     return ConversionFact(ref.size_bytes, table_bytes, _TABLE)
@@ -90,7 +90,7 @@ class WorkerConversions:
         except FeeddError as error:
             error.object = error.object or ref.url
             raise
-        message = f"expected to convert the object, got {_ROUNDS_MAX} requests for more of its ranges"
+        message = f"expected to convert the object, got {rounds} requests for more of its ranges"
         raise BadShard(message, object=ref.url, stage="decode")
 
     async def _ask_worker(self, task: MakeTask) -> ConvertedShard | MissingRanges:

@@ -188,7 +188,9 @@ async def _open(
     open_page = None if config.status is None else partial(open_status, config.status, source, life.access)
     page = NodePage(open_page, life.access, standby=life.standby)
     await page.open_early(stack, config.listen)
-    successor = await Successor.of(config.cache.dir, life.daemon_id) if life.standby else None
+    # Two daemons cannot listen for peers at one port, so a successor with a peer cache waits for the port.
+    opens_early = life.standby and config.peers.listen is None
+    successor = await Successor.of(config.cache.dir, life.daemon_id) if opens_early else None
     takeover = partial(_takeover, life) if life.standby and successor is None else None
     borrows = None if successor is None else successor.borrow
     pipeline = await stack.enter_async_context(

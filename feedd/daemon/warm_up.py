@@ -183,7 +183,7 @@ async def open_warmer(config: Config, recorder: Recorder, clock: Clock) -> Async
         Sources(source_options(config), recorder, clock) as sources,
         PoolOnDemand(decode_options(config), recorder) as pool,
     ):
-        converter = node_converter(config, sources, pool.make, recorder)
+        converter = node_converter(config, sources.fetcher, pool.make, recorder)
         async with (
             DiskCache(cache_options(config), converter, recorder, clock) as disk,
             ConvertingCache(disk, converter) as cache,

@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from feedd.config import Config
     from feedd.converting.converter import Make
     from feedd.flow.trace_log import TraceLog
+    from feedd.peers.peer_cache import PeerCache
+    from feedd.peers.peer_options import PeerOptions
     from feedd.protocols import Clock, Recorder, ShardFetcher, SpanFetcher
 
 
@@ -76,6 +78,24 @@ def source_options(config: Config, access_rules: AccessRules | None = None) -> S
         traced=config.trace.sample > 0,
         file_folders=None if access_rules is None else access_rules.folders,
         s3={bucket: S3Options(**section.model_dump(mode="json")) for bucket, section in config.s3.items()},
+    )
+
+
+def peer_options(config: Config, listen: str) -> PeerOptions:
+    """Translate the ``peers`` section, which has an address to listen at."""
+    from feedd.peers.peer_options import PeerOptions, PeerTls  # noqa: PLC0415 - only with a peer cache
+
+    peers, tls = config.peers, config.tls
+    files = PeerTls(tls.cert, tls.key, peers.ca) if peers.ca and tls.cert and tls.key else None
+    return PeerOptions(
+        listen=listen,
+        members=tuple(peers.members),
+        members_file=peers.members_file,
+        address=peers.address or "",
+        timeout_s=peers.timeout,
+        tls=files,
+        transfer_threads=config.fetch.transfer_threads,
+        lane_count=config.lanes,
     )
 
 
@@ -108,10 +128,9 @@ def node_cache(config: Config, fetcher: ShardFetcher, recorder: Recorder, clock:
 
 
 def node_converter(
-    config: Config, sources: Sources, make: Make, recorder: Recorder, traces: TraceLog | None = None
+    config: Config, fetcher: SpanFetcher, make: Make, recorder: Recorder, traces: TraceLog | None = None
 ) -> Converter:
     """Return the converter: it uses all workers but one, and makes no shard larger than half of the cache."""
-    fetcher: SpanFetcher = sources.fetcher
     if traces is not None:
         from feedd.fetch.tracing_store import TracingFetcher  # noqa: PLC0415 - only while tracing is on
 
@@ -198,6 +217,22 @@ async def _tracing(share: float) -> AsyncIterator[TraceLog | None]:
         await CPU.run(spans.close)
 
 
+@asynccontextmanager
+async def _peers(config: Config, sources: Sources, recorder: Recorder, clock: Clock) -> AsyncIterator[PeerCache | None]:
+    """Open the peer cache; None: it is off, and nothing of it is imported.
+
+    Raises:
+        BadConfig: its address cannot be listened on, or a TLS file cannot be used.
+    """
+    if config.peers.listen is None:
+        yield None
+        return
+    from feedd.peers.peer_cache import PeerCache  # noqa: PLC0415 - only with a peer cache
+
+    async with PeerCache(peer_options(config, config.peers.listen), sources, recorder, clock) as peers:
+        yield peers
+
+
 def _load_plugins() -> None:
     """Import all formats, and find what the operator installed, because no request should read files for that."""
     format_registry.specs()
@@ -254,7 +289,9 @@ async def open_pipeline(
             await sources.warm()
             await takeover()
         traces = await stack.enter_async_context(_tracing(config.trace.sample))
-        converter = node_converter(config, sources, pool.make, recorder, traces)
+        peers = await stack.enter_async_context(_peers(config, sources, recorder, clock))
+        fetcher: SpanFetcher = sources.fetcher if peers is None else peers.fetcher
+        converter = node_converter(config, fetcher, pool.make, recorder, traces)
         converter.conversions.expect = lambda name: pool.prepare(converters=(name,))
         inner: AnyCache | BorrowedCache
         inner = owned = node_cache(config, converter, recorder, clock)
@@ -262,6 +299,8 @@ async def open_pipeline(
             inner = BorrowedCache(cache_options(config), owned, config.cache.memory)
             borrows(inner)
         await stack.enter_async_context(_hinted(inner))
+        if peers is not None:
+            await stack.enter_async_context(peers.serving(owned, rules))
         cache = await stack.enter_async_context(ConvertingCache(inner, converter))
         group = await stack.enter_async_context(asyncio.TaskGroup())
         learned = Learned(config.cache.dir / "counts")

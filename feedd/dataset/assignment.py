@@ -33,19 +33,28 @@ class Assignment:
         lows: int64[n], first sample of each; None: all samples of all shards.
         highs: int64[n], end of the samples of each.
         sizes: int64[n], bytes of each shard; None: unknown.
+        step: distance between the shards, if all distances are equal; 0: they may differ.
     """
 
     shards: NDArray[np.int64]
     lows: NDArray[np.int64] | None = None
     highs: NDArray[np.int64] | None = None
     sizes: NDArray[np.int64] | None = None
+    step: int = 0
+
+    def column(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the values of these shards, from those of all shards; without a copy if distances are equal."""
+        if not self.step or not self.shards.shape[0]:
+            return values[self.shards]
+        first = int(self.shards[0])
+        return values[first : first + self.step * self.shards.shape[0] : self.step]
 
     def counts(self, known: Mapping[int, int]) -> NDArray[np.int64] | None:
         """Return this partition's samples of each shard, int64[n], or None if a count is not known."""
         if self.lows is not None and self.highs is not None:
             return self.highs - self.lows
         if isinstance(known, CountColumn):
-            found: NDArray[np.int64] = known.samples[self.shards]
+            found = self.column(known.samples)
             return found if (found >= 0).all() else None
         try:
             return np.fromiter((known[shard] for shard in self.shards.tolist()), np.int64, self.shards.shape[0])
@@ -110,7 +119,7 @@ class Partitioning:
             BadRequest: the mode is ``sample``, and the counts of some shards are not known.
         """
         return tuple(
-            replace(share, sizes=sizes[share.shards]) for share in self._split(sizes, counts, node_count, node_rank)
+            replace(share, sizes=share.column(sizes)) for share in self._split(sizes, counts, node_count, node_rank)
         )
 
     def _split(
@@ -129,11 +138,12 @@ class Partitioning:
             ends = np.cumsum(whole)
             return tuple(_span(whole, ends, part, self.partition_count) for part in parts)
         if self.how == REPLICATED:
-            return (Assignment(assign(sizes, node_count, node_rank, self.how)),)
+            return (Assignment(assign(sizes, node_count, node_rank, self.how), step=1),)
         if self.how == SIZE:
             owners = self.owners_of(sizes, self.partition_count)
             return tuple(Assignment(np.flatnonzero(owners == part).astype(np.int64)) for part in parts)
-        return tuple(Assignment(assign(sizes, self.partition_count, part, self.how)) for part in parts)
+        step = self.partition_count
+        return tuple(Assignment(assign(sizes, step, part, self.how), step=step) for part in parts)
 
 
 def _span(counts: NDArray[np.int64], ends: NDArray[np.int64], part: int, part_count: int) -> Assignment:

@@ -9,6 +9,7 @@ from feedd.units import MIB
 
 _WINDOW_COUNT = 256
 _SORT_EVERY = 64  # order statistics change slowly, so sorting at each sample would not pay off
+_LEAST_GAIN, _LEAST_ROOM = 1 / 8, 1 / 4  # after hedges that lost; the room still holds the largest part
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,10 @@ class Hedger:
 
     Hedges are paid from an account that gains a share of the bytes read. So a store that is slow as a whole does not
     get every request twice.
+
+    Where many bodies share a saturated link or processor, some are late and come all the same before their hedges. So
+    each hedge that loses halves what the account gains and holds, and each that wins doubles it. An eighth of the gain
+    and a quarter of the room stay.
     """
 
     def __init__(self, policy: HedgePolicy | None = None) -> None:
@@ -102,6 +107,7 @@ class Hedger:
         self._first_s: deque[float] = deque(maxlen=_WINDOW_COUNT)
         self._rates: deque[float] = deque(maxlen=_WINDOW_COUNT)
         self._account_bytes: float = self._policy.initial_bytes
+        self._gain = 1.0  # share of the policy's share, by the outcomes of recent hedges
         self._quiet_until_s = float("-inf")
         self._usual: _Usual | None = None
         self._unsorted_count = 0
@@ -161,7 +167,7 @@ class Hedger:
             whole_s: time from sending it to its last byte.
         """
         policy = self._policy
-        self._account_bytes = min(self._account_bytes + policy.share * size_bytes, policy.initial_bytes)
+        self._account_bytes = min(self._account_bytes + self._gain * policy.share * size_bytes, self._room_bytes)
         self._rates.append(size_bytes / max(whole_s - first_byte_s, 1e-6))
         self._note_first(first_byte_s)
 
@@ -172,9 +178,18 @@ class Hedger:
         """
         self._note_first(waited_s)
 
+    def hedged(self, *, won: bool) -> None:
+        """Record whether a hedge was complete before its first request, or after."""
+        self._gain = min(2 * self._gain, 1.0) if won else max(self._gain / 2, _LEAST_GAIN)
+        self._account_bytes = min(self._account_bytes, self._room_bytes)
+
     def throttled(self, now_s: float) -> None:
         """Record that the store asked to slow down."""
         self._quiet_until_s = now_s + self._policy.quiet_s
+
+    @property
+    def _room_bytes(self) -> float:
+        return max(self._gain, _LEAST_ROOM) * self._policy.initial_bytes
 
     def _note_first(self, first_byte_s: float) -> None:
         self._first_s.append(first_byte_s)

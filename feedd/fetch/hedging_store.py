@@ -198,6 +198,8 @@ class _Race:
         if self._spoiled:
             progress.filled_bytes, self.second_won = 0, False
             self._raise(first=isinstance(self._failures[0], BadResponse))
+        if self._second.started and (self._first_won or self.second_won):
+            self._hedger.hedged(won=self.second_won)
         if self._first_won:
             progress.filled_bytes = self._span.size_bytes
             self._note(self._span.size_bytes, self._started_s, progress, now_s)

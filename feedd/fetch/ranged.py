@@ -143,9 +143,10 @@ class RangeFetcher:
                 self._scheduler.join(parts)
                 try:
                     self._advance()
-                    if ask:
-                        tasks.create_task(arrivals.ask(store, parts.ended, self._unverified))
+                    asking = [tasks.create_task(arrivals.ask(store, parts.ended, self._unverified))] if ask else []
                     await parts.ended.wait()
+                    if asking:  # a task that fails while its group exits leaves the caller cancelled (Python 3.11)
+                        await asyncio.wait(asking)
                 finally:
                     self._scheduler.leave(parts)
         except* FeeddError as group:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 from collections import Counter, deque
@@ -73,18 +74,26 @@ class FetchEntry:
 
         Args:
             ticket: number from the scheduler's sequence that stands for the time of the request.
-            spans: whole spans among those given at the start; spans that have begun are ignored.
+            spans: whole spans among those given at the start. Of a span that has begun, the rest is taken.
         """
         if not self.waiting:
             return  # all parts have begun, or the fetch was given up
         self.expedited = True
         wanted = {span.start: span for span in spans}
+        starts = sorted(wanted)
+
+        def covered(part: ByteRange) -> bool:
+            place = bisect.bisect_right(starts, part.start)
+            return bool(place) and part.start < wanted[starts[place - 1]].end
+
         fresh = [(ticket, span) for start, span in wanted.items() if start not in self._gone]
+        if self._spans and self._spans[0].start not in wanted and covered(self._spans[0]):  # the rest of a large object
+            fresh.insert(0, (ticket, self._spans.popleft()))
         self._gone.update(wanted)
         if (
             self._expedited and ticket < self._expedited[-1][0]
         ):  # this caller took an earlier turn number but calls later
-            moved = [(min(ticket, its) if span.start in wanted else its, span) for its, span in self._expedited]
+            moved = [(min(ticket, its) if covered(span) else its, span) for its, span in self._expedited]
             self._expedited = deque(sorted((*moved, *fresh), key=itemgetter(0)))
         else:
             self._expedited.extend(fresh)

@@ -1,12 +1,14 @@
 """An arena: numbered slots of equal size in one sealed memfd, shared with one trainer and the decode workers.
 
-The file has no name, so the kernel frees it when all its holders have ended. It is allocated completely at ``create``,
-so a lack of memory raises an error there and never SIGBUS in the middle of a batch.
+The file has no name, so the kernel frees it when all its holders have ended. It is allocated before it is used, so a
+lack of memory raises an error and never SIGBUS in the middle of a batch. That happens at ``create``. Of a large arena,
+``create`` may allocate only the first slot. The others follow while the first batch is decoded.
 """
 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import fcntl
 import mmap
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from feedd.flow.memory import ArenaBudget
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_AT_ONCE_BYTES = 256 << 20  # smaller arenas are allocated in less than 0.1 s
 _ROOM_LOOK_S = 0.05
 _ROOM_WAIT_S = 30.0
 
@@ -37,8 +40,7 @@ def _round_up(size_bytes: int) -> int:
     return -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
-def _allocate(size_bytes: int) -> int:
-    """Return a sealed, fully allocated memfd."""
+def _check_available(size_bytes: int) -> None:
     available = available_bytes()
     if available is not None and size_bytes > available:
         raise ResourceExhausted(
@@ -46,21 +48,80 @@ def _allocate(size_bytes: int) -> int:
             hint=HINT,
             stage="serve",
         )
+
+
+def _unallocated(size_bytes: int, error: OSError) -> ResourceExhausted:
+    what = f"the memory for an arena of {format_size(size_bytes)} cannot be allocated: {error.strerror}"
+    return ResourceExhausted(what, hint=HINT, stage="serve")
+
+
+def _allocate(size_bytes: int, first_bytes: int) -> int:
+    """Return a sealed memfd whose first bytes are allocated; the machine has memory for all of it."""
+    _check_available(size_bytes)
     fd = -1
     try:
         fd = os.memfd_create("feedd-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(fd, size_bytes)
-        os.posix_fallocate(fd, 0, size_bytes)
+        os.posix_fallocate(fd, 0, first_bytes)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
     except OSError as error:
         if fd >= 0:
             os.close(fd)
-        raise ResourceExhausted(
-            f"the memory for an arena of {format_size(size_bytes)} cannot be allocated: {error.strerror}",
-            hint=HINT,
-            stage="serve",
-        ) from error
+        raise _unallocated(size_bytes, error) from error
     return fd
+
+
+class _LaterSlots:
+    """Allocates the slots of an arena after the first, one after another on a thread, once a batch needs a slot.
+
+    Before that, the first batch's shards arrive, and their transfer needs the cores. Used on one event loop.
+
+    Attributes:
+        closed: no further slot is needed.
+    """
+
+    def __init__(self, slot_count: int, slot_bytes: int) -> None:
+        self._slot_bytes = slot_bytes
+        self._allocated: list[concurrent.futures.Future[None]] = [
+            concurrent.futures.Future() for _ in range(1, slot_count)
+        ]
+        self._started = self.closed = False
+
+    async def wait(self, fd: int, index: int) -> None:
+        """Wait until a slot is allocated.
+
+        Raises:
+            ResourceExhausted: the machine has no memory for it.
+        """
+        if not self._started:
+            self._started = True
+            CPU.begin(self._run, os.dup(fd))  # a descriptor of its own, because the arena may be closed meanwhile
+        if index:
+            allocated = self._allocated[index - 1]
+            await asyncio.shield(asyncio.wrap_future(allocated))
+
+    def _run(self, fd: int) -> None:
+        failure: ResourceExhausted | None = None
+        try:
+            for number, allocated in enumerate(self._allocated, 1):
+                if failure is None and not self.closed:
+                    failure = self._allocate(fd, number)
+                if failure is None:
+                    allocated.set_result(None)
+                else:
+                    allocated.set_exception(failure)
+        finally:
+            os.close(fd)
+
+    def _allocate(self, fd: int, number: int) -> ResourceExhausted | None:
+        try:
+            _check_available(self._slot_bytes)
+            os.posix_fallocate(fd, number * self._slot_bytes, self._slot_bytes)
+        except ResourceExhausted as error:
+            return error
+        except OSError as error:
+            return _unallocated(self._slot_bytes, error)
+        return None
 
 
 @contextmanager
@@ -83,12 +144,21 @@ class Arena:
     A slot's generation grows at each ``take``. A ``SlotRef`` of an earlier generation is refused everywhere.
     """
 
-    def __init__(self, slot_count: int, slot_bytes: int, budget: ArenaBudget | OwnerBudget | None = None) -> None:
+    def __init__(
+        self,
+        slot_count: int,
+        slot_bytes: int,
+        budget: ArenaBudget | OwnerBudget | None = None,
+        *,
+        gradual: bool = False,
+    ) -> None:
         """Allocate and map; blocks for about 0.2 s per GiB (``create`` does it off the event loop).
 
         Args:
             slot_count: number of slots, at least 1.
             slot_bytes: minimum size of each slot, rounded up to whole pages.
+            gradual: of a large arena, allocate only the first slot now. Callers then wait for each slot with
+                ``allocated`` before they write to it.
             budget: bound shared with other arenas. The bytes are returned when neither the daemon nor the client
                 maps them.
 
@@ -102,10 +172,12 @@ class Arena:
         self._budget = budget
         self._client_count = 0
         self._fd = -1
+        gradual = gradual and self._size_bytes > _AT_ONCE_BYTES
+        self._later = _LaterSlots(slot_count, self._slot_bytes) if gradual else None
         if budget is not None:
             budget.reserve(self._size_bytes)
         try:
-            self._fd = _allocate(self._size_bytes)
+            self._fd = _allocate(self._size_bytes, self._slot_bytes if gradual else self._size_bytes)
             self._map = CountedMap(self._fd, self._size_bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
         except BaseException as error:
             if budget is not None:
@@ -127,13 +199,20 @@ class Arena:
         )  # a stack, because the slot used last may still be in the CPU cache
 
     @classmethod
-    async def create(cls, slot_count: int, slot_bytes: int, budget: ArenaBudget | OwnerBudget | None = None) -> Self:
+    async def create(
+        cls,
+        slot_count: int,
+        slot_bytes: int,
+        budget: ArenaBudget | OwnerBudget | None = None,
+        *,
+        gradual: bool = False,
+    ) -> Self:
         """Build an arena on a thread; a cancelled call waits for the thread, so that nothing stays reserved.
 
         Raises:
             ResourceExhausted: as the constructor.
         """
-        job = CPU.begin(cls, slot_count, slot_bytes, budget)
+        job = CPU.begin(cls, slot_count, slot_bytes, budget, gradual=gradual)
         try:
             return await run_to_end(job)
         except asyncio.CancelledError:
@@ -207,6 +286,15 @@ class Arena:
         self._free.append(slot.index)
         return True
 
+    async def allocated(self, slot: SlotRef) -> None:
+        """Wait until the memory of a slot is allocated.
+
+        Raises:
+            ResourceExhausted: the machine has no memory for it.
+        """
+        if self._later is not None and self._fd >= 0:
+            await self._later.wait(self._fd, slot.index)
+
     def view(self, slot: SlotRef) -> memoryview:
         """Return the slot's bytes in this process, writable; borrowed: released by ``close``.
 
@@ -264,6 +352,8 @@ class Arena:
             return
         os.close(self._fd)
         self._fd = -1
+        if self._later is not None:
+            self._later.closed = True
         self._settle_budget()
         for view in self._views:
             with contextlib.suppress(BufferError):

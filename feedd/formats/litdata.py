@@ -21,11 +21,15 @@ from feedd.errors import Unsupported
 from feedd.formats.format_spec import FormatSpec, cut_rows
 from feedd.formats.framing import field_names
 from feedd.formats.inline_headers import NUMPY_DTYPES, TORCH_DTYPES
-from feedd.formats.rows import RowsReader, first_rows
+from feedd.formats.outline import Outline, of_head
+from feedd.formats.rows import RowsReader, first_rows, rows_start
 from feedd.shard_index import ShardIndex, numbered
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from feedd.protocols import PartialObject
+    from feedd.values import ByteRange
 
 ARROW_END: Final = b"LDARW01\0"
 """Last bytes of a chunk that holds Arrow."""
@@ -93,6 +97,14 @@ class LitDataFormat:
             BadShard: not a chunk, or its offsets and sizes contradict each other.
             Unsupported: ``index.json`` is missing, or names a serializer that feedd does not read.
         """
+        return _Reader(data, url).read(self._checked_params(url))
+
+    def outline(self, held: PartialObject, url: str) -> Outline | ByteRange:
+        """Return the outline of a chunk from its offsets; see ``OutlinedFormat``."""
+        params = self._checked_params(url)
+        return of_head(held, rows_start, lambda data: _Reader(data, url).outline(params))
+
+    def _checked_params(self, url: str) -> _Params:
         params = self._params
         if params is None:
             hint = "specify the folder that holds the chunks and their index.json"
@@ -100,7 +112,7 @@ class LitDataFormat:
         if params.problem:
             hint = "write the dataset again without such items"
             raise Unsupported(f"expected plain LitData items, got {params.problem}", object=url, hint=hint)
-        return _Reader(data, url).read(params)
+        return params
 
 
 class _Reader(RowsReader):
@@ -128,6 +140,12 @@ class _Reader(RowsReader):
                 self._check_sizes(column, name, starts[column], sizes[column])
         names = field_names(params.names, self._url)
         return ShardIndex(names, starts, sizes, *numbered(len(offsets) - 1), encodings=tuple(stored))
+
+    def outline(self, params: _Params) -> Outline:
+        """Read the offsets; return the outline, in which lists and dicts have no encoding."""
+        rows = len(self.offsets("a LitData chunk")) - 1
+        stored = ["" if name == _NESTED else name for name in map(_encoding, params.formats)]
+        return Outline(rows, tuple(zip(field_names(params.names, self._url), stored, strict=True)))
 
     def _nested(self, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> str:
         """Skip the headers of lists and dicts; return their encoding, which the first item determines.

@@ -13,16 +13,21 @@ pickles are available as ``bytes``; feedd never unpickles.
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from feedd.formats.format_spec import FormatSpec, cut_rows
 from feedd.formats.framing import field_names
-from feedd.formats.rows import RowsReader, first_rows
+from feedd.formats.outline import Outline, of_head
+from feedd.formats.rows import RowsReader, first_rows, rows_start
 from feedd.recipe.encodings import parse_encoding
 from feedd.recipe.params import DTYPES
 from feedd.shard_index import ShardIndex, numbered
+
+if TYPE_CHECKING:
+    from feedd.protocols import PartialObject
+    from feedd.values import ByteRange
 
 _HEADER_BYTES_MAX: Final = 1 << 20
 _HEADER_LOOK_BYTES: Final = 64 << 10
@@ -81,6 +86,10 @@ class MdsFormat:
         """
         return _Reader(data, url, self._expected).read()
 
+    def outline(self, held: PartialObject, url: str) -> Outline | ByteRange:
+        """Return the outline of a shard from its header; see ``OutlinedFormat``."""
+        return of_head(held, rows_start, lambda data: _Reader(data, url, self._expected).outline())
+
 
 class _Reader(RowsReader):
     """Reads the header of one shard, and the columns that it names."""
@@ -103,6 +112,15 @@ class _Reader(RowsReader):
             *numbered(len(offsets) - 1),
             encodings=tuple(map(_encoding, header.column_encodings)),
         )
+
+    def outline(self) -> Outline:
+        """Read the header; return the outline."""
+        offsets = self.offsets("an MDS shard")
+        header_at = 8 + 4 * (len(offsets) - 1)
+        header = self._header(header_at, int(offsets[0]))
+        self._check(header, header_at)
+        names, encodings = field_names(header.column_names, self._url), map(_encoding, header.column_encodings)
+        return Outline(len(offsets) - 1, tuple(zip(names, encodings, strict=True)))
 
     def _header(self, start: int, end: int) -> _Header:
         if end - start > _HEADER_BYTES_MAX:

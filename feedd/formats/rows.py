@@ -37,6 +37,11 @@ def first_rows(data: memoryview) -> tuple[bytes, memoryview]:
     return head, data[first:end]
 
 
+def rows_start(data: memoryview) -> int:
+    """Return the start of the rows, from the first bytes of a shard."""
+    return int.from_bytes(data[4:8], "little")
+
+
 class RowsReader(ShardReader):
     """Reads the columns of one shard, all samples at a time."""
 

@@ -13,13 +13,17 @@ import numpy as np
 from feedd.errors import BadSample
 from feedd.formats.format_spec import AmongSamples, FormatSpec, cut_rows
 from feedd.formats.framing import ShardReader, field_names, unread_of
-from feedd.formats.npy_header import read_npy_head
+from feedd.formats.npy_header import HEAD_BYTES_MAX, read_npy_head
+from feedd.formats.outline import Outline, of_head
 from feedd.recipe.low_precision import item_bytes
 from feedd.recipe.params import DIMS_MAX, DTYPES, SAMPLE_BYTES_MAX
 from feedd.shard_index import RegularIndex, ShardIndex
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from feedd.protocols import PartialObject
+    from feedd.values import ByteRange
 
 FIELD: Final = "data"
 """The field of a .npy file."""
@@ -106,6 +110,10 @@ class NpyFormat:
         """
         return _NpyReader(data, url).npy()
 
+    def outline(self, held: PartialObject, url: str) -> Outline | ByteRange:
+        """Return the outline of a file from its header; see ``OutlinedFormat``."""
+        return of_head(held, lambda _: HEAD_BYTES_MAX, lambda data: Outline.of(self.index(data, url)))
+
 
 def first_rows(data: memoryview) -> tuple[bytes, memoryview]:
     """Return a smaller .npy file of the whole rows in a file's first bytes, as its header and its rows.
@@ -149,6 +157,14 @@ class SafetensorsFormat:
             BadShard: not safetensors, or tensors that reach beyond the file, or have different first dimensions.
         """
         return _SafetensorsReader(data, url).safetensors()
+
+    def outline(self, held: PartialObject, url: str) -> Outline | ByteRange:
+        """Return the outline of a file from its header; see ``OutlinedFormat``."""
+        return of_head(held, _header_end, lambda data: Outline.of(self.index(data, url)))
+
+
+def _header_end(data: memoryview) -> int:
+    return 8 + min(int.from_bytes(data[:8], "little"), _HEADER_BYTES_MAX)
 
 
 class StridedReader(ShardReader):

@@ -22,10 +22,15 @@ import numpy as np
 from feedd.errors import BadShard
 from feedd.formats.format_spec import FormatSpec, cut_at
 from feedd.formats.framing import UNREAD_MAX, Cells, ShardReader, unread_of
+from feedd.formats.outline import of_chain
 from feedd.shard_index import ShardIndex
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from feedd.formats.outline import Outline
+    from feedd.protocols import PartialObject
+    from feedd.values import ByteRange
 
 _BLOCK: Final = 512
 _ZERO_BLOCK: Final = bytes(_BLOCK)
@@ -87,6 +92,10 @@ class TarFormat:
             BadShard: not a tar, a broken or truncated tar, or an extension twice in one sample.
         """
         return _Reader(data, url).read()
+
+    def outline(self, held: PartialObject, url: str) -> Outline | ByteRange:
+        """Return the outline of a tar from its headers; see ``OutlinedFormat``."""
+        return of_chain(held, url, self)
 
 
 def samples_end(data: memoryview) -> int:

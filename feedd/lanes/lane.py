@@ -105,6 +105,9 @@ def lane_config(config: Config, lane: Lane) -> Config:
         limits=_with(limits, arena_per_owner=lane.part(limits.arena_per_owner)),
         quarantine=quarantine,
         security=_with(config.security, admin_socket=admin),
+        peers=_with(
+            config.peers, listen=None if config.peers.listen is None else lane_address(config.peers.listen, lane.index)
+        ),
     )
     return changed
 

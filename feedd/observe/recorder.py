@@ -136,6 +136,24 @@ class NullRecorder:
         """Do nothing."""
 
 
+class TotalRecorder(NullRecorder):
+    """A recorder that adds up one counter, over all its labels.
+
+    Attributes:
+        total: the sum.
+    """
+
+    def __init__(self, metric: Metric) -> None:
+        self.total = 0.0
+        self._metric = metric
+
+    def count(self, metric: Metric, amount: float = 1.0, **labels: str) -> None:
+        """Add to the sum."""
+        del labels
+        if metric is self._metric:
+            self.total += amount
+
+
 @dataclass
 class MemoryRecorder:
     """Keeps values in dicts, and checks kinds and labels as strictly as the Prometheus recorder.

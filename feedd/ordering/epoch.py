@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from feedd.dataset.assignment import Assignment
 
+_FEW_SAMPLES: Final = 4  # of a shard
+_SEARCHED_SAMPLES: Final = 1024  # of a window; the order in which its shards are needed then takes 0.1 ms to find
 Anchor = tuple[int, int]
 """A window, and the position in the stream of its first sample."""
 
@@ -97,8 +99,9 @@ class EpochMap:
         """
         self._options = options
         self._counts = counts
-        self._positions = places = reading_order(share.shards, options)
-        self._order = share.shards[places]
+        # Numbers of shards lie in 32 bits, because a dataset may have millions of them.
+        self._positions = places = reading_order(share.shards, options).astype(np.int32)
+        self._order = share.shards[places].astype(np.int32)
         self._lows = None if share.lows is None else share.lows[places]
         self._highs = None if share.highs is None else share.highs[places]
         self._edges = _edges(options, int(places.shape[0]), None if share.sizes is None else share.sizes[places])
@@ -141,14 +144,14 @@ class EpochMap:
 
     def shards(self, window: int) -> NDArray[np.int64]:
         """Return the shards (dataset indices) of one window, in order; empty past the last window."""
-        return self._order[self._slice(window)]
+        return self._order[self._slice(window)].astype(np.int64)
 
     def position(self, window: int) -> int:
         """Return the position of the window's first shard in the epoch's shard order."""
         return int(self._edges[min(window, self.window_count)])
 
     @property
-    def order(self) -> NDArray[np.int64]:
+    def order(self) -> NDArray[np.int32]:
         """The shards (dataset indices) in reading order."""
         return self._order
 
@@ -226,6 +229,19 @@ class EpochMap:
         if self._options.shuffle:
             number = number[places]
         return shards[number], places - before[number]
+
+    def first_places(self, window: int) -> dict[int, int] | None:
+        """Return the place of each shard's first sample in a window, or None if it is unknown or does not matter.
+
+        If shards have many samples each, the first batches of a window need nearly all of its shards.
+        """
+        if window >= self.window_count:
+            return {}
+        count = self.counted(window)
+        if isinstance(count, NeedCounts) or count > min(_FEW_SAMPLES * len(self.shards(window)), _SEARCHED_SAMPLES):
+            return None
+        shards: list[int] = self.samples(window)[0].tolist()
+        return dict(zip(reversed(shards), range(count - 1, -1, -1), strict=True))  # the first place is written last
 
     def first_sample(self, window: int) -> tuple[int, int]:
         """Return shard and ordinal of a window's first sample. Without shuffle, the others follow in that shard."""

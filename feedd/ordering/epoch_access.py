@@ -7,6 +7,7 @@ stream. A reader's progress is reported in windows.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -25,6 +26,9 @@ _AHEAD_WINDOWS: Final = 2
 _AHEAD_SHARDS: Final = 16
 _AHEAD_SHARDS_MAX: Final = 64
 _CACHE_SHARE: Final = 1 / 8
+_LAST: Final = np.iinfo(np.int64).max  # behind all numbers of shards and places
+_FEW: Final = 8
+"""A node that reads less than this part of all shards looks places up in a sorted column, which takes less memory."""
 
 
 def readahead_bytes(bytes_in_flight: int, cache_bytes: int) -> int:
@@ -87,7 +91,7 @@ class EpochAccess(Protocol):
         """Return the shards (dataset indices) that this epoch does not need after a window."""
 
     @property
-    def assigned(self) -> NDArray[np.int64]:
+    def assigned(self) -> NDArray[np.integer]:
         """The shards of the node (dataset indices); a shard may be listed twice."""
 
     def wishes(self, window: int, readahead_bytes: int = 0) -> list[int]:
@@ -107,7 +111,7 @@ class NodeAccess:
     """The epoch of one dataset, as an ``EpochAccess``."""
 
     def __init__(
-        self, view: DatasetView, epoch: int, plan: NodeEpoch, order_of: Callable[[int], NDArray[np.int64]]
+        self, view: DatasetView, epoch: int, plan: NodeEpoch, order_of: Callable[[int], NDArray[np.int32]]
     ) -> None:
         """Describe an epoch.
 
@@ -146,7 +150,7 @@ class NodeAccess:
         return float(self._lookup.starts[-1])
 
     @property
-    def assigned(self) -> NDArray[np.int64]:
+    def assigned(self) -> NDArray[np.int32]:
         """The shards of the node (dataset indices), in the order of the epoch."""
         return self._plan.order
 
@@ -177,20 +181,22 @@ class NodeAccess:
         return self.needed(window)
 
     def wishes(self, window: int, readahead_bytes: int = 0) -> list[int]:
-        """Return the shards (dataset indices) of a window and of the following windows, also across the epoch's end."""
+        """Return the shards (dataset indices) of a window and of the following windows, also across the epoch's end.
+
+        Whole windows are in the order of need, so that shards of one sample arrive in the order of the batches.
+        """
         plan = self._plan
-        start = plan.position(window)
         width = len(plan.shards(0))
         count = width + readahead_count(width, self.epoch_bytes / max(len(plan.order), 1), readahead_bytes)
-        shards: list[int] = plan.order[start : start + count].tolist()
+        following = (plan.by_need(number) for number in range(window, plan.window_count))
+        shards = list(itertools.islice(itertools.chain.from_iterable(following), count))
         if len(shards) < count:  # the next epoch starts with its shards in the cache
             shards += self._order_of(self.epoch + 1)[: count - len(shards)].tolist()
         return list(dict.fromkeys(shards))
 
     def needed(self, window: int) -> list[int]:
-        """Return the shards of one window (dataset indices); none past the last window."""
-        found: list[int] = self._plan.shards(window).tolist()
-        return found
+        """Return the shards of one window (dataset indices), as ``wishes`` does; none past the last window."""
+        return self._plan.by_need(window)
 
 
 class _Lookup:
@@ -200,15 +206,19 @@ class _Lookup:
         starts: float64[order + 1], the start of each place, and the end of the last.
     """
 
-    def __init__(self, order: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
-        self.starts = np.concatenate([np.zeros(1), np.cumsum(sizes[order], dtype=np.float64)])
+    def __init__(self, order: NDArray[np.integer], sizes: NDArray[np.int64]) -> None:
+        self.starts = np.zeros(order.shape[0] + 1)
+        np.cumsum(sizes[order], out=self.starts[1:])
         places = np.arange(order.shape[0], dtype=np.int32)
-        self._first = np.full(sizes.shape, -1, np.int32)
-        self._first[order[::-1]] = places[::-1]
         self._length = order.shape[0] + 1
-        self._all: NDArray[np.int64] | None = None  # (shard, place) as one number, ascending
-        if np.count_nonzero(self._first >= 0) < order.shape[0]:  # partitions share some shards
-            self._all = np.sort(order * self._length + places)
+        self._first = np.zeros(0, np.int32)  # place of each shard of the dataset
+        self._all: NDArray[np.int64] | None = None  # instead of ``_first``: (shard, place) as one number, ascending
+        few = order.shape[0] * _FEW < sizes.shape[0]
+        if not few:
+            self._first = np.full(sizes.shape, -1, np.int32)
+            self._first[order[::-1]] = places[::-1]
+        if few or np.count_nonzero(self._first >= 0) < order.shape[0]:  # partitions share some shards
+            self._all = np.append(np.sort(order.astype(np.int64) * self._length + places), _LAST)
 
     def since(self, place: int, shards: NDArray[np.int64]) -> NDArray[np.int32]:
         """Return the place of each shard from ``place`` on, int32[shards]; -1: there is none.
@@ -217,14 +227,15 @@ class _Lookup:
             place: earlier places do not count.
             shards: dataset indices; -1: no shard.
         """
-        found = self._first[shards]
-        if self._all is not None:
+        if self._all is None:
+            found = self._first[shards]
+        else:
             at = np.searchsorted(self._all, shards * self._length + place)
-            shard, after = np.divmod(self._all[np.minimum(at, self._all.shape[0] - 1)], self._length)
-            found = np.where((at < self._all.shape[0]) & (shard == shards), after, -1).astype(np.int32)
+            shard, after = np.divmod(self._all[at], self._length)
+            found = np.where(shard == shards, after, -1).astype(np.int32)
         found[(found < place) | (shards < 0)] = -1
         return found
 
 
-def _digest(numbers: NDArray[np.int64]) -> bytes:
+def _digest(numbers: NDArray[np.integer]) -> bytes:
     return hashlib.blake2b(numbers.tobytes(), digest_size=16).digest()

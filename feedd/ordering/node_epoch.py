@@ -8,6 +8,7 @@ number of nodes.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -91,7 +92,7 @@ class NodeEpoch:
             self._order = self._maps[0].order
         else:
             windows = [one.shards(window) for window in range(self.window_count) for one in self._maps]
-            self._order = np.concatenate(windows) if windows else self._maps[0].order
+            self._order = np.concatenate(windows, dtype=np.int32) if windows else self._maps[0].order
 
     def know(self, counts: tuple[NDArray[np.int64], ...]) -> None:
         """Set the counts of all shards, per partition, in its share's order."""
@@ -113,7 +114,7 @@ class NodeEpoch:
         self._noted = anchors
 
     @property
-    def order(self) -> NDArray[np.int64]:
+    def order(self) -> NDArray[np.int32]:
         """The node's shards (dataset indices) in reading order."""
         return self._order
 
@@ -127,6 +128,24 @@ class NodeEpoch:
         if len(self._maps) == 1:
             return self._maps[0].shards(window)
         return np.concatenate([one.shards(window) for one in self._maps])
+
+    def by_need(self, window: int) -> list[int]:
+        """Return the shards (dataset indices) of one window of all partitions, the first needed first.
+
+        Shards without samples come last. The order is that of ``shards`` unless the window has few samples for each
+        shard, and all are counted. It is a guess if the samples of a window are sorted by length.
+        """
+        shards: list[int] = self.shards(window).tolist()
+        if len(shards) == 1:
+            return shards
+        places: dict[int, int] = {}
+        for one in self._maps:
+            found = one.first_places(window)
+            if found is None:
+                return shards
+            for shard, place in found.items():
+                places[shard] = min(place, places.get(shard, place))
+        return sorted(shards, key=lambda shard: places.get(shard, math.inf))
 
     def position(self, window: int) -> int:
         """Return the position of the window's first shard in the node's order."""

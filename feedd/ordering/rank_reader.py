@@ -91,9 +91,7 @@ class Reader:
         topology = options.topology
         ranks = (topology.local_rank, topology.local_world_size)
         self._deal = Deal(options.batch_size, *ranks, options.steps, options.wrap)
-        shards = np.sort(np.concatenate([share.shards for share in shares]))
-        # np.unique's first call imports numpy.ma, which takes 9 ms.
-        self._assigned = shards[np.diff(shards, prepend=-1) > 0]
+        self._assigned = _assigned(shares)
         self._steps = options.steps
         self._rank_counts: tuple[NDArray[np.int64], ...] | None = None
         self._epoch = -1
@@ -103,7 +101,7 @@ class Reader:
         self._orders = orders or own_orders(len(shares))
         self._latest: frozenset[WindowName] = frozenset()  # windows of the batch drawn last
         self._foreseen: Collection[WindowName] = ()  # windows for which the next ones were returned by ``next_order``
-        self._next_order: tuple[int, NDArray[np.int64]] | None = None  # an epoch without its map, and its order
+        self._next_order: tuple[int, NDArray[np.int32]] | None = None  # an epoch without its map, and its order
 
     def epoch_map(self, at: Cursor) -> NodeEpoch:
         """Return the map of the cursor's epoch, with the cursor's anchors added.
@@ -129,7 +127,7 @@ class Reader:
         """The node's shards (dataset indices), ascending, each once."""
         return self._assigned
 
-    def order_of(self, epoch: int) -> NDArray[np.int64]:
+    def order_of(self, epoch: int) -> NDArray[np.int32]:
         """Return the node's shards (dataset indices) in the order of ``epoch``; the last answer is remembered."""
         if self._map is not None and self._epoch == epoch:
             return self._map.order
@@ -147,9 +145,9 @@ class Reader:
             self._steps = plan.steps_before(-(-max(counts, default=0) * len(self._shares) // self._deal.batch_size))
         return self._steps
 
-    def orders(self, at: Cursor) -> list[list[int]]:
+    def orders(self, at: Cursor) -> list[Sequence[int]]:
         """Return the node's shards (dataset indices) in reading order, for the only source."""
-        return [self.epoch_map(at).order.tolist()]
+        return [self.epoch_map(at).order.data]  # its items are of type int
 
     def window(self, at: Cursor) -> int:
         """Return the window at a cursor, as far as the cursor tells."""
@@ -318,6 +316,14 @@ class Reader:
             if len(counted) == len(self._shares):
                 self._rank_counts = tuple(counted)
         return self._rank_counts
+
+
+def _assigned(shares: Sequence[Assignment]) -> NDArray[np.int64]:
+    if len(shares) == 1 and shares[0].step:
+        return shares[0].shards  # they ascend
+    shards = np.sort(np.concatenate([share.shards for share in shares]))
+    # np.unique's first call imports numpy.ma, which takes 9 ms.
+    return shards[np.diff(shards, prepend=-1) > 0]
 
 
 def _first_samples(plan_of: Callable[[int], NodeEpoch], epoch: int, partition: int) -> WindowRows:

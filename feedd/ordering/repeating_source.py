@@ -90,7 +90,8 @@ class RepeatingSource:
         epoch, start = divmod(position, self.sample_count)
         plan = self._map(epoch)
         edges, starts = plan.windows()
-        return np.roll(plan.order, -int(edges[np.searchsorted(starts, start, "right") - 1])) + self._first
+        order = np.roll(plan.order, -int(edges[np.searchsorted(starts, start, "right") - 1]))
+        return order.astype(np.int64) + self._first
 
     def needed(self, low: int, high: int) -> Needed:
         """Return the shards of the windows that hold positions ``[low, high)``; the source must have samples."""
@@ -115,7 +116,7 @@ class RepeatingSource:
         widths = np.diff(edges[begin : end + 1])
         first = np.repeat(np.maximum(starts[begin:end], low), widths)
         last = np.repeat(np.minimum(starts[begin + 1 : end + 1], high) - 1, widths)
-        return plan.order[edges[begin] : edges[end]] + self._first, first, last
+        return plan.order[edges[begin] : edges[end]].astype(np.int64) + self._first, first, last
 
     def _take(self, epoch: int, low: int, high: int) -> list[Columns]:
         plan = self._map(epoch)

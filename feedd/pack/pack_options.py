@@ -36,15 +36,3 @@ class PackOptions:
     quality: int = 90
     seed: int | None = None
     labels: Labels = "auto"
-
-
-@dataclass(frozen=True, slots=True)
-class PartOf:
-    """The shards that a process writes: each one whose number divided by ``count`` leaves ``index``."""
-
-    index: int = 0
-    count: int = 1
-
-    def shards(self, shard_count: int) -> range:
-        """Return the numbers of these shards."""
-        return range(self.index, shard_count, self.count)

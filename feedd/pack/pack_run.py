@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from feedd.catalog.sources import Sources
+    from feedd.dataset.shard_part import ShardPart
     from feedd.pack.destination import ShardRecord
     from feedd.pack.frozen_source import FrozenSource
-    from feedd.pack.pack_options import PackOptions, PartOf
+    from feedd.pack.pack_options import PackOptions
 
 _IN_FLIGHT_BYTES: Final = 1 << 30
 _IN_FLIGHT_MAX: Final = 8
@@ -102,7 +103,7 @@ class PackRun:
         self.progress.shard_count = frozen.shard_count
         return frozen
 
-    async def make(self, frozen: FrozenSource, part: PartOf) -> None:
+    async def make(self, frozen: FrozenSource, part: ShardPart) -> None:
         """Write the shards of a part that are not there yet.
 
         Raises:
@@ -120,9 +121,9 @@ class PackRun:
             for _ in range(max(1, min(cores + 1, _IN_FLIGHT_MAX, _IN_FLIGHT_BYTES // frozen.largest_bytes))):
                 group.create_task(work())
 
-    def begin(self, frozen: FrozenSource, part: PartOf) -> range:
+    def begin(self, frozen: FrozenSource, part: ShardPart) -> range:
         """Return the numbers of the shards of a part, and report their count."""
-        mine = part.shards(frozen.shard_count)
+        mine = part.of(frozen.shard_count)
         self.progress.mine_count = len(mine)
         self._report(self.progress)
         return mine

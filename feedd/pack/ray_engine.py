@@ -24,10 +24,10 @@ from feedd.pack.shard_builder import ShardBuilder
 from feedd.pack.shard_writers import writer_of
 
 if TYPE_CHECKING:
+    from feedd.dataset.shard_part import ShardPart
     from feedd.fetch.fetch_options import SourceOptions
     from feedd.pack.destination import ShardRecord
     from feedd.pack.frozen_source import FrozenSource
-    from feedd.pack.pack_options import PartOf
     from feedd.pack.pack_run import PackRun
 
 _TASKS_MAX: Final = 1000  # waiting tasks let a cluster grow
@@ -49,7 +49,7 @@ class RayJob:
     plan: str
 
 
-async def make_on_ray(run: PackRun, frozen: FrozenSource, part: PartOf, job: RayJob) -> None:
+async def make_on_ray(run: PackRun, frozen: FrozenSource, part: ShardPart, job: RayJob) -> None:
     """Write the shards of a part that are not there yet, on the cluster of ``$RAY_ADDRESS``, or on this machine.
 
     Raises:

@@ -6,7 +6,7 @@ import asyncio
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -16,6 +16,7 @@ from feedd.catalog.urls import parse_url
 from feedd.dataset.index_file import INDEX_NAME, Row, folder_of, known
 from feedd.dataset.pack_layout import is_pack
 from feedd.dataset.passed_over import PassedOver
+from feedd.dataset.shard_part import WHOLE
 from feedd.errors import BadRequest, FeeddError
 from feedd.flow.pools import CPU
 from feedd.notices import Amount, NoticeKind, notices_of, summed
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from feedd.dataset.listing import Listing
+    from feedd.dataset.shard_part import ShardPart
     from feedd.notices import Notice
     from feedd.prepare.index_writer import IndexTarget
     from feedd.prepare.manifest_writer import Difference, Written
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
 _log = structlog.get_logger("feedd.prepare")
 _SAVE_EVERY_S = 60.0  # a crash loses at most this much work, and as much as ten saves take
 _SAVES_SHARE = 0.1
-_PARTS_MAX = 10_000
 
 
 @dataclass(slots=True)
@@ -47,6 +48,7 @@ class Counting:
         known_count: shards that were known before, or counted by another run meanwhile.
         done_count: shards that are known now.
         done_bytes: bytes of these shards.
+        counted_bytes: bytes of the shards that this run has counted.
         sample_count: samples in these shards.
         failures: one error per shard that could not be counted.
         passed_over: objects in the folder that are not data.
@@ -59,6 +61,7 @@ class Counting:
     known_count: int = 0
     done_count: int = 0
     done_bytes: int = 0
+    counted_bytes: int = 0
     sample_count: int = 0
     failures: list[FeeddError] = field(default_factory=list)
     passed_over: PassedOver = field(default_factory=PassedOver)
@@ -90,37 +93,6 @@ def index_url(url: str) -> str:
     return f"{base}{folder_of(key)}{INDEX_NAME}"
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Every ``count``-th shard of a dataset, from shard ``index`` on. All parts together are the dataset."""
-
-    index: int
-    count: int
-
-    @classmethod
-    def parse(cls, text: str) -> Part:
-        """Return the part that ``I/N`` names.
-
-        Raises:
-            BadRequest: the text is no part.
-        """
-        index, slash, count = text.partition("/")
-        if slash and index.isdecimal() and count.isdecimal() and int(index) < int(count) <= _PARTS_MAX:
-            return cls(int(index), int(count))
-        raise BadRequest(
-            f"expected a part I/N, with I from 0 to N - 1 and N up to {_PARTS_MAX}, got {text!r}",
-            object="--part",
-            hint="in a Slurm array: --part $SLURM_ARRAY_TASK_ID/$SLURM_ARRAY_TASK_COUNT, with indices from 0",
-        )
-
-    def of(self, shard_count: int) -> range:
-        """Return the part's shards."""
-        return range(self.index, shard_count, self.count)
-
-
-WHOLE: Final = Part(0, 1)
-
-
 class Counter:
     """Counts one dataset: ``open``, ``count``, ``save``. After an interruption the counts so far can be saved.
 
@@ -140,7 +112,7 @@ class Counter:
         url: str,
         kept: IndexTarget,
         add_counts: Callable[[Counting], object],
-        part: Part = WHOLE,
+        part: ShardPart = WHOLE,
     ) -> None:
         self.progress = Counting()
         self._pipeline = pipeline
@@ -256,7 +228,7 @@ class Counter:
             if shard in listing.counts:  # another run has counted it
                 continue
             try:
-                found = await self._pipeline.catalog.index(listing.as_listed, shard)
+                found = await self._pipeline.catalog.index(listing.as_listed, shard, outline=True)
             except FeeddError as error:
                 error.object = error.object or listing.refs[shard].url
                 self.progress.failures.append(error)
@@ -264,7 +236,8 @@ class Counter:
                 self.progress.fields.add(found)
                 if found.sample_count and (self._first is None or shard < self._first[0]):
                     self._first = shard, known_fields(found)
-                self._count_done(shard)
+                if self._count_done(shard):
+                    self.progress.counted_bytes += listing.refs[shard].size_bytes
             self._report(self.progress)
             if saving.due():
                 try:

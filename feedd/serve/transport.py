@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from feedd.serve.instructions import Send
 from feedd.units import MIB
@@ -16,6 +16,17 @@ if TYPE_CHECKING:
     from feedd.values import BatchReady, SlotRef
 
     Write = Callable[[bytes], Awaitable[None]]  # takes one serialized StreamResponse; waits for flow control
+
+
+class BatchTransport(Protocol):
+    """Sends a ready batch to the client: as a lease on a slot, or inline in chunks."""
+
+    @property
+    def name(self) -> str:
+        """Metric label: ``slot`` or ``inline``."""
+
+    async def send(self, seq: int, batch: BatchReady, slot: SlotRef) -> bool:
+        """Send one batch. True: the client now holds the slot. False: the slot is free again."""
 
 
 class SlotTransport:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,6 +13,7 @@ from feedd.errors import FeeddError, NotFound, ObjectChanged
 from feedd.notices import NoticeKind, notices_of
 from feedd.ordering.batch_plan import AnyRunPlan, shards_in
 from feedd.sessions.own_batches import OwnBatches, plan_leading
+from feedd.sessions.prefetch_driver import RunningCalls
 from feedd.values import Cursor, EpochEnd
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Session:
     def __init__(self, parts: SessionParts, stages: Stages) -> None:
         self._parts = parts
         self._stages = stages
-        self._calls: dict[object, asyncio.Event] = {}  # running calls, in order; set once a call's shards are pinned
+        self._calls = RunningCalls(parts.prefetch_driver)
         self._fetching: set[object] = set()  # calls that wait for their shards
         self._furthest = Cursor(-1)
         self._ended_epoch = -1
@@ -93,7 +93,7 @@ class Session:
     @property
     def stage(self) -> str:
         """Return ``fetching`` or ``decoding``: the stage that running calls of ``produce`` are in."""
-        return "decoding" if self._calls.keys() > self._fetching else "fetching"
+        return "decoding" if len(self._calls) > len(self._fetching) else "fetching"
 
     def retain_leased(self) -> None:
         """Keep leased slots out of use, because the client may go on reading them."""
@@ -117,7 +117,7 @@ class Session:
         began_s = self._stages.clock.monotonic_s()
         before, call = self._furthest, object()
         self._start(steps[0])  # detects a new stream, so it runs before this call is counted
-        self._calls[call] = asyncio.Event()
+        self._calls.begin(call)
         self._fetching.add(call)
         try:
             with self._stale_listing_forgotten():
@@ -139,8 +139,15 @@ class Session:
             self._furthest = steps[len(found) - 1]  # the client asks for later steps again
         return found
 
-    async def produce_run(self, at: Cursor, count: int) -> Produced | EpochEnd:
+    def entry(self, token: bytes) -> int | None:
+        """Return the descriptor of a cache entry that the client reads; None: there is none of this token."""
+        batches = self._parts.batches
+        return batches.entries.descriptor(token) if isinstance(batches, OwnBatches) else None
+
+    async def produce_run(self, at: Cursor, count: int, *, takes_entries: bool = False) -> Produced | EpochEnd:
         """Make the batches of ``count`` steps from ``at`` on in one slot; fewer if the epoch ends or a batch fails.
+
+        If the client ``takes_entries``, the batches may lie in a cache entry instead (``BatchReady.entry``).
 
         Raises:
             As ``produce``, if the first batch cannot be made.
@@ -150,7 +157,7 @@ class Session:
         began_s = self._stages.clock.monotonic_s()
         call = object()
         self._start(at)  # detects a new stream, so it runs before this call is counted
-        self._calls[call] = asyncio.Event()
+        self._calls.begin(call)
         self._fetching.add(call)
         try:
             with self._stale_listing_forgotten():
@@ -161,7 +168,7 @@ class Session:
                     assert end is not None
                     raise end
                 await self._wait_for_earlier(call, plans)
-                made = await batches.make_run(plans, lambda: self._decoding(call))
+                made = await batches.make_run(plans, lambda: self._decoding(call), takes_entries=takes_entries)
         finally:
             self._ended(call)
         if made.failure is None and isinstance(end, FeeddError):
@@ -240,32 +247,25 @@ class Session:
             self._furthest = at
 
     async def _wait_for_earlier(self, call: object, plans: Sequence[AnyRunPlan | BatchPlan]) -> None:
-        """Wait for earlier calls, if this call reads a later window than they do and would have to fetch shards itself.
-
-        In a cache with little room, it would evict shards that an earlier call is about to read. The shards of this
-        call are prefetched meanwhile, as far as there is room.
-        """
+        """Wait for earlier calls; see ``RunningCalls.wait_for_earlier``."""
         parts, cache = self._parts, self._stages.cache
+
+        def lacks_shards() -> bool:
+            shards = {shard for plan in plans for shard in shards_in(plan)}
+            refs = map(parts.view.refs.__getitem__, shards)
+            return any(not (ref.conversion or is_pack(ref) or cache.knows(ref)) for ref in refs)
+
         last = max(plan.window if isinstance(plan, AnyRunPlan) else plan.last_window for plan in plans)
-        if parts.prefetch_driver.reads_only(last):
-            return
-        shards = {shard for plan in plans for shard in shards_in(plan)}
-        refs = [ref for ref in map(parts.view.refs.__getitem__, shards) if ref.conversion is None and not is_pack(ref)]
-        if all(map(cache.knows, refs)):
-            return
-        for earlier, pinned in tuple(self._calls.items()):
-            if earlier is call:
-                break
-            await pinned.wait()
+        await self._calls.wait_for_earlier(call, last, lacks_shards)
 
     def _pinned(self, call: object) -> None:
         """Mark a call as decoding all of its batches."""
-        self._calls[call].set()
+        self._calls.pinned(call)
         self._decoding(call)
 
     def _ended(self, call: object) -> None:
         """Forget a call that has ended. Once the first has, later shards may be fetched."""
-        self._calls.pop(call).set()
+        self._calls.end(call)
         self._decoding(call)
         self._parts.prefetch_driver.finished(call)
         self._parts.prefetch_driver.widen()

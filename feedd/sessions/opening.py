@@ -310,7 +310,7 @@ class Pipeline:
             asked.prefetch_batches or slots_for(size_bytes, asked.consumer_count), self._options.slots_max
         )
         slot_bytes = aligned(size_bytes) * run_batches if run_batches > 1 else size_bytes
-        arena = await Arena.create(count, slot_bytes, self._budget.of(one.request.spec.owner))
+        arena = await Arena.create(count, slot_bytes, self._budget.of(one.request.spec.owner), gradual=not asked.share)
         one.undo.callback(arena.close)
         self.stages.pool.attach(one.number, arena.fd, arena.size_bytes, one.request.spec.owner)
         one.undo.callback(self.stages.pool.detach, one.number)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from feedd import metrics
+from feedd.batching.leased_entries import LeasedEntries
 from feedd.cache.pins import with_pinned
 from feedd.dataset.pack_layout import is_pack
 from feedd.errors import FeeddError
@@ -119,6 +120,7 @@ class BatchDecoder:
         early: bool = False,
         decoding: Callable[[], object] = lambda: None,
         first: int = 0,
+        entries: LeasedEntries | None = None,
     ) -> BatchReady | None:
         """Copy the batches of a run into a slot; see ``PlainBatches.fill_run`` for the result.
 
@@ -129,10 +131,16 @@ class BatchDecoder:
             early: see ``decode``.
             decoding: see ``decode``.
             first: the place of the run's first batch in the slot.
+            entries: see ``PlainBatches.fill_run``.
 
         Raises:
             As ``Session.produce``.
         """
+        if isinstance(run, SpanPlan) and entries is not None:
+            leased = self.assembler.plain.lease_run(run, slot, entries)
+            if leased is not None:
+                decoding()
+                return leased
         ticket = self.stages.inflight.ticket()
         if isinstance(run, SpanPlan) and is_pack(self.view.refs[run.shard]):
             run = run.expanded()  # a pack is read before it is whole, so it must be told which samples are needed
@@ -142,7 +150,9 @@ class BatchDecoder:
 
         def fill(files: tuple[ShardFile, ...]) -> Awaitable[BatchReady | None]:
             decoding()
-            return self.assembler.plain.fill_run(run, group, slot, indexes, files, early=early, first=first)
+            return self.assembler.plain.fill_run(
+                run, group, slot, indexes, files, early=early, first=first, entries=entries
+            )
 
         if early:
             return await with_pinned(self.stages.cache, refs, fill)
@@ -191,11 +201,13 @@ class OwnBatches:
     Attributes:
         slots: the session's arena.
         prefetch: decodes the next epoch's first batches into free slots.
+        entries: the cache entries that the client reads itself.
     """
 
     def __init__(self, arena: Arena, decoder: BatchDecoder, prefetch: NextEpochPrefetch) -> None:
         self.slots = arena
         self.prefetch = prefetch
+        self.entries = LeasedEntries()
         self._decoder = decoder
 
     @property
@@ -245,12 +257,15 @@ class OwnBatches:
         """Bytes from one batch of a slot to the next; 0 if a slot holds one."""
         return self._decoder.assembler.plain.batch_bytes
 
-    async def make_run(self, plans: Sequence[AnyRunPlan | BatchPlan], decoding: Callable[[], object]) -> Produced:
+    async def make_run(
+        self, plans: Sequence[AnyRunPlan | BatchPlan], decoding: Callable[[], object], *, takes_entries: bool = False
+    ) -> Produced:
         """Return the batches of a run, in one slot. They end before a batch that cannot be made, with its error.
 
         Args:
             plans: up to ``run_batches`` batches of successive steps.
             decoding: see ``BatchDecoder.decode``.
+            takes_entries: the client can read cache entries.
 
         Raises:
             As ``Session.produce``, if the first batch cannot be made. No slot is taken in that case.
@@ -261,7 +276,7 @@ class OwnBatches:
         slot = await self.prefetch.take()
         run = _Run(slot)
         try:
-            await self._fill_run(run, plans, decoding)
+            await self._fill_run(run, plans, decoding, self.entries if takes_entries and len(plans) == 1 else None)
         except BaseException:
             self.release(slot)
             raise
@@ -272,14 +287,20 @@ class OwnBatches:
         return Produced(run.batches[0], slot, run.alike, tuple(run.batches[1:]), run.failure)
 
     async def _fill_run(
-        self, run: _Run, plans: Sequence[AnyRunPlan | BatchPlan], decoding: Callable[[], object]
+        self,
+        run: _Run,
+        plans: Sequence[AnyRunPlan | BatchPlan],
+        decoding: Callable[[], object],
+        entries: LeasedEntries | None,
     ) -> None:
         for plan in plans:
             if run.failure is not None:
                 return
             if isinstance(plan, AnyRunPlan):
                 try:
-                    batch = await self._decoder.decode_run(plan, run.slot, self, decoding=decoding, first=run.count)
+                    batch = await self._decoder.decode_run(
+                        plan, run.slot, self, decoding=decoding, first=run.count, entries=entries
+                    )
                 except FeeddError:
                     batch = None  # made one by one, one of its batches shows why
                 if batch is not None:
@@ -307,6 +328,7 @@ class OwnBatches:
 
     def release(self, slot: SlotRef) -> None:
         """Free the slot of a batch."""
+        self.entries.release(slot)
         freed = self.slots.give_back(slot)
         assert freed, f"slot {slot.index} was given back twice"
         self.prefetch.begin_next()
@@ -327,4 +349,5 @@ class OwnBatches:
         await self.prefetch.close()
         await self._decoder.stages.inflight.withdraw(self)
         self._decoder.assembler.close()
+        self.entries.close()
         self.slots.close()

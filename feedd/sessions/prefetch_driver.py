@@ -9,6 +9,8 @@ from feedd.ordering.next_use import NextUseTimeline
 from feedd.ordering.progress import Progress
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from feedd.catalog.index_prefetcher import IndexPrefetcher
     from feedd.dataset.listing import DatasetView
     from feedd.ordering.epoch_access import EpochAccess
@@ -228,6 +230,51 @@ class PrefetchDriver:
             else access.needed(window)
         )
         self._cache.prefetch([self._view.refs[shard] for shard in shards], self._name)
+
+
+class RunningCalls:
+    """The calls of one session that make batches, in the order of their steps.
+
+    Args:
+        prefetch_driver: knows the windows that the calls read.
+    """
+
+    def __init__(self, prefetch_driver: PrefetchDriver) -> None:
+        self._prefetch_driver = prefetch_driver
+        self._pinned: dict[object, asyncio.Event] = {}
+
+    def __len__(self) -> int:
+        return len(self._pinned)
+
+    def begin(self, call: object) -> None:
+        """Add a call."""
+        self._pinned[call] = asyncio.Event()
+
+    def pinned(self, call: object) -> None:
+        """Report that all shards of a call are pinned."""
+        self._pinned[call].set()
+
+    def end(self, call: object) -> None:
+        """Remove a call."""
+        self._pinned.pop(call).set()
+
+    async def wait_for_earlier(self, call: object, window: int, lacks_shards: Callable[[], bool]) -> None:
+        """Wait for earlier calls, if this call reads a later window than they do and would have to fetch shards itself.
+
+        In a cache with little room, it would evict shards that an earlier call is about to read. The shards of this
+        call are prefetched meanwhile, as far as there is room.
+
+        Args:
+            call: the call that waits.
+            window: the last window that it reads.
+            lacks_shards: whether the cache neither holds all of its shards nor fetches them.
+        """
+        if self._prefetch_driver.reads_only(window) or not lacks_shards():
+            return
+        for earlier, pinned in tuple(self._pinned.items()):
+            if earlier is call:
+                break
+            await pinned.wait()
 
 
 def _soon(access: EpochAccess, window: int) -> list[int]:

@@ -22,7 +22,8 @@ from feedd.sessions.prefetch_driver import PrefetchDriver, ReaderGroups
 from feedd.sessions.rank_plan import planned, windows_of
 from feedd.sessions.slot_counts import slots_for, within
 from feedd.simulation.link import SharedLink
-from feedd.simulation.simulated_rank import SimulatedRank, shards_of
+from feedd.simulation.simulated_batches import IndexedShards, SimulatedBatches
+from feedd.simulation.simulated_rank import SimulatedRank
 from feedd.simulation.simulated_storage import SimulatedStorage
 from feedd.simulation.simulated_store import SimulatedStore
 from feedd.simulation.simulated_workers import SimulatedWorkers
@@ -30,13 +31,18 @@ from feedd.simulation.virtual_loop import VirtualClock
 from feedd.values import Cursor
 
 if TYPE_CHECKING:
-    from feedd.ordering.batch_plan import BatchPlan
     from feedd.simulation.scenario import Scenario
     from feedd.simulation.simulated_store import RequestLimit
 
 _WINDOWS_BYTES: Final = 128 << 20
-_BESIDE_SHARD: Final = 1 / 3
-"""Share of an open's own work that runs while the first shard is fetched."""
+_STREAM_SHARE: Final = 1 / 10
+"""Share of an open's own work that follows the first shard: the answer, and the stream of batches."""
+_FIRST_ROWS_SHARE: Final = 1 / 10
+"""Share of an open's own work that a worker's first rows take longer than later ones: its caches are cold."""
+_TRAINER_SHARE: Final = 1 / 4
+"""Share of an open's own work that each rank does on a core of its own, if the node has as many."""
+_LATER_RANK_SHARE: Final = 1 / 20
+"""Share of an open's own work that the daemon repeats for each further rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +91,7 @@ class SimulatedNode:
         self.steps = self.assigned_shards = self.assigned_bytes = 0
         self._limit = limit
         self._tasks = tasks
-        self._workers = SimulatedWorkers(scenario.node.workers)
-        self._indexed: set[int] = set()
-        self._indexing: dict[int, asyncio.Task[None]] = {}
+        self._workers = SimulatedWorkers(scenario.node.workers, _FIRST_ROWS_SHARE * scenario.node.open_s)
         self._drivers: list[PrefetchDriver] = []
         self._stack = AsyncExitStack()
 
@@ -108,6 +112,7 @@ class SimulatedNode:
         self._fetcher = sources.fetcher
         cache = PlacedCache(storage, options, self._fetcher, recorder, clock)
         self._cache = await self._stack.enter_async_context(cache)
+        self._shards = IndexedShards(scenario.view, cache, self._workers, scenario.node.index_s, self._tasks)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -131,8 +136,9 @@ class SimulatedNode:
 
     async def open(self) -> None:
         """List the dataset, and open a session for each rank, as the daemon does."""
-        scenario = self._scenario
-        await asyncio.sleep((1 - _BESIDE_SHARD) * scenario.node.open_s)
+        scenario, open_s = self._scenario, self._scenario.node.open_s
+        before = 1 - _STREAM_SHARE - _FIRST_ROWS_SHARE
+        await asyncio.sleep(before * open_s + later_ranks_s(scenario))
         await self._list()
         groups = ReaderGroups(readahead_bytes(scenario.fetch.bytes_in_flight, scenario.node.cache_bytes))
         windows = SortedWindows(_WINDOWS_BYTES)
@@ -151,10 +157,11 @@ class SimulatedNode:
                 driver.begin(Cursor())
                 first = first or reader.access_at(scenario.view, Cursor()).needed(0)[:1]
             self._drivers.append(driver)
-            self.ranks.append(SimulatedRank(reader, driver, self._read, self._slot_count, self.steps))
-        async with asyncio.TaskGroup() as opening:
-            opening.create_task(self._learn_schema(first))
-            opening.create_task(asyncio.sleep(_BESIDE_SHARD * scenario.node.open_s))
+            batches = SimulatedBatches(self._shards, self._workers, 1 + local_rank, scenario.node.decode_s)
+            self.ranks.append(SimulatedRank(reader, driver, batches, self._slot_count, self.steps))
+        async with self._shards.pinned(first):  # the first shard tells the fields
+            pass
+        await asyncio.sleep(_STREAM_SHARE * open_s)
         for rank in self.ranks:
             self._tasks.create_task(rank.produce(self._tasks, scenario.job.epoch_count))
 
@@ -172,29 +179,9 @@ class SimulatedNode:
         job = self._scenario.job
         return within(job.prefetch or slots_for(max(job.batch_bytes, 1)), self._scenario.slots_max)
 
-    async def _learn_schema(self, shards: list[int]) -> None:
-        """Wait for the first shard, from which an open learns the fields."""
-        with await self._cache.acquire([self._scenario.view.refs[shard] for shard in shards]):
-            for shard in shards:
-                await self._index(shard)
 
-    async def _read(self, plan: BatchPlan) -> None:
-        """Make a batch: wait for its shards and their indexes, then decode."""
-        shards = shards_of(plan)
-        with await self._cache.acquire([self._scenario.view.refs[shard] for shard in shards]):
-            for shard in shards:
-                await self._index(shard)
-            rows = plan.shard.shape[0]
-            await self._workers.work(rows * self._scenario.node.decode_s, rows)
-
-    async def _index(self, shard: int) -> None:
-        """Read the index of a shard that is in the cache, once."""
-        if shard in self._indexed:
-            return
-        running = self._indexing.get(shard)
-        if running is None:
-            cpu_s = self._scenario.view.counts[shard] * self._scenario.node.index_s
-            running = self._indexing[shard] = self._tasks.create_task(self._workers.work(cpu_s, 1))
-        await asyncio.wait([running])
-        self._indexed.add(shard)
-        self._indexing.pop(shard, None)
+def later_ranks_s(scenario: Scenario) -> float:
+    """Return how much longer the opens of all ranks take than that of one. A node has about one core per worker."""
+    node, ranks = scenario.node, scenario.job.rank_count
+    turns = max(ranks / node.workers, 1.0)
+    return node.open_s * (_LATER_RANK_SHARE * (ranks - 1) + _TRAINER_SHARE * (turns - 1))

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from feedd.ordering.batch_plan import BatchPlan
 from feedd.ordering.sorted_windows import NeedOrder
 from feedd.sessions.next_epoch_prefetch import AHEAD_BATCHES
+from feedd.sessions.prefetch_driver import RunningCalls
 from feedd.values import Cursor
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
 
     from feedd.ordering.mixed_reader import AnyReader
     from feedd.sessions.prefetch_driver import PrefetchDriver
+    from feedd.simulation.simulated_batches import SimulatedBatches
 
 
 class SimulatedRank:
@@ -25,7 +26,7 @@ class SimulatedRank:
     Args:
         reader: plans the batches.
         prefetch_driver: announces future reads to the cache.
-        read: makes a batch of a plan.
+        batches: makes the batches.
         slot_count: batches that may be in the making, ready or held by the trainer.
         steps: steps of an epoch.
     """
@@ -34,13 +35,14 @@ class SimulatedRank:
         self,
         reader: AnyReader,
         prefetch_driver: PrefetchDriver,
-        read: Callable[[BatchPlan], Awaitable[object]],
+        batches: SimulatedBatches,
         slot_count: int,
         steps: int,
     ) -> None:
         self._reader = reader
         self._prefetch_driver = prefetch_driver
-        self._read = read
+        self._calls = RunningCalls(prefetch_driver)
+        self._batches = batches
         self._slots = asyncio.Semaphore(slot_count)
         self._steps = steps
         self._ready: dict[Cursor, asyncio.Future[float]] = {}
@@ -60,9 +62,12 @@ class SimulatedRank:
                 await self._slots.acquire()
                 at = Cursor(epoch, step)
                 plan = self._plan(at)
-                if epoch <= self._trained_epoch:
-                    self._prefetch_driver.advance(at, plan.first_window, plan.last_window, at)
-                tasks.create_task(self._make(at, plan))
+                if epoch > self._trained_epoch:
+                    tasks.create_task(self._make(at, plan, lambda: None))
+                    continue
+                self._calls.begin(at)
+                self._prefetch_driver.advance(at, plan.first_window, plan.last_window, at)
+                tasks.create_task(self._call(at, plan))
 
     async def take(self, at: Cursor) -> float:
         """Wait until a batch is ready, and give the batch before it back, as a trainer's loop does.
@@ -86,10 +91,16 @@ class SimulatedRank:
             self._epoch_began.clear()
             await self._epoch_began.wait()
 
-    async def _make(self, at: Cursor, plan: BatchPlan) -> None:
-        await self._read(plan)
+    async def _call(self, at: Cursor, plan: BatchPlan) -> None:
+        """Make a batch that the trainer has requested."""
+        await self._calls.wait_for_earlier(at, plan.last_window, partial(self._batches.lacks_shards, plan))
+        await self._make(at, plan, partial(self._calls.pinned, at))
+        self._calls.end(at)
         self._prefetch_driver.finished(at)
         self._prefetch_driver.widen()
+
+    async def _make(self, at: Cursor, plan: BatchPlan, pinned: Callable[[], object]) -> None:
+        await self._batches.make(plan, pinned)
         self._future(at).set_result(asyncio.get_running_loop().time())
 
     def _future(self, at: Cursor) -> asyncio.Future[float]:
@@ -103,9 +114,3 @@ class SimulatedRank:
             found.learn(found.sort())
         assert isinstance(found, BatchPlan), "all samples are counted, and the step is before the end"
         return found
-
-
-def shards_of(plan: BatchPlan) -> list[int]:
-    """Return the shards of a batch (dataset indices), ascending."""
-    shards: list[int] = np.unique(plan.shard).tolist()
-    return shards

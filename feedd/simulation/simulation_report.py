@@ -179,7 +179,7 @@ def report_of(scenario: Scenario, run: JobRun, loads: NDArray[np.int64], prices:
         first_batch_s=run.first_batch_s,
         run_s=run_s,
         samples_s=samples * len(epochs) / run_s if run_s else 0.0,
-        utilisation=job.step_s * run.steps * len(epochs) / run_s if run_s else 1.0,
+        utilisation=min(job.step_s * run.steps * len(epochs) / run_s, 1.0) if run_s else 1.0,  # rounded above 1
         hit_rate=sum(epoch.hit_rate for epoch in epochs) / len(epochs),
         requests=sum(epoch.requests for epoch in epochs),
         cost=sum(epoch.cost for epoch in epochs),

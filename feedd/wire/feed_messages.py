@@ -23,7 +23,7 @@ PROTOCOL_MAJOR = 1
 # 5: names of classes; 6: what an Open waits for, heartbeats; 7: notices;
 # 8: notices while a stream runs; 9: tickets, which name the user of a call; 10: runs of batches in a slot;
 # 11: lanes; 12: times of the trainer's loop
-PROTOCOL_MINOR = 13
+PROTOCOL_MINOR = 14
 
 _INT64_MAX = (1 << 63) - 1
 _VERSION_CHARACTERS = 64
@@ -348,6 +348,10 @@ class BatchWriter:
                 for region in batch.regions
             ]
             self._regions = batch.regions
+        span = batch.entry
+        entry = None
+        if span is not None:
+            entry = pb.Entry(token=span.token, size_bytes=span.size_bytes, spacing_rows=span.spacing_rows)
         return pb.Batch(
             seq=seq,
             cursor=self._cursor_of(batch.cursor),
@@ -362,6 +366,7 @@ class BatchWriter:
             filtered=batch.filtered,
             place=batch.arena_slot,
             samples=batch.samples,
+            entry=entry,
         )
 
     def _cursor_of(self, at: Cursor) -> pb.Cursor:

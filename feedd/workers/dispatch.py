@@ -14,7 +14,7 @@ from feedd.workers.calls import Work, error_of
 from feedd.workers.descriptors import DESCRIPTORS_MAX
 from feedd.workers.load_meter import Meter
 from feedd.workers.messages import MESSAGE_BYTES_MAX, Failed, ReportStart, encode
-from feedd.workers.schedule import Call, Chunk, Schedule
+from feedd.workers.schedule import DEPTH, Call, Chunk, Schedule, spread
 from feedd.workers.worker_count import Load
 
 if TYPE_CHECKING:
@@ -28,10 +28,6 @@ if TYPE_CHECKING:
 _log = structlog.get_logger("feedd.workers")
 
 _KILL_WAIT_S: Final = 10.0
-
-_SPREAD_ROWS_LEAST: Final = 8  # a message with fewer rows is not worth its cost
-_DEPTH: Final = 4
-"""Chunks that a worker holds, 45 to 125 ms each for photographs: a busy event loop (p99 of 100 ms) idles no worker."""
 
 
 class Pending(Call):
@@ -61,7 +57,7 @@ class Dispatch:
     def __init__(self, options: DecodeOptions, recorder: Recorder) -> None:
         self._options = options
         self._recorder = recorder
-        self._schedule = Schedule(_DEPTH)
+        self._schedule = Schedule(DEPTH)
         self._children: dict[int, Child] = {}
         self._deadlines: dict[int, asyncio.TimerHandle] = {}
         self._calls: set[Pending] = set()
@@ -86,10 +82,9 @@ class Dispatch:
         spent_s, waiting = self._meter.take(time.monotonic()), self._schedule.unassigned_count
         return Load(max(spent_s[0], 1e-9), spent_s[1], spent_s[2], self.worker_count, contended, waiting)
 
-    def spread(self, rows: int, chunk_rows: int) -> int:
-        """Return how many rows to send per message, fewer than ``chunk_rows`` if workers would otherwise idle."""
-        idle = 0 if self._schedule.queued else self.worker_count - self._schedule.busy_count
-        return max(-(-rows // idle), min(_SPREAD_ROWS_LEAST, chunk_rows)) if idle * chunk_rows > rows else chunk_rows
+    def spread(self, rows: int, chunk_rows: int, row_bytes: int = 0) -> int:
+        """Return how many rows to send per message; see ``schedule.spread``."""
+        return spread(self._schedule, self.worker_count, rows, chunk_rows, row_bytes)
 
     async def do(self, work: Work, chunk_rows: int) -> None:
         """Have all rows of ``work`` done.

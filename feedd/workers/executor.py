@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import mmap
+import os
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
@@ -48,6 +49,7 @@ from feedd.workers.messages import (
     RequestContext,
 )
 from feedd.workers.shard_bytes import Shard, Shards
+from feedd.workers.stored_rows import RowPipe, has_large_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -112,6 +114,7 @@ class Executor:
     def __init__(self) -> None:
         self._arenas: dict[int, mmap.mmap] = {}
         self._pages: dict[int, ArenaPages] = {}
+        self._files: dict[int, int] = {}  # descriptors of the attached arenas
         self._refused: dict[int, str] = {}  # arena id -> why it could not be mapped
         self._cached_files = MappedFiles()
 
@@ -138,6 +141,7 @@ class Executor:
             return
         try:
             arena = mmap.mmap(fd, size_bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+            self._files[arena_id] = os.dup(fd)
         except (OSError, ValueError) as error:
             self._refused[arena_id] = str(error)
             return
@@ -147,6 +151,9 @@ class Executor:
         """Unmap an arena; unknown ids are ignored."""
         self._refused.pop(arena_id, None)
         self._pages.pop(arena_id, None)
+        file = self._files.pop(arena_id, None)
+        if file is not None:
+            os.close(file)
         arena = self._arenas.pop(arena_id, None)
         if arena is not None:
             # A reference cycle in a codec may still hold a row: the mapping then goes when that is collected.
@@ -258,12 +265,15 @@ class Executor:
 
     def _decode(self, request: DecodeRequest, given: Sequence[int]) -> tuple[tuple[int, int, str], ...]:
         arena = self._arena(request.arena_id)
-        for message in request.fields:
-            self._expect(request.arena_id, np.frombuffer(message.out_at, np.int64) + request.slot_at)
-        done = self._copy(request, given, arena)
+        codecs = [_codec(message) for message in request.fields]
+        large = [has_large_rows(*field) for field in zip(request.fields, codecs, strict=True)]
+        for message, maps_nothing in zip(request.fields, large, strict=True):
+            if not maps_nothing:
+                self._expect(request.arena_id, np.frombuffer(message.out_at, np.int64) + request.slot_at)
+        done = self._copy(request, given, arena, large)
         if all(rows is not None and rows.all() for rows in done):
             return ()
-        fields = [Field(message, _codec(message)) for message in request.fields]
+        fields = [Field(message, codec) for message, codec in zip(request.fields, codecs, strict=True)]
         seeds: list[int] = np.frombuffer(request.seeds, np.uint64).tolist()
         bad: list[tuple[int, int, str]] = []
         reasons = _Reasons()
@@ -272,7 +282,11 @@ class Executor:
             for number, field in enumerate(fields):
                 copied = done[number]
                 if copied is None:
-                    copied = field.numbers(shards, arena, request.slot_at)
+                    copied = (
+                        self._copy_large(field, shards, request)
+                        if large[number]
+                        else field.numbers(shards, arena, request.slot_at)
+                    )
                 if copied is None or not copied.all():
                     left.append((number, field, [False] * len(seeds) if copied is None else copied.tolist()))
                     field.lay(arena, request.slot_at)
@@ -309,15 +323,26 @@ class Executor:
         if len(out_at):
             self._pages[arena_id].expect(int(out_at.min()), int(out_at.max()))
 
-    def _copy(self, request: DecodeRequest, given: Sequence[int], arena: mmap.mmap) -> list[NDArray[np.bool_] | None]:
+    def _copy(
+        self, request: DecodeRequest, given: Sequence[int], arena: mmap.mmap, large: Sequence[bool]
+    ) -> list[NDArray[np.bool_] | None]:
         """Copy the fields that are plain copies; return for each field bool[rows], which rows are done, or None."""
         self._cached_files.begin(given)
         target = (arena, request.slot_at)
         plains = [plain_numbers(_recipe(message)) for message in request.fields]
         return [
-            None if plain is None else copy_rows(plain, message, request.files, self._cached_files, target)
-            for plain, message in zip(plains, request.fields, strict=True)
+            None if plain is None or later else copy_rows(plain, message, request.files, self._cached_files, target)
+            for plain, message, later in zip(plains, request.fields, large, strict=True)
         ]
+
+    def _copy_large(self, field: Field, shards: Shards, request: DecodeRequest) -> NDArray[np.bool_] | None:
+        out = self._files[request.arena_id], len(self._arenas[request.arena_id])
+        try:
+            pipe = RowPipe()
+        except OSError:  # too many files are open
+            return None
+        with pipe:
+            return field.copy_large(shards, pipe, out, request.slot_at)
 
 
 def _produce(request: MeasureRequest, given: Sequence[int], fds: list[int]) -> tuple[bytes, int]:

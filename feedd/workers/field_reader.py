@@ -10,10 +10,12 @@ import numpy as np
 
 from feedd.codecs.number import NumberCodec, read_int
 from feedd.errors import BadSample, Internal
+from feedd.formats.npy_header import HEAD_BYTES_MAX
 from feedd.recipe.label_recipes import NUMBER_BYTES, are_numbers, number_of
 from feedd.recipe.padding import Padding, parse_pad
 from feedd.values import FieldKind
 from feedd.workers.bulk import windows
+from feedd.workers.stored_rows import LARGE_BYTES, StoredCodec
 
 if TYPE_CHECKING:
     import mmap
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from feedd.protocols import SampleCodec
     from feedd.workers.messages import FieldMessage
     from feedd.workers.shard_bytes import Shards
+    from feedd.workers.stored_rows import RowPipe
 
 _SHORT_BYTES: Final = 32  # longer than any number that is a count or a label
 
@@ -110,6 +113,37 @@ class Field:
         with np.errstate(over="ignore"):  # numbers beyond float32 become infinity, as in IEEE
             numbers = np.array(values, "int64" if read is read_int else "float64").astype(self._dtype)
         windows(out, item_bytes)[out_at[done]] = numbers.view(f"V{item_bytes}")
+        return done
+
+    def copy_large(self, shards: Shards, pipe: RowPipe, out: tuple[int, int], slot_at: int) -> NDArray[np.bool_] | None:
+        """Copy the large rows that lie in their shards as in the batch.
+
+        Args:
+            shards: the shards.
+            pipe: copies.
+            out: descriptor of the arena, and its size.
+            slot_at: where the slot begins in the arena.
+
+        Returns:
+            bool[rows], which rows are done; the others must be decoded. None: the codec's samples are never stored so.
+
+        Raises:
+            CacheUnavailable: a shard cannot be read.
+        """
+        codec = self._codec
+        if not isinstance(codec, StoredCodec) or self._padding is not None:
+            return None
+        fd, arena_bytes = out
+        done = np.zeros(len(self), np.bool_)
+        for row, size in enumerate(self._size):
+            shard, start, at = shards[self._file_no[row]], self._start[row], slot_at + self._out_at[row]
+            if size < LARGE_BYTES or not 0 <= start <= shard.size_bytes - size:
+                continue
+            shape = self._shape[row] if self._dense is None else self._dense
+            skipped = codec.stored_at(memoryview(shard.text(start, min(size, HEAD_BYTES_MAX))), size, shape)
+            if skipped is not None and 0 <= at <= arena_bytes - (size - skipped):
+                shard.copy(pipe, start + skipped, size - skipped, (fd, at))
+                done[row] = True
         return done
 
     def decode(self, row: int, shards: Shards, out: mmap.mmap, slot_at: int, seed: int) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from feedd.workers.messages import FileMessage
+    from feedd.workers.stored_rows import RowPipe
 
 _COPIED_BYTES_MAX: Final = 256 << 10
 
@@ -55,6 +56,11 @@ class Shard:
             if self._map is not None:
                 self._map.close()
 
+    @property
+    def size_bytes(self) -> int:
+        """Size of the object."""
+        return self._file.size_bytes
+
     def read(self, start: int, size: int) -> memoryview:
         """Return bytes ``[start, start + size)`` of the object, or as many as it has.
 
@@ -85,6 +91,19 @@ class Shard:
         if len(text) != size:
             raise self._unavailable(f"{len(text)} of {size} bytes at {start}")
         return text
+
+    def copy(self, pipe: RowPipe, start: int, size: int, target: tuple[int, int]) -> None:
+        """Copy bytes ``[start, start + size)`` of the object to a place in another file.
+
+        Raises:
+            CacheUnavailable: the shard file ends before, or cannot be read.
+        """
+        try:
+            count = pipe.copy((self._fd, self._file.data_at + start), target, size)
+        except OSError as error:
+            raise self._unavailable(str(error)) from error
+        if count != size:
+            raise self._unavailable(f"{count} of {size} bytes at {start}")
 
     def whole(self) -> memoryview:
         """Return the whole object, mapped."""

@@ -220,7 +220,8 @@ class DecodePool:
         rows = chunk_rows((work.recipe for work in task.fields), self._options.chunk_rows, call.rows)
         if rows == self._options.chunk_rows:  # plain copies are not spread further
             rows = self._chunk_sizer.of(task.arena_id, call.rows, self._dispatch.worker_count)
-            rows = self._dispatch.spread(call.rows, min(rows, request_rows(len(task.fields))))
+            row_bytes = sum(int(work.size.sum()) for work in task.fields) // max(call.rows, 1)
+            rows = self._dispatch.spread(call.rows, min(rows, request_rows(len(task.fields))), row_bytes)
         await self._dispatch.do(call, rows)
         result = call.result
         if call.rows:

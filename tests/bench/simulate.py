@@ -32,8 +32,8 @@ _ANY_RATE: Final = 1e12
 COLUMNS: Final = (
     Column("first batch s", "first_batch_s", digits=2, spread=True),
     Column("samples/s", "samples_s", digits=0, spread=True),
-    Column("found %", "hit_rate", scale=100, digits=1),
-    Column("requests", "requests", digits=0),
+    Column("found %", "hit_rate", scale=100, digits=1, spread=True),
+    Column("requests", "requests", digits=0, spread=True),
 )
 
 

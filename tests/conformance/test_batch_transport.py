@@ -13,7 +13,7 @@ from feedd.values import BatchReady, Cursor, Produced, Region, SlotRef
 from feedd.wire import feedd_pb2 as pb
 
 if TYPE_CHECKING:
-    from feedd.protocols import BatchTransport
+    from feedd.serve.transport import BatchTransport
 
 SLOT_BYTES = 16 * 1024
 

@@ -85,6 +85,8 @@ def test_steps_are_known_where_there_is_an_index(filled: S3Server, daemons: Call
     """Counted: two ranks have 5 full batches each by themselves, len() says so; filled up it is the same 40 samples."""
     code, facts, said = _index(filled)
     assert (code, facts["samples"], facts["counted"], facts["failed"]) == (0, 40, 6, []), said
+    assert facts["counted_bytes"] <= facts["fetched_bytes"], "small shards are fetched whole"
+    assert "fetched " in said
     assert json.loads(_stored(filled))["sample_count"] == COUNTS
     daemon = daemons(workers=1)
     datasets = [_dataset(daemon, rank) for rank in range(2)]

@@ -222,3 +222,15 @@ def test_folders_are_mixed(s3: S3Server, folder: Path, daemons: Callable[..., Da
     assert pairs
     assert all(numbers[key.partition("/")[0]] == label for key, label in pairs)
     assert sum(key[0] in "xy" for key, _ in pairs) * 4 == len(pairs)
+
+
+def test_large_arrays_are_what_was_stored(s3: S3Server, daemons: Callable[..., Daemon]) -> None:
+    """Arrays of megabytes, which a sandboxed worker copies inside the kernel, and one that it has to turn."""
+    arrays = [np.random.default_rng(number).integers(0, 256, (3, 1024, 1024), np.uint8) for number in range(3)]
+    for number, array in enumerate(arrays):
+        file = io.BytesIO()
+        np.save(file, np.asfortranarray(array) if number == 1 else array)
+        s3.put("data", f"v/{number}.npy", file.getvalue())
+    fields = {"npy": "npy:uint8:3,1024,1024"}
+    (batch,) = FeedDataset("s3://data/v/", batch_size=3, fields=fields, copy=True, address=daemons().address)
+    assert (np.asarray(batch["npy"]) == arrays).all()

@@ -140,7 +140,7 @@ def test_wrong_arguments_are_named(s3: S3Server, tmp_path: Path) -> None:
     source, out = str(tmp_path / "in"), str(tmp_path / "out")
     for arguments, code, said in (
         ((source, out, "--format", "zip"), 2, "expected one of tar, tfrecord, recordio, mds, parquet, lmdb"),
-        ((source, out, "--format", "tar", "--part", "4/4"), 2, "expected I/N with I from 0 to N - 1"),
+        ((source, out, "--format", "tar", "--part", "4/4"), 2, "expected a part I/N, with I from 0 to N - 1"),
         ((source, out, "--format", "tar", "--shard-size", "1KiB"), 2, "expected 1MiB to 1GiB"),
         ((source, f"{source}/out", "--format", "tar"), 2, "expected a destination outside of the source"),
         ((f"{source}-none", out, "--format", "tar"), 1, "in-none"),

@@ -59,11 +59,12 @@ URL = f"{ROOT}/train/"
 
 
 class GatedStore(MemoryStore):
-    """A store that counts reads and lets those of some keys wait."""
+    """A store that counts reads and their bytes, and lets those of some keys wait."""
 
     def __init__(self) -> None:
         super().__init__(ROOT)
         self.reads: list[str] = []
+        self.read_bytes = 0
         self.gates: dict[str, asyncio.Event] = {}
 
     async def checksum(self, ref: ObjectRef) -> ObjectChecksum | None:
@@ -74,6 +75,7 @@ class GatedStore(MemoryStore):
         self, ref: ObjectRef, span: ByteRange, sink: RangeSink, progress: ReadProgress | None = None
     ) -> None:
         self.reads.append(ref.key)
+        self.read_bytes += span.size_bytes
         await asyncio.sleep(0)
         if ref.key in self.gates:
             await self.gates[ref.key].wait()

@@ -222,6 +222,13 @@ TARGETS: Final[dict[str, Target]] = {
     "head-recordio": _form("head:recordio", recordio(b"abc", b"defg") + dmlc(b"1234" * 3)),
     "head-mds": _form("head:mds", mds({"text": "str", "x": "int"}, [{"text": b"abc", "x": bytes(8)}] * 3)),
     "head-litdata": _form(f"head:{LITDATA}", CHUNK),
+    "count": _form("count:tar", TAR, TAR[:-700]),
+    "count-mds": _form("count:mds", mds({"text": "str", "x": "int"}, [{"text": b"abc", "x": bytes(8)}] * 3)),
+    "count-litdata": _form(f"count:{LITDATA}", CHUNK),
+    "count-npy": _form("count:npy", npy(np.arange(12.0).reshape(4, 3))),
+    "count-safetensors": _form("count:safetensors", safetensors({"a": np.ones((3, 2), np.float32)})),
+    "arrow-rows": _form("arrow:rows", _arrow(stream=True), _arrow(stream=False)),
+    "npz-rows": _form("npz:rows", npz(SMALL), npz(SMALL, compressed=True)),
     "head-npy": _form("head:npy", npy(np.arange(12.0).reshape(4, 3))),
     **{name: Target(read, functools.partial(list, seeds)) for name, (read, seeds) in PARSERS.items()},
 }

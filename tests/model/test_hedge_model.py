@@ -37,6 +37,12 @@ class HedgerModel(RuleBasedStateMachine):
         for one in (self.hedger, self.twin):
             one.note_slow(waited_s)
 
+    @rule(won=st.booleans())
+    def hedged(self, *, won: bool) -> None:
+        """A hedge ended before its first request, or after."""
+        for one in (self.hedger, self.twin):
+            one.hedged(won=won)
+
     @rule(passed_s=TIMES)
     def throttled(self, passed_s: float) -> None:
         """Time passes, and the store asks to slow down."""

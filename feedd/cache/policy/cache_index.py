@@ -65,6 +65,7 @@ class CacheIndex:
         reserved_bytes: disk bytes reserved by running fills.
         committed_count: whole entries.
         pin_count: pins held on entries, including entries removed since.
+        next_uses: tells when objects are needed next; None: nothing is known.
     """
 
     def __init__(self, limit_bytes: int, quotas: Quotas | None = None) -> None:
@@ -74,7 +75,7 @@ class CacheIndex:
         self.committed_count = 0
         self.pin_count = 0
         self._entries: dict[ObjectRef, Entry] = {}
-        self._next_uses: NextUses | None = None
+        self.next_uses: NextUses | None = None
         self._now = 0
 
     @property
@@ -249,7 +250,7 @@ class CacheIndex:
         Raises:
             ValueError: a time is not a number.
         """
-        self._next_uses = times
+        self.next_uses = times
         if refs is None:
             entries = list(self._entries.values())
         else:
@@ -261,9 +262,9 @@ class CacheIndex:
 
     def _times(self, refs: Sequence[ObjectRef]) -> Sequence[float]:
         """Return when each object is needed next; inf: unknown or never."""
-        if self._next_uses is None or not refs:
+        if self.next_uses is None or not refs:
             return [math.inf] * len(refs)
-        found = self._next_uses(refs)
+        found = self.next_uses(refs)
         wrong = next((ref for ref, time in zip(refs, found, strict=True) if math.isnan(time)), None)
         if wrong is not None:
             raise ValueError(f"expected a time or inf as the next use of {wrong.url}, got nan")

@@ -40,6 +40,9 @@ class Tier(ShardCache, Protocol):
     def price(self, refs: Sequence[ObjectRef]) -> float:
         """Return the earliest next use among the entries that new ``refs`` would evict; see ``Capacity.price``."""
 
+    def has_room(self, ref: ObjectRef) -> bool:
+        """Whether a missing object could enter now without evicting an entry that is needed sooner."""
+
     async def __aenter__(self) -> object:
         """Open the tier."""
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from feedd.values import ReadProgress
 
 _PIPE_BYTES = 1 << 20  # the most an unprivileged process gets; measured, 256 KiB cost a third more
-_LOW_WATER_BYTES = 256 << 10  # low-water mark: fewer wake-ups, and progress is still seen several times per part
+LOW_WATER_BYTES = 256 << 10  # low-water mark: fewer wake-ups, and progress is still seen several times per part
 _BUFFER_BYTES = 256 << 10  # fits into the CPU cache
 _RECORD_BYTES = 17 << 10  # a TLS record with its overhead; OpenSSL may hold a half-read one
 _MOVE = 1  # SPLICE_F_MOVE
@@ -180,7 +180,7 @@ class BodyTransfer(ABC):
 
     def _set_low_water(self) -> None:
         if not self.over:
-            self._ask_for(max(1, min(_LOW_WATER_BYTES, self._owed_bytes())))
+            self._ask_for(max(1, min(LOW_WATER_BYTES, self._owed_bytes())))
 
     def _ask_for(self, size_bytes: int) -> None:
         if size_bytes != self._low_water_bytes:

@@ -51,12 +51,14 @@ class Endpoint:
         host: name or literal address, without brackets.
         port: TCP port.
         tls: context for TLS; None: plain.
+        check: called with each address of the host, before it is used; may raise a FeeddError. None: all may be used.
     """
 
     url: str
     host: str
     port: int
     tls: ssl.SSLContext | None
+    check: Callable[[str], object] | None = None
 
 
 class ConnectionPool:
@@ -306,7 +308,7 @@ class ConnectionPool:
         within_s = self._limits.connect_timeout_s / 4 if self._addresses else None  # None: the caller's limit
         try:
             async with asyncio.timeout(within_s):
-                found = await _addresses_of(endpoint.host, endpoint.port)
+                found = await _addresses_of(endpoint)
         except OSError as error:
             if not self._addresses:
                 raise EndpointConnectionError(endpoint_url=endpoint.url, error=error) from error
@@ -327,14 +329,19 @@ def round_trip_s(sock: socket.socket) -> float | None:
     return microseconds / 1e6
 
 
-async def _addresses_of(host: str, port: int) -> list[str]:
-    """Return the addresses of a host.
+async def _addresses_of(endpoint: Endpoint) -> list[str]:
+    """Return the addresses of an endpoint's host.
 
     Raises:
         OSError: the host has none, or the resolver does not answer.
+        FeeddError: one of them may not be used.
     """
     try:
-        return [str(ipaddress.ip_address(host))]
+        found = [str(ipaddress.ip_address(endpoint.host))]
     except ValueError:
-        found = await DNS.run(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
-    return [str(where[0]) for *_, where in found]
+        rows = await DNS.run(socket.getaddrinfo, endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
+        found = [str(where[0]) for *_, where in rows]
+    if endpoint.check is not None:
+        for address in found:
+            endpoint.check(address)
+    return found

@@ -1,9 +1,14 @@
-"""The region of a bucket if it is not the configured one: learned from a refusal, remembered for all clients."""
+"""The region of a bucket if it is not the configured one, and that of other stores' S3 faces.
+
+A bucket's region is learned from a refusal, and remembered for all clients.
+"""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import structlog
 
@@ -15,6 +20,28 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger(__name__)
 _BARE = frozenset({"400"})  # a refused HEAD has no body that could hold a code
+_GOOGLE = re.compile(r"(?:[a-z0-9-]+\.)*storage(?:\.[a-z0-9-]+\.rep)?\.googleapis\.com")
+_ORACLE = re.compile(r"[a-z0-9-]+\.(?:vhcompat|compat)\.objectstorage\.(?P<region>[a-z0-9-]+)\.[a-z0-9.-]+")
+
+
+def is_google(endpoint_url: str | None) -> bool:
+    """Whether an endpoint is the S3 face of Google Cloud Storage."""
+    return _GOOGLE.fullmatch(_host(endpoint_url)) is not None
+
+
+def region_of_endpoint(endpoint_url: str | None) -> str | None:
+    """Return the region that requests to another store's S3 face are signed for; None: the endpoint does not tell."""
+    if is_google(endpoint_url):
+        return "auto"
+    match = _ORACLE.fullmatch(_host(endpoint_url))
+    return None if match is None else match["region"]
+
+
+def _host(endpoint_url: str | None) -> str:
+    try:
+        return urlsplit(endpoint_url or "").hostname or ""
+    except ValueError:
+        return ""  # botocore names what is wrong with the endpoint
 
 
 class BucketRegion:

@@ -24,7 +24,7 @@ from feedd.errors import BadConfig
 from feedd.fetch.fetch_options import S3Options, SourceOptions
 from feedd.fetch.once import Once
 from feedd.fetch.s3.credential_chain import keep_until_expiry
-from feedd.fetch.s3.region import BucketFacts
+from feedd.fetch.s3.region import BucketFacts, region_of_endpoint
 from feedd.fetch.s3.sdk_errors import (
     BARE,
     DENIED,
@@ -79,14 +79,19 @@ async def open_client(stack: contextlib.AsyncExitStack, s3: S3Options, limits: S
         http_session_cls=ClosingSession,
         user_agent_extra="feedd",
     )
+    region = s3.region or region_of_endpoint(s3.endpoint_url or _environment_endpoint())
     client = session.create_client(
-        "s3", region_name=s3.region, endpoint_url=s3.endpoint_url, verify=s3.ca_bundle, config=config
+        "s3", region_name=region, endpoint_url=s3.endpoint_url, verify=s3.ca_bundle, config=config
     )
     try:
         return await stack.enter_async_context(client)
     except ValueError as error:  # botocore raises this for a malformed endpoint
         hint = "endpoint_url is like https://s3.example.com:9000"
         raise BadConfig(f"the endpoint is not valid: {error}", hint=hint, stage="source") from error
+
+
+def _environment_endpoint() -> str:
+    return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
 
 
 def trusted_authorities(s3: S3Options) -> str:

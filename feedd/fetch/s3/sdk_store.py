@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from feedd.errors import BadResponse, FeeddError, NotFound, ObjectChanged, StoreUnavailable
+from feedd.errors import BadResponse, FeeddError, NotFound, ObjectChanged, StoreUnavailable, Unsupported
 from feedd.fetch.hints import CHANGED_HINT
 from feedd.fetch.s3.bucket_listing import list_pages
 from feedd.fetch.s3.range_answer import RangeHead, answered_by, check_head, plain_etag
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from feedd.range_sink import RangeSink
     from feedd.values import ByteRange, ObjectChecksum
 
+_TRANSCODED = "if the store decompresses the object on the way (Content-Encoding: gzip), clear its Content-Encoding"
 _log = structlog.get_logger(__name__)
 
 
@@ -142,6 +143,9 @@ class S3Store:
 
         answer = await self.clients.call(ask, request, self._limits.read_deadline_s(0))
         etag = plain_etag(str(answer.get("ETag", "")), request)
+        if "ContentLength" not in answer:
+            message = "expected an object of known length, got an answer without content-length"
+            raise Unsupported(message, object=request.url, hint=_TRANSCODED, stage="source")
         return ObjectRef(self.root, key, int(answer["ContentLength"]), etag), answer.get("Metadata", {})
 
     async def put(self, key: str, data: bytes, over: str | None = None, facts: ObjectFacts | None = None) -> ObjectRef:

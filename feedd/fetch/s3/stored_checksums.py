@@ -1,6 +1,7 @@
 """The checksums that S3 stores for whole objects.
 
-A HEAD returns them. GETs cannot: S3 leaves the object's checksum out of an answer to a range.
+A HEAD returns them. GETs cannot: S3 leaves the object's checksum out of an answer to a range. Google's S3 face states a
+CRC32C in a header of its own.
 
 ETags are not used, though the ETags of many small objects are MD5 sums. The ETag of an SSE-C, SSE-KMS, multipart or
 directory-bucket object is no MD5 sum, and other stores choose theirs freely. No field of an answer tells the kind
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -19,6 +21,7 @@ from feedd.errors import BadRequest, BadResponse, NotFound, ObjectChanged, Permi
 from feedd.fetch.hints import CHANGED_HINT
 from feedd.fetch.object_checksums import ALGORITHMS, digest_of
 from feedd.fetch.s3.range_answer import plain_etag
+from feedd.fetch.s3.region import is_google
 from feedd.fetch.s3.sdk_errors import code_of
 from feedd.values import ObjectChecksum
 
@@ -33,6 +36,7 @@ _log = structlog.get_logger(__name__)
 
 _FIELDS = {name: f"Checksum{name.upper()}" for name in ALGORITHMS}  # botocore's field names
 _PARTS_PER_PAGE = 1000
+_GOOGLE_CRC = re.compile(r"\bcrc32c=([A-Za-z0-9+/=]+)")
 
 
 class S3Checksums:
@@ -60,7 +64,8 @@ class S3Checksums:
         for algorithm, name in _FIELDS.items():
             if answer.get(name):
                 return await self._read(algorithm, str(answer[name]), str(answer.get("ChecksumType", "")), ref, request)
-        return None
+        google = _GOOGLE_CRC.search(answer["ResponseMetadata"]["HTTPHeaders"].get("x-goog-hash", ""))
+        return None if google is None else ObjectChecksum("crc32c", _decode("crc32c", google[1], request))
 
     async def _read(
         self, algorithm: str, text: str, kind: str, ref: ObjectRef, request: RequestContext
@@ -113,7 +118,10 @@ class S3Checksums:
     async def _call(self, name: str, request: RequestContext, ref: ObjectRef, **arguments: object) -> Mapping[str, Any]:
         async def ask(client: Any) -> Mapping[str, Any]:  # noqa: ANN401 - see open_client
             method = getattr(client, name)
-            answer: Mapping[str, Any] = await method(Bucket=self._bucket, Key=ref.key, **arguments, **self._payer)
+            more = {**arguments, **self._payer}
+            if is_google(client.meta.endpoint_url):
+                more.pop("ChecksumMode", None)  # it states its checksum unasked, and refuses the signed header
+            answer: Mapping[str, Any] = await method(Bucket=self._bucket, Key=ref.key, **more)
             return answer
 
         return await self._clients.call(ask, request, self._deadline_s)

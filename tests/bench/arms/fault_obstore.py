@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import obstore  # type: ignore[import-not-found]  # peers' environment
-from obstore.store import S3Store  # type: ignore[import-not-found]  # peers' environment
+import obstore  # peers' environment
+from obstore.store import S3Store  # peers' environment
 
 from tests.bench.arms.faults import BUCKET, KEYS, REGION, TIMEOUT_S, report, settings
 

@@ -71,7 +71,10 @@ class ReadySession:
         """Answer at once."""
         return [self._produce(at) for at in steps]
 
-    async def produce_run(self, at: Cursor, count: int) -> Produced | EpochEnd:
+    def entry(self, token: bytes) -> int | None:
+        """None is leased."""
+
+    async def produce_run(self, at: Cursor, count: int, *, takes_entries: bool = False) -> Produced | EpochEnd:
         """Not asked for: slots hold single batches."""
         raise AssertionError(f"{count} steps from {at.step} in one slot")
 

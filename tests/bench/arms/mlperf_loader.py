@@ -32,8 +32,8 @@ def _boto3(bucket: str) -> Callable[[str], Any]:
 
 
 def _obstore(bucket: str) -> Callable[[str], Any]:
-    import obstore  # type: ignore[import-not-found]  # noqa: PLC0415 - the peers' environment, this arm only
-    from obstore.store import S3Store  # type: ignore[import-not-found]  # noqa: PLC0415 - ditto
+    import obstore  # noqa: PLC0415 - the peers' environment, this arm only
+    from obstore.store import S3Store  # noqa: PLC0415 - ditto
 
     store = S3Store(
         bucket,

@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import obstore  # type: ignore[import-not-found]  # in the peers' environment
+import obstore  # in the peers' environment
 import torch
-from obstore.store import S3Store  # type: ignore[import-not-found]  # in the peers' environment
+from obstore.store import S3Store  # in the peers' environment
 from spdl.pipeline import PipelineBuilder  # type: ignore[import-not-found]  # in the peers' environment
 
 from tests.bench.arms.consume import consume, read_settings

@@ -7,13 +7,16 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 Ending = Literal["keep", "close", "reset"]
 Framing = Literal["length", "chunked", "close"]
+
+_LATE_S: Final = 0.02
+"""A sender that wakes so late goes on as if it had woken in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +216,7 @@ class _Line:
 
 
 class SharedRate:
-    """Lets bytes pass at a rate, in the order in which they come."""
+    """Lets bytes pass at a rate, in the order in which they come. A pause brings no bytes for later."""
 
     def __init__(self, bytes_s: float) -> None:
         self._bytes_s = bytes_s
@@ -222,7 +225,9 @@ class SharedRate:
     async def take(self, count: int) -> None:
         """Wait until so many bytes may pass."""
         now_s = time.monotonic()
-        self._free_s = max(self._free_s, now_s - 0.02) + count / self._bytes_s
+        if now_s - self._free_s > _LATE_S:
+            self._free_s = now_s
+        self._free_s += count / self._bytes_s
         if self._free_s > now_s:
             await asyncio.sleep(self._free_s - now_s)
 

@@ -19,6 +19,7 @@ from feedd.cache.caches import DiskCache
 from feedd.cache.entry_storage import Depth
 from feedd.cache.ondisk import inspection as inspect
 from feedd.cache.ondisk import recovery as boot
+from feedd.cache.ondisk.directory import DirectoryStorage
 from feedd.cache.ondisk.directory_lock import DirectoryLock
 from feedd.cache.ondisk.durability import RunLedger
 from feedd.clock import SystemClock
@@ -346,3 +347,29 @@ async def test_scan_holds_at_most_the_limit(rig: CacheRig) -> None:
     assert opened.index.committed_bytes <= options.size_bytes
     assert opened.evicted_count == 7 - opened.index.committed_count > 0
     assert all(math.isinf(entry.next_use) and not entry.pins for entry in opened.index)
+
+
+async def test_a_large_entry_that_has_arrived_is_published_at_once(
+    rig: CacheRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not wait until the files of all entries that were asked for with it are allocated."""
+    done: list[str] = []
+
+    def noted(name: str) -> None:
+        work = getattr(DirectoryStorage, name)
+
+        def run(self: DirectoryStorage, *arguments: object) -> object:
+            done.append(name)
+            return work(self, *arguments)
+
+        monkeypatch.setattr(DirectoryStorage, name, run)
+
+    noted("_create")
+    noted("_publish")
+    monkeypatch.setattr("feedd.cache.entry_fill._LARGE_BYTES", 1)
+    refs = rig.shards(12)
+    async with rig.open() as cache:
+        with await cache.acquire(refs) as pins:
+            rig.check(pins, refs)
+    assert sorted(done) == ["_create"] * 12 + ["_publish"] * 12
+    assert "_publish" in done[:11]

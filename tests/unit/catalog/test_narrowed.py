@@ -82,6 +82,7 @@ def test_very_many_columns_are_all() -> None:
 
 
 def test_rows_are_counted_without_columns_where_that_is_less() -> None:
-    """Of Parquet only."""
-    refs = [ObjectRef("s3://b", key, 10, "e") for key in ("a.parquet", "b.csv", "c.tar")]
-    assert [text_of(ref.conversion) for ref in counting(refs)] == ["parquet:rows", "csv", ""]
+    """Of objects whose footer or metadata tells the rows."""
+    refs = [ObjectRef("s3://b", key, 10, "e") for key in ("a.parquet", "b.arrow", "c.npz", "d.csv", "e.h5", "f.tar")]
+    forms = [text_of(ref.conversion) for ref in counting(refs)]
+    assert forms == ["parquet:rows", "arrow:rows", "npz:rows", "csv", "hdf5", ""]

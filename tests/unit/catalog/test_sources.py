@@ -171,7 +171,7 @@ async def test_one_store_per_bucket(sources: Sources) -> None:
     assert sources.buckets.of("s3://bucket") is store
     assert repr(store) == "RetryStore(HedgeStore(LimitStore(MeteredStore(DirectStore(S3Store(s3://bucket))))))"
     with pytest.raises(BadRequest):
-        await sources.store("gs://bucket").head("key")
+        await sources.store("nfs://volume").head("key")
 
 
 async def test_settings_by_bucket(server: S3Server) -> None:

@@ -152,6 +152,17 @@ def test_local_data_is_read_too(tmp_path: Path) -> None:
     assert _found(f"{tmp_path}/none/")["listing"].verdict is Verdict.FAILED
 
 
+def test_a_web_server_is_read_too(store: S3Server) -> None:
+    """An object of a web server needs no credentials; a folder fails with what to write instead."""
+    found = _found(f"{store.url}/bucket/train/1.tar")
+    assert found["ranged GET"].verdict is Verdict.FINE
+    assert "credentials" not in found
+    assert "SHA-256" in found["checksum"].hint
+    folder = _found(f"{store.url}/bucket/train/")["listing"]
+    assert folder.verdict is Verdict.FAILED
+    assert "{000000..000099}" in folder.hint
+
+
 def test_the_command_shows_it_and_fails_with_it(feedd: Feedd, store: S3Server, short_dir: Path) -> None:
     """A second table follows the machine's; a failed step is exit code 1; no secret is shown."""
     machine = (

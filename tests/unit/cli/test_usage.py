@@ -99,6 +99,14 @@ def test_wrong_usage_exits_with_2(feedd: Feedd, arguments: tuple[str, ...]) -> N
     assert outcome.err
 
 
+@pytest.mark.parametrize("setting", ["lanes=2", "peers.listen=127.0.0.1:7072"])
+def test_a_daemon_that_cannot_run_beside_another_refuses_to_take_over(feedd: Feedd, setting: str) -> None:
+    """Lanes have a supervisor that would start the ended one again, and a port has one listener."""
+    outcome = feedd("serve", "--takeover", "--set", setting)
+    assert outcome.code == 2
+    assert "expected --takeover for one daemon without peers" in outcome.err
+
+
 @pytest.mark.parametrize("command", [("serve",), ("check",), ("plan", "s3://b/", "--nodes", "2")], ids=" ".join)
 def test_bad_configuration_exits_with_2_and_lists_everything(feedd: Feedd, command: tuple[str, ...]) -> None:
     """Every problem on a line of its own, with its origin; no traceback."""

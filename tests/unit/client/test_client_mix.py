@@ -41,7 +41,7 @@ def test_sources_travel_whole(bench: Bench) -> None:
     ]
     assert [(field.name, field.recipe) for field in asked.recipe.fields] == [("cls", "int")]
     assert (asked.mix.mode, asked.mix.samples_per_epoch) == ("batch", 64)
-    assert (asked.version.major, asked.version.minor) == (1, 13)
+    assert (asked.version.major, asked.version.minor) == (1, 14)
     list(bench.dataset(server, url=ONE))
     assert len(server.opens[-1].sources) == 1
     list(bench.dataset(server))

@@ -89,6 +89,16 @@ def test_every_option_can_come_from_the_environment(option: Option, tmp_path: Pa
         pem = tmp_path / "x.pem"
         pem.write_text("")
         env = {"FEEDD_TLS__CERT": str(pem), "FEEDD_TLS__KEY": str(pem), option.env: str(pem)}
+    elif option.name == "peers.ca":
+        pem = tmp_path / "x.pem"
+        pem.write_text("")
+        env = {option.env: str(pem)}
+    elif option.name == "peers.members_file":
+        env = {option.env: str(tmp_path / "members")}
+    elif option.name == "peers.listen":
+        env = {option.env: "127.0.0.1:7072", "FEEDD_PEERS__MEMBERS": "feedd-0:7072"}
+    elif option.path[0] == "peers" and option.name != "peers.timeout":
+        env = {option.env: "127.0.0.1:7072"}
     elif option.name in {"decode.tokenizers", "decode.readable", "security.admin_socket"}:  # unset by default, too
         env = {option.env: str(tmp_path)}
     elif option.name == "security.allow_urls":

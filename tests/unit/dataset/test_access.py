@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from feedd.access import EVERYTHING, NO_FILES, Access, AccessRules, completed
+from feedd.access import EVERYTHING, STORES_ONLY, Access, AccessRules, completed
 from feedd.errors import PermissionDenied
 from feedd.owner import Owner
 
@@ -30,6 +30,15 @@ from feedd.owner import Owner
         ("gs://", "gs://bucket", "x", True),
         ("nfs://vol/train/", "nfs://vol", "train/../private/x", False),  # an installed store may resolve it
         ("s3://b/train/", "s3://b", "train/../x", True),  # in S3 a name like any other
+        ("https://h/open/", "https://h", "open/a.tar", True),
+        ("https://h/open/", "https://h", "open/../x", False),
+        ("https://h/open/", "https://h", "open/%2e%2E/x", False),  # the server decodes it
+        ("https://h/open/", "https://h", "open/.%2e?x", False),
+        ("https://h/open/", "https://h", "open/..\\x", False),
+        ("https://h/open/", "https://h", "open/a..b%2e.tar", True),
+        ("https://h/open/", "http://h", "open/a.tar", False),
+        ("https://h", "https://h:8080", "x", False),
+        ("hf://datasets/o/", "hf://datasets/o/n@main", "x", True),
     ],
 )
 def test_a_rule_is_the_start_of_urls(rule: str, root: str, key: str, covered: bool) -> None:
@@ -37,11 +46,14 @@ def test_a_rule_is_the_start_of_urls(rule: str, root: str, key: str, covered: bo
     assert Access((completed(rule),)).covers(root, key) is covered
 
 
-def test_without_files_everything_else_is_allowed() -> None:
+def test_shared_daemons_read_buckets_only() -> None:
     """What a shared daemon allows where nothing is configured."""
-    access = Access(NO_FILES)
+    access = Access(STORES_ONLY)
     assert access.covers("s3://any", "x")
     assert access.covers("gs://any", "x")
+    assert access.covers("hf://datasets/owner/name", "x")
+    assert not access.covers("https://service.internal", "x")
+    assert not access.covers("http://127.0.0.1:8080", "x")
     assert not access.covers("file://", "/data/a.tar")
     assert EVERYTHING.covers("file://", "/etc/passwd")
 
@@ -71,7 +83,7 @@ def test_owners_may_have_rules_of_their_own() -> None:
     assert not rules.of(Owner("tcp")).covers("s3://all", "x")
     assert rules.folders == ("/a/", "/b/")
     assert AccessRules().folders is None
-    assert AccessRules(NO_FILES).folders == ()
+    assert AccessRules(STORES_ONLY).folders == ()
 
 
 def test_a_certificate_is_no_user() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from feedd.dataset.assignment import Assignment
+from feedd.dataset.assignment import Assignment, Partitioning
 from feedd.dataset.step_counts import CountColumn, known_counts
 
 
@@ -32,3 +32,26 @@ def test_counts_are_never_forgotten() -> None:
     counts = CountColumn(np.array([3], np.int64))
     with pytest.raises(TypeError, match="expected counts to stay known"):
         del counts[0]
+
+
+@pytest.mark.parametrize("how", ["key", "replicated", "size"])
+@pytest.mark.parametrize("node_rank", [0, 2])
+def test_a_partition_at_regular_distances_copies_no_column(how: str, node_rank: int) -> None:
+    """Its sizes and counts are those of its shards, and lie in the columns of the dataset if distances are equal."""
+    sizes, counts = np.arange(100, 108, dtype=np.int64), CountColumn(np.arange(8, dtype=np.int64))
+    (share,) = Partitioning(how, 3).shares(sizes, counts, 3, node_rank)
+    found = share.counts(counts)
+    assert share.sizes is not None
+    assert found is not None
+    assert share.sizes.tolist() == sizes[share.shards].tolist()
+    assert found.tolist() == share.shards.tolist()
+    regular = how != "size"
+    assert np.shares_memory(share.sizes, sizes) is regular
+    assert np.shares_memory(found, counts.samples) is regular
+
+
+def test_a_node_without_shards_has_empty_columns() -> None:
+    """More nodes than shards leave some without any."""
+    (share,) = Partitioning("key", 3).shares(np.ones(2, np.int64), {}, 3, 2)
+    assert share.sizes is not None
+    assert (share.shards.tolist(), share.sizes.tolist()) == ([], [])

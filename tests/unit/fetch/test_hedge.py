@@ -104,6 +104,29 @@ def test_extra_bytes_are_paid_for() -> None:
     assert hedger.account_bytes == pytest.approx(PART)
 
 
+def test_hedges_that_lose_are_paid_less() -> None:
+    """Parts that only share a busy link are seldom requested twice; hedges that win get their full share again."""
+    policy = HedgePolicy(initial_bytes=16 * PART, share=0.05)
+    hedger = seasoned(policy)
+    hedger.hedged(won=False)
+    assert hedger.account_bytes == 8 * PART
+    for _ in range(5):
+        hedger.hedged(won=False)
+    assert hedger.account_bytes == 4 * PART
+    assert hedger.judge(PART, Sight(1.0), None, 0.0) == Hedge()
+    for _ in range(20):
+        hedger.note(PART, FIRST_S, FIRST_S + BODY_S)
+    assert hedger.account_bytes == pytest.approx(3 * PART + 20 * 0.05 / 8 * PART)
+    for _ in range(3):
+        hedger.hedged(won=True)
+    before_bytes = hedger.account_bytes
+    hedger.note(PART, FIRST_S, FIRST_S + BODY_S)
+    assert hedger.account_bytes == pytest.approx(before_bytes + 0.05 * PART)
+    for _ in range(400):
+        hedger.note(PART, FIRST_S, FIRST_S + BODY_S)
+    assert hedger.account_bytes == 16 * PART
+
+
 def test_quiet_after_being_told_to_slow_down() -> None:
     """While the store throttles, nothing is asked for twice; afterwards it is."""
     hedger = seasoned(HedgePolicy(quiet_s=2.0))

@@ -169,6 +169,18 @@ def test_first_wins_after_all() -> None:
     assert out.recorder.total(SOURCE_HEDGES, outcome="lost") == 1
 
 
+def test_the_hedger_learns_which_hedges_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each that was sent is reported once, by who was whole first; one of two failures is no outcome."""
+    outcomes: list[bool] = []
+    monkeypatch.setattr(Hedger, "hedged", lambda _, *, won: outcomes.append(won))
+    check_exact(run_virtually(read(store := ScriptedStore(LATE, GOOD))), store)
+    check_exact(run_virtually(read(store := ScriptedStore(Part(steps=((0.5, 200),)), LATE))), store)
+    check_exact(run_virtually(read(store := ScriptedStore(GOOD))), store)
+    failing = Part(steps=((1.0, 10),), ending="unavailable")
+    assert isinstance(run_virtually(read(ScriptedStore(failing, failing))).error, StoreUnavailable)
+    assert outcomes == [True, False]
+
+
 def test_no_second_without_need_or_means() -> None:
     """Neither a request that is as usual nor one that cannot be afforded gets a second."""
     for store, policy in ((ScriptedStore(GOOD), None), (ScriptedStore(LATE), HedgePolicy(initial_bytes=0))):

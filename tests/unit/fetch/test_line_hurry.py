@@ -112,6 +112,21 @@ def test_what_has_begun_is_left_as_it_is() -> None:
     assert line.take() is None
 
 
+def test_the_rest_of_an_object_that_has_begun_goes_with_its_caller() -> None:
+    """A large object of which some parts are in flight does not wait behind what later callers want."""
+    begun, later = pack(2, size_bytes=25), pack(1, size_bytes=25)
+    line = line_of(begun, later)
+    assert line.take() == (begun, ByteRange(0, 10))
+    first, second = next(line.tickets), next(line.tickets)
+    later.expedite(second, [ByteRange(0, 25)])
+    begun.expedite(second, [ByteRange(0, 25)])
+    begun.expedite(first, [ByteRange(0, 25)])  # who took an earlier turn wants it too
+    taken = all_of(line)
+    assert taken[:2] == [(begun, ByteRange(10, 20)), (begun, ByteRange(20, 25))]
+    assert [standing for standing, _ in taken[2:5]] == [later] * 3
+    assert numbers(begun, taken[5:], size_bytes=25) == [1, 1, 1]
+
+
 @given(
     st.integers(1, 12),
     st.integers(1, 25),

@@ -10,10 +10,13 @@ import pytest
 
 from feedd.errors import StoreUnavailable, Throttled
 from feedd.fetch.s3 import listing_contents as contents
+from feedd.fetch.s3 import range_listing
 from feedd.fetch.s3.range_listing import RangeListing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from feedd.fetch.s3.range_listing import Ask
 
 KEYS = [f"p/{number:06d}.tar" for number in range(500)]
 PAGE = 10
@@ -26,32 +29,41 @@ class Store:
         ignores: whether it ignores where a listing shall begin.
         late: turns of the loop that pass before the first page of a range comes.
         failures: errors to raise, by the number of the request.
+        page: keys of a page.
+        keys: all keys.
         most: the largest number of requests at the same time.
     """
 
-    def __init__(self, *, ignores: bool = False, late: int = 1, failures: dict[int, Exception] | None = None) -> None:
-        self.ignores, self.late, self.failures = ignores, late, failures or {}
+    def __init__(
+        self, *, ignores: bool = False, late: int = 1, failures: dict[int, Exception] | None = None, page: int = PAGE
+    ) -> None:
+        self.ignores, self.late, self.failures, self.page = ignores, late, failures or {}, page
+        self.keys = KEYS
         self.request_count = self.most = self._now = 0
 
     async def ask(self, query: Mapping[str, str]) -> Mapping[str, Any]:
         self.request_count += 1
         number, self._now = self.request_count, self._now + 1
-        self.most = max(self.most, self._now)
+        self.most = self._now if number - 1 in self.failures else max(self.most, self._now)
         for _ in range(self.late if "StartAfter" in query else 1):
             await asyncio.sleep(0)
         self._now -= 1
         if number in self.failures:
             raise self.failures[number]
         after = query.get("ContinuationToken") or ("" if self.ignores else query.get("StartAfter", ""))
-        start = bisect.bisect_right(KEYS, after)
-        keys = KEYS[start : start + PAGE]
-        more = start + PAGE < len(KEYS)
+        start = bisect.bisect_right(self.keys, after)
+        keys = self.keys[start : start + self.page]
+        more = start + self.page < len(self.keys)
         found = [{"Key": key, "Size": 1, "ETag": "e"} for key in keys]
         return {"Contents": found, "IsTruncated": more, "NextContinuationToken": keys[-1] if more else None}
 
 
 async def _listed(store: Store, in_flight: int = 16, start_after: str = "") -> list[str]:
-    listing = RangeListing(store.ask, "p/", start_after, in_flight)
+    return await _listed_by(store.ask, in_flight, start_after)
+
+
+async def _listed_by(ask: Ask, in_flight: int = 16, start_after: str = "") -> list[str]:
+    listing = RangeListing(ask, "p/", start_after, in_flight)
     return [
         one.key
         async for page in listing.pages()
@@ -77,11 +89,24 @@ async def test_a_listing_goes_on_after_a_key() -> None:
 
 
 @pytest.mark.parametrize("late", [1, 1000])
-async def test_a_store_that_ignores_where_to_begin_is_listed_in_order(late: int) -> None:
+@pytest.mark.parametrize("page", [7, 10, 13])
+async def test_a_store_that_ignores_where_to_begin_is_listed_in_order(late: int, page: int) -> None:
     """Its first range goes on alone, and no key is lost or comes twice, though it passes the place before that."""
-    store = Store(ignores=True, late=late)
+    store = Store(ignores=True, late=late, page=page)
     assert await _listed(store) == KEYS
-    assert store.request_count <= 54
+    assert store.request_count <= len(KEYS) / page + 5
+
+
+@pytest.mark.parametrize("late", [20, 40, 100, 400])
+async def test_a_page_beyond_its_range_waits_until_the_store_is_known(late: int) -> None:
+    """The place is guessed among the keys. A store that ignores it may answer after the first range has passed it."""
+    for page in (3, 7):
+        store = Store(ignores=True, late=late, page=page)
+        store.keys = [f"p/{number:03d}" for number in range(0, 1000, 3)]
+        assert await _listed(store) == store.keys
+        honest = Store(late=late, page=page)
+        honest.keys = store.keys
+        assert await _listed(honest) == store.keys
 
 
 @pytest.mark.parametrize("number", range(5, 30, 3))
@@ -100,3 +125,33 @@ async def test_a_page_that_stays_away_is_an_error() -> None:
     store = Store(failures={number: StoreUnavailable("gone") for number in range(9, 200)})
     with pytest.raises(StoreUnavailable, match="gone"):
         await _listed(store)
+
+
+async def test_a_refused_page_halves_the_requests_at_the_same_time() -> None:
+    """The store may be asked for too much."""
+    store = Store(late=5, failures={20: Throttled("slow down")}, page=2)
+    assert await _listed(store) == KEYS
+    assert store.most <= 8
+
+
+async def test_pages_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Later ranges wait while the first one is slow; then they go on."""
+    monkeypatch.setattr(range_listing, "_BUFFERED_MAX", 5)
+    gate = asyncio.Event()
+    store = Store()
+    waiting: list[int] = []
+
+    async def ask(query: Mapping[str, str]) -> Mapping[str, Any]:
+        if query.get("ContinuationToken", "z") < KEYS[100]:  # the first range
+            waiting.append(store.request_count)
+            if len(waiting) > 5:
+                await gate.wait()
+        return await store.ask(query)
+
+    listing = asyncio.ensure_future(_listed_by(ask))
+    for _ in range(500):
+        await asyncio.sleep(0)
+    held = store.request_count
+    gate.set()
+    assert await listing == KEYS
+    assert held < 5 + 5 + 16 < store.request_count

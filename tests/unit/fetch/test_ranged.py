@@ -243,6 +243,27 @@ async def test_a_failed_question_fails_the_fetch() -> None:
         await fetcher.fetch(store.put("a", bytes(15)), into(bytearray(15)))
 
 
+class LateStore(MemoryStore):
+    """A store that fails to tell a checksum, long after the parts have come."""
+
+    async def checksum(self, ref: ObjectRef) -> ObjectChecksum | None:
+        """Fail after some turns of the loop."""
+        for _ in range(50):
+            await asyncio.sleep(0)
+        raise StoreUnavailable(f"no checksum of {ref.key}")
+
+
+async def test_a_question_that_fails_last_is_no_cancellation() -> None:
+    """Where the checksum fails after all parts have come, the caller gets that error and is not cancelled."""
+    store = LateStore()
+    fetcher = RangeFetcher(lambda _: store, ByteBudget(100), TallyRecorder(), FetchLimits(10, 2, verified=True))
+    with pytest.raises(StoreUnavailable, match="no checksum of a"):
+        await fetcher.fetch(store.put("a", bytes(15)), into(bytearray(15)))
+    task = asyncio.current_task()
+    assert task is not None
+    assert not task.cancelling()
+
+
 async def test_a_refused_question_is_asked_again() -> None:
     """A question refused while the object itself came is asked again, and its answer believed."""
     store = AskedStore(PermissionDenied("no"), ObjectChecksum("crc32c", bytes(4)))

@@ -4,6 +4,7 @@ import asyncio
 import fcntl
 import mmap
 import os
+import threading
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -276,3 +277,86 @@ async def test_an_arena_waits_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(BadConfig):
             await Arena.create_when_room(11 * PAGE, mine)
     assert budget.reserved_bytes == 0
+
+
+def _allocated_bytes(arena: Arena) -> int:
+    return os.fstat(arena.fd).st_blocks * 512
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An arena of more than a page counts as large."""
+    monkeypatch.setattr("feedd.flow.arena._AT_ONCE_BYTES", PAGE)
+
+
+@pytest.mark.usefixtures("large")
+async def test_a_large_arena_is_allocated_slot_by_slot() -> None:
+    """The open waits for the first slot, the first batch for no other, and after it all others follow by themselves."""
+    arena = await Arena.create(3, 64 * PAGE, gradual=True)
+    slots = [slot for slot in (arena.take() for _ in range(3)) if slot is not None]
+    assert _allocated_bytes(arena) == arena.slot_bytes
+    await arena.allocated(slots[0])
+    await arena.allocated(slots[2])
+    assert _allocated_bytes(arena) == arena.size_bytes
+    await arena.allocated(slots[1])
+    arena.close()
+    with Arena(3, 64 * PAGE) as whole:
+        assert _allocated_bytes(whole) == whole.size_bytes
+
+
+async def test_a_small_arena_is_allocated_at_once() -> None:
+    """Its open would gain nothing."""
+    with await Arena.create(3, 64 * PAGE, gradual=True) as arena:
+        assert _allocated_bytes(arena) == arena.size_bytes
+        slot = arena.take()
+        assert slot is not None
+        await arena.allocated(slot)
+
+
+@pytest.mark.usefixtures("large")
+async def test_later_slots_for_which_there_is_no_memory_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batches that need them fail as an open does; the first slot stays usable."""
+    free = iter([1 << 40, 64 * PAGE, 63 * PAGE])
+    monkeypatch.setattr("feedd.flow.arena.available_bytes", lambda: next(free))
+    arena = await Arena.create(4, 64 * PAGE, gradual=True)
+    slots = [slot for slot in (arena.take() for _ in range(4)) if slot is not None]
+    await arena.allocated(slots[0])
+    await arena.allocated(slots[1])
+    for slot in slots[2:]:
+        with pytest.raises(ResourceExhausted, match="more memory than"):
+            await arena.allocated(slot)
+    assert _allocated_bytes(arena) == 2 * arena.slot_bytes
+    arena.close()
+
+
+@pytest.mark.usefixtures("large")
+async def test_a_large_arena_that_does_not_fit_fails_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though only its first slot would be allocated."""
+    monkeypatch.setattr("feedd.flow.arena.available_bytes", lambda: 3 * 64 * PAGE - 1)
+    with pytest.raises(ResourceExhausted):
+        await Arena.create(3, 64 * PAGE, gradual=True)
+
+
+@pytest.mark.usefixtures("large")
+async def test_a_closed_arena_allocates_no_further_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session that ends early takes no memory any more, and its waiting batches may be cancelled."""
+    sizes: list[int] = []
+    going, may_go = threading.Event(), threading.Event()
+
+    def allocate(fd: int, at: int, size_bytes: int) -> None:
+        sizes.append(size_bytes)
+        if at:
+            going.set()
+            assert may_go.wait(10.0)
+
+    monkeypatch.setattr(os, "posix_fallocate", allocate)
+    arena = await Arena.create(4, 64 * PAGE, gradual=True)
+    slots = [slot for slot in (arena.take() for _ in range(4)) if slot is not None]
+    waiting = asyncio.ensure_future(arena.allocated(slots[3]))
+    await asyncio.to_thread(going.wait, 10.0)
+    arena.close()
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    may_go.set()
+    await asyncio.sleep(0.05)  # the thread would go on by now
+    assert len(sizes) == 2

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from feedd.dataset.assignment import Assignment
 from feedd.dataset.listing import Listing
-from feedd.ordering.epoch_access import readahead_count
+from feedd.ordering.batch_plan import BatchRows
+from feedd.ordering.epoch_access import _Lookup, readahead_count
 from feedd.ordering.rank_reader import Reader, ReaderOptions
 from feedd.values import Cursor, ObjectRef, Topology
 from tests.budget import budget
@@ -22,11 +23,11 @@ from tests.fakes.specs import open_spec
 @st.composite
 def _nodes(draw: st.DrawFn) -> tuple[Listing, Reader]:
     """Return a dataset, and the reader of one of its nodes; partitions of samples may share a shard."""
-    counts = draw(st.lists(st.integers(0, 30), min_size=1, max_size=6))
+    counts = draw(st.lists(st.integers(0, 30), min_size=1, max_size=14))
     refs = [ObjectRef("s3://b", f"{number:03}", 1 + 10 * count, str(number)) for number, count in enumerate(counts)]
     listing = Listing.of(refs, 0.0)
     listing.counts.update(enumerate(counts))
-    nodes, parts = draw(st.sampled_from([(1, 1), (2, 1), (1, 3), (1, 6), (2, 3)]))
+    nodes, parts = draw(st.sampled_from([(1, 1), (2, 1), (1, 3), (1, 6), (2, 3), (9, 1), (12, 1)]))
     topology = Topology(world_size=nodes, node_count=nodes)
     sharding = draw(st.sampled_from(["key", "sample"]))
     spec = open_spec(("s3://b/",), 6, sharding=sharding, partitions=nodes * parts, topology=topology)
@@ -60,6 +61,69 @@ def test_uses_as_looked_up_one_by_one(made: tuple[Listing, Reader], epoch: int, 
     assert access.next_uses([replace(ref, etag="new") for ref in refs], window).tolist() == [math.inf] * len(refs)
     changed = {shard for shard in range(len(refs)) if due(shard, window) != due(shard, window + 1)}
     assert changed <= set(access.ending(window)), "the cache is told of all shards whose next use changes"
+
+
+def _reader(counts: list[int], *, window_shards: int, seed: int = 0, parts: int = 1) -> tuple[Listing, Reader]:
+    """Return shards of so many samples, and the reader of the only node, with batches of 6."""
+    refs = [ObjectRef("s3://b", f"{number:03}", 1 + number, str(number)) for number in range(len(counts))]
+    listing = Listing.of(refs, 0.0)
+    listing.counts.update(enumerate(counts))
+    shares = listing.as_listed.shares(open_spec(("s3://b/",), 6, partitions=parts).order)
+    return listing, Reader(shares, ReaderOptions(seed, True, window_shards, 6, Topology()), listing.counts)
+
+
+@settings(max_examples=budget(100), deadline=None)
+@given(st.lists(st.integers(0, 4), min_size=3, max_size=20), st.integers(2, 9), st.integers(0, 99), st.integers(0, 1))
+def test_shards_of_few_samples_are_wished_for_in_the_order_of_need(
+    counts: list[int], window_shards: int, seed: int, epoch: int
+) -> None:
+    """Shards come in the order in which steps need them; those without samples come last in their window."""
+    listing, reader = _reader(counts, window_shards=window_shards, seed=seed)
+    plan, access = reader.epoch_map(Cursor(epoch)), reader.access_at(listing.as_listed, Cursor(epoch))
+    needed: list[int] = []
+    step = 0
+    while isinstance(rows := reader.rows(Cursor(epoch, step)), BatchRows):
+        needed += [int(rows.shards[number]) for number in rows.shard_no]
+        step += 1
+    first_needed = list(dict.fromkeys(needed))
+    for window in range(plan.window_count):
+        shards = plan.shards(window).tolist()
+        empty = [shard for shard in shards if not counts[shard]]
+        assert access.needed(window) == [shard for shard in first_needed if shard in shards] + empty
+    whole = [shard for window in range(plan.window_count) for shard in access.needed(window)]
+    wishes = access.wishes(0)
+    assert wishes == whole[: len(wishes)]
+    assert len(wishes) >= min(len(whole), 16)
+
+
+def test_shards_that_several_partitions_need_come_first() -> None:
+    """Partitions advance together: what the first samples of either need comes before what is needed later."""
+    listing, reader = _reader([1] * 12, window_shards=4, parts=2)
+    plan, access = reader.epoch_map(Cursor(1)), reader.access_at(listing.as_listed, Cursor(1))
+    firsts = {int(plan.samples(part, 0)[0][0]) for part in range(2)}
+    assert set(access.needed(0)[:2]) == firsts
+    assert sorted(access.needed(0)) == sorted(plan.shards(0).tolist())
+
+
+def test_shards_of_many_samples_are_wished_for_in_the_order_of_the_epoch() -> None:
+    """Their window's first batch needs nearly all of them, and a look at each sample would take long."""
+    listing, reader = _reader([30] * 8, window_shards=8)
+    plan, access = reader.epoch_map(Cursor(1)), reader.access_at(listing.as_listed, Cursor(1))
+    assert access.needed(0) == plan.order.tolist()
+
+
+def test_uncounted_shards_are_wished_for_in_the_order_of_the_epoch() -> None:
+    """Nobody knows yet which of them the first batch needs."""
+    listing, reader = _reader([1] * 8, window_shards=8)
+    listing.counts.clear()
+    plan, access = reader.epoch_map(Cursor(1)), reader.access_at(listing.as_listed, Cursor(1))
+    assert access.needed(0) == plan.order.tolist()
+
+
+def test_a_node_among_many_takes_no_memory_for_the_shards_of_others() -> None:
+    """A column of all shards for each rank and epoch would take 4 MB for a million shards."""
+    sizes = np.ones(800, np.int64)
+    assert (_Lookup(np.arange(99), sizes)._first.size, _Lookup(np.arange(100), sizes)._first.size) == (0, 800)
 
 
 @pytest.mark.parametrize(

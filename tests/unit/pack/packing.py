@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from feedd.catalog.sources import Sources
 from feedd.clock import SystemClock
+from feedd.dataset.shard_part import ShardPart
 from feedd.fetch.fetch_options import S3Options, SourceOptions
 from feedd.observe.recorder import NullRecorder
-from feedd.pack.pack_options import PackOptions, PartOf
+from feedd.pack.pack_options import PackOptions
 from feedd.pack.pack_run import Packing, PackRun, normal_source
 from feedd.units import MIB
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from tests.fakes.s3.server import S3Server
 
-WHOLE = PartOf()
+WHOLE = ShardPart()
 
 
 def folder(root: Path, *, classes: int = 2, each: int = 60, seed: int = 7) -> dict[str, bytes]:
@@ -59,7 +60,7 @@ def reading(server: S3Server | None) -> Sources:
 async def packed(
     wanted: PackOptions,
     target: Path | str,
-    part: PartOf = WHOLE,
+    part: ShardPart = WHOLE,
     *,
     server: S3Server | None = None,
     report: Callable[[Packing], object] = lambda _: None,

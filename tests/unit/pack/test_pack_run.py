@@ -16,9 +16,9 @@ import pytest
 import simplejpeg
 
 from feedd.dataset.index_file import parse
+from feedd.dataset.shard_part import ShardPart
 from feedd.errors import BadRequest, BadSample, NotFound, ObjectChanged, Unsupported
 from feedd.fetch.local_store import file_etag
-from feedd.pack.pack_options import PartOf
 from tests.fakes.s3 import faults as fault
 from tests.fakes.s3.server import S3Server
 from tests.unit.pack.packing import WHOLE, folder, options, packed, reading, shards, write
@@ -83,10 +83,10 @@ async def test_parts_and_buckets_give_the_same_bytes(tmp_path: Path, s3: S3Serve
     wanted = options(tmp_path / "in", seed=3)
     await packed(wanted, tmp_path / "one")
     for part in (2, 0, 3, 1):
-        progress = await packed(wanted, tmp_path / "four", PartOf(part, 4))
+        progress = await packed(wanted, tmp_path / "four", ShardPart(part, 4))
         assert bool(progress.manifest) == (part == 1)
         assert (tmp_path / "four" / "_feedd_pack.json").exists() == (part == 1)
-    await asyncio.gather(*(packed(options(SOURCE, seed=3), TARGET, PartOf(part, 3), server=s3) for part in range(3)))
+    await asyncio.gather(*(packed(options(SOURCE, seed=3), TARGET, ShardPart(part, 3), server=s3) for part in range(3)))
     stored = _in_bucket(s3)
     assert shards(tmp_path / "one") == shards(tmp_path / "four")
     assert {name: data for name, data in stored.items() if name.startswith("shard-")} == shards(tmp_path / "one")
@@ -172,10 +172,10 @@ async def test_what_others_wrote_is_not_replaced(tmp_path: Path, s3: S3Server) -
     """An object of another program at a shard's name is an error that names it, and it stays."""
     folder(tmp_path / "in")
     wanted = options(tmp_path / "in")
-    await packed(wanted, TARGET, PartOf(0, 2), server=s3)
+    await packed(wanted, TARGET, ShardPart(0, 2), server=s3)
     s3.put("out", "packed/shard-000001.tar", b"another")
     with pytest.raises(ExceptionGroup) as caught:
-        await packed(wanted, TARGET, PartOf(1, 2), server=s3)
+        await packed(wanted, TARGET, ShardPart(1, 2), server=s3)
     error = caught.value.exceptions[0]
     assert isinstance(error, BadRequest)
     assert error.object == f"{TARGET}shard-000001.tar"
@@ -186,12 +186,12 @@ async def test_readers_refuse_an_incomplete_pack(tmp_path: Path, s3: S3Server) -
     """As long as the manifest is missing, the folder cannot be opened; afterwards it can, also from above."""
     folder(tmp_path / "in")
     for target in (TARGET, f"{tmp_path}/packed/train/"):
-        await packed(options(tmp_path / "in"), target, PartOf(0, 2), server=s3)
+        await packed(options(tmp_path / "in"), target, ShardPart(0, 2), server=s3)
         async with reading(s3) as sources:
             for url in (target, f"{target.rpartition('/')[0].rpartition('/')[0]}/"):
                 with pytest.raises(Unsupported, match="got one without its manifest"):
                     await sources.resolve_all([url])
-        await packed(options(tmp_path / "in"), target, PartOf(1, 2), server=s3)
+        await packed(options(tmp_path / "in"), target, ShardPart(1, 2), server=s3)
         async with reading(s3) as sources:
             found = await sources.resolve_all([target])
         assert {ref.key.rpartition("/")[2][:8] for ref in found.refs} == {"shard-00"}
@@ -204,7 +204,7 @@ async def test_a_changed_source_is_an_error(tmp_path: Path, s3: S3Server) -> Non
     for name, data in files.items():
         s3.put("data", f"train/{name}", data)
     for source, target in ((str(tmp_path / "in"), str(tmp_path / "out")), (SOURCE, TARGET)):
-        progress = await packed(options(source), target, PartOf(0, 2), server=s3)
+        progress = await packed(options(source), target, ShardPart(0, 2), server=s3)
         assert progress.shard_count > 1
     name = max(files)  # in the last shard
     (tmp_path / "in" / name).write_bytes(files[name][:-1] + b"x")
@@ -228,7 +228,7 @@ async def test_other_options_need_another_destination(tmp_path: Path) -> None:
     """A destination belongs to one pack: other options, and files of others, are refused before anything is written."""
     folder(tmp_path / "in")
     out = tmp_path / "out"
-    await packed(options(tmp_path / "in"), out, PartOf(0, 2))
+    await packed(options(tmp_path / "in"), out, ShardPart(0, 2))
     before = sorted(out.iterdir())
     for change, said in (
         ({"seed": 1}, "expected seed None, with which this pack was begun, got 1"),
@@ -307,7 +307,7 @@ async def test_images_are_reduced(tmp_path: Path) -> None:
     wanted = options(tmp_path / "in", resize=30)
     await packed(wanted, tmp_path / "one")
     for part in range(2):
-        await packed(wanted, tmp_path / "two", PartOf(part, 2))
+        await packed(wanted, tmp_path / "two", ShardPart(part, 2))
     found = shards(tmp_path / "one")
     assert found == shards(tmp_path / "two")
     images = [image for one in found.values() for image in _members(one).values()]

@@ -17,6 +17,7 @@ from feedd.prepare.sample_counter import Counter, Counting
 from tests.fakes.feeding import URL, Feeding, feeding
 from tests.fakes.fetchers import until
 from tests.fakes.files import parquet
+from tests.fakes.tars import tar_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -155,3 +156,19 @@ async def test_columns_of_parquet_are_told_without_being_read(tmp_path: Path) ->
         (notice,) = progress.notices
         assert (notice.kind.value, notice.amount.count) == ("unread-columns", 2), "one notice for both"
         assert any(name.startswith("meta: struct<") for name in notice.amount.examples)
+
+
+async def test_of_large_members_only_headers_are_fetched(tmp_path: Path) -> None:
+    """Samples are counted by few bytes where headers tell them; a damaged shard is read whole, and then refused."""
+    out = tmp_path / "out.json"
+    async with feeding(tmp_path) as rig:
+        rig.store.shard(0, [{"bin": bytes(2 << 20)}] * 3)
+        rig.store.shard(1, [{"cls": b"1"}] * 4)
+        await _counted(rig, out)
+        assert _rows(out) == {"00.tar": 3, "01.tar": 4}
+        assert rig.store.reads.count("train/00.tar") == 4
+        assert rig.store.read_bytes < 1 << 19
+        rig.store.put("train/02.tar", tar_bytes([("a", {"bin": bytes(2 << 20)})])[: 2 << 20])
+        progress = await _counted(rig, out)
+        assert [str(one.object) for one in progress.failures] == [f"{URL}02.tar"]
+        assert "got end of data" in str(progress.failures[0])

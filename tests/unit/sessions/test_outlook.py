@@ -24,7 +24,7 @@ TAR_BYTES = 10240
 
 def _next_uses(rig: Feeding, folder: str = "train") -> dict[str, float]:
     """When each shard is due, in shards of equal size instead of bytes."""
-    known = rig.cache._index._next_uses
+    known = rig.cache._index.next_uses
     assert known is not None
     listed = [ref for listing in rig.pipeline.catalog._listings.values() for ref in listing.refs]
     uses = dict(zip(listed, known(listed), strict=True))
@@ -179,9 +179,9 @@ async def test_a_rank_an_epoch_ahead_does_not_speak_for_the_others(tmp_path: Pat
         fast, slow = [await rig.open(topology=rank(n, 2), shuffle=True) for n in range(2)]
         await batches(fast)
         assert isinstance(await take(fast, Cursor(1, 0)), Taken)
-        order = slow._parts.reader.orders(Cursor(0))[0]
+        order = list(slow._parts.reader.orders(Cursor(0))[0])
         due = _next_uses(rig)
-        following = fast._parts.reader.orders(Cursor(1))[0]
+        following = list(fast._parts.reader.orders(Cursor(1))[0])
         for shard in range(6):
             expected = min(order.index(shard), 4 + following.index(shard))  # the fast one stands in the last window
             assert due[f"{shard:02d}"] == expected, shard

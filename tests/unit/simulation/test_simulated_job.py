@@ -38,10 +38,18 @@ def test_the_trainer_is_the_limit() -> None:
 
 
 def test_the_workers_are_the_limit() -> None:
-    """A batch of 32 samples takes 6.4 CPU-seconds, two workers share it: 3.2 s each after the first second."""
+    """A batch takes 6.4 CPU-seconds. Both workers share the first one; then each decodes one of 15, 8 times."""
     run = simulate(scenario(decode_s=0.2, workers=2))
-    assert list(run.epoch_ends_s) == pytest.approx([1.0 + 16 * 3.2])
+    assert run.first_batch_s == pytest.approx(1.0 + 3.2)
+    assert list(run.epoch_ends_s) == pytest.approx([1.0 + 3.2 + 8 * 6.4])
     assert run.nodes[0].counts[-1].decode_s == pytest.approx(16 * 6.4)
+
+
+def test_the_first_batch_is_no_wait() -> None:
+    """Steps are longer than decoding, so trainers wait for the first batch only, and that is a figure of its own."""
+    run = simulate(scenario(decode_s=0.2, step_s=100.0))
+    assert run.first_batch_s == pytest.approx(1.0 + 6.4)
+    assert run.nodes[0].wait_s == 0.0
 
 
 def test_a_step_waits_at_most_for_its_own_decode() -> None:
@@ -50,12 +58,47 @@ def test_a_step_waits_at_most_for_its_own_decode() -> None:
     assert simulate(one).first_batch_s == pytest.approx(2.0)
 
 
+@pytest.mark.parametrize(("prefetch", "slots_max", "end_s"), [(8, 64, 3.0), (2, 64, 8.0), (8, 2, 8.0)])
+def test_slots_bound_the_batches_in_the_making(prefetch: int, slots_max: int, end_s: float) -> None:
+    """Eight batches of a second, four workers: with two slots, a batch is made while the trainer holds another."""
+    one = scenario(listing(shards=1, samples=8), batch_size=1, decode_s=1.0, workers=4, prefetch=prefetch)
+    assert list(simulate(replace(one, slots_max=slots_max)).epoch_ends_s) == pytest.approx([end_s])
+
+
 def test_the_first_batch_waits_for_requests_open_index_and_decode() -> None:
-    """Two thirds of an open's work of 3 s come first, the rest beside the shard; then listing, shard, index, batch."""
-    one = scenario(latency_s=0.5, open_s=3.0, index_s=0.1, decode_s=0.2)
-    assert simulate(one).first_batch_s == pytest.approx(2.0 + 0.5 + 0.5 + 1.0 + 3.2 + 6.4)
-    late = scenario(open_s=30.0)
-    assert simulate(late).first_batch_s == pytest.approx(20.0 + 10.0)
+    """Of an open's work of 10 s, 8 s come first, 1 s follows the shard, and 1 s is part of the first rows' decode."""
+    one = scenario(latency_s=0.5, open_s=10.0, index_s=0.1, decode_s=0.2)
+    assert simulate(one).first_batch_s == pytest.approx(8.0 + 0.5 + 0.5 + 1.0 + 3.2 + 1.0 + 1.0 + 6.4)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "workers", "longer_s"), [(1, 1, 0.0), (1, 2, 0.0), (2, 2, 0.5), (2, 1, 3.0), (4, 2, 4.0)]
+)
+def test_further_ranks_open_later(ranks: int, workers: int, longer_s: float) -> None:
+    """Of an open's work of 10 s, the daemon repeats 0.5 s for each; 2.5 s take turns if ranks exceed cores."""
+    one = scenario(open_s=10.0, rank_count=ranks, workers=workers, batch_size=8)
+    assert simulate(one).first_batch_s == pytest.approx(8.0 + 1.0 + 1.0 + longer_s)
+
+
+def test_the_first_batch_has_the_link_for_itself() -> None:
+    """It needs two shards of 0.1 s. Later batches need later windows, so their shards do not share the link with it."""
+    small = listing(size_bytes=MIB // 10)
+    run = simulate(scenario(small, batch_size=64, link_bytes_s=MIB, prefetch=3, window_shards=1))
+    assert run.first_batch_s == pytest.approx(0.2, rel=1e-4)
+    assert list(run.epoch_ends_s) == pytest.approx([1.6], rel=1e-4)
+
+
+def test_shards_of_the_next_batch_arrive_during_a_decode() -> None:
+    """Each batch has two shards of 0.1 s and 0.5 s of decode: only the first one's shards are waited for."""
+    small = listing(size_bytes=MIB // 10)
+    run = simulate(scenario(small, batch_size=64, link_bytes_s=MIB, prefetch=3, window_shards=1, decode_s=0.5 / 64))
+    assert list(run.epoch_ends_s) == pytest.approx([0.2 + 8 * 0.5], rel=1e-4)
+
+
+def test_ranks_take_turns_with_a_worker() -> None:
+    """Four batches of a second for each rank: two of the first rank begin, a third follows, then the second rank's."""
+    run = simulate(scenario(listing(shards=1, samples=512), rank_count=2, batch_size=64, decode_s=1 / 64))
+    assert run.first_batch_s == pytest.approx(1.0 + 4.0)
 
 
 def test_sidecars_are_read_before_the_data() -> None:
@@ -90,6 +133,13 @@ def test_ranks_of_a_node_share_its_shards() -> None:
     assert run.steps == 16
     assert list(run.epoch_ends_s) == pytest.approx([16.0])
     assert run.nodes[0].counts[-1].gets == 16
+    assert run.nodes[0].wait_s == pytest.approx(15.0), "of a rank"
+
+
+def test_ranks_read_an_index_once() -> None:
+    """Both ranks need all 16 shards, with an index of 32 s each."""
+    run = simulate(scenario(rank_count=2, batch_size=16, index_s=1.0))
+    assert run.nodes[0].counts[-1].decode_s == pytest.approx(16 * 32.0)
 
 
 def test_all_nodes_wait_for_the_slowest() -> None:
@@ -159,6 +209,13 @@ def test_later_shards_wait_for_the_first_batch_only() -> None:
 def test_as_many_shards_are_fetched_in_advance_as_requests_may_run() -> None:
     """16 small shards, 1 s each: the first alone, the other 15 together."""
     assert simulate(scenario(prefetch=2)).epoch_ends_s[0] == pytest.approx(2.0)
+
+
+def test_small_shards_are_announced_as_far_ahead_as_the_daemon_does() -> None:
+    """64 small shards, a second away: the first alone, the others together, as far as requests go."""
+    far = scenario(listing(shards=64, size_bytes=1000), latency_s=1.0, prefetch=2)
+    wide = replace(far, fetch=replace(far.fetch, parts_in_flight=64, pinned=True))
+    assert simulate(wide).epoch_ends_s[0] == pytest.approx(3.0, abs=0.1)  # with the listing
 
 
 def test_the_cache_decides_as_the_daemon_does(monkeypatch: pytest.MonkeyPatch) -> None:

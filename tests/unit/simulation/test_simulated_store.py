@@ -26,7 +26,7 @@ def _sink() -> MemorySink:
 
 
 def test_a_read_takes_latency_and_body() -> None:
-    """Half a second to the first byte, one more for 100 bytes at 100 bytes a second."""
+    """Half a second for an answer, one more for 100 bytes at 100 bytes a second. A few bytes are noticed together."""
     store, progress = _store(), ReadProgress()
 
     async def run() -> float:
@@ -34,23 +34,31 @@ def test_a_read_takes_latency_and_body() -> None:
         return asyncio.get_running_loop().time()
 
     assert run_in_virtual_time(run()) == pytest.approx(1.5)
-    assert progress.first_byte_s == pytest.approx(0.5)
+    assert progress.first_byte_s == pytest.approx(1.5)
     assert progress.filled_bytes == 100
     assert (dict(store.requests), store.sent_bytes, store.refused_count) == ({"get": 1}, 100, 0)
 
 
+def test_the_first_bytes_are_noticed_as_a_transfer_thread_does() -> None:
+    """Of 1 MiB at 1 MiB a second, the first 256 KiB wake the thread."""
+    store, progress = SimulatedStore("s3://b", 0.5, SharedLink(1 << 30, 1 << 20), RequestLimit(0.0)), ReadProgress()
+    run_in_virtual_time(store.read_into(_REF, ByteRange(0, 1 << 20), _sink(), progress))
+    assert progress.first_byte_s == pytest.approx(0.5 + 0.25)
+    assert store.sent_bytes == 1 << 20
+
+
 def test_requests_above_the_limit_are_refused() -> None:
-    """Two requests a second: of three at one time the third is refused, and a second later two more pass."""
+    """Two requests a second: of three at one time the third is refused. A pause of 9 s lets no more pass at once."""
     store = _store(requests_s=2.0)
 
     async def run() -> list[bool]:
         found = await asyncio.gather(*(store.checksum(_REF) for _ in range(3)), return_exceptions=True)
-        await asyncio.sleep(1.0)
-        found += await asyncio.gather(*(store.checksum(_REF) for _ in range(2)), return_exceptions=True)
+        await asyncio.sleep(9.0)
+        found += await asyncio.gather(*(store.checksum(_REF) for _ in range(3)), return_exceptions=True)
         return [isinstance(one, Throttled) for one in found]
 
-    assert run_in_virtual_time(run()) == [False, False, True, False, False]
-    assert (store.requests["head"], store.refused_count) == (5, 1)
+    assert run_in_virtual_time(run()) == [False, False, True] * 2
+    assert (store.requests["head"], store.refused_count) == (6, 2)
 
 
 def test_a_listing_takes_a_request_for_each_page() -> None:

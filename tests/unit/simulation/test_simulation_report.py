@@ -18,7 +18,7 @@ _PRICES = Prices(get=1.0, list=10.0, gib=1024.0)
 
 
 def _report(nodes: tuple[int, ...], node_count: int = 4, **changes: Any) -> SimulationReport:
-    job = replace(scenario(node_count=node_count, step_s=1.0, **changes), nodes=nodes)
+    job = replace(scenario(**{"node_count": node_count, "step_s": 1.0, **changes}), nodes=nodes)
     return report_of(job, simulate(job), node_loads(job.view.listing, job.job), _PRICES)
 
 
@@ -40,6 +40,11 @@ def test_figures_of_a_job() -> None:
     figures = [found.first_batch_s, found.run_s, found.samples_s, found.utilisation]
     assert figures == pytest.approx([1.0, 4.0, 128.0, 1.0])
     assert (found.hit_rate, found.skew) == (0.0, 0.0)
+
+
+def test_trainers_work_at_most_all_the_time() -> None:
+    """Sums of steps of 2.3 s are a rounding above the time that they took."""
+    assert _report((0,), epoch_count=6, step_s=2.3).utilisation == 1.0
 
 
 def test_later_epochs_count_apart() -> None:

@@ -25,6 +25,9 @@ def test_few_rows_are_spread_over_idle_workers() -> None:
     assert dispatch.spread(33, 32) == 9
     assert dispatch.spread(10, 32) == 8  # fewer are not worth a message
     assert dispatch.spread(4, 4) == 4
+    assert dispatch.spread(7, 7, 57_000) == 7
+    assert dispatch.spread(7, 7, 147_000_000) == 2  # of four idle workers, each gets large rows
+    assert dispatch.spread(8, 32, 3 << 20) == 3
     assert dispatch.spread(256, 32) == 32
     dispatch._schedule.submit(Call(), 3, 1)
     while dispatch._schedule.assign():

@@ -108,6 +108,7 @@ def test_bad_rows_are_named_and_the_others_decoded(shard: ShardFile, arena: int)
     assert [(row, field) for row, field, _ in answer.bad] == [(1, 0), (2, 0), (3, 0)]
     assert all(reason.startswith("expected") for _, _, reason in answer.bad)
     assert np.frombuffer(os.pread(arena, 40, 0), np.int64)[[0, 4]].tolist() == [0, 4]
+    executor.detach(1)
 
 
 def test_rows_outside_the_arena_are_a_defect_and_write_nothing(shard: ShardFile, arena: int) -> None:
@@ -120,6 +121,7 @@ def test_rows_outside_the_arena_are_a_defect_and_write_nothing(shard: ShardFile,
         answer = run(executor, split.decode_packet(task, range(5), 1))
         assert isinstance(answer, Failed)
         assert answer.kind == Internal.kind
+    executor.detach(1)
 
 
 def test_a_lost_or_short_file_is_the_caches_problem(shard: ShardFile, tmp_path: Path) -> None:
@@ -267,6 +269,7 @@ def test_kernels_that_do_not_map_by_madvise(shard: ShardFile, arena: int, monkey
     task = DecodeTask((shard,), 1, 256, (work(shard, "int", "cls"),), np.zeros(5, np.uint64))
     assert isinstance(run(executor, split.decode_packet(task, range(5), 9)), Decoded)
     assert os.pread(arena, 40, 256) == np.arange(5).tobytes()
+    executor.detach(1)
 
 
 def test_a_view_left_behind_does_not_keep_an_arena_attached(arena: int) -> None:

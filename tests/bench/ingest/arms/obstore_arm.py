@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-import obstore  # type: ignore[import-not-found]  # of the peers' environment
-from obstore.store import S3Store  # type: ignore[import-not-found]  # ditto
+import obstore  # of the peers' environment
+from obstore.store import S3Store  # ditto
 
 from tests.bench.ingest.arms.job import Job, finish
 

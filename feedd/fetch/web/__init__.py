@@ -1,0 +1,1 @@
+"""Objects on web servers and on the Hugging Face Hub."""

@@ -1,0 +1,249 @@
+"""The parts of the Hugging Face Hub's API that a listing needs: revisions and trees of files."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeVar
+from urllib.parse import quote
+
+import aiohttp
+import msgspec
+from yarl import URL
+
+from feedd.errors import BadResponse, NotFound, PermissionDenied, Throttled, Unsupported
+from feedd.fetch.web.web_errors import broken, refusal
+from feedd.fetch.web.web_target import Target, target_of
+from feedd.flow.pools import CPU, LOCAL_FILES
+from feedd.units import MIB
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from feedd.errors import FeeddError
+    from feedd.fetch.fetch_options import SourceOptions
+    from feedd.fetch.s3.trust import Trust
+
+_T = TypeVar("_T")
+_HUB: Final = "https://huggingface.co"
+_ANSWER_BYTES_MAX: Final = 64 * MIB
+_PAGES_MAX: Final = 10_000
+_TOKEN_NAMES: Final = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+_LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
+_LIMIT_HINT: Final = (
+    "the Hub limits requests by account and address: set HF_TOKEN where the daemon runs, and pack small files"
+)
+
+
+class Lfs(msgspec.Struct, frozen=True):
+    """Facts of a file that the Hub keeps outside of git.
+
+    Attributes:
+        oid: SHA-256 of its content, in hex.
+        size: length of its content.
+    """
+
+    oid: str
+    size: int
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A file or folder of a dataset.
+
+    Attributes:
+        type: ``file`` or ``directory``.
+        path: path in the dataset.
+        oid: id of the blob or tree in git.
+        size: length; of large files, that of the pointer or the content.
+        lfs: facts of a large file.
+    """
+
+    type: str
+    path: str
+    oid: str
+    size: int = 0
+    lfs: Lfs | None = None
+
+    @property
+    def content_id(self) -> str:
+        """What identifies the file's content."""
+        return self.oid if self.lfs is None else self.lfs.oid
+
+    @property
+    def content_bytes(self) -> int:
+        """Length of the file."""
+        return self.size if self.lfs is None else self.lfs.size
+
+
+class _Revision(msgspec.Struct):
+    sha: str
+
+
+_TREE: Final = msgspec.json.Decoder(list[Entry])
+_REVISION: Final = msgspec.json.Decoder(_Revision)
+
+
+class HubApi:
+    """One dataset on the Hub. Belongs to one event loop.
+
+    Args:
+        name: ``OWNER/NAME`` of the dataset.
+        root: root URL of the dataset, for errors.
+        limits: deadlines.
+        trust: authorities that certificates are verified with.
+    """
+
+    def __init__(self, name: str, root: str, limits: SourceOptions, trust: Trust) -> None:
+        self._name = name
+        self._root = root
+        self._limits = limits
+        self._trust = trust
+        self._session: aiohttp.ClientSession | None = None
+        self._token = ""
+        self.endpoint = target_of((os.environ.get("HF_ENDPOINT") or _HUB).rstrip("/"))
+
+    @property
+    def page(self) -> str:
+        """Address of the dataset's page, for hints."""
+        return f"{self.endpoint.url.rstrip('/')}/datasets/{self._name}"
+
+    def file_target(self, commit: str, path: str) -> Target:
+        """Return where the content of a file is requested."""
+        return target_of(f"{self.page}/resolve/{commit}/{quote(path, safe='/~')}")
+
+    def secrets(self, target: Target) -> Mapping[str, str]:
+        """Return the Hub's token for a request to the Hub itself; nothing for any other host."""
+        if not self._token or target.origin != self.endpoint.origin:
+            return {}
+        if target.scheme != "https" and target.host not in _LOOPBACK:
+            return {}  # the token would cross the network without encryption
+        return {"Authorization": f"Bearer {self._token}"}
+
+    async def commit(self, revision: str) -> str:
+        """Return the commit that a branch, tag or commit names; reads the token anew.
+
+        Raises:
+            NotFound, PermissionDenied, StoreUnavailable, Throttled, BadResponse: as the Hub answered.
+        """
+        self._token = await LOCAL_FILES.run(hub_token)
+        data, _ = await self._get(f"{self._api}/revision/{quote(revision, safe='%')}", self._root)
+        return (await self._parsed(_REVISION, data, self._root)).sha
+
+    async def tree(self, commit: str, folder: str, *, recursive: bool) -> list[Entry]:
+        """Return the files and folders in a folder; the folder is empty or ends in a slash. A missing one is empty.
+
+        Raises:
+            PermissionDenied, StoreUnavailable, Throttled, BadResponse: as the Hub answered.
+        """
+        path = quote(folder.rstrip("/"), safe="/~")
+        url = f"{self._api}/tree/{commit}" + (f"/{path}" if path else "")
+        url += f"?recursive={'true' if recursive else 'false'}&expand=false&limit=1000"
+        found: list[Entry] = []
+        shown = f"{self._root}/{folder}"
+        for _ in range(_PAGES_MAX):
+            try:
+                data, url = await self._get(url, shown)
+            except NotFound:
+                return []
+            entries: list[Entry] = await self._parsed(_TREE, data, shown)
+            found += entries
+            if not url:
+                return found
+        message = f"expected a listing of at most {_PAGES_MAX} pages, got more"
+        raise BadResponse(message, object=shown, stage="source")
+
+    def refused(self, status: int, headers: Mapping[str, str], url: str, etag: str = "") -> FeeddError:
+        """Return the error for a refusal, with the Hub's reason."""
+        code, said = headers.get("x-error-code", ""), headers.get("x-error-message", "")
+        where = {"object": url, "stage": "source"}
+        reason = f"status {status} {code}".rstrip()
+        if code == "GatedRepo":
+            hint = f"accept its terms at {self.page}, with the account whose token the daemon has in HF_TOKEN"
+            return PermissionDenied(f"the dataset is gated: {reason}", hint=hint, **where)
+        if code == "RevisionNotFound":
+            hint = f"see the branches and tags at {self.page}/refs"
+            return NotFound(f"the dataset has no such revision: {reason}", hint=hint, **where)
+        if code == "RepoNotFound" or (status == 401 and not self._token):
+            hint = "check owner and name; for a private dataset, set HF_TOKEN where the daemon runs"
+            return NotFound(f"there is no such dataset, or it is private: {reason}", hint=hint, **where)
+        if status in {401, 403}:
+            hint = f"check that the token in HF_TOKEN is valid and may read {self.page}"
+            return PermissionDenied(f"the hub refused the token: {said or reason}", hint=hint, **where)
+        found = refusal(status, headers, url, etag)
+        if isinstance(found, Throttled):
+            found.hint = _LIMIT_HINT
+        elif isinstance(found, NotFound):
+            found.hint = f"see the files at {self.page}/tree/main"
+        return found
+
+    async def close(self) -> None:
+        """Close all connections; idempotent."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    @property
+    def _api(self) -> str:
+        return f"{self.endpoint.url.rstrip('/')}/api/datasets/{self._name}"
+
+    async def _get(self, url: str, shown: str) -> tuple[bytes, str]:
+        """Return the body of an answer, and the URL of the next page; empty: there is none."""
+        try:
+            async with asyncio.timeout(self._limits.listing_deadline_s):
+                return await self._answer(url, shown)
+        except (aiohttp.ClientError, OSError) as error:
+            raise broken(error, shown, self.endpoint.origin) from error
+
+    async def _answer(self, url: str, shown: str) -> tuple[bytes, str]:
+        target = target_of(url)
+        headers = {"User-Agent": "feedd", "Accept": "application/json", **self.secrets(target)}
+        session = self._session or await self._open()
+        async with session.get(URL(target.url, encoded=True), headers=headers, max_redirects=5) as answer:
+            names = {name.lower(): answer.headers[name] for name in answer.headers}
+            if answer.status != 200:
+                raise self.refused(answer.status, names, shown)
+            data = bytearray()
+            async for piece in answer.content.iter_any():
+                data += piece
+                if len(data) > _ANSWER_BYTES_MAX:
+                    message = f"expected an answer of at most {_ANSWER_BYTES_MAX} bytes, got more"
+                    raise BadResponse(message, object=shown, stage="source")
+            following = answer.links.get("next")
+            return bytes(data), "" if following is None else self._next(str(following["url"]), shown)
+
+    def _next(self, url: str, shown: str) -> str:
+        if target_of(url).origin != self.endpoint.origin:
+            message = f"expected the next page at {self.endpoint.origin}, got {target_of(url).origin}"
+            raise Unsupported(message, object=shown, stage="source")
+        return url
+
+    async def _open(self) -> aiohttp.ClientSession:
+        connector = aiohttp.TCPConnector(ssl=await self._trust.context())
+        timeout = aiohttp.ClientTimeout(
+            sock_connect=self._limits.connect_timeout_s, sock_read=self._limits.read_timeout_s
+        )
+        self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=True)
+        return self._session
+
+    async def _parsed(self, decoder: msgspec.json.Decoder[_T], data: bytes, shown: str) -> _T:
+        try:
+            return await CPU.run(decoder.decode, data)
+        except msgspec.DecodeError as error:
+            message = f"expected the hub's json, got {error}"
+            raise BadResponse(message, object=shown, stage="source") from error
+
+
+def hub_token() -> str:
+    """Return the token that the Hub's own tools would use; empty: there is none. Reads a file."""
+    for name in _TOKEN_NAMES:
+        if os.environ.get(name):
+            return os.environ[name].strip()
+    home = os.environ.get("HF_HOME") or os.path.join(  # noqa: PTH118 - the parts may hold variables
+        os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface"
+    )
+    path = Path(os.environ.get("HF_TOKEN_PATH") or f"{home}/token")
+    try:
+        return path.expanduser().read_text().strip()
+    except (OSError, RuntimeError, UnicodeDecodeError):
+        return ""

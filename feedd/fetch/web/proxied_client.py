@@ -1,0 +1,68 @@
+"""Sends GETs through the proxy that the environment names: HTTPS_PROXY, HTTP_PROXY, NO_PROXY."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import aiohttp
+from yarl import URL
+
+from feedd.errors import BadResponse, StoreUnavailable
+from feedd.fetch.s3.http_answer import Answer
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Mapping
+
+    from feedd.fetch.fetch_options import SourceOptions
+    from feedd.fetch.web.web_client import WebRequest
+    from feedd.fetch.web.web_target import Target
+
+
+class ProxiedClient:
+    """One session of aiohttp, which knows proxies. Follows no redirects."""
+
+    def __init__(self, limits: SourceOptions, tls: ssl.SSLContext) -> None:
+        timeout = aiohttp.ClientTimeout(sock_connect=limits.connect_timeout_s, sock_read=limits.read_timeout_s)
+        connector = aiohttp.TCPConnector(ssl=tls, limit=limits.connections_max)
+        self._session = aiohttp.ClientSession(
+            connector=connector, timeout=timeout, trust_env=True, auto_decompress=False
+        )
+
+    async def request(self, target: Target, headers: Mapping[str, str], request: WebRequest) -> Answer:
+        """Send one GET; see ``WebClient.send``.
+
+        Raises:
+            aiohttp.ClientError, OSError: the connection broke.
+        """
+        url = URL(target.url, encoded=True)
+        async with self._session.get(url, headers=headers, allow_redirects=False) as reply:
+            answer = Answer()
+            answer.drop_parser()
+            answer.status, answer.complete = reply.status, True
+            answer.headers = {name.lower(): ", ".join(reply.headers.getall(name)) for name in reply.headers}
+            if answer.status < 300:
+                request.judge(answer)
+                await _receive(reply, request)
+            return answer
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._session.close()
+
+
+async def _receive(reply: aiohttp.ClientResponse, request: WebRequest) -> None:
+    size_bytes, progress = request.sink.size_bytes, request.progress
+    progress.filled_bytes = 0
+    async for chunk in reply.content.iter_any():
+        if progress.first_byte_s is None:
+            progress.first_byte_s = time.monotonic()
+        end = progress.filled_bytes + len(chunk)
+        if end > size_bytes:
+            raise BadResponse(f"expected {size_bytes} bytes, got more", object=request.url, stage="source")
+        await request.sink.write(progress.filled_bytes, chunk)
+        progress.filled_bytes = end
+    if progress.filled_bytes != size_bytes:
+        message = f"expected {size_bytes} bytes, got {progress.filled_bytes}"
+        raise StoreUnavailable(message, object=request.url, stage="source")

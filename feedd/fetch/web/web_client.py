@@ -1,0 +1,173 @@
+"""Sends ranged GETs to web servers and follows their redirects."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+from urllib.request import getproxies, proxy_bypass
+
+from feedd.errors import BadResponse, PermissionDenied
+from feedd.fetch.fetch_options import S3Options
+from feedd.fetch.s3.bodies import Files
+from feedd.fetch.s3.connection_pool import ConnectionPool, Endpoint
+from feedd.fetch.s3.sdk_client import trusted_authorities
+from feedd.fetch.s3.transfer_threads import TransferThreads
+from feedd.fetch.s3.trust import Trust
+from feedd.fetch.web.web_target import admission, redirected
+from feedd.flow.pools import LOCAL_FILES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Mapping
+
+    from feedd.fetch.fetch_options import SourceOptions
+    from feedd.fetch.s3.http_answer import Answer
+    from feedd.fetch.web.proxied_client import ProxiedClient
+    from feedd.fetch.web.web_target import Target
+    from feedd.range_sink import RangeSink
+    from feedd.values import ReadProgress
+
+REDIRECTS_MAX: Final = 5
+_REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
+_POOLS_MAX: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class WebRequest:
+    """One GET, whose answer's body fills a sink.
+
+    Attributes:
+        url: the object, for errors.
+        headers: headers besides Host, Accept-Encoding and those that ``secrets`` returns.
+        sink: receives the body.
+        judge: checks the head of a good answer before its body counts, and may raise a FeeddError.
+        progress: follows the body.
+        subject: requests with the same subject want the same bytes.
+        hop: called with each answer that redirects, and where it was sent; may raise a FeeddError.
+        secrets: returns the credentials for a target, which may be another host after a redirect.
+    """
+
+    url: str
+    headers: Mapping[str, str]
+    sink: RangeSink
+    judge: Callable[[Answer], object]
+    progress: ReadProgress
+    subject: Hashable = None
+    hop: Callable[[Answer, Target], object] = lambda answer, target: None  # noqa: ARG005 - the field's signature
+    secrets: Callable[[Target], Mapping[str, str]] = lambda target: {}  # noqa: ARG005 - the field's signature
+
+
+class WebClient:
+    """Keeps connections to web servers. Certificates are verified. Belongs to one event loop.
+
+    Each request is sent once to each of its hosts, except on a connection that a server had closed already.
+    """
+
+    def __init__(self, limits: SourceOptions) -> None:
+        self._limits = limits
+        self._pools: OrderedDict[tuple[str, object], ConnectionPool] = OrderedDict()
+        self._transfer_threads: TransferThreads | None = None
+        self._proxied: ProxiedClient | None = None
+        self.trust = Trust(web_authorities)
+
+    def __repr__(self) -> str:
+        return f"WebClient({len(self._pools)} hosts)"
+
+    @property
+    def transfer_busy_s(self) -> float:
+        """Seconds that its transfer threads have spent on bodies."""
+        return 0.0 if self._transfer_threads is None else self._transfer_threads.busy_s
+
+    async def send(self, target: Target, request: WebRequest) -> tuple[Answer, Target]:
+        """Send a GET and follow redirects; return the last answer, and where it came from.
+
+        If the status is below 300, the body fills the sink. Otherwise the sink is untouched.
+
+        Raises:
+            BadResponse: there are too many redirects, or one leads nowhere.
+            Unsupported, PermissionDenied: a redirect leads where it must not.
+            FeeddError: as ``judge`` and ``hop`` raised it.
+            Whatever ``ConnectionPool.request`` raises, for the caller to translate.
+        """
+        admit: Callable[[str], bool] | None = None
+        for _ in range(REDIRECTS_MAX + 1):
+            answer = await self._exchange(target, request, admit)
+            if answer.status not in _REDIRECTS:
+                return answer, target
+            request.hop(answer, target)
+            after = redirected(target, answer.headers.get("location", ""), request.url)
+            if after.host != target.host:
+                admit = admission(answer.address) if answer.address else None
+            target = after
+        message = f"expected at most {REDIRECTS_MAX} redirects, got more, the last to {target.origin}"
+        raise BadResponse(message, object=request.url, stage="source")
+
+    async def close(self) -> None:
+        """Close all connections; idempotent."""
+        async with contextlib.AsyncExitStack() as stack:
+            if self._transfer_threads is not None:
+                stack.push_async_callback(LOCAL_FILES.run, self._transfer_threads.close)
+            if self._proxied is not None:
+                stack.push_async_callback(self._proxied.close)
+            while self._pools:
+                stack.push_async_callback(self._pools.popitem()[1].aclose)
+
+    async def _exchange(self, target: Target, request: WebRequest, admit: Callable[[str], bool] | None) -> Answer:
+        headers = {"Host": target.authority, "Accept-Encoding": "identity", "User-Agent": "feedd"}
+        headers |= request.headers
+        headers |= request.secrets(target)
+        if has_proxy(target):
+            return await (await self._proxy_client()).request(target, headers, request)
+        lines = [f"GET {target.path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
+        pool = await self._pool(target, admit)
+        return await pool.request(
+            "\r\n".join(lines).encode("latin-1"),
+            request.sink,
+            request.judge,
+            progress=request.progress,
+            subject=request.subject,
+        )
+
+    async def _proxy_client(self) -> ProxiedClient:
+        if self._proxied is None:
+            from feedd.fetch.web.proxied_client import ProxiedClient  # noqa: PLC0415 - few networks have a proxy
+
+            self._proxied = ProxiedClient(self._limits, await self.trust.context())
+        return self._proxied
+
+    async def _pool(self, target: Target, admit: Callable[[str], bool] | None) -> ConnectionPool:
+        tls = await self.trust.context() if target.scheme == "https" else None
+        name = (target.origin, admit)
+        pool = self._pools.get(name)
+        if pool is not None:
+            self._pools.move_to_end(name)
+            return pool
+        if self._transfer_threads is None:
+            self._transfer_threads = TransferThreads(self._limits.transfer_threads)
+        endpoint = Endpoint(target.origin, target.host, target.port, tls, admit and _checked(admit, target))
+        pool = self._pools[name] = ConnectionPool(endpoint, self._limits, Files(self._transfer_threads))
+        if len(self._pools) > _POOLS_MAX:
+            await self._pools.popitem(last=False)[1].aclose()
+        return pool
+
+
+def has_proxy(target: Target) -> bool:
+    """Whether the environment names a proxy for a target."""
+    return target.scheme in getproxies() and not proxy_bypass(target.host)
+
+
+def web_authorities() -> str:
+    """Return the file or folder of certificates that web servers are verified with; reads AWS configuration files."""
+    return os.environ.get("SSL_CERT_FILE") or trusted_authorities(S3Options())
+
+
+def _checked(admit: Callable[[str], bool], target: Target) -> Callable[[str], None]:
+    def check(address: str) -> None:
+        if not admit(address):
+            message = f"expected a redirect to a public address, got one to {target.origin} at {address}"
+            hint = "the server sends clients into this machine's private network: name the object's own URL"
+            raise PermissionDenied(message, object=target.origin, hint=hint, stage="source")
+
+    return check

@@ -1,0 +1,85 @@
+"""Translates the refusals of web servers, and errors of connections to them."""
+
+from __future__ import annotations
+
+import email.utils
+import re
+import time
+from typing import TYPE_CHECKING, Final
+
+from feedd.errors import (
+    BadConfig,
+    BadRequest,
+    FeeddError,
+    NotFound,
+    ObjectChanged,
+    PermissionDenied,
+    StoreUnavailable,
+    Throttled,
+)
+from feedd.fetch.hints import CHANGED_HINT
+from feedd.fetch.s3.sdk_errors import RequestContext, translate
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_RATE_LIMIT: Final = re.compile(r"\br\s*=\s*0\s*;\s*t\s*=\s*([0-9]{1,6})")
+_TRUST_HINT: Final = "set SSL_CERT_FILE, where the daemon runs, to the certificate authority of this host"
+_MISSING_HINT: Final = "check the URL; a web server has no prefixes, so each object is named whole"
+_DENIED_HINT: Final = "feedd sends no credentials to web servers: copy the data to a bucket, or open it to this machine"
+
+
+def refusal(status: int, headers: Mapping[str, str], url: str, etag: str = "") -> FeeddError:
+    """Return the error for an answer that is neither the object nor a redirect.
+
+    Args:
+        status: HTTP status.
+        headers: names in lower case.
+        url: the object.
+        etag: requested version; empty: any.
+    """
+    if status in {401, 403, 407}:
+        return PermissionDenied(f"access denied: status {status}", object=url, hint=_DENIED_HINT, stage="source")
+    if status in {404, 410}:
+        return NotFound(f"the object does not exist: status {status}", object=url, hint=_MISSING_HINT, stage="source")
+    if etag and status in {412, 416}:
+        got = headers.get("etag", "").strip('"') or "another"
+        message = f"expected version {etag}, got {got} (status {status})"
+        return ObjectChanged(message, object=url, hint=CHANGED_HINT, stage="source")
+    if status in {429, 503}:
+        message = f"the server asked to slow down: status {status}"
+        return Throttled(message, object=url, stage="source", retry_after_s=retry_after_s(headers))
+    if status in {408, 425} or status >= 500 or status < 400:
+        return StoreUnavailable(f"the server failed: status {status}", object=url, stage="source")
+    return BadRequest(f"the server refused the request: status {status}", object=url, stage="source")
+
+
+def retry_after_s(headers: Mapping[str, str]) -> float | None:
+    """Return how long a server asks to wait, by Retry-After or RateLimit; None: it does not say."""
+    text = headers.get("retry-after", "")
+    if text.isascii() and text.isdigit():
+        return float(text)
+    if text:
+        try:
+            ends = email.utils.parsedate_to_datetime(text)
+        except ValueError:
+            return None
+        return max(0.0, ends.timestamp() - time.time())  # noqa: TID251 - the header states a date
+    limit = _RATE_LIMIT.search(headers.get("ratelimit", ""))
+    return float(limit[1]) if limit else None
+
+
+def broken(error: BaseException, url: str, origin: str) -> FeeddError:
+    """Return the translated error of a connection; raise it ``from`` the original.
+
+    Args:
+        error: what the connection raised.
+        url: the object.
+        origin: scheme and host of the connection.
+    """
+    found = translate(error, RequestContext("read", url, origin))
+    if isinstance(found, BadConfig):
+        found.message, found.hint = f"the certificate of {origin} is not trusted", _TRUST_HINT
+    elif found.hint and isinstance(found, StoreUnavailable):
+        found.hint = "check the host's name, proxy and network"
+    return found

@@ -1,0 +1,161 @@
+"""The links to all peers, and the stores over them. Belongs to the loop that sends all requests."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, Protocol
+
+import structlog
+
+from feedd.errors import CacheError, FeeddError
+from feedd.fetch.fetch_options import SourceOptions
+from feedd.fetch.s3.bodies import Files
+from feedd.fetch.s3.connection_pool import ConnectionPool, Endpoint
+from feedd.fetch.s3.transfer_threads import TransferThreads
+from feedd.flow.pools import LOCAL_FILES
+from feedd.metrics import PEER_FETCHES, PEER_PAUSED
+from feedd.peers.peer_link import PeerLink, Promise
+from feedd.peers.peer_store import PeerStore
+from feedd.units import parse_host_port
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Collection
+
+    from feedd.peers.peer_options import PeerOptions
+    from feedd.protocols import Clock, FetchWatch, ObjectStore, Recorder, ShardFetcher
+    from feedd.range_sink import RangeSink
+    from feedd.values import ObjectRef
+
+_SCHEME: Final = "peer://"
+_PARTS_MAX: Final = 256
+"""Bounds the connections to one peer, of which each waiting request has one."""
+_log = structlog.get_logger(__name__)
+
+
+class Buckets(Protocol):
+    """The stores, by root."""
+
+    def of(self, root: str) -> ObjectStore:
+        """Return the store of a root."""
+
+    def add(self, root: str, store: ObjectStore) -> None:
+        """Use a store as it is for a root of its own."""
+
+
+class PeerLinks:
+    """Opens a link to a peer on its first use.
+
+    Args:
+        options: timeout, threads and bounds.
+        buckets: the stores.
+        ranges: fetches entries by ranges, from the store of their root.
+        tls: context of connections to peers; None: plain text.
+        recorder: takes the measurements.
+        clock: times the pauses of failing peers.
+    """
+
+    def __init__(
+        self,
+        options: PeerOptions,
+        buckets: Buckets,
+        ranges: ShardFetcher,
+        tls: ssl.SSLContext | None,
+        recorder: Recorder,
+        clock: Clock,
+    ) -> None:
+        self._options = options
+        self._buckets = buckets
+        self._ranges = ranges
+        self._tls = tls
+        self._recorder = recorder
+        self._clock = clock
+        self._links: dict[str, PeerLink] = {}
+        self._stores: dict[str, PeerStore] = {}
+        self._threads = TransferThreads(options.transfer_threads)
+        # Two thirds, because silence is noticed after up to half as much again.
+        self._limits = SourceOptions(
+            parts_in_flight=_PARTS_MAX,
+            connect_timeout_s=options.timeout_s,
+            read_timeout_s=options.timeout_s * 2 / 3,
+            hedge_share=0,
+        )
+        self._failed = asyncio.Event()
+
+    def usable(self, member: str) -> bool:
+        """Whether a peer is not left alone; any thread may ask."""
+        link = self._links.get(member)
+        return link is None or not link.breaker.is_open
+
+    def link(self, member: str) -> PeerLink:
+        """Return the link to a peer."""
+        found = self._links.get(member)
+        if found is None:
+            host, port = parse_host_port(member)
+            pool = ConnectionPool(Endpoint(member, host, port, self._tls), self._limits, Files(self._threads))
+            found = PeerLink(member, pool, self._options.timeout_s, self._clock, self._failed.set)
+            self._links[member] = found
+        return found
+
+    async def fetch(self, member: str, ref: ObjectRef, sink: RangeSink, watch: FetchWatch | None) -> bool:
+        """Fill ``sink`` from a peer; return False if the peer does not bring the entry.
+
+        Raises:
+            CacheError: the sink cannot be written.
+        """
+        promise = await self.link(member).promise(ref)
+        outcome = promise.value
+        if promise is Promise.HELD:
+            outcome = await self._read(member, ref, sink, watch)
+        self._recorder.count(PEER_FETCHES, outcome=outcome)
+        return outcome == "read"
+
+    async def _read(self, member: str, ref: ObjectRef, sink: RangeSink, watch: FetchWatch | None) -> str:
+        name = f"{_SCHEME}{member}/{ref.root}"
+        store = self._stores.get(name)
+        if store is None:
+            store = self._stores[name] = PeerStore(self._buckets.of(ref.root), self.link(member), self._recorder)
+            self._buckets.add(name, store)
+        try:
+            with store.fetching(ref):
+                await self._ranges.fetch(replace(ref, root=name), sink, watch)
+        except CacheError:
+            raise
+        except FeeddError as error:  # the store's own error, if it fails too, says more
+            _log.debug("an entry was not read from a peer", object=ref.url, peer=member, error=str(error))
+            return "failed"
+        return "read"
+
+    async def probe(self) -> None:
+        """Probe failing peers when their pauses end; never returns."""
+        while True:
+            self._failed.clear()
+            paused = [link for link in self._links.values() if link.breaker.is_open]
+            self._recorder.gauge(PEER_PAUSED, len(paused))
+            now_s = self._clock.monotonic_s()
+            due_s = min((link.breaker.probe_at_s for link in paused), default=math.inf) - now_s
+            if due_s > 0:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(due_s if due_s < math.inf else None):
+                        await self._failed.wait()
+                continue
+            await asyncio.gather(*(link.probe() for link in paused if link.breaker.probe_at_s <= now_s))
+
+    async def retain(self, members: Collection[str]) -> None:
+        """Close the links to all peers but ``members``."""
+        gone = [member for member in self._links if member not in members]
+        self._stores = {name: store for name, store in self._stores.items() if store.member not in gone}
+        for member in gone:
+            await self._links.pop(member).close()
+
+    async def close(self) -> None:
+        """Close all links."""
+        self._recorder.gauge(PEER_PAUSED, 0)
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(LOCAL_FILES.run, self._threads.close)
+            for link in self._links.values():
+                stack.push_async_callback(link.close)

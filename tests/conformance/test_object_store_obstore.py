@@ -1,0 +1,124 @@
+"""The object store suite over obstore: Google's own face, and Azure."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING
+
+import pytest
+
+from feedd.errors import BadConfig, PermissionDenied, StoreUnavailable, Throttled, Unsupported
+from feedd.fetch.fetch_options import SourceOptions
+from feedd.fetch.obstore_store import ObstoreStore
+from feedd.values import ByteRange
+from tests.conformance import object_store_suite as suite
+from tests.conformance.object_store_suite import Bed, collect, read
+from tests.fakes.azure import AzureServer
+from tests.fakes.s3.faults import Fault
+from tests.fakes.s3.server import S3Server
+from tests.fakes.sinks import into
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+if importlib.util.find_spec("obstore") is None:
+    pytest.skip("needs the extra feedd[obstore]", allow_module_level=True)
+
+_WITHOUT = {"test_checksum_that_is_kept_is_told", "test_folder_markers_are_left_out"}  # see the test below
+globals().update({name: test for name, test in vars(suite).items() if name[:5] == "test_" and name not in _WITHOUT})
+# the library names no keys with empty parts or parts that are dots, and none with control characters
+ODD_NAMES = ("%41", " lead", "q?x=1#y&z")
+
+
+@pytest.fixture(params=["gs", "az"])
+async def bed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bed]:
+    """Set up a bucket of Google, and a container of Azure."""
+    for name in ("GOOGLE", "AZURE"):
+        monkeypatch.setenv(f"{name}_SKIP_SIGNATURE", "true")
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
+    if request.param == "gs":
+        with S3Server() as server:
+            monkeypatch.setenv("GOOGLE_BASE_URL", server.url)
+            server.create_bucket("bucket")
+            store = ObstoreStore("gs://bucket", SourceOptions())
+            yield Bed(
+                store,
+                lambda name, data: server.put("bucket", name, data),
+                lambda name: server.delete("bucket", name),
+                odd_names=ODD_NAMES,
+                tells_progress=True,
+            )
+            await store.close()
+        return
+    async with AzureServer(page_count=900) as azure:
+        monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", azure.url)
+        store = ObstoreStore("az://container", SourceOptions())
+        yield Bed(store, azure.put, azure.delete, odd_names=ODD_NAMES, tells_progress=True)
+        await store.close()
+
+
+async def test_markers_of_folders_are_left_out(bed: Bed) -> None:
+    """Zero-byte keys that end in a slash are no objects; other empty objects are."""
+    bed.put("d/", b"")
+    bed.put("d/empty", b"")
+    bed.put("none", b"")
+    assert [ref.key for ref in await collect(bed.store, "")] == ["d/empty", "none"]
+
+
+async def test_keys_that_the_library_cannot_name(bed: Bed) -> None:
+    """A key with an empty part is an error that says what to do, never a key that is missing from the data."""
+    bed.put("d/x", b"x")
+    bed.put("d//e", b"x")
+    with pytest.raises(Unsupported, match="empty path segment") as caught:
+        await collect(bed.store, "")
+    assert "s3://" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(401, PermissionDenied), (403, PermissionDenied), (429, Throttled), (503, Throttled), (500, StoreUnavailable)],
+)
+async def test_refusals(monkeypatch: pytest.MonkeyPatch, status: int, kind: type[Exception]) -> None:
+    """Each refusal is the error that its caller can act on, sent once."""
+    monkeypatch.setenv("AZURE_SKIP_SIGNATURE", "true")
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
+    async with AzureServer() as azure:
+        monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", azure.url)
+        azure.put("x", b"12345")
+        store = ObstoreStore("az://container", SourceOptions())
+        ref = await store.head("x")
+        azure.requests.clear()
+        azure.refusals = [status]
+        with pytest.raises(kind) as caught:
+            await store.read_into(ref, ByteRange(0, 5), into(bytearray(5)))
+        assert type(caught.value) is kind
+        assert getattr(caught.value, "object", "") == "az://container/x"
+        assert len(azure.requests) == 1
+        assert await read(store, ref, 0, 5) == b"12345"
+        assert azure.requests[-1][2]["If-Match"] == f'"{ref.etag}"'
+        await store.close()
+
+
+async def test_an_account_that_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missing account is a matter of configuration, and the error says where to set it."""
+    monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME", raising=False)
+    store = ObstoreStore("az://container", SourceOptions())
+    with pytest.raises(BadConfig, match="Account") as caught:
+        await store.head("x")
+    assert "AZURE_STORAGE_ACCOUNT_NAME" in caught.value.hint
+    await store.close()
+
+
+async def test_a_body_that_breaks_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that ends early leaves what has come, and may be tried again."""
+    monkeypatch.setenv("GOOGLE_SKIP_SIGNATURE", "true")
+    with S3Server() as server:
+        monkeypatch.setenv("GOOGLE_BASE_URL", server.url)
+        server.put("bucket", "x", bytes(100_000))
+        store = ObstoreStore("gs://bucket", SourceOptions())
+        ref = await store.head("x")
+        server.script("bucket", "x", Fault(body_bytes=50_000, ending="reset"))
+        with pytest.raises(StoreUnavailable):
+            await read(store, ref, 0, 100_000)
+        assert await read(store, ref, 0, 100_000) == bytes(100_000)
+        await store.close()
