@@ -73,7 +73,11 @@ class ToDaemon(NamedTuple):
 
 
 class Opener:
-    """Opens sessions: builds the request, keeps the deadline and retries."""
+    """Opens sessions: builds the request, keeps the deadline and retries.
+
+    Attributes:
+        entries: the cache entries that the pass reads; the dataset decides whether they are usable.
+    """
 
     def __init__(
         self,

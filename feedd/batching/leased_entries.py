@@ -62,7 +62,9 @@ class LeasedEntries:
         self._shard_of: dict[SlotRef, int] = {}
         self._is_usable = True
 
-    def __len__(self) -> int:
+    @property
+    def file_count(self) -> int:
+        """Number of leased files."""
         return len(self._entries)
 
     def lease(self, run: SpanPlan, slot: SlotRef) -> BatchReady | None:

@@ -142,7 +142,8 @@ class Session:
     def entry(self, token: bytes) -> int | None:
         """Return the descriptor of a cache entry that the client reads; None: there is none of this token."""
         batches = self._parts.batches
-        return batches.entries.descriptor(token) if isinstance(batches, OwnBatches) else None
+        entries = batches.entries if isinstance(batches, OwnBatches) else None
+        return None if entries is None else entries.descriptor(token)
 
     async def produce_run(self, at: Cursor, count: int, *, takes_entries: bool = False) -> Produced | EpochEnd:
         """Make the batches of ``count`` steps from ``at`` on in one slot; fewer if the epoch ends or a batch fails.

@@ -201,13 +201,13 @@ class OwnBatches:
     Attributes:
         slots: the session's arena.
         prefetch: decodes the next epoch's first batches into free slots.
-        entries: the cache entries that the client reads itself.
+        entries: the cache entries that the client reads itself; None: it has not asked for any.
     """
 
     def __init__(self, arena: Arena, decoder: BatchDecoder, prefetch: NextEpochPrefetch) -> None:
         self.slots = arena
         self.prefetch = prefetch
-        self.entries = LeasedEntries()
+        self.entries: LeasedEntries | None = None
         self._decoder = decoder
 
     @property
@@ -274,9 +274,11 @@ class OwnBatches:
         if (early := self.prefetch.take_run(plans[0].cursor, count)) and (made := await self.prefetch.collect(early)):
             return made[0]
         slot = await self.prefetch.take()
-        run = _Run(slot)
+        run, entries = _Run(slot), None
+        if takes_entries and len(plans) == 1:
+            entries = self.entries = self.entries or LeasedEntries()
         try:
-            await self._fill_run(run, plans, decoding, self.entries if takes_entries and len(plans) == 1 else None)
+            await self._fill_run(run, plans, decoding, entries)
         except BaseException:
             self.release(slot)
             raise
@@ -328,7 +330,8 @@ class OwnBatches:
 
     def release(self, slot: SlotRef) -> None:
         """Free the slot of a batch."""
-        self.entries.release(slot)
+        if self.entries is not None:
+            self.entries.release(slot)
         freed = self.slots.give_back(slot)
         assert freed, f"slot {slot.index} was given back twice"
         self.prefetch.begin_next()
@@ -349,5 +352,6 @@ class OwnBatches:
         await self.prefetch.close()
         await self._decoder.stages.inflight.withdraw(self)
         self._decoder.assembler.close()
-        self.entries.close()
+        if self.entries is not None:
+            self.entries.close()
         self.slots.close()

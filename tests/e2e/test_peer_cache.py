@@ -44,7 +44,7 @@ def _cluster(daemons: Callable[..., Daemon], count: int, *settings: str) -> list
     """Start daemons that know each other."""
     ports = [free_port() for _ in range(count)]
     members = ",".join(f"127.0.0.1:{port}" for port in ports)
-    common = (f"peers.members={members}", *settings)
+    common = (f"peers.members={members}", "fetch.hedge_share=0", *settings)
     with ThreadPoolExecutor(count) as pool:
         return list(
             pool.map(

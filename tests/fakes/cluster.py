@@ -81,7 +81,7 @@ async def a_node(
     access = S3Options(endpoint_url=server.url, anonymous=True)
     options = PeerOptions(address, members, timeout_s=timeout_s, tls=tls)
     async with (
-        Sources(SourceOptions(s3={"*": access}), recorder, clock) as sources,
+        Sources(SourceOptions(s3={"*": access}, hedge_share=0), recorder, clock) as sources,
         PeerCache(options, sources, recorder, clock) as peers,
     ):
         cache_options = CacheOptions(folder, cache_bytes, free_reserve_bytes=0)

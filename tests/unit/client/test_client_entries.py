@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from feedd_client.leases import Payload
 
-NUMBERS_AT, PAIRS_AT, COUNT, ROWS = 64, 4096, 40, 3
+NUMBERS_AT, PAIRS_AT, COUNT, ROWS = 64, 4096, 400, 3
 SPECS = (
     pb.TensorSpec(name="x", kind=pb.TensorSpec.DENSE, dtype="int64"),
     pb.TensorSpec(name="y", kind=pb.TensorSpec.DENSE, dtype="float32", shape=[2]),
@@ -30,7 +30,7 @@ SPECS = (
 
 @pytest.fixture
 def file() -> Iterator[int]:
-    """A file of 40 numbers and 40 pairs that begin with the number."""
+    """A file of 400 numbers and 400 pairs that begin with the number."""
     fd = os.memfd_create("entry")
     numbers = np.arange(COUNT, dtype=np.int64)
     os.pwrite(fd, numbers.tobytes(), NUMBERS_AT)
@@ -73,8 +73,8 @@ def _open_count() -> int:
 def test_batches_lie_at_their_distance(files: EntryFiles, spacing: int) -> None:
     """Rows of other ranks may lie between a rank's batches; numbers and vectors come whole and in order."""
     message = _message(spacing)
-    found = AlikeBatches(BatchDecoder(SPECS), _payload(files, message), message, spacing, 5, 0)
-    for number in range(1, 6):
+    found = AlikeBatches(BatchDecoder(SPECS), _payload(files, message), message, spacing, 40, 0)
+    for number in range(1, 41):  # more than are decoded together
         batch = found.take()
         expected = list(range(number * spacing, number * spacing + ROWS))
         assert batch["x"].tolist() == expected
