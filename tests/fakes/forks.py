@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import _warnings
 import atexit
+import faulthandler
+import gc
 import importlib
+import logging
 import multiprocessing
 import os
 import runpy
@@ -38,6 +41,7 @@ _PRELOADED: Final = (
     "grpc.aio",
     "uvloop",
 )
+_GC_THRESHOLD: Final = gc.get_threshold()
 _WARMED: Final = "tests.fakes.warmed"  # the last, and in the server only
 
 FORKS: Final = multiprocessing.get_context("forkserver")
@@ -62,7 +66,6 @@ def fork_server(link: Connection) -> None:
     """
     server: Any = forkserver._forkserver
     connections: Any = connection
-    filters: Any = _warnings.filters
     resource_tracker.ensure_running()
     with socket.socket(socket.AF_UNIX) as listener:
         address = connections.arbitrary_address("AF_UNIX")
@@ -73,13 +76,26 @@ def fork_server(link: Connection) -> None:
         if not pid:
             os.close(held)
             link.close()
-            warnings.filters = filters  # as in any process: pytest's make errors of warnings
+            _forget_pytest()
             try:
                 forkserver.main(os.dup(listener.fileno()), alive, [_WARMED])
             finally:
                 os._exit(0)
         os.close(alive)
     server._forkserver_address, server._forkserver_alive_fd, server._forkserver_pid = address, held, pid
+
+
+def _forget_pytest() -> None:
+    """Have warnings, logs, lost exceptions, crashes and garbage go where they go in any process."""
+    filters: Any = _warnings.filters
+    warnings.filters = filters
+    for handler in [*logging.root.handlers]:
+        logging.root.removeHandler(handler)
+    logging.root.setLevel(logging.WARNING)
+    sys.unraisablehook = sys.__unraisablehook__
+    threading.excepthook = threading.__excepthook__
+    faulthandler.disable()
+    gc.set_threshold(*_GC_THRESHOLD)
 
 
 class _Fork:
