@@ -30,6 +30,7 @@ from tests.fakes import forks
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from multiprocessing.connection import Connection
+    from pathlib import Path
 
 WORKER: Final = "FORKED_WORKER"
 """Environment variable with the number of the process, from 0 on; elsewhere it is not set."""
@@ -235,16 +236,15 @@ class _Reports:
         self._link.send(self._config.hook.pytest_report_to_serializable(config=self._config, report=report))
 
 
-def _be_worker(session: pytest.Session, number: int, link: Connection, folder: Any) -> None:
+def _be_worker(session: pytest.Session, number: int, link: Connection, folder: Path) -> None:
     """Run the tests that are given, and end this process."""
     code = 1
     try:
         os.environ[WORKER] = str(number)
         random.seed()
+        _use_folder(session.config, folder)
         if _forks(session):
             forks.fork_server(link)
-        folder.mkdir(exist_ok=True)
-        session.config._tmp_path_factory._basetemp = folder  # type: ignore[attr-defined]  # as pytest-xdist does
         _report_to(session.config, link)
         _work(session, link)
         code = 0
@@ -258,6 +258,15 @@ def _be_worker(session: pytest.Session, number: int, link: Connection, folder: A
         with contextlib.suppress(BaseException):
             atexit._run_exitfuncs()
         os._exit(code)
+
+
+def _use_folder(config: pytest.Config, folder: Path) -> None:
+    """Have a folder for this process's tests; old ones are removed by the process that has forked it."""
+    factory: Any = config._tmp_path_factory  # type: ignore[attr-defined]  # no API: pytest-xdist starts new processes
+    atexit.unregister(factory._exit_stack.close)
+    factory._exit_stack = contextlib.ExitStack()
+    folder.mkdir(exist_ok=True)
+    factory._basetemp = folder
 
 
 def _report_to(config: pytest.Config, link: Connection) -> None:
