@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import json
 import re
 import tomllib
@@ -129,6 +130,7 @@ def _shown(value: object) -> str:
     return redact_text(str(value) if isinstance(value, str | int | float) else json.dumps(value, default=str))
 
 
+@functools.cache
 def _known() -> dict[Path_, str]:
     return {option.path: option.env for option in options()}
 

@@ -241,10 +241,16 @@ def _enter_landlock(readable: Iterable[str]) -> bool:
 
 
 def _allow(ruleset: int, path: str) -> None:
+    """Allow to read a file, or all of a folder.
+
+    A rule holds for an inode, and those of /proc are made anew after the kernel has dropped them for want of memory. So
+    their descriptors stay open.
+    """
     fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         rights = _READ_FILE | (_READ_DIR if Path(path).is_dir() else 0)
         rule = struct.pack("=Qi", rights, fd)
         _libc.syscall(_LANDLOCK_ADD, ruleset, _PATH_BENEATH, ctypes.c_char_p(rule), ctypes.c_uint32(0))
     finally:
-        os.close(fd)
+        if not path.startswith("/proc/"):
+            os.close(fd)

@@ -18,6 +18,7 @@ from feedd.fetch.object_checksums import ALGORITHMS
 from feedd.fetch.s3.direct_store import DirectStore
 from feedd.fetch.s3.sdk_store import S3Store
 from feedd.values import ByteRange
+from tests.budget import later
 from tests.conformance.object_store_suite import *  # noqa: F403 - its tests run here, against the bed below
 from tests.conformance.object_store_suite import Bed, collect, condemned
 
@@ -54,7 +55,7 @@ def sdk(client: Any, moto_url: str, aws_credentials: None, monkeypatch: pytest.M
     return client
 
 
-@pytest.fixture(params=[S3Store, DirectStore])
+@pytest.fixture(params=[later(S3Store), DirectStore])
 async def bed(request: pytest.FixtureRequest, moto_url: str, sdk: Any) -> AsyncIterator[Bed]:
     """Make a bucket; the store is told nothing: endpoint and credentials come from the environment."""
     bucket = f"b-{uuid.uuid4().hex}"

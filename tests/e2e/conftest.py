@@ -21,7 +21,7 @@ from tests.fakes.s3.server import S3Server
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-cuda = devices("eager", "lazy", "random-0")  # the others: tests/unit/client
+cuda = devices("eager", "random-0")  # the others: tests/unit/client
 
 
 @pytest.fixture(scope="session", autouse=True)

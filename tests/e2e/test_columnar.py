@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_daemon"), pytest.mark.timeout(180)]
 
+STANDING: dict[str, Any] = {"settings": ("fetch.hedge_share=0",)}  # a slow machine asks for nothing twice
 ROWS = 6_000
 WANTED = ("c03", "c04", "c17", "c39")
 
@@ -67,7 +68,7 @@ def test_of_40_columns_4_are_fetched(s3: S3Server, daemons: Callable[..., Daemon
     """Bytes on the wire are those of the columns, batches are what pyarrow reads, the second epoch fetches nothing."""
     tables = [wide(shard) for shard in range(3)]
     files = [put(s3, f"p/{shard}.parquet", table, row_group_size=2_000) for shard, table in enumerate(tables)]
-    daemon = daemons()
+    daemon = daemons(**STANDING)
     list(FeedDataset("s3://data/p/0.parquet", batch_size=1000, fields={"c00": "float"}, address=daemon.address))
     before = body_bytes(s3)
     dataset = FeedDataset(
@@ -111,7 +112,7 @@ def test_every_kind_of_column(s3: S3Server, daemons: Callable[..., Daemon]) -> N
     with ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
     s3.put("data", "b/0.arrow", sink.getvalue())
-    daemon = daemons()
+    daemon = daemons(**STANDING)
     for prefix in "ab":
         (batch,) = FeedDataset(f"s3://data/{prefix}/", batch_size=3, fields=None, address=daemon.address, copy=True)
         assert batch["label"].tolist() == [1, 2, 3]
@@ -145,7 +146,7 @@ def test_arrays(s3: S3Server, daemons: Callable[..., Daemon], tmp_path: Path) ->
             change.put(b"%08d" % number, b"v" * number)
     s3.put("data", "mdb/data.mdb", (tmp_path / "data.mdb").read_bytes())
     s3.put("data", "mdb/lock.mdb", bytes(64))
-    daemon = daemons()
+    daemon = daemons(**STANDING)
 
     def read(prefix: str, fields: dict[str, str], **options: Any) -> Any:
         (batch,) = FeedDataset(
@@ -183,7 +184,7 @@ def test_columns_that_are_not_there_are_named(s3: S3Server, daemons: Callable[..
     """A misspelt column is refused at open with a list of those there are; so is one that can be no field."""
     table = pa.table({"label": [1], "m": pa.array([[("k", 1)]], pa.map_(pa.string(), pa.int64()))})
     put(s3, "p/0.parquet", table)
-    daemon = daemons()
+    daemon = daemons(**STANDING)
     for field in ("lable", "m"):
         with pytest.raises(BadRequestError, match=f"got {field}.*there are label"):
             next(iter(FeedDataset("s3://data/p/", batch_size=1, fields={field: "int"}, address=daemon.address)))
@@ -197,7 +198,7 @@ def test_text_has_the_same_types_in_every_shard(s3: S3Server, daemons: Callable[
     """Whole numbers in one, others in the next, none in the last; a value that is none is named, with its object."""
     for shard, text in enumerate((b"id,x\n01,1\n", b"id,x\n02,2.5\n", b"id,x\n03,\n")):
         s3.put("data", f"csv/{shard}.csv", text)
-    daemon = daemons()
+    daemon = daemons(**STANDING)
     dataset = FeedDataset(
         "s3://data/csv/", batch_size=3, fields={"id": "str"}, address=daemon.address, copy=True, shuffle=False
     )

@@ -61,7 +61,7 @@ def same(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> None:
     [
         later("image:32x32"),
         "image",
-        {"decode": "image", "size": [32, 32], "augment": ["flip"], "transforms": ["channels_first"]},
+        later({"decode": "image", "size": [32, 32], "augment": ["flip"], "transforms": ["channels_first"]}),
         {"decode": "image", "transforms": [{"op": "resize", "size": 40}, {"op": "random_resized_crop", "size": 32}]},
     ],
 )

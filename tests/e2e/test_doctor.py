@@ -16,6 +16,7 @@ import pytest
 
 from feedd_client import FeedDataset
 from tests.e2e.shards import numbered
+from tests.fakes.forks import run
 from tests.fakes.s3.faults import late
 
 if TYPE_CHECKING:
@@ -65,8 +66,7 @@ def _training(daemon: Daemon, step: Callable[[int], object], **options: Any) -> 
 
 
 def _doctor(daemon: Daemon, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "feedd", "doctor", "--address", daemon.address, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    return run(["doctor", "--address", daemon.address, *arguments], os.environ, 90)
 
 
 def _verdict(daemon: Daemon, *arguments: str) -> dict[str, Any]:

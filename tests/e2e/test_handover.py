@@ -112,7 +112,7 @@ def test_a_successor_may_be_ended_or_have_no_predecessor(short_dir: Path, s3: S3
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("upgrades", [3, pytest.param(20, marks=[pytest.mark.nightly, pytest.mark.timeout(1200)])])
+@pytest.mark.parametrize("upgrades", [2, pytest.param(20, marks=[pytest.mark.nightly, pytest.mark.timeout(1200)])])
 def test_rolling_upgrades_under_load(short_dir: Path, s3: S3Server, stack: ExitStack, upgrades: int) -> None:
     """One successor after another takes over from a daemon that serves: every epoch has every sample once."""
     daemon = stack.enter_context(Daemon(short_dir, s3.url))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 
 from feedd.fetch.s3 import sdk_client as client
+from feedd.workers import worker_pool
 
 
 async def _rehearsed() -> None:
     """Do nothing: this was done before the process was forked."""
 
 
+vars(worker_pool)["_AHEAD_CONVERTERS"] = ()  # few tests read tables: idle workers import pyarrow for nobody
 client.warm()
 client._rehearse = _rehearsed
 gc.collect()

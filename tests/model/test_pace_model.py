@@ -96,7 +96,7 @@ def test_it_comes_to_rest(knee: int, limit_max: int) -> None:
     told: list[tuple[int, int, str]] = []
     concurrency = ConcurrencyLimit(limit_max, on_change=lambda *change: told.append(change))
     periods, since, limits = 0, 0, []
-    while periods < 1100:
+    while periods < 600:
         limit = concurrency.limit
         concurrency.ended(PART_BYTES, 0.1 * max(1.0, limit / knee), limit)
         since += 1
@@ -107,7 +107,7 @@ def test_it_comes_to_rest(knee: int, limit_max: int) -> None:
             told.clear()
     assert not told, "a trial that brings nothing is no decision"
     rest = statistics.mode(limits[100:])
-    assert sum(limit != rest for limit in limits[100:]) <= 1000 / 32 + 2
+    assert sum(limit != rest for limit in limits[100:]) <= 500 / 32 + 2
     assert max(limits[100:]) <= rest + max(1, rest // 4)
 
 

@@ -11,6 +11,8 @@ from tests.tidy.tree import sources
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tests.tidy.tree import Source
+
 _PARTS = """
 ahead asked awaited begun beside crew crowd drawn endless foresight hire horizon hosted hurry kept landed lend lender
 lent maker outlook overseer portions remedy shelf standing stray strays teller tempo told
@@ -29,9 +31,9 @@ ALLOWED: Final = {
 }
 
 
-def names(tree: ast.Module) -> Iterator[str]:
+def names(source: Source) -> Iterator[str]:
     """Yield the names of classes, functions and attributes that a module defines."""
-    for node in ast.walk(tree):
+    for node in source.nodes:
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield node.name
         if isinstance(node, ast.ClassDef):
@@ -56,7 +58,7 @@ def test_names_are_the_fields_words() -> None:
         (source.path.as_posix(), name)
         for source in sources()
         if source.is_product
-        for name in (source.path.stem, *names(source.tree))
+        for name in (source.path.stem, *names(source))
         if is_banned(name)
     }
     assert not found - ALLOWED.keys()

@@ -20,7 +20,7 @@ def _calls() -> Iterator[tuple[str, int, str, str]]:
     for source in sources():
         path = str(source.path)
         if path.startswith("feedd/"):
-            for node in ast.walk(source.tree):
+            for node in source.nodes:
                 if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
                     yield path, node.lineno, ast.unparse(node.func.value), node.func.attr
 

@@ -16,7 +16,7 @@ def test_tensors_of_the_client_name_their_device() -> None:
         (source.path, node)
         for source in sources()
         if source.path.parts[:2] == ("client", "feedd_client")
-        for node in ast.walk(source.tree)
+        for node in source.nodes
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
         and isinstance(node.func.value, ast.Name)

@@ -139,8 +139,8 @@ def _metric_names() -> dict[str, str]:
 def _constants_used() -> set[str]:
     """All names in the code of the rooms that record; what they only import is none."""
     readers = {"feedd/metrics.py", "feedd/observe/page.py", "feedd/observe/status.py", "feedd/daemon/life.py"}
-    rooms = [s.tree for s in sources() if s.path.parts[0] == "feedd" and str(s.path) not in readers]
-    nodes = [node for tree in rooms for node in ast.walk(tree)]
+    rooms = [s for s in sources() if s.path.parts[0] == "feedd" and str(s.path) not in readers]
+    nodes = [node for source in rooms for node in source.nodes]
     return {node.id for node in nodes if isinstance(node, ast.Name)} | {
         node.attr for node in nodes if isinstance(node, ast.Attribute)
     }
@@ -162,7 +162,7 @@ def _told_by_tests() -> set[str]:
         parts = source.path.parts
         if parts[0] != "tests" or parts[:2] in beside or parts[:3] == ("tests", "unit", "observe"):
             continue
-        for node in ast.walk(source.tree):
+        for node in source.nodes:
             if isinstance(node, ast.Name):
                 found.add(node.id)
             elif isinstance(node, ast.Attribute):

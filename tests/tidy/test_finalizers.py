@@ -27,7 +27,7 @@ def _finalizers() -> Iterator[tuple[str, str, ast.FunctionDef]]:
     for source in sources():
         if not source.is_product:
             continue
-        for node in ast.walk(source.tree):
+        for node in source.nodes:
             if isinstance(node, ast.ClassDef):
                 for one in node.body:
                     if isinstance(one, ast.FunctionDef) and one.name == "__del__":
@@ -38,7 +38,7 @@ def _by_name() -> dict[str, list[tuple[str, ast.FunctionDef]]]:
     found: dict[str, list[tuple[str, ast.FunctionDef]]] = {}
     for source in sources():
         if source.path.parts[0] == "client" and not any(path == str(source.path) for path, _ in KNOWN):
-            for node in ast.walk(source.tree):
+            for node in source.nodes:
                 if isinstance(node, ast.FunctionDef):
                     found.setdefault(node.name, []).append((str(source.path), node))
     return found
@@ -106,7 +106,7 @@ def test_locks_that_finalizers_take_guard_assignments() -> None:
         node
         for source in sources()
         if source.path.name == "runtime.py" and source.path.parts[0] == "client"
-        for node in ast.walk(source.tree)
+        for node in source.nodes
         if isinstance(node, ast.With)
     ]
     assert len(locked) >= 4
@@ -119,7 +119,7 @@ def test_no_finalizer_is_registered_elsewhere() -> None:
         f"{source.path}:{node.lineno}"
         for source in sources()
         if source.is_product
-        for node in ast.walk(source.tree)
+        for node in source.nodes
         if isinstance(node, ast.Attribute) and node.attr == "finalize" and ast.unparse(node.value) == "weakref"
     ]
     assert not found
@@ -132,7 +132,7 @@ def test_callbacks_of_weak_references_only_take_note() -> None:
         f"{source.path}:{node.lineno}: {ast.unparse(node.args[1])}"
         for source in sources()
         if source.is_product
-        for node in ast.walk(source.tree)
+        for node in source.nodes
         if isinstance(node, ast.Call) and _name(node) in {"ref", "_Watch", "WeakMethod"} and len(node.args) > 1
         and ast.unparse(node.args[1]) not in known
     ]  # fmt: skip

@@ -48,7 +48,7 @@ def _told() -> frozenset[tuple[str, ...]]:
         run
         for source in sources()
         if source.is_product
-        for node in ast.walk(source.tree)
+        for node in source.nodes
         for run in _runs(_literals(node).replace("{", " 0 ").replace("}", " 0 "))
     )
 

@@ -17,7 +17,7 @@ def test_every_open_of_a_cache_file_refuses_links() -> None:
         path = str(source.path)
         if not path.startswith(ROOMS):
             continue
-        for node in ast.walk(source.tree):
+        for node in source.nodes:
             if not isinstance(node, ast.Call) or ast.unparse(node.func) != "os.open":
                 continue
             flags = ast.unparse(node.args[1])

@@ -82,7 +82,7 @@ def docstring_sentences(text: str) -> Iterator[str]:
 
 def _docstrings(source: Source) -> Iterator[str]:
     """Yield the docstrings of modules, classes and functions, and those behind constants."""
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             first, _, rest = node.value.value.partition("\n")
             yield f"{first.strip()}\n{_dedented(rest)}"

@@ -65,7 +65,7 @@ def test_nothing_is_skipped_for_good() -> None:
     for source in sources():
         if source.path.parts[0] != "tests":
             continue
-        for node in ast.walk(source.tree):
+        for node in source.nodes:
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
                 continue
             name = ast.unparse(node.func)
@@ -115,7 +115,7 @@ def test_no_task_is_started_outside_a_group() -> None:
         f"{source.path}:{node.lineno}"
         for source in sources()
         if source.is_product
-        for node in ast.walk(source.tree)
+        for node in source.nodes
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ungrouped
     ]
     assert not found

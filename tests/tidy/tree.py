@@ -63,8 +63,13 @@ class Source:
         return self.text.count("\n")
 
     @functools.cached_property
+    def nodes(self) -> list[ast.AST]:
+        """All of the tree, as ``ast.walk`` gives it: walking takes longer than most tests need."""
+        return [*ast.walk(self.tree)]
+
+    @functools.cached_property
     def _definitions(self) -> list[Function | ast.ClassDef]:
-        return [node for node in ast.walk(self.tree) if isinstance(node, Function | ast.ClassDef)]
+        return [node for node in self.nodes if isinstance(node, Function | ast.ClassDef)]
 
     def functions(self) -> Iterator[Function]:
         """All functions and methods."""

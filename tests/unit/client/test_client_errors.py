@@ -53,7 +53,7 @@ def test_no_error_is_chained_to_what_it_translates() -> None:
         f"{source.path}:{node.lineno}"
         for source in sources()
         if source.path.parts[0] == "client" and source.path.name not in USERS_CODE
-        for handler in ast.walk(source.tree)
+        for handler in source.nodes
         if isinstance(handler, ast.ExceptHandler) and handler.name is not None
         for node in ast.walk(handler)
         if isinstance(node, ast.Raise) and isinstance(node.cause, ast.Name) and node.cause.id == handler.name

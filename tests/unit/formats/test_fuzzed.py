@@ -5,34 +5,35 @@ from __future__ import annotations
 import os
 import random
 import subprocess
-import sys
-from typing import TYPE_CHECKING
+import tempfile
+from pathlib import Path
 
 import pytest
 
 from feedd.errors import BadShard
 from feedd.formats.format_registry import get
+from tests.fakes.forks import Module
 from tests.fuzz import judge, targets
 from tests.fuzz.mutate import SIZE_MAX, mutated
 from tests.fuzz.targets import TARGETS
-from tests.tidy.tree import ROOT
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-TRIES = 80
+TRIES = 40
 SECONDS = 3  # nightly
-GROUPS = 2  # processes that import what all parsers need
+GROUPS = 2  # processes
 
 
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Fuzz in a process of its own: what a native library does to it is not pytest's."""
-    command = [sys.executable, "-m", "tests.fuzz", *arguments]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "client")))}
-    return subprocess.run(command, check=False, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100)
+    with tempfile.TemporaryDirectory(prefix="feedd-said-") as folder:
+        log = Path(folder) / "err"
+        with Module("tests.fuzz", arguments, os.environ, log) as process:
+            said = process.communicate(100).decode()
+            code, complaints = process.poll(), log.read_text()
+    return subprocess.CompletedProcess(arguments, -1 if code is None else code, said, complaints)
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forks")
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_mutated_shards_are_read_or_refused(group: int, tmp_path: Path) -> None:
     """Whatever the bytes: an index within them and values, or BadShard or BadSample; no other error, hang or memory."""
@@ -44,6 +45,7 @@ def test_mutated_shards_are_read_or_refused(group: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.usefixtures("forks")
 @pytest.mark.parametrize("name", sorted(TARGETS))
 def test_other_mutated_shards_are_read_or_refused(name: str, tmp_path: Path) -> None:
     """The same for some seconds, with another seed each time."""
@@ -53,6 +55,7 @@ def test_other_mutated_shards_are_read_or_refused(name: str, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forks")
 def test_what_is_found_is_kept_and_can_be_tried_again(tmp_path: Path) -> None:
     """An input is told as read or refused; one that breaks a reader ends the run and lies in a file."""
     (tmp_path / "good").write_bytes(targets.TAR)

@@ -115,6 +115,18 @@ def test_no_other_files_and_no_writing(tmp_path: Path) -> None:
     assert (tmp_path / "shard").read_text() == "bytes"
 
 
+@pytest.mark.skipif(not HERE.landlock, reason="needs Landlock")
+def test_what_the_kernel_says_of_a_worker_stays_readable(tmp_path: Path) -> None:
+    """Where memory is short the kernel makes the inodes of /proc anew, which no rule knows: descriptors hold them."""
+    code = (
+        "print(*(os.readlink(f'/proc/self/fd/{fd}') for fd in range(3, 40) if os.path.lexists(f'/proc/self/fd/{fd}')))"
+    )
+    done = run(f"{code}\nprint(os.getpid())\n", tmp_path)
+    assert not done.returncode, done.stderr
+    _, held, pid = done.stdout.splitlines()
+    assert {f"/proc/{pid}", "/proc/meminfo", "/proc/cpuinfo"} <= set(held.split())
+
+
 def test_what_decoding_needs_still_works(tmp_path: Path) -> None:
     """Shards, modules, the daemon's socket, memory, threads, own limits."""
     (tmp_path / "shard").write_text("bytes")
