@@ -40,11 +40,11 @@ demo: $(STAMP)
 
 # Three times as many processes as cores of the smallest machine meant: tests of processes and timeouts mostly wait.
 test: $(STAMP)
-	$(BIN)/python -m pytest -p tests.forked --forks 6 $(ARGS)
+	$(BIN)/python -m pytest -n 6 --dist worksteal $(ARGS)
 
 # The breadth that make test leaves out: every way through every case, other examples each time, workers as processes.
 nightly: $(STAMP)
-	$(BIN)/python -m pytest -p tests.forked --forks 2 -m 'not gpu and not bench' --hypothesis-profile=nightly \
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not gpu and not bench' --hypothesis-profile=nightly \
 	  -o timeout=600 -o faulthandler_timeout=3600 $(ARGS)
 
 # More tests run at a time than there are cores. Threads of numpy and torch would only spin and take time from them.
@@ -54,8 +54,8 @@ test nightly check-samples check-rooms: export OPENBLAS_NUM_THREADS := 1
 # Compiled once, and not by each of the hundreds of processes that tests start.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Side by side, each one process: the type checker, and two halves of the tests. tests/forked.py has nothing
-# to win here: these tests do not wait.
+# Side by side, each one process: the type checker, and two halves of the tests. pytest-xdist would collect all of the
+# tests once more in each of its processes, 7 s each.
 check: $(STAMP)
 	@$(MAKE) --no-print-directory -j3 --output-sync=target check-static check-samples check-rooms
 

@@ -8,7 +8,6 @@ import socket
 import threading
 import time
 from dataclasses import dataclass
-from multiprocessing import forkserver
 
 _PATIENCE_S = 0.03  # most threads have ended by then
 SETTLE_S = 3.0  # threads and sockets that were told to end need a moment on a busy machine
@@ -81,8 +80,7 @@ def _files() -> frozenset[tuple[int, str]]:
 def snapshot() -> Snapshot:
     """Take stock of this process."""
     children = _children()
-    ours = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]  # forked by tests.forked, or started
-    servers = [pid for pid in children if pid == ours or _FORK_SERVER in _command(pid)]
+    servers = [pid for pid in children if _FORK_SERVER in _command(pid)]
     return Snapshot(frozenset(threading.enumerate()), children, frozenset().union(*map(_children, servers)), _files())
 
 

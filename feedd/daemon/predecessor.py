@@ -66,7 +66,8 @@ class Predecessor:
         try:
             listener = await CACHE_DISK.run(self._listen)
         except OSError as error:
-            _log.warning("no successor can take over from this daemon while it serves", error=str(error))
+            # The successor will warn, and the cache has if its directory cannot be written.
+            _log.info("no successor can take over from this daemon while it serves", error=str(error))
             return
         try:
             async with asyncio.TaskGroup() as group:

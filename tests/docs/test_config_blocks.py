@@ -76,7 +76,7 @@ def test_toml(block: Block, tmp_path: Path) -> None:
 
 @_of("yaml")
 def test_yaml(block: Block) -> None:
-    """A YAML block fits its manifest or the chart, or is a group of alerts about metrics that there are."""
+    """A YAML block is a manifest, fits one or the chart, or is a group of alerts about metrics that there are."""
     content = yaml.safe_load(block.body)
     if "groups" in content:
         rules = list(itertools.chain.from_iterable(group["rules"] for group in content["groups"]))
@@ -94,6 +94,9 @@ def test_yaml(block: Block) -> None:
         for name, value in content.items():
             values[name] = values[name] | value
         jsonschema.validate(values, json.loads((chart / "values.schema.json").read_text(encoding="utf-8")))
+        return
+    if "kind" in content:
+        kubernetes_validate.validate(content, kubernetes_validate.latest_version(), strict=True)
         return
     (path,) = re.findall(r"deploy/kubernetes/[a-z-]+\.yaml", block.detail)
     documents = yaml.safe_load_all((ROOT / path).read_text(encoding="utf-8"))

@@ -21,7 +21,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.fakes.forks import Command
 from tests.fakes.processes import command_of
-from tests.forked import WORKER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,19 +31,18 @@ STOP_S = 20.0
 
 
 _PORTS_EACH = 1250
-_PORTS_AT = 10_000
+_PORTS_AT = 10_000 + _PORTS_EACH * int(os.environ.get("PYTEST_XDIST_WORKER", "gw15").removeprefix("gw"))
 _PORTS = itertools.count(os.getpid() * 97)
 
 
 def free_port() -> int:
     """Return a free loopback port that no other test process is given.
 
-    Each process that runs tests has ports of its own: a port is free until its daemon listens, which takes a while.
+    Each process of pytest-xdist has ports of its own: a port is free until its daemon listens, which takes a while.
     None of them is given to a connection: those ports begin at 32,768.
     """
-    process = os.environ.get(WORKER) or os.environ.get("PYTEST_XDIST_WORKER", "gw15").removeprefix("gw")
     while True:
-        port = _PORTS_AT + _PORTS_EACH * int(process) + next(_PORTS) % _PORTS_EACH
+        port = _PORTS_AT + next(_PORTS) % _PORTS_EACH
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port

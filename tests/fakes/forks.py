@@ -5,26 +5,22 @@ What a process does before its first line runs is tested where a test starts the
 
 from __future__ import annotations
 
-import _warnings
 import atexit
 import faulthandler
 import gc
-import importlib
 import logging
 import multiprocessing
 import os
 import runpy
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
-import warnings
 from functools import partial
-from multiprocessing import connection, forkserver, resource_tracker
+from multiprocessing import forkserver
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -45,57 +41,12 @@ _GC_THRESHOLD: Final = gc.get_threshold()
 _WARMED: Final = "tests.fakes.warmed"  # the last, and in the server only
 
 FORKS: Final = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload([*_PRELOADED, _WARMED])
+FORKS.set_forkserver_preload(list(_PRELOADED))
 
 
 def warm_up() -> None:
     """Start the process that others are forked from; it stays until the tests end."""
     forkserver.ensure_running()
-
-
-def preload() -> None:
-    """Import what forked processes need, in a process from which ``fork_server`` is called next."""
-    for name in _PRELOADED:
-        importlib.import_module(name)
-
-
-def fork_server(link: Connection) -> None:
-    """Fork the process that others are forked from, where a new one would import everything anew.
-
-    This process must have no threads. ``link`` stays its own.
-    """
-    server: Any = forkserver._forkserver
-    connections: Any = connection
-    resource_tracker.ensure_running()
-    with socket.socket(socket.AF_UNIX) as listener:
-        address = connections.arbitrary_address("AF_UNIX")
-        listener.bind(address)
-        listener.listen()
-        alive, held = os.pipe()
-        pid = os.fork()
-        if not pid:
-            os.close(held)
-            link.close()
-            _forget_pytest()
-            try:
-                forkserver.main(os.dup(listener.fileno()), alive, [_WARMED])
-            finally:
-                os._exit(0)
-        os.close(alive)
-    server._forkserver_address, server._forkserver_alive_fd, server._forkserver_pid = address, held, pid
-
-
-def _forget_pytest() -> None:
-    """Have warnings, logs, lost exceptions, crashes and garbage go where they go in any process."""
-    filters: Any = _warnings.filters
-    warnings.filters = filters
-    for handler in [*logging.root.handlers]:
-        logging.root.removeHandler(handler)
-    logging.root.setLevel(logging.WARNING)
-    sys.unraisablehook = sys.__unraisablehook__
-    threading.excepthook = threading.__excepthook__
-    faulthandler.disable()
-    gc.set_threshold(*_GC_THRESHOLD)
 
 
 class _Fork:
