@@ -6,9 +6,6 @@ What a process does before its first line runs is tested where a test starts the
 from __future__ import annotations
 
 import atexit
-import faulthandler
-import gc
-import logging
 import multiprocessing
 import os
 import runpy
@@ -37,7 +34,6 @@ _PRELOADED: Final = (
     "grpc.aio",
     "uvloop",
 )
-_GC_THRESHOLD: Final = gc.get_threshold()
 _WARMED: Final = "tests.fakes.warmed"  # the last, and in the server only
 
 FORKS: Final = multiprocessing.get_context("forkserver")

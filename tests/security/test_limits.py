@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from feedd.workers import sandbox
+from tests.fakes.processes import command_of
 from tests.security.node import NEEDS_USERS, Node, open_folder
 from tests.security.users import ALICE, BOB, DAEMON_UID, MALLORY, run_as, started_as
 
@@ -184,9 +185,11 @@ def test_workers_and_daemon_are_closed_to_each_other(node: Node) -> None:
     daemon = next(
         one
         for one in psutil.process_iter()
-        if one.uids().real == DAEMON_UID and "serve" in one.cmdline() and str(node.socket) in " ".join(one.cmdline())
+        if one.uids().real == DAEMON_UID
+        and "serve" in command_of(one)
+        and str(node.socket) in " ".join(command_of(one))
     )
-    workers = [one for one in daemon.children() if "feedd.workers.worker" in one.cmdline()]
+    workers = [one for one in daemon.children() if "feedd.workers.worker" in command_of(one)]
     assert workers
     here = sandbox.supported()
     for worker in workers:
