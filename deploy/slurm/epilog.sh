@@ -13,7 +13,8 @@ job=${SLURM_JOB_ID:-}
 
 # The number may belong to another process by now. The command line of the daemon names the socket of the job.
 pid=$(<"$RUN_DIR/$job.pid")
-runs() { [[ -r /proc/$pid/cmdline ]] && tr '\0' ' ' <"/proc/$pid/cmdline" | grep -qF "unix://$RUN_DIR/$job/feedd.sock"; }
+# It may end while it is looked at: that is no news.
+runs() { { tr '\0' ' ' <"/proc/$pid/cmdline"; } 2>/dev/null | grep -qF "unix://$RUN_DIR/$job/feedd.sock"; }
 
 if [[ $pid =~ ^[0-9]+$ ]] && runs; then
   kill -TERM "$pid"

@@ -6,9 +6,6 @@ What a process does before its first line runs is tested where a test starts the
 from __future__ import annotations
 
 import atexit
-import faulthandler
-import gc
-import logging
 import multiprocessing
 import os
 import runpy
@@ -36,9 +33,8 @@ _PRELOADED: Final = (
     "aiobotocore.httpsession",
     "grpc.aio",
     "uvloop",
+    "tests.fakes.warmed",  # the last
 )
-_GC_THRESHOLD: Final = gc.get_threshold()
-_WARMED: Final = "tests.fakes.warmed"  # the last, and in the server only
 
 FORKS: Final = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(list(_PRELOADED))
