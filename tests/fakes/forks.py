@@ -33,8 +33,8 @@ _PRELOADED: Final = (
     "aiobotocore.httpsession",
     "grpc.aio",
     "uvloop",
+    "tests.fakes.warmed",  # the last
 )
-_WARMED: Final = "tests.fakes.warmed"  # the last, and in the server only
 
 FORKS: Final = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(list(_PRELOADED))

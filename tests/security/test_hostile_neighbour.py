@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import statistics
-from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,7 +14,7 @@ from tests.security.users import ALICE, MALLORY, started_as
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [pytest.mark.slow, NEEDS_USERS, pytest.mark.usefixtures("forks")]
+pytestmark = [pytest.mark.slow, NEEDS_USERS]
 
 JOB = """
 import json, sys, time
@@ -121,19 +120,24 @@ def _job(node: Node, seconds: float, *, hostile: bool, step_s: float = 0.0) -> t
         step_s: time that a training step takes on a device, so without a core.
     """
     url = f"text+file://{node.public}/job/"
-    with ExitStack() as stack:
-        mallory = None
-        if hostile:
-            arguments = (node.address, str(node.public), str(node.secret), str(seconds + 3))
-            mallory = stack.enter_context(started_as(MALLORY, HOSTILE, *arguments))
-        alice = stack.enter_context(started_as(ALICE, JOB, node.address, url, str(seconds), str(step_s)))
-        said = alice.rest(seconds + 120)
-        told = json.loads(mallory.rest(120).splitlines()[-1]) if mallory is not None else {}
+    mallory = None
+    if hostile:
+        arguments = (node.address, str(node.public), str(node.secret), str(seconds + 5))
+        mallory = started_as(MALLORY, HOSTILE, *arguments)
+    alice = started_as(ALICE, JOB, node.address, url, str(seconds), str(step_s))
+    try:
+        said, _ = alice.communicate(timeout=seconds + 120)
+        told = json.loads(mallory.communicate(timeout=120)[0].splitlines()[-1]) if mallory is not None else {}
+    finally:
+        for process in (alice, mallory):
+            if process is not None and process.poll() is None:
+                process.kill()
+                process.communicate()
     return float(json.loads(said.splitlines()[-1])["rate"]), told
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("seconds", [3.0, pytest.param(300.0, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("seconds", [5.0, pytest.param(300.0, marks=pytest.mark.nightly)])
 def test_the_job_goes_on_beside_a_hostile_user(node: Node, seconds: float) -> None:
     """Every epoch is complete and in order; what the other asks for is refused by a typed error, or ends by itself."""
     _, told = _job(node, seconds, hostile=True)

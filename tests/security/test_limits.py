@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import time
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +19,7 @@ from tests.security.users import ALICE, BOB, DAEMON_UID, MALLORY, run_as, starte
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [pytest.mark.slow, NEEDS_USERS, pytest.mark.usefixtures("forks")]
+pytestmark = [pytest.mark.slow, NEEDS_USERS]
 
 SILENT = """
 import queue, sys, grpc, time
@@ -114,28 +113,40 @@ def _reads(node: Node) -> None:
 
 def test_streams_that_never_start_are_few_and_short(node: Node) -> None:
     """S5: 64 of one user at a time, 5 s each; others open and read meanwhile."""
-    with started_as(MALLORY, SILENT, node.address) as mallory:
-        assert mallory.line() == "begun\n"
+    mallory = started_as(MALLORY, SILENT, node.address)
+    try:
+        assert mallory.stdout is not None
+        assert mallory.stdout.readline() == "begun\n"
         _reads(node)
-        codes = json.loads(mallory.line().replace("'", '"'))
+        codes = json.loads(mallory.stdout.readline().replace("'", '"'))
         assert codes == {"RESOURCE_EXHAUSTED": 136, "INVALID_ARGUMENT": 64}
+    finally:
+        mallory.kill()
+        mallory.communicate()
 
 
 def test_connections_that_say_nothing_are_dropped(node: Node) -> None:
     """S6: 800 of them, more than the daemon may open files; within seconds others get through."""
-    with started_as(MALLORY, IDLE, node.address) as mallory:
-        assert mallory.line().startswith("held")
+    mallory = started_as(MALLORY, IDLE, node.address)
+    try:
+        assert mallory.stdout is not None
+        assert mallory.stdout.readline().startswith("held")
         deadline_s = time.monotonic() + 30
         while not (said := node.read(ALICE, f"text+file://{node.public}/lines.txt")).startswith("read 16 "):
             assert time.monotonic() < deadline_s, said
+    finally:
+        mallory.kill()
+        mallory.communicate()
     assert node.alive
 
 
 def test_a_user_who_holds_all_it_can_leaves_room_for_others(node: Node) -> None:
     """S9: three quarters of the memory at most, also while stopped; an administrator sees and ends its sessions."""
     (node.public / "wide.txt").write_text("x" * 100 + "\n")
-    with started_as(MALLORY, HOG, node.address, f"text+file://{node.public}/wide.txt") as mallory:
-        while not (said := mallory.line()).startswith("refused"):
+    mallory = started_as(MALLORY, HOG, node.address, f"text+file://{node.public}/wide.txt")
+    try:
+        assert mallory.stdout is not None
+        while not (said := mallory.stdout.readline()).startswith("refused"):
             assert "cannot open yet" in said, said
         family = psutil.Process(mallory.pid)  # tests beside this one have processes of the same user
         processes = [one for one in (family, *family.children(recursive=True)) if one.uids().real == MALLORY]
@@ -151,20 +162,30 @@ def test_a_user_who_holds_all_it_can_leaves_room_for_others(node: Node) -> None:
         assert not [one for one in node.sessions() if one["owner"] == f"uid {MALLORY}"]
         for process in processes:
             process.send_signal(signal.SIGCONT)
+    finally:
+        mallory.kill()
+        mallory.communicate()
 
 
 def test_shared_batches_are_for_reading(node: Node) -> None:
     """S8: jobs of two users share nothing; jobs of one user cannot change what the others read."""
-    with ExitStack() as stack:
+    started = [
+        started_as(uid, GROUP, node.address, f"text+file://{node.public}/lines.txt") for uid in (ALICE, ALICE, BOB)
+    ]
+    try:
         said = []
-        for uid in (ALICE, ALICE, BOB):
-            process = stack.enter_context(started_as(uid, GROUP, node.address, f"text+file://{node.public}/lines.txt"))
-            said.append([process.line().strip() for _ in range(6)])
+        for process in started:
+            assert process.stdout is not None
+            said.append([process.stdout.readline().strip() for _ in range(6)])
         files = [lines[0].split()[0] for lines in said]
         assert files[0] == files[1] != files[2]
         for lines in said:
             assert lines[0].endswith("True")
             assert lines[1:] == ["map refused", "open refused", "hole refused", "write refused", "private done"]
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
 
 
 def test_nobody_holds_a_daemon_that_does_not_end_with_its_users(node: Node) -> None:

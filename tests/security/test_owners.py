@@ -14,7 +14,7 @@ from tests.security.users import ALICE, BOB, DAEMON_UID, MALLORY, run_as, starte
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [pytest.mark.slow, NEEDS_USERS, pytest.mark.usefixtures("forks")]
+pytestmark = [pytest.mark.slow, NEEDS_USERS]
 
 REFUSED = "PERMISSION_DENIED expected a URL that you may read"
 OPEN = (
@@ -166,8 +166,10 @@ held = next(stream)
 print("held", flush=True)
 sys.stdin.read()
 """
-    with started_as(ALICE, code, node.address, f"text+file://{node.public}/lines.txt") as alice:
-        assert alice.line() == "held\n"
+    alice = started_as(ALICE, code, node.address, f"text+file://{node.public}/lines.txt")
+    try:
+        assert alice.stdout is not None
+        assert alice.stdout.readline() == "held\n"
         (seen,) = [one for one in node.sessions() if one["owner"] == f"uid {ALICE}"]
         assert (seen["owner"], seen["urls"]) == (f"uid {ALICE}", [f"text+file://{node.public}/lines.txt"])
         assert seen["leases"] >= 1  # type: ignore[operator]  # a number
@@ -180,6 +182,9 @@ sys.stdin.read()
         assert seen["id"] in {one["id"] for one in node.sessions()}
         assert "ended" in node.command(0, "sessions", "end", str(seen["id"]), "--address", node.address)
         assert seen["id"] not in {one["id"] for one in node.sessions()}
+    finally:
+        alice.kill()
+        alice.communicate()
 
 
 def test_only_listed_users_may_connect_and_some_have_rules_of_their_own() -> None:
@@ -207,8 +212,13 @@ sys.stdin.read()
     with open_folder() as home:
         home.chmod(0o1777)
         path = home / "feedd.sock"
-        with started_as(MALLORY, code, str(path)) as mallory:
-            assert mallory.line() == "listening\n"
+        mallory = started_as(MALLORY, code, str(path))
+        try:
+            assert mallory.stdout is not None
+            assert mallory.stdout.readline() == "listening\n"
             said = run_as(ALICE, READ, f"unix://{path}", "s3://bucket/")
             assert said.startswith("refused AccessDenied expected a daemon of root"), said
             assert f"got one of user {MALLORY}" in said
+        finally:
+            mallory.kill()
+            mallory.communicate()

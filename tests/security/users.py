@@ -6,27 +6,20 @@ one, with only the interpreter's folder in it, so that no permission of the mach
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import os
 import shutil
 import stat
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self
-
-from tests.fakes.forks import Talker
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 DAEMON_UID, ALICE, MALLORY, BOB = 61001, 61002, 61003, 61004
 """Users that exist in no list of this machine: the daemon's own, and its clients."""
 
-_HIDE: Final = """
+_SCRIPT: Final = """
 set -e
 hidden=$1; shift
 if [ -n "$hidden" ]; then
@@ -39,15 +32,9 @@ if [ -n "$hidden" ]; then
   umount "$there"
   rmdir "$there"
 fi
-"""
-_PRIVATE: Final = ("sh", "-c", f"mount --make-rprivate /\n{_HIDE}", "sh")
-_SCRIPT: Final = f"""{_HIDE}
 uid=$1; shift
 exec setpriv --reuid="$uid" --regid="$uid" --clear-groups --inh-caps=-all --bounding-set=-all "$@"
 """
-_CLONE_NEWNS: Final = 0x00020000
-_PR_SET_DUMPABLE: Final = 4
-_PR_CAPBSET_DROP: Final = 24
 
 
 def command_of(uid: int, command: list[str]) -> list[str]:
@@ -83,69 +70,35 @@ def why_not() -> str:
     return "" if asked.stdout.strip() == str(ALICE) else f"no mount namespace here: {asked.stderr.strip()[-300:]}"
 
 
-class Started:
-    """Python code that runs as a user; a context manager that ends it whatever happened.
-
-    It is forked from a process that has imported what clients need. Then it takes the same steps as a command of
-    ``command_of``, so that the kernel sees a process of that user, without any rights, that nobody else may look into.
-
-    Attributes:
-        pid: of the process.
-    """
-
-    def __init__(self, uid: int, code: str, arguments: Sequence[str], env: Mapping[str, str] | None = None) -> None:
-        hidden = _closed_folder(Path(sys.base_prefix)) if uid else None
-        body = partial(_as_user, uid, str(hidden or ""), code)
-        self._process = Talker(f"user {uid}", body, arguments, environment(env), Path(os.devnull))
-        self.pid = self._process.pid
-
-    def line(self) -> str:
-        """Return the next line that it prints."""
-        return self._process.stdout.readline().decode()
-
-    def rest(self, timeout_s: float = 60.0) -> str:
-        """Close its input, wait for its end and return what it has printed since."""
-        return self._process.communicate(timeout_s).decode()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._process.__exit__()
-
-
 def run_as(uid: int, code: str, *arguments: str, env: dict[str, str] | None = None, timeout_s: float = 60.0) -> str:
-    """Run Python code as a user and return what it prints, also on its standard error."""
-    with Started(uid, code, arguments, env) as started:
-        return started.rest(timeout_s)
+    """Run Python code as a user and return what it prints, standard error after it."""
+    done = subprocess.run(
+        command_of(uid, [sys.executable, "-c", code, *arguments]),
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=environment(env),
+        timeout=timeout_s,
+        check=False,
+    )
+    return done.stdout + done.stderr
 
 
-def started_as(uid: int, code: str, *arguments: str, env: dict[str, str] | None = None) -> Started:
-    """Start Python code as a user; the caller ends it."""
-    return Started(uid, code, arguments, env)
+def started_as(uid: int, code: str, *arguments: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
+    """Start Python code as a user; its lines are read from ``stdout``. The caller ends it."""
+    return subprocess.Popen(
+        command_of(uid, [sys.executable, "-c", code, *arguments]),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=ROOT,
+        env=environment(env),
+    )
 
 
-def _as_user(uid: int, hidden: str, code: str) -> None:
-    """Become a user, as ``_SCRIPT`` does, and run code."""
-    os.dup2(1, 2)
-    os.chdir(ROOT)
-    if uid:
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.unshare(_CLONE_NEWNS):
-            raise OSError(ctypes.get_errno(), "unshare")
-        mounts = [*_PRIVATE, hidden, *([sys.base_prefix] if hidden else [])]
-        subprocess.run(mounts, check=True, stdin=subprocess.DEVNULL, timeout=60)
-        for capability in range(int(Path("/proc/sys/kernel/cap_last_cap").read_text()) + 1):
-            libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
-        os.setgroups([])
-        os.setresgid(uid, uid, uid)
-        os.setresuid(uid, uid, uid)
-        libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)  # as after any exec: its own files in /proc are its own
-    exec(compile(code, "<code>", "exec"), {"__name__": "__main__"})
-
-
-def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
+def environment(more: dict[str, str] | None = None) -> dict[str, str]:
     """Return the environment of a process of another user: no home, nothing of this daemon's."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("FEEDD_", "AWS_", "HOME"))}
     path = os.pathsep.join((str(ROOT), str(ROOT / "client"), kept.get("PYTHONPATH", "")))
-    return kept | {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/nonexistent"} | dict(more or {})
+    return kept | {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/nonexistent"} | (more or {})
