@@ -24,6 +24,12 @@ if [[ $pid =~ ^[0-9]+$ ]] && runs; then
   done
   if runs; then
     kill -KILL "$pid"
+    # It still writes for a moment. A zombie does not.
+    lives() { [[ -d /proc/$pid ]] && ! grep -qs '^State:[[:space:]]*Z' "/proc/$pid/status"; }
+    for ((tries = 50; tries > 0; tries--)); do
+      lives || break
+      sleep 0.1
+    done
   fi
 fi
 
