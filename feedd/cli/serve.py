@@ -141,8 +141,8 @@ def _log_to_stderr(effective: Effective, fields: Mapping[str, object] | None = N
 
 def _check_takeover(config: Config) -> None:
     """Raise ``BadConfig`` if the daemon cannot run beside its predecessor: lanes, or one port for peers."""
-    found = "a node with lanes" if config.lanes > 1 else "a daemon that listens for peers"
     if config.lanes > 1 or config.peers.listen is not None:
+        found = "a node with lanes" if config.lanes > 1 else "a daemon that listens for peers"
         raise BadConfig(
             f"expected --takeover for one daemon without peers, got {found}",
             object="--takeover",

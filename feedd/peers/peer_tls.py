@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from feedd.errors import BadConfig
+from feedd.fetch.s3.trust import file_version
 from feedd.flow.pools import LOCAL_FILES
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from feedd.peers.peer_options import PeerTls
     from feedd.protocols import Clock
 
@@ -89,5 +88,5 @@ class PeerContexts:
 
     def _versions(self) -> tuple[tuple[int, int, int], ...]:
         assert self._files is not None
-        paths: tuple[Path, ...] = (self._files.cert_path, self._files.key_path, self._files.ca_path)
-        return tuple((status.st_mtime_ns, status.st_size, status.st_ino) for status in (one.stat() for one in paths))
+        paths = (self._files.cert_path, self._files.key_path, self._files.ca_path)
+        return tuple(map(file_version, paths))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aiobotocore.httpsession import AIOHTTPSession
 from aiohttp.client_proto import ResponseHandler
 from botocore.httpsession import create_urllib3_context, get_cert_path
+
+from feedd.fetch.s3.trust import file_version
 
 if TYPE_CHECKING:
     import ssl
@@ -26,8 +27,7 @@ def trusting(verify: bool | str) -> ssl.SSLContext:  # noqa: FBT001 - as botocor
         OSError: the file does not exist, or holds no certificates.
     """
     path = verify if isinstance(verify, str) else get_cert_path(verify=True) or ""
-    version = Path(path).stat()
-    return _trusting(path, (version.st_mtime_ns, version.st_size, version.st_ino))
+    return _trusting(path, file_version(path))
 
 
 @functools.lru_cache(maxsize=4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ssl
 import time
 from pathlib import Path
@@ -51,14 +52,16 @@ class Trust:
         context = ssl.create_default_context(cafile=None if many else path, capath=path if many else None)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols(["http/1.1"])
-        self._version, self._looked_s = _version(path), time.monotonic()
+        with contextlib.suppress(OSError):  # removed since it was read
+            self._version = file_version(path)
+        self._looked_s = time.monotonic()
         return path, context
 
     def _renew(self, path: str, context: ssl.SSLContext) -> None:
-        version = _version(path)
-        if version is None or version == self._version:
-            return
         try:
+            version = file_version(path)
+            if version == self._version:
+                return
             many = Path(path).is_dir()
             context.load_verify_locations(cafile=None if many else path, capath=path if many else None)
         except (OSError, ssl.SSLError):
@@ -66,9 +69,11 @@ class Trust:
         self._version = version
 
 
-def _version(path: str) -> tuple[int, int, int] | None:
-    try:
-        status = Path(path).stat()
-    except OSError:
-        return None
+def file_version(path: str | Path) -> tuple[int, int, int]:
+    """Return what tells a changed or replaced file: time of change in ns, size, inode. Blocks.
+
+    Raises:
+        OSError: the file cannot be looked at.
+    """
+    status = Path(path).stat()
     return status.st_mtime_ns, status.st_size, status.st_ino
