@@ -60,8 +60,8 @@ class EntryWish:
 class PeerEntries:
     """Entries that peers want: each has at most one pin, whatever the number of peers.
 
-    An entry is refused if the peer may not read it, if this daemon reads it from a peer itself, if it would evict an
-    entry that is needed here, or if peers have pinned enough already.
+    An entry is refused in four cases. The peer may not read it. This daemon reads it from a peer itself. It would evict
+    an entry that is needed here. Peers have pinned enough already.
 
     Args:
         cache: the cache.
