@@ -17,6 +17,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from feedd.cli.ephemeral import prefix, sweep
 from feedd.cli.error_report import EXIT_FAILED, log_without_notices, notice_facts, say, say_notices
 from feedd.cli.flags import CacheSizeFlag, ConfigFlag, Flags, SetFlag
+from feedd.cli.shared_work import PartFlag, part_of
 from feedd.cli.stoppable import run_stoppable
 from feedd.dataset.shard_part import WHOLE, ShardPart
 from feedd.metrics import SOURCE_BYTES
@@ -88,9 +89,7 @@ def index(
             "--manifest", help="Also write a frozen manifest, for frozen+ URLs. With --check: compare the newest one."
         ),
     ] = False,
-    part: Annotated[
-        str | None, typer.Option("--part", metavar="I/N", help="Count only part I of N, from 0 to N - 1; see below.")
-    ] = None,
+    part: PartFlag = None,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,  # noqa: FBT002 - a flag is a flag
     cache_size: CacheSizeFlag = None,
     config: ConfigFlag = None,
@@ -110,7 +109,7 @@ def index(
     """
     if manifest and out is not None:
         raise typer.BadParameter("expected --manifest or --out: a manifest lies beside the data", param_hint="--out")
-    chosen = WHOLE if part is None else ShardPart.parse(part)
+    chosen = part_of(part)
     flags = Flags(config=config, cache_size=cache_size or _CACHE_SIZE, set=set_)
     flags.load()
     log_without_notices()
