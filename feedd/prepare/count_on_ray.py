@@ -111,11 +111,11 @@ async def count_on_ray(counter: Counter, config: Config, url: str) -> int:
             await counter.note(shard, found)
 
     work = RayWork(count_shards, config, lambda shards: shards.refs[0].url, url, "prepare")
-    await run_on_ray(work, cut(counter.listing, left), done)
+    await run_on_ray(work, tasks_of(counter.listing, left), done)
     return fetched_bytes
 
 
-def cut(listing: Listing, numbers: Sequence[int]) -> Iterator[Shards]:
+def tasks_of(listing: Listing, numbers: Sequence[int]) -> Iterator[Shards]:
     """Yield the shards of one task after another. A task takes a second to begin."""
     wanted_bytes = min(max(int(listing.sizes[numbers].sum()) // _TASKS, _BYTES_LEAST), _BYTES_MOST)
     some: list[int] = []

@@ -138,6 +138,11 @@ class Counter:
         return self._listing is not None
 
     @property
+    def target_url(self) -> str:
+        """URL of the object that holds the counts: the file of the part until the whole index is written."""
+        return self._target.url
+
+    @property
     def listing(self) -> Listing:
         """The dataset, once it is open."""
         assert self._listing is not None, "not open"

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -31,7 +32,6 @@ from tests.tidy.tree import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from tests.docs.world import World
 
@@ -276,7 +276,7 @@ def test_slurm_arrays(block: Block, world: World) -> None:
     """The script of an array job, run as Slurm runs it for each of two tasks, writes the whole result."""
     script = block.body.replace("/16", "/2")
     assert script != block.body
-    path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     for task in range(2):
         environment = os.environ | world.environment | {"PATH": path, "SLURM_ARRAY_TASK_ID": str(task)}
         done = subprocess.run(["bash"], input=script, env=environment, capture_output=True, text=True, check=False)
