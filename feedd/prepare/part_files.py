@@ -44,11 +44,16 @@ class PartFiles:
         self._root = root
         self._start = folder + MANIFEST_FOLDER
 
-    async def target(self, part: ShardPart) -> IndexTarget:
-        """Return the file of a part, to read and write; a local folder for it is made."""
+    def target(self, part: ShardPart) -> IndexTarget:
+        """Return the file of a part, to read and write; ``make_folder`` must precede the first write."""
+        slash = "" if self._root == FILE_ROOT else "/"
+        name = f"part-{part.index:05d}-of-{part.count:05d}.json"
+        return IndexTarget(self._sources, f"{self._root}{slash}{self._start}{name}")
+
+    async def make_folder(self) -> None:
+        """Make the folder of the files, if it is a local one."""
         if self._root == FILE_ROOT:
             await LOCAL_FILES.run(Path(self._start).mkdir, exist_ok=True)
-        return self._file(part)
 
     async def read(self, parts: Sequence[ShardPart]) -> AsyncGenerator[tuple[ShardPart, list[Row]], None]:
         """Yield each part with its counts: an empty list if there are none, or the file is damaged or being replaced.
@@ -79,11 +84,6 @@ class PartFiles:
 
     async def _rows(self, part: ShardPart) -> list[Row]:
         try:
-            return await self._file(part).read()
+            return await self.target(part).read()
         except (ValueError, ObjectChanged):
             return []
-
-    def _file(self, part: ShardPart) -> IndexTarget:
-        slash = "" if self._root == FILE_ROOT else "/"
-        name = f"part-{part.index:05d}-of-{part.count:05d}.json"
-        return IndexTarget(self._sources, f"{self._root}{slash}{self._start}{name}")

@@ -157,7 +157,7 @@ class Counter:
         """
         listing = await self._pipeline.catalog.fresh((self._url,))
         if self._has_file:
-            self._target = await self._parts.target(self._part)
+            self._target = self._parts.target(self._part)
         exact = await self._read(listing)
         self._listing = listing
         self.progress.passed_over = listing.passed_over
@@ -256,6 +256,7 @@ class Counter:
         listing = self.listing
         counts = listing.counts
         if self._has_file:
+            await self._parts.make_folder()
             counts = {shard: counts[shard] for shard in self._part.of(len(listing.refs)) if shard in counts}
         ours = await CPU.run(_rows, listing.refs, dict(counts), self._folder)
         await self._take(await self._target.save(ours))
