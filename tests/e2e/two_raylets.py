@@ -57,5 +57,4 @@ def run_on_two(*words: str, kill_at: str = "") -> subprocess.CompletedProcess[st
     if subprocess.run([PYTHON, "-c", "import ray.cluster_utils"], capture_output=True, check=False).returncode:
         pytest.skip("needs ray: name an interpreter that has feedd and ray in RAY_PYTHON")
     command = [PYTHON, "-c", _CLUSTER, kill_at, *words, "--engine", "ray", "--json"]
-    patient = {**os.environ, "RAY_raylet_start_wait_time_s": "120"}  # other tests run meanwhile
-    return subprocess.run(command, env=patient, capture_output=True, text=True, check=False, timeout=400)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=400)
