@@ -69,6 +69,13 @@ def test_a_tar_of_small_members_is_refused_after_one_request() -> None:
         make(COUNT_CONVERTER, data, "tar")
 
 
+def test_a_tar_of_small_members_behind_a_large_one_is_refused_after_few_requests() -> None:
+    """Ranges that touch are still requests of their own."""
+    data = tar_bytes([(f"{n:04}", {"cls": bytes(9 if n else 2 * _MIB)}) for n in range(2000)])
+    with pytest.raises(BadShard, match="expected few headers, got 3 before byte"):
+        make(COUNT_CONVERTER, data, "tar")
+
+
 def test_a_tar_of_very_many_members_is_refused() -> None:
     """Requests for its headers would follow one another for too long."""
 
