@@ -181,3 +181,13 @@ def test_members_that_are_no_fields_are_told() -> None:
     made = make(COUNT_CONVERTER, file.getvalue(), "tar")
     assert made.index.sample_count == 2
     assert made.index.unread == (("readme", "a member of a tar without an extension"),)
+
+
+@pytest.mark.parametrize("shift", [5000, -5000])
+def test_npz_whose_members_lie_outside_of_it_is_a_bad_shard(shift: int) -> None:
+    """The directory may place them before the file's start, or behind its end."""
+    data = bytearray(npz({"a": np.arange(300_000), "b": np.arange(300_000)}))
+    end = data.rfind(b"PK\5\6") + 16
+    data[end : end + 4] = (int.from_bytes(data[end : end + 4], "little") + shift).to_bytes(4, "little")
+    with pytest.raises(BadShard):
+        make(NPZ_CONVERTER, bytes(data), ROWS_ONLY)

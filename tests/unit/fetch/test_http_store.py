@@ -275,7 +275,7 @@ async def test_a_name_that_a_redirect_gave_is_checked_again(monkeypatch: pytest.
     addresses = ["127.0.0.1"]
     monkeypatch.setattr(connection_pool, "_RESOLVE_EVERY_S", -1.0)
     monkeypatch.setattr(
-        connection_pool.socket,
+        socket,
         "getaddrinfo",
         lambda _host, port, **_more: [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (addresses[0], port))],
     )
