@@ -106,7 +106,7 @@ class _Job:
             ranks = job.node_count * job.rank_count
             raise BadRequest(
                 f"expected samples for a step: {job.batch_size} for each of {ranks} ranks, got fewer",
-                hint="lower --batch-size, --ranks or --nodes; with --sharding key, a node without a shard has no sample",
+                hint="lower --batch-size, --ranks or --nodes; with --sharding key each node needs a shard",
                 stage="plan",
             )
         counts: dict[SimulatedNode, list[NodeCounts]] = {node: [] for node in nodes}
