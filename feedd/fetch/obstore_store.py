@@ -195,7 +195,7 @@ class ObstoreStore:
         said = f"status {status}" if status else text
         if isinstance(error, (kinds.NotFoundError, FileNotFoundError)):
             return NotFound("the object or bucket does not exist", hint=MISSING_HINT, **where)
-        if isinstance(error, (kinds.PermissionDeniedError, kinds.UnauthenticatedError)):
+        if isinstance(error, (kinds.PermissionDeniedError, kinds.UnauthenticatedError)) or status in {401, 403}:
             return PermissionDenied(f"access denied: {said}", hint=self._login, **where)
         if isinstance(error, kinds.PreconditionError) or status == 416:
             return ObjectChanged(f"expected etag {etag}, got another ({said})", hint=CHANGED_HINT, **where)
