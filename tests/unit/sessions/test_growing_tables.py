@@ -1,0 +1,187 @@
+"""Parquet files of several row groups: rows of those that are converted are read while others are on their way."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from feedd.convert import parquet_file
+from feedd.errors import FeeddError, NotFound
+from feedd.metrics import PIPELINE_MADE
+from feedd.values import ByteRange, Cursor, EpochEnd, Produced
+from tests.fakes.feeding import URL, Feeding, batches, feeding, take
+from tests.fakes.fetchers import until
+from tests.fakes.files import parquet
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+    from pathlib import Path
+
+    from feedd.range_sink import RangeSink
+    from feedd.sessions.feed_session import Session
+    from feedd.values import ObjectRef, ReadProgress
+
+GROUP_ROWS, GROUPS, BATCH = 6000, 8, 1000
+ROWS = GROUP_ROWS * GROUPS
+LATE = 3  # the first row group of a part of several
+VALUES = np.random.default_rng(5).permutation(ROWS)
+FIELDS = (("n", "int"),)
+
+
+@pytest.fixture(autouse=True)
+def _small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have each row group convert alone, however small."""
+    monkeypatch.setattr(parquet_file, "_GROUPS_BYTES", 1)
+
+
+class Ranges:
+    """Lets something happen to reads of a file, by the row group that begins where a read begins."""
+
+    def __init__(self, rig: Feeding, data: bytes) -> None:
+        metadata = pq.read_metadata(pa.BufferReader(data))
+        groups = [metadata.row_group(number).column(0) for number in range(metadata.num_row_groups)]
+        self._starts = [chunk.dictionary_page_offset or chunk.data_page_offset for chunk in groups]
+        self._end = self._starts[-1] + groups[-1].total_compressed_size
+        self.read: list[int] = []
+        self.before: Callable[[int], Awaitable[object]] = _nothing
+        self._read_into = rig.store.read_into
+        rig.store.read_into = self.read_into  # type: ignore[method-assign]  # a wrapper
+
+    async def read_into(
+        self, ref: ObjectRef, span: ByteRange, sink: RangeSink, progress: ReadProgress | None = None
+    ) -> None:
+        """Read a range; all but footers lie in row groups."""
+        if span.end <= self._end:
+            group = max(number for number, start in enumerate(self._starts) if start <= span.start)
+            self.read.append(group)
+            await self.before(group)
+        await self._read_into(ref, span, sink, progress)
+
+
+async def _nothing(_: int) -> None:
+    """Do nothing."""
+
+
+@asynccontextmanager
+async def growing(directory: Path, column: Any = VALUES, **options: Any) -> AsyncIterator[tuple[Feeding, Ranges]]:
+    """Open a pipeline over one file."""
+    data = parquet(pa.table({"n": column}), row_group_size=GROUP_ROWS, compression="none", **options)
+    async with feeding(directory) as rig:
+        rig.store.put("train/0.parquet", data)
+        yield rig, Ranges(rig, data)
+
+
+async def opened(rig: Feeding, **changes: Any) -> Session:
+    """Open a session in the files' order."""
+    return await asyncio.wait_for(rig.open(**({"urls": (URL,), "fields": FIELDS, "batch_size": BATCH} | changes)), 30)
+
+
+def held_back(ranges: Ranges, *allowed: int) -> asyncio.Event:
+    """Let reads of all other row groups wait for the result."""
+    gate = asyncio.Event()
+
+    async def wait(group: int) -> None:
+        if group not in allowed:
+            await gate.wait()
+
+    ranges.before = wait
+    return gate
+
+
+async def run_of(session: Session, at: Cursor, count: int) -> list[int]:
+    """Produce a run of a session of runs; return its values."""
+    assert session.info.run_batches >= count
+    made = await asyncio.wait_for(session.produce_run(at, count), 30)
+    assert isinstance(made, Produced)
+    values: list[int] = []
+    for number in range(made.batch_count):
+        at_bytes = number * session.info.batch_bytes + made.batch.regions[0].values_at
+        view = session.slots.view(made.slot)
+        values += np.frombuffer(view, np.int64, BATCH, at_bytes).tolist()
+    session.release(made.slot)
+    return values
+
+
+async def test_the_first_batches_need_one_row_group(tmp_path: Path) -> None:
+    """The others arrive afterwards, each once, and all rows come in order."""
+    async with growing(tmp_path) as (rig, ranges):
+        gate = held_back(ranges, 0)
+        session = await opened(rig, runs=True)
+        assert await run_of(session, Cursor(0, 0), 6) == VALUES[:GROUP_ROWS].tolist()
+        later = asyncio.ensure_future(run_of(session, Cursor(0, 4), 4))
+        await until(lambda: len(set(ranges.read)) == GROUPS or ranges.read.count(3))
+        assert not later.done()
+        gate.set()
+        assert await later == VALUES[4 * BATCH : 8 * BATCH].tolist()
+        assert [one for batch in await batches(await opened(rig)) for one in batch.ints("n")] == VALUES.tolist()
+        assert rig.recorder.total(PIPELINE_MADE) == 1
+        assert len(ranges.read) == len(set(ranges.read))
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+async def test_the_order_is_that_of_a_file_that_does_not_grow(tmp_path: Path, *, shuffle: bool) -> None:
+    """A file without statistics is converted at once."""
+    orders = []
+    for name, options in (("grows", {}), ("whole", {"write_statistics": False})):
+        async with growing(tmp_path / name, **options) as (rig, ranges):
+            session = await opened(rig, shuffle=shuffle)
+            orders.append([one for batch in await batches(session) for one in batch.ints("n")])
+            assert len(ranges.read) == (GROUPS if name == "grows" else 1) or name == "grows"
+    assert orders[0] == orders[1]
+    assert sorted(orders[0]) == list(range(ROWS))
+    assert (orders[0] == VALUES.tolist()) == (not shuffle)
+
+
+async def test_an_error_of_a_later_row_group_comes_with_its_rows(tmp_path: Path) -> None:
+    """Rows that came before it stay delivered, and a later try continues behind them."""
+    async with growing(tmp_path) as (rig, ranges):
+        fails = True
+
+        async def lost(group: int) -> None:
+            if fails and group == LATE:
+                raise NotFound("it is gone", object=URL, stage="source")
+
+        ranges.before = lost
+        gate = held_back(ranges, 0)
+        session = await opened(rig, runs=True)
+        assert await run_of(session, Cursor(0, 0), 6) == VALUES[:GROUP_ROWS].tolist()
+        ranges.before = lost
+        gate.set()
+        with pytest.raises(FeeddError, match="it is gone"):  # noqa: PT012
+            for step in range(6, ROWS // BATCH, 6):
+                await run_of(session, Cursor(0, step), 6)
+        fails = False
+        rest = await batches(await opened(rig), Cursor(0, 6))
+        assert [one for batch in rest for one in batch.ints("n")] == VALUES[GROUP_ROWS:].tolist()
+
+
+async def test_statistics_that_are_wrong_change_no_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that were read early are right, and so are those of the table that is made anew, with another layout."""
+    monkeypatch.setattr(parquet_file, "_has_all", lambda _: True)
+    column = pa.array([None if row == 5 * GROUP_ROWS else value for row, value in enumerate(VALUES.tolist())])
+    async with growing(tmp_path, column) as (rig, ranges):
+        gate = held_back(ranges, 0)
+        session = await opened(rig, runs=True, bad_samples="replace")
+        assert await run_of(session, Cursor(0, 0), 6) == VALUES[:GROUP_ROWS].tolist()
+        gate.set()
+        session = await opened(rig, bad_samples="replace", max_bad_samples="1")
+        rest = await batches(session, Cursor(0, 6))
+        found = [one for batch in rest for one in batch.ints("n")]
+        found[4 * GROUP_ROWS] = int(VALUES[5 * GROUP_ROWS])  # in place of what stands for the missing value
+        assert found == VALUES[GROUP_ROWS:].tolist()
+        assert isinstance(await take(session, Cursor(0, ROWS // BATCH)), EpochEnd)
+
+
+async def test_a_closed_session_leaves_nothing_half_done(tmp_path: Path) -> None:
+    """A daemon that ends while a table grows waits for nothing."""
+    async with growing(tmp_path) as (rig, ranges):
+        held_back(ranges, 0)
+        session = await opened(rig, runs=True)
+        await run_of(session, Cursor(0, 0), 6)
+        await rig.close(session)
