@@ -204,7 +204,7 @@ def _is_read_early(ref: ObjectRef) -> bool:
 
 def _ordinals(group: BatchPlanGroup, number: int, ref: ObjectRef) -> NDArray[np.int64]:
     """Return the samples of a group in one of its shards; of a converted shard, the first and the last."""
-    ordinal = group.ordinal[group.shard_no == number]
+    ordinal: NDArray[np.int64] = group.ordinal[group.shard_no == number]
     if ref.conversion is None:
         return ordinal
     return np.array([ordinal.min(), ordinal.max() + group.rows - 1])

@@ -266,7 +266,7 @@ class Converter:
     ) -> int:
         """Convert a shard into its entry, by row groups if its object tells the layout; return the shard's size."""
         may_plan = self._misjudged.get(ref) is None
-        outcome = source.plan if may_plan else None
+        outcome: ConvertedShard | TablePlan | None = source.plan if may_plan else None
         if outcome is None:
             outcome = await self._again(ref, task, source, urgency, may_plan=may_plan)
         if isinstance(outcome, TablePlan) and outcome.size_bytes != shard.size_bytes:

@@ -67,14 +67,6 @@ class WorkerConversions:
         self._semaphore = asyncio.Semaphore(makings)
         self._recorder = recorder
 
-    async def converted(
-        self, ref: ObjectRef, task: MakeTask, source: FetchedRanges, urgency: Callable[[], float]
-    ) -> ConvertedShard:
-        """Fetch the ranges that the conversion needs, until a worker has made the shard."""
-        outcome = await self.converted_or_planned(ref, task, source, urgency, may_plan=False)
-        assert isinstance(outcome, ConvertedShard), "a plan is not asked for"
-        return outcome
-
     async def converted_or_planned(
         self, ref: ObjectRef, task: MakeTask, source: FetchedRanges, urgency: Callable[[], float], *, may_plan: bool
     ) -> ConvertedShard | TablePlan:

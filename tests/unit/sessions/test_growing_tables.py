@@ -141,17 +141,17 @@ async def test_the_order_is_that_of_a_file_that_does_not_grow(tmp_path: Path, *,
 async def test_an_error_of_a_later_row_group_comes_with_its_rows(tmp_path: Path) -> None:
     """Rows that came before it stay delivered, and a later try continues behind them."""
     async with growing(tmp_path) as (rig, ranges):
-        fails = True
+        gate, fails = asyncio.Event(), True
 
         async def lost(group: int) -> None:
+            if group:
+                await gate.wait()
             if fails and group == LATE:
                 raise NotFound("it is gone", object=URL, stage="source")
 
         ranges.before = lost
-        gate = held_back(ranges, 0)
         session = await opened(rig, runs=True)
         assert await run_of(session, Cursor(0, 0), 6) == VALUES[:GROUP_ROWS].tolist()
-        ranges.before = lost
         gate.set()
         with pytest.raises(FeeddError, match="it is gone"):  # noqa: PT012
             for step in range(6, ROWS // BATCH, 6):
@@ -170,7 +170,7 @@ async def test_statistics_that_are_wrong_change_no_value(tmp_path: Path, monkeyp
         session = await opened(rig, runs=True, bad_samples="replace")
         assert await run_of(session, Cursor(0, 0), 6) == VALUES[:GROUP_ROWS].tolist()
         gate.set()
-        session = await opened(rig, bad_samples="replace", max_bad_samples="1")
+        session = await opened(rig, bad_samples="replace", bad_samples_max=1)
         rest = await batches(session, Cursor(0, 6))
         found = [one for batch in rest for one in batch.ints("n")]
         found[4 * GROUP_ROWS] = int(VALUES[5 * GROUP_ROWS])  # in place of what stands for the missing value
