@@ -129,12 +129,14 @@ class _Footer:
         data: the bytes of the footer.
         metadata: None until pyarrow has parsed it.
         chosen: wanted columns, columns that cannot be fields, and unscaled ones, by the parameters of a conversion.
+        tables: layouts of tables, by the parameters of a conversion.
     """
 
     def __init__(self, data: bytes = b"") -> None:
         self.data = data
         self.metadata: pq.FileMetaData | None = None
         self.chosen: dict[str, tuple[list[_Column], dict[str, str], dict[str, str]]] = {}
+        self.tables: dict[str, WholeTable | None] = {}
 
 
 class _LatestFooter:
@@ -143,11 +145,11 @@ class _LatestFooter:
     def __init__(self) -> None:
         self._footer = _Footer()
 
-    def of(self, data: memoryview) -> _Footer:
+    def of(self, data: bytes) -> _Footer:
         """Return the footer with these bytes."""
         if self._footer.data == data:
             return self._footer
-        footer = _Footer(bytes(data))
+        footer = _Footer(data)
         if len(data) <= _KEPT_BYTES_MAX:
             self._footer = footer
         return footer
@@ -177,7 +179,7 @@ class _File:
         source = pa.BufferReader(pa.py_buffer(data))
         self.others: dict[str, str] = {}
         self.unscaled: dict[str, str] = {}
-        self._footer = _latest.of(data[footer.start : footer.end])
+        self._footer = _latest.of(bytes(data[footer.start : footer.end]))
         known, options = self._footer.metadata, {"pre_buffer": False, "page_checksum_verification": True}
         self._file = pq.ParquetFile(source, metadata=known, **options)
         self._footer.metadata = metadata = self._file.metadata
@@ -229,6 +231,11 @@ class _File:
 
     def table(self, columns: list[_Column], params: str) -> WholeTable | None:
         """Return the layout of the table, if the footer says that no value is missing."""
+        if params not in self._footer.tables:
+            self._footer.tables = {params: self._table(columns, params)}
+        return self._footer.tables[params]
+
+    def _table(self, columns: list[_Column], params: str) -> WholeTable | None:
         leaves = [leaf for column in columns for leaf in column.leaves]
         if not all(_has_all(group.column(leaf)) for group in self._groups for leaf in leaves):
             return None
