@@ -92,9 +92,13 @@ def _put(rig: MadeRig, table: pa.Table) -> tuple[ObjectRef, bytes]:
     return replace(ref, conversion=Conversion("parquet")), made_of("parquet", "a.parquet", data)[1]
 
 
-@pytest.mark.parametrize("told", [True, False])
-async def test_a_table_of_known_size_is_made_in_its_entry(rig: MadeRig, *, told: bool) -> None:
-    """A table of unknown size is made in memory first. The object is fetched once in both cases."""
+@pytest.mark.parametrize(("told", "part_count"), [(True, 3), (True, 1), (False, 1)])
+async def test_a_table_of_known_size_is_made_in_its_entry(
+    rig: MadeRig, monkeypatch: pytest.MonkeyPatch, *, told: bool, part_count: int
+) -> None:
+    """A table of unknown size is made in memory first. The object is fetched once in all cases."""
+    if part_count > 1:
+        monkeypatch.setattr(parquet_file, "_GROUPS_BYTES", 1)  # else all row groups together make little of a table
     ref, expected = _put(rig, pa.table({"n": _LARGE if told else _LARGE_MISSING}))
     tasks: list[MakeTask] = []
     async with rig.open_made() as cache:
@@ -113,7 +117,7 @@ async def test_a_table_of_known_size_is_made_in_its_entry(rig: MadeRig, *, told:
         cache.prefetch([ref], "me")
         cache.prefetch([], "me")
     assert rig.recorder.total(PIPELINE_MADE) == 1
-    assert rig.fetcher.calls == {"a.parquet": 2}  # the footer, and the columns: all row groups make little of a table
+    assert rig.fetcher.calls == {"a.parquet": 1 + part_count}  # the footer, and the columns
 
 
 async def test_a_footer_that_tells_a_wrong_size_costs_one_try(rig: MadeRig, monkeypatch: pytest.MonkeyPatch) -> None:
