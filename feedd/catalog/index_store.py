@@ -138,7 +138,7 @@ class Indexes:
                     raise CacheUnavailable("the index is no longer known", object=key.ref.url, stage="cache")
                 return told or await self._stages.pool.index(files[0], key.format or files[0].format or name)
 
-            index = await self._stages.inflight.read_begun(counted_by(key.ref, key.format), read)
+            index = await self._stages.inflight.read_unfinished(counted_by(key.ref, key.format), read)
         if shard in view.listing.idx_bytes:
             await CPU.run(say_fewer, key.ref, view.listing.idx_bytes[shard], index)
         self._current().put(key, index, index.nbytes + _ENTRY_BYTES)

@@ -124,7 +124,7 @@ class PackReads:
         wanted = {refs[number]: _ordinals(group, number, refs[number]) for number in missing}
         return await self._read(refs, wanted, read, owner, ticket)
 
-    async def read_begun(self, ref: ObjectRef, read: Callable[[tuple[ShardFile, ...]], Awaitable[_T]]) -> _T:
+    async def read_unfinished(self, ref: ObjectRef, read: Callable[[tuple[ShardFile, ...]], Awaitable[_T]]) -> _T:
         """Return the result of ``read`` for a shard that may not have any sample yet.
 
         The shard goes on arriving if a session wishes for it.

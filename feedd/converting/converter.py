@@ -94,7 +94,7 @@ class Converter:
         fresh: shards that are not in the cache yet.
         ranges: fetches objects, or copies them from the cache.
         conversions: has workers convert objects.
-        is_awaited: whether a caller waits for the shard of a listed object now.
+        is_needed_now: whether a caller waits for the shard of a listed object now.
         misjudged_count: how often values were missing although a footer said otherwise. The table then gets another
             layout, and indexes that were taken before no longer hold.
     """
@@ -118,7 +118,7 @@ class Converter:
         self.conversions = WorkerConversions(
             self.ranges, make, options.limit_bytes, options.makings, recorder, inflight
         )
-        self.is_awaited: Callable[[ObjectRef], bool] = lambda _: False
+        self.is_needed_now: Callable[[ObjectRef], bool] = lambda _: False
         self.misjudged_count = 0
         self._options = options
         self._recorder = recorder
@@ -274,7 +274,7 @@ class Converter:
         self._keep_index(shard, outcome.index)
         if isinstance(outcome, ConvertedShard):
             return outcome.size_bytes
-        growing = GrowingTable(ref, shard, sink, outcome, hurried=self.is_awaited(ref))
+        growing = GrowingTable(ref, shard, sink, outcome, hurried=self.is_needed_now(ref))
         readable = outcome.index is not None
         fits = await self.conversions.fill(growing, task, source, urgency, readable=readable)
         return outcome.size_bytes if fits else -1

@@ -61,7 +61,7 @@ class ConvertingCache:
         self._wishes = ConversionWishes(self._inner, self._converter, self._flights, self._bring)
         self._converter.fresh.on_free = self._wishes.pump
         self._converter.ranges.pinned = self._pinned
-        self._converter.is_awaited = lambda ref: self._acquired[ref] > 0
+        self._converter.is_needed_now = lambda ref: self._acquired[ref] > 0
         return self
 
     async def __aexit__(self, *exc: object) -> None:

@@ -38,12 +38,12 @@ class GrowingTable:
         self._row_ends = [one.row_end for one in plan.groups]
         self._left = set(range(len(plan.groups)))  # not begun
         self._undone = set(self._left)
-        self._awaited: dict[int, range] = {}  # places in ``plan.groups``, by ticket
+        self._needed: dict[int, range] = {}  # places in ``plan.groups``, by ticket
         self._count_max = 1 if hurried else len(plan.groups)
 
     def missing(self, objects: set[int]) -> set[int]:
         """Return ``objects`` unless all rows from the first to the last one are there."""
-        return set() if self._undone.isdisjoint(self._places(objects)) else objects
+        return set() if self._undone.isdisjoint(self._items_with(objects)) else objects
 
     def whole(self, objects: set[int]) -> bool:
         """Whether all rows from the first to the last one are there."""
@@ -51,13 +51,13 @@ class GrowingTable:
 
     def expedite(self, ticket: int, objects: set[int]) -> None:
         """Convert these rows before others."""
-        self._awaited[ticket] = self._places(objects)
+        self._needed[ticket] = self._items_with(objects)
 
     def begin(self) -> range | None:
         """Return the next part to convert, as places in ``plan.groups``; None: all have begun."""
         if not self._left:
             return None
-        awaited = (place for _, places in sorted(self._awaited.items()) for place in places if place in self._left)
+        awaited = (place for _, places in sorted(self._needed.items()) for place in places if place in self._left)
         start = end = next(awaited, min(self._left))
         size_bytes = 0
         while end in self._left and end - start < self._count_max:
@@ -83,7 +83,7 @@ class GrowingTable:
         """Return the ranges of the object that a part is converted from."""
         return tuple(span for one in self._groups[part.start : part.stop] for span in one.ranges)
 
-    def _places(self, rows: set[int]) -> range:
+    def _items_with(self, rows: set[int]) -> range:
         if not rows:
             return range(0)
         first, last = (bisect.bisect_right(self._row_ends, row) for row in (min(rows), max(rows)))
