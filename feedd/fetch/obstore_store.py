@@ -91,7 +91,7 @@ class ObstoreStore:
                 yield await CPU.run(_refs, self._root, exact, url)  # whoever names one object reads no further
                 found = [one for one in found if one["path"] != prefix]
         for one in folders:
-            found += await self._call(self._all_below(one), url)
+            found += await self._all_below(one, url)
         refs = await CPU.run(_sorted_refs, self._root, found, url, start_after)
         for at in range(0, len(refs), _PAGE_COUNT):
             yield refs[at : at + _PAGE_COUNT]
@@ -152,10 +152,12 @@ class ObstoreStore:
         )
         return found
 
-    async def _all_below(self, folder: str) -> Sequence[Mapping[str, Any]]:
-        pages = self._obstore.list(await self._opened(), folder.rstrip("/"), chunk_size=_PAGE_COUNT)
+    async def _all_below(self, folder: str, url: str) -> Sequence[Mapping[str, Any]]:
+        """Return all objects in a folder; each page has a deadline of its own."""
+        store = await self._call(self._opened(), url)
+        pages = aiter(self._obstore.list(store, folder.rstrip("/"), chunk_size=_PAGE_COUNT))
         found: list[Mapping[str, Any]] = []
-        async for page in pages:
+        while (page := await self._call(anext(pages, None), url)) is not None:
             found += page
         return found
 
