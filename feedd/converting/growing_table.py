@@ -38,7 +38,7 @@ class GrowingTable:
         self._row_ends = [one.row_end for one in plan.groups]
         self._left = set(range(len(plan.groups)))  # not begun
         self._undone = set(self._left)
-        self._needed: dict[int, range] = {}  # places in ``plan.groups``, by ticket
+        self._needed: dict[int, range] = {}  # in ``plan.groups``, by ticket
         self._count_max = 1 if hurried else len(plan.groups)
 
     def missing(self, objects: set[int]) -> set[int]:
@@ -54,11 +54,11 @@ class GrowingTable:
         self._needed[ticket] = self._items_with(objects)
 
     def begin(self) -> range | None:
-        """Return the next part to convert, as places in ``plan.groups``; None: all have begun."""
+        """Return the next part to convert, as indices in ``plan.groups``; None: all have begun."""
         if not self._left:
             return None
-        awaited = (place for _, places in sorted(self._needed.items()) for place in places if place in self._left)
-        start = end = next(awaited, min(self._left))
+        needed = (index for _, indices in sorted(self._needed.items()) for index in indices if index in self._left)
+        start = end = next(needed, min(self._left))
         size_bytes = 0
         while end in self._left and end - start < self._count_max:
             size_bytes += sum(span.size_bytes for span in self._groups[end].ranges)
