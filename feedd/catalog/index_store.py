@@ -124,6 +124,7 @@ class Indexes:
         await self._runs.cancel_all()
 
     async def _read(self, view: DatasetView, key: _Key, shard: int = -1) -> ShardIndex:
+        misjudged_count = self._stages.cache.misjudged_count
         if is_pack(key.ref):
             index = await _index_of_pack(view, key.ref)
         elif shard in view.listing.spans:
@@ -141,7 +142,8 @@ class Indexes:
             index = await self._stages.inflight.read_unfinished(counted_by(key.ref, key.format), read)
         if shard in view.listing.idx_bytes:
             await CPU.run(say_fewer, key.ref, view.listing.idx_bytes[shard], index)
-        self._current().put(key, index, index.nbytes + _ENTRY_BYTES)
+        if misjudged_count == self._stages.cache.misjudged_count:  # else the index may be that of another layout
+            self._current().put(key, index, index.nbytes + _ENTRY_BYTES)
         return index
 
 

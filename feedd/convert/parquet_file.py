@@ -250,7 +250,7 @@ class _File:
             return None
         least_bytes = _GROUPS_BYTES
         while True:
-            groups = list(self._joined(columns, least_bytes // table.row_bytes))
+            groups = list(self._joined(columns, least_bytes // max(table.row_bytes, 1)))
             if sum(len(one.ranges) for one in groups) <= _RANGES_MAX:
                 return TablePlan(table.size_bytes, tuple(groups), table.index(self._url))
             if len(groups) == 1:
