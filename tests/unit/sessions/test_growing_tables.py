@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from feedd.sessions.feed_session import Session
     from feedd.values import ObjectRef, ReadProgress
 
-GROUP_ROWS, GROUPS, BATCH = 6000, 8, 1000
+GROUP_ROWS, GROUPS, BATCH = 5500, 8, 1000
+FIRST = 5  # batches that need one row group only
 ROWS = GROUP_ROWS * GROUPS
 LATE = 3  # the first row group of a part of several
 VALUES = np.random.default_rng(5).permutation(ROWS)
@@ -115,12 +116,12 @@ async def test_the_first_batches_need_one_row_group(tmp_path: Path) -> None:
     async with growing(tmp_path) as (rig, ranges):
         gate = held_back(ranges, 0)
         session = await opened(rig, runs=True)
-        assert await run_of(session, Cursor(0, 0), 6) == VALUES[:GROUP_ROWS].tolist()
-        later = asyncio.ensure_future(run_of(session, Cursor(0, 4), 4))
+        assert await run_of(session, Cursor(0, 0), FIRST) == VALUES[: FIRST * BATCH].tolist()
+        later = asyncio.ensure_future(run_of(session, Cursor(0, FIRST), 1))
         await until(lambda: len(set(ranges.read)) == GROUPS or ranges.read.count(3))
         assert not later.done()
         gate.set()
-        assert await later == VALUES[4 * BATCH : 8 * BATCH].tolist()
+        assert await later == VALUES[FIRST * BATCH :][:BATCH].tolist()
         assert [one for batch in await batches(await opened(rig)) for one in batch.ints("n")] == VALUES.tolist()
         assert rig.recorder.total(PIPELINE_MADE) == 1
         assert len(ranges.read) == len(set(ranges.read))
@@ -153,14 +154,14 @@ async def test_an_error_of_a_later_row_group_comes_with_its_rows(tmp_path: Path)
 
         ranges.before = lost
         session = await opened(rig, runs=True)
-        assert await run_of(session, Cursor(0, 0), 6) == VALUES[:GROUP_ROWS].tolist()
+        assert await run_of(session, Cursor(0, 0), FIRST) == VALUES[: FIRST * BATCH].tolist()
         gate.set()
         with pytest.raises(FeeddError, match="it is gone"):  # noqa: PT012
-            for step in range(6, ROWS // BATCH, 6):
-                await run_of(session, Cursor(0, step), 6)
+            for step in range(FIRST, ROWS // BATCH, FIRST):
+                await run_of(session, Cursor(0, step), FIRST)
         fails = False
-        rest = await batches(await opened(rig), Cursor(0, 6))
-        assert [one for batch in rest for one in batch.ints("n")] == VALUES[GROUP_ROWS:].tolist()
+        rest = await batches(await opened(rig), Cursor(0, FIRST))
+        assert [one for batch in rest for one in batch.ints("n")] == VALUES[FIRST * BATCH :].tolist()
 
 
 async def test_statistics_that_are_wrong_change_no_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,10 +172,10 @@ async def test_statistics_that_are_wrong_change_no_value(tmp_path: Path, monkeyp
         gate = held_back(ranges, 0)
         asked = {"runs": True, "bad_samples": "replace", "bad_samples_max": 1}
         session = await opened(rig, **asked, fields=(("a", "int"), *FIELDS))
-        found = await run_of(session, Cursor(0, 0), 6)
+        found = await run_of(session, Cursor(0, 0), FIRST)
         gate.set()
-        for step in range(6, ROWS // BATCH, 6):
-            found += await run_of(session, Cursor(0, step), 6)
+        for step in range(FIRST, ROWS // BATCH, FIRST):
+            found += await run_of(session, Cursor(0, step), FIRST)
         assert [row for row in range(ROWS) if found[row] != VALUES[row]] == [5 * GROUP_ROWS]
 
 
@@ -183,5 +184,5 @@ async def test_a_closed_session_leaves_nothing_half_done(tmp_path: Path) -> None
     async with growing(tmp_path) as (rig, ranges):
         held_back(ranges, 0)
         session = await opened(rig, runs=True)
-        await run_of(session, Cursor(0, 0), 6)
+        await run_of(session, Cursor(0, 0), FIRST)
         await rig.close(session)
