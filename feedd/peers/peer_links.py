@@ -17,7 +17,8 @@ from feedd.fetch.s3.bodies import Files
 from feedd.fetch.s3.connection_pool import ConnectionPool, Endpoint
 from feedd.fetch.s3.transfer_threads import TransferThreads
 from feedd.flow.pools import LOCAL_FILES
-from feedd.metrics import PEER_FETCHES, PEER_PAUSED
+from feedd.metrics import PEER_PAUSED
+from feedd.peers.pace_meter import PaceMeter
 from feedd.peers.peer_link import PeerLink, Promise
 from feedd.peers.peer_store import PeerStore
 from feedd.units import parse_host_port
@@ -57,6 +58,9 @@ class PeerLinks:
         tls: context of connections to peers; None: plain text.
         recorder: takes the measurements.
         clock: times the pauses of failing peers.
+
+    Attributes:
+        meter: measures this daemon's own delays.
     """
 
     def __init__(
@@ -77,12 +81,10 @@ class PeerLinks:
         self._links: dict[str, PeerLink] = {}
         self._stores: dict[str, PeerStore] = {}
         self._threads = TransferThreads(options.transfer_threads)
-        # Two thirds, because silence is noticed after up to half as much again.
+        self.meter = PaceMeter(options.timeout_s)
+        longest_s = self.meter.pace.longest_s
         self._limits = SourceOptions(
-            parts_in_flight=_PARTS_MAX,
-            connect_timeout_s=options.timeout_s,
-            read_timeout_s=options.timeout_s * 2 / 3,
-            hedge_share=0,
+            parts_in_flight=_PARTS_MAX, connect_timeout_s=longest_s, read_timeout_s=longest_s, hedge_share=0
         )
         self._failed = asyncio.Event()
 
@@ -96,25 +98,27 @@ class PeerLinks:
         found = self._links.get(member)
         if found is None:
             host, port = parse_host_port(member)
-            pool = ConnectionPool(Endpoint(member, host, port, self._tls), self._limits, Files(self._threads))
-            found = PeerLink(member, pool, self._options.timeout_s, self._clock, self._failed.set)
+            # Two thirds, because silence is noticed after up to half as much again.
+            endpoint, files = Endpoint(member, host, port, self._tls), Files(self._threads)
+            pool = ConnectionPool(endpoint, self._limits, files, lambda: self.meter.silence_s() * 2 / 3)
+            found = PeerLink(member, pool, self.meter, self._clock, self._failed.set)
             self._links[member] = found
         return found
 
-    async def fetch(self, member: str, ref: ObjectRef, sink: RangeSink, watch: FetchWatch | None) -> bool:
-        """Fill ``sink`` from a peer; return False if the peer does not bring the entry.
+    async def ask(self, member: str, ref: ObjectRef) -> Promise:
+        """Ask a peer for an entry."""
+        return await self.link(member).ask(ref)
+
+    async def wait(self, member: str, ref: ObjectRef) -> Promise:
+        """Wait while a peer fetches an entry."""
+        return await self.link(member).wait(ref)
+
+    async def read(self, member: str, ref: ObjectRef, sink: RangeSink, watch: FetchWatch | None) -> str:
+        """Fill ``sink`` from a peer that holds the entry; return the outcome, as ``PEER_FETCHES`` names it.
 
         Raises:
             CacheError: the sink cannot be written.
         """
-        promise = await self.link(member).promise(ref)
-        outcome = promise.value
-        if promise is Promise.HELD:
-            outcome = await self._read(member, ref, sink, watch)
-        self._recorder.count(PEER_FETCHES, outcome=outcome)
-        return outcome == "read"
-
-    async def _read(self, member: str, ref: ObjectRef, sink: RangeSink, watch: FetchWatch | None) -> str:
         name = f"{_SCHEME}{member}/{ref.root}"
         store = self._stores.get(name)
         if store is None:

@@ -40,7 +40,7 @@ class Connection(asyncio.BufferedProtocol):
     part of the sink, and no write to it begins. A write that a thread has begun is not waited for; see ``Writers``.
 
     Args:
-        read_timeout_s: longest silence while an answer is expected; noticed after up to half as much again.
+        silence_s: returns the longest silence while an answer is expected; noticed after up to half as much again.
         on_lost: called once, when the socket is closed.
         address: the remote address.
         files: chooses the way of each body.
@@ -48,7 +48,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def __init__(
         self,
-        read_timeout_s: float,
+        silence_s: Callable[[], float],
         on_lost: Callable[[Connection], object],
         address: str = "",
         files: Files = _NO_FILES,
@@ -63,7 +63,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: Any = None  # of whichever loop: uvloop's are no asyncio.Transport
         self._served_count = 0
         self._idle = LazyTimer(self.drop)
-        self._idle_timeout = IdleTimeout(read_timeout_s, self._come, self._silent)
+        self._idle_timeout = IdleTimeout(silence_s, self._come, self._silent)
         self._waiter: asyncio.Future[None] | None = None
         self._outcome: Answer | Exception | None = None
         self._surplus = False

@@ -66,12 +66,25 @@ class ConnectionPool:
 
     A retry, or a hedge of a slow request, goes to another address if there is one. If the process has no descriptor
     left, idle connections are closed, or a used one is awaited.
+
+    Args:
+        endpoint: where to connect to.
+        limits: bounds and timeouts.
+        files: chooses the way of each body.
+        silence_s: returns the longest silence while an answer is expected; None: ``limits.read_timeout_s``.
     """
 
-    def __init__(self, endpoint: Endpoint, limits: SourceOptions, files: Files | None = None) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        limits: SourceOptions,
+        files: Files | None = None,
+        silence_s: Callable[[], float] | None = None,
+    ) -> None:
         self._endpoint = endpoint
         self._files = files or Files(None)
         self._limits = limits
+        self._silence_s = silence_s or (lambda: limits.read_timeout_s)
         self._loop = asyncio.get_running_loop()
         self._permits = asyncio.Semaphore(limits.connections_max)
         self._idle = Idle()
@@ -274,7 +287,7 @@ class ConnectionPool:
             raise
         # After a broken-off handshake, the transport closes the socket a turn of the loop or two later.
         self._closing.add(sock)
-        connection = Connection(self._limits.read_timeout_s, self._forget, address, self._files)
+        connection = Connection(self._silence_s, self._forget, address, self._files)
         connection.round_trip_s = round_trip_s(sock)
         tls_transport = self._tls and TlsTransport(self._tls, connection)
         try:

@@ -16,12 +16,12 @@ class IdleTimeout:
     """Watches an exchange; checks twice per allowed silence.
 
     Args:
-        longest_s: longest time without anything new.
+        longest_s: returns the longest time without anything new; called at each check.
         came: returns how much has come; compared for equality only.
         fell: called when that did not change for so long; watching has stopped then.
     """
 
-    def __init__(self, longest_s: float, came: Callable[[], object], fell: Callable[[], object]) -> None:
+    def __init__(self, longest_s: Callable[[], float], came: Callable[[], object], fell: Callable[[], object]) -> None:
         self._loop = asyncio.get_running_loop()
         self._longest_s = longest_s
         self._came = came
@@ -33,7 +33,7 @@ class IdleTimeout:
     def begin(self) -> None:
         """Start watching."""
         self._seen, self._since_s = self._came(), self._loop.time()
-        self._timer.set(self._since_s + self._longest_s / 2)
+        self._timer.set(self._since_s + self._longest_s() / 2)
 
     def end(self) -> None:
         """Pause watching."""
@@ -47,8 +47,9 @@ class IdleTimeout:
         now_s, seen = self._loop.time(), self._came()
         if seen != self._seen:
             self._seen, self._since_s = seen, now_s
-        ends_s = self._since_s + self._longest_s
+        longest_s = self._longest_s()
+        ends_s = self._since_s + longest_s
         if now_s >= ends_s:
             self._fell()
         else:
-            self._timer.set(min(now_s + self._longest_s / 2, ends_s))
+            self._timer.set(min(now_s + longest_s / 2, ends_s))

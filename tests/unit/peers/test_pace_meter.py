@@ -1,0 +1,50 @@
+"""What this daemon measures of itself while it waits for peers."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from feedd.flow.loop_thread import LoopThread
+from feedd.peers.pace_meter import PaceMeter
+
+TIMEOUT_S = 0.02
+
+
+async def _loop() -> asyncio.AbstractEventLoop:
+    return asyncio.get_running_loop()
+
+
+async def test_a_limit_that_has_grown_is_kept() -> None:
+    """The limit is computed again before a wait is given up."""
+    meter, limits = PaceMeter(TIMEOUT_S), iter([0.001])
+    async with meter.within(lambda: next(limits, 60.0)):
+        await asyncio.sleep(0.05)
+    with pytest.raises(TimeoutError):
+        async with meter.within(lambda: 0.001):
+            await asyncio.sleep(60.0)
+
+
+async def test_a_blocked_thread_extends_the_limit() -> None:
+    """If the thread that serves peers is late here, it may be late at a peer."""
+    meter, blocked = PaceMeter(TIMEOUT_S), threading.Event()
+    async with LoopThread("test") as thread, asyncio.timeout(20):
+        meter.server_loop = await thread.run(_loop)
+        thread.post(blocked.wait, 20.0)
+        with meter.measuring():
+            while meter.silence_s() < meter.pace.longest_s:  # noqa: ASYNC110 - no event tells it
+                await asyncio.sleep(0.001)
+        blocked.set()
+
+
+async def test_a_closed_loop_is_left_alone() -> None:
+    """When the daemon stops, its thread is gone before its last requests."""
+    meter, errors = PaceMeter(TIMEOUT_S), list[dict[str, object]]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+    async with LoopThread("test") as thread:
+        meter.server_loop = await thread.run(_loop)
+    with meter.measuring():
+        await asyncio.sleep(2 * TIMEOUT_S)
+    assert not errors
