@@ -35,12 +35,13 @@ class PaceMeter:
         self._tick_s = timeout_s / _TICKS
         self._waiting_count = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._due_s = 0.0
         self._asked_s: float | None = None  # when the other thread was called; None: it has answered
 
     def silence_s(self) -> float:
         """Return the longest silence of a peer that began to be silent while something waited for it."""
         now_s = self._loop.time()
-        delay_s = 0.0 if self._timer is None else now_s - self._timer.when()
+        delay_s = 0.0 if self._timer is None else now_s - self._due_s
         if self._asked_s is not None:
             delay_s = max(delay_s, now_s - self._asked_s)
         return self.pace.limit_s(now_s, delay_s)
@@ -50,12 +51,12 @@ class PaceMeter:
         """Measure during the body."""
         self._waiting_count += 1
         if self._timer is None:
-            self._timer = self._loop.call_later(self._tick_s, self._tick)
+            self._set(self._loop.time())
         try:
             yield
         finally:
             self._waiting_count -= 1
-            if not self._waiting_count:
+            if not self._waiting_count and self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
 
@@ -85,14 +86,17 @@ class PaceMeter:
                     timer.stop()
 
     def _tick(self) -> None:
-        assert self._timer is not None
         now_s = self._loop.time()
-        self.pace.noted(now_s - self._timer.when(), now_s)
-        self._timer = self._loop.call_at(now_s + self._tick_s, self._tick)
+        self.pace.noted(now_s - self._due_s, now_s)
+        self._set(now_s)
         if self._asked_s is None and self.server_loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self.server_loop.call_soon_threadsafe(self._loop.call_soon_threadsafe, self._answered)
                 self._asked_s = now_s
+
+    def _set(self, now_s: float) -> None:
+        self._due_s = now_s + self._tick_s
+        self._timer = self._loop.call_at(self._due_s, self._tick)
 
     def _answered(self) -> None:
         assert self._asked_s is not None

@@ -39,7 +39,7 @@ class PeerContexts:
         self.server: ssl.SSLContext | None = None
         self.client: ssl.SSLContext | None = None
         self._version: tuple[FileVersion | None, ...] = ()
-        self._refused = self._version
+        self._refused: tuple[FileVersion | None, ...] = ()
 
     def read(self) -> None:
         """Read the files; blocks.

@@ -6,6 +6,7 @@ import asyncio
 import threading
 
 import pytest
+import uvloop
 
 from feedd.flow.loop_thread import LoopThread
 from feedd.peers.pace_meter import PaceMeter
@@ -48,3 +49,16 @@ async def test_a_closed_loop_is_left_alone() -> None:
     with meter.measuring():
         await asyncio.sleep(2 * TIMEOUT_S)
     assert not errors
+
+
+def test_a_tick_that_is_due_at_once() -> None:
+    """On uvloop, the daemon's loop, the handle of such a timer does not tell its time."""
+
+    async def run() -> None:
+        meter = PaceMeter(1e-9)
+        with meter.measuring():
+            for _ in range(10):
+                assert meter.silence_s() > 0
+                await asyncio.sleep(0)
+
+    uvloop.run(run())
