@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import sys
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -295,3 +297,23 @@ async def test_the_members_find_the_successor_of_a_silent_holder(
         assert held_by(refs, members[2], members)
         await asyncio.gather(*(node.read(ref) for node in nodes for ref in refs))
         assert sorted(gets(server)) == sorted(ref.key for ref in refs)
+
+
+@pytest.mark.nightly
+async def test_peers_that_are_late_because_the_machine_is_busy(
+    stack: AsyncExitStack, server: S3Server, tmp_path: Path
+) -> None:
+    """Each thread waits for each of its turns, answers take longer than the timeout, and no peer is taken for dead."""
+    nodes = await _pair(stack, server, tmp_path, timeout_s=0.05)
+    refs = await refs_of(nodes[0])
+    stop, interval_s = threading.Event(), sys.getswitchinterval()
+    spinner = threading.Thread(target=lambda: [None for _ in iter(stop.is_set, True)])
+    spinner.start()
+    sys.setswitchinterval(0.02)
+    try:
+        await asyncio.gather(*(node.read(ref) for node in nodes for ref in refs))
+    finally:
+        sys.setswitchinterval(interval_s)
+        stop.set()
+        spinner.join()
+    assert sorted(gets(server)) == sorted(ref.key for ref in refs)
