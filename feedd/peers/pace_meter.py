@@ -17,6 +17,10 @@ _TICKS: Final = 4
 """Measurements in one timeout."""
 
 
+def _nothing() -> None:
+    return None
+
+
 class PaceMeter:
     """Measures while something waits for a peer: how late a timer is, and how long the thread that serves peers takes.
 
@@ -26,11 +30,13 @@ class PaceMeter:
     Attributes:
         pace: takes the delays.
         server_loop: loop of the thread that serves peers; None: there is none.
+        on_tick: called several times per timeout while something waits.
     """
 
     def __init__(self, timeout_s: float) -> None:
         self.pace = OwnPace(timeout_s)
         self.server_loop: asyncio.AbstractEventLoop | None = None
+        self.on_tick: Callable[[], object] = _nothing
         self._loop = asyncio.get_running_loop()
         self._tick_s = timeout_s / _TICKS
         self._waiting_count = 0
@@ -61,8 +67,11 @@ class PaceMeter:
                 self._timer = None
 
     @asynccontextmanager
-    async def within(self, limit_s: Callable[[], float]) -> AsyncIterator[None]:
-        """Bound the body, and measure meanwhile. The limit is computed again before the body is given up.
+    async def within(self, until_s: Callable[[float], float]) -> AsyncIterator[None]:
+        """Bound the body, and measure meanwhile. The deadline is computed again before the body is given up.
+
+        Args:
+            until_s: returns the deadline, on the loop's clock, of a body that began at its argument.
 
         Raises:
             TimeoutError: the body took longer.
@@ -70,7 +79,7 @@ class PaceMeter:
         began_s = self._loop.time()
 
         def look() -> None:
-            at_s = began_s + limit_s()
+            at_s = until_s(began_s)
             if self._loop.time() >= at_s:
                 scope.reschedule(at_s)
             else:
@@ -79,7 +88,7 @@ class PaceMeter:
         timer = LazyTimer(look)
         with self.measuring():
             async with asyncio.timeout(None) as scope:
-                timer.set(began_s + limit_s())
+                timer.set(until_s(began_s))
                 try:
                     yield
                 finally:
@@ -89,6 +98,7 @@ class PaceMeter:
         now_s = self._loop.time()
         self.pace.noted(now_s - self._due_s, now_s)
         self._set(now_s)
+        self.on_tick()
         if self._asked_s is None and self.server_loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self.server_loop.call_soon_threadsafe(self._loop.call_soon_threadsafe, self._answered)

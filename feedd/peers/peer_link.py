@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import math
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -59,6 +60,7 @@ class PeerLink:
     Attributes:
         member: as given.
         breaker: whether the peer is left alone.
+        heard_s: when something came from the peer, on any connection; on the loop's clock.
     """
 
     def __init__(
@@ -70,21 +72,24 @@ class PeerLink:
         self._meter = meter
         self._clock = clock
         self._on_failed = on_failed
+        self._loop = asyncio.get_running_loop()
+        self._received_bytes = 0
+        self.heard_s = -math.inf
 
     def __repr__(self) -> str:
         return f"PeerLink({self.member}, {self.breaker!r})"
 
     async def ask(self, ref: ObjectRef) -> Promise:
         """Ask for an entry. A peer that does not answer costs one timeout, connecting included."""
-        return await self._promise(ref, self._meter.silence_s)
+        return await self._promise(ref, self._silent_at_s)
 
     async def wait(self, ref: ObjectRef) -> Promise:
         """Wait while the peer fetches an entry and shows that it is alive."""
-        return await self._promise(ref, lambda: WAIT_S, wait=True)
+        return await self._promise(ref, lambda began_s: began_s + WAIT_S, wait=True)
 
-    async def _promise(self, ref: ObjectRef, limit_s: Callable[[], float], *, wait: bool = False) -> Promise:
+    async def _promise(self, ref: ObjectRef, until_s: Callable[[float], float], *, wait: bool = False) -> Promise:
         try:
-            async with self._meter.within(limit_s):
+            async with self._meter.within(until_s):
                 status = await self._status(ref, wait=wait)
         except _FAILURES as error:
             self.failed(error)
@@ -107,7 +112,7 @@ class PeerLink:
             check_head(got, ref, span, request)
 
         try:
-            async with self._meter.within(lambda: self._read_s(span.size_bytes)):
+            async with self._meter.within(lambda began_s: began_s + self._read_s(span.size_bytes)):
                 head = render(self.member, ref, span)
                 answer = await self._pool.request(head, sink, judge, progress=progress)
         except CacheError:
@@ -140,6 +145,20 @@ class PeerLink:
     async def close(self) -> None:
         """Close the connections."""
         await self._pool.aclose()
+
+    def look(self) -> None:
+        """Note whether something has come since the last look."""
+        before, self._received_bytes = self._received_bytes, self._pool.received_bytes
+        if self._received_bytes > before:
+            self.heard_s = self._loop.time()
+
+    def _silent_at_s(self, began_s: float) -> float:
+        """Return when the peer has been silent for too long to a question that was sent at ``began_s``.
+
+        A peer that sends something else is busy, not dead.
+        """
+        silent_s = max(began_s, self.heard_s) + self._meter.silence_s()
+        return min(silent_s, began_s + self._meter.pace.longest_s)
 
     def _read_s(self, size_bytes: int) -> float:
         """Return the longest time for a read: longer while this machine is busy, as the silence is."""

@@ -15,6 +15,7 @@ from feedd.errors import CacheError, FeeddError
 from feedd.fetch.fetch_options import SourceOptions
 from feedd.fetch.s3.bodies import Files
 from feedd.fetch.s3.connection_pool import ConnectionPool, Endpoint
+from feedd.fetch.s3.idle_timeout import Patience
 from feedd.fetch.s3.transfer_threads import TransferThreads
 from feedd.flow.pools import LOCAL_FILES
 from feedd.metrics import PEER_PAUSED
@@ -82,6 +83,7 @@ class PeerLinks:
         self._stores: dict[str, PeerStore] = {}
         self._threads = TransferThreads(options.transfer_threads)
         self.meter = PaceMeter(options.timeout_s)
+        self.meter.on_tick = self._look
         longest_s = self.meter.pace.longest_s
         self._limits = SourceOptions(
             parts_in_flight=_PARTS_MAX, connect_timeout_s=longest_s, read_timeout_s=longest_s, hedge_share=0
@@ -97,13 +99,17 @@ class PeerLinks:
         """Return the link to a peer."""
         found = self._links.get(member)
         if found is None:
-            host, port = parse_host_port(member)
-            # Two thirds, because silence is noticed after up to half as much again.
-            endpoint, files = Endpoint(member, host, port, self._tls), Files(self._threads)
-            pool = ConnectionPool(endpoint, self._limits, files, lambda: self.meter.silence_s() * 2 / 3)
-            found = PeerLink(member, pool, self.meter, self._clock, self._failed.set)
-            self._links[member] = found
+            found = self._links[member] = self._opened(member)
         return found
+
+    def _opened(self, member: str) -> PeerLink:
+        host, port = parse_host_port(member)
+        # Two thirds, because silence is noticed after up to half as much again.
+        patience = Patience(lambda: self.meter.silence_s() * 2 / 3, lambda: link.heard_s)
+        endpoint, files = Endpoint(member, host, port, self._tls), Files(self._threads)
+        pool = ConnectionPool(endpoint, self._limits, files, patience)
+        link = PeerLink(member, pool, self.meter, self._clock, self._failed.set)
+        return link
 
     async def ask(self, member: str, ref: ObjectRef) -> Promise:
         """Ask a peer for an entry."""
@@ -133,6 +139,10 @@ class PeerLinks:
             _log.debug("an entry was not read from a peer", object=ref.url, peer=member, error=str(error))
             return "failed"
         return "read"
+
+    def _look(self) -> None:
+        for link in self._links.values():
+            link.look()
 
     async def probe(self) -> None:
         """Probe failing peers when their pauses end; never returns."""

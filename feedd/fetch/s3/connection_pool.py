@@ -21,6 +21,7 @@ from feedd.fetch.s3.addresses import Addresses
 from feedd.fetch.s3.bodies import Files
 from feedd.fetch.s3.connection import Connection, StaleConnection
 from feedd.fetch.s3.idle_connections import Idle
+from feedd.fetch.s3.idle_timeout import Patience
 from feedd.fetch.s3.tls_transport import TlsEndpoint, TlsTransport
 from feedd.flow.pools import DNS
 from feedd.values import ReadProgress
@@ -71,7 +72,7 @@ class ConnectionPool:
         endpoint: where to connect to.
         limits: bounds and timeouts.
         files: chooses the way of each body.
-        silence_s: returns the longest silence while an answer is expected; None: ``limits.read_timeout_s``.
+        patience: longest silence while an answer is expected; None: ``limits.read_timeout_s``.
     """
 
     def __init__(
@@ -79,12 +80,12 @@ class ConnectionPool:
         endpoint: Endpoint,
         limits: SourceOptions,
         files: Files | None = None,
-        silence_s: Callable[[], float] | None = None,
+        patience: Patience | None = None,
     ) -> None:
         self._endpoint = endpoint
         self._files = files or Files(None)
         self._limits = limits
-        self._silence_s = silence_s or (lambda: limits.read_timeout_s)
+        self._patience = patience or Patience(lambda: limits.read_timeout_s)
         self._loop = asyncio.get_running_loop()
         self._permits = asyncio.Semaphore(limits.connections_max)
         self._idle = Idle()
@@ -100,6 +101,11 @@ class ConnectionPool:
 
     def __repr__(self) -> str:
         return f"ConnectionPool({self._endpoint.url}, {len(self._idle)} of {len(self._all)} idle)"
+
+    @property
+    def received_bytes(self) -> int:
+        """Bytes that all open connections have received; may shrink when an exchange or a connection ends."""
+        return sum(connection.received_bytes for connection in self._all)
 
     async def request(
         self,
@@ -287,7 +293,7 @@ class ConnectionPool:
             raise
         # After a broken-off handshake, the transport closes the socket a turn of the loop or two later.
         self._closing.add(sock)
-        connection = Connection(self._silence_s, self._forget, address, self._files)
+        connection = Connection(self._patience, self._forget, address, self._files)
         connection.round_trip_s = round_trip_s(sock)
         tls_transport = self._tls and TlsTransport(self._tls, connection)
         try:
