@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from feedd.fetch.s3.connection_pool import ConnectionPool
     from feedd.fetch.s3.http_answer import Answer
-    from feedd.peers.pace_meter import PaceMeter
+    from feedd.peers.delay_meter import DelayMeter
     from feedd.protocols import Clock
     from feedd.range_sink import RangeSink
     from feedd.values import ByteRange, ObjectRef, ReadProgress
@@ -64,7 +64,7 @@ class PeerLink:
     """
 
     def __init__(
-        self, member: str, pool: ConnectionPool, meter: PaceMeter, clock: Clock, on_failed: Callable[[], object]
+        self, member: str, pool: ConnectionPool, meter: DelayMeter, clock: Clock, on_failed: Callable[[], object]
     ) -> None:
         self.member = member
         self.breaker = Breaker()
@@ -134,7 +134,7 @@ class PeerLink:
     async def probe(self) -> None:
         """Find out whether the peer answers again."""
         try:
-            async with asyncio.timeout(self._meter.pace.longest_s):
+            async with asyncio.timeout(self._meter.delays.longest_s):
                 await self._status(None)
         except _FAILURES:
             self.breaker.probe_failed(self._clock.monotonic_s())
@@ -158,12 +158,12 @@ class PeerLink:
         A peer that sends something else is busy, not dead.
         """
         silent_s = max(began_s, self.heard_s) + self._meter.silence_s()
-        return min(silent_s, began_s + self._meter.pace.longest_s)
+        return min(silent_s, began_s + self._meter.delays.longest_s)
 
     def _read_s(self, size_bytes: int) -> float:
         """Return the longest time for a read: longer while this machine is busy, as the silence is."""
-        pace = self._meter.pace
-        return (_RATE_S + size_bytes / _RATE_FLOOR_BYTES_S) * self._meter.silence_s() / pace.timeout_s
+        delays = self._meter.delays
+        return (_RATE_S + size_bytes / _RATE_FLOOR_BYTES_S) * self._meter.silence_s() / delays.timeout_s
 
     async def _status(self, ref: ObjectRef | None, *, wait: bool = False) -> int:
         nothing = MemorySink(memoryview(bytearray()))

@@ -19,7 +19,7 @@ from feedd.fetch.s3.idle_timeout import Patience
 from feedd.fetch.s3.transfer_threads import TransferThreads
 from feedd.flow.pools import LOCAL_FILES
 from feedd.metrics import PEER_PAUSED
-from feedd.peers.pace_meter import PaceMeter
+from feedd.peers.delay_meter import DelayMeter
 from feedd.peers.peer_link import PeerLink, Promise
 from feedd.peers.peer_store import PeerStore
 from feedd.units import parse_host_port
@@ -82,9 +82,9 @@ class PeerLinks:
         self._links: dict[str, PeerLink] = {}
         self._stores: dict[str, PeerStore] = {}
         self._threads = TransferThreads(options.transfer_threads)
-        self.meter = PaceMeter(options.timeout_s)
+        self.meter = DelayMeter(options.timeout_s)
         self.meter.on_tick = self._look
-        longest_s = self.meter.pace.longest_s
+        longest_s = self.meter.delays.longest_s
         self._limits = SourceOptions(
             parts_in_flight=_PARTS_MAX, connect_timeout_s=longest_s, read_timeout_s=longest_s, hedge_share=0
         )

@@ -21,7 +21,7 @@ class PeerTraffic:
 
     def __init__(self) -> None:
         self._for_peers: Counter[ObjectRef] = Counter()
-        self._awaited: Counter[ObjectRef] = Counter()
+        self._waits: Counter[ObjectRef] = Counter()
 
     @contextmanager
     def bringing(self, ref: ObjectRef) -> Iterator[None]:
@@ -32,7 +32,7 @@ class PeerTraffic:
     @contextmanager
     def waiting(self, ref: ObjectRef) -> Iterator[None]:
         """Note that this daemon waits for a peer that fetches an entry, during the body."""
-        with _counted(self._awaited, ref):
+        with _counted(self._waits, ref):
             yield
 
     def may_wait(self, ref: ObjectRef) -> bool:
@@ -41,7 +41,7 @@ class PeerTraffic:
 
     def may_promise(self, ref: ObjectRef) -> bool:
         """Whether an entry may be promised to a peer."""
-        return ref not in self._awaited
+        return ref not in self._waits
 
 
 @contextmanager

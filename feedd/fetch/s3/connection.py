@@ -64,7 +64,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: Any = None  # of whichever loop: uvloop's are no asyncio.Transport
         self._served_count = 0
         self._idle = LazyTimer(self.drop)
-        self._idle_timeout = IdleTimeout(patience, self._come, self._silent)
+        self._idle_timeout = IdleTimeout(patience, self.come, self._silent)
         self._waiter: asyncio.Future[None] | None = None
         self._outcome: Answer | Exception | None = None
         self._surplus = False
@@ -78,11 +78,6 @@ class Connection(asyncio.BufferedProtocol):
 
     def __repr__(self) -> str:
         return f"Connection({self._served_count} served)"
-
-    @property
-    def received_bytes(self) -> int:
-        """Bytes received so far; may shrink when an exchange ends."""
-        return self._received_bytes + self._progress.filled_bytes
 
     @property
     def reusable(self) -> bool:
@@ -292,7 +287,7 @@ class Connection(asyncio.BufferedProtocol):
         """Whether an exchange waits for its answer."""
         return self._waiter is not None and not self._waiter.done()
 
-    def _come(self) -> tuple[int, int]:
+    def come(self) -> tuple[int, int]:
         """Return how many bytes have come, on the loop and through a thread."""
         return self._received_bytes, self._progress.filled_bytes
 

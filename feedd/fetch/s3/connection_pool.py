@@ -67,20 +67,11 @@ class ConnectionPool:
 
     A retry, or a hedge of a slow request, goes to another address if there is one. If the process has no descriptor
     left, idle connections are closed, or a used one is awaited.
-
-    Args:
-        endpoint: where to connect to.
-        limits: bounds and timeouts.
-        files: chooses the way of each body.
-        patience: longest silence while an answer is expected; None: ``limits.read_timeout_s``.
+    Answers may be silent as ``patience`` says, or else for ``limits.read_timeout_s``.
     """
 
     def __init__(
-        self,
-        endpoint: Endpoint,
-        limits: SourceOptions,
-        files: Files | None = None,
-        patience: Patience | None = None,
+        self, endpoint: Endpoint, limits: SourceOptions, files: Files | None = None, patience: Patience | None = None
     ) -> None:
         self._endpoint = endpoint
         self._files = files or Files(None)
@@ -105,7 +96,7 @@ class ConnectionPool:
     @property
     def received_bytes(self) -> int:
         """Bytes that all open connections have received; may shrink when an exchange or a connection ends."""
-        return sum(connection.received_bytes for connection in self._all)
+        return sum(sum(connection.come()) for connection in self._all)
 
     async def request(
         self,

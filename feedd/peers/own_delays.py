@@ -12,7 +12,7 @@ _PERIOD_S: Final = 1.0
 """Delays count in this period and in the next."""
 
 
-class OwnPace:
+class OwnDelays:
     """The longest silence of a peer, by the recent delays of this daemon's own timers and threads.
 
     A daemon whose own threads wait for a processor cannot tell a late peer from a dead one. On a quiet machine the
@@ -32,7 +32,7 @@ class OwnPace:
         self._before_s = 0.0
 
     def __repr__(self) -> str:
-        return f"OwnPace({max(self._largest_s, self._before_s):.4f} s late)"
+        return f"OwnDelays({max(self._largest_s, self._before_s):.4f} s late)"
 
     @property
     def longest_s(self) -> float:
@@ -41,16 +41,16 @@ class OwnPace:
 
     def noted(self, delay_s: float, now_s: float) -> None:
         """Record how much later than expected a timer fired, or how long another thread took to answer."""
-        self._turn(now_s)
+        self._advance(now_s)
         self._largest_s = max(self._largest_s, delay_s)
 
     def limit_s(self, now_s: float, delay_s: float = 0.0) -> float:
         """Return the longest silence now; ``delay_s``: a delay that has not ended."""
-        self._turn(now_s)
+        self._advance(now_s)
         late_s = max(self._largest_s, self._before_s, delay_s)
         return min(max(self.timeout_s, FACTOR * late_s), self.longest_s)
 
-    def _turn(self, now_s: float) -> None:
+    def _advance(self, now_s: float) -> None:
         passed_s = now_s - self._began_s
         if passed_s >= _PERIOD_S:
             self._before_s = self._largest_s if passed_s < 2 * _PERIOD_S else 0.0

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Final
 
 from feedd.fetch.s3.lazy_timer import LazyTimer
-from feedd.peers.own_pace import OwnPace
+from feedd.peers.own_delays import OwnDelays
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -21,20 +21,20 @@ def _nothing() -> None:
     return None
 
 
-class PaceMeter:
+class DelayMeter:
     """Measures while something waits for a peer: how late a timer is, and how long the thread that serves peers takes.
 
     Args:
-        timeout_s: see ``OwnPace``.
+        timeout_s: see ``OwnDelays``.
 
     Attributes:
-        pace: takes the delays.
+        delays: takes the delays.
         server_loop: loop of the thread that serves peers; None: there is none.
         on_tick: called several times per timeout while something waits.
     """
 
     def __init__(self, timeout_s: float) -> None:
-        self.pace = OwnPace(timeout_s)
+        self.delays = OwnDelays(timeout_s)
         self.server_loop: asyncio.AbstractEventLoop | None = None
         self.on_tick: Callable[[], object] = _nothing
         self._loop = asyncio.get_running_loop()
@@ -42,15 +42,15 @@ class PaceMeter:
         self._waiting_count = 0
         self._timer: asyncio.TimerHandle | None = None
         self._due_s = 0.0
-        self._asked_s: float | None = None  # when the other thread was called; None: it has answered
+        self._called_s: float | None = None  # when the other thread was called; None: it has answered
 
     def silence_s(self) -> float:
         """Return the longest silence of a peer that began to be silent while something waited for it."""
         now_s = self._loop.time()
         delay_s = 0.0 if self._timer is None else now_s - self._due_s
-        if self._asked_s is not None:
-            delay_s = max(delay_s, now_s - self._asked_s)
-        return self.pace.limit_s(now_s, delay_s)
+        if self._called_s is not None:
+            delay_s = max(delay_s, now_s - self._called_s)
+        return self.delays.limit_s(now_s, delay_s)
 
     @contextmanager
     def measuring(self) -> Iterator[None]:
@@ -96,19 +96,19 @@ class PaceMeter:
 
     def _tick(self) -> None:
         now_s = self._loop.time()
-        self.pace.noted(now_s - self._due_s, now_s)
+        self.delays.noted(now_s - self._due_s, now_s)
         self._set(now_s)
         self.on_tick()
-        if self._asked_s is None and self.server_loop is not None:
+        if self._called_s is None and self.server_loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self.server_loop.call_soon_threadsafe(self._loop.call_soon_threadsafe, self._answered)
-                self._asked_s = now_s
+                self._called_s = now_s
 
     def _set(self, now_s: float) -> None:
         self._due_s = now_s + self._tick_s
         self._timer = self._loop.call_at(self._due_s, self._tick)
 
     def _answered(self) -> None:
-        assert self._asked_s is not None
-        now_s, asked_s, self._asked_s = self._loop.time(), self._asked_s, None
-        self.pace.noted(now_s - asked_s, now_s)
+        assert self._called_s is not None
+        now_s, asked_s, self._called_s = self._loop.time(), self._called_s, None
+        self.delays.noted(now_s - asked_s, now_s)
