@@ -148,7 +148,9 @@ class PeerLink:
 
     def look(self) -> None:
         """Note whether something has come since the last look."""
-        before, self._received_bytes = self._received_bytes, self._pool.received_bytes
+        # A count may shrink, because connections close and exchanges end. That is no news.
+        before = self._received_bytes
+        self._received_bytes = sum(sum(connection.come()) for connection in self._pool.connections)
         if self._received_bytes > before:
             self.heard_s = self._loop.time()
 

@@ -106,8 +106,8 @@ class PeerLinks:
         host, port = parse_host_port(member)
         # Two thirds, because silence is noticed after up to half as much again.
         patience = Patience(lambda: self.meter.silence_s() * 2 / 3, lambda: link.heard_s)
-        endpoint, files = Endpoint(member, host, port, self._tls), Files(self._threads)
-        pool = ConnectionPool(endpoint, self._limits, files, patience)
+        endpoint, files = Endpoint(member, host, port, self._tls, patience=patience), Files(self._threads)
+        pool = ConnectionPool(endpoint, self._limits, files)
         link = PeerLink(member, pool, self.meter, self._clock, self._failed.set)
         return link
 
