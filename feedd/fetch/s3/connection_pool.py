@@ -75,6 +75,7 @@ class ConnectionPool:
         self._endpoint = endpoint
         self._files = files or Files(None)
         self._limits = limits
+        self._patience = endpoint.patience or Patience(lambda: limits.read_timeout_s)
         self._loop = asyncio.get_running_loop()
         self._permits = asyncio.Semaphore(limits.connections_max)
         self._idle = Idle()
@@ -277,9 +278,7 @@ class ConnectionPool:
             raise
         # After a broken-off handshake, the transport closes the socket a turn of the loop or two later.
         self._closing.add(sock)
-        connection = Connection(
-            endpoint.patience or Patience(lambda: self._limits.read_timeout_s), self._forget, address, self._files
-        )
+        connection = Connection(self._patience, self._forget, address, self._files)
         connection.round_trip_s = round_trip_s(sock)
         tls_transport = self._tls and TlsTransport(self._tls, connection)
         try:
