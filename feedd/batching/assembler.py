@@ -21,7 +21,7 @@ from feedd.catalog.lost_objects import bad_rows
 from feedd.errors import ResourceExhausted
 from feedd.flow.arena import Arena
 from feedd.flow.tasks import off_loop, run_all
-from feedd.metrics import PIPELINE_FILTERED
+from feedd.metrics import DECODE_SAMPLES, PIPELINE_FILTERED
 from feedd.recipe.packed_rows import as_long
 from feedd.recipe.padding import LENGTH_SUFFIX, MASK_SUFFIX, mask_ndim
 from feedd.recipe.recipe import keeps, needs_measure
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from feedd.workers.work import BadRow, DecodeResult
 
 KEY_SPECS = (TensorSpec("__key__", FieldKind.TEXT, "uint8"), TensorSpec("__url__", FieldKind.TEXT, "uint8"))
+_CALL_BUSY_S: Final = 0.2  # workers' time for the batches of a call that are no plain copies
 _FITTED_BYTES: Final = 1 << 10  # fitting one document takes as long as a pass over so many bytes: a microsecond
 
 
@@ -103,8 +104,8 @@ class Assembler:
     """Fills slots of one session's arena. Any number of batches may be under way.
 
     Attributes:
-        batches_per_call: number of batches per ``fill``. It is above 1 only if all fields are plain copies of numbers.
-        plain: makes batches that are plain copies of numbers, and knows what a slot holds.
+        batches_per_call: maximum number of batches per ``fill``. It is above 1 only if all fields have a fixed shape.
+        plain: makes several batches at once, and knows what a slot holds.
     """
 
     def __init__(self, stages: Stages, recipes: Recipes, arena: Arena, options: AssemblerOptions) -> None:
@@ -122,6 +123,7 @@ class Assembler:
         self._bad_sample_handler = handler = BadSampleHandler(options.bad_sample_handler)
         self.plain = PlainBatches(stages, recipes, arena, options.arena_id, handler, options.run_batches)
         self.batches_per_call = 1 if options.keys or options.filters else self.plain.batches_max
+        self._batch_rows = 1  # of the latest batch
 
     async def fill(
         self,
@@ -150,10 +152,32 @@ class Assembler:
         """
         for slot in slots:
             await self._arena.allocated(slot)
-        if self.batches_per_call > 1 or self.plain.run_batches > 1:
+        if self.plain.are_copies and (self.batches_per_call > 1 or self.plain.run_batches > 1):
             return await self.plain.fill(group, slots, indexes, files, early=early, first=first)
-        (slot,) = slots
-        return [await self._fill_one(group.only(), indexes, files, slot, early=early)]
+        self._batch_rows = len(group.batches[0].ordinal)
+        if len(slots) > 1:
+            _, lost = await self._stages.lost.without(indexes, files)
+            if not lost:
+                return await self.plain.fill(group, slots, indexes, files, early=early)
+        each = zip(group.rows(), slots, strict=True)
+        return [await self._fill_one(rows, indexes, files, slot, early=early) for rows, slot in each]
+
+    @property
+    def batches_in_advance(self) -> int:
+        """Number of batches per ``fill`` that nobody has requested yet: several only if they are little work."""
+        return self.batches_per_call if self.plain.are_copies else 1
+
+    def batches_together(self, making_count: int) -> int:
+        """Return how many batches that are no plain copies to fill by the next call.
+
+        A batch is delivered later if others are made with it. So several are made together only if as many are being
+        made already, no worker is idle, and the workers' time for all of them is at most ``_CALL_BUSY_S``.
+
+        Args:
+            making_count: batches that are being made.
+        """
+        rows = self._stages.pool.rows_within(_CALL_BUSY_S, self._options.arena_id)
+        return max(1, min(self.batches_per_call, making_count, rows // self._batch_rows))
 
     def check_failures(self, at: Cursor) -> None:
         """Check that the epoch's steps up to ``at`` are within the failure budget.
@@ -296,7 +320,7 @@ class Assembler:
             results = [await self._stages.pool.decode(tasks[0])]
         else:
             results = await run_all(self._stages.pool.decode(task) for task in tasks)
-        self._stages.pool.produced(sum(one.done for one in divided))
+        self._stages.recorder.count(DECODE_SAMPLES, sum(one.done for one in divided))  # the pool counts the others
         masks_bytes = sum(layout.field(name + MASK_SUFFIX).region.values_bytes for name in self._masked)
         await off_loop(lambda: self._write_side_regions(view, layout, work), masks_bytes)
         failures: Sequence[Failure] = [_failure(work, bad) for bad in _bad_rows(decoded, results)]

@@ -77,8 +77,8 @@ class JobQueue:
         self._jobs: deque[Produce] = deque()
         self._separate: set[int] = set()  # steps to be produced alone
 
-    def __bool__(self) -> bool:
-        return bool(self._jobs)
+    def __len__(self) -> int:
+        return len(self._jobs)
 
     def add(self, job: Produce) -> None:
         """Append a production."""

@@ -65,6 +65,15 @@ class GroupMember:
         """Batches per call of ``make``: 1, because a group makes batches one by one."""
         return 1
 
+    @property
+    def waits_for_more(self) -> bool:
+        """False, because a group makes batches one by one."""
+        return False
+
+    def batches_together(self, making_count: int) -> int:  # noqa: ARG002 - see ``OwnBatches``
+        """Return 1, because a group makes batches one by one."""
+        return 1
+
     def check_failures(self, at: Cursor) -> None:
         """Check that the epoch's steps up to ``at`` are within the failure budget; see ``Assembler``."""
         self.group.assembler.check_failures(at)

@@ -220,6 +220,15 @@ class OwnBatches:
         """Slots shared with other sessions: 0."""
         return 0
 
+    @property
+    def waits_for_more(self) -> bool:
+        """Whether ``batches_together`` changes, and it is worth to wait until so many batches are requested."""
+        return self.batches_per_call > 1 and not self._decoder.assembler.plain.are_copies
+
+    def batches_together(self, making_count: int) -> int:
+        """Return how many batches to make by the next call of ``make``; see ``Assembler.batches_together``."""
+        return self._decoder.assembler.batches_together(making_count)
+
     async def make(self, plans: Sequence[BatchPlan], decoding: Callable[[], object]) -> list[Produced]:
         """Return at least one leading batch: the batches decoded in advance, or else the batches that were not.
 

@@ -98,6 +98,10 @@ class DecodePool:
         """Ids of the processes that take work now, by worker number."""
         return self._dispatch.pids
 
+    def rows_within(self, busy_s: float, arena_id: int) -> int:
+        """Return how many rows of an arena take workers ``busy_s`` seconds; 0 if a worker is idle, or it is unknown."""
+        return 0 if self._dispatch.has_idle_worker else self._chunk_sizer.rows_within(busy_s, arena_id)
+
     def prepare(self, recipes: Iterable[FieldRecipe] = (), converters: Iterable[str] = ()) -> None:
         """Have workers import slow modules for these fields and converters, while no samples or objects wait."""
         modules = {slow_module(params_of(one)) for one in recipes} - {""}
@@ -190,10 +194,6 @@ class DecodePool:
         call = ProduceCall(files, work, spec_of(work.recipe).dtype, self._poison)
         await self._dispatch.do(call, self._dispatch.spread(call.rows, self._options.chunk_rows))
         return call.shapes, sorted(call.pieces, key=lambda piece: piece.rows.start)
-
-    def produced(self, rows: int) -> None:
-        """Count samples that need no decoding after ``produce``."""
-        self._recorder.count(metrics.DECODE_SAMPLES, rows)
 
     async def numbers(
         self, files: Sequence[ShardFile], work: FieldWork
