@@ -160,21 +160,18 @@ class Assembler:
             if not lost:
                 return await self.plain.fill(group, slots, indexes, files, early=early)
         each = zip(group.rows(), slots, strict=True)
-        return [await self._fill_one(rows, indexes, files, slot, early=early) for rows, slot in each]
+        return [await self._fill_one(*one, indexes, files, early=early) for one in each]
 
     @property
     def batches_in_advance(self) -> int:
-        """Number of batches per ``fill`` that nobody has requested yet: several only if they are little work."""
+        """Number of batches per ``fill`` that nobody has requested: several only if they are little work."""
         return self.batches_per_call if self.plain.are_copies else 1
 
     def batches_together(self, making_count: int) -> int:
         """Return how many batches that are no plain copies to fill by the next call.
 
-        A batch is delivered later if others are made with it. So several are made together only if as many are being
-        made already, no worker is idle, and the workers' time for all of them is at most ``_CALL_BUSY_S``.
-
-        Args:
-            making_count: batches that are being made.
+        A batch is delivered later if others are made with it. So several are made together only if as many
+        (``making_count``) are being made already, no worker is idle, and all take workers at most ``_CALL_BUSY_S``.
         """
         rows = self._stages.pool.rows_within(_CALL_BUSY_S, self._options.arena_id)
         return max(1, min(self.batches_per_call, making_count, rows // self._batch_rows))
@@ -194,9 +191,9 @@ class Assembler:
     async def _fill_one(
         self,
         rows: BatchRows,
+        slot: SlotRef,
         indexes: Sequence[ShardIndex],
         files: tuple[ShardFile, ...],
-        slot: SlotRef,
         *,
         early: bool,
     ) -> BatchReady:

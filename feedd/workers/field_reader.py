@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from feedd.flow.file_pipe import FilePipe
     from feedd.protocols import SampleCodec
     from feedd.workers.messages import FieldMessage
     from feedd.workers.shard_bytes import Shards
-    from feedd.workers.stored_rows import RowPipe
 
 _ADJACENT_LEAST: Final = 2  # rows of an array, on average, if arrays are to be made for several rows
 _SHORT_BYTES: Final = 32  # longer than any number that is a count or a label
@@ -124,7 +124,9 @@ class Field:
         windows(out, item_bytes)[out_at[done]] = numbers.view(f"V{item_bytes}")
         return done
 
-    def copy_large(self, shards: Shards, pipe: RowPipe, out: tuple[int, int], slot_at: int) -> NDArray[np.bool_] | None:
+    def copy_large(
+        self, shards: Shards, pipe: FilePipe, out: tuple[int, int], slot_at: int
+    ) -> NDArray[np.bool_] | None:
         """Copy the large rows that lie in their shards as in the batch.
 
         Args:
