@@ -1,4 +1,4 @@
-"""Batches that are plain copies of numbers. Several are filled at a time, because a single one is mostly overhead."""
+"""Batches of a fixed layout, mostly plain copies of numbers. Several are filled at a time, because each is overhead."""
 
 from __future__ import annotations
 
@@ -87,7 +87,9 @@ def slots_for_groups(asked: int, slot_bytes: int) -> int:
 
 
 class PlainBatches:
-    """Fills slots of one session's arena with plain copies of numbers: one batch, or several in one decode task.
+    """Fills slots of one session's arena: one batch of plain copies of numbers, or several batches in one decode task.
+
+    Pictures of one size also have a fixed layout. Several batches of them are filled here, and a single one is not.
 
     Attributes:
         are_copies: all fields are plain copies of numbers.

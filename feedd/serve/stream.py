@@ -155,7 +155,7 @@ class StreamCall:
     @property
     def _has_work(self) -> bool:
         """Whether a task should take jobs now. Once a running production has ended, that is asked again."""
-        return len(self._jobs) >= self._entry.feed.info.batches_awaited
+        return bool(self._jobs) and len(self._jobs) >= self._entry.feed.info.batches_awaited
 
     def _ask_help(self) -> None:
         """Schedule a task for jobs that no running task takes; an immediate ``produce`` needs no extra task."""

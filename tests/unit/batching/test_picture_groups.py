@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from feedd.errors import BadSample
+from feedd.sessions.own_batches import OwnBatches
 from feedd.values import Cursor, EpochEnd, Produced
 from feedd.workers.work import DecodeOptions
 from tests.fakes.feeding import Taken, batches, copied, feeding, prefetch_of
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from feedd.sessions.feed_session import Session
-    from tests.fakes.feeding import GatedStore
+    from tests.fakes.feeding import Feeding, GatedStore
 
 FIELDS = (("jpg", "image:8x8:random"), ("cls", "int"))
 COUNTS = (9, 16, 11)
@@ -38,11 +39,17 @@ def store(into: GatedStore, *bad: int) -> None:
         into.shard(shard, samples)
 
 
-async def opened(rig: object, **changes: object) -> Session:
+async def opened(rig: Feeding, **changes: object) -> Session:
     """Open a session of random crops of pictures."""
-    asked = {"fields": FIELDS, "shuffle": True, "prefetch_batches": SLOTS, "window_shards": 3, "batch_size": 3}
-    session: Session = await rig.open(**(asked | changes))  # type: ignore[attr-defined]  # a Feeding
-    return session
+    asked: dict[str, object] = {"fields": FIELDS, "shuffle": True, "prefetch_batches": SLOTS}
+    return await rig.open(**(asked | {"window_shards": 3, "batch_size": 3} | changes))
+
+
+def own(session: Session) -> OwnBatches:
+    """Return what makes a session's batches."""
+    found = session._parts.batches
+    assert isinstance(found, OwnBatches)
+    return found
 
 
 async def in_groups(session: Session, count: int = 4) -> list[Taken]:
@@ -82,7 +89,7 @@ async def test_a_failed_group_holds_no_slot(tmp_path: Path) -> None:
         session = await opened(rig, shuffle=False)
         with pytest.raises(BadSample, match="'00005', field 'jpg'"):
             await session.produce([Cursor(0, step) for step in range(4)])
-        assert session.slots.taken_count == 0
+        assert own(session).slots.taken_count == 0
         (made,) = await session.produce([Cursor(0, 0)])
         assert isinstance(made, Produced)
         assert copied(session, made).ints() == [0, 1, 2]
@@ -95,11 +102,11 @@ async def test_a_cancelled_group_holds_no_slot(tmp_path: Path) -> None:
         store(rig.store)
         session = await opened(rig)
         task = asyncio.create_task(session.produce([Cursor(0, step) for step in range(4)]))
-        await until(lambda: session.slots.taken_count == 4)
+        await until(lambda: own(session).slots.taken_count == 4)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert session.slots.taken_count == 0
+        assert own(session).slots.taken_count == 0
         assert session._making_count == 0
 
 
@@ -111,7 +118,7 @@ async def test_a_killed_worker_changes_no_batch_of_a_group(tmp_path: Path) -> No
         alone = await batches(await opened(rig))
         session = await opened(rig)
         task = asyncio.create_task(in_groups(session))
-        await until(lambda: session.slots.taken_count == 4)
+        await until(lambda: own(session).slots.taken_count == 4)
         os.kill(rig.pool.worker_pids[0], signal.SIGKILL)
         assert all(map(same, await task, alone))
 
@@ -121,7 +128,7 @@ async def test_groups_grow_with_the_batches_that_are_being_made(tmp_path: Path) 
     async with feeding(tmp_path) as rig:
         store(rig.store)
         session = await opened(rig)
-        assembler = session._parts.batches._decoder.assembler  # type: ignore[union-attr]  # its own batches
+        assembler = own(session)._decoder.assembler
         assert assembler.batches_per_call == SLOTS // 3
         assert (session.info.batches_per_call, session.info.batches_awaited) == (1, 1)
         await batches(session)
@@ -142,7 +149,7 @@ async def test_rows_are_counted_only_while_no_worker_is_idle(tmp_path: Path) -> 
         store(rig.store)
         session = await opened(rig)
         await batches(session)
-        number = session._parts.batches._decoder.assembler._options.arena_id  # type: ignore[union-attr]  # see above
+        number = own(session)._decoder.assembler._options.arena_id
         assert rig.pool.rows_within(3600.0, number) == 0
         rig.pool._dispatch._schedule._busy_count += 2
         assert rig.pool.rows_within(3600.0, number) > 1000
