@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from feedd.batching.bad_samples import OVERSIZE_MAX_BYTES, BadSampleHandler, BadSampleOptions, failure_of
+from feedd.batching.call_sizes import CallSizes
 from feedd.batching.filtering import Filters
 from feedd.batching.gather import gather, keys, shard_urls
 from feedd.batching.packing import Packed
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     from feedd.workers.work import BadRow, DecodeResult
 
 KEY_SPECS = (TensorSpec("__key__", FieldKind.TEXT, "uint8"), TensorSpec("__url__", FieldKind.TEXT, "uint8"))
-_CALL_BUSY_S: Final = 0.2  # workers' time for the batches of a call that are no plain copies
 _FITTED_BYTES: Final = 1 << 10  # fitting one document takes as long as a pass over so many bytes: a microsecond
 
 
@@ -105,6 +105,7 @@ class Assembler:
 
     Attributes:
         batches_per_call: maximum number of batches per ``fill``. It is above 1 only if all fields have a fixed shape.
+        call_sizes: chooses how many batches to fill by the next call; None: always ``batches_per_call``.
         plain: makes several batches at once, and knows what a slot holds.
     """
 
@@ -123,7 +124,7 @@ class Assembler:
         self._bad_sample_handler = handler = BadSampleHandler(options.bad_sample_handler)
         self.plain = PlainBatches(stages, recipes, arena, options.arena_id, handler, options.run_batches)
         self.batches_per_call = 1 if options.keys or options.filters else self.plain.batches_max
-        self._batch_rows = 1  # of the latest batch
+        self.call_sizes = CallSizes.of(self.plain, stages.pool, options.arena_id, self.batches_per_call)
 
     async def fill(
         self,
@@ -152,29 +153,14 @@ class Assembler:
         """
         for slot in slots:
             await self._arena.allocated(slot)
-        if self.plain.are_copies and (self.batches_per_call > 1 or self.plain.run_batches > 1):
+        grouped = self.batches_per_call > 1 or self.plain.run_batches > 1
+        if self.call_sizes is not None:
+            self.call_sizes.batch_rows = len(group.batches[0].ordinal)
+            grouped = len(slots) > 1 and not (await self._stages.lost.without(indexes, files))[1]
+        if grouped:
             return await self.plain.fill(group, slots, indexes, files, early=early, first=first)
-        self._batch_rows = len(group.batches[0].ordinal)
-        if len(slots) > 1:
-            _, lost = await self._stages.lost.without(indexes, files)
-            if not lost:
-                return await self.plain.fill(group, slots, indexes, files, early=early)
         each = zip(group.rows(), slots, strict=True)
         return [await self._fill_one(*one, indexes, files, early=early) for one in each]
-
-    @property
-    def batches_in_advance(self) -> int:
-        """Number of batches per ``fill`` that nobody has requested: several only if they are little work."""
-        return self.batches_per_call if self.plain.are_copies else 1
-
-    def batches_together(self, making_count: int) -> int:
-        """Return how many batches that are no plain copies to fill by the next call.
-
-        A batch is delivered later if others are made with it. So several are made together only if as many
-        (``making_count``) are being made already, no worker is idle, and all take workers at most ``_CALL_BUSY_S``.
-        """
-        rows = self._stages.pool.rows_within(_CALL_BUSY_S, self._options.arena_id)
-        return max(1, min(self.batches_per_call, making_count, rows // self._batch_rows))
 
     def check_failures(self, at: Cursor) -> None:
         """Check that the epoch's steps up to ``at`` are within the failure budget.
@@ -217,10 +203,7 @@ class Assembler:
         dims = self._dims(shapes)
         work = _Work(rows, indexes, files, parts, shapes, dims, texts, bad, filtered, packed, early)
         lengths = {**shapes, **{name: text.lengths for name, text in texts.items()}}
-        if packed is not None:
-            layout = packed.layout(self._specs)
-        else:
-            layout = lay_out(self._specs, len(rows.ordinal), lengths, dims)
+        layout = packed.layout(self._specs) if packed else lay_out(self._specs, len(rows.ordinal), lengths, dims)
         if layout.size_bytes > self._arena.slot_bytes:
             return await self._fill_oversize(work, layout)
         at = slot.index * self._arena.slot_bytes

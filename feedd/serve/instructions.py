@@ -12,6 +12,7 @@ from feedd.values import EpochEnd, Produced
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from feedd.protocols import FeedSession
     from feedd.values import Cursor, SlotRef
 
 
@@ -77,8 +78,12 @@ class JobQueue:
         self._jobs: deque[Produce] = deque()
         self._separate: set[int] = set()  # steps to be produced alone
 
-    def __len__(self) -> int:
-        return len(self._jobs)
+    def __bool__(self) -> bool:
+        return bool(self._jobs)
+
+    def are_due(self, feed: FeedSession) -> bool:
+        """Whether a task should take productions now. Whenever a running production ends, that is asked again."""
+        return bool(self._jobs) and len(self._jobs) >= feed.info.batches_per_call_least
 
     def add(self, job: Produce) -> None:
         """Append a production."""

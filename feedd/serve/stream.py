@@ -152,20 +152,15 @@ class StreamCall:
 
     # ------------------------------------------------------------------ productions
 
-    @property
-    def _has_work(self) -> bool:
-        """Whether a task should take jobs now. Once a running production has ended, that is asked again."""
-        return bool(self._jobs) and len(self._jobs) >= self._entry.feed.info.batches_awaited
-
     def _ask_help(self) -> None:
         """Schedule a task for jobs that no running task takes; an immediate ``produce`` needs no extra task."""
-        if self._has_work and not self._help_requested and not self._stopped:
+        if self._jobs.are_due(self._entry.feed) and not self._help_requested and not self._stopped:
             self._help_requested = True
             asyncio.get_running_loop().call_soon(self._help)
 
     def _help(self) -> None:
         self._help_requested = False
-        if not self._has_work or self._stopped:
+        if not self._jobs.are_due(self._entry.feed) or self._stopped:
             return
         lane = self._lane()
         try:
@@ -175,7 +170,7 @@ class StreamCall:
 
     async def _lane(self) -> None:
         """Take jobs until none are left. Each lane produces as many batches together as is efficient."""
-        while self._has_work:
+        while self._jobs.are_due(self._entry.feed):
             if self._runs:
                 await self._make_run()
                 continue

@@ -67,7 +67,6 @@ class Session:
         self._stages = stages
         self._calls = RunningCalls(parts.prefetch_driver)
         self._fetching: set[object] = set()  # calls that wait for their shards
-        self._making_count = 0  # batches of running calls of ``produce`` that have been planned
         self._furthest = Cursor(-1)
         self._ended_epoch = -1
 
@@ -80,13 +79,7 @@ class Session:
             amounts = {notice.kind: notice.amount for notice in info.notices}
             notices = notices_of({**amounts, NoticeKind.LATE_FIELDS: late.amount})
             self._parts = replace(self._parts, info=replace(info, notices=notices))
-        if self._parts.batches.waits_for_more:
-            # While shards are missing, a batch waits for its own only. A group of batches waits for all of theirs.
-            together = 1 if self._fetching else self._parts.batches.batches_together(self._making_count)
-            if together != self._parts.info.batches_per_call:  # of a new session: the maximum
-                info = replace(self._parts.info, batches_per_call=together, batches_awaited=together)
-                self._parts = replace(self._parts, info=info)
-        return self._parts.info
+        return self._parts.batches.sized(self._parts.info, fetching=bool(self._fetching))
 
     @property
     def slots(self) -> Slots:
@@ -123,14 +116,12 @@ class Session:
         """
         began_s = self._stages.clock.monotonic_s()
         before, call = self._furthest, object()
-        plans: Sequence[BatchPlan] = ()
         self._start(steps[0])  # detects a new stream, so it runs before this call is counted
         self._calls.begin(call)
         self._fetching.add(call)
         try:
             with self._stale_listing_forgotten():
                 plans, ends = await plan_leading(steps, partial(self._draw, call))
-                self._making_count += len(plans)
                 if plans:
                     await self._wait_for_earlier(call, plans)
                 made = await self._parts.batches.make(plans, lambda: self._pinned(call)) if plans else []
@@ -139,7 +130,6 @@ class Session:
                 self._furthest = before  # the client asks for each step again; that is no new stream
             raise
         finally:
-            self._making_count -= len(plans)
             self._ended(call)
         if made:
             took_s = (self._stages.clock.monotonic_s() - began_s) / len(made)

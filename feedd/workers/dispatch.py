@@ -77,11 +77,6 @@ class Dispatch:
         """Number of workers that take work now."""
         return len(self._children) - len(self._retiring)
 
-    @property
-    def has_idle_worker(self) -> bool:
-        """Whether a worker that takes work has none."""
-        return self._schedule.busy_count < self.worker_count
-
     def take_load(self, contended: float = 0.0) -> Load:
         """Return the load since the last call; the caller measures how contended the cores are."""
         spent_s, waiting = self._meter.take(time.monotonic()), self._schedule.unassigned_count

@@ -29,6 +29,7 @@ from feedd.workers.gather_call import GatherCall
 from feedd.workers.messages import Attach, Detach, Packet, Prepare, encode
 from feedd.workers.poison import Poison
 from feedd.workers.supervisor import WorkerSupervisor
+from feedd.workers.work import CHUNK_ROWS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
@@ -100,7 +101,8 @@ class DecodePool:
 
     def rows_within(self, busy_s: float, arena_id: int) -> int:
         """Return how many rows of an arena take workers ``busy_s`` seconds; 0 if a worker is idle, or it is unknown."""
-        return 0 if self._dispatch.has_idle_worker else self._chunk_sizer.rows_within(busy_s, arena_id)
+        idle = self._dispatch.spread(0, CHUNK_ROWS_MAX) < CHUNK_ROWS_MAX  # rows would be spread
+        return 0 if idle else self._chunk_sizer.rows_within(busy_s, arena_id)
 
     def prepare(self, recipes: Iterable[FieldRecipe] = (), converters: Iterable[str] = ()) -> None:
         """Have workers import slow modules for these fields and converters, while no samples or objects wait."""

@@ -52,7 +52,8 @@ class _Decoder:
     """What is under a session: steps of two to a window, and batches that are written when the test says so."""
 
     def __init__(self, batches_per_call: int, run_batches: int) -> None:
-        self.batches_per_call = self.batches_in_advance = batches_per_call
+        self.batches_per_call = batches_per_call
+        self.call_sizes = None
         self.run_batches = run_batches
         self.plain = SimpleNamespace(run_batches=run_batches, batch_bytes=256)
         self.writing: dict[int, asyncio.Future[bool]] = {}

@@ -107,7 +107,7 @@ async def test_a_cancelled_group_holds_no_slot(tmp_path: Path) -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
         assert own(session).slots.taken_count == 0
-        assert session._making_count == 0
+        assert own(session)._making_count == 0
 
 
 @pytest.mark.slow
@@ -130,17 +130,17 @@ async def test_groups_grow_with_the_batches_that_are_being_made(tmp_path: Path) 
         session = await opened(rig)
         assembler = own(session)._decoder.assembler
         assert assembler.batches_per_call == SLOTS // 3
-        assert (session.info.batches_per_call, session.info.batches_awaited) == (1, 1)
+        assert (session.info.batches_per_call, session.info.batches_per_call_least) == (1, 1)
         await batches(session)
         pool = rig.pool
         for busy_rows, making, together in ((1000, 0, 1), (1000, 2, 2), (1000, 9, 4), (7, 9, 2), (0, 9, 1)):
             pool.rows_within = lambda *_, rows=busy_rows: rows  # type: ignore[method-assign]
-            session._making_count = making
-            assert (session.info.batches_per_call, session.info.batches_awaited) == (together, together)
+            own(session)._making_count = making
+            assert (session.info.batches_per_call, session.info.batches_per_call_least) == (together, together)
             session._fetching.add(pool)
             assert session.info.batches_per_call == 1, "a batch would wait for shards of others"
             session._fetching.clear()
-        session._making_count = 0
+        own(session)._making_count = 0
 
 
 async def test_rows_are_counted_only_while_no_worker_is_idle(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ async def test_what_several_ask_for_again_is_asked_for_in_order(short_dir: Path)
 async def test_few_requests_wait_only_while_others_are_made(short_dir: Path) -> None:
     """Requests are collected while a batch is being made. Its end starts the others, however few they are."""
     first, second = asyncio.Event(), asyncio.Event()
-    script = FakeScript(batches_per_call=3, batches_awaited=3, gates={0: first, 1: second}, steps=20)
+    script = FakeScript(batches_per_call=3, batches_per_call_least=3, gates={0: first, 1: second}, steps=20)
     async with serving(short_dir, script) as rig:
         opened = await rig.open(prefetch_batches=8)
         stream = await rig.stream(opened.session_id, credits=1, inline_only=True)
@@ -100,7 +100,7 @@ async def test_few_requests_wait_only_while_others_are_made(short_dir: Path) -> 
 async def test_requests_that_wait_are_served_to_a_client_that_sends_no_more(short_dir: Path) -> None:
     """The end of the client's side does not strand the requests that were collected."""
     gate = asyncio.Event()
-    script = FakeScript(batches_per_call=3, batches_awaited=3, gates={0: gate}, steps=20)
+    script = FakeScript(batches_per_call=3, batches_per_call_least=3, gates={0: gate}, steps=20)
     async with serving(short_dir, script) as rig:
         opened = await rig.open(prefetch_batches=8)
         stream = await rig.stream(opened.session_id, credits=1, inline_only=True)
