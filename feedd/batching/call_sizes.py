@@ -42,7 +42,7 @@ class CallSizes:
         return max(1, min(self._most, making_count, rows // self.batch_rows))
 
     def applied(self, info: SessionInfo, making_count: int) -> SessionInfo:
-        """Return a session's info with as many batches per call as ``next_count`` says. Fewer requests wait for more."""
+        """Return the info with ``next_count`` batches per call. Fewer requests wait for more."""
         count, latest = self.next_count(making_count), self._latest
         if latest is None or latest[0] is not info or latest[1].batches_per_call != count:
             latest = self._latest = info, replace(info, batches_per_call=count, batches_per_call_least=count)
