@@ -123,7 +123,9 @@ async def test_a_killed_worker_changes_no_batch_of_a_group(tmp_path: Path) -> No
         assert all(map(same, await task, alone))
 
 
-async def test_groups_grow_with_the_batches_that_are_being_made(tmp_path: Path) -> None:
+async def test_groups_grow_with_the_batches_that_are_being_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No batch waits for more batches than are being made already, and a first batch for none."""
     async with feeding(tmp_path) as rig:
         store(rig.store)
@@ -134,7 +136,7 @@ async def test_groups_grow_with_the_batches_that_are_being_made(tmp_path: Path) 
         await batches(session)
         pool = rig.pool
         for busy_rows, making, together in ((1000, 0, 1), (1000, 2, 2), (1000, 9, 4), (7, 9, 2), (0, 9, 1)):
-            pool.rows_within = lambda *_, rows=busy_rows: rows  # type: ignore[method-assign]
+            monkeypatch.setattr(pool, "rows_within", lambda *_, rows=busy_rows: rows)
             own(session)._making_count = making
             assert (session.info.batches_per_call, session.info.batches_per_call_least) == (together, together)
             session._fetching.add(pool)
