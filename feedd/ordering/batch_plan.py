@@ -264,9 +264,13 @@ class BatchPlanGroup:
         numbers = np.cumsum(used, dtype=np.int32) - np.int32(1)
         return cls(batches, (np.flatnonzero(used) + low).tolist(), numbers[places], ordinal)
 
-    def only(self) -> BatchRows:
-        """Return the rows of a group of one batch, its shards in the group's order."""
-        (plan,) = self.batches
-        windows = (plan.first_window, plan.last_window)
-        shards = np.array(self.shards, np.int64)
-        return BatchRows(plan.cursor, shards, self.shard_no, self.ordinal, plan.seeds(), *windows, plan.again)
+    def rows(self) -> list[BatchRows]:
+        """Return the rows of each batch. Each has all shards of the group, in the group's order."""
+        shards, low, found = np.array(self.shards, np.int64), 0, []
+        for plan in self.batches:
+            part = slice(low, low + len(plan.ordinal))
+            windows = (plan.first_window, plan.last_window)
+            rows = self.shard_no[part], self.ordinal[part], plan.seeds()
+            found.append(BatchRows(plan.cursor, shards, *rows, *windows, plan.again))
+            low = part.stop
+        return found

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from feedd.ordering.mixed_reader import AnyReader
     from feedd.sessions.next_epoch_prefetch import NextEpochPrefetch
     from feedd.shard_index import ShardIndex
-    from feedd.values import BatchReady, ShardFile, SlotRef
+    from feedd.values import BatchReady, SessionInfo, ShardFile, SlotRef
 
 _T = TypeVar("_T")
 
@@ -69,6 +69,11 @@ class BatchDecoder:
     catalog: DatasetCatalog
     view: DatasetView
     assembler: Assembler
+
+    @property
+    def batches_in_advance(self) -> int:
+        """Number of batches to decode together that nobody has requested: several if they are little work."""
+        return self.assembler.batches_per_call if self.assembler.call_sizes is None else 1
 
     async def draw(self, reader: AnyReader, at: Cursor) -> BatchPlan | EpochEnd:
         """Return the plan of ``reader`` for a step, after the shards that the plan needs are indexed.
@@ -234,6 +239,7 @@ class OwnBatches:
         self.prefetch = prefetch
         self.entries: LeasedEntries | None = None
         self._decoder = decoder
+        self._making_count = 0  # batches of running calls of ``make``
 
     @property
     def batches_per_call(self) -> int:
@@ -244,6 +250,15 @@ class OwnBatches:
     def shared_slot_count(self) -> int:
         """Slots shared with other sessions: 0."""
         return 0
+
+    def sized(self, info: SessionInfo, *, fetching: bool) -> SessionInfo:
+        """Return the session's info with the number of batches to request together now.
+
+        A batch waits for its own shards. Batches that are made together wait for all of theirs. So while any shard is
+        missing (``fetching``), batches are requested one by one.
+        """
+        sizes = self._decoder.assembler.call_sizes
+        return info if sizes is None else sizes.applied(info, 0 if fetching else self._making_count)
 
     async def make(self, plans: Sequence[BatchPlan], decoding: Callable[[], object]) -> list[Produced]:
         """Return at least one leading batch: the batches decoded in advance, or else the batches that were not.
@@ -262,6 +277,7 @@ class OwnBatches:
                 self._decoder.stages.recorder.count(metrics.PIPELINE_FILTERED, filtered)
             return made
         slots: list[SlotRef] = []
+        self._making_count += len(plans)
         try:
             while len(slots) < len(plans):
                 slots.append(await self.prefetch.take())
@@ -270,6 +286,8 @@ class OwnBatches:
             for slot in slots:
                 self.release(slot)
             raise
+        finally:
+            self._making_count -= len(plans)
         return [Produced(batch, slot) for batch, slot in zip(batches, slots, strict=True)]
 
     @property
