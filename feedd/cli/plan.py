@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
@@ -46,6 +45,7 @@ from feedd.cli.plan_flags import (
     StepTimeFlag,
     UrlsArgument,
     WindowShardsFlag,
+    check_folder,
     refuse_simulation_flags,
     size_of,
 )
@@ -58,6 +58,7 @@ from feedd.cli.plan_simulation import (
     listed,
     run_simulation,
 )
+from feedd.cli.stoppable import run_async
 from feedd.dataset.assignment import Assignment
 from feedd.dataset.sharding import SAMPLE, assign_all, check_mode
 from feedd.errors import BadConfig, BadRequest
@@ -254,7 +255,6 @@ def _resolve(urls: list[str], config: Config) -> tuple[Resolved, SidecarCounts]:
     from feedd.catalog.sidecar_counts import read_sidecars  # noqa: PLC0415 - see above
     from feedd.catalog.sources import Sources  # noqa: PLC0415 - see above
     from feedd.clock import SystemClock  # noqa: PLC0415 - see above
-    from feedd.daemon.failures import single  # noqa: PLC0415 - see above
     from feedd.daemon.wiring import source_options  # noqa: PLC0415 - see above
     from feedd.observe.recorder import NullRecorder  # noqa: PLC0415 - see above
 
@@ -263,10 +263,7 @@ def _resolve(urls: list[str], config: Config) -> tuple[Resolved, SidecarCounts]:
             found = await sources.resolve_all(urls, EVERYTHING)
             return found, await read_sidecars(sources, found, claims=False)
 
-    try:
-        return asyncio.run(resolve())
-    except BaseExceptionGroup as group:
-        raise single(group) from group
+    return run_async(resolve())
 
 
 def _show_plan(urls: list[str], order: Order, config: Config, *, keys: bool, as_json: bool) -> None:
@@ -382,6 +379,7 @@ def plan(
         refuse_simulation_flags(context)
         _show_plan(urls or [], order, flags.load().config, keys=keys, as_json=json_)
         return
+    check_folder(png, "--png")
     job = JobOptions(order, ranks, epochs, step_time, fields, prefetch, seed, simulated_nodes, png, json_)
     store = latency, bandwidth, connection_bandwidth, request_limit
     model = ModelOptions(*store, decode_time, open_time, from_bench)
