@@ -63,6 +63,7 @@ class _Shape:
 _FULL = _Shape(16, 8 * _GROUP_ROWS)
 _SLOW_SHARDS = 1  # of them for the arms of datasets: with rows one by one it takes a minute for each 300,000
 _QUICK = _Shape(4, _GROUP_ROWS)
+_TOUCHED_BYTES = 1 << 30  # more than any arm writes into memory that is new
 
 
 def run(plan: Plan) -> Result:
@@ -109,6 +110,7 @@ def _arms(plan: Plan, shape: _Shape, server: BenchServer) -> list[Arm]:
         "sample_count": shape.row_count,
         "workers": WORKERS,
         "prefetch_factor": PREFETCH_FACTOR,
+        "touched_bytes": _TOUCHED_BYTES,
     }
     imports = {"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "client")))}  # this tree's, wherever it lies
     ours = {**shared, "url": f"s3://{BUCKET}/parquet/", "shuffled": False}

@@ -98,7 +98,12 @@ def _records(plan: Plan) -> list[Result]:
     data = prepare_records(*((_QUICK_SHARDS, _QUICK_RECORDS) if plan.quick else (_SHARDS, _SHARD_RECORDS)), plan.peers)
     own = replace(plan, _stack=contextlib.ExitStack(), _data=data, _server=None)
     load = replace(RESNET50, batch_size=50) if plan.quick else RESNET50
-    settings: dict[str, Any] = {"batch_size": load.batch_size, "record_bytes": load.record_bytes, "decoder": "record"}
+    settings: dict[str, Any] = {
+        "batch_size": load.batch_size,
+        "record_bytes": load.record_bytes,
+        "decoder": "record",
+        "touched_bytes": _touched_bytes(data.shape.sample_count * load.record_bytes),
+    }
     ours: dict[str, Any] = {
         "folder": "tar",
         "fields": {"jpg": f"tensor:uint8:{load.record_bytes}", "cls": "int"},
@@ -144,7 +149,12 @@ def _volumes(plan: Plan, *accelerators: str) -> list[Result]:
 
         results = []
         for accelerator in accelerators:
-            arms = _volume_arms(plan, load, server, {"step_s": load.steps_s[accelerator], "sample_count": count})
+            settings = {
+                "step_s": load.steps_s[accelerator],
+                "sample_count": count,
+                "touched_bytes": _touched_bytes(count * load.record_bytes),
+            }
+            arms = _volume_arms(plan, load, server, settings)
             result = _measured(plan, load, accelerator, arms, once)
             result.notes += [
                 _limit_note(limit),
@@ -185,6 +195,11 @@ def _volume_arms(plan: Plan, load: Workload, server: BenchServer, settings: dict
             for reader in _READERS
         ]
     return arms
+
+
+def _touched_bytes(data_bytes: int) -> int:
+    """Return how much new memory an arm takes at most: a cache of all data, and batches."""
+    return data_bytes + data_bytes // 2
 
 
 def _limit_note(bytes_per_s: float) -> str:

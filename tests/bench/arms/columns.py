@@ -7,6 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from tests.bench.arms.consume import touch
 from tests.bench.procs import tree_cpu_s
 
 if TYPE_CHECKING:
@@ -29,8 +30,9 @@ def take(batches: Iterable[Mapping[str, torch.Tensor]], settings: Mapping[str, A
 
     Args:
         batches: dictionaries of tensors; ``iter`` is called once, inside the measured time.
-        settings: ``columns`` that each batch must have, and ``sample_count``.
+        settings: ``columns`` that each batch must have, ``sample_count``, and ``touched_bytes`` (see ``touch``).
     """
+    touch(settings["touched_bytes"])
     cpu_s, begin_s = tree_cpu_s(), time.perf_counter()
     samples = total = count = 0
     first_s = 0.0
