@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.e2e.daemon import Daemon
     from tests.fakes.s3.server import S3Server
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 SHARDS, SAMPLES, BATCH = 64, 12, 4
 
