@@ -44,17 +44,20 @@ class EntryFiles:
         """Return the bytes of an entry; arrays made from them keep the file mapped.
 
         Raises:
-            OSError: the daemon does not hand out the file; entries are then not ``usable`` any more.
+            OSError: the daemon does not hand out the file, or this process may not map it. Entries are then not
+                ``usable`` any more.
             ProtocolError: the file is shorter than the daemon says.
         """
+        try:
+            return self._mapped(entry, socket_path)
+        except OSError:
+            self.usable = False
+            raise
+
+    def _mapped(self, entry: pb.Entry, socket_path: str) -> Payload:
         fd = self._fds.get(entry.token)
         if fd is None:
-            try:
-                fd = shm.entry_file(socket_path, entry.token)
-            except OSError:
-                self.usable = False
-                raise
-            self._fds[entry.token] = fd
+            fd = self._fds[entry.token] = shm.entry_file(socket_path, entry.token)
             while len(self._fds) > _FILES_MAX:
                 os.close(self._fds.pop(next(iter(self._fds))))
         got_bytes = os.fstat(fd).st_size
@@ -107,7 +110,11 @@ def split(
 
 
 def packed(payload: Payload, message: pb.Batch, at: int) -> tuple[Payload, pb.Batch]:
-    """Return a copy of one batch as it would lie in a slot, and its message; ``at``: see ``split``."""
+    """Return a copy of one batch as it would lie in a slot, and its message; ``at``: see ``split``.
+
+    Raises:
+        ProtocolError: a field lies outside the entry.
+    """
     own = pb.Batch()
     own.CopyFrom(message)
     own.ClearField("entry")
@@ -115,6 +122,8 @@ def packed(payload: Payload, message: pb.Batch, at: int) -> tuple[Payload, pb.Ba
     values = []
     for region in own.regions:
         start = region.values_at + at * (region.values_bytes // message.rows)
+        if start + region.values_bytes > payload.shape[0]:
+            raise ProtocolError(f"expected every field within {payload.shape[0]} bytes, got one at {start}")
         values.append(payload[start : start + region.values_bytes])
         region.values_at = own.size_bytes
         own.size_bytes += -(-region.values_bytes // _ALIGN_BYTES) * _ALIGN_BYTES

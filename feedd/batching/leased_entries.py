@@ -8,6 +8,7 @@ Only files in memory are leased: an error of a mapped disk would end the trainer
 
 from __future__ import annotations
 
+import asyncio
 import os
 import secrets
 from dataclasses import dataclass, field
@@ -96,7 +97,12 @@ class LeasedEntries:
         placed = _placed(columns, file)
         if placed is None or shard in self._entries or len(self._entries) >= _ENTRIES_MAX:
             return
-        opened = await CACHE_DISK.run(_open, file.path)
+        opening = CACHE_DISK.begin(_open, file.path)
+        try:
+            opened = await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            opening.add_done_callback(_close_unused)  # a disk may hang, so nobody waits for it
+            raise
         if opened is None:
             return
         fd, size_bytes, in_memory = opened
@@ -139,6 +145,12 @@ def _open(path: str) -> tuple[int, int, bool] | None:
     except OSError:
         return None  # the workers' copies report it
     return fd, os.fstat(fd).st_size, is_in_memory(fd)
+
+
+def _close_unused(opening: asyncio.Future[tuple[int, int, bool] | None]) -> None:
+    """Close the file that a cancelled ``open`` left behind."""
+    if not opening.cancelled() and opening.exception() is None and (opened := opening.result()) is not None:
+        os.close(opened[0])
 
 
 def _placed(columns: Sequence[Column], file: ShardFile) -> tuple[tuple[int, int], ...] | None:

@@ -10,19 +10,17 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-import time
 from array import array
 from codecs import BOM_UTF8
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-import msgspec
 import numpy as np
 import structlog
 
 from feedd.catalog.manifest import MANIFEST_NAMES_MAX, Names
 from feedd.catalog.urls import parse_url
-from feedd.channels.channel import s3_url
+from feedd.channels.augmented_lines import REF_SUFFIX, lines_in, members_of, reference_of
 from feedd.dataset.line_packs import Attribute, Lines, packs_of_lines
 from feedd.dataset.object_names import split_name
 from feedd.dataset.ref_columns import RefColumns
@@ -35,19 +33,16 @@ from feedd.values import ObjectRef
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterator
 
+    import msgspec
+
     from feedd.dataset.json_pieces import Octets
     from feedd.dataset.line_packs import LinePacks
 
-_REFERENCE: Final = "-ref"
-_LINE_BYTES_MAX: Final = 1 << 20
 _ATTRIBUTES_MAX: Final = 256
 _NAME_CHARS_MAX: Final = 256
-_PIECE_BYTES: Final = 8 << 20
-_LINES_AT_ONCE: Final = 256
 _PARTS: Final = 64
 _SHOWN_CHARS: Final = 80
 _MISSING_ETAG: Final = "missing"
-_LF, _CR = 10, 13
 _S3: Final = re.compile(r"(s3://[A-Za-z0-9._-]+)/(.+)", re.DOTALL)
 _NUMBERS: Final = re.compile(rb"\[[-+0-9.eE, \t]*\]")
 _FRACTION: Final = re.compile(rb"[.eE]")
@@ -62,8 +57,6 @@ _FILES: Final = {"image": "image", "str": "text", "json": "json", "npy": "npy", 
 """Encoding of an object by the default codec for its extension."""
 
 _WIDER: Final = {frozenset({"int", "float"}): "float", frozenset({"int64[]", "float32[]"}): "float32[]"}
-_lines: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_texts: Final = msgspec.json.Decoder(str)
 _log = structlog.get_logger(__name__)
 
 
@@ -149,26 +142,9 @@ def parse_lines(data: Octets, url: str) -> AugmentedManifest:
         got = "a JSON array" if bytes(octets[first : first + 1]) == b"[" else "a file compressed with gzip"
         raise BadRequest(f"expected JSON Lines, got {got}", object=url, hint=_SHAPE, stage="source")
     reader = _Reader(url)
-    for number, (start, end) in enumerate(zip(*_edges(octets, first), strict=True), 1):
-        if not number % _LINES_AT_ONCE:
-            time.sleep(0)  # releases the interpreter, for which the event loop waits
-        if end - start > _LINE_BYTES_MAX:
-            message = f"expected lines of at most {_LINE_BYTES_MAX} bytes, got {end - start} in line {number}"
-            raise BadRequest(message, object=url, stage="source")
-        text = bytes(octets[start:end])
-        if not text.isspace() and text:
-            reader.add(number, start, text)
+    for number, start, text in lines_in(octets, url):
+        reader.add(number, start, text)
     return reader.manifest()
-
-
-def _edges(data: memoryview, first: int) -> tuple[Iterator[int], Iterator[int]]:
-    """Return where each line starts, and where it ends, without its line end."""
-    raw = np.frombuffer(data, np.uint8)
-    found = [np.flatnonzero(raw[at : at + _PIECE_BYTES] == _LF) + at for at in range(0, len(raw), _PIECE_BYTES)]
-    feeds = np.concatenate([*found, np.array([len(raw)], np.int64)])
-    ends = feeds - (raw[np.maximum(feeds - 1, 0)] == _CR) if len(raw) else feeds
-    starts = np.concatenate(([first], feeds[:-1] + 1))
-    return iter(starts), iter(np.maximum(ends, starts))
 
 
 class _Reader:
@@ -196,12 +172,12 @@ class _Reader:
             column.append(value)
         self._digests += hashlib.blake2b(text, digest_size=8).digest()
         try:
-            members = _lines.decode(text)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            self._bad[at] = f"expected a JSON object, got {error}"
+            members = members_of(text)
+        except ValueError as error:
+            self._bad[at] = str(error)
             return
         for name, raw in members.items():
-            if name.endswith(_REFERENCE):
+            if name.endswith(REF_SUFFIX):
                 self._refer(at, name, raw)
             else:
                 before, kind = self._kinds.get(name), _kind(bytes(raw))
@@ -216,11 +192,11 @@ class _Reader:
         if reference == len(self._encodings):
             self._encodings.append("")
         try:
-            url = _texts.decode(raw)
-        except msgspec.MsgspecError:
-            self._faults[at, reference] = f"expected the URL of an object, got {bytes(raw)[:_SHOWN_CHARS].decode()}"
+            url = reference_of(raw)
+        except ValueError as error:
+            self._faults[at, reference] = str(error)
             return
-        target = self._target(s3_url(url) if url.startswith("https://") else url)
+        target = self._target(url)
         if target < 0:
             shown = url[:_SHOWN_CHARS]
             self._faults[at, reference] = f"expected the URL of an object, like s3://bucket/key, got {shown!r}"

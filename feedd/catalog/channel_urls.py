@@ -68,9 +68,10 @@ def _channel(url: str, root: Path) -> tuple[Channel, Job]:
     job = Job.read(root, os.environ)
     found = job.known.get(name)
     if found is None:
-        known = ", ".join(map(repr, job.known)) or "none"
+        known = ", ".join(map(repr, job.known))
+        expected = f"one of the job's channels ({known})" if known else "a job with channels"
         raise BadRequest(
-            f"expected one of the job's channels, {known}, got {name!r}",
+            f"expected {expected}, got {name!r}",
             object=url,
             hint=f"channels are described by {root}/input/config/{INPUT_FILE}; sagemaker.root names another folder",
             stage="plan",

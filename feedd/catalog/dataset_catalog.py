@@ -3,48 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import itertools
 import math
-from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from feedd.access import EVERYTHING, Access
-from feedd.catalog.braces import Allowance
+from feedd.catalog.dataset_lister import DatasetLister
 from feedd.catalog.index_store import Indexes
 from feedd.catalog.label_fields import LabelledIndexes
-from feedd.catalog.large_objects import may_have_spans, with_spans
-from feedd.catalog.megatron_index import check_types, read_documents
-from feedd.catalog.object_heads import with_heads
-from feedd.catalog.record_idx import idx_sizes
-from feedd.catalog.sidecar_counts import read_sidecars
-from feedd.catalog.token_windows import Cuts, token_files
-from feedd.catalog.url_listing import Resolved
-from feedd.catalog.wanted_columns import counting
+from feedd.catalog.token_windows import Cuts
 from feedd.catalog.window_sorting import Sorting
-from feedd.convert.conversion_registry import check_named
-from feedd.converting.converter import formed
-from feedd.dataset.listing import Listing
-from feedd.dataset.passed_over import PassedOver
 from feedd.errors import ObjectChanged
 from feedd.flow.pools import CACHE_DISK, CPU
 from feedd.flow.singleflight import SingleFlight
 from feedd.flow.tasks import run_all
-from feedd.notices import Amount, NoticeKind, summed
 from feedd.ordering.buckets import NeedLengths
 from feedd.ordering.epoch import NeedCounts
 from feedd.ordering.sorted_windows import NeedOrder
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator
 
     from feedd.catalog.learned_counts import Learned
-    from feedd.catalog.sidecar_counts import SidecarCounts
     from feedd.catalog.stages import Stages
-    from feedd.catalog.token_windows import TokenFiles
-    from feedd.dataset.listing import DatasetView
+    from feedd.dataset.listing import DatasetView, Listing
     from feedd.ordering.batch_plan import AnyRunPlan, BatchPlan
     from feedd.ordering.mixed_reader import AnyReader
     from feedd.shard_index import ShardIndex
@@ -79,6 +61,7 @@ class DatasetCatalog:
         self._stages = stages
         self._learned = learned
         self._span_bytes = span_bytes
+        self._lister = DatasetLister(stages.sources, stages.clock, learned)
         # By URLs and content, so that a run that began before a dataset grew finds its older listing.
         self._listings: dict[tuple[_Wanted, bytes], Listing] = {}
         self._listing_flight: SingleFlight[_Wanted, Listing] = SingleFlight(group)
@@ -188,18 +171,7 @@ class DatasetCatalog:
 
     async def fresh(self, urls: tuple[str, ...]) -> Listing:
         """Return a separate listing that knows only the counts of feedd's own index beside the data."""
-        found = await self._stages.sources.resolve_all(urls, EVERYTHING)
-        refs = await with_heads(self._stages.sources, found.refs, found.named)
-        resolved = replace(found, refs=await CPU.run(counting, refs, found.named))
-        listing = await CPU.run(Listing.of, resolved.refs, self._stages.clock.monotonic_s())
-        listing.packs, listing.named = resolved.packs, await CPU.run(_known_formats, resolved)
-        listing.idx_bytes = await CPU.run(idx_sizes, resolved.refs, resolved.sidecar_refs)
-        told = await self._sidecar_counts(resolved, listing, claims=False)
-        files = told.left_out.get(NoticeKind.UNUSED_SIDECARS, Amount())  # unused counts do not matter: counting follows
-        listing.passed_over = resolved.passed_over.with_reasons({NoticeKind.UNUSED_SIDECARS: files})
-        await CPU.run(listing.add_counts, told.exact, told.claimed, told.by)
-        listing.formats = told.formats
-        return listing
+        return await self._lister.counted(urls)
 
     async def draw(self, view: DatasetView, reader: AnyReader, at: Cursor) -> BatchPlan | EpochEnd:
         """Return the plan of ``reader`` for ``at``, after indexing the shards that the plan needs."""
@@ -234,43 +206,10 @@ class DatasetCatalog:
 
     async def _list(self, wanted: _Wanted, backs: tuple[int, ...] = ()) -> Listing:
         """List a dataset; of frozen manifests, ``backs`` says how many versions before the newest to take."""
-        sources, cuts, access, span_bytes = wanted
-        resolve = partial(self._stages.sources.resolve_all, access=access, allowance=Allowance())
-        cut = [one is not None for one in cuts] or [False] * len(sources)  # a .npy file of tokens is a shard
-        each = zip(sources, cut, backs or (0,) * len(sources), strict=True)
-        resolved = await run_all(resolve(urls, shards=shards, back=back) for urls, shards, back in each)
-        listing = await self._frozen(resolved, cuts, span_bytes) or await self._listed(resolved, cuts, span_bytes)
+        listing = await self._lister.list(*wanted, backs)
         if any(backs):
             listing.listed_s = -math.inf  # only for the run that began with it
         return await self._keep(wanted, listing)
-
-    async def _frozen(self, resolved: Sequence[Resolved], cuts: Cuts, span_bytes: int) -> Listing | None:
-        """Return the listing of one frozen manifest, or None if the objects need a look of their own."""
-        only = resolved[0].only if len(resolved) == 1 and not any(cuts) else None
-        if only is None:
-            return None
-        listing = await CPU.run(only.listing, self._stages.clock.monotonic_s())
-        return None if listing is None or await CPU.run(may_have_spans, listing, span_bytes) else listing
-
-    async def _listed(self, resolved: Sequence[Resolved], cuts: Cuts, span_bytes: int) -> Listing:
-        firsts = tuple(itertools.accumulate((len(one.refs) for one in resolved[:-1]), initial=0))
-        whole = await CPU.run(_joined, resolved, firsts)
-        refs = await with_heads(self._stages.sources, whole.refs, whole.named, firsts, cuts)
-        whole = replace(whole, refs=refs)
-        listing = await CPU.run(Listing.of, whole.refs, self._stages.clock.monotonic_s(), firsts)
-        listing.packs, listing.named = whole.packs, await CPU.run(_known_formats, whole)
-        listing.idx_bytes = await CPU.run(idx_sizes, whole.refs, whole.sidecar_refs)
-        told = await self._sidecar_counts(whole, listing)
-        told = await CPU.run(_with_frozen, told, whole)
-        if any(cuts):
-            told = await self._with_token_windows(whole, firsts, cuts, told)
-        listing.formats = told.formats
-        listing, told = await with_spans(self._stages.sources, listing, told, span_bytes)
-        listing.formats, listing.passed_over = told.formats, whole.passed_over.with_reasons(told.left_out)
-        listing.frozen = whole.frozen
-        listing.counts = await CPU.run(self._learned.known, listing.refs, listing.format_of)
-        await CPU.run(listing.add_counts, told.exact, told.claimed, told.by)
-        return listing
 
     async def _keep(self, wanted: _Wanted, listing: Listing) -> Listing:
         """Hold a new listing, or renew the one that is held of the same objects; return it."""
@@ -283,24 +222,6 @@ class DatasetCatalog:
         while len(self._listings) > _LISTINGS_KEPT:
             del self._listings[next(iter(self._listings))]
         return listing
-
-    async def _sidecar_counts(self, resolved: Resolved, listing: Listing, *, claims: bool = True) -> SidecarCounts:
-        """Return the counts of sidecars; for documents, tell the listing their formats."""
-        documents = await read_documents(self._stages.sources, resolved)
-        told = await read_sidecars(self._stages.sources, resolved, claims=claims)
-        if not documents.counts:
-            return told
-        listing.named = {**listing.named, **documents.readers}
-        claimed = {shard: count for shard, count in told.claimed.items() if shard not in documents.counts}
-        return replace(told, exact={**told.exact, **documents.counts}, claimed=claimed)
-
-    async def _with_token_windows(
-        self, whole: Resolved, firsts: tuple[int, ...], cuts: Cuts, told: SidecarCounts
-    ) -> SidecarCounts:
-        """Add the windows that recipes make from files of tokens; these are the files' only samples."""
-        files, cut_told = await CPU.run(_with_cuts, whole, firsts, cuts, told)
-        await check_types(self._stages.sources, whole, files.dtypes)
-        return cut_told
 
     def _learn(self, view: DatasetView, shard: int, index: ShardIndex) -> None:
         """Record a count, once, for this listing and for later daemons, because indexes may be dropped."""
@@ -320,52 +241,3 @@ def _unchanged(cached: Listing, newer: Listing) -> bool:
     """Whether a newer listing of the same objects reads and counts them like the earlier one."""
     same = cached.firsts == newer.firsts and cached.named == newer.named
     return same and cached.contradicts(newer.counts) is None
-
-
-def _joined(resolved: Sequence[Resolved], firsts: Sequence[int]) -> Resolved:
-    """Return the shards of several sources, one after another, with the conversions that they need."""
-    refs, named = resolved[0].refs, resolved[0].named
-    if len(resolved) > 1:
-        refs = tuple(ref for one in resolved for ref in one.refs)
-        named = {
-            first + at: name for first, one in zip(firsts, resolved, strict=True) for at, name in one.named.items()
-        }
-    return Resolved(
-        formed(refs, named),
-        tuple(dict.fromkeys(ref for one in resolved for ref in one.sidecar_refs)),
-        tuple(pack for one in resolved for pack in one.packs),
-        named,
-        functools.reduce(PassedOver.plus, (one.passed_over for one in resolved)),
-        {first + at: count for first, one in zip(firsts, resolved, strict=True) for at, count in one.counts.items()},
-        {first + at: name for first, one in zip(firsts, resolved, strict=True) for at, name in one.formats.items()},
-        tuple(ref for one in resolved for ref in one.frozen),
-    )
-
-
-def _with_frozen(told: SidecarCounts, whole: Resolved) -> SidecarCounts:
-    """Add the counts and formats of frozen manifests."""
-    if not whole.frozen:
-        return told
-    by = (*told.by, *(ref.url for ref in whole.frozen))
-    return replace(told, exact={**whole.counts, **told.exact}, by=by, formats={**whole.formats, **told.formats})
-
-
-def _with_cuts(
-    whole: Resolved, firsts: tuple[int, ...], cuts: Cuts, told: SidecarCounts
-) -> tuple[TokenFiles, SidecarCounts]:
-    files = token_files(whole.refs, firsts, cuts, {**told.formats, **whole.named})
-    claimed = {shard: count for shard, count in told.claimed.items() if shard not in files.counts}
-    exact, formats = {**told.exact, **files.counts}, {**told.formats, **files.readers}
-    left_out = summed([told.left_out, files.left_out])
-    return files, replace(told, exact=exact, claimed=claimed, formats=formats, left_out=left_out)
-
-
-def _known_formats(resolved: Resolved) -> Mapping[int, str]:
-    """Return the formats that URLs name, by shard.
-
-    Raises:
-        Unsupported: no format or conversion has such a name.
-    """
-    for name in {name for name, _ in itertools.groupby(resolved.named.values())}:
-        check_named(name)
-    return resolved.named

@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from feedd.dataset.listing import DatasetView
-    from feedd.shard_index import ShardIndex
 
 
 class LateFields:
@@ -49,9 +48,9 @@ class LateFields:
             self.amount = late_fields(self._view, self._known)
 
 
-def known_fields(index: ShardIndex) -> frozenset[str]:
+def known_fields(fields: Sequence[str], unread: Sequence[tuple[str, str]]) -> frozenset[str]:
     """Return all fields of a shard, including unreadable ones."""
-    return frozenset((*index.fields, *(name.lower() for name, _ in index.unread)))
+    return frozenset((*fields, *(name.lower() for name, _ in unread)))
 
 
 def late_fields(view: DatasetView, known: Sequence[frozenset[str] | None], *, unread: bool = True) -> Amount:

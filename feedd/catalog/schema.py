@@ -195,7 +195,7 @@ class Schema:
             self.first = looked[0]
             index = self.first.index
             self.left_out = left_out(index, settled, named=named)
-            self.fields = None if named else known_fields(index)
+            self.fields = None if named else known_fields(index.fields, index.unread)
         return settled
 
     async def _ask(self, one: Looked, search: _Search) -> None:

@@ -114,7 +114,8 @@ def likely_bucket(location: Location) -> str:
     """Return a hint for a missing relative path, where ``s3://`` was most likely forgotten; else an empty text."""
     url = location.url
     relative = location.root == FILE_ROOT and "://" not in url and not url.startswith(("/", ".", "~"))
-    return f"did you mean s3://{url}? A path is looked up where the daemon runs" if relative else ""
+    bucket = re.sub(r"^s3:/*", "", url)  # one slash was forgotten, or both
+    return f"did you mean s3://{bucket}? A path is looked up where the daemon runs" if relative else ""
 
 
 def _formats(named: list[str]) -> bool:

@@ -7,17 +7,13 @@ deleted with the daemon. If a daemon was killed, the next daemon deletes its cac
 
 from __future__ import annotations
 
-import os
-import shutil
 import tempfile
-import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from feedd.cache.ondisk.directory_lock import DirectoryLock, was_owned
+from feedd.cache.ondisk.temporary_dirs import prefix, sweep
 from feedd.config.loading import DEFAULT_ORIGIN, PROCESS_TREE
-from feedd.errors import CacheUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +24,6 @@ if TYPE_CHECKING:
 _STATUS = "127.0.0.1:0"
 CACHE_FILE = "cache-dir"
 """File beside the socket that names the cache's directory; the client that started the daemon logs it."""
-_YOUNG_S = 60.0  # a directory younger than this may not have been locked by its daemon yet
 
 
 @contextmanager
@@ -57,27 +52,3 @@ def note_cache_dir(config: Config) -> None:
         scheme, _, path = address.partition("://")
         if scheme == "unix":
             Path(path).with_name(CACHE_FILE).write_text(str(config.cache.dir), encoding="utf-8")
-
-
-def sweep(parent: Path, name_prefix: str | None = None) -> None:
-    """Remove this user's directories of killed daemons; the next daemon needs the space at once.
-
-    Args:
-        parent: where they are.
-        name_prefix: how their names begin; None: those of caches.
-    """
-    for path in parent.glob(f"{name_prefix or prefix()}*"):
-        try:
-            stat = path.lstat()
-            age_s = time.time() - stat.st_mtime  # noqa: TID251 - a file's time is a date
-            if stat.st_uid != os.geteuid() or (age_s < _YOUNG_S and not was_owned(path)):
-                continue
-            with DirectoryLock(path):
-                shutil.rmtree(path, ignore_errors=True)
-        except (OSError, CacheUnavailable):  # removed meanwhile, or in use
-            continue
-
-
-def prefix() -> str:
-    """Return the prefix of this user's temporary cache directories."""
-    return f"feedd-cache-{os.geteuid()}-"

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from feedd.cli.ephemeral import prefix, sweep
+from feedd.cache.ondisk.temporary_dirs import prefix, sweep
 from feedd.cli.error_report import EXIT_FAILED, log_without_notices, notice_facts, say, say_notices
 from feedd.cli.flags import CacheSizeFlag, ConfigFlag, Flags, SetFlag
 from feedd.cli.progress_bars import bar_for_listing, byte_columns
+from feedd.cli.shared_work import EngineFlag, PartFlag, check_engine, part_of
 from feedd.cli.stoppable import run_stoppable
 from feedd.dataset.shard_part import WHOLE, ShardPart
 from feedd.metrics import SOURCE_BYTES
@@ -45,6 +46,7 @@ class _Job:
         check: only report what the index knows.
         manifest: write a frozen manifest too, or compare the newest one.
         part: the shards to count.
+        engine: counts the shards: ``local`` or ``ray``.
     """
 
     url: str
@@ -52,6 +54,7 @@ class _Job:
     check: bool
     manifest: bool = False
     part: ShardPart = WHOLE
+    engine: str = "local"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,7 @@ class _Outcome:
         written: the frozen manifest; None: none is written.
         difference: the newest frozen manifest, compared with the data; None: there is none.
         fetched_bytes: bytes of objects that the store has sent.
+        kept_in: URL of the object that holds the counts: the index, or the file of a part.
     """
 
     progress: Counting
@@ -74,6 +78,7 @@ class _Outcome:
     written: Written | None = None
     difference: Difference | None = None
     fetched_bytes: int = 0
+    kept_in: str = ""
 
 
 def index(
@@ -86,9 +91,8 @@ def index(
             "--manifest", help="Also write a frozen manifest, for frozen+ URLs. With --check: compare the newest one."
         ),
     ] = False,
-    part: Annotated[
-        str | None, typer.Option("--part", metavar="I/N", help="Count only part I of N, from 0 to N - 1; see below.")
-    ] = None,
+    engine: EngineFlag = "local",
+    part: PartFlag = None,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,  # noqa: FBT002 - a flag is a flag
     cache_size: CacheSizeFlag = None,
     config: ConfigFlag = None,
@@ -102,17 +106,20 @@ def index(
     and data can be split by samples. Shards that the index already knows are not read again. A stopped run continues
     where it was. Several runs may count the same data at once: no run loses the counts of another.
 
-    --part I/N counts every N-th shard, so that N jobs share the work; each adds its counts to the same index. Any job
-    may be repeated. --manifest writes a manifest when the counts of all shards are known: of jobs, the last one does.
+    --part I/N counts every N-th shard, so that N jobs share the work. Each job keeps its counts in a file of its own,
+    and the last one to end writes the index. Any job may be repeated. --engine ray counts on a Ray cluster.
+
+    --manifest writes a manifest when the counts of all shards are known: of jobs, the last one does.
     FeedDataset("frozen+s3://bucket/train/") then needs no listing.
     """
     if manifest and out is not None:
         raise typer.BadParameter("expected --manifest or --out: a manifest lies beside the data", param_hint="--out")
-    chosen = WHOLE if part is None else ShardPart.parse(part)
+    chosen = part_of(part)
+    check_engine(engine)
     flags = Flags(config=config, cache_size=cache_size or _CACHE_SIZE, set=set_)
     flags.load()
     log_without_notices()
-    job = _Job(url, index_url(url) if out is None else str(out.absolute()), check, manifest, chosen)
+    job = _Job(url, index_url(url) if out is None else str(out.absolute()), check, manifest, chosen, engine)
     with _display(quiet=json_ or check) as report:
         outcome = _run(flags, job, report)
     _conclude(outcome, job, json_=json_)
@@ -144,13 +151,15 @@ def _conclude(outcome: _Outcome, job: _Job, *, json_: bool) -> None:
     say_notices(progress.notices)
     known = f"{progress.done_count} of {progress.shard_count} shards known, {progress.sample_count} samples"
     if not stopped:
-        say(f"{known}{'' if job.check else f', in {job.target}'}")
+        say(f"{known}{'' if job.check else f', in {outcome.kept_in}'}")
+        if not job.check and outcome.kept_in != job.target:
+            say(f"the last part to end writes {job.target}")
     elif not progress.shard_count:
         say("stopped before the data was listed; no shard was counted")
     elif outcome.saved:
-        say(f"stopped: {known}, in {job.target}; run the command again to continue")
+        say(f"stopped: {known}, in {outcome.kept_in}; run the command again to continue")
     else:
-        say(f"stopped: {known}, but not all counts are saved; run the command again to continue from {job.target}")
+        say(f"stopped: {known}, but not all counts are saved; run the command again to continue from {outcome.kept_in}")
     if progress.counted_bytes:
         say(f"fetched {format_size(outcome.fetched_bytes)} to count {format_size(progress.counted_bytes)}")
     if outcome.written is not None:
@@ -209,12 +218,13 @@ async def _count(config: Config, job: _Job, report: Callable[[Counting], object]
     """Count until all shards are done or a first signal comes, then save; a second signal also ends the saving."""
     from feedd.clock import SystemClock  # noqa: PLC0415 - see run_stoppable
     from feedd.daemon.cut_short import ended_by  # noqa: PLC0415 - see run_stoppable
-    from feedd.daemon.wiring import open_pipeline, workers_max  # noqa: PLC0415 - see run_stoppable
+    from feedd.daemon.wiring import open_pipeline  # noqa: PLC0415 - see run_stoppable
     from feedd.observe.recorder import TotalRecorder  # noqa: PLC0415 - see run_stoppable
 
     recorder = TotalRecorder(SOURCE_BYTES)
     counter: Counter | None = None
     saved = False
+    fetched_bytes = 0
     written: Written | None = None
     found: Difference | None = None
     async with ended_by(requests.now), open_pipeline(config, recorder, SystemClock()) as pipeline:
@@ -222,9 +232,11 @@ async def _count(config: Config, job: _Job, report: Callable[[Counting], object]
         async with ended_by(requests.drain):
             await counter.open()
             if not job.check:
-                await counter.count(_PER_WORKER * workers_max(config))
+                fetched_bytes = await _count_all(counter, config, job)
         if counter.is_open and not job.check:
             await counter.save()
+            if not requests.drain.is_set():
+                await counter.finish()
         saved = True
         if counter.is_open and job.manifest and not requests.drain.is_set():
             if job.check:
@@ -235,7 +247,21 @@ async def _count(config: Config, job: _Job, report: Callable[[Counting], object]
     whole = saved and counter is not None and counter.is_open and progress.done_count == progress.shard_count
     left_count = counter.left_count if counter is not None and counter.is_open else 0
     stopped = requests.drain.is_set() and not whole
-    return _Outcome(progress, stopped, saved, left_count, written, found, int(recorder.total))
+    kept_in = job.target if counter is None else counter.target_url
+    fetched_bytes += int(recorder.total)
+    return _Outcome(progress, stopped, saved, left_count, written, found, fetched_bytes, kept_in)
+
+
+async def _count_all(counter: Counter, config: Config, job: _Job) -> int:
+    """Count the shards of the part; return the bytes that were fetched outside of this process."""
+    from feedd.daemon.wiring import workers_max  # noqa: PLC0415 - see run_stoppable
+
+    if job.engine == "ray":
+        from feedd.prepare.count_on_ray import count_on_ray  # noqa: PLC0415 - an extra
+
+        return await count_on_ray(counter, config, job.url)
+    await counter.count(_PER_WORKER * workers_max(config))
+    return 0
 
 
 def _counter(pipeline: Pipeline, job: _Job, report: Callable[[Counting], object]) -> Counter:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
@@ -14,8 +13,8 @@ from rich.progress import MofNCompleteColumn
 from feedd.cli.error_report import EXIT_FAILED, log_without_notices, say, say_notices
 from feedd.cli.flags import ConfigFlag, Flags, SetFlag
 from feedd.cli.progress_bars import bar_for_listing
+from feedd.cli.shared_work import EngineFlag, PartFlag, check_engine, part_of
 from feedd.cli.stoppable import run_stoppable
-from feedd.dataset.shard_part import ShardPart
 from feedd.notices import notices_of
 from feedd.pack.pack_options import SHARD_BYTES_LEAST, SHARD_BYTES_MOST, PackOptions
 from feedd.pack.shard_writers import FORMATS
@@ -26,11 +25,10 @@ if TYPE_CHECKING:
 
     from feedd.config import Config
     from feedd.daemon.signals import StopRequests
+    from feedd.dataset.shard_part import ShardPart
     from feedd.pack.pack_run import Packing
 
-_PART = re.compile(r"([0-9]{1,9})/([0-9]{1,9})")
 _SIDE_MAX = 16384
-_ENGINES = ("local", "ray")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +54,8 @@ def pack(
     labels: Annotated[
         str, typer.Option("--labels", help="folder: the first folder is the class. none, or auto: decided by the data.")
     ] = "auto",
-    engine: Annotated[
-        str, typer.Option("--engine", help="local: this process. ray: one Ray task per shard, on $RAY_ADDRESS.")
-    ] = "local",
-    part: Annotated[str, typer.Option("--part", metavar="I/N", help="Write only part I of N, from 0.")] = "0/1",
+    engine: EngineFlag = "local",
+    part: PartFlag = None,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,  # noqa: FBT002 - a flag is a flag
     config: ConfigFlag = None,
     set_: SetFlag = None,
@@ -71,9 +67,8 @@ def pack(
     the last one writes the manifest, _feedd_pack.json. Standard output lists the shards as sha256sum does.
     """
     options = _options(source, format_, shard_size, resize, quality, seed, labels)
-    mine = ShardPart.parse(part)
-    if engine not in _ENGINES:
-        raise typer.BadParameter(f"expected {' or '.join(_ENGINES)}, got {engine!r}", param_hint="--engine")
+    mine = part_of(part)
+    check_engine(engine)
     flags = Flags(config=config, set=set_)
     flags.load()
     log_without_notices()

@@ -11,7 +11,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from feedd.access import EVERYTHING
 from feedd.cli.error_report import log_without_notices, notice_facts, say, say_notices
 from feedd.cli.flags import CacheSizeFlag, ConfigFlag, Flags, SetFlag, WorkersFlag
 from feedd.cli.plan_flags import (
@@ -49,6 +48,7 @@ from feedd.cli.plan_flags import (
     refuse_simulation_flags,
     size_of,
 )
+from feedd.cli.plan_listing import list_for_plan
 from feedd.cli.plan_simulation import (
     JobOptions,
     ModelOptions,
@@ -58,11 +58,10 @@ from feedd.cli.plan_simulation import (
     listed,
     run_simulation,
 )
-from feedd.cli.stoppable import run_async
 from feedd.dataset.assignment import Assignment
 from feedd.dataset.sharding import SAMPLE, assign_all, check_mode
 from feedd.errors import BadConfig, BadRequest
-from feedd.notices import notices_of, summed
+from feedd.notices import notices_of
 from feedd.ordering.epoch import EpochOptions
 from feedd.ordering.quality import mix
 from feedd.units import format_size
@@ -72,9 +71,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from feedd.catalog.sidecar_counts import SidecarCounts
-    from feedd.catalog.url_listing import Resolved
     from feedd.config import Config
+    from feedd.dataset.listing import Listing
     from feedd.values import ObjectRef
 
 SKEW_WARNED = 0.2  # warn about a node that reads this much more than the mean
@@ -249,24 +247,14 @@ def _show(report: PlanReport) -> None:
         console.print(quality)
 
 
-def _resolve(urls: list[str], config: Config) -> tuple[Resolved, SidecarCounts]:
-    """Return the objects, and what is known of the shards without reading them."""
-    # The SDK takes most of a second to import, and --help and most other commands do not need it.
-    from feedd.catalog.sidecar_counts import read_sidecars  # noqa: PLC0415 - see above
-    from feedd.catalog.sources import Sources  # noqa: PLC0415 - see above
-    from feedd.clock import SystemClock  # noqa: PLC0415 - see above
-    from feedd.daemon.wiring import source_options  # noqa: PLC0415 - see above
-    from feedd.observe.recorder import NullRecorder  # noqa: PLC0415 - see above
-
-    async def resolve() -> tuple[Resolved, SidecarCounts]:
-        async with Sources(source_options(config), NullRecorder(), SystemClock()) as sources:
-            found = await sources.resolve_all(urls, EVERYTHING)
-            return found, await read_sidecars(sources, found, claims=False)
-
-    return run_async(resolve())
+def _named(listing: Listing, shard: int) -> str:
+    """Return the URL of a shard; of a span, with its samples, half-open."""
+    span = listing.spans.get(shard)
+    url = listing.refs[shard].url
+    return url if span is None else f"{url}#samples={span.first}-{span.first + span.count}"
 
 
-def _show_plan(urls: list[str], order: Order, config: Config, *, keys: bool, as_json: bool) -> None:
+def _show_plan(urls: list[str], fields: str, order: Order, config: Config, *, keys: bool, as_json: bool) -> None:
     """Print which node gets what.
 
     Raises:
@@ -278,8 +266,8 @@ def _show_plan(urls: list[str], order: Order, config: Config, *, keys: bool, as_
     if order.sharding == SAMPLE:
         raise BadRequest("expected key, size or replicated, got sample, which gives all nodes equal shares of samples")
     log_without_notices()
-    found, told = _resolve(urls, config)
-    refs, counts = found.refs, told.exact
+    found, _ = list_for_plan(urls, fields, config)
+    refs, counts = found.refs, found.counts
     per_node = assignments(refs, order.nodes, order.sharding)
     report = summarise(urls, refs, per_node, order.sharding, counts)
     fullest = max(per_node, key=len)
@@ -288,16 +276,16 @@ def _show_plan(urls: list[str], order: Order, config: Config, *, keys: bool, as_
         fullest_node = _sizes(refs)[fullest], None if known is None else known[fullest]
         asked = order.batch_size, order.window_shards or config.shuffle.window_shards, order.sample_bytes
         report = replace(report, shuffle=shuffled(*fullest_node, *asked))
-    notices = notices_of(summed([found.passed_over.reasons, told.left_out]))
+    notices = notices_of(found.passed_over.reasons)
     if as_json:
         facts = {**asdict(report), "notices": notice_facts(notices)}
         if keys:
-            facts["keys"] = [[refs[index].url for index in indices] for indices in per_node]
+            facts["keys"] = [[_named(found, index) for index in indices] for indices in per_node]
         typer.echo(json.dumps(facts, indent=2))
     elif keys:
         for node, indices in enumerate(per_node):
             for index in indices:
-                typer.echo(f"{node}\t{refs[index].url}")
+                typer.echo(f"{node}\t{_named(found, index)}")
     else:
         _show(report)
     for warning in warnings_of(report):
@@ -305,7 +293,7 @@ def _show_plan(urls: list[str], order: Order, config: Config, *, keys: bool, as_
     say_notices(notices)
 
 
-def _listing(urls: list[str], data: SyntheticData, config: Config, sample_bytes: int) -> SimulatedData:
+def _listing(urls: list[str], data: SyntheticData, fields: str, config: Config, sample_bytes: int) -> SimulatedData:
     """Return the data to simulate.
 
     Raises:
@@ -318,7 +306,7 @@ def _listing(urls: list[str], data: SyntheticData, config: Config, sample_bytes:
     if data.shards:
         return SimulatedData(data.listing())
     log_without_notices()
-    found, told = _resolve(urls, config)
+    found, sidecars = list_for_plan(urls, fields, config)
     if found.packs:
         raise BadRequest(
             "expected shards of several samples, got objects that are samples",
@@ -326,9 +314,8 @@ def _listing(urls: list[str], data: SyntheticData, config: Config, sample_bytes:
             hint="simulate shards that feedd could read instead: --shards, --shard-size, --samples-per-shard",
             stage="plan",
         )
-    say_notices(notices_of(summed([found.passed_over.reasons, told.left_out])))
-    sidecars = tuple(ref for ref in found.sidecar_refs if ref.url in told.by)
-    return SimulatedData(listed(found.refs, told.exact, sample_bytes), sidecars)
+    say_notices(notices_of(found.passed_over.reasons))
+    return SimulatedData(listed(found.refs, found.counts, sample_bytes), sidecars)
 
 
 def plan(
@@ -368,7 +355,9 @@ def plan(
     config: ConfigFlag = None,
     set_: SetFlag = None,
 ) -> None:
-    """Show which node gets which keys and bytes, and how well shuffling mixes. Lists the objects, downloads nothing.
+    """Show which node gets which keys and bytes, and how well shuffling mixes. Reads no samples.
+
+    Large files that the daemon reads in spans are listed as spans. Of files of tokens, --fields tells the windows.
 
     With --simulate, run the whole job in virtual time instead.
     """
@@ -377,7 +366,7 @@ def plan(
     order = Order(nodes, sharding, batch_size, window_shards, size_of(sample_size, "--sample-size"))
     if not simulate:
         refuse_simulation_flags(context)
-        _show_plan(urls or [], order, flags.load().config, keys=keys, as_json=json_)
+        _show_plan(urls or [], fields, order, flags.load().config, keys=keys, as_json=json_)
         return
     check_folder(png, "--png")
     job = JobOptions(order, ranks, epochs, step_time, fields, prefetch, seed, simulated_nodes, png, json_)
@@ -385,7 +374,7 @@ def plan(
     model = ModelOptions(*store, decode_time, open_time, from_bench)
     data = SyntheticData(shards, shard_size, samples_per_shard)
     effective = flags.load()
-    found = _listing(urls or [], data, effective.config, order.sample_bytes)
+    found = _listing(urls or [], data, fields, effective.config, order.sample_bytes)
     run_simulation(job, model, (get_price, list_price, gib_price), effective, found)
 
 

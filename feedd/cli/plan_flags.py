@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -42,7 +43,9 @@ StepTimeFlag = Annotated[
 FieldsFlag = Annotated[
     str,
     typer.Option(
-        "--fields", metavar="JSON", help="What to decode; decides the bytes of a batch.", rich_help_panel=_JOB
+        "--fields",
+        metavar="JSON",
+        help="What to decode; decides the spans of token files, and the bytes of a simulated batch.",
     ),
 ]
 BatchesFlag = Annotated[
@@ -119,6 +122,7 @@ _PLAN_ONLY: Final = {
     "batch_size",
     "window_shards",
     "sample_size",
+    "fields",
     "keys",
     "json_",
     "config",
@@ -137,6 +141,22 @@ def refuse_simulation_flags(context: typer.Context) -> None:
         if source is not None and source.name == "COMMANDLINE":
             flag = f"--{name.replace('_', '-')}"
             raise BadConfig(f"expected --simulate with {flag}", object=flag, hint="add --simulate", stage="cli")
+
+
+def field_texts(text: str) -> tuple[tuple[str, str], ...]:
+    """Return name and recipe of each field that ``--fields`` names.
+
+    Raises:
+        BadConfig: the text is not a JSON object.
+    """
+    if not text:
+        return ()
+    try:
+        found = json.loads(text)
+        return tuple((name, one if isinstance(one, str) else json.dumps(one)) for name, one in found.items())
+    except (ValueError, AttributeError) as error:
+        hint = """for example --fields '{"jpg": "image:224x224", "cls": "int"}'"""
+        raise BadConfig(f"expected a JSON object, got {text}", object="--fields", hint=hint, stage="cli") from error
 
 
 def size_of(text: str, flag: str) -> int:

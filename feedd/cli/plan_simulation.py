@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from feedd.cli.plan_flags import seconds_of, size_of
+from feedd.cli.plan_flags import field_texts, seconds_of, size_of
 from feedd.errors import BadConfig
 from feedd.units import format_duration, format_size
 
@@ -275,14 +275,9 @@ def _batch_bytes(job: JobModel, fields: str) -> int | None:
     from feedd.catalog.open_request import Request  # noqa: PLC0415 - takes a second to import
     from feedd.sessions.slot_counts import fixed_bytes  # noqa: PLC0415 - as above
 
-    if not fields:
+    pairs = field_texts(fields)
+    if not pairs:
         return None
-    try:
-        found = json.loads(fields)
-        pairs = tuple((name, text if isinstance(text, str) else json.dumps(text)) for name, text in found.items())
-    except (ValueError, AttributeError) as error:
-        hint = """for example --fields '{"jpg": "image:224x224", "cls": "int"}'"""
-        raise BadConfig(f"expected a JSON object, got {fields}", object="--fields", hint=hint, stage="cli") from error
     spec = job.open_spec((), 0, 0)
     return fixed_bytes(Request.of(replace(spec, data=replace(spec.data, fields=pairs)), 1))
 

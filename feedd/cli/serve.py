@@ -16,7 +16,8 @@ import typer
 
 from feedd import __version__
 from feedd.cache.ondisk.directory_lock import DirectoryLock
-from feedd.cli.ephemeral import ephemeral_config, note_cache_dir, sweep
+from feedd.cache.ondisk.temporary_dirs import sweep
+from feedd.cli.ephemeral import ephemeral_config, note_cache_dir
 from feedd.cli.flags import (
     AutotuneFlag,
     CacheDirFlag,

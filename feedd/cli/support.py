@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from feedd import __version__
+from feedd.cli.error_report import say
 from feedd.cli.flags import ConfigFlag, Flags
 from feedd.cli.machine_check import examine
 from feedd.cli.running_daemon import NodeFlag, daemon_address
@@ -46,14 +47,17 @@ def support(
     """
     effective = Flags(config=config).load()
     target = file or Path("feedd-support.tar.gz")
+    told = asyncio.run(_daemon(address, effective.config))
     parts = {
         "versions.txt": _versions(),
         "config.txt": _configuration(effective),
         "check.txt": "".join(map(_line, examine(effective.config))),
-        "daemon.json": json.dumps(asyncio.run(_daemon(address, effective.config)), indent=1),
+        "daemon.json": json.dumps(told, indent=1),
     }
     _write(target, parts)
     typer.echo(f"wrote {target}: {', '.join(parts)}")
+    if "error" in told:
+        say(f"warning: without the daemon's metrics and sessions: {told['error']}; --address names the daemon")
     typer.echo(_LOG_HINT)
 
 

@@ -77,12 +77,13 @@ def heads(data: memoryview, held_from: int) -> list[ByteRange] | None:
         with zipfile.ZipFile(ViewFile(data)) as archive:
             infos = [info for info in archive.infolist() if info.filename.endswith(_SUFFIX)]
             is_held = archive.start_dir >= held_from
+        starts = [info.header_offset for info in infos]  # foreign numbers, perhaps outside of the file
+        found = [ByteRange(start, min(len(data), start + _MEMBER_HEAD_BYTES)) for start in starts]
     except Exception:  # noqa: BLE001 - reading the whole file raises lasting errors again
         return None
     if not is_held or len(infos) * _WORTH_BYTES > len(data):
         return None
-    starts = [info.header_offset for info in infos]
-    return [ByteRange(start, min(len(data), start + _MEMBER_HEAD_BYTES)) for start in starts]
+    return found
 
 
 def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> _Member | None:

@@ -80,6 +80,8 @@ class PredecessorMachine:
 
     def takeover_requested(self) -> HandoverStep:
         """The successor asks to begin."""
+        if self.stage is HandoverStage.SWITCHING:
+            return HandoverStep.NOTHING  # a signal was faster
         return self._switch() if self.stage is HandoverStage.PREPARED else self.lost()
 
     def end_requested(self) -> HandoverStep:

@@ -41,6 +41,8 @@ VERSION: Final = 1
 """Version of the messages. Bump it when a daemon of another version would misunderstand a message."""
 MESSAGE_BYTES_MAX: Final = 16 * MIB
 SOCKET_NAME: Final = "handover"
+SEND_S: Final = 1.0
+"""Longest time in which the other end must read a message. A predecessor ends within three seconds of SIGTERM."""
 _LENGTH: Final = struct.Struct(">I")
 
 Kind = Literal["hello", "sessions", "refused", "prepared", "takeover", "switch", "ready", "publish", "go"]
@@ -68,6 +70,7 @@ class HandoverMessage(msgspec.Struct, frozen=True):
         sessions: with ``sessions`` and ``switch``.
         sockets: inodes of the sockets that the successor may replace, with ``switch``.
         reason: why, with ``refused``.
+        taken: with ``refused``: another successor stands by or takes over.
     """
 
     kind: Kind
@@ -76,6 +79,7 @@ class HandoverMessage(msgspec.Struct, frozen=True):
     sessions: tuple[SessionMessage, ...] = ()
     sockets: tuple[int, ...] = ()
     reason: str = ""
+    taken: bool = False
 
     @property
     def states(self) -> list[ClientState]:
@@ -134,11 +138,14 @@ class HandoverLink:
         """Send a message.
 
         Raises:
-            HandoverBroken: the other end is gone.
+            HandoverBroken: the other end is gone, or does not read.
         """
         payload = _encoder.encode(message)
         try:
-            await asyncio.get_running_loop().sock_sendall(self._conn, _LENGTH.pack(len(payload)) + payload)
+            async with asyncio.timeout(SEND_S):
+                await asyncio.get_running_loop().sock_sendall(self._conn, _LENGTH.pack(len(payload)) + payload)
+        except TimeoutError as error:
+            raise HandoverBroken("the other daemon does not read") from error
         except OSError as error:
             raise HandoverBroken(f"the other daemon is gone: {error}") from error
 

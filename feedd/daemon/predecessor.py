@@ -33,6 +33,7 @@ PAUSE_S: Final = 0.3
 """Longest time for the streams to reach their pauses after ``go``."""
 _HELLO_S: Final = 5.0
 _UNLINK_S: Final = 1.0  # a disk may hang
+_ACCEPT_PAUSE_S: Final = 0.1  # after accept failed for lack of file descriptors; an immediate retry cannot help
 _log = structlog.get_logger(__name__)
 
 
@@ -72,7 +73,12 @@ class Predecessor:
         try:
             async with asyncio.TaskGroup() as group:
                 while True:
-                    conn, _ = await asyncio.get_running_loop().sock_accept(listener)
+                    try:
+                        conn, _ = await asyncio.get_running_loop().sock_accept(listener)
+                    except OSError as error:
+                        _log.warning("a successor could not be accepted", error=str(error))
+                        await asyncio.sleep(_ACCEPT_PAUSE_S)
+                        continue
                     group.create_task(self._attend(HandoverLink(conn)))
         finally:
             listener.close()
@@ -133,7 +139,8 @@ class Predecessor:
             if hello.kind == "hello" and self._machine.hello(hello.version) is HandoverStep.TELL:
                 await self._converse(link, hello.daemon_id)
             else:
-                await link.send(HandoverMessage("refused", reason=_refusal(hello)))
+                taken = self._machine.stage is not HandoverStage.ALONE
+                await link.send(HandoverMessage("refused", reason=_refusal(hello, taken=taken), taken=taken))
         except (HandoverBroken, TimeoutError) as error:
             _log.warning("a connection for a handover was refused", error=str(error) or "no hello came")
         except Exception:  # noqa: BLE001 - a defect must not end the daemon, which serves
@@ -200,7 +207,7 @@ class Predecessor:
             self._requests.ask("handover")
 
 
-def _refusal(hello: HandoverMessage) -> str:
+def _refusal(hello: HandoverMessage, *, taken: bool) -> str:
     if hello.version != VERSION:
         return f"expected version {VERSION} of the handover, got {hello.version}"
-    return "expected no other successor, got one that stands by already"
+    return "another successor stands by already" if taken else "this daemon ends now"

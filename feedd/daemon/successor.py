@@ -22,6 +22,7 @@ from feedd.daemon.handover_messages import (
     socket_in,
 )
 from feedd.daemon.standby import owner_gone
+from feedd.errors import CacheUnavailable
 from feedd.flow.pools import CACHE_DISK
 from feedd.values import Lifecycle
 
@@ -53,18 +54,30 @@ class Successor:
 
     @classmethod
     async def of(cls, directory: Path, daemon_id: str) -> Successor | None:
-        """Connect to the daemon that owns a cache directory; None: it cannot hand over, or there is none."""
+        """Connect to the daemon that owns a cache directory; None: it cannot hand over, or there is none.
+
+        Raises:
+            CacheUnavailable: another successor stands by. Both would wait for one directory, and take it from each
+                other.
+        """
         link: HandoverLink | None = None
         try:
             async with asyncio.timeout(_CONNECT_S):
                 link = await CACHE_DISK.run(_connected, directory)
                 link.check_peer()
                 await link.send(HandoverMessage("hello", daemon_id=daemon_id))
-                states = _sessions_in(await link.receive())
+                answer = await link.receive()
+                if answer.taken:
+                    raise _taken(directory)
+                states = _sessions_in(answer)
         except (FileNotFoundError, ConnectionRefusedError):
             if await CACHE_DISK.run(was_owned, directory):
                 _log.warning("the predecessor knows no handover, or was killed: trainers may wait longer")
             return None
+        except CacheUnavailable:
+            if link is not None:
+                link.close()
+            raise
         except (OSError, TimeoutError, HandoverBroken) as error:
             _log.warning("the predecessor does not hand over: trainers will wait longer", error=str(error) or "timeout")
             if link is not None:
@@ -133,6 +146,15 @@ class Successor:
         if message.kind != kind:
             raise HandoverBroken(f"expected {kind}, got {message.kind}")
         return message
+
+
+def _taken(directory: Path) -> CacheUnavailable:
+    return CacheUnavailable(
+        "another daemon already waits to take over the cache directory",
+        object=str(directory),
+        hint="wait until that daemon serves, or stop it; then start this one again",
+        stage="cache",
+    )
 
 
 def _sessions_in(answer: HandoverMessage) -> list[ClientState]:

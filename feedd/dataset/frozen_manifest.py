@@ -63,7 +63,6 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
         names: names that stand for all names of objects of one kind: ``x.tar``. Format and conversion follow from them.
             Empty: the names of the objects must be taken instead.
         formats: formats that sidecars named; the first is the empty text.
-        created: UTC time of writing, ISO 8601.
         writer: version of feedd.
         left_out: what the listing left out.
         columns: stored bytes of each column, by its name, in their order. A reader skips columns that it does not know.
@@ -76,7 +75,6 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     packed: bool = False
     names: tuple[str, ...] = ()
     formats: tuple[str, ...] = ("",)
-    created: str = ""
     writer: str = ""
     left_out: tuple[Notice, ...] = ()
     columns: dict[str, int] = {}

@@ -41,14 +41,14 @@ def diagnose(window: Window) -> Diagnosis:
         found = _first(TRAINER_RULES, window)
         assert found is not None, "the last rule always fits"
         behind = _slowest(busy, "trainer") if found.verdict in {"healthy", "compute_bound"} else ""
-        return Diagnosis(found, behind, now, None if found.factor is None else now * found.factor)
+        return Diagnosis(found, behind, now, now * found.factor if now and found.factor is not None else None)
     waits = Evidence("time that the trainer waits for a batch", window.wait, limits.WAIT_MODERATE, "share")
     stage, found = _input(window)
     finding = Finding(found.verdict, (waits, *found.evidence), found.advice, found.knob, found.factor)
     others = [share for name, share in busy.items() if name != stage]
     room = 1 / max(_LEAST_BUSY, *others)
     gain = room if found.factor is None else min(room, found.factor)
-    known = found.predicts and (found.knob is not None or found.factor is not None)
+    known = now and found.predicts and (found.knob is not None or found.factor is not None)
     return Diagnosis(finding, _slowest(busy, stage), now, now * max(1.0, gain) if known else None)
 
 

@@ -91,7 +91,7 @@ class ObstoreStore:
                 yield await CPU.run(_refs, self._root, exact, url)  # whoever names one object reads no further
                 found = [one for one in found if one["path"] != prefix]
         for one in folders:
-            found += await self._call(self._all_below(one), url)
+            found += await self._all_below(one, url)
         refs = await CPU.run(_sorted_refs, self._root, found, url, start_after)
         for at in range(0, len(refs), _PAGE_COUNT):
             yield refs[at : at + _PAGE_COUNT]
@@ -152,10 +152,12 @@ class ObstoreStore:
         )
         return found
 
-    async def _all_below(self, folder: str) -> Sequence[Mapping[str, Any]]:
-        pages = self._obstore.list(await self._opened(), folder.rstrip("/"), chunk_size=_PAGE_COUNT)
+    async def _all_below(self, folder: str, url: str) -> Sequence[Mapping[str, Any]]:
+        """Return all objects in a folder; each page has a deadline of its own."""
+        store = await self._call(self._opened(), url)
+        pages = aiter(self._obstore.list(store, folder.rstrip("/"), chunk_size=_PAGE_COUNT))
         found: list[Mapping[str, Any]] = []
-        async for page in pages:
+        while (page := await self._call(anext(pages, None), url)) is not None:
             found += page
         return found
 
@@ -193,7 +195,7 @@ class ObstoreStore:
         said = f"status {status}" if status else text
         if isinstance(error, (kinds.NotFoundError, FileNotFoundError)):
             return NotFound("the object or bucket does not exist", hint=MISSING_HINT, **where)
-        if isinstance(error, (kinds.PermissionDeniedError, kinds.UnauthenticatedError)):
+        if isinstance(error, (kinds.PermissionDeniedError, kinds.UnauthenticatedError)) or status in {401, 403}:
             return PermissionDenied(f"access denied: {said}", hint=self._login, **where)
         if isinstance(error, kinds.PreconditionError) or status == 416:
             return ObjectChanged(f"expected etag {etag}, got another ({said})", hint=CHANGED_HINT, **where)

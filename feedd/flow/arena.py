@@ -94,8 +94,12 @@ class _LaterSlots:
             ResourceExhausted: the machine has no memory for it.
         """
         if not self._started:
+            try:
+                own = os.dup(fd)  # a descriptor of its own, because the arena may be closed meanwhile
+            except OSError as error:
+                raise _unallocated(self._slot_bytes, error) from error
             self._started = True
-            CPU.begin(self._run, os.dup(fd))  # a descriptor of its own, because the arena may be closed meanwhile
+            CPU.begin(self._run, own)
         if index:
             allocated = self._allocated[index - 1]
             await asyncio.shield(asyncio.wrap_future(allocated))

@@ -101,7 +101,7 @@ def of_chain(held: PartialObject, url: str, reader: ShardFormat) -> Outline | By
         return Outline.of(reader.index(cast("memoryview", _HeldBytes(held)), url))  # it only takes slices
     except _NotHeldError as missing:
         at = missing.at
-    requests = len(held.spans)
+    requests = sum(-(-span.size_bytes // _WINDOW_BYTES) for span in held.spans)
     if requests and at < requests * max(_WORTH_BYTES, held.size_bytes // REQUESTS_MAX):
         raise BadShard(f"expected few headers, got {requests} before byte {at}", object=url, stage="decode")
     return ByteRange(at, min(held.size_bytes, at + _WINDOW_BYTES))

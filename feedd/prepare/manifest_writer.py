@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -241,7 +240,6 @@ class _Rows:
             packed=packed,
             names=tuple(self._names) if few else (),
             formats=tuple(self._formats),
-            created=datetime.now(UTC).isoformat(timespec="seconds"),  # noqa: TID251 - for people who read the head
             writer=__version__,
             left_out=left_out,
         )

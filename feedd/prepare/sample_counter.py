@@ -20,6 +20,8 @@ from feedd.dataset.shard_part import WHOLE
 from feedd.errors import BadRequest, FeeddError
 from feedd.flow.pools import CPU
 from feedd.notices import Amount, NoticeKind, notices_of, summed
+from feedd.prepare.part_files import PartFiles
+from feedd.prepare.shard_count import ShardCount, count_shard
 from feedd.recipe.left_out import LeftOutFields
 
 if TYPE_CHECKING:
@@ -94,15 +96,16 @@ def index_url(url: str) -> str:
 
 
 class Counter:
-    """Counts one dataset: ``open``, ``count``, ``save``. After an interruption the counts so far can be saved.
+    """Counts one dataset: ``open``, ``count``, ``save``, ``finish``. ``save`` may also follow an interruption.
 
-    Several counters may count the same dataset at once: at each save they take over the counts of others.
+    Several counters may count the same dataset at once. Those of one part share a file: at each save they take over
+    the counts of others.
 
     Args:
         pipeline: open stages with their own cache.
         url: prefix or folder.
-        kept: the index to write.
-        add_counts: called after each shard.
+        target: the index to write.
+        report: called after each shard.
         part: which shards to count; others may be counted by other runs.
     """
 
@@ -110,48 +113,52 @@ class Counter:
         self,
         pipeline: Pipeline,
         url: str,
-        kept: IndexTarget,
-        add_counts: Callable[[Counting], object],
+        target: IndexTarget,
+        report: Callable[[Counting], object],
         part: ShardPart = WHOLE,
     ) -> None:
         self.progress = Counting()
         self._pipeline = pipeline
         self._url = url
-        self._target = kept
-        self._report = add_counts
+        self._index = target
+        self._report = report
         self._folder = folder_of(parse_url(index_url(url)).key)
         self._root = parse_url(url).root
+        self._part = part
+        self._parts = PartFiles(pipeline.stages.sources, self._root, self._folder)
+        self._target = target  # of the saves of this run: the index, or the file of a part
         self._listing: Listing | None = None
         self._done: set[int] = set()
         self._first: tuple[int, frozenset[str]] | None = None  # the first read shard with samples, and its fields
-        self._part = part
+        self._saving = _Saving()
 
     @property
     def is_open(self) -> bool:
         """Whether the dataset is listed."""
         return self._listing is not None
 
+    @property
+    def target_url(self) -> str:
+        """URL of the object that holds the counts: the file of the part until the whole index is written."""
+        return self._target.url
+
+    @property
+    def listing(self) -> Listing:
+        """The dataset, once it is open."""
+        assert self._listing is not None, "not open"
+        return self._listing
+
     async def open(self) -> None:
-        """List the dataset, and read which shards the index already knows.
+        """List the dataset, and read which shards the index or the file of the part already knows.
 
         Raises:
             BadRequest: the file to write is not an index of this data.
             NotFound, PermissionDenied, StoreUnavailable: the store's answer.
         """
         listing = await self._pipeline.catalog.fresh((self._url,))
-        try:
-            rows = await self._target.read()
-        except ValueError as error:
-            if not self._is_sidecar:  # a file with the index's own name may be replaced, but not any named file
-                raise _no_index(self._target.url, str(error)) from error
-            rows = []
-        exact = await CPU.run(self._known, listing, rows)
-        ours = await CPU.run(_rows, listing.refs, exact, self._folder)
-        if rows and not exact and not self._is_sidecar:
-            raise _no_index(
-                self._target.url, f"expected counts of {self._url}, got counts of {len(rows)} other objects"
-            )
-        self._target.drop(frozenset(row for row in rows if ours.get(row.key) != row))
+        if self._has_file:
+            self._target = self._parts.target(self._part)
+        exact = await self._read(listing)
         self._listing = listing
         self.progress.passed_over = listing.passed_over
         self.progress.shard_count, self.progress.size_bytes = len(listing.refs), int(listing.sizes.sum())
@@ -162,8 +169,7 @@ class Counter:
     @property
     def left_count(self) -> int:
         """Shards of the part whose samples are not known."""
-        listing = self._opened()
-        return sum(shard not in listing.counts for shard in self._part.of(len(listing.refs)))
+        return self._left_of(self._part)
 
     async def freeze(self) -> Written:
         """Write the dataset as a frozen manifest; all its samples must be known.
@@ -175,7 +181,7 @@ class Counter:
         # Every command imports this module, and few need the columns.
         from feedd.prepare.manifest_writer import freeze  # noqa: PLC0415 - see above
 
-        return await freeze(self._pipeline.stages.sources, parse_url(self._url), self._folder, self._opened())
+        return await freeze(self._pipeline.stages.sources, parse_url(self._url), self._folder, self.listing)
 
     async def compare(self) -> Difference | None:
         """Compare the newest version of the folder's manifest with its objects; None: there is no version.
@@ -186,22 +192,60 @@ class Counter:
         """
         from feedd.prepare.manifest_writer import difference  # noqa: PLC0415 - see ``freeze``
 
-        return await difference(self._pipeline.stages.sources, parse_url(self._url), self._folder, self._opened())
+        return await difference(self._pipeline.stages.sources, parse_url(self._url), self._folder, self.listing)
+
+    async def begin(self) -> Iterator[int]:
+        """Return the shards of the part that are not known, without those that become known meanwhile.
+
+        A run of the whole dataset first takes over what parts have counted.
+
+        Raises:
+            PermissionDenied, StoreUnavailable: the store's answer.
+        """
+        listing = self.listing
+        if self._part == WHOLE and self._is_sidecar:
+            async for _, rows in self._parts.read(await self._parts.present()):
+                await self._take(rows)
+        return (shard for shard in self._part.of(len(listing.refs)) if shard not in listing.counts)
 
     async def count(self, at_once: int) -> None:
-        """Count every unknown shard and save from time to time. Failures are kept in the progress.
+        """Count every unknown shard of the part in this process, and save from time to time.
+
+        Failures are kept in the progress.
 
         Args:
             at_once: shards to read at the same time.
         """
-        listing = self._opened()
-        todo = iter([shard for shard in self._part.of(len(listing.refs)) if shard not in listing.counts])
-        saving = _Saving()
+        catalog, listing, left = self._pipeline.catalog, self.listing, await self.begin()
+
+        async def work() -> None:
+            for shard in left:  # the iterator is shared: each task takes the next shard
+                await self.note(shard, await count_shard(catalog, listing, shard, self.progress.fields))
+
         async with asyncio.TaskGroup() as group:
             for _ in range(at_once):
-                group.create_task(self._work(listing, todo, saving))
-        if self._first is not None and not any(listing.counts.get(shard) for shard in range(self._first[0])):
-            self.progress.late = late_fields(listing.as_listed, [self._first[1]], unread=False)
+                group.create_task(work())
+
+    async def note(self, shard: int, found: ShardCount | FeeddError) -> None:
+        """Take the count of a shard, or the error; save if the last save is long ago."""
+        listing = self.listing
+        if isinstance(found, FeeddError):
+            self.progress.failures.append(found)
+        else:
+            listing.counts.setdefault(shard, found.sample_count)
+            listing.as_listed.field_names.add(0, shard, found.fields, found.unread)
+            if found.sample_count and (self._first is None or shard < self._first[0]):
+                self._first = shard, known_fields(found.fields, found.unread)
+            if self._count_done(shard):
+                self.progress.counted_bytes += listing.refs[shard].size_bytes
+        self._report(self.progress)
+        if self._saving.due():
+            try:
+                await self.save()
+            except FeeddError as error:  # only the last save must succeed
+                _log.warning("the index cannot be saved now", reason=str(error))
+            finally:
+                self._saving.over()
 
     async def save(self) -> None:
         """Write the known counts, and take over counts that other runs have written.
@@ -209,47 +253,81 @@ class Counter:
         Raises:
             NotFound, PermissionDenied, StoreUnavailable: the store's answer.
         """
-        listing = self._opened()
-        ours = await CPU.run(_rows, listing.refs, dict(listing.counts), self._folder)
-        news = await self._target.save(ours)
-        if news:
-            found = await CPU.run(self._known, listing, news)
-            fresh = {shard: count for shard, count in found.items() if shard not in listing.counts}
-            listing.counts.update(fresh)
-            self._knew(fresh)
-            self._report(self.progress)
+        listing = self.listing
+        counts = listing.counts
+        if self._has_file:
+            await self._parts.make_folder()
+            counts = {shard: counts[shard] for shard in self._part.of(len(listing.refs)) if shard in counts}
+        ours = await CPU.run(_rows, listing.refs, dict(counts), self._folder)
+        await self._take(await self._target.save(ours))
+
+    async def finish(self) -> None:
+        """Tell late fields. If all parts have counted their shards, write the whole index from their files.
+
+        Raises:
+            NotFound, PermissionDenied, StoreUnavailable: the store's answer.
+        """
+        listing = self.listing
+        if self._first is not None and not any(listing.counts.get(shard) for shard in range(self._first[0])):
+            self.progress.late = late_fields(listing.as_listed, [self._first[1]], unread=False)
+        if not self._has_file or self.left_count:
+            return
+        count = self._part.count
+        present = [part for part in await self._parts.present() if part.count == count]
+        if len(present) < count:
+            return
+        others = (*present[self._part.index + 1 :], *present[: self._part.index])
+        async for part, rows in self._parts.read(others):
+            await self._take(rows)
+            if self._left_of(part):  # this part still runs, and will find the files of all others
+                return
+        self._target = self._index
+        listing.counts.update(await self._read(listing))
+        await self._take(await self._index.save(await CPU.run(_rows, listing.refs, dict(listing.counts), self._folder)))
+
+    @property
+    def _has_file(self) -> bool:
+        """Whether the counts of this run go to a file of its part."""
+        return self._part != WHOLE and self._is_sidecar
 
     @property
     def _is_sidecar(self) -> bool:
-        return self._target.url == index_url(self._url)
+        return self._index.url == index_url(self._url)
 
-    async def _work(self, listing: Listing, todo: Iterator[int], saving: _Saving) -> None:
-        for shard in todo:  # the iterator is shared: each task takes the next shard
-            if shard in listing.counts:  # another run has counted it
-                continue
-            try:
-                found = await self._pipeline.catalog.index(listing.as_listed, shard, outline=True)
-            except FeeddError as error:
-                error.object = error.object or listing.refs[shard].url
-                self.progress.failures.append(error)
-            else:
-                self.progress.fields.add(found)
-                if found.sample_count and (self._first is None or shard < self._first[0]):
-                    self._first = shard, known_fields(found)
-                if self._count_done(shard):
-                    self.progress.counted_bytes += listing.refs[shard].size_bytes
-            self._report(self.progress)
-            if saving.due():
-                try:
-                    await self.save()
-                except FeeddError as error:  # only the last save must succeed
-                    _log.warning("the index cannot be saved now", reason=str(error))
-                finally:
-                    saving.over()
+    def _left_of(self, part: ShardPart) -> int:
+        listing = self.listing
+        return sum(shard not in listing.counts for shard in part.of(len(listing.refs)))
 
-    def _opened(self) -> Listing:
-        assert self._listing is not None, "not open"
-        return self._listing
+    async def _read(self, listing: Listing) -> dict[int, int]:
+        """Return the counts that the target holds, and let it drop those of objects that are gone.
+
+        Raises:
+            BadRequest: it is a file that the user named, and not an index of this data.
+        """
+        target = self._target
+        try:
+            rows = await target.read()
+        except ValueError as error:
+            if not self._is_sidecar:  # a file with the index's own name may be replaced, but not any named file
+                raise _no_index(target.url, str(error)) from error
+            rows = []
+        exact = await CPU.run(self._known, listing, rows)
+        ours = await CPU.run(_rows, listing.refs, exact, self._folder)
+        if rows and not exact and not self._is_sidecar:
+            raise _no_index(target.url, f"expected counts of {self._url}, got counts of {len(rows)} other objects")
+        target.drop(frozenset(row for row in rows if ours.get(row.key) != row))
+        return exact
+
+    async def _take(self, rows: Sequence[Row]) -> None:
+        """Take over counts that other runs have written."""
+        if not rows:
+            return
+        listing = self.listing
+        found = await CPU.run(self._known, listing, rows)
+        fresh = {shard: count for shard, count in found.items() if shard not in listing.counts}
+        listing.counts.update(fresh)
+        self._knew(fresh)
+        self._report(self.progress)
 
     def _known(self, listing: Listing, rows: Sequence[Row]) -> dict[int, int]:
         return known(listing.refs, {(self._root, self._folder): rows})
@@ -262,7 +340,7 @@ class Counter:
         """Add a shard to the progress; return False if another run has counted it meanwhile."""
         if shard in self._done:
             return False
-        listing, progress = self._opened(), self.progress
+        listing, progress = self.listing, self.progress
         self._done.add(shard)
         progress.done_count += 1
         progress.done_bytes += listing.refs[shard].size_bytes

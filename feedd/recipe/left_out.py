@@ -31,14 +31,21 @@ class LeftOutFields:
             recipes = with_encodings(default_fields(index.fields, index.encodings), index)
         except BadRecipe:
             return
-        for kind, names in _names_left_out(index, recipes).items():
-            known = self._names.setdefault(kind, {})
-            known.update(dict.fromkeys(names[: _NAMES_MAX - len(known)]))
+        self._add(_names_left_out(index, recipes))
+
+    def update(self, other: LeftOutFields) -> None:
+        """Add the fields of other shards, which were collected apart."""
+        self._add({kind: list(names) for kind, names in other._names.items()})
 
     @property
     def amounts(self) -> dict[NoticeKind, Amount]:
         """The number of fields of each kind."""
         return _amounts({kind: list(names) for kind, names in self._names.items()})
+
+    def _add(self, found: Mapping[NoticeKind, Sequence[str]]) -> None:
+        for kind, names in found.items():
+            known = self._names.setdefault(kind, {})
+            known.update(dict.fromkeys(names[: _NAMES_MAX - len(known)]))
 
 
 def left_out(index: ShardIndex, recipes: Sequence[FieldRecipe], *, named: bool = False) -> dict[NoticeKind, Amount]:

@@ -102,7 +102,13 @@ class _Job:
                 opening.create_task(node.open())
         steps = nodes[0].steps  # all ranks of the job have as many
         if not steps:
-            raise BadRequest("expected a step for every rank, got fewer samples than one step of all ranks takes")
+            job = self._scenario.job
+            ranks = job.node_count * job.rank_count
+            raise BadRequest(
+                f"expected samples for a step: {job.batch_size} for each of {ranks} ranks, got fewer",
+                hint="lower --batch-size, --ranks or --nodes; with --sharding key each node needs a shard",
+                stage="plan",
+            )
         counts: dict[SimulatedNode, list[NodeCounts]] = {node: [] for node in nodes}
         ends_s = []
         for epoch in range(self._scenario.job.epoch_count):

@@ -132,7 +132,7 @@ def _hand_off(window: Window | None, first: Moment, last: Moment) -> StageView:
     slots = sum(one.slots for one in last.sessions)
     ready = sum(one.ready for one in last.sessions)
     level = ready / slots if slots else None
-    text = f"{ready}/{slots} ready" if slots else ""
+    text = "" if level is None else f"ready {level:.0%}"
     if window is None:
         return StageView("hand-off", level=level, level_text=text)
     moved = _grown(metrics.SERVE_BATCH_BYTES, first, last) / window.seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 from typing import TYPE_CHECKING
 
@@ -122,3 +123,27 @@ async def test_a_body_that_breaks_off(monkeypatch: pytest.MonkeyPatch) -> None:
             await read(store, ref, 0, 100_000)
         assert await read(store, ref, 0, 100_000) == bytes(100_000)
         await store.close()
+
+
+async def test_each_page_of_a_listing_has_its_own_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of many pages takes as long as it takes, as on every other store."""
+    began: list[float | None] = []
+    begun_before: list[int] = []
+    timeout = asyncio.timeout
+
+    def noted(delay_s: float | None) -> asyncio.Timeout:
+        began.append(delay_s)
+        return timeout(delay_s)
+
+    async def pages() -> AsyncIterator[list[dict[str, object]]]:
+        for number in range(3):
+            begun_before.append(len(began))
+            yield [{"path": f"d/{number}", "size": 1, "e_tag": "e"}]
+
+    store = ObstoreStore("az://container", SourceOptions())
+    monkeypatch.setattr(store, "_store", object())
+    monkeypatch.setattr(store._obstore, "list", lambda *_arguments, **_more: pages())
+    monkeypatch.setattr(asyncio, "timeout", noted)
+    assert [ref.key for ref in await collect(store, "d/")] == ["d/0", "d/1", "d/2"]
+    assert len(set(begun_before)) == 3
+    await store.close()

@@ -7,8 +7,11 @@ import gc
 import json
 import os
 import shlex
+import subprocess
+import sys
 import time
 import urllib.request
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -29,7 +32,6 @@ from tests.tidy.tree import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from tests.docs.world import World
 
@@ -263,3 +265,20 @@ def test_line_of_the_log() -> None:
     assert line["event"] == f"{SERVING_LOOP} is stuck"
     assert '"{loop} is stuck"' in text
     assert set(line) == {"event", "level", "silent_s", "pid"}
+
+
+ARRAYS = [block for block in blocks() if block.language == "bash" and "#SBATCH --array" in block.body]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("block", [pytest.param(block, id=block.place) for block in ARRAYS])
+def test_slurm_arrays(block: Block, world: World) -> None:
+    """The script of an array job, run as Slurm runs it for each of two tasks, writes the whole result."""
+    script = block.body.replace("/16", "/2")
+    assert script != block.body
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    for task in range(2):
+        environment = os.environ | world.environment | {"PATH": path, "SLURM_ARRAY_TASK_ID": str(task)}
+        done = subprocess.run(["bash"], input=script, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    assert ("frozen in" in done.stderr) or ("samples, in" in done.stderr), done.stderr

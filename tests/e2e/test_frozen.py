@@ -28,13 +28,21 @@ FOLDER = "train/_feedd_manifest/"
 
 @pytest.fixture
 def filled(s3: S3Server) -> S3Server:
-    """Six shards of 40 samples together."""
+    """Six shards of 40 samples together, and a folder that holds the same."""
     for shard, count in enumerate(COUNTS):
-        s3.put("data", f"train/{shard:02d}.tar", numbered(shard, count, pad_bytes=100))
+        for folder in ("train", "train-copy"):
+            s3.put("data", f"{folder}/{shard:02d}.tar", numbered(shard, count, pad_bytes=100))
     return s3
 
 
-def _index(s3: S3Server, *arguments: str) -> tuple[int, dict[str, Any], str]:
+def _stored(s3: S3Server, key: str) -> bytes:
+    found = s3._objects.find("data", key)
+    assert found is not None
+    assert found.data is not None
+    return found.data
+
+
+def _index(s3: S3Server, *arguments: str, url: str = URL) -> tuple[int, dict[str, Any], str]:
     own = {
         "AWS_ENDPOINT_URL": s3.url,
         "AWS_ACCESS_KEY_ID": "test",
@@ -42,7 +50,7 @@ def _index(s3: S3Server, *arguments: str) -> tuple[int, dict[str, Any], str]:
         "AWS_REGION": "us-east-1",
         "AWS_EC2_METADATA_DISABLED": "true",
     }
-    with forks.Running(["index", URL, "--json", "--set", "decode.workers=1", *arguments], {**os.environ, **own}) as run:
+    with forks.Running(["index", url, "--json", "--set", "decode.workers=1", *arguments], {**os.environ, **own}) as run:
         said, complained = run.communicate(timeout=60)
         assert run.returncode is not None
         return run.returncode, json.loads(said or "{}"), complained
@@ -61,9 +69,10 @@ def test_parts_count_and_the_last_one_freezes(filled: S3Server) -> None:
     """Parts run in any order and again; each reads its own shards, and only a run that knows all counts freezes."""
     code, facts, said = _index(filled, "--part", "1/2", "--manifest")
     assert (code, facts["counted"], facts["left"], facts["manifest"]) == (0, 3, 0, None), said
+    assert "part-00001-of-00002.json" in said
+    assert "the last part to end writes s3://data/train/_feedd_index.json" in said
     read = {one.key for one in filled.requests if one.op == "GET" and one.key.endswith(".tar")}
     assert read == {"train/01.tar", "train/03.tar", "train/05.tar"}
-    assert _index(filled, "--part", "1/2")[1]["counted"] == 0
     code, facts, said = _index(filled, "--part", "0/2", "--manifest")
     assert (code, facts["counted"], facts["samples"]) == (0, 3, 40), said
     assert facts["manifest"] | {"bytes": 0} == {
@@ -72,6 +81,11 @@ def test_parts_count_and_the_last_one_freezes(filled: S3Server) -> None:
         "bytes": 0,
         "new": True,
     }
+    assert _index(filled, "--manifest", url=f"{URL[:-1]}-copy/")[0] == 0
+    for name in ("_feedd_index.json", "_feedd_manifest/00000001.feedd"):
+        assert _stored(filled, f"train/{name}") == _stored(filled, f"train-copy/{name}"), (
+            "parts write what one run writes"
+        )
     again = _index(filled, "--part", "0/2", "--manifest")[1]["manifest"]
     assert (again["new"], again["url"]) == (False, facts["manifest"]["url"])
     code, _, said = _index(filled, "--part", "2/2")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedd.cache.ondisk.directory_lock import DirectoryLock
-from feedd.cli.ephemeral import sweep
+from feedd.cache.ondisk.temporary_dirs import sweep
 from tests.e2e.shards import numbered
 
 if TYPE_CHECKING:

@@ -61,5 +61,6 @@ def test_without_a_daemon_the_rest_is_packed(short_dir: Path) -> None:
     target.hardlink_to(other)
     done = _support(str(target), "--address", f"unix://{short_dir}/none.sock")
     assert done.returncode == 0, done.stderr
+    assert "warning: without the daemon's metrics and sessions: no daemon answers" in done.stderr
     assert (other.read_text(), target.stat().st_mode & 0o777) == ("mine", 0o600)
     assert "no daemon answers" in json.loads(_parts(target)["daemon.json"])["error"]

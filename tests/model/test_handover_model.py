@@ -147,6 +147,16 @@ HandoverModel.TestCase.settings = settings(max_examples=budget(300), stateful_st
 TestHandoverModel = HandoverModel.TestCase
 
 
+def test_a_signal_before_a_takeover_begins_the_same() -> None:
+    """A successor that asks for what has begun is not given up."""
+    machine = PredecessorMachine()
+    machine.hello(VERSION)
+    machine.end_requested()
+    assert machine.prepared() is HandoverStep.SWITCH
+    assert machine.takeover_requested() is HandoverStep.NOTHING
+    assert machine.ready() is HandoverStep.PUBLISH
+
+
 def test_a_silent_successor_is_forgotten_only_before_it_may_publish() -> None:
     """Afterwards it may be serving already, so its predecessor ends; its death still leads back."""
     machine = PredecessorMachine()

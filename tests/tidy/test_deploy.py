@@ -110,14 +110,16 @@ def test_pods_of_the_node_are_kept_apart() -> None:
     assert daemon["priorityClassName"] == by_kind["PriorityClass"]["metadata"]["name"]
 
 
-def test_the_pack_job_packs_every_part() -> None:
+@pytest.mark.parametrize("name", ["index", "pack"])
+def test_a_job_of_parts_does_every_part(name: str) -> None:
     """The job has as many pods as there are parts, and the command understands its arguments."""
-    (job,) = [document["spec"] for file, document in MANIFESTS if file == "pack-job.yaml"]
+    (job,) = [document["spec"] for file, document in MANIFESTS if file == f"{name}-job.yaml"]
     (container,) = job["template"]["spec"]["containers"]
     assert job["completionMode"] == "Indexed"
     assert container["args"][-1] == f"--part=$(JOB_COMPLETION_INDEX)/{job['completions']}"
     words = [word.replace("$(JOB_COMPLETION_INDEX)", "0") for word in container["args"]]
-    load_command("pack").make_context("pack", words[1:]).close()
+    assert words[0] == name
+    load_command(name).make_context(name, words[1:]).close()
 
 
 @pytest.mark.parametrize("file", ["train-jobset.yaml", "train-kubeflow.yaml"])

@@ -16,7 +16,7 @@ from feedd.fetch.s3.connection_pool import ConnectionPool, Endpoint
 from feedd.fetch.s3.sdk_client import trusted_authorities
 from feedd.fetch.s3.transfer_threads import TransferThreads
 from feedd.fetch.s3.trust import Trust
-from feedd.fetch.web.web_target import admission, redirected
+from feedd.fetch.web.web_target import redirected
 from feedd.flow.pools import LOCAL_FILES
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class WebClient:
         return 0.0 if self._transfer_threads is None else self._transfer_threads.busy_s
 
     async def send(self, target: Target, request: WebRequest) -> tuple[Answer, Target]:
-        """Send a GET and follow redirects; return the last answer, and where it came from.
+        """Send a GET and follow redirects; return the last answer, and where it came from, for later requests.
 
         If the status is below 300, the body fills the sink. Otherwise the sink is untouched.
 
@@ -91,16 +91,12 @@ class WebClient:
             FeeddError: as ``judge`` and ``hop`` raised it.
             Whatever ``ConnectionPool.request`` raises, for the caller to translate.
         """
-        admit: Callable[[str], bool] | None = None
         for _ in range(REDIRECTS_MAX + 1):
-            answer = await self._exchange(target, request, admit)
+            answer = await self._exchange(target, request)
             if answer.status not in _REDIRECTS:
                 return answer, target
             request.hop(answer, target)
-            after = redirected(target, answer.headers.get("location", ""), request.url)
-            if after.host != target.host:
-                admit = admission(answer.address) if answer.address else None
-            target = after
+            target = redirected(target, answer.headers.get("location", ""), answer.address, request.url)
         message = f"expected at most {REDIRECTS_MAX} redirects, got more, the last to {target.origin}"
         raise BadResponse(message, object=request.url, stage="source")
 
@@ -114,14 +110,14 @@ class WebClient:
             while self._pools:
                 stack.push_async_callback(self._pools.popitem()[1].aclose)
 
-    async def _exchange(self, target: Target, request: WebRequest, admit: Callable[[str], bool] | None) -> Answer:
+    async def _exchange(self, target: Target, request: WebRequest) -> Answer:
         headers = {"Host": target.authority, "Accept-Encoding": "identity", "User-Agent": "feedd"}
         headers |= request.headers
         headers |= request.secrets(target)
         if has_proxy(target):
             return await (await self._proxy_client()).request(target, headers, request)
         lines = [f"GET {target.path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
-        pool = await self._pool(target, admit)
+        pool = await self._pool(target)
         return await pool.request(
             "\r\n".join(lines).encode("latin-1"),
             request.sink,
@@ -137,16 +133,18 @@ class WebClient:
             self._proxied = ProxiedClient(self._limits, await self.trust.context())
         return self._proxied
 
-    async def _pool(self, target: Target, admit: Callable[[str], bool] | None) -> ConnectionPool:
+    async def _pool(self, target: Target) -> ConnectionPool:
         tls = await self.trust.context() if target.scheme == "https" else None
-        name = (target.origin, admit)
+        name = (target.origin, target.admit)
         pool = self._pools.get(name)
         if pool is not None:
             self._pools.move_to_end(name)
             return pool
         if self._transfer_threads is None:
             self._transfer_threads = TransferThreads(self._limits.transfer_threads)
-        endpoint = Endpoint(target.origin, target.host, target.port, tls, admit and _checked(admit, target))
+        endpoint = Endpoint(
+            target.origin, target.host, target.port, tls, target.admit and _checked(target.admit, target)
+        )
         pool = self._pools[name] = ConnectionPool(endpoint, self._limits, Files(self._transfer_threads))
         if len(self._pools) > _POOLS_MAX:
             await self._pools.popitem(last=False)[1].aclose()

@@ -62,7 +62,7 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
     if text:
         try:
             ends = email.utils.parsedate_to_datetime(text)
-        except ValueError:
+        except (ValueError, OverflowError):
             return None
         return max(0.0, ends.timestamp() - time.time())  # noqa: TID251 - the header states a date
     limit = _RATE_LIMIT.search(headers.get("ratelimit", ""))

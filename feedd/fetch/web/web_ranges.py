@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from feedd.errors import BadResponse, ObjectChanged, Unsupported
+from feedd.errors import BadResponse, ObjectChanged, StoreUnavailable, Throttled, Unsupported
 from feedd.fetch.hints import CHANGED_HINT
 from feedd.fetch.s3.sdk_errors import FOREIGN
 from feedd.fetch.web.web_client import WebClient, WebRequest
@@ -36,7 +36,7 @@ _LOCATIONS_MAX: Final = 4096
 _EXPIRED: Final = frozenset({400, 401, 403, 404, 410})
 """Statuses of a redirect's target that a new redirect may cure."""
 _FIRST: Final = ByteRange(0, 1)
-_CONTENT_RANGE: Final = re.compile(r"bytes (?:[0-9]+-[0-9]+|\*)/([0-9]+)")
+_CONTENT_RANGE: Final = re.compile(r"bytes (?:[0-9]+-[0-9]+|\*)/([0-9]{1,18})")
 _NO_RANGES: Final = (
     "serve the file by a server with byte ranges (nginx, Caddy, any bucket), or copy it to a bucket or a local folder"
 )
@@ -81,7 +81,7 @@ class WebRanges:
         self._client = client
         self._limits = limits
         self._found: WeightedLru[tuple[str, str], tuple[Target, float]] = WeightedLru(_LOCATIONS_MAX)
-        self._whole_only: set[str] = set()  # origins that ignore ranges
+        self._whole_only: set[str] = set()  # origins that ignored the range of a small object
 
     def __repr__(self) -> str:
         return f"WebRanges({len(self._found)} redirects known)"
@@ -119,9 +119,22 @@ class WebRanges:
         self, asking: Asking, ref: ObjectRef, span: ByteRange, sink: RangeSink, progress: ReadProgress
     ) -> None:
         """Write a range of a version of an object to ``sink``; see ``ObjectStore.read_into``."""
-        if asking.start.origin in self._whole_only:
+        if asking.start.origin in self._whole_only and ref.size_bytes <= WHOLE_BYTES_MAX:
             await self._read_whole(asking, ref, span, sink, progress)
             return
+        try:
+            await self._read_range(asking, ref, span, sink, progress)
+        except WholeAnswer:
+            self._whole_only.add(asking.start.origin)
+            await self._read_whole(asking, ref, span, sink, progress)
+        except StoreUnavailable as error:
+            if not isinstance(error, Throttled):
+                self._found.pop((ref.key, ref.etag))  # its host may be gone: the next try asks where the object is now
+            raise
+
+    async def _read_range(
+        self, asking: Asking, ref: ObjectRef, span: ByteRange, sink: RangeSink, progress: ReadProgress
+    ) -> None:
         name = (ref.key, ref.etag)
         known: Target | None = None
 
@@ -137,31 +150,25 @@ class WebRanges:
                     raise _without_ranges(answer.status, ref.size_bytes, ref.url)
                 raise WholeAnswer(f"expected status 206, got {answer.status}", object=ref.url, stage="source")
 
-        try:
-            for known in (self._location(name), None):
-                one = asking if known is None else replace(asking, start=known)
-                answer, target = await self._send(one, ref.url, span, sink, judge, progress, name)
-                if answer.status < 300:
-                    self._remember(name, asking.start, target)
-                    return
-                if known is None or answer.status not in _EXPIRED:
-                    raise self._refused(asking, answer, ref.url, ref.etag)
-        except WholeAnswer:
-            self._whole_only.add(asking.start.origin)
-            await self._read_whole(asking, ref, span, sink, progress)
+        for known in (self._location(name), None):
+            one = asking if known is None else replace(asking, start=known)
+            answer, target = await self._send(one, ref.url, span, sink, judge, progress, name)
+            if answer.status < 300:
+                self._remember(name, asking.start, target)
+                return
+            if known is None or answer.status not in _EXPIRED:
+                raise self._refused(asking, answer, ref.url, ref.etag)
 
     async def _read_whole(
         self, asking: Asking, ref: ObjectRef, span: ByteRange, sink: RangeSink, progress: ReadProgress
     ) -> None:
-        """Read an object of a server without ranges, and keep the range."""
+        """Read an object of a server without ranges, which is small, and keep the range."""
         data = bytearray(ref.size_bytes)
 
         def judge(answer: Answer) -> None:
             progress.answered_by = f"address {answer.address or 'unknown'}"
             _check_version(asking.version(answer), ref)
 
-        if ref.size_bytes > WHOLE_BYTES_MAX:
-            raise _without_ranges(200, ref.size_bytes, ref.url)
         answer, _ = await self._send(asking, ref.url, None, MemorySink(memoryview(data)), judge)
         if answer.status >= 300:
             raise self._refused(asking, answer, ref.url, ref.etag)

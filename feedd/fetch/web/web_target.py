@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl, quote, urljoin, urlsplit
@@ -21,6 +21,13 @@ _UNSIGNED_S: Final = 60.0  # how long a redirect without an end is followed with
 _SIGNED_MAX_S: Final = 3600.0
 _MARGIN_S: Final = 30.0  # a read may begin this long before the end
 _COMPACT: Final = "%Y%m%dT%H%M%SZ"
+_TRANSLATED: Final = ipaddress.IPv6Network(
+    "64:ff9b::/96"
+)  # gateways send these on to IPv4 addresses, also private ones
+_METADATA: Final = frozenset(
+    map(ipaddress.ip_address, ("168.63.129.16", "100.100.100.200", "fd00:ec2::254", "fd20:ce::254"))
+)
+"""Metadata services of Azure, Alibaba, AWS and Google that have no link-local address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +39,14 @@ class Target:
         host: name or literal address, lower case, without brackets.
         port: TCP port.
         path: path and query, percent-encoded, as they are sent.
+        admit: which addresses the host may have, if a redirect named it; None: any.
     """
 
     scheme: str
     host: str
     port: int
     path: str
+    admit: Callable[[str], bool] | None = None
 
     @property
     def authority(self) -> str:
@@ -78,12 +87,13 @@ def object_target(root: str, key: str) -> Target:
     return target_of(f"{root}/{quote(key, safe=_PATH_SAFE)}")
 
 
-def redirected(before: Target, location: str, url: str) -> Target:
+def redirected(before: Target, location: str, answered_by: str, url: str) -> Target:
     """Return where a redirect leads.
 
     Args:
         before: the request that was redirected.
         location: the answer's Location header.
+        answered_by: address of the server that redirects; empty: a proxy, which resolves names itself.
         url: the object, for errors.
 
     Raises:
@@ -101,7 +111,9 @@ def redirected(before: Target, location: str, url: str) -> Target:
         message = f"expected a redirect to https, got one from {before.host} to http://{found.authority}"
         hint = "the bytes would cross the network without encryption: name a server that stays with https"
         raise Unsupported(message, object=url, hint=hint, stage="source")
-    return found
+    if found.host == before.host:
+        return replace(found, admit=before.admit)
+    return replace(found, admit=admission(answered_by)) if answered_by else found
 
 
 def lifetime_s(target: Target, now_s: float) -> float:
@@ -137,7 +149,8 @@ def admission(answered_by: str) -> Callable[[str], bool]:
     """Return which addresses the target of a redirect may have, given the address of the server that redirects.
 
     A public server may only redirect to public addresses: else whoever runs the server could read from the private
-    network of this machine. Link-local addresses, where clouds have their metadata services, are never admitted.
+    network of this machine. Link-local addresses, where clouds have their metadata services, are never admitted, and
+    neither are metadata services elsewhere.
     """
     if _is_public(answered_by):
         return _is_public
@@ -146,20 +159,25 @@ def admission(answered_by: str) -> Callable[[str], bool]:
 
 def _is_public(address: str) -> bool:
     try:
-        return _plain(address).is_global
+        found = _plain(address)
     except ValueError:
         return False
+    return found.is_global and found not in _METADATA
 
 
 def _is_not_link_local(address: str) -> bool:
     try:
-        return not _plain(address).is_link_local
+        found = _plain(address)
     except ValueError:
         return False
+    return not found.is_link_local and found not in _METADATA
 
 
 def _plain(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     """Return an address; of an IPv6 address that stands for one of IPv4, the latter."""
     found = ipaddress.ip_address(address.partition("%")[0])
-    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
-    return mapped or found
+    if not isinstance(found, ipaddress.IPv6Address):
+        return found
+    if found in _TRANSLATED:
+        return ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)
+    return found.ipv4_mapped or found.sixtofour or found

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import fcntl
 import os
 import tempfile
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +20,7 @@ from feedd.sessions.own_batches import OwnBatches
 from feedd.values import Cursor, Produced
 from tests.fakes.caches import MEMORY_FOLDER
 from tests.fakes.feeding import feeding
+from tests.fakes.fetchers import until
 from tests.unit.formats.test_strided import safetensors
 
 if TYPE_CHECKING:
@@ -52,6 +56,14 @@ def _file_count(session: Session) -> int:
     own = session._parts.batches
     assert isinstance(own, OwnBatches)
     return 0 if own.entries is None else own.entries.file_count
+
+
+def _is_open(path: str) -> bool:
+    for fd in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            if str(fd.readlink()) == path:
+                return True
+    return False
 
 
 async def _made(session: Session, step: int, count: int = 5, *, takes_entries: bool = True) -> Produced:
@@ -150,6 +162,30 @@ async def test_entries_on_a_disk_are_copied(memory: Path, monkeypatch: pytest.Mo
         session.release(made.slot)
         session.release((await _made(session, 5)).slot)
         assert len(looked) == 1
+
+
+async def test_a_cancelled_open_leaves_no_file_open(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream may end while a thread opens the file. The file is closed, or an evicted entry would keep its memory."""
+    begun, go = threading.Event(), threading.Event()
+    really, paths = leased_entries._open, []
+
+    def late(path: str) -> tuple[int, int, bool] | None:
+        begun.set()
+        go.wait(10)
+        opened = really(path)
+        paths.append(path)
+        return opened
+
+    monkeypatch.setattr(leased_entries, "_open", late)
+    async with feeding(memory) as rig:
+        session = await _opened(rig)
+        making = asyncio.create_task(_made(session, 0))
+        await asyncio.to_thread(begun.wait, 10)
+        making.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await making
+        go.set()
+        await until(lambda: paths and not _is_open(paths[0]))
 
 
 async def test_few_entries_are_leased(memory: Path) -> None:

@@ -100,7 +100,7 @@ AUGMENTED = {"S3Uri": "s3://b/m", "S3DataType": "AugmentedManifestFile", "Attrib
 @pytest.mark.parametrize(
     ("entry", "url", "error", "message"),
     [
-        ({"S3Uri": "s3://b/"}, "channel://nothing", BadRequest, "the job's channels, 'train', got 'nothing'"),
+        ({"S3Uri": "s3://b/"}, "channel://nothing", BadRequest, r"the job's channels \('train'\), got 'nothing'"),
         ({}, "channel://train", BadRequest, "expected a URL for channel 'train'"),
         ({"S3Uri": "s3://b/", "InstanceGroupNames": ["first"]}, "channel://train", Unsupported, "all hosts"),
         ({**AUGMENTED, "CompressionType": "Gzip"}, "channel://train", Unsupported, "augmented manifest"),
@@ -113,6 +113,13 @@ def test_refused_channels(
     """Each error says what was expected."""
     with pytest.raises(error, match=message):
         with_channel(_spec(url), _job(tmp_path, hosts=2, train=entry))
+
+
+def test_a_job_without_channels(tmp_path: Path) -> None:
+    """The error says that there are none, and where they are looked for."""
+    with pytest.raises(BadRequest, match="expected a job with channels, got 'train'") as caught:
+        with_channel(_spec(), tmp_path)
+    assert f"{tmp_path}/input/config/inputdataconfig.json" in caught.value.hint
 
 
 def test_one_channel_alone(tmp_path: Path) -> None:

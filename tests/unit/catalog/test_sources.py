@@ -74,7 +74,12 @@ async def test_nothing_found_names_the_url(sources: Sources) -> None:
 
 async def test_a_path_without_files_is_no_prefix(sources: Sources, tmp_path: Path) -> None:
     """A path that names nothing is told where it is looked up, and a bare word may be a bucket."""
-    for url, expected in ((f"{tmp_path}/none", "where the daemon runs"), ("no-folder", "did you mean s3://no-folder")):
+    cases = {
+        f"{tmp_path}/none": "where the daemon runs",
+        "no-folder": "did you mean s3://no-folder?",
+        "s3:/no-folder/a": "did you mean s3://no-folder/a?",
+    }
+    for url, expected in cases.items():
         with pytest.raises(NotFound) as caught:
             await sources.resolve([url])
         assert expected in caught.value.hint

@@ -210,3 +210,25 @@ def test_nothing_there_is_an_error(feedd: Feedd, tmp_path: Path) -> None:
 def test_impossible_requests_exit_with_2(feedd: Feedd, arguments: tuple[str, ...]) -> None:
     """An unknown split or scheme is the user's to correct."""
     assert feedd("plan", *arguments, "--nodes", "2").code == 2
+
+
+def test_large_files_are_planned_as_spans(feedd: Feedd, tmp_path: Path) -> None:
+    """Rows of .npy and windows of tokens are split among nodes; without a recipe, tokens are whole."""
+    (rows := tmp_path / "rows").mkdir()
+    np.save(rows / "a.npy", np.zeros((5000, 256), np.float32))
+    (tokens := tmp_path / "tokens").mkdir()
+    (tokens / "a.bin").write_bytes(bytes(5 << 20))
+    small = ("--nodes", "4", "--set", "fetch.span_size=1MiB")
+    found = json.loads(feedd("plan", f"npy+file://{rows}/", *small, "--json", "--keys").out)
+    assert [node["objects"] for node in found["nodes"]] == [1, 1, 1, 1]
+    assert [node["samples"] for node in found["nodes"]] == [1250] * 4
+    assert [[key.rpartition("/")[2] for key in keys] for keys in found["keys"]] == [
+        [f"a.npy#samples={at}-{at + 1250}"] for at in range(0, 5000, 1250)
+    ]
+    assert json.loads(feedd("plan", f"npy+file://{rows}/", "--json").out)["objects"] == 1, "64 MiB are the default"
+    assert json.loads(feedd("plan", f"{tokens}/", *small, "--json").out)["objects"] == 1
+    recipe = ("--fields", '{"tokens": "tokens:uint16:1024"}')
+    found = json.loads(feedd("plan", f"{tokens}/", *small, *recipe, "--json").out)
+    assert sum(node["samples"] for node in found["nodes"]) == ((5 << 19) - 1) // 1023, "windows share a token"
+    assert found["objects"] > 1
+    assert found["skew"] < 0.5

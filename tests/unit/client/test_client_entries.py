@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import mmap
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -105,6 +107,14 @@ def test_a_packed_batch_is_a_copy(files: EntryFiles, file: int) -> None:
     assert batch["y"][:, 1].tolist() == [-7, -8, -9]
 
 
+def test_a_batch_that_reaches_beyond_its_entry_is_not_packed(files: EntryFiles) -> None:
+    """Bytes that are not there are an error, as they are where the entry itself is used."""
+    region = pb.FieldRegion(values_at=PAIRS_AT + COUNT * 8 - 1, values_bytes=ROWS * 8)
+    message = _message(regions=[region, _message().regions[1]])
+    with pytest.raises(ProtocolError, match="expected every field within"):
+        packed(_payload(files, message), message, 0)
+
+
 def test_batches_outlive_the_pass(files: EntryFiles) -> None:
     """The descriptors of a pass are closed at its end; its batches stay what they were."""
     message = _message()
@@ -154,3 +164,17 @@ def test_a_refused_file_ends_the_use_of_entries(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(PermissionError):
         entries.map(_message().entry, "/nowhere")
     assert not entries.usable
+
+
+def test_a_file_that_cannot_be_mapped_ends_the_use_of_entries(
+    files: EntryFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A limit of memory refuses the mapping. It would refuse the next one too, so copies are asked for."""
+
+    def refuse(*_arguments: object) -> mmap.mmap:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(mmap, "mmap", refuse)
+    with pytest.raises(OSError, match="allocate"):
+        _payload(files, _message())
+    assert not files.usable

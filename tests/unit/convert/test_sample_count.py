@@ -69,6 +69,13 @@ def test_a_tar_of_small_members_is_refused_after_one_request() -> None:
         make(COUNT_CONVERTER, data, "tar")
 
 
+def test_a_tar_of_small_members_behind_a_large_one_is_refused_after_few_requests() -> None:
+    """Ranges that touch are still requests of their own."""
+    data = tar_bytes([(f"{n:04}", {"cls": bytes(9 if n else 2 * _MIB)}) for n in range(2000)])
+    with pytest.raises(BadShard, match="expected few headers, got 3 before byte"):
+        make(COUNT_CONVERTER, data, "tar")
+
+
 def test_a_tar_of_very_many_members_is_refused() -> None:
     """Requests for its headers would follow one another for too long."""
 
@@ -174,3 +181,13 @@ def test_members_that_are_no_fields_are_told() -> None:
     made = make(COUNT_CONVERTER, file.getvalue(), "tar")
     assert made.index.sample_count == 2
     assert made.index.unread == (("readme", "a member of a tar without an extension"),)
+
+
+@pytest.mark.parametrize("shift", [5000, -5000])
+def test_npz_whose_members_lie_outside_of_it_is_a_bad_shard(shift: int) -> None:
+    """The directory may place them before the file's start, or behind its end."""
+    data = bytearray(npz({"a": np.arange(300_000), "b": np.arange(300_000)}))
+    end = data.rfind(b"PK\5\6") + 16
+    data[end : end + 4] = (int.from_bytes(data[end : end + 4], "little") + shift).to_bytes(4, "little")
+    with pytest.raises(BadShard):
+        make(NPZ_CONVERTER, bytes(data), ROWS_ONLY)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import os
 import socket
@@ -29,7 +30,7 @@ from feedd.daemon.handover_messages import (
 from feedd.daemon.predecessor import Predecessor
 from feedd.daemon.signals import StopRequests
 from feedd.daemon.successor import Successor
-from feedd.errors import NotFound
+from feedd.errors import CacheUnavailable, NotFound
 from feedd.owner import Owner
 from feedd.serve.grpc_server import FeedServer
 from feedd.serve.preopened import ClientState, Preopened
@@ -280,6 +281,54 @@ async def test_nonsense_ends_its_connection_only(short_dir: Path, sent: bytes) -
         assert (await other.receive()).kind == "refused", "two successors at a time"
         good.close()
         other.close()
+
+
+async def test_a_third_daemon_does_not_wait(short_dir: Path) -> None:
+    """It would lock the directory before the successor that serves already, and that one would end."""
+    async with _old(short_dir) as old:
+        link = old.link()
+        await link.send(HandoverMessage("hello"))
+        assert (await link.receive()).kind == "sessions"
+        with pytest.raises(CacheUnavailable, match="another daemon already waits"):
+            await Successor.of(short_dir / "cache", "third")
+        link.close()
+        await old.rig.until(lambda: old.predecessor._machine.stage.value == "alone")
+        await old.predecessor.end()
+        assert await Successor.of(short_dir / "cache", "fourth") is None, "a daemon that ends alone is waited for"
+
+
+async def test_a_successor_that_does_not_read_is_given_up(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A daemon that must end does so, although its sessions do not fit into the socket of a stopped successor."""
+    monkeypatch.setattr("feedd.daemon.handover_messages.SEND_S", 0.05)
+    state = ClientState("a", Owner.of_uid(1), bytes(4 << 20), Cursor(0))
+    monkeypatch.setattr("feedd.daemon.predecessor.client_states", lambda _: [state])
+    async with _old(short_dir) as old:
+        link = old.link()
+        await link.send(HandoverMessage("hello"))
+        await old.rig.until(lambda: old.predecessor._machine.stage.value == "attached")
+        await asyncio.wait_for(old.predecessor.end(), WAIT_S)
+        link.close()
+
+
+async def test_a_daemon_without_descriptors_serves_on(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It cannot accept its successor now, and does later."""
+
+    class Full(socket.socket):
+        refusals = 1
+
+        def accept(self) -> tuple[socket.socket, object]:
+            if self.refusals:
+                self.refusals -= 1
+                raise OSError(errno.EMFILE, "Too many open files")
+            return super().accept()
+
+    listen = Predecessor._listen
+    monkeypatch.setattr(Predecessor, "_listen", lambda self: Full(fileno=listen(self).detach()))
+    async with _old(short_dir) as old:
+        link = old.link()
+        await link.send(HandoverMessage("hello"))
+        assert (await link.receive()).kind == "sessions"
+        link.close()
 
 
 async def test_a_length_is_checked_before_its_memory_is_taken() -> None:

@@ -185,6 +185,7 @@ def test_no_gain_is_promised_without_a_cause() -> None:
     assert diagnose(CASES["unknown"]).predicted is None
     assert diagnose(HEALTHY).predicted is None
     assert diagnose(FETCHES).predicted is None  # more bandwidth is no option of ours
+    assert diagnose(_rank(CASES["evaluation"], steps=0)).predicted is None  # a rate that is not known
 
 
 def test_a_pause_is_worth_its_time() -> None:

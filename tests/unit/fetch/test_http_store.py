@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import time
 from typing import TYPE_CHECKING
 
@@ -21,8 +22,10 @@ from feedd.errors import (
     Unsupported,
 )
 from feedd.fetch.fetch_options import SourceOptions
+from feedd.fetch.s3 import connection_pool
 from feedd.fetch.web import web_ranges
 from feedd.fetch.web.http_store import HttpStore
+from feedd.fetch.web.web_errors import retry_after_s
 from feedd.values import ObjectRef
 from tests.conformance.object_store_suite import collect, read
 from tests.fakes.raw_server import RawServer
@@ -134,8 +137,30 @@ async def test_a_server_without_ranges(server: S3Server, monkeypatch: pytest.Mon
         with pytest.raises(Unsupported, match="no byte ranges") as caught:
             await store.head("data/a.tar")
         assert "nginx" in caught.value.hint
+        server.put("data", "a.tar", DATA)
         with pytest.raises(Unsupported, match="no byte ranges"):
             await read(store, ref, 0, 5)
+
+
+async def test_a_large_object_beside_one_without_ranges(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server may have ranges for some of its objects only. Large ones are read by ranges, never as a whole."""
+    monkeypatch.setattr(web_ranges, "WHOLE_BYTES_MAX", len(DATA))
+    server.put("data", "b.tar", DATA * 3)
+    server.script("data", "a.tar", always=Fault(ignore_range=True))
+    async with opened(server.url) as store:
+        small, large = await store.head("data/a.tar"), await store.head("data/b.tar")
+        assert await read(store, small, 100, 300) == DATA[100:300]
+        server.requests.clear()
+        assert await read(store, large, 100, 300) == DATA[100:300]
+        assert server.requests[-1].headers["range"] == "bytes=100-299"
+
+
+async def test_a_size_that_no_object_has_is_refused() -> None:
+    """A size must be a number that a listing can hold."""
+    head = b'HTTP/1.1 206 P\r\nETag: "e"\r\nContent-Range: bytes 0-0/%s\r\nContent-Length: 1\r\n\r\nx'
+    async with RawServer(head % (b"9" * 30)) as raw, opened(f"http://127.0.0.1:{raw.port}") as store:
+        with pytest.raises(BadResponse, match="content-range"):
+            await store.head("x")
 
 
 async def test_an_empty_object(server: S3Server) -> None:
@@ -230,6 +255,44 @@ async def test_a_redirect_that_has_ended_is_not_used(server: S3Server) -> None:
         assert [request.key for request in server.requests] == ["moved", "a.tar"] * 2
 
 
+async def test_a_redirect_to_a_host_that_is_gone_is_forgotten(server: S3Server) -> None:
+    """The next try asks the object's own server where the object is now."""
+    async with opened(server.url) as store:
+        etag = (await store.head("data/a.tar")).etag
+        head = f'HTTP/1.1 206 P\r\nETag: "{etag}"\r\nContent-Range: bytes 0-0/{len(DATA)}\r\nContent-Length: 1\r\n\r\n'
+        async with RawServer(*[head.encode() + DATA[:1]] * 2) as gone:
+            server.script("data", "moved", *[redirect(f"http://127.0.0.1:{gone.port}/a.tar")] * 2)
+            server.put("data", "moved", DATA)
+            ref = await store.head("data/moved")
+            assert await read(store, ref, 0, 1) == DATA[:1]
+        with pytest.raises(StoreUnavailable):
+            await read(store, ref, 5, 15)
+        assert await read(store, ref, 5, 15) == DATA[5:15]
+
+
+async def test_a_name_that_a_redirect_gave_is_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name's address may change after the redirect. It then leads no closer to this machine than before."""
+    addresses = ["127.0.0.1"]
+    monkeypatch.setattr(connection_pool, "_RESOLVE_EVERY_S", -1.0)
+    monkeypatch.setattr(
+        socket,
+        "getaddrinfo",
+        lambda _host, port, **_more: [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (addresses[0], port))],
+    )
+    head = (
+        b'HTTP/1.1 206 P\r\nETag: "e"\r\nContent-Range: bytes 0-0/9\r\nContent-Length: 1\r\nConnection: close\r\n\r\nx'
+    )
+    async with RawServer(head, head, head) as cdn:
+        moved = f"HTTP/1.1 302 F\r\nLocation: http://cdn.example:{cdn.port}/x\r\nContent-Length: 0\r\n\r\n".encode()
+        limits = SourceOptions(connect_timeout_s=1.0)
+        async with RawServer(moved, moved) as raw, opened(f"http://127.0.0.1:{raw.port}", limits) as store:
+            ref = await store.head("x")
+            assert await read(store, ref, 0, 1) == b"x"
+            addresses[0] = "169.254.169.254"
+            with pytest.raises(PermissionDenied, match=r"169\.254\.169\.254"):
+                await read(store, ref, 0, 1)
+
+
 async def test_a_server_that_no_longer_redirects(server: S3Server) -> None:
     """An object that its own server sends again is read there from then on."""
     server.script("data", "moved", *[redirect("/data/a.tar")] * 2)
@@ -275,3 +338,8 @@ async def test_a_proxy_carries_the_bytes(server: S3Server, monkeypatch: pytest.M
             assert ref == ObjectRef("http://data.example.com", "a b.tar?x=1", 9, "e")
             assert await read(store, ref, 2, 6) == b"wxyz"
         assert proxy.requests[0].startswith(b"GET http://data.example.com/a%20b.tar?x=1 HTTP/1.1")
+
+
+def test_a_date_beyond_all_calendars_is_no_time_to_wait() -> None:
+    """Whatever a server says about when to come again, it is a number of seconds or nothing."""
+    assert retry_after_s({"retry-after": "Mon, 01 Jan 99999999999999999999 00:00:00 GMT"}) is None

@@ -37,16 +37,26 @@ def test_bad_targets(url: str) -> None:
 )
 def test_redirects(location: str, url: str) -> None:
     """Locations are absolute, or relative to the request."""
-    assert redirected(HERE, location, "o").url == url
+    assert redirected(HERE, location, "", "o").url == url
+
+
+def test_a_redirect_says_which_addresses_its_host_may_have() -> None:
+    """Later requests to where a redirect led carry the limit; on the same host nothing changes."""
+    public = redirected(HERE, "https://b.example/k", "93.184.216.34", "o")
+    assert public.admit is not None
+    assert not public.admit("10.0.0.1")
+    assert redirected(public, "/l", "10.0.0.1", "o").admit is public.admit
+    assert redirected(HERE, "/l", "93.184.216.34", "o").admit is None
+    assert redirected(public, "https://c.example/k", "", "o").admit is None  # a proxy resolves the name
 
 
 def test_redirects_that_are_refused() -> None:
     """No redirect gives up encryption, reads files or carries a password."""
     with pytest.raises(Unsupported, match="https"):
-        redirected(HERE, "http://a.example/k", "o")
+        redirected(HERE, "http://a.example/k", "", "o")
     for location in ("file:///etc/passwd", "https://u:p@b.example/", ""):
         with pytest.raises(BadResponse):
-            redirected(HERE, location, "o")
+            redirected(HERE, location, "", "o")
 
 
 @pytest.mark.parametrize(
@@ -77,6 +87,11 @@ def test_how_long_a_redirect_is_valid(query: str, valid_s: float) -> None:
         ("93.184.216.34", "169.254.169.254", False),
         ("93.184.216.34", "100.64.0.1", False),
         ("93.184.216.34", "::ffff:10.0.0.1", False),
+        ("93.184.216.34", "64:ff9b::10.0.0.1", False),
+        ("93.184.216.34", "64:ff9b::93.184.216.34", True),
+        ("93.184.216.34", "2002:a9fe:a9fe::1", False),
+        ("93.184.216.34", "168.63.129.16", False),
+        ("10.0.0.1", "fd00:ec2::254", False),
         ("2606:2800:220:1::1", "fd00:ec2::254", False),
         ("2606:2800:220:1::1", "2606:2800:220:1::2", True),
         ("10.0.0.1", "10.0.0.2", True),

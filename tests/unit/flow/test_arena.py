@@ -330,6 +330,20 @@ async def test_later_slots_for_which_there_is_no_memory_are_an_error(monkeypatch
 
 
 @pytest.mark.usefixtures("large")
+async def test_later_slots_wait_for_a_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If none is left, the batch fails, and the next one tries again: nobody waits for a thread that never began."""
+    arena = await Arena.create(2, 64 * PAGE, gradual=True)
+    slots = [slot for slot in (arena.take() for _ in range(2)) if slot is not None]
+    with monkeypatch.context() as without:
+        without.setattr(os, "dup", lambda _: os.close(-1))
+        with pytest.raises(ResourceExhausted, match="cannot be allocated"):
+            await arena.allocated(slots[0])
+    await asyncio.wait_for(arena.allocated(slots[1]), 10.0)
+    assert _allocated_bytes(arena) == arena.size_bytes
+    arena.close()
+
+
+@pytest.mark.usefixtures("large")
 async def test_a_large_arena_that_does_not_fit_fails_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Though only its first slot would be allocated."""
     monkeypatch.setattr("feedd.flow.arena.available_bytes", lambda: 3 * 64 * PAGE - 1)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
 
 from feedd.dataset.index_file import Row, parse, render
+from feedd.dataset.shard_part import WHOLE, ShardPart
 from feedd.errors import BadRequest
 from feedd.notices import Amount
 from feedd.prepare import sample_counter as index
 from feedd.prepare.index_writer import IndexTarget
 from feedd.prepare.sample_counter import Counter, Counting
+from feedd.prepare.shard_count import ShardCount
 from tests.fakes.feeding import URL, Feeding, feeding
 from tests.fakes.fetchers import until
 from tests.fakes.files import parquet
@@ -26,16 +29,36 @@ COUNTS = (5, 9, 1, 7)
 LATER = 9000.0  # everything is due
 
 
+def _parted(rig: Feeding, folder: Path, part: ShardPart = WHOLE) -> Counter:
+    """Return a counter of a folder, whose index lies beside the data."""
+    url = f"{folder}/"
+    return Counter(
+        rig.pipeline, url, IndexTarget(rig.pipeline.stages.sources, index.index_url(url)), lambda _: None, part
+    )
+
+
+async def _ended(counter: Counter) -> Counting:
+    await counter.open()
+    await counter.count(2)
+    await counter.save()
+    await counter.finish()
+    return counter.progress
+
+
+def _filled(folder: Path) -> Path:
+    folder.mkdir()
+    for shard, count in enumerate(COUNTS):
+        samples = [(f"{shard:02d}{ordinal:03d}", {"cls": b"1"}) for ordinal in range(count)]
+        (folder / f"{shard:02d}.tar").write_bytes(tar_bytes(samples))
+    return folder
+
+
 def _counter(rig: Feeding, out: Path) -> Counter:
     return Counter(rig.pipeline, URL, IndexTarget(rig.pipeline.stages.sources, str(out)), lambda _: None)
 
 
 async def _counted(rig: Feeding, out: Path) -> Counting:
-    counter = _counter(rig, out)
-    await counter.open()
-    await counter.count(2)
-    await counter.save()
-    return counter.progress
+    return await _ended(_counter(rig, out))
 
 
 def _rows(out: Path) -> dict[str, int]:
@@ -172,3 +195,42 @@ async def test_of_large_members_only_headers_are_fetched(tmp_path: Path) -> None
         progress = await _counted(rig, out)
         assert [str(one.object) for one in progress.failures] == [f"{URL}02.tar"]
         assert "got end of data" in str(progress.failures[0])
+
+
+async def test_parts_write_files_of_their_own_and_the_last_writes_the_index(tmp_path: Path) -> None:
+    """Until the last part has ended there is no index; it is that of one run. Whatever a part counted is kept."""
+    folder = _filled(tmp_path / "train")
+    one, three = ShardPart(1, 3), [ShardPart(number, 3) for number in range(3)]
+    async with feeding(tmp_path) as rig:
+        for part, known in ((three[2], 1), (three[1], 1)):
+            progress = await _ended(_parted(rig, folder, part))
+            assert (progress.done_count, progress.known_count) == (known, 0)
+        assert not (folder / "_feedd_index.json").exists()
+        assert sorted(path.name for path in (folder / "_feedd_manifest").iterdir()) == [
+            "part-00001-of-00003.json",
+            "part-00002-of-00003.json",
+        ]
+        assert (await _ended(_parted(rig, folder, one))).known_count == 1, "a part is repeated: nothing is read"
+        stopped = _parted(rig, folder, three[0])
+        await stopped.open()
+        await stopped.note(0, ShardCount(5, ("cls",), ()))
+        await stopped.save()  # the first part has two shards, and is killed after one
+        assert (await _ended(_parted(rig, folder, one))).done_count == 3, "one part has not ended"
+        assert not (folder / "_feedd_index.json").exists()
+        progress = await _ended(_parted(rig, folder, three[0]))
+        assert (progress.done_count, progress.known_count, progress.sample_count) == (4, 3, 22)
+        parted = (folder / "_feedd_index.json").read_bytes()
+        shutil.rmtree(folder / "_feedd_manifest")
+        (folder / "_feedd_index.json").unlink()
+        assert (await _ended(_parted(rig, folder))).known_count == 0
+        assert (folder / "_feedd_index.json").read_bytes() == parted
+
+
+async def test_a_whole_run_takes_over_what_parts_have_counted(tmp_path: Path) -> None:
+    """Also if a part never ended; of a shard that was replaced since, the count is not used."""
+    folder = _filled(tmp_path / "train")
+    async with feeding(tmp_path) as rig:
+        await _ended(_parted(rig, folder, ShardPart(1, 2)))
+        (folder / "03.tar").write_bytes(tar_bytes([("a", {"cls": b"1"})]))
+        progress = await _ended(_parted(rig, folder))
+        assert (progress.done_count, progress.known_count, progress.sample_count) == (4, 1, 16)

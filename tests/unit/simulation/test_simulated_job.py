@@ -249,8 +249,9 @@ def test_a_cache_without_room_for_a_window_is_an_error() -> None:
 
 def test_a_job_without_a_step_is_an_error() -> None:
     """A step of all ranks takes more samples than there are."""
-    with pytest.raises(BadRequest, match="a step for every rank"):
+    with pytest.raises(BadRequest, match="1024 for each of 1 ranks, got fewer") as caught:
         simulate(scenario(batch_size=1024))
+    assert "--batch-size" in caught.value.hint
 
 
 def test_unknown_nodes_are_refused() -> None:

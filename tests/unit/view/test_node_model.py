@@ -31,6 +31,9 @@ def test_the_first_look_shows_levels_and_no_rates() -> None:
     assert [(one.name, one.rank_count, one.steps) for one in view.jobs] == [("bucket/train", 2, 1000)]
     assert [one.waits for one in view.ranks] == [(), ()]
     assert view.cache.used_bytes == 500
+    hand_off = view.stages[NAMES.index("hand-off")]
+    assert hand_off.level is not None
+    assert hand_off.level_text == f"ready {hand_off.level:.0%}"  # a box of the terminal has room for ten letters
 
 
 def test_rates_and_the_bottleneck_are_of_the_last_seconds() -> None:

@@ -1,0 +1,40 @@
+"""Cache directories that end with their process; the next process removes those of killed ones."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from typing import TYPE_CHECKING
+
+from feedd.cache.ondisk.directory_lock import DirectoryLock, was_owned
+from feedd.errors import CacheUnavailable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_YOUNG_S = 60.0  # a directory younger than this may not have been locked by its process yet
+
+
+def sweep(parent: Path, name_prefix: str | None = None) -> None:
+    """Remove this user's directories of killed daemons; the next daemon needs the space at once.
+
+    Args:
+        parent: where they are.
+        name_prefix: how their names begin; None: those of caches.
+    """
+    for path in parent.glob(f"{name_prefix or prefix()}*"):
+        try:
+            stat = path.lstat()
+            age_s = time.time() - stat.st_mtime  # noqa: TID251 - a file's time is a date
+            if stat.st_uid != os.geteuid() or (age_s < _YOUNG_S and not was_owned(path)):
+                continue
+            with DirectoryLock(path):
+                shutil.rmtree(path, ignore_errors=True)
+        except (OSError, CacheUnavailable):  # removed meanwhile, or in use
+            continue
+
+
+def prefix() -> str:
+    """Return the prefix of this user's temporary cache directories."""
+    return f"feedd-cache-{os.geteuid()}-"
