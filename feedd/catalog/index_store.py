@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from feedd.cache.pins import with_pinned
 from feedd.catalog.megatron_index import counted_by
 from feedd.catalog.record_idx import say_fewer
 from feedd.convert.conversion_registry import conversion_named, is_ready
@@ -139,7 +140,11 @@ class Indexes:
                     raise CacheUnavailable("the index is no longer known", object=key.ref.url, stage="cache")
                 return told or await self._stages.pool.index(files[0], key.format or files[0].format or name)
 
-            index = await self._stages.inflight.read_unfinished(counted_by(key.ref, key.format), read)
+            ref = counted_by(key.ref, key.format)
+            if ref.conversion is None:
+                index = await with_pinned(self._stages.cache, [ref], read)
+            else:
+                index = await self._stages.inflight.read_unfinished(ref, read)
         if shard in view.listing.idx_bytes:
             await CPU.run(say_fewer, key.ref, view.listing.idx_bytes[shard], index)
         if misjudged_count == self._stages.cache.misjudged_count:  # else the index may be that of another layout

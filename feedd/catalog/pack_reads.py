@@ -207,7 +207,7 @@ def _ordinals(group: BatchPlanGroup, number: int, ref: ObjectRef) -> NDArray[np.
     ordinal: NDArray[np.int64] = group.ordinal[group.shard_no == number]
     if ref.conversion is None:
         return ordinal
-    return np.array([ordinal.min(), ordinal.max() + group.rows - 1])
+    return np.array([ordinal.min(), ordinal.max() + group.element_rows - 1])
 
 
 def _files(awaited: PartialWait) -> dict[ObjectRef, ShardFile]:
