@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from feedd.batching.bad_samples import OVERSIZE_MAX_BYTES, BadSampleHandler, BadSampleOptions, failure_of
+from feedd.batching.call_sizes import CallSizes
 from feedd.batching.filtering import Filters
 from feedd.batching.gather import gather, keys, shard_urls
 from feedd.batching.packing import Packed
@@ -21,7 +22,7 @@ from feedd.catalog.lost_objects import bad_rows
 from feedd.errors import ResourceExhausted
 from feedd.flow.arena import Arena
 from feedd.flow.tasks import off_loop, run_all
-from feedd.metrics import PIPELINE_FILTERED
+from feedd.metrics import DECODE_SAMPLES, PIPELINE_FILTERED
 from feedd.recipe.packed_rows import as_long
 from feedd.recipe.padding import LENGTH_SUFFIX, MASK_SUFFIX, mask_ndim
 from feedd.recipe.recipe import keeps, needs_measure
@@ -103,8 +104,9 @@ class Assembler:
     """Fills slots of one session's arena. Any number of batches may be under way.
 
     Attributes:
-        batches_per_call: number of batches per ``fill``. It is above 1 only if all fields are plain copies of numbers.
-        plain: makes batches that are plain copies of numbers, and knows what a slot holds.
+        batches_per_call: maximum number of batches per ``fill``. It is above 1 only if all fields have a fixed shape.
+        call_sizes: chooses how many batches to fill by the next call; None: always ``batches_per_call``.
+        plain: makes several batches at once, and knows what a slot holds.
     """
 
     def __init__(self, stages: Stages, recipes: Recipes, arena: Arena, options: AssemblerOptions) -> None:
@@ -122,6 +124,7 @@ class Assembler:
         self._bad_sample_handler = handler = BadSampleHandler(options.bad_sample_handler)
         self.plain = PlainBatches(stages, recipes, arena, options.arena_id, handler, options.run_batches)
         self.batches_per_call = 1 if options.keys or options.filters else self.plain.batches_max
+        self.call_sizes = CallSizes.of(self.plain, stages.pool, options.arena_id, self.batches_per_call)
 
     async def fill(
         self,
@@ -150,10 +153,14 @@ class Assembler:
         """
         for slot in slots:
             await self._arena.allocated(slot)
-        if self.batches_per_call > 1 or self.plain.run_batches > 1:
+        grouped = self.batches_per_call > 1 or self.plain.run_batches > 1
+        if self.call_sizes is not None:
+            self.call_sizes.batch_rows = len(group.batches[0].ordinal)
+            grouped = len(slots) > 1 and not (await self._stages.lost.without(indexes, files))[1]
+        if grouped:
             return await self.plain.fill(group, slots, indexes, files, early=early, first=first)
-        (slot,) = slots
-        return [await self._fill_one(group.only(), indexes, files, slot, early=early)]
+        each = zip(group.rows(), slots, strict=True)
+        return [await self._fill_one(*one, indexes, files, early=early) for one in each]
 
     def check_failures(self, at: Cursor) -> None:
         """Check that the epoch's steps up to ``at`` are within the failure budget.
@@ -170,9 +177,9 @@ class Assembler:
     async def _fill_one(
         self,
         rows: BatchRows,
+        slot: SlotRef,
         indexes: Sequence[ShardIndex],
         files: tuple[ShardFile, ...],
-        slot: SlotRef,
         *,
         early: bool,
     ) -> BatchReady:
@@ -196,10 +203,7 @@ class Assembler:
         dims = self._dims(shapes)
         work = _Work(rows, indexes, files, parts, shapes, dims, texts, bad, filtered, packed, early)
         lengths = {**shapes, **{name: text.lengths for name, text in texts.items()}}
-        if packed is not None:
-            layout = packed.layout(self._specs)
-        else:
-            layout = lay_out(self._specs, len(rows.ordinal), lengths, dims)
+        layout = packed.layout(self._specs) if packed else lay_out(self._specs, len(rows.ordinal), lengths, dims)
         if layout.size_bytes > self._arena.slot_bytes:
             return await self._fill_oversize(work, layout)
         at = slot.index * self._arena.slot_bytes
@@ -296,7 +300,7 @@ class Assembler:
             results = [await self._stages.pool.decode(tasks[0])]
         else:
             results = await run_all(self._stages.pool.decode(task) for task in tasks)
-        self._stages.pool.produced(sum(one.done for one in divided))
+        self._stages.recorder.count(DECODE_SAMPLES, sum(one.done for one in divided))  # the pool counts the others
         masks_bytes = sum(layout.field(name + MASK_SUFFIX).region.values_bytes for name in self._masked)
         await off_loop(lambda: self._write_side_regions(view, layout, work), masks_bytes)
         failures: Sequence[Failure] = [_failure(work, bad) for bad in _bad_rows(decoded, results)]

@@ -1,4 +1,4 @@
-"""Batches that are plain copies of numbers. Several are filled at a time, because a single one is mostly overhead."""
+"""Batches of a fixed layout, mostly plain copies of numbers. Several are filled at a time, because each is overhead."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from feedd.batching.bad_samples import failure_of
 from feedd.batching.gather import columns_of, gather
 from feedd.batching.slot_layout import ALIGN_BYTES, lay_out
 from feedd.ordering.batch_plan import SpanPlan
-from feedd.values import BatchReady
+from feedd.values import BatchReady, FieldKind
 from feedd.workers.fixed_width import plain_numbers
 from feedd.workers.gather_call import FILES_MAX
 from feedd.workers.work import DecodeTask, FieldWork, GatherTask
@@ -52,6 +52,13 @@ def are_plain(recipes: Recipes) -> bool:
     return all(plain_numbers(field) is not None for field in recipes.distinct[0])
 
 
+def are_even(recipes: Recipes) -> bool:
+    """Whether all batches of as many rows have the same layout, so that several batches can be made at once."""
+    if len(recipes.distinct) > 1 or any(recipes.pads) or recipes.packing is not None:
+        return False
+    return all(spec.kind is FieldKind.DENSE for spec in recipes.kinds)
+
+
 def slots_for_runs(slot_count: int, batch_bytes: int, *, join: bool = False) -> tuple[int, int]:
     """Return how many batches each slot holds, and how many slots there are, in the memory of ``slot_count`` batches.
 
@@ -80,9 +87,12 @@ def slots_for_groups(asked: int, slot_bytes: int) -> int:
 
 
 class PlainBatches:
-    """Fills slots of one session's arena with plain copies of numbers: one batch, or several in one decode task.
+    """Fills slots of one session's arena: one batch of plain copies of numbers, or several batches in one decode task.
+
+    Pictures of one size also have a fixed layout. Several batches of them are filled here, and a single one is not.
 
     Attributes:
+        are_copies: all fields are plain copies of numbers.
         run_batches: batches of each slot.
         batch_bytes: bytes from one batch of a slot to the next; 0 if a slot holds one.
     """
@@ -113,12 +123,16 @@ class PlainBatches:
         self._arena = arena
         self._arena_id = arena_id
         self._bad_sample_handler = bad_sample_handler
+        self.are_copies = are_plain(recipes)
         self._layouts: dict[int, Layout] = {}  # by row count, which alone determines them
 
     @property
     def batches_max(self) -> int:
-        """Number of batches per call. 1: the session's batches are not plain copies, or too large."""
-        if self._arena.slot_bytes > _BYTES_MAX or not are_plain(self._recipes):
+        """Maximum number of batches per call. 1: the fields of batches vary in size, or the batches are too large."""
+        if not self.are_copies:
+            most = min(_BATCHES_MAX, self._arena.slot_count // 3, _ALL_BYTES_MAX // self._arena.slot_bytes)
+            return max(most, 1) if are_even(self._recipes) else 1
+        if self._arena.slot_bytes > _BYTES_MAX:
             return 1
         returned = -(-self._arena.slot_count // 3)  # slots that the client returns together
         return max(min(_BATCHES_MAX, returned, _ALL_BYTES_MAX // self._arena.slot_bytes), 1)
@@ -228,7 +242,7 @@ class PlainBatches:
         """Copy all rows to their places, the layouts and starts in the arena of their batches; return bad rows."""
         ends = np.cumsum([layout.rows for layout, _ in places])
         out_at = np.array([[field.region.values_at + at for field in layout.fields] for layout, at in places], np.int64)
-        undone = await self._gathered(group, indexes, files, ends, out_at)
+        undone = await self._gathered(group, indexes, files, ends, out_at) if self.are_copies else None
         undone = np.arange(len(group.ordinal)) if undone is None else undone
         if not len(undone):
             return ()
@@ -279,7 +293,10 @@ class PlainBatches:
             )
             for number, (field, span) in enumerate(zip(recipe, gathered.spans, strict=True))
         )
-        seeds = np.zeros(len(rows), np.uint64)  # copies of numbers use no random draws
+        if self.are_copies:
+            seeds = np.zeros(len(rows), np.uint64)  # copies of numbers use no random draws
+        else:
+            seeds = np.concatenate([plan.seeds() for plan in group.batches])[rows]
         result = await self._stages.pool.decode(DecodeTask(files, self._arena_id, 0, fields, seeds))
         return [replace(bad, row=int(rows[bad.row])) for bad in result.bad]
 

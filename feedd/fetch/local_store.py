@@ -25,6 +25,7 @@ from feedd.errors import (
 from feedd.fetch.file_trees import Anywhere, Beneath
 from feedd.fetch.hints import CHANGED_HINT
 from feedd.fetch.mount_pools import MountPools
+from feedd.flow.file_pipe import PIPE_BYTES, FilePipe
 from feedd.flow.file_writing import write_in
 from feedd.flow.range_sinks import FileSink, MemorySink
 from feedd.units import MIB
@@ -116,9 +117,7 @@ class LocalStore:
         stop = threading.Event()
         pools = self._to_disk if sink.waits_for_disk else self._pools
         try:
-            await write_in(
-                pools.of(ref.key), sink.file.writers, _read, self._tree, ref, span, _into_file(sink, span), stop
-            )
+            await write_in(pools.of(ref.key), sink.file.writers, _read_to_file, self._tree, ref, span, sink, stop)
         except OSError as error:
             raise path_error(error, ref.key) from error
         except asyncio.CancelledError:
@@ -278,6 +277,40 @@ def _into_memory(memory: CallerMemory, span: ByteRange) -> _Take:
     return take
 
 
+def _read_to_file(tree: FileTree, ref: ObjectRef, span: ByteRange, sink: FileSink, stop: threading.Event) -> None:
+    """Read a range to a file: inside the kernel if that file is memory and nothing needs to see the bytes."""
+    pipe = None
+    if sink.file.in_memory and not sink.wants_written:
+        with contextlib.suppress(OSError):  # no descriptor is left
+            pipe = FilePipe()
+    if pipe is None:
+        _read(tree, ref, span, _into_file(sink, span), stop)
+        return
+    with pipe:
+        _read(tree, ref, span, _through(pipe, sink, span), stop)
+
+
+def _through(pipe: FilePipe, sink: FileSink, span: ByteRange) -> _Take:
+    read = _into_file(sink, span)
+
+    def take(file: int, at: int) -> int:
+        try:
+            count = pipe.take(file, span.start + at, min(span.size_bytes - at, PIPE_BYTES))
+        except OSError:
+            return read(file, at)  # some file systems have no such call; other errors are met again
+        try:
+            pipe.put(sink.file.fd, sink.offset + at, count)
+        except OSError as error:
+            raise _unwritable(error) from error
+        return count
+
+    return take
+
+
+def _unwritable(error: OSError) -> CacheUnavailable:
+    return CacheUnavailable(f"the cache file cannot be written: {error.strerror}", stage="source")
+
+
 def _into_file(sink: FileSink, span: ByteRange) -> _Take:
     buffer = memoryview(bytearray(min(_HOT_BYTES, span.size_bytes)))
 
@@ -286,8 +319,7 @@ def _into_file(sink: FileSink, span: ByteRange) -> _Take:
         try:
             sink.write_now(at, buffer[:count])
         except OSError as error:
-            message = f"the cache file cannot be written: {error.strerror}"
-            raise CacheUnavailable(message, stage="source") from error
+            raise _unwritable(error) from error
         return count
 
     return take

@@ -225,6 +225,7 @@ class BatchPlanGroup:
         shard_no: int32[rows], index into ``shards``.
         ordinal: int64[rows], sample within its shard.
         are_firsts: the two arrays tell only the first row of each batch, as of a ``SpanPlan``.
+        rows: rows for which an element of the two arrays stands.
     """
 
     batches: tuple[BatchPlan, ...]
@@ -232,6 +233,7 @@ class BatchPlanGroup:
     shard_no: NDArray[np.int32]
     ordinal: NDArray[np.int64]
     are_firsts: bool = False
+    rows: int = 1
 
     @classmethod
     def of(cls, batches: Sequence[BatchPlan]) -> BatchPlanGroup:
@@ -243,7 +245,7 @@ class BatchPlanGroup:
     def of_run(cls, run: AnyRunPlan) -> BatchPlanGroup:
         """Return the samples of a run."""
         if isinstance(run, SpanPlan):
-            return cls((), [run.shard], np.zeros(run.count, np.int32), run.firsts, are_firsts=True)
+            return cls((), [run.shard], np.zeros(run.count, np.int32), run.firsts, are_firsts=True, rows=run.rows)
         return cls._numbered((), run.shard, run.ordinal)
 
     @classmethod
@@ -262,9 +264,13 @@ class BatchPlanGroup:
         numbers = np.cumsum(used, dtype=np.int32) - np.int32(1)
         return cls(batches, (np.flatnonzero(used) + low).tolist(), numbers[places], ordinal)
 
-    def only(self) -> BatchRows:
-        """Return the rows of a group of one batch, its shards in the group's order."""
-        (plan,) = self.batches
-        windows = (plan.first_window, plan.last_window)
-        shards = np.array(self.shards, np.int64)
-        return BatchRows(plan.cursor, shards, self.shard_no, self.ordinal, plan.seeds(), *windows, plan.again)
+    def rows(self) -> list[BatchRows]:
+        """Return the rows of each batch. Each has all shards of the group, in the group's order."""
+        shards, low, found = np.array(self.shards, np.int64), 0, []
+        for plan in self.batches:
+            part = slice(low, low + len(plan.ordinal))
+            windows = (plan.first_window, plan.last_window)
+            rows = self.shard_no[part], self.ordinal[part], plan.seeds()
+            found.append(BatchRows(plan.cursor, shards, *rows, *windows, plan.again))
+            low = part.stop
+        return found

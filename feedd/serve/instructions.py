@@ -12,6 +12,7 @@ from feedd.values import EpochEnd, Produced
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from feedd.protocols import FeedSession
     from feedd.values import Cursor, SlotRef
 
 
@@ -79,6 +80,10 @@ class JobQueue:
 
     def __bool__(self) -> bool:
         return bool(self._jobs)
+
+    def are_due(self, feed: FeedSession) -> bool:
+        """Whether a task should take productions now. Whenever a running production ends, that is asked again."""
+        return bool(self._jobs) and len(self._jobs) >= feed.info.batches_per_call_least
 
     def add(self, job: Produce) -> None:
         """Append a production."""

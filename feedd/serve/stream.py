@@ -154,13 +154,13 @@ class StreamCall:
 
     def _ask_help(self) -> None:
         """Schedule a task for jobs that no running task takes; an immediate ``produce`` needs no extra task."""
-        if self._jobs and not self._help_requested and not self._stopped:
+        if self._jobs.are_due(self._entry.feed) and not self._help_requested and not self._stopped:
             self._help_requested = True
             asyncio.get_running_loop().call_soon(self._help)
 
     def _help(self) -> None:
         self._help_requested = False
-        if not self._jobs or self._stopped:
+        if not self._jobs.are_due(self._entry.feed) or self._stopped:
             return
         lane = self._lane()
         try:
@@ -170,7 +170,7 @@ class StreamCall:
 
     async def _lane(self) -> None:
         """Take jobs until none are left. Each lane produces as many batches together as is efficient."""
-        while self._jobs:
+        while self._jobs.are_due(self._entry.feed):
             if self._runs:
                 await self._make_run()
                 continue

@@ -72,14 +72,14 @@ class Session:
 
     @property
     def info(self) -> SessionInfo:
-        """The answer to Open; its notices grow while shards are read."""
+        """The answer to Open. Its notices grow while shards are read, and its ``batches_per_call`` changes."""
         late = self._parts.late
         if late is not None and late.refresh():
             info = self._parts.info
             amounts = {notice.kind: notice.amount for notice in info.notices}
             notices = notices_of({**amounts, NoticeKind.LATE_FIELDS: late.amount})
             self._parts = replace(self._parts, info=replace(info, notices=notices))
-        return self._parts.info
+        return self._parts.batches.sized(self._parts.info, fetching=bool(self._fetching))
 
     @property
     def slots(self) -> Slots:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from feedd.sessions.job_sharing import SharedBatches
     from feedd.sessions.own_batches import BatchDecoder
     from feedd.sessions.shared_batches import SharedBatch
-    from feedd.values import Cursor
+    from feedd.values import Cursor, SessionInfo
 
 
 class GroupMember:
@@ -64,6 +64,10 @@ class GroupMember:
     def batches_per_call(self) -> int:
         """Batches per call of ``make``: 1, because a group makes batches one by one."""
         return 1
+
+    def sized(self, info: SessionInfo, *, fetching: bool) -> SessionInfo:  # noqa: ARG002 - see ``OwnBatches``
+        """Return the info as it is, because a group makes batches one by one."""
+        return info
 
     def check_failures(self, at: Cursor) -> None:
         """Check that the epoch's steps up to ``at`` are within the failure budget; see ``Assembler``."""

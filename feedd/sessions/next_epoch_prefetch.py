@@ -146,7 +146,7 @@ class NextEpochPrefetch:
         """Decode the next batches if steps are left, slots are free and no other decode runs."""
         if not self._left or any(not early.task.done() for early in self._early_slots):
             return
-        count = 1 if self._runs else min(self._parts.decoder.assembler.batches_per_call, len(self._left))
+        count = 1 if self._runs else min(self._parts.decoder.batches_in_advance, len(self._left))
         if self._arena.slot_count - self._arena.taken_count < count:
             return  # tried again when a slot is given back
         slots = [slot for slot in (self._arena.take() for _ in range(count)) if slot is not None]

@@ -268,7 +268,7 @@ class Pipeline:
         """Return the batches of a session that shares none; the next epoch's first batches use its free slots."""
         asked = one.request.spec.session
         decoder = BatchDecoder(self.stages, self.catalog, one.view, assembler)
-        count = max(AHEAD_BATCHES, assembler.batches_per_call)
+        count = max(AHEAD_BATCHES, decoder.batches_in_advance)
         first = tuple(asked.consumer_index + n * asked.consumer_count for n in range(count))
         prefetch = NextEpochPrefetch(PrefetchParts(arena, decoder, one.plan.reader, first, self._group))
         return OwnBatches(arena, decoder, prefetch)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from feedd import metrics
 from feedd.batching.leased_entries import LeasedEntries
 from feedd.cache.pins import with_pinned
 from feedd.dataset.pack_layout import is_pack
-from feedd.errors import FeeddError
+from feedd.errors import CacheUnavailable, FeeddError
 from feedd.ordering.batch_plan import AnyRunPlan, BatchPlanGroup, SpanPlan
 from feedd.values import Cursor, EpochEnd, Produced
 
@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from feedd.ordering.batch_plan import BatchPlan
     from feedd.ordering.mixed_reader import AnyReader
     from feedd.sessions.next_epoch_prefetch import NextEpochPrefetch
-    from feedd.values import BatchReady, ShardFile, SlotRef
+    from feedd.shard_index import ShardIndex
+    from feedd.values import BatchReady, SessionInfo, ShardFile, SlotRef
+
+_T = TypeVar("_T")
 
 
 async def plan_leading(
@@ -67,6 +70,11 @@ class BatchDecoder:
     view: DatasetView
     assembler: Assembler
 
+    @property
+    def batches_in_advance(self) -> int:
+        """Number of batches to decode together that nobody has requested: several if they are little work."""
+        return self.assembler.batches_per_call if self.assembler.call_sizes is None else 1
+
     async def draw(self, reader: AnyReader, at: Cursor) -> BatchPlan | EpochEnd:
         """Return the plan of ``reader`` for a step, after the shards that the plan needs are indexed.
 
@@ -98,18 +106,45 @@ class BatchDecoder:
         Raises:
             As ``Session.produce``.
         """
-        ticket = self.stages.inflight.ticket()
         group = BatchPlanGroup.of(plans)
-        refs = [self.view.refs[shard] for shard in group.shards]
-        indexes = await self.catalog.indexes(self.view, group.shards)
 
-        def fill(files: tuple[ShardFile, ...]) -> Awaitable[list[BatchReady]]:
+        def fill(indexes: Sequence[ShardIndex], files: tuple[ShardFile, ...]) -> Awaitable[list[BatchReady]]:
             decoding()
             return self.assembler.fill(group, slots, indexes, files, early=early, first=first)
 
-        if early:
-            return await with_pinned(self.stages.cache, refs, fill)
-        return await self.stages.inflight.read(refs, group, fill, owner, ticket)
+        return await self._read(group, fill, owner, early=early)
+
+    async def _read(
+        self,
+        group: BatchPlanGroup,
+        fill: Callable[[Sequence[ShardIndex], tuple[ShardFile, ...]], Awaitable[_T]],
+        owner: object,
+        *,
+        early: bool,
+    ) -> _T:
+        """Return the result of ``fill`` for the indexes and files of a group's shards."""
+        stages, ticket = self.stages, self.stages.inflight.ticket()
+        refs = [self.view.refs[shard] for shard in group.shards]
+        for is_last in (False, True):
+            misjudged_count = stages.cache.misjudged_count
+            indexes = await self.catalog.indexes(self.view, group.shards)
+
+            def read(
+                files: tuple[ShardFile, ...], indexes: Sequence[ShardIndex] = indexes, count: int = misjudged_count
+            ) -> Awaitable[_T]:
+                if stages.cache.misjudged_count != count:
+                    message = "a table got another layout while a batch waited for it"
+                    raise CacheUnavailable(message, stage="cache")
+                return fill(indexes, files)
+
+            try:
+                if early:
+                    return await with_pinned(stages.cache, refs, read)
+                return await stages.inflight.read(refs, group, read, owner, ticket)
+            except CacheUnavailable:
+                if is_last or stages.cache.misjudged_count == misjudged_count:
+                    raise
+        raise AssertionError("the second try returns or raises")
 
     async def decode_run(
         self,
@@ -141,22 +176,17 @@ class BatchDecoder:
             if leased is not None:
                 decoding()
                 return leased
-        ticket = self.stages.inflight.ticket()
         if isinstance(run, SpanPlan) and is_pack(self.view.refs[run.shard]):
             run = run.expanded()  # a pack is read before it is whole, so it must be told which samples are needed
         group = BatchPlanGroup.of_run(run)
-        refs = [self.view.refs[shard] for shard in group.shards]
-        indexes = await self.catalog.indexes(self.view, group.shards)
 
-        def fill(files: tuple[ShardFile, ...]) -> Awaitable[BatchReady | None]:
+        def fill(indexes: Sequence[ShardIndex], files: tuple[ShardFile, ...]) -> Awaitable[BatchReady | None]:
             decoding()
             return self.assembler.plain.fill_run(
                 run, group, slot, indexes, files, early=early, first=first, entries=entries
             )
 
-        if early:
-            return await with_pinned(self.stages.cache, refs, fill)
-        return await self.stages.inflight.read(refs, group, fill, owner, ticket)
+        return await self._read(group, fill, owner, early=early)
 
 
 class _Run:
@@ -209,6 +239,7 @@ class OwnBatches:
         self.prefetch = prefetch
         self.entries: LeasedEntries | None = None
         self._decoder = decoder
+        self._making_count = 0  # batches of running calls of ``make``
 
     @property
     def batches_per_call(self) -> int:
@@ -219,6 +250,15 @@ class OwnBatches:
     def shared_slot_count(self) -> int:
         """Slots shared with other sessions: 0."""
         return 0
+
+    def sized(self, info: SessionInfo, *, fetching: bool) -> SessionInfo:
+        """Return the session's info with the number of batches to request together now.
+
+        A batch waits for its own shards. Batches that are made together wait for all of theirs. So while any shard is
+        missing (``fetching``), batches are requested one by one.
+        """
+        sizes = self._decoder.assembler.call_sizes
+        return info if sizes is None else sizes.applied(info, 0 if fetching else self._making_count)
 
     async def make(self, plans: Sequence[BatchPlan], decoding: Callable[[], object]) -> list[Produced]:
         """Return at least one leading batch: the batches decoded in advance, or else the batches that were not.
@@ -237,6 +277,7 @@ class OwnBatches:
                 self._decoder.stages.recorder.count(metrics.PIPELINE_FILTERED, filtered)
             return made
         slots: list[SlotRef] = []
+        self._making_count += len(plans)
         try:
             while len(slots) < len(plans):
                 slots.append(await self.prefetch.take())
@@ -245,6 +286,8 @@ class OwnBatches:
             for slot in slots:
                 self.release(slot)
             raise
+        finally:
+            self._making_count -= len(plans)
         return [Produced(batch, slot) for batch, slot in zip(batches, slots, strict=True)]
 
     @property

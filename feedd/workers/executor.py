@@ -16,6 +16,7 @@ from feedd.codecs.array import pin_npy
 from feedd.codecs.codec_registry import make
 from feedd.convert.memory_limits import at_most
 from feedd.errors import BadSample, BadShard, CacheUnavailable, FeeddError, Internal
+from feedd.flow.file_pipe import FilePipe
 from feedd.formats import format_registry as formats
 from feedd.formats.inline_headers import header_reader
 from feedd.formats.refused import say_packed
@@ -49,7 +50,7 @@ from feedd.workers.messages import (
     RequestContext,
 )
 from feedd.workers.shard_bytes import Shard, Shards
-from feedd.workers.stored_rows import RowPipe, has_large_rows
+from feedd.workers.stored_rows import has_large_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -338,7 +339,7 @@ class Executor:
     def _copy_large(self, field: Field, shards: Shards, request: DecodeRequest) -> NDArray[np.bool_] | None:
         out = self._files[request.arena_id], len(self._arenas[request.arena_id])
         try:
-            pipe = RowPipe()
+            pipe = FilePipe()
         except OSError:  # too many files are open
             return None
         with pipe:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
@@ -22,11 +23,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from feedd.flow.file_pipe import FilePipe
     from feedd.protocols import SampleCodec
     from feedd.workers.messages import FieldMessage
     from feedd.workers.shard_bytes import Shards
-    from feedd.workers.stored_rows import RowPipe
 
+_ADJACENT_LEAST: Final = 2  # rows of an array, on average, if arrays are to be made for several rows
 _SHORT_BYTES: Final = 32  # longer than any number that is a count or a label
 
 
@@ -53,7 +55,7 @@ class Field:
         self._shape: list[list[int]] = shape.tolist()
         pad = parse_pad(message.pad)
         self._padding = None if pad is None or not message.dims else Padding(pad, message.dims, self._dtype)
-        self._targets: NDArray[Any] | None = None
+        self._targets: list[NDArray[Any]] | None = None
 
     def __len__(self) -> int:
         return len(self._size)
@@ -78,14 +80,21 @@ class Field:
         return data
 
     def lay(self, out: mmap.mmap, slot_at: int) -> None:
-        """Prepare the rows' places in ``out``: if rows are adjacent, they become one array, created once."""
+        """Prepare the rows' places in ``out``: of each batch, adjacent rows become one array, created once."""
         shape = self._dense
         if not shape or self._padding is not None or len(self) < 2:
             return
         row_bytes = math.prod(shape) * self._dtype.itemsize
-        at = slot_at + self._out_at[0]
-        if (np.diff(self._out_at) == row_bytes).all() and 0 <= at <= len(out) - row_bytes * len(self):
-            self._targets = np.ndarray((len(self), *shape), self._dtype, out, at)
+        if min(self._out_at) + slot_at < 0 or max(self._out_at) + slot_at > len(out) - row_bytes:
+            return  # reported when the row is decoded
+        edges = [0, *(np.flatnonzero(np.diff(self._out_at) != row_bytes) + 1).tolist(), len(self)]
+        if len(self) < _ADJACENT_LEAST * (len(edges) - 1):
+            return
+        self._targets = [
+            row
+            for low, high in itertools.pairwise(edges)
+            for row in np.ndarray((high - low, *shape), self._dtype, out, slot_at + self._out_at[low])
+        ]
 
     def numbers(self, shards: Shards, out: mmap.mmap, slot_at: int) -> NDArray[np.bool_] | None:
         """Decode numbers that are written as text, as most labels are; row by row this costs several times as much.
@@ -115,7 +124,9 @@ class Field:
         windows(out, item_bytes)[out_at[done]] = numbers.view(f"V{item_bytes}")
         return done
 
-    def copy_large(self, shards: Shards, pipe: RowPipe, out: tuple[int, int], slot_at: int) -> NDArray[np.bool_] | None:
+    def copy_large(
+        self, shards: Shards, pipe: FilePipe, out: tuple[int, int], slot_at: int
+    ) -> NDArray[np.bool_] | None:
         """Copy the large rows that lie in their shards as in the batch.
 
         Args:

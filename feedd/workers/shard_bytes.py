@@ -18,8 +18,8 @@ from feedd.workers.descriptors import out_of_descriptors
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from feedd.flow.file_pipe import FilePipe
     from feedd.workers.messages import FileMessage
-    from feedd.workers.stored_rows import RowPipe
 
 _COPIED_BYTES_MAX: Final = 256 << 10
 
@@ -92,7 +92,7 @@ class Shard:
             raise self._unavailable(f"{len(text)} of {size} bytes at {start}")
         return text
 
-    def copy(self, pipe: RowPipe, start: int, size: int, target: tuple[int, int]) -> None:
+    def copy(self, pipe: FilePipe, start: int, size: int, target: tuple[int, int]) -> None:
         """Copy bytes ``[start, start + size)`` of the object to a place in another file.
 
         Raises:

@@ -51,6 +51,7 @@ class FakeScript:
         stubborn: a cancelled production goes on until its gate opens, as a decoder in native code does.
         oversize: steps whose batch comes as a private buffer instead of in its slot.
         batches_per_call: batches that are asked for together; where one of them fails, all do.
+        batches_per_call_least: batches to wait for while others are being made.
         alone: steps that are not made together with those before them.
         run_batches: batches of each slot.
         classes: names of classes, by field.
@@ -69,6 +70,7 @@ class FakeScript:
     stubborn: bool = False
     oversize: set[int] = field(default_factory=set)
     batches_per_call: int = 1
+    batches_per_call_least: int = 1
     run_batches: int = 1
     alone: set[int] = field(default_factory=set)
     classes: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -155,6 +157,7 @@ class FakeSession:
             assigned_bytes=1 << 20,
             steps=self.script.steps if self.script.steps_known else None,
             batches_per_call=self.script.batches_per_call,
+            batches_per_call_least=self.script.batches_per_call_least if self.producing_count else 1,
             run_batches=self.script.run_batches,
             batch_bytes=self.batch_bytes,
             classes=self.script.classes,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import fcntl
 import os
 import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.errors import BadResponse, NotFound, ObjectChanged, StoreUnavailable
+from feedd.errors import BadResponse, CacheUnavailable, NotFound, ObjectChanged, StoreUnavailable
 from feedd.fetch.file_trees import Anywhere
 from feedd.fetch.local_store import LocalStore, write_file
 from feedd.flow import mounts
@@ -142,6 +144,43 @@ async def test_each_piece_is_told_where_it_was_written(store: LocalStore, tmp_pa
     assert [begins for *_, begins in told] == [True, False, False]
     assert [start for start, *_ in told] == [at, at + (256 << 10), at + (512 << 10)]
     assert b"".join(piece for _, piece, _ in told) == data
+
+
+@pytest.mark.parametrize("spliced", [True, False])
+async def test_a_range_lands_in_its_place(
+    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, spliced: bool
+) -> None:
+    """Bytes that nobody needs to see are copied inside the kernel, or read if the file system has no such call."""
+    at, low, data = 4096, 1000, os.urandom(2_600_000)
+    source = tmp_path / "source"
+    source.write_bytes(data)
+    calls: list[int] = []
+
+    def splice(*args: int, **named: int) -> int:
+        calls.append(1)
+        if not spliced:
+            raise OSError(errno.EINVAL, "no such call")
+        return own(*args, **named)
+
+    own = os.splice
+    monkeypatch.setattr(os, "splice", splice)
+    (ref,) = await anext(store.list(str(source), ""))
+    with memory_sink_file(at + len(data)) as file:
+        sink = FileSink(file, at, len(data) - low)
+        await store.read_into(ref, ByteRange(low, len(data)), sink)
+        assert content(sink) == data[low:]
+    assert calls, "no byte was copied inside the kernel"
+
+
+async def test_a_file_that_takes_no_byte_is_the_caches_error(store: LocalStore, tmp_path: Path) -> None:
+    """A cache without space is told from a source that cannot be read."""
+    source = tmp_path / "source"
+    source.write_bytes(bytes(100_000))
+    (ref,) = await anext(store.list(str(source), ""))
+    with memory_sink_file(100_000) as file:
+        fcntl.fcntl(file.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+        with pytest.raises(CacheUnavailable, match="the cache file cannot be written"):
+            await store.read_into(ref, ByteRange(0, 100_000), FileSink(file, 0, 100_000))
 
 
 class _Hanging(Anywhere):

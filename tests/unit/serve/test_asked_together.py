@@ -71,3 +71,44 @@ async def test_what_several_ask_for_again_is_asked_for_in_order(short_dir: Path)
         assert [b.cursor.step for b in stream.batches] == list(range(8))
         assert [at.step for at in session.produced if at.step in {2, 3, 6, 7}] == [2, 3, 6, 7]
         stream.call.cancel()
+
+
+async def test_few_requests_wait_only_while_others_are_made(short_dir: Path) -> None:
+    """Requests are collected while a batch is being made. Its end starts the others, however few they are."""
+    first, second = asyncio.Event(), asyncio.Event()
+    script = FakeScript(batches_per_call=3, batches_per_call_least=3, gates={0: first, 1: second}, steps=20)
+    async with serving(short_dir, script) as rig:
+        opened = await rig.open(prefetch_batches=8)
+        stream = await rig.stream(opened.session_id, credits=1, inline_only=True)
+        session = rig.backend.sessions[0]
+        await until(lambda: session.producing_count == 1)
+        await stream.send(credits=2)
+        await stream.send(credits=1)
+        await until(lambda: len(session.together) > 1)
+        assert session.together == [1, 3]
+        await stream.send(credits=2)
+        first.set()
+        await stream.until(1)
+        assert session.together == [1, 3]
+        second.set()
+        await stream.until(6)
+        assert session.together == [1, 3, 2]
+        assert [batch.cursor.step for batch in stream.batches] == list(range(6))
+        stream.call.cancel()
+
+
+async def test_requests_that_wait_are_served_to_a_client_that_sends_no_more(short_dir: Path) -> None:
+    """The end of the client's side does not strand the requests that were collected."""
+    gate = asyncio.Event()
+    script = FakeScript(batches_per_call=3, batches_per_call_least=3, gates={0: gate}, steps=20)
+    async with serving(short_dir, script) as rig:
+        opened = await rig.open(prefetch_batches=8)
+        stream = await rig.stream(opened.session_id, credits=1, inline_only=True)
+        session = rig.backend.sessions[0]
+        await until(lambda: session.producing_count == 1)
+        await stream.send(credits=2)
+        await stream.call.done_writing()
+        gate.set()
+        await stream.finish()
+        assert [batch.cursor.step for batch in stream.batches] == [0, 1, 2]
+        assert session.together == [1, 2]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from feedd.flow.file_pipe import FilePipe
 from feedd.recipe.recipe import parse_field
 from feedd.values import ObjectRef, ShardFile
 from feedd.workers import request_split as split
@@ -16,7 +17,7 @@ from feedd.workers.arena_pages import ArenaPages
 from feedd.workers.executor import Executor
 from feedd.workers.messages import Decoded, Failed, request_decoder
 from feedd.workers.shard_bytes import Shard
-from feedd.workers.stored_rows import LARGE_BYTES, RowPipe
+from feedd.workers.stored_rows import LARGE_BYTES
 from feedd.workers.work import DecodeTask, FieldWork
 
 if TYPE_CHECKING:
@@ -170,7 +171,7 @@ def test_a_large_row_outside_the_arena_is_a_defect(tmp_path: Path, arena: int) -
 def test_a_pipe_copies_what_the_source_has(tmp_path: Path) -> None:
     """It says how much that was, and is empty afterwards."""
     (tmp_path / "from").write_bytes(bytes(range(256)) * 9000)
-    with RowPipe() as pipe, (tmp_path / "from").open("rb") as source, (tmp_path / "to").open("wb+") as target:
+    with FilePipe() as pipe, (tmp_path / "from").open("rb") as source, (tmp_path / "to").open("wb+") as target:
         assert pipe.copy((source.fileno(), 1), (target.fileno(), 7), 2_000_000) == 2_000_000
         assert pipe.copy((source.fileno(), 256 * 9000 - 3), (target.fileno(), 0), 7) == 3
         target.seek(0)
