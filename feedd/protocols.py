@@ -248,6 +248,13 @@ class ShardWriter(Protocol):
         """
 
 
+class PlacedWriter(ShardWriter, Protocol):
+    """Output of a conversion that is written in any order."""
+
+    def move_to(self, at: int) -> None:
+        """Have the next bytes written at an offset of the shard."""
+
+
 class ShardConverter(Protocol):
     """Converts an object that cannot be read at random into a shard that can. Runs in decode workers; stateless.
 

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 
 _PATIENCE_S = 0.03  # most threads have ended by then
-SETTLE_S = 3.0  # threads and sockets that were told to end need a moment on a busy machine
+SETTLE_S = 15.0  # threads and sockets that were told to end need a moment, on a busy machine a long one
 
 # Threads that belong to a library for the life of the process, or end by themselves when a peer hangs up.
 _FOREIGN_THREADS = (

@@ -33,5 +33,5 @@ if [[ $pid =~ ^[0-9]+$ ]] && runs; then
   fi
 fi
 
-rm -rf -- "${RUN_DIR:?}/$job" "$RUN_DIR/$job.pid" "$RUN_DIR/$job.log" "${CACHE_ROOT:?}/$job"
+rm -rf -- "${RUN_DIR:?}/$job" "$RUN_DIR/$job.pid" "$RUN_DIR/$job.log" "$RUN_DIR/$job.members" "${CACHE_ROOT:?}/$job"
 exit 0

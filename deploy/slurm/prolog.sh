@@ -22,14 +22,23 @@ log=$RUN_DIR/$job.log
 install -d -m 0755 "$RUN_DIR" "$CACHE_ROOT" || exit 0
 install -d -m 0700 -o "$uid" -g "$gid" "$RUN_DIR/$job" "$CACHE_ROOT/$job" || exit 0
 
+peers=()
+nodes=${SLURM_JOB_NODELIST:-${SLURM_NODELIST:-}}
+if [[ -n ${PEERS_PORT:-} && -n $nodes ]]; then
+  # All nodes of a job need the same port, and jobs that share a node different ones.
+  port=$((PEERS_PORT + job % 1000))
+  "${SCONTROL:-scontrol}" show hostnames "$nodes" | sed "s/\$/:$port/" >"$RUN_DIR/$job.members"
+  peers=(FEEDD_PEERS__LISTEN="0.0.0.0:$port" FEEDD_PEERS__MEMBERS_FILE="$RUN_DIR/$job.members")
+fi
+
 as_user=()
 ((uid == EUID)) || as_user=(setpriv --reuid "$uid" --regid "$gid" --init-groups)
 
 # A session of its own: Slurm kills the process group of a Prolog that has ended. setsid, setpriv and env replace
 # themselves, so that $! is the daemon.
 cd / || exit 0
-setsid "${as_user[@]}" env -i HOME="$home" PATH="$PATH" "${OPTIONS[@]}" FEEDD_CACHE__DIR="$CACHE_ROOT/$job" \
-  "$FEEDD" serve --listen "unix://$socket" --log json </dev/null >"$log" 2>&1 &
+setsid "${as_user[@]}" env -i HOME="$home" PATH="$PATH" "${OPTIONS[@]}" "${peers[@]}" \
+  FEEDD_CACHE__DIR="$CACHE_ROOT/$job" "$FEEDD" serve --listen "unix://$socket" --log json </dev/null >"$log" 2>&1 &
 pid=$!
 echo "$pid" >"$RUN_DIR/$job.pid"
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from feedd.cache.pins import with_pinned
 from feedd.catalog.megatron_index import counted_by
 from feedd.catalog.record_idx import say_fewer
 from feedd.convert.conversion_registry import conversion_named, is_ready
 from feedd.convert.counting import count_conversion
 from feedd.dataset.pack_layout import is_pack
-from feedd.errors import BadShard, Unsupported
+from feedd.errors import BadShard, CacheUnavailable, Unsupported
 from feedd.flow.lru import WeightedLru
 from feedd.flow.pools import CPU
 from feedd.flow.singleflight import Flight, SingleFlight
@@ -52,11 +51,19 @@ class Indexes:
         """Start empty; ``group`` owns shared reads."""
         self._stages = stages
         self._cached: WeightedLru[_Key, ShardIndex] = WeightedLru(_KEPT_BYTES)
+        self._misjudged_count = 0
         self._runs: SingleFlight[_Key, ShardIndex] = SingleFlight(group)
 
     def cached(self, view: DatasetView, shard: int) -> ShardIndex | None:
         """Return a shard's index if it is in memory."""
-        return self._cached.get(_key(view, shard))
+        return self._current().get(_key(view, shard))
+
+    def _current(self) -> WeightedLru[_Key, ShardIndex]:
+        """Return the indexes that hold: none after a table got another layout, which is rare."""
+        if self._misjudged_count != self._stages.cache.misjudged_count:
+            self._misjudged_count = self._stages.cache.misjudged_count
+            self._cached.clear()
+        return self._cached
 
     async def of(self, view: DatasetView, shard: int) -> ShardIndex:
         """Return a shard's index, fetching the shard if needed.
@@ -65,7 +72,7 @@ class Indexes:
             FeeddError: an error of the shard or of its store, such as BadShard or NotFound.
         """
         key = _key(view, shard)
-        index = self._cached.get(key)
+        index = self._current().get(key)
         return index or await self._runs.do(key, lambda: self._read(view, key, shard))
 
     async def of_conversion(self, view: DatasetView, ref: ObjectRef) -> ShardIndex:
@@ -75,7 +82,7 @@ class Indexes:
             FeeddError: an error of the object or of its store, such as BadShard or NotFound.
         """
         key = _Key(ref, "")
-        index = self._cached.get(key)
+        index = self._current().get(key)
         return index or await self._runs.do(key, lambda: self._read(view, key))
 
     async def outline(self, view: DatasetView, shard: int) -> ShardIndex | None:
@@ -104,7 +111,7 @@ class Indexes:
             Draining: the daemon is shutting down.
         """
         key = _key(view, shard)
-        if self._cached.get(key) is not None:
+        if self._current().get(key) is not None:
             return None
         return self._runs.join(key, lambda: self._read(view, key, shard))
 
@@ -117,6 +124,7 @@ class Indexes:
         await self._runs.cancel_all()
 
     async def _read(self, view: DatasetView, key: _Key, shard: int = -1) -> ShardIndex:
+        misjudged_count = self._stages.cache.misjudged_count
         if is_pack(key.ref):
             index = await _index_of_pack(view, key.ref)
         elif shard in view.listing.spans:
@@ -127,12 +135,15 @@ class Indexes:
 
             async def read(files: tuple[ShardFile, ...]) -> ShardIndex:
                 told = None if key.format else self._stages.cache.index_of(key.ref)
+                if told is None and files[0].inflight:
+                    raise CacheUnavailable("the index is no longer known", object=key.ref.url, stage="cache")
                 return told or await self._stages.pool.index(files[0], key.format or files[0].format or name)
 
-            index = await with_pinned(self._stages.cache, [counted_by(key.ref, key.format)], read)
+            index = await self._stages.inflight.read_unfinished(counted_by(key.ref, key.format), read)
         if shard in view.listing.idx_bytes:
             await CPU.run(say_fewer, key.ref, view.listing.idx_bytes[shard], index)
-        self._cached.put(key, index, index.nbytes + _ENTRY_BYTES)
+        if misjudged_count == self._stages.cache.misjudged_count:  # else the index may be that of another layout
+            self._current().put(key, index, index.nbytes + _ENTRY_BYTES)
         return index
 
 

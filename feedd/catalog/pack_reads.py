@@ -1,8 +1,9 @@
-"""Reads packs through a cache while they arrive, so that a batch waits only for its own samples.
+"""Reads shards through a cache while they arrive, so that a batch waits only for its own samples.
 
 A window has many packs, and a batch has samples of nearly all of them. So the first batch would wait for a whole
 window: with 100 KB objects at 20 ms latency, this was most of a small epoch. The order of batches stays the same and
-decides what is fetched first.
+decides what is fetched first. A converted table may grow by row groups (``converting.growing_table``), so that its
+first batch waits for one of them.
 """
 
 from __future__ import annotations
@@ -10,12 +11,17 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, TypeVar
 
+import numpy as np
+
 from feedd.cache.pins import with_pinned
+from feedd.convert.conversion_registry import grows
 from feedd.dataset.pack_layout import is_pack
 from feedd.errors import CacheUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
 
     from feedd.catalog.sources import Sources
     from feedd.converting.converting_cache import ConvertingCache
@@ -112,14 +118,32 @@ class PackReads:
         Raises:
             FeeddError: as ``with_pinned``.
         """
-        missing = [
-            number
-            for number, ref in enumerate(refs)
-            if is_pack(ref) and ref.conversion is None and not self._cache.holds(ref)
-        ]
+        missing = [number for number, ref in enumerate(refs) if _is_read_early(ref) and not self._cache.holds(ref)]
         if not missing:
             return await with_pinned(self._cache, refs, read)
-        wanted = {refs[number]: group.ordinal[group.shard_no == number] for number in missing}
+        wanted = {refs[number]: _ordinals(group, number, refs[number]) for number in missing}
+        return await self._read(refs, wanted, read, owner, ticket)
+
+    async def read_unfinished(self, ref: ObjectRef, read: Callable[[tuple[ShardFile, ...]], Awaitable[_T]]) -> _T:
+        """Return the result of ``read`` for a shard that may not have any sample yet.
+
+        The shard goes on arriving if a session wishes for it.
+        """
+        if not _is_read_early(ref) or self._cache.holds(ref):
+            return await with_pinned(self._cache, [ref], read)
+        owner = object()
+        found = await self._read([ref], {ref: np.zeros(0, np.int64)}, read, owner, None)
+        await self.withdraw(owner)
+        return found
+
+    async def _read(
+        self,
+        refs: Sequence[ObjectRef],
+        wanted: Mapping[ObjectRef, NDArray[np.int64]],
+        read: Callable[[tuple[ShardFile, ...]], Awaitable[_T]],
+        owner: object,
+        ticket: int | None,
+    ) -> _T:
         awaited = self._sources.packs.wait_for(wanted, self.ticket() if ticket is None else ticket)
         whole = Acquiring(self._group, self._cache, refs)
         self._started[whole] = owner, frozenset()
@@ -158,7 +182,7 @@ class PackReads:
             rest = [ref for ref in refs if ref not in early]  # complete, or with a missing object
             try:
                 with await self._cache.acquire(rest) as pinned:
-                    files = {file.ref: file for file in pinned.files} | early
+                    files = dict(zip(rest, pinned.files, strict=True)) | early
                     return (await read(tuple(files[ref] for ref in refs)),)
             except CacheUnavailable:
                 return None
@@ -171,6 +195,19 @@ class PackReads:
         if not whole.task.done():
             self._started[whole] = owner, packs
         whole.leave()
+
+
+def _is_read_early(ref: ObjectRef) -> bool:
+    """Whether a shard may be read before it is complete."""
+    return is_pack(ref) if ref.conversion is None else grows(ref.conversion)
+
+
+def _ordinals(group: BatchPlanGroup, number: int, ref: ObjectRef) -> NDArray[np.int64]:
+    """Return the samples of a group in one of its shards; of a converted shard, the first and the last."""
+    ordinal: NDArray[np.int64] = group.ordinal[group.shard_no == number]
+    if ref.conversion is None:
+        return ordinal
+    return np.array([ordinal.min(), ordinal.max() + group.rows - 1])
 
 
 def _files(awaited: PartialWait) -> dict[ObjectRef, ShardFile]:

@@ -17,6 +17,7 @@ from rich.table import Table
 
 from feedd.access import EVERYTHING
 from feedd.cli.flags import ConfigFlag, Flags, SetFlag
+from feedd.cli.stoppable import run_async
 from feedd.errors import BadConfig, BadRequest
 from feedd.metrics import SOURCE_RETRIES, SOURCE_SECONDS
 from feedd.units import MIB, format_size, parse_size
@@ -96,11 +97,8 @@ def _size_bytes(text: str) -> int:
 
 def _run(url: str, size_bytes: int, round_count: int, folder: Path, config: Config) -> list[Round]:
     # The SDK takes most of a second to import, and --help and most other commands do not need it.
-    import uvloop  # noqa: PLC0415 - see above
-
     from feedd.catalog.sources import Sources  # noqa: PLC0415 - see above
     from feedd.clock import SystemClock  # noqa: PLC0415 - see above
-    from feedd.daemon.failures import single  # noqa: PLC0415 - see above
     from feedd.daemon.wiring import source_options  # noqa: PLC0415 - see above
     from feedd.observe.recorder import PrometheusRecorder  # noqa: PLC0415 - see above
 
@@ -111,10 +109,7 @@ def _run(url: str, size_bytes: int, round_count: int, folder: Path, config: Conf
             _check_space(folder, sum(ref.size_bytes for ref in refs))
             return [await _one_round(sources, refs, folder, recorder) for _ in range(round_count)]
 
-    try:
-        return uvloop.run(run())
-    except BaseExceptionGroup as group:
-        raise single(group) from group
+    return run_async(run())
 
 
 def _first(refs: Sequence[ObjectRef], size_bytes: int, url: str) -> list[ObjectRef]:

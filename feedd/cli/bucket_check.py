@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from feedd.cli.machine_check import Finding, Verdict
+from feedd.cli.stoppable import run_async
 from feedd.errors import BadRequest, FeeddError, NotFound
 from feedd.observe.logs import redact_text
 from feedd.units import MIB, format_size
@@ -61,20 +62,14 @@ def examine_url(config: Config, url: str) -> list[Finding]:
         Unsupported: the URL is valid but not supported.
     """
     # The SDK takes most of a second to import, which other commands do not need.
-    import uvloop  # noqa: PLC0415 - see above
-
     from feedd.catalog.braces import expand, split  # noqa: PLC0415 - see above
     from feedd.catalog.urls import parse_url  # noqa: PLC0415 - see above
-    from feedd.daemon.failures import single  # noqa: PLC0415 - see above
     from feedd.daemon.wiring import source_options  # noqa: PLC0415 - see above
 
     location = parse_url(expand(split(url)[0])[0])  # the first URL of a list
     options = replace(source_options(config), listing_deadline_s=_LISTING_S)
     steps = _Steps([])
-    try:
-        uvloop.run(_examine(location, options, steps))
-    except BaseExceptionGroup as group:
-        raise single(group) from group
+    run_async(_examine(location, options, steps))
     return steps.findings
 
 

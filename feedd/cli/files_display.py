@@ -7,15 +7,16 @@ from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import TextColumn
 
 from feedd.cli.error_report import say
+from feedd.cli.progress_bars import bars, byte_columns
 from feedd.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from rich.progress import TaskID
+    from rich.progress import Progress, TaskID
 
     from feedd.file_mode.files_run import ChannelFiles
 
@@ -64,8 +65,8 @@ class _Bars(FilesDisplay):
 
     every_s = _BARS_S
 
-    def __init__(self, bars: Progress) -> None:
-        self._bars = bars
+    def __init__(self, shown: Progress) -> None:
+        self._bars = shown
         self._tasks: dict[str, TaskID] = {}
 
     def show(self, channels: Sequence[ChannelFiles]) -> None:
@@ -85,15 +86,7 @@ def files_display(stream: IO[str], *, quiet: bool) -> Iterator[FilesDisplay]:
     if quiet:
         yield FilesDisplay()
     elif console.is_terminal:
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            DownloadColumn(binary_units=True),
-            TextColumn("{task.fields[files]}"),
-            TransferSpeedColumn(),
-            TimeRemainingColumn(),
-        )
-        with Progress(*columns, console=console) as bars:
-            yield _Bars(bars)
+        with bars(console, *byte_columns(TextColumn("{task.fields[files]}"))) as shown:
+            yield _Bars(shown)
     else:
         yield _Lines()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -11,12 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from feedd.cache.ondisk.temporary_dirs import prefix, sweep
 from feedd.cli.error_report import EXIT_FAILED, log_without_notices, notice_facts, say, say_notices
 from feedd.cli.flags import CacheSizeFlag, ConfigFlag, Flags, SetFlag
+from feedd.cli.progress_bars import bar_for_listing, byte_columns
 from feedd.cli.shared_work import EngineFlag, PartFlag, check_engine, part_of
 from feedd.cli.stoppable import run_stoppable
 from feedd.dataset.shard_part import WHOLE, ShardPart
@@ -273,17 +271,11 @@ def _counter(pipeline: Pipeline, job: _Job, report: Callable[[Counting], object]
 @contextmanager
 def _display(*, quiet: bool) -> Iterator[Callable[[Counting], object]]:
     """Show a progress bar on a terminal, and nothing elsewhere."""
-    console = Console(file=sys.stderr)
-    if quiet or not console.is_terminal:
-        yield lambda _: None
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
-        task = bar.add_task("listing", total=None)
+    with bar_for_listing(*byte_columns(), quiet=quiet) as update:
 
         def report(progress: Counting) -> None:
             what = f"{progress.done_count} of {progress.shard_count} shards, {progress.sample_count} samples"
-            bar.update(task, description=what, total=progress.size_bytes, completed=progress.done_bytes)
+            update(description=what, total=progress.size_bytes, completed=progress.done_bytes)
 
         yield report
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn
 
 from feedd.cli.error_report import EXIT_FAILED, log_without_notices, say, say_notices
 from feedd.cli.flags import ConfigFlag, Flags, SetFlag
+from feedd.cli.progress_bars import bar_for_listing
 from feedd.cli.shared_work import EngineFlag, PartFlag, check_engine, part_of
 from feedd.cli.stoppable import run_stoppable
 from feedd.notices import notices_of
@@ -165,16 +164,10 @@ def _conclude(progress: Packing, target: str, *, json_: bool, stopped: bool) -> 
 @contextmanager
 def _display(*, quiet: bool) -> Iterator[Callable[[Packing], object]]:
     """Show a progress bar on a terminal, and nothing elsewhere."""
-    console = Console(file=sys.stderr)
-    if quiet or not console.is_terminal:
-        yield lambda _: None
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("listing", total=None)
+    with bar_for_listing(MofNCompleteColumn(), quiet=quiet) as update:
 
         def report(progress: Packing) -> None:
-            bar.update(task, description="shards", total=progress.mine_count, completed=progress.done_count)
+            update(description="shards", total=progress.mine_count, completed=progress.done_count)
 
         yield report
 

@@ -17,6 +17,7 @@ from rich.table import Table
 from feedd.cache.ondisk.temporary_dirs import prefix, sweep
 from feedd.cli.error_report import log_without_notices, notice_facts, report, say_notices
 from feedd.cli.flags import ConfigFlag, Flags, SetFlag
+from feedd.cli.stoppable import run_async
 from feedd.errors import FeeddError
 from feedd.notices import notices_of, summed
 from feedd.units import MIB, format_size
@@ -139,29 +140,21 @@ def peek(
 
 
 def _run(flags: Flags, url: str, count: int) -> _Found:
-    # The stages take most of a second to import; wrong flags are reported before that.
-    import uvloop  # noqa: PLC0415 - see above
-
-    from feedd.daemon.failures import single  # noqa: PLC0415 - see above
-
     sweep(Path(tempfile.gettempdir()))
     with tempfile.TemporaryDirectory(prefix=prefix(), ignore_cleanup_errors=True) as folder:
         config = replace(flags, cache_dir=Path(folder)).load().config
-        try:
-            return uvloop.run(_look(config, url, count))
-        except BaseExceptionGroup as group:
-            raise single(group) from group
+        return run_async(_look(config, url, count))
 
 
 async def _look(config: Config, url: str, count: int) -> _Found:
-    from feedd.access import EVERYTHING  # noqa: PLC0415 - see _run
-    from feedd.catalog.open_request import Request  # noqa: PLC0415 - see _run
-    from feedd.catalog.schema import Schema  # noqa: PLC0415 - see _run
-    from feedd.clock import SystemClock  # noqa: PLC0415 - see _run
-    from feedd.daemon.wiring import open_pipeline  # noqa: PLC0415 - see _run
-    from feedd.observe.recorder import NullRecorder  # noqa: PLC0415 - see _run
-    from feedd.open_spec import DataSpec, OpenSpec, OrderSpec  # noqa: PLC0415 - see _run
-    from feedd.sessions.column_types import typed  # noqa: PLC0415 - see _run
+    from feedd.access import EVERYTHING  # noqa: PLC0415 - see run_async
+    from feedd.catalog.open_request import Request  # noqa: PLC0415 - see run_async
+    from feedd.catalog.schema import Schema  # noqa: PLC0415 - see run_async
+    from feedd.clock import SystemClock  # noqa: PLC0415 - see run_async
+    from feedd.daemon.wiring import open_pipeline  # noqa: PLC0415 - see run_async
+    from feedd.observe.recorder import NullRecorder  # noqa: PLC0415 - see run_async
+    from feedd.open_spec import DataSpec, OpenSpec, OrderSpec  # noqa: PLC0415 - see run_async
+    from feedd.sessions.column_types import typed  # noqa: PLC0415 - see run_async
 
     request = Request.of(OpenSpec(DataSpec((url,)), OrderSpec(1)), 1)
     async with open_pipeline(config, NullRecorder(), SystemClock()) as pipeline:
@@ -198,9 +191,9 @@ def _summary(url: str, listing: Listing) -> PeekReport:
 
 
 def _format(listing: Listing, shard: int) -> str:
-    from feedd.convert.conversion_registry import only_unpacks  # noqa: PLC0415 - see _run
-    from feedd.dataset.pack_layout import has_lines, is_pack  # noqa: PLC0415 - see _run
-    from feedd.formats.format_registry import format_for  # noqa: PLC0415 - see _run
+    from feedd.convert.conversion_registry import only_unpacks  # noqa: PLC0415 - see run_async
+    from feedd.dataset.pack_layout import has_lines, is_pack  # noqa: PLC0415 - see run_async
+    from feedd.formats.format_registry import format_for  # noqa: PLC0415 - see run_async
 
     ref = listing.refs[shard]
     if is_pack(ref):
@@ -219,8 +212,8 @@ async def _with_samples(
     wanted: tuple[PeekReport, int],
 ) -> PeekReport:
     """Return the report with the fields of a shard and its first samples."""
-    from feedd.cache.pins import with_pinned  # noqa: PLC0415 - see _run
-    from feedd.flow.pools import CPU  # noqa: PLC0415 - see _run
+    from feedd.cache.pins import with_pinned  # noqa: PLC0415 - see run_async
+    from feedd.flow.pools import CPU  # noqa: PLC0415 - see run_async
 
     summary, count = wanted
     first = schema.first
@@ -251,7 +244,7 @@ async def _with_samples(
 
 
 def _fields(first: Looked, recipes: Sequence[FieldRecipe]) -> tuple[FieldFacts, ...]:
-    from feedd.recipe.encodings import default_codec  # noqa: PLC0415 - see _run
+    from feedd.recipe.encodings import default_codec  # noqa: PLC0415 - see run_async
 
     index = first.index
     by_source = {source: one for one in recipes for source in one.sources}
@@ -291,10 +284,10 @@ def _samples(
 
 def _value(data: bytes, recipe: FieldRecipe) -> Value:
     """Return size, shape or text of one value, decoded by its recipe."""
-    import numpy as np  # noqa: PLC0415 - see _run
+    import numpy as np  # noqa: PLC0415 - see run_async
 
-    from feedd.codecs.codec_registry import make  # noqa: PLC0415 - see _run
-    from feedd.recipe.encodings import is_member  # noqa: PLC0415 - see _run
+    from feedd.codecs.codec_registry import make  # noqa: PLC0415 - see run_async
+    from feedd.recipe.encodings import is_member  # noqa: PLC0415 - see run_async
 
     size, member = len(data), is_member(recipe.encoding)
     if recipe.codec in _TEXTS and not member:

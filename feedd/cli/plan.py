@@ -44,6 +44,7 @@ from feedd.cli.plan_flags import (
     StepTimeFlag,
     UrlsArgument,
     WindowShardsFlag,
+    check_folder,
     refuse_simulation_flags,
     size_of,
 )
@@ -367,6 +368,7 @@ def plan(
         refuse_simulation_flags(context)
         _show_plan(urls or [], fields, order, flags.load().config, keys=keys, as_json=json_)
         return
+    check_folder(png, "--png")
     job = JobOptions(order, ranks, epochs, step_time, fields, prefetch, seed, simulated_nodes, png, json_)
     store = latency, bandwidth, connection_bandwidth, request_limit
     model = ModelOptions(*store, decode_time, open_time, from_bench)

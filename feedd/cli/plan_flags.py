@@ -184,3 +184,14 @@ def seconds_of(text: str, flag: str) -> float:
         return parse_duration_s(text)
     except ValueError as error:
         raise BadConfig(str(error), object=flag, stage="cli") from error
+
+
+def check_folder(file: Path | None, flag: str) -> None:
+    """Refuse a file that could not be written at the end of a long run, because its folder does not exist.
+
+    Raises:
+        BadConfig: that is so.
+    """
+    if file is not None and not file.parent.is_dir():
+        message = f"expected a file in a folder that exists, got {file}"
+        raise BadConfig(message, object=flag, hint=f"mkdir -p {file.parent}", stage="cli")

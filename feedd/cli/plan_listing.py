@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 from feedd.cli.plan_flags import field_texts
+from feedd.cli.stoppable import run_async
 
 if TYPE_CHECKING:
     from feedd.config import Config
@@ -27,7 +27,6 @@ def list_for_plan(urls: list[str], fields: str, config: Config) -> tuple[Listing
     from feedd.catalog.sources import Sources  # noqa: PLC0415 - see above
     from feedd.catalog.token_windows import windows_of  # noqa: PLC0415 - see above
     from feedd.clock import SystemClock  # noqa: PLC0415 - see above
-    from feedd.daemon.failures import single  # noqa: PLC0415 - see above
     from feedd.daemon.wiring import source_options  # noqa: PLC0415 - see above
     from feedd.observe.recorder import NullRecorder  # noqa: PLC0415 - see above
     from feedd.recipe.recipe import parse_field  # noqa: PLC0415 - see above
@@ -42,7 +41,4 @@ def list_for_plan(urls: list[str], fields: str, config: Config) -> tuple[Listing
             manifests = {ref.url for ref in found.frozen}
             return found, tuple([await sources.head(url) for url in found.counted_by if url not in manifests])
 
-    try:
-        return asyncio.run(resolve())
-    except BaseExceptionGroup as group:
-        raise single(group) from group
+    return run_async(resolve())

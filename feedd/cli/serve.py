@@ -174,14 +174,15 @@ def _run(effective: Effective, options: _StartOptions, *, greets: bool) -> int:
         return runner.run(life.run(effective, **options._asdict(), on_ready=on_ready))
 
 
-def _greet(effective: Effective, addresses: Sequence[str], page: str | None) -> None:
+def _greet(effective: Effective, addresses: Sequence[str], page: str | None, cache_bytes: int) -> None:
     """Print, on a terminal, that the daemon is ready and what to do next."""
     cache = effective.config.cache
+    size = format_size(min(cache.size, cache_bytes))  # the disk may have less room; a memory tier does not count
     lines = [
         f"feedd {__version__} is ready. Ctrl-C stops it.",
         f"  address       {addresses[0]}",
         *(f"                {other}" for other in addresses[1:]),
-        f"  cache         {cache.dir}, up to {format_size(cache.size)}",
+        f"  cache         {cache.dir}, up to {size}",
         *([f"  lanes         {effective.config.lanes}"] if effective.config.lanes > 1 else []),
         f"  web page      {page or 'off; --status 127.0.0.1:7071 turns it on'}",
         f"  in a shell    FEEDD_ADDRESS={addresses[0]} python train.py",

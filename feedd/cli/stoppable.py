@@ -1,4 +1,4 @@
-"""Commands that work until they are done or a signal stops them."""
+"""Runs the work of a command on an event loop: to its end, or until a signal stops it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,30 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 
-def run_stoppable(work: Callable[[StopRequests], Coroutine[object, object, _T]]) -> _T:
-    """Return the result of ``work``, run on an event loop of its own; it is given the signals that came.
+def run_async(work: Coroutine[object, object, _T]) -> _T:
+    """Return the result of ``work``, run on an event loop of its own.
 
     Raises:
         As ``work`` does; of several errors at once, the one to show.
     """
-    # The SDK takes most of a second to import; a wrong flag is reported before that.
+    # uvloop and the daemon's parts take long to import; a wrong flag is reported before that.
     import uvloop  # noqa: PLC0415 - see above
 
     from feedd.daemon.failures import single  # noqa: PLC0415 - see above
+
+    try:
+        return uvloop.run(work)
+    except BaseExceptionGroup as group:
+        raise single(group) from group
+
+
+def run_stoppable(work: Callable[[StopRequests], Coroutine[object, object, _T]]) -> _T:
+    """Return the result of ``work``, run as by ``run_async``; it is given the signals that came.
+
+    Raises:
+        As ``run_async`` does.
+    """
+    # The SDK takes most of a second to import; a wrong flag is reported before that.
     from feedd.daemon.signals import StopRequests, handled  # noqa: PLC0415 - see above
 
     async def run() -> _T:
@@ -29,7 +43,4 @@ def run_stoppable(work: Callable[[StopRequests], Coroutine[object, object, _T]])
         with handled(requests):
             return await work(requests)
 
-    try:
-        return uvloop.run(run())
-    except BaseExceptionGroup as group:
-        raise single(group) from group
+    return run_async(run())

@@ -12,6 +12,7 @@ import typer
 from feedd.cli.error_report import EXIT_FAILED, say
 from feedd.cli.flags import CacheDirFlag, CacheSizeFlag, ConfigFlag, Flags, SetFlag
 from feedd.cli.running_daemon import AddressFlag, chosen_address, owner_of
+from feedd.cli.stoppable import run_async
 from feedd.cli.warm_display import Display, display
 from feedd.dataset.sharding import check_mode
 from feedd.lanes.lane import Lane, lane_config
@@ -89,9 +90,6 @@ def _named(text: str) -> tuple[str, str]:
 
 
 def _run(config: Config, address: str | None, spec: WarmSpec, ranks: int | None, shown: Display) -> None:
-    # The SDK takes most of a second to import; a wrong flag is reported before that.
-    import uvloop  # noqa: PLC0415 - see above
-
     async def run() -> None:
         async with owner_of(config, address) as owner:
             if owner is not None:
@@ -99,7 +97,7 @@ def _run(config: Config, address: str | None, spec: WarmSpec, ranks: int | None,
                 return
         await _warm_directories(config, spec, ranks, shown)
 
-    uvloop.run(run())
+    run_async(run())
 
 
 async def _warm_directories(config: Config, spec: WarmSpec, ranks: int | None, shown: Display) -> None:

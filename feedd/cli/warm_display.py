@@ -7,19 +7,15 @@ from typing import IO, TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
+from rich.progress import TextColumn
 
+from feedd.cli.progress_bars import bars, byte_columns
 from feedd.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from rich.progress import Progress
 
     from feedd.errors import FeeddError
     from feedd.warming import Amount, WarmProgress
@@ -84,10 +80,10 @@ class _Lines(Display):
 
 
 class _Bars(Display):
-    def __init__(self, bars: Progress) -> None:
+    def __init__(self, shown: Progress) -> None:
         super().__init__()
-        self._bars = bars
-        self._task = bars.add_task("listing", total=None, objects="")
+        self._bars = shown
+        self._task = shown.add_task("listing", total=None, objects="")
 
     def report(self, progress: WarmProgress, failure: FeeddError | None) -> None:
         first = self.progress is None
@@ -107,16 +103,8 @@ def display(stream: IO[str], *, quiet: bool) -> Iterator[Display]:
     if quiet:
         yield Display()
     elif console.is_terminal:
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            DownloadColumn(binary_units=True),
-            TextColumn("{task.fields[objects]}"),
-            TransferSpeedColumn(),
-            TimeRemainingColumn(),
-        )
-        with Progress(*columns, console=console) as bars:
-            yield _Bars(bars)
+        with bars(console, *byte_columns(TextColumn("{task.fields[objects]}"))) as shown:
+            yield _Bars(shown)
     else:
         yield _Lines(Console(file=stream, soft_wrap=True, markup=False, highlight=False))
 

@@ -21,7 +21,8 @@ class PeersConfig(Section):
         None, description="file with one host:port a line, besides members; it is read again when it changes"
     )
     address: HostPort | None = Field(
-        None, description="this daemon's own host:port among the members; default: found by this machine's addresses"
+        None,
+        description="own host:port among the members, an IP or a name; default: found by this machine's addresses",
     )
     ca: ReadableFile | None = Field(
         None, description="PEM file; daemons show each other tls.cert, which one of these authorities must have signed"

@@ -103,6 +103,10 @@ class FileOut:
                     raise self._out_of_memory(self.at + left.nbytes) from error
             self.at += left.nbytes
 
+    def move_to(self, at: int) -> None:
+        """Have the next bytes written at an offset of the shard."""
+        self.at = at
+
     def _check(self, size_bytes: int) -> None:
         if size_bytes > self.limit_bytes:
             raise BadShard(

@@ -287,6 +287,11 @@ def is_unpacked(name: str) -> bool:
     return spec is None or not spec.unpacks
 
 
+def grows(conversion: Conversion | None) -> bool:
+    """Whether a conversion may make its table some rows at a time (``workers.convert_shard.WritesGroups``)."""
+    return conversion is not None and conversion.name == PARQUET
+
+
 def is_ready(conversion: Conversion | None) -> bool:
     """Whether a conversion predecodes images."""
     return conversion is not None and conversion.name.rpartition(THEN)[2] == READY

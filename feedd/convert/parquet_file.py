@@ -15,7 +15,9 @@ import pyarrow.parquet as pq
 from feedd.convert.arrow_pieces import ColumnReader
 from feedd.convert.arrow_types import column_encoding, file_of, leaf_count, plain, unscaled
 from feedd.convert.columnar import chosen, is_head, refusing, unread
-from feedd.convert.table_writer import ColumnEncoding, TableWriter, whole_table_bytes, write_outline
+from feedd.convert.table_writer import ROWS_MAX, ColumnEncoding, TableWriter, write_outline
+from feedd.convert.wanted_ranges import coalesced
+from feedd.convert.whole_table import RowGroups, TablePlan, WholeTable
 from feedd.errors import BadShard
 from feedd.values import ByteRange
 
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from feedd.convert.table_writer import Piece
-    from feedd.protocols import ShardWriter
+    from feedd.protocols import PlacedWriter, ShardWriter
 
 _WHAT: Final = "a Parquet file"
 _PAGE_HEAD_BYTES_MAX: Final = 256  # the head of a dictionary page has no statistics of values
@@ -34,6 +36,10 @@ _BATCH_BYTES: Final = 32 << 20
 _BATCH_ROWS_MAX: Final = 64 << 10
 _SKEW: Final = 4
 """The most frequent values of a dictionary may be this many times larger than the mean."""
+_GROUPS_BYTES: Final = 1 << 20
+"""Row groups that make less of a table than this are converted together."""
+_RANGES_MAX: Final = 1024  # of all row groups, which fit into a message
+_KEPT_BYTES_MAX: Final = 1 << 20
 _PADDED_BYTES: Final = 100
 """Old writers wrote chunks slightly longer than stated, so readers allow these bytes."""
 
@@ -51,8 +57,8 @@ class _Column:
     leaves: range
 
 
-def chunks(data: memoryview, params: str, footer: ByteRange) -> tuple[list[ByteRange], int]:
-    """Return the byte ranges of the values of wanted columns, and the size of their table; -1: it is not known.
+def chunks(data: memoryview, params: str, footer: ByteRange) -> tuple[list[ByteRange], TablePlan | None]:
+    """Return the byte ranges of the values of wanted columns, and how their table is written; None: it is not known.
 
     Args:
         data: the file, with its footer present.
@@ -62,9 +68,40 @@ def chunks(data: memoryview, params: str, footer: ByteRange) -> tuple[list[ByteR
     with refusing(_WHAT, ""):
         file = _File(data, footer, "")
         if is_head(params):
-            return [], -1
+            return [], None
         columns = file.columns(params)
-        return list(file.value_ranges(columns)), file.table_bytes(columns, params)
+        return list(file.value_ranges(columns, file.every)), file.plan(columns, params)
+
+
+def write_groups(data: memoryview, url: str, params: str, out: PlacedWriter, footer: ByteRange, groups: range) -> int:
+    """Write some row groups to their places in the table of the wanted columns.
+
+    Args:
+        data: the file, with its footer and the values of the row groups present.
+        url: named in errors.
+        params: see ``convert.columnar.params_of``.
+        out: the table.
+        footer: see ``chunks``.
+        groups: numbers of the row groups. With the first one, the ends of the table are written.
+
+    Returns:
+        The size of the table; -1: it is not known, because a value is missing.
+    """
+    with refusing(_WHAT, url):
+        file = _File(data, footer, url)
+        columns = file.columns(params)
+        table = file.table(columns, params)
+        if table is None or groups.stop > len(file.every):
+            return -1
+        list(file.value_ranges(columns, groups))  # checks ranges, because pyarrow would read wrong ones
+        rows = file.rows_of(groups)
+        for column, placed in zip(columns, table.foot.columns, strict=True):
+            reader = ColumnReader(column.name, column.how, url)
+            if not table.write_rows(out, placed, rows, file.pieces(column, reader, out.limit_bytes, groups), url):
+                return -1
+        if not groups.start:
+            table.write_ends(out)
+        return table.size_bytes
 
 
 def write(data: memoryview, url: str, params: str, out: ShardWriter, footer: ByteRange) -> str:
@@ -76,13 +113,49 @@ def write(data: memoryview, url: str, params: str, out: ShardWriter, footer: Byt
         if is_head(params):
             outline = ((column.name, column.how) for column in columns)
             return write_outline(outline, others, rows=file.rows > 0, out=out, url=url)
-        list(file.value_ranges(columns))  # checks ranges, because pyarrow would read wrong ones
+        list(file.value_ranges(columns, file.every))  # checks ranges, because pyarrow would read wrong ones
         writer = TableWriter(out, file.rows, url)
         writer.leave_out(others)
         for column in columns:
             reader = ColumnReader(column.name, column.how, url)
-            writer.add(column.name, column.how, file.pieces(column, reader, out.limit_bytes))
+            writer.add(column.name, column.how, file.pieces(column, reader, out.limit_bytes, file.every))
         return writer.finish()
+
+
+class _Footer:
+    """What a footer tells, parsed once for successive requests about the same file.
+
+    Attributes:
+        data: the bytes of the footer.
+        metadata: None until pyarrow has parsed it.
+        chosen: wanted columns, columns that cannot be fields, and unscaled ones, by the parameters of a conversion.
+        tables: layouts of tables, by the parameters of a conversion.
+    """
+
+    def __init__(self, data: bytes = b"") -> None:
+        self.data = data
+        self.metadata: pq.FileMetaData | None = None
+        self.chosen: dict[str, tuple[list[_Column], dict[str, str], dict[str, str]]] = {}
+        self.tables: dict[str, WholeTable | None] = {}
+
+
+class _LatestFooter:
+    """The footer that was read last, unless it is large. Only equal bytes find it."""
+
+    def __init__(self) -> None:
+        self._footer = _Footer()
+
+    def of(self, data: bytes) -> _Footer:
+        """Return the footer with these bytes."""
+        if self._footer.data == data:
+            return self._footer
+        footer = _Footer(data)
+        if len(data) <= _KEPT_BYTES_MAX:
+            self._footer = footer
+        return footer
+
+
+_latest: Final = _LatestFooter()
 
 
 class _File:
@@ -106,13 +179,24 @@ class _File:
         source = pa.BufferReader(pa.py_buffer(data))
         self.others: dict[str, str] = {}
         self.unscaled: dict[str, str] = {}
-        self._file = pq.ParquetFile(source, pre_buffer=False, page_checksum_verification=True)
-        metadata = self._file.metadata
+        self._footer = _latest.of(bytes(data[footer.start : footer.end]))
+        known, options = self._footer.metadata, {"pre_buffer": False, "page_checksum_verification": True}
+        self._file = pq.ParquetFile(source, metadata=known, **options)
+        self._footer.metadata = metadata = self._file.metadata
         self.rows: int = metadata.num_rows
         self._groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
 
     def columns(self, params: str) -> list[_Column]:
         """Return the wanted columns."""
+        known = self._footer.chosen.get(params)
+        if known is None:
+            columns = self._columns(params)
+            self._footer.chosen = {params: (columns, self.others, self.unscaled)}
+            return columns
+        columns, self.others, self.unscaled = known
+        return columns
+
+    def _columns(self, params: str) -> list[_Column]:
         usable: dict[str, _Column] = {}
         at = 0
         for field in self._file.schema_arrow:
@@ -135,17 +219,57 @@ class _File:
         """Return types of columns to name in the table's foot, by name, after a call of ``columns``."""
         return {**unread(params, self.others), **self.unscaled}
 
-    def table_bytes(self, columns: list[_Column], params: str) -> int:
-        """Return the size of the table, if the footer says that no value is missing; else -1."""
+    @property
+    def every(self) -> range:
+        """The numbers of all row groups."""
+        return range(len(self._groups))
+
+    def rows_of(self, groups: range) -> range:
+        """Return the numbers of the rows of some row groups."""
+        start = sum(group.num_rows for group in self._groups[: groups.start])
+        return range(start, start + sum(group.num_rows for group in self._groups[groups.start : groups.stop]))
+
+    def table(self, columns: list[_Column], params: str) -> WholeTable | None:
+        """Return the layout of the table, if the footer says that no value is missing."""
+        if params not in self._footer.tables:
+            self._footer.tables = {params: self._table(columns, params)}
+        return self._footer.tables[params]
+
+    def _table(self, columns: list[_Column], params: str) -> WholeTable | None:
         leaves = [leaf for column in columns for leaf in column.leaves]
         if not all(_has_all(group.column(leaf)) for group in self._groups for leaf in leaves):
-            return -1
-        return whole_table_bytes(self.rows, [(one.name, one.how) for one in columns], self.left_out(params))
+            return None
+        if self.rows_of(self.every) != range(self.rows) or self.rows > ROWS_MAX:
+            return None
+        return WholeTable.of(self.rows, [(one.name, one.how) for one in columns], self.left_out(params))
 
-    def value_ranges(self, columns: list[_Column]) -> Iterator[ByteRange]:
-        """Yield the byte ranges of the values of columns."""
+    def plan(self, columns: list[_Column], params: str) -> TablePlan | None:
+        """Return how the table is written some row groups at a time; None: its layout is not known."""
+        table = self.table(columns, params)
+        if table is None or not self.rows or not columns:
+            return None
+        least_bytes = _GROUPS_BYTES
+        while True:
+            groups = list(self._joined(columns, least_bytes // max(table.row_bytes, 1)))
+            if sum(len(one.ranges) for one in groups) <= _RANGES_MAX:
+                return TablePlan(table.size_bytes, tuple(groups), table.index(self._url))
+            if len(groups) == 1:
+                return None
+            least_bytes *= 2
+
+    def _joined(self, columns: list[_Column], rows_least: int) -> Iterator[RowGroups]:
+        """Yield all row groups; those with few rows are joined."""
+        start = rows = end = 0
+        for number, group in enumerate(self._groups):
+            rows, end = rows + group.num_rows, end + group.num_rows
+            if rows >= rows_least or number + 1 == len(self._groups):
+                yield RowGroups(number + 1, end, coalesced(self.value_ranges(columns, range(start, number + 1))))
+                start, rows = number + 1, 0
+
+    def value_ranges(self, columns: list[_Column], groups: range) -> Iterator[ByteRange]:
+        """Yield the byte ranges of the values of columns in some row groups."""
         padded = _PADDED_BYTES if "parquet-mr" in (self._file.metadata.created_by or "") else 0
-        for group in self._groups:
+        for group in self._groups[groups.start : groups.stop]:
             for column in columns:
                 for leaf in column.leaves:
                     chunk = group.column(leaf)
@@ -156,17 +280,16 @@ class _File:
                         raise self._bad(f"values of column {column.name!r} before byte {self._end}", got)
                     yield ByteRange(start, min(self._end, stop + padded))
 
-    def pieces(self, column: _Column, reader: ColumnReader, memory_bytes: int) -> Iterator[Piece]:
-        """Yield a column, some rows at a time."""
+    def pieces(self, column: _Column, reader: ColumnReader, memory_bytes: int, groups: range) -> Iterator[Piece]:
+        """Yield a column of some row groups, some rows at a time."""
         paths = [self._file.schema.column(leaf).path for leaf in column.leaves]
         row_bytes = 1e-9
-        for group in self._groups:
+        for group in self._groups[groups.start : groups.stop]:
             chunks = [group.column(leaf) for leaf in column.leaves]
             size = sum(chunk.total_uncompressed_size for chunk in chunks)
             repeated = sum(dictionary_value_bytes(self._data, chunk) for chunk in chunks) * _SKEW
             row_bytes = max(row_bytes, size / max(1, group.num_rows), repeated)
         rows = max(1, min(_BATCH_ROWS_MAX, int(_BATCH_BYTES / row_bytes)))
-        groups = range(len(self._groups))
         for batch in self._file.iter_batches(rows, row_groups=list(groups), columns=paths, use_threads=False):
             place = batch.schema.get_field_index(column.name)
             if place < 0:

@@ -19,7 +19,8 @@ from feedd.values import ByteRange
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from feedd.protocols import PartialObject, ShardWriter
+    from feedd.convert.whole_table import TablePlan
+    from feedd.protocols import PartialObject, PlacedWriter, ShardWriter
 
 _SCHEMA_BYTES: Final = 1 << 20
 """Bytes at an object's start that list its columns, unless there are very many."""
@@ -186,10 +187,10 @@ class ParquetConverter(TableConverter):
             BadShard: not a Parquet file.
             BadRecipe, Unsupported: see ``convert.columnar.chosen``.
         """
-        return self.wanted_and_size(held, params)[0]
+        return self.wanted_and_plan(held, params)[0]
 
-    def wanted_and_size(self, held: PartialObject, params: str) -> tuple[tuple[ByteRange, ...], int]:
-        """Return the same as ``wanted``, and the size of the table if the footer tells it; else -1.
+    def wanted_and_plan(self, held: PartialObject, params: str) -> tuple[tuple[ByteRange, ...], TablePlan | None]:
+        """Return the same as ``wanted``, and how the table can be written if the footer tells its layout.
 
         Raises:
             As ``wanted``.
@@ -197,13 +198,14 @@ class ParquetConverter(TableConverter):
         size = held.size_bytes
         if lacking(held, ByteRange(max(0, size - _END_BYTES), size)):
             least, most = _TAIL_BYTES
-            return (ByteRange(max(0, size - min(max(least, size // _TAIL_SHARE), most)), size),), -1
+            return (ByteRange(max(0, size - min(max(least, size // _TAIL_SHARE), most)), size),), None
         footer = _parquet_footer(held, "")
         if missing := lacking(held, footer):
-            return missing, -1
+            return missing, None
         chunks: list[ByteRange]
-        chunks, table_bytes = self._loaded("").chunks(held.data, params, footer)
-        return tuple(part for span in coalesced(chunks) for part in lacking(held, span)), table_bytes
+        plan: TablePlan | None
+        chunks, plan = self._loaded("").chunks(held.data, params, footer)
+        return tuple(part for span in coalesced(chunks) for part in lacking(held, span)), plan
 
     def make(self, held: PartialObject, url: str, params: str, out: ShardWriter) -> str:
         """Write the wanted columns as a table.
@@ -214,6 +216,16 @@ class ParquetConverter(TableConverter):
         """
         name: str = self._loaded(url).write(held.data, url, params, out, _parquet_footer(held, url))
         return name
+
+    def make_groups(self, held: PartialObject, url: str, params: str, out: PlacedWriter, groups: range) -> int:
+        """Write some row groups to their places in the table; return the size of the table, or -1: it is not known.
+
+        Raises:
+            As ``make``.
+        """
+        footer = _parquet_footer(held, url)
+        size_bytes: int = self._loaded(url).write_groups(held.data, url, params, out, footer, groups)
+        return size_bytes
 
 
 def _parquet_footer(held: PartialObject, url: str) -> ByteRange:

@@ -6,14 +6,13 @@ import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-import msgspec
 import numpy as np
 
+from feedd.convert.whole_table import aligned, bytes_of, encoded_foot
 from feedd.errors import BadShard
 from feedd.formats.framing import unread_of
 from feedd.formats.missing_reasons import ALL, HAS
 from feedd.formats.table import (
-    ALIGN_BYTES,
     MAGIC,
     NOTE_CHARS_MAX,
     NOTES_MAX,
@@ -101,7 +100,7 @@ class TableWriter:
             count, rest = divmod(piece.values.nbytes, width)
             if rest:
                 raise self._uneven(name, f"values of {width} bytes", f"{rest} bytes too many")
-            self._out.write(_bytes(piece.values))
+            self._out.write(bytes_of(piece.values))
             marks.add(piece.valid, rows, count)
             rows += count
             self._check_count(rows)
@@ -122,7 +121,7 @@ class TableWriter:
         every: list[NDArray[np.int64]] = []
         for piece in pieces:
             assert piece.sizes is not None, "a piece of a column of variable width says the sizes"
-            self._out.write(_bytes(piece.values))
+            self._out.write(bytes_of(piece.values))
             every.append(piece.sizes)
             marks.add(piece.valid, rows, len(piece.sizes))
             rows += len(piece.sizes)
@@ -133,7 +132,7 @@ class TableWriter:
         if (int(ends[-1]) if rows else 0) != written:
             raise self._uneven(name, f"{written} bytes of values", f"sizes of {int(ends[-1]) if rows else 0}")
         ends_at = self._align()
-        self._out.write(_bytes(ends))
+        self._out.write(bytes_of(ends))
         self._columns.append(TableColumn(name, stored, at, ends_at=ends_at, valid_at=self._marks(marks)))
 
     def keys(self, blob: bytes, ends: NDArray[np.int64]) -> None:
@@ -146,7 +145,7 @@ class TableWriter:
         at = self._align()
         self._out.write(blob)
         ends_at = self._align()
-        self._out.write(_bytes(np.asarray(ends, "<i8")))
+        self._out.write(bytes_of(np.asarray(ends, "<i8")))
         self._keys = TableKeys(at, ends_at)
 
     def note(self, notes: Iterable[tuple[int, str]], *, whole: bool = False) -> None:
@@ -163,7 +162,7 @@ class TableWriter:
         """Write the foot and return the name of the format."""
         self._align()
         told = self._rows or 0, tuple(self._columns), self._keys, tuple(self._notes), self._unread
-        self._out.write(_foot(TableFoot(*told)))
+        self._out.write(encoded_foot(TableFoot(*told)))
         return "table"
 
     def _marks(self, marks: _Marks) -> int:
@@ -173,11 +172,11 @@ class TableWriter:
         valid = np.ones(self._rows or 0, np.uint8)
         for start, one in marks.holes:
             valid[start : start + len(one)] = one
-        self._out.write(_bytes(valid))
+        self._out.write(bytes_of(valid))
         return at
 
     def _align(self) -> int:
-        self._out.write(bytes(-self._out.at % ALIGN_BYTES))
+        self._out.write(bytes(aligned(self._out.at) - self._out.at))
         return self._out.at
 
     def _check_count(self, rows: int) -> None:
@@ -207,31 +206,6 @@ def write_outline(
     return writer.finish()
 
 
-def whole_table_bytes(rows: int, columns: Iterable[tuple[str, ColumnEncoding]], unread: Mapping[str, str]) -> int:
-    """Return the size of a table in which each row has a value of each column; -1: the width of a column varies.
-
-    Args:
-        rows: number of rows.
-        columns: names and encodings, in the order in which they are written.
-        unread: see ``TableWriter.leave_out``.
-    """
-    at = len(MAGIC)
-    told: list[TableColumn] = []
-    for name, how in columns:
-        if how.width is None:
-            return -1
-        at += -at % ALIGN_BYTES
-        told.append(TableColumn(name, how.encoding, at, how.width))
-        at += rows * how.width
-    at += -at % ALIGN_BYTES
-    return at + len(_foot(TableFoot(rows, tuple(told), unread=unread_of(unread))))
-
-
-def _foot(told: TableFoot) -> bytes:
-    foot = msgspec.json.encode(told)
-    return foot + len(foot).to_bytes(4, "little") + MAGIC
-
-
 class _Marks:
     """Which rows have a column; pieces whose rows all have it are not recorded."""
 
@@ -243,7 +217,3 @@ class _Marks:
         if valid is not None and not (valid == HAS).all():
             assert len(valid) == count, f"{len(valid)} marks for {count} rows"
             self.holes.append((at, valid))
-
-
-def _bytes(values: NDArray[np.generic]) -> memoryview:
-    return np.ascontiguousarray(values).reshape(-1).view(np.uint8).data

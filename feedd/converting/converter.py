@@ -9,12 +9,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from feedd.convert import conversion_registry as registry
+from feedd.convert.whole_table import TablePlan
 from feedd.converting.conversion_log import ConversionFact
 from feedd.converting.fresh_shards import FreshShards
+from feedd.converting.growing_table import GrowingTable
 from feedd.converting.memory_file import MemoryFile, copy_into, note_all_written
 from feedd.converting.object_ranges import CHARGE_BYTES_MAX, FetchedRanges, ObjectRanges, charge_bytes
 from feedd.converting.worker_conversions import WorkerConversions
 from feedd.errors import BadShard, CacheUnavailable, ResourceExhausted, StoreUnavailable
+from feedd.fetch.inflight_packs import InflightPacks
 from feedd.flow.budget import ByteBudget
 from feedd.flow.lru import WeightedLru
 from feedd.flow.memory import available_bytes
@@ -82,8 +85,8 @@ class Converter:
     """A ``ShardFetcher`` that converts refs with a conversion, and fetches all others.
 
     A shard of unknown size is first converted into memory (``bring``), and copied from there when it is fetched. A
-    shard of known size is written directly to its target. If an object's footer tells the size, ``bring`` only fetches
-    the object.
+    shard of known size is written directly to its target. If a footer tells the layout of a table, ``bring`` only
+    fetches the footer. The table is then written some row groups at a time, and read meanwhile.
 
     Attributes:
         facts: known results of earlier conversions.
@@ -91,17 +94,32 @@ class Converter:
         fresh: shards that are not in the cache yet.
         ranges: fetches objects, or copies them from the cache.
         conversions: has workers convert objects.
+        is_needed_now: whether a caller waits for the shard of a listed object now.
+        misjudged_count: how often values were missing although a footer said otherwise. The table then gets another
+            layout, and indexes that were taken before no longer hold.
     """
 
     def __init__(
-        self, fetcher: SpanFetcher, make: Make, facts: ConversionLog, options: ConverterOptions, recorder: Recorder
+        self,
+        fetcher: SpanFetcher,
+        make: Make,
+        facts: ConversionLog,
+        options: ConverterOptions,
+        recorder: Recorder,
+        inflight: InflightPacks | None = None,
     ) -> None:
+        """Bind; ``inflight`` is told about tables that can be read while they grow."""
         self.facts = facts
         self.indexes: WeightedLru[ObjectRef, ShardIndex] = WeightedLru(_INDEXES_BYTES)
         self.fresh = FreshShards(recorder)
         self._fetcher = fetcher
         self.ranges = ObjectRanges(fetcher)
-        self.conversions = WorkerConversions(self.ranges, make, options.limit_bytes, options.makings, recorder)
+        inflight = InflightPacks() if inflight is None else inflight
+        self.conversions = WorkerConversions(
+            self.ranges, make, options.limit_bytes, options.makings, recorder, inflight
+        )
+        self.is_needed_now: Callable[[ObjectRef], bool] = lambda _: False
+        self.misjudged_count = 0
         self._options = options
         self._recorder = recorder
         self._memory = ByteBudget(options.makings * CHARGE_BYTES_MAX)
@@ -161,8 +179,9 @@ class Converter:
             try:
                 self.fresh.make_room()
                 task = self._task(ref, file.fd, 0, self._memory_left(ref.size_bytes, ref))
-                may_tell = self._misjudged.get(ref) is None
-                outcome = await self.conversions.converted_or_sized(ref, task, source, urgency, may_tell=may_tell)
+                outcome = await self.conversions.converted_or_planned(
+                    ref, task, source, urgency, may_plan=self._misjudged.get(ref) is None
+                )
             except BaseException:
                 file.close()
                 source.close()
@@ -172,11 +191,10 @@ class Converter:
                 fact, kept = ConversionFact(ref.size_bytes, outcome.size_bytes, outcome.format_name), file
                 source.close()
             else:
-                fact, kept = outcome, source
+                fact, kept = ConversionFact(ref.size_bytes, outcome.size_bytes, _TABLE), source
                 file.close()
             shard = replace(ref, size_bytes=fact.size_bytes)
-            if isinstance(outcome, ConvertedShard):
-                self._keep_index(shard, outcome.index)
+            self._keep_index(shard, outcome.index)
             self.fresh.put(shard, kept)
             if self.facts.note(ref, fact):
                 await CACHE_DISK.run(self.facts.keep, ref, fact)
@@ -217,32 +235,65 @@ class Converter:
             try:
                 if isinstance(sink, FileSink):
                     task = self._task(ref, sink.file.fd, sink.offset, memory_bytes, shard.size_bytes)
-                    made = await self._again(ref, task, source, urgency)
-                    if made.size_bytes == shard.size_bytes:
+                    size_bytes = await self._filled(ref, shard, sink, task, source, urgency)
+                    if size_bytes == shard.size_bytes:
                         await note_all_written(sink)
                 else:
                     with MemoryFile("feedd-made") as file:
                         made = await self._again(ref, self._task(ref, file.fd, 0, memory_bytes), source, urgency)
-                        if made.size_bytes == shard.size_bytes:
+                        size_bytes = made.size_bytes
+                        if size_bytes == shard.size_bytes:
                             await copy_into(sink, file.fd)
+                            self._keep_index(shard, made.index)
             finally:
                 if fetched is None:
                     source.close()
-        if made.size_bytes != shard.size_bytes:
+        if size_bytes != shard.size_bytes:
             self.facts.forget(ref)
+            self.indexes.pop(shard)
             self._misjudged.put(ref, ref, 1)
-            raise _unknown(shard, f"{made.size_bytes}")
-        self._keep_index(shard, made.index)
+            self.misjudged_count += 1
+            raise _unknown(shard, f"{size_bytes}")
+
+    async def _filled(
+        self,
+        ref: ObjectRef,
+        shard: ObjectRef,
+        sink: FileSink,
+        task: MakeTask,
+        source: FetchedRanges,
+        urgency: Callable[[], float],
+    ) -> int:
+        """Convert a shard into its entry, by row groups if its object tells the layout; return the shard's size."""
+        may_plan = self._misjudged.get(ref) is None
+        outcome: ConvertedShard | TablePlan | None = source.plan if may_plan else None
+        if outcome is None:
+            outcome = await self._again(ref, task, source, urgency, may_plan=may_plan)
+        if isinstance(outcome, TablePlan) and outcome.size_bytes != shard.size_bytes:
+            outcome = await self._again(ref, task, source, urgency)  # values were missing when it was converted before
+        self._keep_index(shard, outcome.index)
+        if isinstance(outcome, ConvertedShard):
+            return outcome.size_bytes
+        growing = GrowingTable(ref, shard, sink, outcome, hurried=self.is_needed_now(ref))
+        readable = outcome.index is not None
+        fits = await self.conversions.fill(growing, task, source, urgency, readable=readable)
+        return outcome.size_bytes if fits else -1
 
     def _keep_index(self, shard: ObjectRef, index: ShardIndex | None) -> None:
         if index is not None:
             self.indexes.put(shard, index, _INDEX_BYTES + _FIELD_BYTES * len(index.fields))
 
     async def _again(
-        self, ref: ObjectRef, task: MakeTask, source: FetchedRanges, urgency: Callable[[], float]
-    ) -> ConvertedShard:
+        self,
+        ref: ObjectRef,
+        task: MakeTask,
+        source: FetchedRanges,
+        urgency: Callable[[], float],
+        *,
+        may_plan: bool = False,
+    ) -> ConvertedShard | TablePlan:
         try:
-            return await self.conversions.converted(ref, task, source, urgency)
+            return await self.conversions.converted_or_planned(ref, task, source, urgency, may_plan=may_plan)
         except BadShard:
             self.facts.forget(ref)  # the shard may only have grown: a new conversion learns its size
             raise

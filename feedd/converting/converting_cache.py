@@ -61,6 +61,7 @@ class ConvertingCache:
         self._wishes = ConversionWishes(self._inner, self._converter, self._flights, self._bring)
         self._converter.fresh.on_free = self._wishes.pump
         self._converter.ranges.pinned = self._pinned
+        self._converter.is_needed_now = lambda ref: self._acquired[ref] > 0
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -149,6 +150,11 @@ class ConvertingCache:
         """Whether a shard is in the cache, or being filled."""
         shard = self._converter.facts.converted(ref) if ref.conversion is not None else ref
         return shard is not None and self._inner.knows(shard)
+
+    @property
+    def misjudged_count(self) -> int:
+        """How often indexes that were taken before no longer hold; see ``Converter``."""
+        return self._converter.misjudged_count
 
     def index_of(self, ref: ObjectRef) -> ShardIndex | None:
         """Return the index that the shard's conversion told; None: the shard is none, or its index must be read."""

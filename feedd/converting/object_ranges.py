@@ -13,6 +13,7 @@ from feedd.values import ByteRange
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
+    from feedd.convert.whole_table import TablePlan
     from feedd.protocols import FetchWatch, PinnedShards, Recorder, SpanFetcher
     from feedd.range_sink import RangeSink
     from feedd.values import ObjectRef
@@ -35,11 +36,13 @@ class FetchedRanges:
     Attributes:
         file: as long as the object.
         spans: the ranges, in order.
+        plan: how the object is converted into a table, if its footer tells that; then no range of values is there.
     """
 
     def __init__(self, size_bytes: int, recorder: Recorder) -> None:
         self.file = MemoryFile("feedd-object", size_bytes)
         self.spans: tuple[ByteRange, ...] = ()
+        self.plan: TablePlan | None = None
         self._recorder = recorder
         self._size_bytes = size_bytes
         recorder.move(PIPELINE_MAKING, size_bytes)

@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from feedd.protocols import Clock
     from feedd.sessions.opening import Pipeline
 
-    OnReady = Callable[[Sequence[str], str | None], None]
+    OnReady = Callable[[Sequence[str], str | None, int], None]
 
 UNWIND_S = 60.0  # longest time for closing everything; then all stacks are dumped and the process ends
 _YOUNG_OBJECTS = 10_000  # net allocations between two collections; Python's default is 700
@@ -105,7 +105,8 @@ async def run(
         ephemeral: stop when the last process that holds the daemon ends, or when none connects.
         standby: open everything else, then wait until the daemon that owns the cache directory has ended.
         takeover: the same, but ask that daemon to end.
-        on_ready: called once with the trainers' addresses and the page's address with its token; None: there is none.
+        on_ready: called once with the trainers' addresses, the page's address with its token (None: there is none), and
+            the bytes that the cache may take.
 
     Raises:
         FeeddError: the start failed; everything opened is closed again.
@@ -144,14 +145,14 @@ async def _live(life: _Life, *, ephemeral: bool) -> None:
             background.append(group.create_task(holders.expect_first(life.clock)))
         for task in background:
             stack.callback(task.cancel)
-        server, page_url, predecessor = None, None, None
+        server, page_url, cache_bytes, predecessor = None, None, 0, None
         async with ended_by(requests.drain):  # a signal ends a long start early
-            server, page_url = await _open(life, stack, watchdog, holders if ephemeral else None)
+            server, page_url, cache_bytes = await _open(life, stack, watchdog, holders if ephemeral else None)
         if server is not None and not requests.drain.is_set():
             _spare_the_collector()
             life.state.move(Lifecycle.READY, addresses=server.addresses)
             if life.on_ready is not None:
-                life.on_ready(server.addresses, page_url)
+                life.on_ready(server.addresses, page_url, cache_bytes)
             predecessor = Predecessor(life.config.cache.dir, server, requests)
             if not ephemeral:
                 attending = group.create_task(predecessor.serve())
@@ -172,8 +173,12 @@ async def _live(life: _Life, *, ephemeral: bool) -> None:
 
 async def _open(
     life: _Life, stack: AsyncExitStack, watchdog: Watchdog, holders: Holders | None
-) -> tuple[FeedServer, str | None]:
-    """Open status page, stages and server, in this order, into ``stack``; return the server and the page's address."""
+) -> tuple[FeedServer, str | None, int]:
+    """Open status page, stages and server, in this order, into ``stack``.
+
+    Returns:
+        The server, the page's address, and the bytes that the cache may take.
+    """
     config = life.config
     view = DaemonView()
     is_lane = config.status is not None and is_unix(config.status)
@@ -228,7 +233,7 @@ async def _open(
     await page.open_late(stack, life.clock, server.addresses)
     if page.bound is not None:
         _log.info("status page", address=page.bound)
-    return server, page.url
+    return server, page.url, pipeline.cache.limit_bytes
 
 
 def _stand_by(life: _Life) -> None:

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from feedd.cache.tiers import AnyCache
     from feedd.config import Config
     from feedd.converting.converter import Make
+    from feedd.fetch.inflight_packs import InflightPacks
     from feedd.flow.trace_log import TraceLog
     from feedd.peers.peer_cache import PeerCache
     from feedd.peers.peer_options import PeerOptions
@@ -128,7 +129,12 @@ def node_cache(config: Config, fetcher: ShardFetcher, recorder: Recorder, clock:
 
 
 def node_converter(
-    config: Config, fetcher: SpanFetcher, make: Make, recorder: Recorder, traces: TraceLog | None = None
+    config: Config,
+    fetcher: SpanFetcher,
+    make: Make,
+    recorder: Recorder,
+    traces: TraceLog | None = None,
+    inflight: InflightPacks | None = None,
 ) -> Converter:
     """Return the converter: it uses all workers but one, and makes no shard larger than half of the cache."""
     if traces is not None:
@@ -137,7 +143,7 @@ def node_converter(
         fetcher = TracingFetcher(fetcher, traces)
     limit_bytes = max(config.cache.size, config.cache.memory) // 2
     options = ConverterOptions(limit_bytes=limit_bytes, makings=_makings(config))
-    return Converter(fetcher, make, ConversionLog(config.cache.dir / "made"), options, recorder)
+    return Converter(fetcher, make, ConversionLog(config.cache.dir / "made"), options, recorder, inflight)
 
 
 def ready_bytes(config: Config) -> int:
@@ -291,7 +297,7 @@ async def open_pipeline(
         traces = await stack.enter_async_context(_tracing(config.trace.sample))
         peers = await stack.enter_async_context(_peers(config, sources, recorder, clock))
         fetcher: SpanFetcher = sources.fetcher if peers is None else peers.fetcher
-        converter = node_converter(config, fetcher, pool.make, recorder, traces)
+        converter = node_converter(config, fetcher, pool.make, recorder, traces, sources.packs.inflight)
         converter.conversions.expect = lambda name: pool.prepare(converters=(name,))
         inner: AnyCache | BorrowedCache
         inner = owned = node_cache(config, converter, recorder, clock)

@@ -18,6 +18,7 @@ TITLES: Final = {
     "listing": "the store's listing",
     "s3_far": "the distance to the store",
     "s3_throttling": "the store refuses requests",
+    "failing_peers": "peers that fail again and again",
     "s3_latency": "the store's latency",
     "s3_bandwidth": "the bandwidth to the store",
     "small_objects": "many small objects",

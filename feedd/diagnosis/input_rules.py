@@ -30,6 +30,17 @@ def _decoding(window: Window) -> Evidence:
     return Evidence("time that a decode worker works", window.worker_busy, limits.BUSY, "share")
 
 
+def _peers(window: Window) -> tuple[Evidence, ...]:
+    """Return what peers contribute, if there are any."""
+    fetch = window.fetch
+    if not (fetch.peer_fetches or fetch.peers_paused):
+        return ()
+    return (
+        Evidence("bytes that came from peers", fetch.peer_share, 0.0, "share"),
+        Evidence("peers that are left alone", fetch.peers_paused, 0, "peers"),
+    )
+
+
 def throttling(window: Window) -> Finding | None:
     """The store refuses requests."""
     fetch = window.fetch
@@ -39,6 +50,17 @@ def throttling(window: Window) -> Finding | None:
     evidence = Evidence("requests that the store refused", share, limits.THROTTLED, "share")
     advice = "Spread the shards over more prefixes, or ask the store's operator for a higher limit of requests."
     return Finding("s3_throttling", (evidence, _fetching(window)), advice)
+
+
+def failing_peers(window: Window) -> Finding | None:
+    """Peers do not bring the shards that they hold."""
+    fetch = window.fetch
+    share = fetch.peer_failures / max(1, fetch.peer_fetches)
+    if share <= limits.PEERS_FAILED:
+        return None
+    evidence = Evidence("shards that peers failed to bring", share, limits.PEERS_FAILED, "share")
+    advice = "The daemon's log names the peers. If they run, and are only late, raise peers.timeout."
+    return Finding("failing_peers", (evidence, *_peers(window), _fetching(window)), advice)
 
 
 def small_cache(window: Window) -> Finding | None:
@@ -140,7 +162,7 @@ def large_shards(window: Window) -> Finding | None:
 def bandwidth(window: Window) -> Finding:
     """Nothing else explains why shards come late."""
     rate = window.fetch.read_bytes / window.seconds
-    evidence = (_fetching(window), Evidence("bytes from the store in a second", rate, 0.0, "bytes/s"))
+    evidence = (_fetching(window), Evidence("bytes from the store in a second", rate, 0.0, "bytes/s"), *_peers(window))
     advice = "Use machines with more network bandwidth, smaller samples, or a cache that lasts for later epochs."
     return Finding("s3_bandwidth", evidence, advice)
 
@@ -245,6 +267,7 @@ def transport(window: Window) -> Finding | None:
 
 FETCH_RULES: Final[tuple[Rule, ...]] = (
     throttling,
+    failing_peers,
     small_cache,
     busy_disk,
     small_objects,

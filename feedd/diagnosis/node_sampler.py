@@ -268,6 +268,10 @@ def _fetch(first: Moment, last: Moment, parts: float) -> FetchWindow:
         assigned_bytes=sum(one.assigned_bytes for one in last.sessions),
         assigned_shards=sum(one.assigned_shards for one in last.sessions),
         object_bytes=min((one.object_bytes for one in last.sessions if one.object_bytes), default=0),
+        peer_bytes=round(grown(metrics.PEER_READ_BYTES)),
+        peer_fetches=round(grown(metrics.PEER_FETCHES)),
+        peer_failures=round(grown(metrics.PEER_FETCHES, outcome="failed")),
+        peers_paused=round(last.total(metrics.PEER_PAUSED.name)),
         largest_bytes=max((one.largest_shard_bytes for one in last.sessions), default=0),
     )
 

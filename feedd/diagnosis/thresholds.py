@@ -41,6 +41,9 @@ LOOP_BUSY: Final = 0.80
 """Share of a core from which the daemon's main thread makes batches wait for one another."""
 THROTTLED: Final = 0.02
 """Share of requests that the store refused. Source: AWS advises to slow down at any; 2 % is beyond single ones."""
+PEERS_FAILED: Final = 0.10
+"""Share of the shards asked of peers that came from the store after a failure. Source: a peer that is silent for good
+fails once, and is then left alone; a tenth means that peers fail again and again."""
 EVICTED: Final = 0.50
 """Shards evicted for each one fetched, from which the cache counts as too small. A full cache evicts one for each. The
 share of hits says less: each batch of a shard is one."""

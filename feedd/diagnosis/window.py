@@ -80,6 +80,10 @@ class FetchWindow:
         assigned_shards: number of these shards.
         largest_bytes: size of the largest of them.
         object_bytes: mean size of an object of the datasets; below a shard's size if shards are packs of objects.
+        peer_bytes: bytes of objects received from other daemons; not in ``read_bytes``.
+        peer_fetches: shards that other daemons were asked for.
+        peer_failures: those of them that a daemon did not bring, because it failed or was silent.
+        peers_paused: other daemons that failed and are left alone at the end.
     """
 
     requests: int = 0
@@ -98,6 +102,15 @@ class FetchWindow:
     assigned_shards: int = 0
     largest_bytes: int = 0
     object_bytes: int = 0
+    peer_bytes: int = 0
+    peer_fetches: int = 0
+    peer_failures: int = 0
+    peers_paused: int = 0
+
+    @property
+    def peer_share(self) -> float:
+        """Share of the bytes that came from other daemons."""
+        return self.peer_bytes / (self.peer_bytes + self.read_bytes) if self.peer_bytes else 0.0
 
     @property
     def hit_share(self) -> float:

@@ -1,7 +1,8 @@
-"""Packs being fetched: a batch waits only for its own samples, and reads them from the unfinished entry.
+"""Entries being filled: a batch waits only for its own samples, and reads them from the unfinished entry.
 
 A pack is written to its cache entry object by object, and no object is written again once it has arrived. So arrived
-objects can be read while the others are still being fetched. Used on one event loop; bookkeeping only.
+objects can be read while the others are still being fetched. A table that grows by row groups is read so too: its
+objects are rows. Used on one event loop; bookkeeping only.
 """
 
 from __future__ import annotations
@@ -29,7 +30,11 @@ class InflightPack(Protocol):
 
     @property
     def ref(self) -> ObjectRef:
-        """Ref of the pack."""
+        """Ref of the pack, as listed."""
+
+    @property
+    def shard(self) -> ObjectRef:
+        """Ref of the entry: the pack's, or that of a converted shard."""
 
     @property
     def file_sink(self) -> FileSink | None:
@@ -108,11 +113,11 @@ class PartialWait:
         for ref, objects in self._wanted.items():
             running = self._book.running(ref)
             sink = running.file_sink if running is not None and running.whole(objects) else None
-            if sink is not None:
+            if running is not None and sink is not None:
                 # a descriptor of its own, because the fetch may close its one, and for reading only
                 self._fds.append(os.open(f"/proc/self/fd/{sink.file.fd}", os.O_RDONLY | os.O_CLOEXEC))
                 path = f"/proc/{os.getpid()}/fd/{self._fds[-1]}"
-                found[ref] = ShardFile(ref, path, sink.offset, inflight=True, fd=self._fds[-1])
+                found[ref] = ShardFile(running.shard, path, sink.offset, inflight=True, fd=self._fds[-1])
         return found
 
     def _look(self, ref: ObjectRef) -> None:
@@ -138,6 +143,11 @@ class InflightPacks:
         """Record a fetch that is about to begin."""
         self._running[running.ref] = running
         self._finished.pop(running.ref, None)
+        for awaited in self._waiting.get(running.ref, ()):
+            awaited.began(running)
+
+    def progressed(self, running: InflightPack) -> None:
+        """Have all waits look again which of their objects are missing."""
         for awaited in self._waiting.get(running.ref, ()):
             awaited.began(running)
 

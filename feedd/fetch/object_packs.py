@@ -76,13 +76,16 @@ class PackBook:
         return next(self._turns)
 
     def wait_for(self, wanted: Mapping[ObjectRef, NDArray[np.int64]], ticket: int) -> PartialWait:
-        """Return a wait for samples of packs, given as ordinals within each pack.
+        """Return a wait for samples, given as ordinals within each shard; of converted ones, for the first to the last.
 
         Raises:
             ObjectChanged: see ``find``.
         """
         objects: dict[ObjectRef, set[int]] = {}
         for ref, samples in wanted.items():
+            if ref.conversion is not None:
+                objects[ref] = set(samples[[0, -1]].tolist()) if len(samples) else set()
+                continue
             packs, number = self.find(ref)
             objects[ref] = packs.objects_of(number, samples)
         return PartialWait(self.inflight, objects, ticket)
@@ -203,7 +206,7 @@ class _RunningPack:
     """
 
     def __init__(self, arrivals: _PackArrivals, work_loop: WorkLoop, book: InflightPacks, empty: Iterable[int]) -> None:
-        self.ref = arrivals.ref
+        self.ref = self.shard = arrivals.ref
         self.file_sink = arrivals.sink if isinstance(arrivals.sink, FileSink) else None
         self._arrivals = arrivals
         self._work_loop = work_loop

@@ -19,7 +19,7 @@ UNREAD_MAX: Final = 4096
 """Limit for the columns that an index lists as unreadable."""
 
 _UNREAD_CHARS_MAX: Final = 200
-_CELLS_MAX: Final = 1 << 26
+CELLS_MAX: Final = 1 << 26
 _FIELDS_MAX: Final = 4096
 
 _Name = TypeVar("_Name", str, bytes)
@@ -47,9 +47,9 @@ class ShardReader:
         Raises:
             BadShard: the index has too many (field, sample) cells.
         """
-        if field_count * sample_count > _CELLS_MAX:
+        if field_count * sample_count > CELLS_MAX:
             got = f"{field_count} fields x {sample_count} samples"
-            self.fail(0, f"at most {_CELLS_MAX} (field, sample) cells", got)
+            self.fail(0, f"at most {CELLS_MAX} (field, sample) cells", got)
 
 
 @dataclass(slots=True)

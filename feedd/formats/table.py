@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from feedd.formats.format_spec import FormatSpec
-from feedd.formats.framing import ShardReader, field_names, unread_of
+from feedd.formats.framing import CELLS_MAX, ShardReader, field_names, unread_of
 from feedd.formats.missing_reasons import HAS
 from feedd.recipe.encodings import parse_encoding
 from feedd.shard_index import RegularIndex, ShardIndex, numbered
@@ -150,8 +150,7 @@ class _Reader(ShardReader):
             for column in columns:
                 self._check_encoding(column, end)
                 self._check(column.name, column.at, rows * column.width, end)
-            strides = tuple((column.at, column.width, column.width) for column in columns)
-            return RegularIndex(names, strides, rows, stored, notes, unread)
+            return _regular(foot, names, notes)
         starts = np.zeros((len(columns), rows), np.int64)
         sizes = np.zeros((len(columns), rows), np.int64)
         why: dict[int, NDArray[np.uint8]] = {}
@@ -227,6 +226,27 @@ class _Reader(ShardReader):
 def _is_regular(foot: TableFoot) -> bool:
     """Whether the foot alone tells where all values lie."""
     return foot.keys is None and all(column.is_regular for column in foot.columns)
+
+
+def _regular(foot: TableFoot, names: tuple[str, ...], notes: tuple[tuple[int, int, str], ...]) -> RegularIndex:
+    strides = tuple((column.at, column.width, column.width) for column in foot.columns)
+    stored = tuple(column.encoding for column in foot.columns)
+    return RegularIndex(names, strides, foot.rows, stored, notes, unread_of(dict(foot.unread)))
+
+
+def regular_index(foot: TableFoot, url: str) -> RegularIndex | None:
+    """Return the index of a table that will have this foot; None: the foot alone does not tell it, or it is too large.
+
+    Args:
+        foot: the foot, without notes.
+        url: URL of the shard, for errors.
+
+    Raises:
+        BadShard: two columns have the same name.
+    """
+    names = field_names([column.name for column in foot.columns], url)
+    is_small = len(names) * foot.rows <= CELLS_MAX
+    return _regular(foot, names, ()) if _is_regular(foot) and is_small else None
 
 
 def _reasons(marks: Mapping[int, NDArray[np.uint8]], starts: NDArray[np.int64]) -> NDArray[np.uint8]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 import time
 from contextlib import AsyncExitStack, closing
@@ -31,10 +32,11 @@ if TYPE_CHECKING:
     from feedd.daemon.notify import Notifier
     from feedd.observe.page_access import PageAccess
 
-    OnReady = Callable[[Sequence[str], str | None], None]
+    OnReady = Callable[[Sequence[str], str | None, int], None]
 
 STOP_S = 90.0
 """Longest time for a lane to end, besides the grace for open streams. Then it is killed."""
+_CLEAN = {0, -signal.SIGTERM}  # of a lane that was told to end; SIGTERM itself ends one that still imports
 _DATAGRAM_BYTES = 4096
 _READY = "READY=1"
 _OF_THIS_PROCESS = ("WATCHDOG_USEC", "WATCHDOG_PID")  # variables that no lane inherits: it has a watchdog of its own
@@ -83,7 +85,8 @@ class Supervisor:
             config: the node's configuration.
             command: how to start a lane.
             notifier: tells the service manager.
-            on_ready: called once all lanes serve, with their addresses and the page's address with its token.
+            on_ready: called once all lanes serve, with their addresses, the page's address with its token, and the
+                configured size of all caches.
             access: who may see the status pages.
         """
         self._config = config
@@ -141,7 +144,7 @@ class Supervisor:
             return
         _log.info("ready", lanes=len(self._lanes), addresses=self._config.listen, status=self._page.bound)
         if self._on_ready is not None:
-            self._on_ready(self._config.listen, self._page.url)
+            self._on_ready(self._config.listen, self._page.url, self._config.cache.size)
 
     # ------------------------------------------------------------------ one lane
 
@@ -152,7 +155,7 @@ class Supervisor:
             was_ready, one.reported_ready, one.serves = one.serves or one.reported_ready, False, False
             self._tell()
             if self._requests.drain.is_set():
-                self._code = self._code or int(code != 0)
+                self._code = self._code or int(code not in _CLEAN)
                 return
             verdict = one.restarts.ended(code, lived_s, was_ready=was_ready, node_ready=self._all_serve.is_set())
             match verdict:

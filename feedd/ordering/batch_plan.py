@@ -225,6 +225,7 @@ class BatchPlanGroup:
         shard_no: int32[rows], index into ``shards``.
         ordinal: int64[rows], sample within its shard.
         are_firsts: the two arrays tell only the first row of each batch, as of a ``SpanPlan``.
+        rows: rows for which an element of the two arrays stands.
     """
 
     batches: tuple[BatchPlan, ...]
@@ -232,6 +233,7 @@ class BatchPlanGroup:
     shard_no: NDArray[np.int32]
     ordinal: NDArray[np.int64]
     are_firsts: bool = False
+    rows: int = 1
 
     @classmethod
     def of(cls, batches: Sequence[BatchPlan]) -> BatchPlanGroup:
@@ -243,7 +245,7 @@ class BatchPlanGroup:
     def of_run(cls, run: AnyRunPlan) -> BatchPlanGroup:
         """Return the samples of a run."""
         if isinstance(run, SpanPlan):
-            return cls((), [run.shard], np.zeros(run.count, np.int32), run.firsts, are_firsts=True)
+            return cls((), [run.shard], np.zeros(run.count, np.int32), run.firsts, are_firsts=True, rows=run.rows)
         return cls._numbered((), run.shard, run.ordinal)
 
     @classmethod

@@ -15,7 +15,7 @@ from feedd.peers.rendezvous import holder_of
 from feedd.units import parse_host_port
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
     from pathlib import Path
 
     from feedd.peers.peer_options import PeerOptions
@@ -70,9 +70,11 @@ class Members:
         resolved = await asyncio.gather(*map(self._resolve, names))
         found = sorted({lane for addresses in resolved for address in addresses for lane in self._lanes(address)})
         current = tuple(found)
-        if current == self.current:
+        own = self.own
+        if current != self.current or self._options.address:
+            own = await self._own_of(current)
+        if (current, own) == (self.current, self.own):
             return False
-        own = await LOCAL_FILES.run(self._own_of, current)
         _log.info("members of the peer cache", count=len(current), own=own or "none", members=current[:16])
         if current and not own:
             hint = "set peers.address to this daemon's own address among the members"
@@ -124,12 +126,15 @@ class Members:
         host, port = parse_host_port(address)
         return (_join(host, port + _LANE_PORTS * lane) for lane in range(self._options.lane_count))
 
-    def _own_of(self, members: Iterable[str]) -> str:
-        """Return this daemon's address among the members; runs in a thread."""
-        if self._options.address:
-            host, _ = parse_host_port(self._options.address)
-            own = _join(host, self._port)
-            return own if own in members else ""
+    async def _own_of(self, members: Collection[str]) -> str:
+        """Return this daemon's address among the members; empty: it is not among them."""
+        if not self._options.address:
+            return await LOCAL_FILES.run(self._local_of, members)
+        hosts = [parse_host_port(one)[0] for one in await self._resolve(self._options.address)]
+        return next((own for host in hosts if (own := _join(host, self._port)) in members), "")
+
+    def _local_of(self, members: Iterable[str]) -> str:
+        """Return the member with an address of this machine and this daemon's port; runs in a thread."""
         for member in members:
             host, port = parse_host_port(member)
             if port == self._port and _is_local(host):

@@ -98,8 +98,14 @@ class PeerCache:
             client_context = self._contexts.client
             links = await work_loop.run(lambda: self._linked(client_context))
             stack.push_async_callback(lambda: work_loop.run(links.close))
+            self._links = links
             self.fetcher = PeerFetcher(
-                self._stores.fetcher, links, work_loop, lambda ref: members.holder_of(ref, links.usable), self._traffic
+                self._stores.fetcher,
+                links,
+                work_loop,
+                lambda ref: members.holder_of(ref, links.usable),
+                self._traffic,
+                self._recorder,
             )
             group = await stack.enter_async_context(asyncio.TaskGroup())
             for upkeep in (
@@ -120,12 +126,14 @@ class PeerCache:
         """Serve the entries of an open cache to peers during the body."""
         async with PeerEntries(cache, access, self._traffic) as entries, LoopThread("feedd-peers") as thread:
             server = PeerServer(entries, thread, self._contexts.server, self._recorder, self._options.timeout_s / 4)
+            self._links.meter.server_loop = await thread.run(_running_loop)
             async with asyncio.TaskGroup() as group:
                 serving = group.create_task(thread.run(lambda: server.serve(self._listener)))
                 _log.info("serves peers", address=_address(self._listener), tls=self._contexts.server is not None)
                 try:
                     yield
                 finally:
+                    self._links.meter.server_loop = None
                     serving.cancel()
 
     async def _follow(self, members: Members, links: PeerLinks) -> None:
@@ -137,6 +145,10 @@ class PeerCache:
 
     async def _linked(self, tls: ssl.SSLContext | None) -> PeerLinks:
         return PeerLinks(self._options, self._stores.buckets, self._stores.ranges, tls, self._recorder, self._clock)
+
+
+async def _running_loop() -> asyncio.AbstractEventLoop:
+    return asyncio.get_running_loop()
 
 
 async def _listener(address: str) -> socket.socket:

@@ -114,7 +114,7 @@ class PeerEntries:
 
     def _refuses(self, wish: EntryWish) -> bool:
         ref = wish.ref
-        if not self.may_read(wish) or not self._traffic.may_promise(ref):
+        if not self.may_read(wish):
             return True
         pinned_bytes = sum(one.size_bytes for one in self._pins)
         if pinned_bytes and pinned_bytes + ref.size_bytes > self._cache.limit_bytes // _SHARE:
@@ -124,6 +124,8 @@ class PeerEntries:
     async def _bring(self, ref: ObjectRef, done: Callable[[ShardFile | None], None]) -> None:
         file: ShardFile | None = None
         try:
+            if not self._traffic.may_promise(ref):
+                return
             with self._traffic.bringing(ref):
                 async with asyncio.timeout(BRING_S):
                     pins = await self._cache.acquire([ref])

@@ -15,9 +15,11 @@ from feedd.errors import CacheError, FeeddError
 from feedd.fetch.fetch_options import SourceOptions
 from feedd.fetch.s3.bodies import Files
 from feedd.fetch.s3.connection_pool import ConnectionPool, Endpoint
+from feedd.fetch.s3.idle_timeout import Patience
 from feedd.fetch.s3.transfer_threads import TransferThreads
 from feedd.flow.pools import LOCAL_FILES
-from feedd.metrics import PEER_FETCHES, PEER_PAUSED
+from feedd.metrics import PEER_PAUSED
+from feedd.peers.delay_meter import DelayMeter
 from feedd.peers.peer_link import PeerLink, Promise
 from feedd.peers.peer_store import PeerStore
 from feedd.units import parse_host_port
@@ -57,6 +59,9 @@ class PeerLinks:
         tls: context of connections to peers; None: plain text.
         recorder: takes the measurements.
         clock: times the pauses of failing peers.
+
+    Attributes:
+        meter: measures this daemon's own delays.
     """
 
     def __init__(
@@ -77,12 +82,11 @@ class PeerLinks:
         self._links: dict[str, PeerLink] = {}
         self._stores: dict[str, PeerStore] = {}
         self._threads = TransferThreads(options.transfer_threads)
-        # Two thirds, because silence is noticed after up to half as much again.
+        self.meter = DelayMeter(options.timeout_s)
+        self.meter.on_tick = self._look
+        longest_s = self.meter.delays.longest_s
         self._limits = SourceOptions(
-            parts_in_flight=_PARTS_MAX,
-            connect_timeout_s=options.timeout_s,
-            read_timeout_s=options.timeout_s * 2 / 3,
-            hedge_share=0,
+            parts_in_flight=_PARTS_MAX, connect_timeout_s=longest_s, read_timeout_s=longest_s, hedge_share=0
         )
         self._failed = asyncio.Event()
 
@@ -95,26 +99,32 @@ class PeerLinks:
         """Return the link to a peer."""
         found = self._links.get(member)
         if found is None:
-            host, port = parse_host_port(member)
-            pool = ConnectionPool(Endpoint(member, host, port, self._tls), self._limits, Files(self._threads))
-            found = PeerLink(member, pool, self._options.timeout_s, self._clock, self._failed.set)
-            self._links[member] = found
+            found = self._links[member] = self._opened(member)
         return found
 
-    async def fetch(self, member: str, ref: ObjectRef, sink: RangeSink, watch: FetchWatch | None) -> bool:
-        """Fill ``sink`` from a peer; return False if the peer does not bring the entry.
+    def _opened(self, member: str) -> PeerLink:
+        host, port = parse_host_port(member)
+        # Two thirds, because silence is noticed after up to half as much again.
+        patience = Patience(lambda: self.meter.silence_s() * 2 / 3, lambda: link.heard_s)
+        endpoint, files = Endpoint(member, host, port, self._tls, patience=patience), Files(self._threads)
+        pool = ConnectionPool(endpoint, self._limits, files)
+        link = PeerLink(member, pool, self.meter, self._clock, self._failed.set)
+        return link
+
+    async def ask(self, member: str, ref: ObjectRef) -> Promise:
+        """Ask a peer for an entry."""
+        return await self.link(member).ask(ref)
+
+    async def wait(self, member: str, ref: ObjectRef) -> Promise:
+        """Wait while a peer fetches an entry."""
+        return await self.link(member).wait(ref)
+
+    async def read(self, member: str, ref: ObjectRef, sink: RangeSink, watch: FetchWatch | None) -> str:
+        """Fill ``sink`` from a peer that holds the entry; return the outcome, as ``PEER_FETCHES`` names it.
 
         Raises:
             CacheError: the sink cannot be written.
         """
-        promise = await self.link(member).promise(ref)
-        outcome = promise.value
-        if promise is Promise.HELD:
-            outcome = await self._read(member, ref, sink, watch)
-        self._recorder.count(PEER_FETCHES, outcome=outcome)
-        return outcome == "read"
-
-    async def _read(self, member: str, ref: ObjectRef, sink: RangeSink, watch: FetchWatch | None) -> str:
         name = f"{_SCHEME}{member}/{ref.root}"
         store = self._stores.get(name)
         if store is None:
@@ -129,6 +139,10 @@ class PeerLinks:
             _log.debug("an entry was not read from a peer", object=ref.url, peer=member, error=str(error))
             return "failed"
         return "read"
+
+    def _look(self) -> None:
+        for link in self._links.values():
+            link.look()
 
     async def probe(self) -> None:
         """Probe failing peers when their pauses end; never returns."""

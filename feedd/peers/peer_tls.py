@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from feedd.errors import BadConfig
-from feedd.fetch.s3.trust import file_version
+from feedd.flow.file_versions import file_versions
 from feedd.flow.pools import LOCAL_FILES
 
 if TYPE_CHECKING:
+    from feedd.flow.file_versions import FileVersion
     from feedd.peers.peer_options import PeerTls
     from feedd.protocols import Clock
 
@@ -37,7 +38,8 @@ class PeerContexts:
         self._files = files
         self.server: ssl.SSLContext | None = None
         self.client: ssl.SSLContext | None = None
-        self._version: tuple[tuple[int, int, int], ...] = ()
+        self._version: tuple[FileVersion | None, ...] = ()
+        self._refused: tuple[FileVersion | None, ...] = ()
 
     def read(self) -> None:
         """Read the files; blocks.
@@ -68,15 +70,16 @@ class PeerContexts:
                 await LOCAL_FILES.run(self._renew)
 
     def _renew(self) -> None:
+        version = self._versions()
+        if version in {self._version, self._refused}:
+            return
         try:
-            version = self._versions()
-            if version == self._version:
-                return
             for context in (self.server, self.client):
                 assert context is not None
                 self._load(context)
-        except (OSError, ssl.SSLError) as error:  # in the middle of a rotation; the next look reads them
+        except (OSError, ssl.SSLError) as error:  # in the middle of a rotation, or a mistake
             _log.warning("the new TLS files for peers cannot be used, the former stay in use", error=str(error))
+            self._refused = version
             return
         self._version = version
         _log.info("TLS files for peers read again")
@@ -86,7 +89,6 @@ class PeerContexts:
         context.load_cert_chain(self._files.cert_path, self._files.key_path)
         context.load_verify_locations(self._files.ca_path)
 
-    def _versions(self) -> tuple[tuple[int, int, int], ...]:
+    def _versions(self) -> tuple[FileVersion | None, ...]:
         assert self._files is not None
-        paths = (self._files.cert_path, self._files.key_path, self._files.ca_path)
-        return tuple(map(file_version, paths))
+        return file_versions((self._files.cert_path, self._files.key_path, self._files.ca_path))

@@ -1,4 +1,4 @@
-"""Which entries move between daemons now, so that two daemons never wait for each other. Pure."""
+"""Which daemons wait for each other now, so that none waits in a circle. Pure."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 
 class PeerTraffic:
-    """The entries that this daemon brings for peers, and those that it reads from peers.
+    """The entries that peers wait for here, and those that this daemon waits for at a peer.
 
-    What a peer wants is fetched from the store only: a request is never passed on to a third daemon. What this daemon
-    reads from a peer is promised to no other peer until it is in the cache.
+    While a peer waits for an entry, this daemon does not wait for a peer that fetches it. It reads the entry from a
+    peer that has it, or from the store. While this daemon waits itself, it promises the entry to no peer.
     """
 
     def __init__(self) -> None:
         self._for_peers: Counter[ObjectRef] = Counter()
-        self._from_peers: Counter[ObjectRef] = Counter()
+        self._waits: Counter[ObjectRef] = Counter()
 
     @contextmanager
     def bringing(self, ref: ObjectRef) -> Iterator[None]:
@@ -30,18 +30,18 @@ class PeerTraffic:
             yield
 
     @contextmanager
-    def reading(self, ref: ObjectRef) -> Iterator[None]:
-        """Note that an entry is read from a peer, during the body."""
-        with _counted(self._from_peers, ref):
+    def waiting(self, ref: ObjectRef) -> Iterator[None]:
+        """Note that this daemon waits for a peer that fetches an entry, during the body."""
+        with _counted(self._waits, ref):
             yield
 
-    def may_read(self, ref: ObjectRef) -> bool:
-        """Whether an entry may be read from a peer."""
+    def may_wait(self, ref: ObjectRef) -> bool:
+        """Whether this daemon may wait for a peer that fetches an entry."""
         return ref not in self._for_peers
 
     def may_promise(self, ref: ObjectRef) -> bool:
         """Whether an entry may be promised to a peer."""
-        return ref not in self._from_peers
+        return ref not in self._waits
 
 
 @contextmanager

@@ -10,13 +10,15 @@ import grpc
 import structlog
 
 from feedd.errors import BadConfig
+from feedd.flow.file_versions import file_versions
 
 if TYPE_CHECKING:
+    from feedd.flow.file_versions import FileVersion
     from feedd.serve.server_options import TlsFiles
 
 _log = structlog.get_logger(__name__)
 
-_Version = tuple[tuple[int, int, int], ...]
+_Version = tuple["FileVersion | None", ...]
 
 
 class CertificateFiles:
@@ -53,30 +55,23 @@ class CertificateFiles:
     def _newer(self) -> grpc.ServerCertificateConfiguration | None:
         """Return the files' content if it changed and fits together, else None: what is in use stays in use."""
         with self._guard:
+            version = self._versions()
+            if version in {self._version, self._refused}:
+                return None
             try:
-                version = self._versions()
-                if version in {self._version, self._refused}:
-                    return None
                 ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self._files.cert_path, self._files.key_path)
                 found = self._read()
             except (OSError, ssl.SSLError) as error:  # in the middle of a rotation, or a mistake
                 _log.warning("the new TLS files cannot be used, the former stay in use", error=str(error))
-                self._refused = self._version_or_none()
+                self._refused = version
                 return None
             self._version = version
             _log.info("TLS files read again", cert=str(self._files.cert_path))
             return found
 
-    def _version_or_none(self) -> _Version | None:
-        try:
-            return self._versions()
-        except OSError:
-            return None
-
     def _versions(self) -> _Version:
         files = self._files
-        paths = [path for path in (files.cert_path, files.key_path, files.client_ca_path) if path is not None]
-        return tuple((one.st_mtime_ns, one.st_size, one.st_ino) for one in (path.stat() for path in paths))
+        return file_versions(path for path in (files.cert_path, files.key_path, files.client_ca_path) if path)
 
     def _read(self) -> grpc.ServerCertificateConfiguration:
         files = self._files

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from feedd import metrics
 from feedd.batching.leased_entries import LeasedEntries
 from feedd.cache.pins import with_pinned
 from feedd.dataset.pack_layout import is_pack
-from feedd.errors import FeeddError
+from feedd.errors import CacheUnavailable, FeeddError
 from feedd.ordering.batch_plan import AnyRunPlan, BatchPlanGroup, SpanPlan
 from feedd.values import Cursor, EpochEnd, Produced
 
@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from feedd.ordering.batch_plan import BatchPlan
     from feedd.ordering.mixed_reader import AnyReader
     from feedd.sessions.next_epoch_prefetch import NextEpochPrefetch
+    from feedd.shard_index import ShardIndex
     from feedd.values import BatchReady, SessionInfo, ShardFile, SlotRef
+
+_T = TypeVar("_T")
 
 
 async def plan_leading(
@@ -103,18 +106,45 @@ class BatchDecoder:
         Raises:
             As ``Session.produce``.
         """
-        ticket = self.stages.inflight.ticket()
         group = BatchPlanGroup.of(plans)
-        refs = [self.view.refs[shard] for shard in group.shards]
-        indexes = await self.catalog.indexes(self.view, group.shards)
 
-        def fill(files: tuple[ShardFile, ...]) -> Awaitable[list[BatchReady]]:
+        def fill(indexes: Sequence[ShardIndex], files: tuple[ShardFile, ...]) -> Awaitable[list[BatchReady]]:
             decoding()
             return self.assembler.fill(group, slots, indexes, files, early=early, first=first)
 
-        if early:
-            return await with_pinned(self.stages.cache, refs, fill)
-        return await self.stages.inflight.read(refs, group, fill, owner, ticket)
+        return await self._read(group, fill, owner, early=early)
+
+    async def _read(
+        self,
+        group: BatchPlanGroup,
+        fill: Callable[[Sequence[ShardIndex], tuple[ShardFile, ...]], Awaitable[_T]],
+        owner: object,
+        *,
+        early: bool,
+    ) -> _T:
+        """Return the result of ``fill`` for the indexes and files of a group's shards."""
+        stages, ticket = self.stages, self.stages.inflight.ticket()
+        refs = [self.view.refs[shard] for shard in group.shards]
+        for is_last in (False, True):
+            misjudged_count = stages.cache.misjudged_count
+            indexes = await self.catalog.indexes(self.view, group.shards)
+
+            def read(
+                files: tuple[ShardFile, ...], indexes: Sequence[ShardIndex] = indexes, count: int = misjudged_count
+            ) -> Awaitable[_T]:
+                if stages.cache.misjudged_count != count:
+                    message = "a table got another layout while a batch waited for it"
+                    raise CacheUnavailable(message, stage="cache")
+                return fill(indexes, files)
+
+            try:
+                if early:
+                    return await with_pinned(stages.cache, refs, read)
+                return await stages.inflight.read(refs, group, read, owner, ticket)
+            except CacheUnavailable:
+                if is_last or stages.cache.misjudged_count == misjudged_count:
+                    raise
+        raise AssertionError("the second try returns or raises")
 
     async def decode_run(
         self,
@@ -146,22 +176,17 @@ class BatchDecoder:
             if leased is not None:
                 decoding()
                 return leased
-        ticket = self.stages.inflight.ticket()
         if isinstance(run, SpanPlan) and is_pack(self.view.refs[run.shard]):
             run = run.expanded()  # a pack is read before it is whole, so it must be told which samples are needed
         group = BatchPlanGroup.of_run(run)
-        refs = [self.view.refs[shard] for shard in group.shards]
-        indexes = await self.catalog.indexes(self.view, group.shards)
 
-        def fill(files: tuple[ShardFile, ...]) -> Awaitable[BatchReady | None]:
+        def fill(indexes: Sequence[ShardIndex], files: tuple[ShardFile, ...]) -> Awaitable[BatchReady | None]:
             decoding()
             return self.assembler.plain.fill_run(
                 run, group, slot, indexes, files, early=early, first=first, entries=entries
             )
 
-        if early:
-            return await with_pinned(self.stages.cache, refs, fill)
-        return await self.stages.inflight.read(refs, group, fill, owner, ticket)
+        return await self._read(group, fill, owner, early=early)
 
 
 class _Run:

@@ -25,6 +25,7 @@ NAMES: Final = ("store", "cache", "decode", "hand-off", "trainer", "GPU")
 STAGE_OF: Final = {
     "listing": "store",
     "s3_throttling": "store",
+    "failing_peers": "store",
     "s3_far": "store",
     "s3_latency": "store",
     "s3_bandwidth": "store",
@@ -101,9 +102,11 @@ def _store(window: Window | None) -> StageView:
     if window is None:
         return StageView("store")
     fetch = window.fetch
-    first = "" if fetch.first_byte_s is None else f"first byte {fetch.first_byte_s * 1e3:,.0f} ms"
-    rate = _bytes_per_s(fetch.read_bytes / window.seconds)
-    return StageView("store", *rate, window.fetching, f"waited {window.fetching:.0%}", first)
+    detail = "" if fetch.first_byte_s is None else f"first byte {fetch.first_byte_s * 1e3:,.0f} ms"
+    if fetch.peer_bytes or fetch.peers_paused:
+        detail = f"{fetch.peer_share:.0%} from peers" + (f", {fetch.peers_paused} away" if fetch.peers_paused else "")
+    rate = _bytes_per_s((fetch.read_bytes + fetch.peer_bytes) / window.seconds)
+    return StageView("store", *rate, window.fetching, f"waited {window.fetching:.0%}", detail)
 
 
 def _cache(window: Window | None, last: Moment) -> StageView:

@@ -6,6 +6,7 @@ import zlib
 from typing import TYPE_CHECKING, Final
 
 from feedd.convert.conversion_registry import is_outline
+from feedd.convert.whole_table import RowGroups, TablePlan
 from feedd.errors import BadShard
 from feedd.values import ByteRange
 from feedd.workers.index_columns import unpack_regular
@@ -21,6 +22,19 @@ _LEAST_LONG_S: Final = 1.0
 _OUTLINE_BYTES_MAX: Final = 8 << 20  # of text, as many rows are read in a tenth of a second
 LONG_STREAM: Final = -1
 """Queue of long conversions. It is separate, so that short calls never wait behind them."""
+
+
+def missing_ranges(answer: NeedRanges) -> MissingRanges:
+    """Return what a worker's answer says."""
+    told = answer.plan
+    if told is None:
+        return MissingRanges(tuple(ByteRange(*span) for span in answer.spans))
+    groups = tuple(
+        RowGroups(group, row, tuple(ByteRange(*span) for span in spans)) for group, row, spans in told.groups
+    )
+    index = None if told.index is None else unpack_regular(told.index)
+    plan = TablePlan(told.size_bytes, groups, index)
+    return MissingRanges(plan.ranges, plan)
 
 
 class MakeCall:
@@ -50,14 +64,15 @@ class MakeCall:
         task = self._task
         spans = tuple((span.start, span.end) for span in task.spans)
         sizes = (task.size_bytes, spans, task.out_at, task.limit_bytes, task.memory_bytes, task.entry_bytes)
+        groups = task.groups.start, task.groups.stop
         params = zlib.compress(task.conversion.params.encode())
-        request = MakeRequest(request_id, task.conversion.name, params, task.url, *sizes)
+        request = MakeRequest(request_id, task.conversion.name, params, task.url, *sizes, groups)
         return Packet(encode(request), (task.source_fd, task.out_fd))
 
     def accept(self, rows: range, answer: Answer, fds: list[int]) -> None:  # noqa: ARG002 - the protocol's names
         """Store the converted shard, or the ranges that are still needed."""
         if isinstance(answer, NeedRanges):
-            self.outcome = MissingRanges(tuple(ByteRange(*span) for span in answer.spans), answer.table_bytes)
+            self.outcome = missing_ranges(answer)
             return
         assert isinstance(answer, ConvertedAnswer)
         index = None if answer.index is None else unpack_regular(answer.index)

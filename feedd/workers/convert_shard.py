@@ -15,12 +15,13 @@ from feedd.formats.refused import say_packed
 from feedd.formats.table import TableFormat
 from feedd.values import ByteRange
 from feedd.workers.index_columns import indexed
-from feedd.workers.messages import ConvertedAnswer, NeedRanges, encode
+from feedd.workers.messages import ConvertedAnswer, NeedRanges, TablePlanMessage, encode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from feedd.protocols import PartialObject, ShardConverter
+    from feedd.convert.whole_table import TablePlan
+    from feedd.protocols import PartialObject, PlacedWriter, ShardConverter
     from feedd.workers.messages import Indexed, MakeRequest
 
 _HEAD_BYTES: Final = 8
@@ -46,12 +47,16 @@ def make_shard(request: MakeRequest, fds: Sequence[int]) -> ConvertedAnswer | Ne
         out = FileOut(target, request.out_at, *limits, request.url, request.entry_bytes)
         try:
             with at_most(out.extra_bytes, request.url):
-                ranges, table_bytes = _wanted(converter, held, params)
+                if groups := range(*request.groups):
+                    size_bytes = _groups_made(converter, held, request, out, groups)
+                    return ConvertedAnswer(request.id, time.perf_counter() - began_s, size_bytes, _TABLE.name)
+                ranges, plan = _wanted(converter, held, params)
                 wanted = [span for span in ranges if not held.holds(span)]
             if wanted:
                 _check(wanted, request)
-                spans_wanted = tuple((span.start, span.end) for span in wanted)
-                return NeedRanges(request.id, time.perf_counter() - began_s, spans_wanted, table_bytes)
+                told = None if plan is None else _message(plan)
+                spans_wanted = () if told is not None else tuple((span.start, span.end) for span in wanted)
+                return NeedRanges(request.id, time.perf_counter() - began_s, spans_wanted, told)
             with at_most(out.extra_bytes, request.url):
                 format_name = converter.make(held, request.url, params, out)
         except BadShard as error:
@@ -75,17 +80,40 @@ class ImportsLate(Protocol):
 
 
 @runtime_checkable
-class TellsSize(Protocol):
-    """A converter of tables that may know the size of the table before it has the values."""
+class WritesGroups(Protocol):
+    """A converter of tables that may know the layout of the table before it has the values."""
 
-    def wanted_and_size(self, held: PartialObject, params: str) -> tuple[tuple[ByteRange, ...], int]:
-        """Return the same as ``ShardConverter.wanted``, and the size of the table, or -1 if it is not known."""
+    def wanted_and_plan(self, held: PartialObject, params: str) -> tuple[tuple[ByteRange, ...], TablePlan | None]:
+        """Return the same as ``ShardConverter.wanted``, and how the table can be written, if that is known."""
+
+    def make_groups(self, held: PartialObject, url: str, params: str, out: PlacedWriter, groups: range) -> int:
+        """Write some row groups to their places in the table; return the size of the table, or -1: it is not known."""
 
 
-def _wanted(converter: ShardConverter, held: PartialObject, params: str) -> tuple[tuple[ByteRange, ...], int]:
-    if isinstance(converter, TellsSize):
-        return converter.wanted_and_size(held, params)
-    return converter.wanted(held, params), -1
+def _wanted(
+    converter: ShardConverter, held: PartialObject, params: str
+) -> tuple[tuple[ByteRange, ...], TablePlan | None]:
+    if isinstance(converter, WritesGroups):
+        return converter.wanted_and_plan(held, params)
+    return converter.wanted(held, params), None
+
+
+def _groups_made(
+    converter: ShardConverter, held: PartialObject, request: MakeRequest, out: FileOut, groups: range
+) -> int:
+    assert isinstance(converter, WritesGroups), "only planned tables are made of row groups"
+    params = zlib.decompress(request.params).decode()
+    return converter.make_groups(held, request.url, params, out, groups)
+
+
+def _message(plan: TablePlan) -> TablePlanMessage:
+    groups = tuple(
+        (one.group_end, one.row_end, tuple((span.start, span.end) for span in one.ranges)) for one in plan.groups
+    )
+    index = None if plan.index is None else indexed(0, 0.0, plan.index, plan.index.strides)
+    if index is not None and len(encode(index)) > _INDEX_BYTES_MAX:
+        index = None
+    return TablePlanMessage(plan.size_bytes, groups, index)
 
 
 def import_libraries(name: str) -> None:

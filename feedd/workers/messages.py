@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
-PROTOCOL: Final = 10
+PROTOCOL: Final = 11
 """Bump it with every change here: a worker started after an upgrade on disk must not talk to an older daemon."""
 
 MESSAGE_BYTES_MAX: Final = 96 << 10
@@ -101,6 +101,7 @@ class MakeRequest(msgspec.Struct, frozen=True, array_like=True, tag="make"):
     limit_bytes: int
     memory_bytes: int
     entry_bytes: int = -1
+    groups: tuple[int, int] = (0, 0)  # row groups to write to their places in the table; none: the whole shard is made
 
 
 class PinRequest(msgspec.Struct, frozen=True, array_like=True, tag="pin"):
@@ -204,13 +205,21 @@ class ConvertedAnswer(msgspec.Struct, frozen=True, array_like=True, tag="convert
     index: Indexed | None = None
 
 
+class TablePlanMessage(msgspec.Struct, frozen=True, array_like=True):
+    """``whole_table.TablePlan``: of each of ``groups``, where it ends, and its ranges."""
+
+    size_bytes: int
+    groups: tuple[tuple[int, int, tuple[tuple[int, int], ...]], ...]
+    index: Indexed | None = None
+
+
 class NeedRanges(msgspec.Struct, frozen=True, array_like=True, tag="need"):
     """These ranges of the object must be available before the conversion."""
 
     id: int
     busy_s: float
     spans: tuple[tuple[int, int], ...]
-    table_bytes: int = -1  # size of the shard, which is a table; -1: only the conversion tells it
+    plan: TablePlanMessage | None = None  # then ``spans`` is empty
 
 
 class Pinned(msgspec.Struct, frozen=True, array_like=True, tag="pinned"):

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from feedd.conversion import Conversion
+    from feedd.convert.whole_table import TablePlan
     from feedd.shard_index import ShardIndex
     from feedd.values import ByteRange, FieldRecipe, ShardFile
 
@@ -172,6 +173,7 @@ class MakeTask:
         limit_bytes: maximum size of the shard.
         memory_bytes: memory available for the shard and for its conversion.
         entry_bytes: bytes of the shard beyond this size are counted but not written; negative: all are written.
+        groups: row groups to write to their places in the table (``TablePlan``); empty: the whole shard is made.
     """
 
     conversion: Conversion
@@ -184,6 +186,7 @@ class MakeTask:
     limit_bytes: int
     memory_bytes: int
     entry_bytes: int = -1
+    groups: range = range(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,11 +212,11 @@ class MissingRanges:
 
     Attributes:
         ranges: ranges of the object that must be available before the conversion.
-        table_bytes: size of the shard, which is a table; -1: only the conversion tells the size.
+        plan: how the shard, which is a table, can be written; None: only the conversion tells its size.
     """
 
     ranges: tuple[ByteRange, ...]
-    table_bytes: int = -1
+    plan: TablePlan | None = None
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -14,7 +14,7 @@ from feedd.peers.peer_options import PeerOptions
 from feedd.peers.peer_store import PeerStore
 from tests.conformance.object_store_suite import *  # noqa: F403 - its tests run here, against the bed below
 from tests.conformance.object_store_suite import Bed, read
-from tests.fakes.cluster import a_node, free_address
+from tests.fakes.cluster import a_node, free_address, promised
 from tests.fakes.s3.checksums import Kept
 from tests.fakes.s3.server import S3Server
 from tests.fakes.tally import TallyRecorder
@@ -42,7 +42,7 @@ class PromisedStore(PeerStore):
         self, ref: ObjectRef, span: ByteRange, sink: RangeSink, progress: ReadProgress | None = None
     ) -> None:
         """Ask, then read."""
-        await self.link.promise(ref)
+        await promised(self.link, ref)
         await super().read_into(ref, span, sink, progress)
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-START_S = 40.0
+START_S = 90.0  # a node of lanes on a machine that does other work; below the time limit of a test
 STOP_S = 20.0
 
 

@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from feedd_client import FeedDataset
@@ -87,6 +85,9 @@ def test_states_near_the_end_of_an_epoch(daemon: Daemon, workers: int, counted: 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")  # so it is, here
 def test_distributed_checkpoint(daemon: Daemon, tmp_path: Path) -> None:
     """torch.distributed.checkpoint saves and loads the position beside a model."""
+    from torch.distributed.checkpoint.state_dict_loader import load  # noqa: PLC0415 - takes long, and for this test only
+    from torch.distributed.checkpoint.state_dict_saver import save  # noqa: PLC0415 - see above
+
     whole = _labels(_dataset(daemon))
     dataset = _dataset(daemon)
     batches = iter(dataset)

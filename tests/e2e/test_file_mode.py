@@ -10,6 +10,7 @@ import tarfile
 import time
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from feedd_client import FeedDataset, Topology
@@ -28,7 +29,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 URL = "s3://data/train/"
 SHARDS = {f"{shard:02d}.tar": numbered(shard, 5 + shard, pad_bytes=20_000) for shard in range(6)}
-LARGE = os.urandom(9 << 20)  # several parts
+LARGE = np.arange(9 << 18, dtype="<u4").tobytes()  # of 9 MiB: several parts
 WAIT_S = 40.0
 
 

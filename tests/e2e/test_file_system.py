@@ -12,6 +12,7 @@ import tarfile
 from typing import TYPE_CHECKING, Any
 
 import fsspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
@@ -35,7 +36,9 @@ STANDING = {"settings": SETTINGS}
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_daemon"), pytest.mark.timeout(120)]
 
 SHARD = numbered(0, 4, pad_bytes=1000)
-LARGE = os.urandom(21 << 20)  # several pieces of a read, and above what is cached as a whole
+LARGE = np.arange(
+    21 << 18, dtype="<u4"
+).tobytes()  # of 21 MiB: several pieces of a read, and above what is cached as a whole
 
 
 @pytest.fixture

@@ -45,7 +45,8 @@ def test_two_nodes_write_the_same_bytes(tmp_path: Path, case: str) -> None:
     assert done.returncode == 0, done.stderr
     assert ("a node was killed" in done.stderr) == (case == "lose")
     facts = json.loads(done.stdout)
-    assert (facts["counted"], facts["failed"], facts["fetched_bytes"]) == (_SHARDS, [], facts["counted_bytes"])
+    assert (facts["counted"], facts["failed"]) == (_SHARDS, [])
+    assert facts["fetched_bytes"] >= facts["counted_bytes"] > 0
     assert _written(folder) == one
     assert set(one) == {"_feedd_index.json", "00000001.feedd"}
 

@@ -8,8 +8,6 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
 from torch.utils.data import DataLoader
 
 from feedd.dataset.index_file import INDEX_NAME, Row, render
@@ -172,6 +170,9 @@ def test_other_nodes_go_on_with_a_mixture(filled: S3Server, daemons: Callable[..
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")  # so it is, here
 def test_distributed_checkpoint_of_a_mixture(filled: S3Server, daemons: Callable[..., Daemon], tmp_path: Path) -> None:
     """torch.distributed.checkpoint saves and loads the position of a mixture with its sources and weights."""
+    from torch.distributed.checkpoint.state_dict_loader import load  # noqa: PLC0415 - takes long, and for this test only
+    from torch.distributed.checkpoint.state_dict_saver import save  # noqa: PLC0415 - see above
+
     daemon = daemons()
     whole = _labels(_dataset(daemon))
     dataset = _dataset(daemon)

@@ -47,6 +47,7 @@ class Node:
     home: Path
     feedd: Path
     stop_timeout_s: int = 10
+    peers_port: str = ""
     code: int | None = None
 
     def run(self, script: str, *, environment: dict[str, str] | None = None, job: object = JOB) -> str:
@@ -61,6 +62,8 @@ class Node:
                     "START_TIMEOUT_S=30",
                     f"STOP_TIMEOUT_S={self.stop_timeout_s}",
                     f"OPTIONS=({' '.join(_OPTIONS)})",
+                    f'PEERS_PORT="{self.peers_port}"',
+                    f"SCONTROL={self.home}/scontrol",
                 ]
             )
         )
@@ -133,6 +136,27 @@ def test_a_job_has_a_daemon_until_it_ends(node: Node) -> None:
     assert (node.run("epilog.sh"), node.code) == ("", 0)
     assert (node.processes(), node.files()) == ([], [])
     assert node.run("task-prolog.sh") == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("port", ["", "17000"], ids=["off", "on"])
+def test_daemons_of_a_job_know_each_other(node: Node, port: str) -> None:
+    """With a port for peers, the nodes of the job are the members, at a port of the job; the Epilog leaves nothing."""
+    (node.home / "scontrol").write_text('#!/bin/sh\n[ "$1 $2 $3" = "show hostnames n[1-2]" ] && printf "n1\\nn2\\n"\n')
+    (node.home / "scontrol").chmod(0o755)
+    node.peers_port = port
+    assert node.run("prolog.sh", environment={"SLURM_JOB_NODELIST": "n[1-2]"}) == ""
+    (daemon,) = node.processes()
+    environment = {name: value for name, value in daemon.environ().items() if name.startswith("FEEDD_PEERS__")}
+    members = node.home / "run" / f"{JOB}.members"
+    if port:
+        listen, peer_port = "FEEDD_PEERS__LISTEN", 17000 + JOB % 1000
+        assert environment == {listen: f"0.0.0.0:{peer_port}", "FEEDD_PEERS__MEMBERS_FILE": str(members)}
+        assert members.read_text() == f"n1:{peer_port}\nn2:{peer_port}\n"
+    else:
+        assert (environment, members.exists()) == ({}, False)
+    node.run("epilog.sh")
+    assert (node.processes(), node.files()) == ([], [])
 
 
 @pytest.mark.slow

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import tarfile
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.fakes import forks
+
 if TYPE_CHECKING:
+    import subprocess
     from pathlib import Path
 
     from tests.e2e.conftest import Standing
@@ -21,9 +22,7 @@ SECRETS = ("wJalrXUtnFEMI/K7MDENG", "hunter2hunter2", "top-secret-token")
 
 
 def _support(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "feedd", "support", *arguments]
-    environment = {**os.environ, **(env or {})}
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
+    return forks.run(["support", *arguments], {**os.environ, **(env or {})})
 
 
 def _parts(file: Path) -> dict[str, str]:

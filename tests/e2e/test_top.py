@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import os
 import threading
 import urllib.error
 import urllib.request
@@ -15,6 +14,7 @@ import pytest
 from feedd_client import FeedDataset
 from tests.e2e.runs import wait_until
 from tests.e2e.shards import jpeg, tar
+from tests.fakes.forks import run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,8 +30,9 @@ EVIL_KEY = "x<img src=x>"
 
 
 def _top(daemon: Daemon, *arguments: str) -> str:
-    command = [sys.executable, "-m", "feedd", "top", "--address", daemon.address, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    done = run(["top", "--address", daemon.address, *arguments], os.environ)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def _get(url: str) -> tuple[int, str, bytes]:

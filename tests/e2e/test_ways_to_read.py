@@ -17,6 +17,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from feedd_client import DeviceLoader, FeedDataset, Normalize
+from tests.budget import later
 from tests.e2e.shards import numbered
 from tests.fakes.processes import command_of
 
@@ -135,7 +136,7 @@ def _without_daemon(s3: S3Server, daemon: Daemon, tmp_path: Path) -> dict[str, s
     return env
 
 
-@pytest.mark.parametrize("end", ["live", "die"])
+@pytest.mark.parametrize("end", [later("live"), "die"])
 def test_no_daemon_needed(s3: S3Server, daemon: Daemon, tmp_path: Path, end: str) -> None:
     """With no address a daemon is started, said in one line, and gone with the process, even one that was killed."""
     env = _without_daemon(s3, daemon, tmp_path)
@@ -150,6 +151,7 @@ def test_no_daemon_needed(s3: S3Server, daemon: Daemon, tmp_path: Path, end: str
         time.sleep(0.1)
 
 
+@pytest.mark.nightly  # tests/unit/client/test_client_autostart.py starts a stand-in for it
 def test_daemon_of_another_environment(s3: S3Server, daemon: Daemon, tmp_path: Path) -> None:
     """A trainer without the package feedd starts the daemon of another virtual environment, by its command's path."""
     home = tmp_path / "other"

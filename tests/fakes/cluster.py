@@ -17,6 +17,7 @@ from feedd.catalog.sources import Sources
 from feedd.clock import SystemClock
 from feedd.fetch.fetch_options import S3Options, SourceOptions
 from feedd.peers.peer_cache import PeerCache
+from feedd.peers.peer_link import Promise
 from feedd.peers.peer_options import PeerOptions
 from feedd.peers.rendezvous import holder_of
 from tests.fakes.s3.checksums import Kept
@@ -26,6 +27,7 @@ from tests.fakes.tally import TallyRecorder
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
+    from feedd.peers.peer_link import PeerLink
     from feedd.peers.peer_options import PeerTls
     from feedd.values import ObjectRef
 
@@ -91,6 +93,12 @@ async def a_node(
             peers.serving(cache, rules or AccessRules()),
         ):
             yield Node(address, sources, peers, cache, recorder)
+
+
+async def promised(link: PeerLink, ref: ObjectRef) -> Promise:
+    """Ask a peer for an entry, and wait for it."""
+    promise = await link.ask(ref)
+    return await link.wait(ref) if promise is Promise.FETCHING else promise
 
 
 def held_by(refs: list[ObjectRef], address: str, members: tuple[str, ...]) -> list[ObjectRef]:

@@ -225,7 +225,8 @@ async def feeding(
         pool = await stack.enter_async_context(DecodePool(decode or DecodeOptions(), recorder))
         sources = await stack.enter_async_context(Sources(SourceOptions(hedge_share=0), recorder, clock))
         sources.buckets.use(store)  # the one seam: everything above the bucket is the real thing
-        converter = Converter(sources.fetcher, pool.make, ConversionLog(), ConverterOptions(cache_bytes), recorder)
+        limits, inflight = ConverterOptions(cache_bytes), sources.packs.inflight
+        converter = Converter(sources.fetcher, pool.make, ConversionLog(), limits, recorder, inflight)
         cache = await stack.enter_async_context(DiskCache(cache_options, converter, recorder, clock))
         front: AnyCache = cache
         if bypass_bytes:

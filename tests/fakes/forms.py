@@ -17,9 +17,10 @@ from feedd.converting.converter import Converter, ConverterOptions
 from feedd.converting.converting_cache import ConvertingCache
 from feedd.metrics import CACHE_BYTES, CACHE_ENTRIES, CACHE_PINS, CACHE_RESERVED, PIPELINE_MAKING
 from feedd.values import ByteRange
+from feedd.workers.convert_call import missing_ranges
 from feedd.workers.index_columns import unpack_regular
 from feedd.workers.messages import NeedRanges
-from feedd.workers.work import ConvertedShard, MissingRanges
+from feedd.workers.work import ConvertedShard
 from tests.fakes.caches import SHARD_BYTES, SLOT_BYTES, CacheRig
 from tests.fakes.fetchers import MemoryFetcher
 from tests.fakes.made import answer_to
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from feedd.protocols import FetchWatch, PartialObject, ShardWriter
     from feedd.range_sink import RangeSink
     from feedd.values import ObjectRef
-    from feedd.workers.work import MakeTask
+    from feedd.workers.work import MakeTask, MissingRanges
 
 FORM = "same"
 
@@ -89,7 +90,7 @@ async def make(task: MakeTask) -> ConvertedShard | MissingRanges:
     """Do in this process what a worker does."""
     answer = answer_to(task)
     if isinstance(answer, NeedRanges):
-        return MissingRanges(tuple(ByteRange(*span) for span in answer.spans), answer.table_bytes)
+        return missing_ranges(answer)
     index = None if answer.index is None else unpack_regular(answer.index)
     return ConvertedShard(answer.size_bytes, answer.format_name, answer.busy_s, index)
 

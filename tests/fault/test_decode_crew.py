@@ -19,6 +19,7 @@ from feedd.workers import worker_count as autotune
 from feedd.workers.work import DecodeOptions, FieldWork
 from feedd.workers.worker_count import Load
 from feedd.workers.worker_pool import DecodePool
+from tests.budget import later
 from tests.fakes import fetchers, poison_worker
 from tests.fakes.decoding import decoding
 from tests.fakes.feeding import batches, feeding
@@ -195,7 +196,7 @@ async def test_cores_that_are_not_there_are_an_error_at_entry(capfd: pytest.Capt
 
 
 @pytest.mark.parametrize(
-    ("weakness", "reason"), [(b"segfault", "SIGSEGV"), (b"kill", "SIGKILL"), (b"stop", "ran past")]
+    ("weakness", "reason"), [(b"segfault", "SIGSEGV"), later(b"kill", "SIGKILL"), (b"stop", "ran past")]
 )
 async def test_a_row_that_kills_costs_two_workers_once(tmp_path: Path, weakness: bytes, reason: str) -> None:
     """A poison row among 64 is found with two workers lost, by crash or hang; read again, it costs none."""

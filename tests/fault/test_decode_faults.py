@@ -15,6 +15,7 @@ from feedd.recipe.recipe import parse_field
 from feedd.workers import dispatch
 from feedd.workers.work import DecodeOptions, FieldWork
 from feedd.workers.worker_pool import DecodePool
+from tests.budget import later
 from tests.fakes import poison_worker
 from tests.fakes.decoding import SLOT_AT, decoding
 from tests.fakes.fetchers import until
@@ -55,7 +56,7 @@ async def rows_of(photos: ShardFile) -> Mapping[str, Sequence[bytes]]:
         return (await rig.decode(FIELDS))[1]
 
 
-@pytest.mark.parametrize("victims", [1, 2])
+@pytest.mark.parametrize("victims", [later(1), 2])
 async def test_a_killed_worker_changes_no_byte(photos: ShardFile, victims: int) -> None:
     """Kill -9 of one or all workers in the middle of a task: the batch is complete and byte for byte the same."""
     expected = await rows_of(photos)
@@ -141,7 +142,7 @@ async def test_measuring_survives_poison(tmp_path: Path) -> None:
         assert (await rig.pool.measure(task.files, weak_work)).tolist() == [[3], [-1], [1]]
 
 
-@pytest.mark.parametrize("chunk_rows", [1, 2, 8])
+@pytest.mark.parametrize("chunk_rows", [later(1), 2, later(8)])
 async def test_what_is_kept_survives_poison(tmp_path: Path, chunk_rows: int) -> None:
     """A sample that kills workers while it is produced is -1, and costs no other its values; no descriptor is left."""
     samples = [b"abc", b"segfault", b"", b"d", b"kill", b"ef"]

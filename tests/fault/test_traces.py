@@ -288,6 +288,7 @@ def test_spans_are_made_by_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
         spans.export(_batch(), [])
     goes_on.set()
     spans.close()
+    spans._thread.join()  # close waits for so long only, and a log line with its stack takes a busy machine longer
     assert made == ["feedd-traces"] * 3
 
 

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import kubernetes_validate
 import pytest
@@ -15,6 +15,9 @@ import yaml
 from feedd.config import load
 from feedd.units import parse_size
 from tests.tidy.tree import ROOT
+
+if TYPE_CHECKING:
+    from feedd.config import Config
 
 CHART: Final = ROOT / "deploy" / "helm" / "feedd"
 PYTHON: Final = os.environ.get("HELM_PYTHON", sys.executable)
@@ -42,12 +45,13 @@ _CHANGED: Final[dict[str, Any]] = {
     "socket": {"hostPath": "/run/other"},
     "cache": {"hostPath": "/mnt/other", "size": "2TiB"},
     "arena": {"size": "32GiB"},
-    "status": {"port": 7999},
+    "status": {"port": 7998},
     "security": {
         "allowUids": [1000, 2_000_000],
         "socketMode": "0666",
         "allowUrls": ["s3://one/", "s3://two/train/"],
     },
+    "peers": {"enabled": True, "port": 7999, "tlsSecret": "mesh"},
     "options": {"FEEDD_DRAIN__GRACE": "30s", "FEEDD_CACHE__FREE_RESERVE": 1 << 30},
     "envFrom": [{"secretRef": {"name": "keys"}}],
     "nodeSelector": None,
@@ -55,11 +59,13 @@ _CHANGED: Final[dict[str, Any]] = {
     "podDisruptionBudget": {"enabled": False},
     "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
 }
+_PLAIN_PEERS: Final[dict[str, Any]] = {"peers": {"enabled": True, "tlsSecret": ""}}
 _REFUSED: Final[tuple[dict[str, Any], ...]] = (
     {"cache": {"siez": "1GiB"}},
     {"cache": {"size": "much"}},
     {"security": {"allowUrls": []}},
     {"options": {"CACHE": "1"}},
+    {"peers": {"port": 0}},
     {"terminationGracePeriodSeconds": 30},
 )
 
@@ -69,7 +75,7 @@ def outcome() -> dict[str, Any]:
     """What Helm says about the chart, and the chart rendered with each of the values."""
     if subprocess.run([PYTHON, "-c", "import helm_python"], capture_output=True, check=False).returncode:
         pytest.skip("needs helm-python-sdk: name an interpreter that has the package in HELM_PYTHON")
-    values = json.dumps([{}, _CHANGED, *_REFUSED])
+    values = json.dumps([{}, _CHANGED, _PLAIN_PEERS, *_REFUSED])
     done = subprocess.run(
         [PYTHON, "-c", _RENDER, str(CHART), values], capture_output=True, text=True, check=False, timeout=60
     )
@@ -94,6 +100,13 @@ def _container(documents: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _environment(documents: list[dict[str, Any]]) -> dict[str, str]:
     return {entry["name"]: entry["value"] for entry in _container(documents)["env"]}
+
+
+def _loaded(documents: list[dict[str, Any]]) -> Config:
+    """Return the daemon's configuration; a file of a Secret is any file here."""
+    environment = _environment(documents)
+    files = {name: str(ROOT / "README.md") for name, value in environment.items() if value.startswith("/etc/feedd/")}
+    return load({}, environment | files).config
 
 
 def _plain(value: Any) -> Any:
@@ -121,14 +134,14 @@ def test_the_defaults_are_the_daemonset(outcome: dict[str, Any]) -> None:
     assert got == _by_kind_without_labels(manifests)
 
 
-@pytest.mark.parametrize("case", [0, 1], ids=["defaults", "changed"])
+@pytest.mark.parametrize("case", [0, 1, 2], ids=["defaults", "changed", "peers in plain text"])
 def test_rendered_objects_are_valid(outcome: dict[str, Any], case: int) -> None:
     """Kubernetes' own schemas accept each object, unknown fields refused."""
     documents = _documents(outcome["rendered"][case])
     for document in documents:
         if document["kind"] != "PodMonitor":  # of the Prometheus operator
             kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
-    assert len(documents) == (5, 2)[case]
+    assert len(documents) == (5, 3, 6)[case]
 
 
 def test_helm_finds_nothing_wrong(outcome: dict[str, Any]) -> None:
@@ -140,7 +153,7 @@ def test_helm_finds_nothing_wrong(outcome: dict[str, Any]) -> None:
 def test_values_reach_the_daemon(outcome: dict[str, Any]) -> None:
     """Each value is where it belongs: options as the daemon reads them, paths on the node, names of other objects."""
     documents = _documents(outcome["rendered"][1])
-    config = load({}, _environment(documents)).config
+    config = _loaded(documents)
     assert (config.cache.size, config.arena.size) == (parse_size("2TiB"), parse_size("32GiB"))
     assert (config.security.allow_uids, config.security.socket_mode) == ([1000, 2_000_000], "0666")
     assert config.security.allow_urls == ["s3://one/", "s3://two/train/"]
@@ -148,7 +161,7 @@ def test_values_reach_the_daemon(outcome: dict[str, Any]) -> None:
     kinds = _by_kind(documents)
     pod = kinds["DaemonSet"]["spec"]["template"]["spec"]
     paths = {volume["name"]: volume.get("hostPath", {}).get("path") for volume in pod["volumes"]}
-    assert paths == {"socket": "/run/other", "cache": "/mnt/other", "tmp": None}
+    assert paths == {"socket": "/run/other", "cache": "/mnt/other", "tmp": None, "peers": None}
     assert (pod["serviceAccountName"], pod["priorityClassName"]) == ("data", "system-node-critical")
     assert pod["imagePullSecrets"] == [{"name": "pull"}]
     assert "nodeSelector" not in pod
@@ -165,7 +178,29 @@ def test_values_reach_the_daemon(outcome: dict[str, Any]) -> None:
     assert "annotations" not in kinds["DaemonSet"]["spec"]["template"]["metadata"]  # or Prometheus would scrape twice
 
 
+def test_daemons_find_each_other(outcome: dict[str, Any]) -> None:
+    """The members are the addresses of a headless Service over the daemons, with a Secret's certificate or without."""
+    documents = _documents(outcome["rendered"][1])
+    kinds, environment = _by_kind(documents), _environment(documents)
+    service, pod = kinds["Service"], kinds["DaemonSet"]["spec"]["template"]
+    config = _loaded(documents)
+    name = f"{service['metadata']['name']}.{service['metadata']['namespace']}.svc"
+    assert (config.peers.listen, config.peers.members) == ("0.0.0.0:7999", [f"{name}:7999"])
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+    (mount,) = [one for one in _container(documents)["volumeMounts"] if one["name"] == "peers"]
+    (volume,) = [one for one in pod["spec"]["volumes"] if one["name"] == "peers"]
+    assert volume["secret"]["secretName"] == "mesh"
+    paths = (environment["FEEDD_PEERS__CA"], environment["FEEDD_TLS__CERT"], environment["FEEDD_TLS__KEY"])
+    assert paths == tuple(f"{mount['mountPath']}/{name}" for name in ("ca.crt", "tls.crt", "tls.key"))
+    plain = _documents(outcome["rendered"][2])
+    assert _loaded(plain).security.allow_insecure_tcp
+    ingress = _by_kind(plain)["NetworkPolicy"]["spec"]["ingress"]
+    assert ingress[1]["ports"] == [{"protocol": "TCP", "port": 7072}]
+    assert ingress[1]["from"][0]["podSelector"] == _by_kind(plain)["NetworkPolicy"]["spec"]["podSelector"]
+
+
 def test_wrong_values_are_refused(outcome: dict[str, Any]) -> None:
     """A name or a value that the chart does not know is an error before anything is installed."""
-    for values, rendered in zip(_REFUSED, outcome["rendered"][2:], strict=True):
+    for values, rendered in zip(_REFUSED, outcome["rendered"][3:], strict=True):
         assert set(rendered) == {"error"}, values

@@ -1,4 +1,4 @@
-"""Messages that the documents quote are messages of the product."""
+"""Messages that the documents quote are messages of the product; the client's errors have no second traceback."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ _BLOCK = re.compile(r"^```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _WORD = re.compile(r"[A-Za-z][A-Za-z'_-]*[,;:.)]?|\(?[A-Za-z][A-Za-z'_-]*")
 _LEAST = 0.7  # a value may be a word too, and then the words around it are not together in the source
 _RUN = 3
+USERS_CODE = {"containers.py", "transforms.py"}  # what they call is the user's, and so is the traceback
 
 
 def _runs(text: str) -> Iterator[tuple[str, ...]]:
@@ -68,3 +69,17 @@ def test_messages_that_the_documents_quote_exist() -> None:
                 stale.append(f"{page}: {block[:60]!r}: {missing}")
     assert seen > 15
     assert not stale, "\n".join(stale)
+
+
+def test_no_error_is_chained_to_what_it_translates() -> None:
+    """An error that translates another one is raised ``from None``: its own words are enough. Users' own stay."""
+    found = [
+        f"{source.path}:{node.lineno}"
+        for source in sources()
+        if source.path.parts[0] == "client" and source.path.name not in USERS_CODE
+        for handler in source.nodes
+        if isinstance(handler, ast.ExceptHandler) and handler.name is not None
+        for node in ast.walk(handler)
+        if isinstance(node, ast.Raise) and isinstance(node.cause, ast.Name) and node.cause.id == handler.name
+    ]
+    assert not found

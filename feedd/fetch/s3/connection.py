@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from feedd.fetch.s3.bodies import Body
+    from feedd.fetch.s3.idle_timeout import Patience
     from feedd.range_sink import RangeSink
 
 _NOTHING = MemorySink(memoryview(bytearray()))
@@ -40,7 +41,7 @@ class Connection(asyncio.BufferedProtocol):
     part of the sink, and no write to it begins. A write that a thread has begun is not waited for; see ``Writers``.
 
     Args:
-        read_timeout_s: longest silence while an answer is expected; noticed after up to half as much again.
+        patience: longest silence while an answer is expected; noticed after up to half as much again.
         on_lost: called once, when the socket is closed.
         address: the remote address.
         files: chooses the way of each body.
@@ -48,7 +49,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def __init__(
         self,
-        read_timeout_s: float,
+        patience: Patience,
         on_lost: Callable[[Connection], object],
         address: str = "",
         files: Files = _NO_FILES,
@@ -63,7 +64,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: Any = None  # of whichever loop: uvloop's are no asyncio.Transport
         self._served_count = 0
         self._idle = LazyTimer(self.drop)
-        self._idle_timeout = IdleTimeout(read_timeout_s, self._come, self._silent)
+        self._idle_timeout = IdleTimeout(patience, self.come, self._silent)
         self._waiter: asyncio.Future[None] | None = None
         self._outcome: Answer | Exception | None = None
         self._surplus = False
@@ -286,7 +287,7 @@ class Connection(asyncio.BufferedProtocol):
         """Whether an exchange waits for its answer."""
         return self._waiter is not None and not self._waiter.done()
 
-    def _come(self) -> tuple[int, int]:
+    def come(self) -> tuple[int, int]:
         """Return how many bytes have come, on the loop and through a thread."""
         return self._received_bytes, self._progress.filled_bytes
 

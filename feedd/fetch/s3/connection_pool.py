@@ -21,6 +21,7 @@ from feedd.fetch.s3.addresses import Addresses
 from feedd.fetch.s3.bodies import Files
 from feedd.fetch.s3.connection import Connection, StaleConnection
 from feedd.fetch.s3.idle_connections import Idle
+from feedd.fetch.s3.idle_timeout import Patience
 from feedd.fetch.s3.tls_transport import TlsEndpoint, TlsTransport
 from feedd.flow.pools import DNS
 from feedd.values import ReadProgress
@@ -52,6 +53,7 @@ class Endpoint:
         port: TCP port.
         tls: context for TLS; None: plain.
         check: called with each address of the host, before it is used; may raise a FeeddError. None: all may be used.
+        patience: how long its answers may be silent; None: as long as the pool's read timeout.
     """
 
     url: str
@@ -59,23 +61,25 @@ class Endpoint:
     port: int
     tls: ssl.SSLContext | None
     check: Callable[[str], object] | None = None
+    patience: Patience | None = None
 
 
 class ConnectionPool:
     """Lends connections, the last used first, to at most ``connections_max`` concurrent requests.
 
     A retry, or a hedge of a slow request, goes to another address if there is one. If the process has no descriptor
-    left, idle connections are closed, or a used one is awaited.
+    left, idle connections are closed, or a used one is awaited. ``connections`` has all that are open.
     """
 
     def __init__(self, endpoint: Endpoint, limits: SourceOptions, files: Files | None = None) -> None:
         self._endpoint = endpoint
         self._files = files or Files(None)
         self._limits = limits
+        self._patience = endpoint.patience or Patience(lambda: limits.read_timeout_s)
         self._loop = asyncio.get_running_loop()
         self._permits = asyncio.Semaphore(limits.connections_max)
         self._idle = Idle()
-        self._all: set[Connection] = set()
+        self.connections: set[Connection] = set()
         self._load: Counter[str] = Counter()
         self._sent_to: OrderedDict[Hashable, str] = OrderedDict()  # last address of each unanswered request
         self._given_back = asyncio.Event()
@@ -86,7 +90,7 @@ class ConnectionPool:
         self._closed = False
 
     def __repr__(self) -> str:
-        return f"ConnectionPool({self._endpoint.url}, {len(self._idle)} of {len(self._all)} idle)"
+        return f"ConnectionPool({self._endpoint.url}, {len(self._idle)} of {len(self.connections)} idle)"
 
     async def request(
         self,
@@ -125,7 +129,7 @@ class ConnectionPool:
     async def aclose(self) -> None:
         """Close all connections and wait until their sockets are closed; idempotent."""
         self._closed = True
-        await self._drop(list(self._all))
+        await self._drop(list(self.connections))
         for _ in range(_CLOSE_TURNS):  # a broken-off handshake has no connection that could report its end
             if any(sock.fileno() >= 0 for sock in self._closing):
                 await asyncio.sleep(0)
@@ -203,7 +207,7 @@ class ConnectionPool:
     async def _open(self, avoid: Collection[str], due: str | None) -> Connection:
         while True:
             # The idle connections lead to addresses that must be avoided.
-            if len(self._all) >= self._limits.connections_max:
+            if len(self.connections) >= self._limits.connections_max:
                 await self._drop(list(islice(self._idle, 1)))
             try:
                 connection = await self._connect(avoid, due)
@@ -220,14 +224,14 @@ class ConnectionPool:
                 raise EndpointConnectionError(endpoint_url=self._endpoint.url, error="the pool is closed")
             if connection.lost.done():  # lost before it was registered
                 raise EndpointConnectionError(endpoint_url=self._endpoint.url, error="closed at once")
-            self._all.add(connection)
+            self.connections.add(connection)
             return connection
 
     async def _free_a_descriptor(self, error: OSError) -> None:
         """Close idle connections, or wait until a used one is returned."""
         if self._idle:
             await self._drop(list(self._idle))
-        elif self._all:
+        elif self.connections:
             self._given_back.clear()
             await self._given_back.wait()
         else:
@@ -274,7 +278,7 @@ class ConnectionPool:
             raise
         # After a broken-off handshake, the transport closes the socket a turn of the loop or two later.
         self._closing.add(sock)
-        connection = Connection(self._limits.read_timeout_s, self._forget, address, self._files)
+        connection = Connection(self._patience, self._forget, address, self._files)
         connection.round_trip_s = round_trip_s(sock)
         tls_transport = self._tls and TlsTransport(self._tls, connection)
         try:
@@ -292,7 +296,7 @@ class ConnectionPool:
         return connection
 
     def _forget(self, connection: Connection) -> None:
-        self._all.discard(connection)
+        self.connections.discard(connection)
         self._idle.discard(connection)
         self._given_back.set()
 

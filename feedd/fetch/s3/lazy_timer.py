@@ -24,15 +24,18 @@ class LazyTimer:
         self._loop = asyncio.get_running_loop()
         self._callback = callback
         self._at_s = math.inf
+        # The time is kept here, because uvloop's handle of a timer that is due at once does not tell it.
+        self._due_s = math.inf
         self._timer: asyncio.TimerHandle | None = None
 
     def set(self, at_s: float) -> None:
         """Fire at that time of the loop and no other; inf: never."""
         self._at_s = at_s
-        if self._timer is None and at_s < math.inf:
-            self._timer = self._loop.call_at(at_s, self._look)
-        elif self._timer is not None and self._timer.when() > at_s:
+        if self._timer is not None and self._due_s > at_s:
             self._timer.cancel()
+            self._timer = None
+        if self._timer is None and at_s < math.inf:
+            self._due_s = at_s
             self._timer = self._loop.call_at(at_s, self._look)
 
     def stop(self) -> None:

@@ -10,12 +10,14 @@ from aiobotocore.httpsession import AIOHTTPSession
 from aiohttp.client_proto import ResponseHandler
 from botocore.httpsession import create_urllib3_context, get_cert_path
 
-from feedd.fetch.s3.trust import file_version
+from feedd.flow.file_versions import file_version
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable
     from types import TracebackType
+
+    from feedd.flow.file_versions import FileVersion
 
 _CLOSE_S = 5.0
 
@@ -31,7 +33,7 @@ def trusting(verify: bool | str) -> ssl.SSLContext:  # noqa: FBT001 - as botocor
 
 
 @functools.lru_cache(maxsize=4)
-def _trusting(path: str, _version: tuple[int, int, int]) -> ssl.SSLContext:
+def _trusting(path: str, _version: FileVersion) -> ssl.SSLContext:
     context: ssl.SSLContext = create_urllib3_context()
     context.check_hostname = True
     context.load_verify_locations(path)

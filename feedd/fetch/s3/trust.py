@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from feedd.fetch.once import Once
+from feedd.flow.file_versions import file_version
 from feedd.flow.pools import LOCAL_FILES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from feedd.flow.file_versions import FileVersion
 
 _LOOK_S: Final = 60.0
 """How long a bundle is used before its file is looked at again."""
@@ -31,7 +34,7 @@ class Trust:
     def __init__(self, authorities: Callable[[], str]) -> None:
         self._authorities = authorities
         self._context: Once[tuple[str, ssl.SSLContext]] = Once(lambda: LOCAL_FILES.run(self._make))
-        self._version: tuple[int, int, int] | None = None
+        self._version: FileVersion | None = None
         self._looked_s = 0.0
 
     async def context(self) -> ssl.SSLContext:
@@ -67,13 +70,3 @@ class Trust:
         except (OSError, ssl.SSLError):
             return  # in the middle of a rotation; the next look reads it
         self._version = version
-
-
-def file_version(path: str | Path) -> tuple[int, int, int]:
-    """Return what tells a changed or replaced file: time of change in ns, size, inode. Blocks.
-
-    Raises:
-        OSError: the file cannot be looked at.
-    """
-    status = Path(path).stat()
-    return status.st_mtime_ns, status.st_size, status.st_ino

@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from feedd.errors import NotFound, Unsupported
-from feedd.fetch.web.web_client import WebClient
-from feedd.fetch.web.web_ranges import Asking, WebRanges
+from feedd.fetch.web.web_ranges import Asking
+from feedd.fetch.web.web_store import WebStore
 from feedd.fetch.web.web_target import object_target
 from feedd.values import ObjectRef, ReadProgress
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from feedd.fetch.fetch_options import SourceOptions
     from feedd.fetch.s3.http_answer import Answer
     from feedd.range_sink import RangeSink
     from feedd.values import ByteRange, ObjectChecksum
@@ -23,29 +22,11 @@ _DATED: Final = "date "
 _NAME_EACH: Final = "name each object: shard-{000000..000099}.tar, a list of URLs, or a manifest (manifest+https://...)"
 
 
-class HttpStore:
+class HttpStore(WebStore):
     """One web server, by scheme, host and port. Sends each request once.
 
     The version of an object is its strong ETag, else its weak ETag, else its date of change.
     """
-
-    def __init__(self, root: str, limits: SourceOptions) -> None:
-        self._root = root
-        self._client = WebClient(limits)
-        self._ranges = WebRanges(self._client, limits)
-
-    def __repr__(self) -> str:
-        return f"HttpStore({self._root})"
-
-    @property
-    def root(self) -> str:
-        """The root URL, ``https://host``."""
-        return self._root
-
-    @property
-    def transfer_busy_s(self) -> float:
-        """Seconds that its transfer threads have spent on bodies."""
-        return self._client.transfer_busy_s
 
     async def list(self, prefix: str, start_after: str = "") -> AsyncGenerator[list[ObjectRef], None]:
         """Yield the object whose key is ``prefix``, if there is one; see ``ObjectStore.list``.
@@ -85,10 +66,6 @@ class HttpStore:
         start = object_target(self._root, ref.key)
         asking = Asking(start, headers, lambda answer: _version_of(answer, ref.url))
         await self._ranges.read(asking, ref, span, sink, progress or ReadProgress())
-
-    async def close(self) -> None:
-        """Close all connections; idempotent."""
-        await self._client.close()
 
 
 def _version_of(answer: Answer, url: str) -> str:

@@ -16,8 +16,8 @@ from urllib.parse import unquote
 from feedd.errors import NotFound, ObjectChanged
 from feedd.fetch.hints import CHANGED_HINT
 from feedd.fetch.web.hub_api import HubApi
-from feedd.fetch.web.web_client import WebClient
-from feedd.fetch.web.web_ranges import Asking, WebRanges
+from feedd.fetch.web.web_ranges import Asking
+from feedd.fetch.web.web_store import WebStore
 from feedd.values import ObjectChecksum, ObjectRef, ReadProgress
 
 if TYPE_CHECKING:
@@ -38,33 +38,18 @@ _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
-class HubStore:
+class HubStore(WebStore):
     """One dataset at one revision. Sends each request once."""
 
     def __init__(self, root: str, limits: SourceOptions) -> None:
         name, _, revision = root.removeprefix("hf://datasets/").partition("@")
-        self._root = root
+        super().__init__(root, limits)
         self._revision = revision or "main"
-        self._client = WebClient(limits)
-        self._ranges = WebRanges(self._client, limits)
         self._api = HubApi(name, root, limits, self._client.trust)
         self._commits: deque[str] = deque(maxlen=_COMMITS_MAX)  # newest first
         self._listed_s = float("-inf")
         self._folders: dict[str, list[Entry]] = {}  # of the newest commit
         self._lock = asyncio.Lock()
-
-    def __repr__(self) -> str:
-        return f"HubStore({self._root})"
-
-    @property
-    def root(self) -> str:
-        """The root URL, with the revision as the user named it."""
-        return self._root
-
-    @property
-    def transfer_busy_s(self) -> float:
-        """Seconds that its transfer threads have spent on bodies."""
-        return self._client.transfer_busy_s
 
     async def list(self, prefix: str, start_after: str = "") -> AsyncGenerator[list[ObjectRef], None]:
         """Yield pages of the newest commit's files in byte order; see ``ObjectStore.list``."""
@@ -127,7 +112,7 @@ class HubStore:
         try:
             await self._api.close()
         finally:
-            await self._client.close()
+            await super().close()
 
     def _asking(self, commit: str, ref: ObjectRef) -> Asking:
         """Return how a file of a commit is requested.

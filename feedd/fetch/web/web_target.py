@@ -93,7 +93,7 @@ def redirected(before: Target, location: str, answered_by: str, url: str) -> Tar
     Args:
         before: the request that was redirected.
         location: the answer's Location header.
-        answered_by: address of the server that redirects; empty: a proxy, which resolves names itself.
+        answered_by: address of the server that redirects; empty: a proxy hides it.
         url: the object, for errors.
 
     Raises:
@@ -113,7 +113,7 @@ def redirected(before: Target, location: str, answered_by: str, url: str) -> Tar
         raise Unsupported(message, object=url, hint=hint, stage="source")
     if found.host == before.host:
         return replace(found, admit=before.admit)
-    return replace(found, admit=admission(answered_by)) if answered_by else found
+    return replace(found, admit=admission(answered_by))
 
 
 def lifetime_s(target: Target, now_s: float) -> float:
@@ -149,10 +149,10 @@ def admission(answered_by: str) -> Callable[[str], bool]:
     """Return which addresses the target of a redirect may have, given the address of the server that redirects.
 
     A public server may only redirect to public addresses: else whoever runs the server could read from the private
-    network of this machine. Link-local addresses, where clouds have their metadata services, are never admitted, and
-    neither are metadata services elsewhere.
+    network of this machine. A server behind a proxy counts as public. Link-local addresses, where clouds have their
+    metadata services, are never admitted, and neither are metadata services elsewhere.
     """
-    if _is_public(answered_by):
+    if not answered_by or _is_public(answered_by):
         return _is_public
     return _is_not_link_local
 

@@ -61,7 +61,6 @@ def main() -> None:
             own = {"run_dir": str(folder), "cache_dir": str(folder / "cache"), "workers": 1, "cache_size": "1GiB"}
             if settings["peers"]:
                 os.environ |= {"FEEDD_PEERS__LISTEN": members[node], "FEEDD_PEERS__MEMBERS": ",".join(members)}
-                os.environ["FEEDD_PEERS__TIMEOUT"] = settings["timeout"]
             started.append(daemon.start(own))
             stack.callback(daemon.stop, started[-1][0])
         for child, address in started:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -32,6 +33,7 @@ class RealCuda:
 @contextlib.contextmanager
 def simulated(schedule: str, kind: str = "cuda") -> Iterator[tuple[Cuda, pytest.MonkeyPatch]]:
     """Put simulated devices in torch's place; at the end no rule of CUDA's has been broken."""
+    importlib.import_module("torch.distributed.tensor")  # torch does so at the first operation: too late then, and slow
     gc.freeze()  # torch makes much at its first uses: the collection below walks what one test has made
     with pytest.MonkeyPatch.context() as patch:
         found = Cuda(schedule, kind)

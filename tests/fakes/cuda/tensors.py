@@ -7,7 +7,6 @@ import re
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import torch
-import torch.distributed.tensor  # torch imports it at the first operation, and must not find the simulation then
 from torch.utils._pytree import tree_leaves, tree_map
 
 from tests.fakes.cuda.machine import Work

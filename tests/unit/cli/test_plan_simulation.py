@@ -74,8 +74,15 @@ def test_charts(feedd: Feedd, tmp_path: Path) -> None:
         for left in (0, 800):
             panel = image[top : top + 450, left : left + 800]
             assert (panel.astype(int).max(axis=2) - panel.min(axis=2) > 50).sum() > 500  # coloured lines or bars
-    outcome = feedd("plan", "--simulate", *_SYNTHETIC, "--png", tmp_path / "no" / "charts.png")
+    outcome = feedd("plan", "--simulate", *_SYNTHETIC, *_MACHINE, "--epochs", "1", "--png", tmp_path)
     assert (outcome.code, "cannot be written" in outcome.err) == (2, True)
+
+
+def test_a_missing_folder_is_said_before_the_run(feedd: Feedd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run may take minutes: charts that have no folder are refused before it, and before the data is listed."""
+    monkeypatch.setattr("feedd.cli.plan._listing", lambda *_: pytest.fail("the data was listed"))
+    outcome = feedd("plan", "--simulate", *_SYNTHETIC, "--png", tmp_path / "no" / "charts.png")
+    assert (outcome.code, "expected a file in a folder that exists" in outcome.err) == (2, True)
 
 
 def test_fields_decide_the_bytes_of_a_batch(feedd: Feedd) -> None:

@@ -1,8 +1,9 @@
-"""Run as one or two processes by test_client_accelerate: what Accelerate and Trainer make of a FeedDataset."""
+"""Run by test_client_accelerate, becomes one or two ranks: what Accelerate and Trainer make of a FeedDataset."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
 from feedd_client import DeviceLoader, FeedDataset, FeedError
+from tests.fakes.feed_process import rank_environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -67,7 +69,27 @@ def train(dataset: FeedDataset, steps: int, loader: Callable[[Trainer], Any] | N
 
 
 def main() -> None:
-    """Print, for each way to use them, the samples this process saw or the error it got."""
+    """Print what each rank saw: the others are forks of this one, as the imports take longer than the rest."""
+    count = int(sys.argv[4])
+    others = []
+    for number in range(1, count):
+        reading, writing = os.pipe()
+        if not os.fork():
+            os.environ |= rank_environment(number, count)
+            with os.fdopen(writing, "w") as sink:
+                json.dump(_seen(), sink)
+            os._exit(0)
+        os.close(writing)
+        others.append(os.fdopen(reading))
+    if count > 1:
+        os.environ |= rank_environment(0, count)
+    ranks = [_seen(), *map(json.load, others)]
+    assert [os.wait()[1] for _ in others] == [0] * len(others)
+    print(json.dumps({"ranks": ranks}), flush=True)
+
+
+def _seen() -> Made:
+    """Return, for each way to use them, the samples this process saw or the error it got."""
     known, unknown, rank_steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
     found: Made = {}
 
@@ -118,7 +140,7 @@ def main() -> None:
         except FeedError as error:
             found[name] = str(error)
         print(name, file=sys.stderr, flush=True)  # where it hung, if it did
-    print(json.dumps(found), flush=True)
+    return found
 
 
 if __name__ == "__main__":

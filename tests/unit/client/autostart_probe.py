@@ -9,7 +9,8 @@ from feedd_client import FeedDataset, Topology
 
 
 def main() -> None:
-    """Say what was seen, and stay."""
+    """Say what was seen, and stay, in the folder that is named."""
+    os.chdir(sys.argv[1])
     if os.environ.get("PROBE_HIDES_FEEDD"):
         sys.modules["feedd"] = None  # type: ignore[assignment]  # how Python spells a package that is not installed
     stall_s = float(os.environ.get("PROBE_STALL_S", "120"))

@@ -7,15 +7,21 @@ import signal
 import sys
 import time
 from pathlib import Path
+from types import ModuleType
 
-from tests.fakes.feed_script import Script
-from tests.fakes.feed_server import FakeFeed
+_ROOT = Path(__file__).resolve().parents[3]
 
 
 def main() -> None:
     """Serve; or fail on command."""
     if os.environ.get("FAKE_FEEDD_FAILS"):
         sys.exit("expected a cache directory, got nothing")
+    # The server needs the client's messages only: a package without its first module, which imports torch for seconds.
+    sys.modules["feedd_client"] = ModuleType("feedd_client")
+    sys.modules["feedd_client"].__path__ = [str(_ROOT / "client" / "feedd_client")]
+    from tests.fakes.feed_script import Script  # noqa: PLC0415 - see above
+    from tests.fakes.feed_server import FakeFeed  # noqa: PLC0415 - see above
+
     assert sys.argv[1:4] == ["serve", "--ephemeral", "--listen"]
     path = sys.argv[4].removeprefix("unix://")
     with Path(path).with_name("starts").open("a", encoding="ascii") as starts:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import socket
-import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.budget import later
-from tests.fakes.feed_process import FeedProcess, rank_environment, run_probe
+from tests.fakes.feed_process import FeedProcess, run_probe
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,27 +35,17 @@ def _probe(short_dir: Path, count: int) -> list[dict[str, Any]]:
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         port = str(listening.getsockname()[1])
-    found: list[Any] = [None] * count
-
-    def run(rank: int, *arguments: str) -> None:
-        variables = {"OMP_NUM_THREADS": "1"}
-        if count > 1:
-            variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "ACCELERATE_USE_CPU": "true"}
-            variables |= rank_environment(rank, count)
-        found[rank] = run_probe("tests.unit.client.accelerate_probe", *arguments, env=variables, timeout_s=300.0)
-
+    variables = {"OMP_NUM_THREADS": "1"}
+    if count > 1:
+        variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "ACCELERATE_USE_CPU": "true"}
     with (
         FeedProcess(short_dir / "a.sock", steps=STEPS, specs="ids", tell_steps=True, uneven="drop") as known,
         FeedProcess(short_dir / "b.sock", steps={0: STEPS + 1, 1: STEPS}, specs="ids") as unknown,
     ):
-        arguments = (known.address, unknown.address, str(STEPS))
-        threads = [threading.Thread(target=run, args=(rank, *arguments)) for rank in range(count)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(320)
-    assert all(found), "a process failed or hung"
-    return found
+        arguments = (known.address, unknown.address, str(STEPS), str(count))
+        ranks = run_probe("tests.unit.client.accelerate_probe", *arguments, env=variables, timeout_s=300.0)["ranks"]
+    assert len(ranks) == count
+    return list(ranks)
 
 
 def _wanted(way: str, count: int) -> list[int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import subprocess
 import sys
 import time
 from importlib.machinery import ModuleSpec
@@ -20,6 +19,7 @@ from feedd_client.autostart import base_dir, launch_key, resolve_address
 from feedd_client.executable import find_executable
 from tests.budget import later
 from tests.fakes.feed_process import environment
+from tests.fakes.forks import Module
 from tests.fakes.processes import command_of
 
 if TYPE_CHECKING:
@@ -52,17 +52,24 @@ class _Trainers:
     def __init__(self, home: Path) -> None:
         self.site = _fake_package(home)
         self._home = home
-        self._started: list[subprocess.Popen[str]] = []
+        self._log = home / "trainers.log"
+        self._started: list[Module] = []
 
-    def start(self, **more: str) -> subprocess.Popen[str]:
+    def start(self, **more: str) -> Module:
         """Start one, with more in its environment."""
         env = environment()
         env.update({"XDG_RUNTIME_DIR": str(self._home), "PYTHONPATH": f"{self.site}:{env['PYTHONPATH']}", **more})
-        command = [sys.executable, "-m", "tests.unit.client.autostart_probe"]
-        pipe = subprocess.PIPE
-        trainer = subprocess.Popen(command, env=env, cwd=self._home, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+        trainer = Module("tests.unit.client.autostart_probe", [str(self._home)], env, self._log)
         self._started.append(trainer)
         return trainer
+
+    def say(self, trainer: Module) -> list[str]:
+        """Return the words of a trainer's next line."""
+        return trainer.stdout.readline().decode().split()
+
+    def errors(self) -> str:
+        """Return what all of them wrote to their standard error."""
+        return self._log.read_text()
 
     def daemons(self) -> list[psutil.Process]:
         """Return the daemons that run, stopped ones included."""
@@ -75,8 +82,8 @@ class _Trainers:
     def end(self) -> None:
         """Kill all of them."""
         for trainer in self._started:
-            trainer.kill()
-            trainer.communicate()
+            with trainer:
+                pass
         for daemon in self.daemons():
             with contextlib.suppress(psutil.NoSuchProcess):
                 daemon.kill()
@@ -93,14 +100,12 @@ def trainers(short_dir: Path) -> Iterator[_Trainers]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forks")
 def test_ranks_share_one_daemon_that_ends_with_them(trainers: _Trainers) -> None:
     """Two ranks of one launch start exactly one daemon; it survives the first kill -9 and ends after the second."""
     ranks = [trainers.start(**_TORCHRUN) for _ in range(2)]
     try:
-        said = []
-        for rank in ranks:
-            assert rank.stdout is not None
-            said.append(rank.stdout.readline().split())
+        said = [trainers.say(rank) for rank in ranks]
         assert said[0] == said[1]
         assert said[0][0] == "3"
         home = Path(said[0][1].removeprefix("unix://")).parent
@@ -115,13 +120,14 @@ def test_ranks_share_one_daemon_that_ends_with_them(trainers: _Trainers) -> None
     finally:
         for rank in ranks:
             rank.kill()
-        errors = [rank.communicate()[1] for rank in ranks]
-    (line,) = [line for text in errors for line in text.splitlines() if "started a feedd daemon for this job" in line]
+            rank.wait()
+    (line,) = [line for line in trainers.errors().splitlines() if "started a feedd daemon for this job" in line]
     assert f"deleted (set FEEDD_CACHE__DIR to keep it). Cache: /cache/of/{pid}. Log: {home}/feedd.log" in line
     assert int(pid) > 0
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forks")
 def test_what_a_test_leaves_is_ended(short_dir: Path) -> None:
     """A daemon that is stopped ends with its trainer, although it could never notice that the trainer is gone."""
     trainers = _Trainers(short_dir)
@@ -135,12 +141,12 @@ def test_what_a_test_leaves_is_ended(short_dir: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forks")
 def test_a_daemon_of_this_tree_that_hangs_is_killed_and_replaced(trainers: _Trainers) -> None:
     """A daemon that was started for the trainer and stops answering is killed; another one serves the epoch."""
     trainer = trainers.start(FAKE_FEEDD_WEDGES="1", PROBE_STALL_S="1")
     try:
-        assert trainer.stdout is not None
-        count, address = trainer.stdout.readline().split()
+        count, address = trainers.say(trainer)
         assert count == "40"
         home = Path(address.removeprefix("unix://")).parent
         hung, fresh = (home / "starts").read_text().split()
@@ -148,8 +154,8 @@ def test_a_daemon_of_this_tree_that_hangs_is_killed_and_replaced(trainers: _Trai
         assert Path(f"/proc/{fresh}").exists()
     finally:
         trainer.kill()
-        said = trainer.communicate()[1]
-    assert "killing the daemon of this process tree" in said
+        trainer.wait()
+    assert "killing the daemon of this process tree" in trainers.errors()
     _until((home / "ended").exists)
 
 
@@ -179,6 +185,7 @@ def _executable(folder: Path) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forks")
 @pytest.mark.parametrize("way", ["variable", later("path")])
 def test_a_daemon_of_another_environment_is_started(trainers: _Trainers, short_dir: Path, way: str) -> None:
     """FEEDD_EXECUTABLE outranks the package; without both, feedd on PATH serves. Neither gets this module path."""
@@ -189,14 +196,13 @@ def test_a_daemon_of_another_environment_is_started(trainers: _Trainers, short_d
         more = {"PROBE_HIDES_FEEDD": "1", "PATH": f"{executable.parent}{os.pathsep}{os.environ['PATH']}"}
     trainer = trainers.start(**more)
     try:
-        assert trainer.stdout is not None
-        count, address = trainer.stdout.readline().split()
+        count, address = trainers.say(trainer)
     finally:
         trainer.kill()
-        said = trainer.communicate()[1]
+        trainer.wait()
     assert count == "3"
     assert (short_dir / "via").read_text() == "got::\n"
-    assert f"Started with {executable}." in said
+    assert f"Started with {executable}." in trainers.errors()
     _until((Path(address.removeprefix("unix://")).parent / "ended").exists)
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.fakes.cuda.device import Cuda
     from tests.fakes.feed_client import Bench
 
-_LONG = [pytest.mark.nightly, pytest.mark.slow, pytest.mark.timeout(600)]
+_LONG = [pytest.mark.nightly, pytest.mark.slow, pytest.mark.timeout(1800)]  # it computes all the time
 STEPS = pytest.mark.parametrize("steps", [40, pytest.param(10_000, marks=_LONG)])
 
 

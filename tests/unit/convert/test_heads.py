@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 from typing import TYPE_CHECKING, Any
 
@@ -33,19 +34,23 @@ if TYPE_CHECKING:
 
 pyarrow.csv.read_csv(io.BytesIO(b"a\n1\n"))  # the library opens a pipe for good when it is first used
 
-ROWS = 300_000
-LARGE = pa.table(
-    {
-        "n": np.arange(ROWS),
-        "x": np.random.default_rng(0).random(ROWS),
-        "text": [f"text {n}" for n in range(ROWS)],
-        "list": pa.array(
-            np.random.default_rng(1).random(2 * ROWS).reshape(ROWS, 2).tolist(), pa.list_(pa.float32(), 2)
-        ),
-        "map": pa.array([[("k", 1)]] * ROWS, pa.map_(pa.string(), pa.int64())),
-    }
-)
+ROWS = 300_000  # far more than a head
 WAYS = ("parquet", "stream", "file", "compressed")
+
+
+@functools.cache
+def table_of(rows: int) -> Any:
+    """Return a table with a column of each kind."""
+    pairs = np.random.default_rng(1).random((rows, 2)).tolist()
+    return pa.table(
+        {
+            "n": np.arange(rows),
+            "x": np.random.default_rng(0).random(rows),
+            "text": [f"text {n}" for n in range(rows)],
+            "list": pa.array(pairs, pa.list_(pa.float32(), 2)),
+            "map": pa.array([[("k", 1)]] * rows, pa.map_(pa.string(), pa.int64())),
+        }
+    )
 
 
 def written(table: Any, way: str) -> tuple[ShardConverter, bytes]:
@@ -63,14 +68,14 @@ def written(table: Any, way: str) -> tuple[ShardConverter, bytes]:
 @pytest.mark.parametrize("way", WAYS)
 def test_a_head_tells_columns_and_that_there_are_rows(way: str) -> None:
     """With a small part of the object, the same names and ways of storing as the whole; rows only where it has some."""
-    form, data = written(LARGE, way)
+    form, data = written(table_of(ROWS), way)
     whole, head = make(form, data).index, make(form, data, head_params(""))
     assert (head.index.fields, head.index.encodings) == (whole.fields, whole.encodings)
     assert (head.index.sample_count, head.index.sizes.tolist()) == (1, [[-1]] * 4)
     assert head.fetched_bytes <= 1 << 20 < len(data)
     some = make(form, data, head_params(params_of([["text"], ["list"], ["nothing"]])))
     assert some.index.fields == ("text", "list")
-    form, data = written(LARGE.slice(0, 0), way)
+    form, data = written(table_of(ROWS).slice(0, 0), way)
     empty = make(form, data, head_params("")).index
     assert (empty.fields, empty.encodings, empty.sample_count) == (whole.fields, whole.encodings, 0)
 
@@ -92,7 +97,7 @@ def test_the_head_of_text_is_its_first_rows() -> None:
 @pytest.mark.parametrize("way", [*WAYS, "csv", "npz", "hdf5"])
 def test_rows_without_a_wanted_column_keep_their_places(way: str) -> None:
     """As many rows as there are lack it, beside others or alone; who asks strictly is told what there is."""
-    few = LARGE.slice(0, 3)
+    few = table_of(3)
     form: ShardConverter
     if way == "csv":
         form, data = CSV_CONVERTER, b"n,x\n0,0.5\n1,0.5\n2,0.5\n"
@@ -118,7 +123,7 @@ def test_arrays_of_which_nothing_tells_how_many_samples_they_are() -> None:
             make(form, data({"n": np.arange(3), "x": np.zeros(2)}), params_of([["other"]]))
 
 
-SMALL = {way: written(LARGE.slice(0, 5), way) for way in WAYS}
+SMALL = {way: written(table_of(5), way) for way in WAYS}
 
 
 @settings(max_examples=budget(60), deadline=None)

@@ -111,35 +111,45 @@ def test_an_element_is_bounded() -> None:
 
 
 COUNT = 40_000
-NAMES = [f"train/shard-{number:08d}.tar" for number in range(COUNT)]
-MDS = {"version": 2, "shards": [{"samples": 1, "raw_data": {"basename": name, "bytes": 1}} for name in NAMES]}
-WIDS = {"wids_version": 1, "shardlist": [{"url": name, "nsamples": 1, "filesize": 9} for name in NAMES]}
 TREE = json.dumps([1, {"type": None, "context": None, "children_spec": []}])
-CHUNKS = [{"chunk_bytes": 9, "chunk_size": 1, "filename": name} for name in NAMES]
 CONFIG = {"data_format": ["int"], "data_spec": TREE, "item_loader": "TokensLoader"}
-TIMM = {"splits": {"train": {"filenames": NAMES, "shard_lengths": [1] * COUNT}}}
+
+
+def _mds(names: list[str]) -> dict[str, object]:
+    return {"version": 2, "shards": [{"samples": 1, "raw_data": {"basename": name, "bytes": 1}} for name in names]}
+
+
+def _wids(names: list[str]) -> dict[str, object]:
+    return {"wids_version": 1, "shardlist": [{"url": name, "nsamples": 1, "filesize": 9} for name in names]}
+
+
+def _litdata(names: list[str]) -> dict[str, object]:
+    chunks = [{"chunk_bytes": 9, "chunk_size": 1, "filename": name} for name in names]
+    return {"chunks": chunks, "config": CONFIG}
+
+
+def _timm(names: list[str]) -> dict[str, object]:
+    return {"splits": {"train": {"filenames": names, "shard_lengths": [1] * len(names)}}}
 
 
 @pytest.mark.parametrize(
-    ("data", "read", "count"),
+    ("write", "file", "each"),
     [
-        (render(Row(name, 1, "e" * 32, 1) for name in NAMES), rows_of, COUNT),
-        (json.dumps(MDS).encode(), lambda data: ForeignCounts("index.json", data), COUNT),
-        (
-            json.dumps({"chunks": CHUNKS, "config": CONFIG}).encode(),
-            lambda data: ForeignCounts("index.json", data),
-            2 * COUNT,
-        ),
-        (json.dumps(WIDS).encode(), lambda data: ForeignCounts("shardindex.json", data), COUNT),
-        (json.dumps(dict.fromkeys(NAMES, 1)).encode(), lambda data: ForeignCounts("sizes.json", data), COUNT),
-        (json.dumps(TIMM).encode(), lambda data: ForeignCounts("_info.json", data), COUNT),
+        (lambda names: [Row(name, 1, "e" * 32, 1) for name in names], None, 1),
+        (_mds, "index.json", 1),
+        (_litdata, "index.json", 2),
+        (_wids, "shardindex.json", 1),
+        (lambda names: dict.fromkeys(names, 1), "sizes.json", 1),
+        (_timm, "_info.json", 1),
     ],
     ids=["feedd's", "MDS", "LitData", "wids", "sizes", "timm"],
 )
 def test_no_call_takes_a_whole_file(
-    data: bytes, read: Callable[[bytes], Any], count: int, monkeypatch: pytest.MonkeyPatch
+    write: Callable[[list[str]], Any], file: str | None, each: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No file of counts is given to a parser in one call: each call takes a piece, whatever the file's size."""
+    content = write([f"train/shard-{number:08d}.tar" for number in range(COUNT)])
+    data = render(content) if file is None else json.dumps(content).encode()
     taken: list[int] = []
     plain, decoder = msgspec.json.decode, msgspec.json.Decoder
 
@@ -157,7 +167,7 @@ def test_no_call_takes_a_whole_file(
 
     monkeypatch.setattr(msgspec.json, "Decoder", Decoder)
     monkeypatch.setattr(msgspec.json, "decode", decode)
-    assert sum(1 for _ in read(data)) == count
+    assert sum(1 for _ in (rows_of(data) if file is None else ForeignCounts(file, data))) == each * COUNT
     assert len(data) > 4 * PIECE_BYTES
     assert sum(taken) > len(data) // 2
     assert max(taken) <= PIECE_BYTES + ELEMENT_BYTES_MAX

@@ -50,6 +50,7 @@ CASES = {
     "evaluation": _rank(HEALTHY, pause_s=3.0, written_bytes=100),
     "logging": _rank(HEALTHY, write_calls=1000),
     "s3_throttling": _fetch(throttled=10),
+    "failing_peers": _fetch(peer_fetches=10, peer_failures=2, peers_paused=1),
     "s3_latency": _fetch(first_byte_s=0.15),
     "s3_far": _fetch(first_byte_s=0.15, round_trip_s=0.1),
     "skewed_shards": _fetch(largest_bytes=400 * MIB),
@@ -94,6 +95,7 @@ def test_each_cause_has_its_verdict(verdict: str) -> None:
         (_rank(HEALTHY, steps=4, write_calls=200), "healthy"),  # a line in each long step, and threads that wake others
         (_rank(HEALTHY, steps=1000, write_calls=3000), "healthy"),  # short steps with a line in each
         (_fetch(throttled=1), "s3_bandwidth"),
+        (_fetch(peer_fetches=10, peer_failures=1, peers_paused=1), "s3_bandwidth"),  # one silence, and it is left alone
         (_fetch(assigned_shards=100_000), "small_objects"),  # a daemon that tells no sizes of objects
         (_fetch(first_byte_s=0.15, round_trip_s=0.001), "s3_latency"),  # the store is near
         (_fetch(first_byte_s=0.15, round_trip_s=0.02), "s3_latency"),  # most of the time goes into the store itself
@@ -115,6 +117,14 @@ def test_each_cause_has_its_verdict(verdict: str) -> None:
 def test_one_sign_is_not_enough(window: Window, verdict: str) -> None:
     """Rules with several conditions need all of them."""
     assert diagnose(window).finding.verdict == verdict
+
+
+def test_peers_are_evidence() -> None:
+    """Whatever else limits the bytes, how many come from peers is told; without a peer cache, nothing is."""
+    found = diagnose(_fetch(read_bytes=1 * MIB, peer_bytes=3 * MIB, peer_fetches=3, peers_paused=1)).finding
+    told = {one.what: one.value for one in found.evidence}
+    assert (told["bytes that came from peers"], told["peers that are left alone"]) == (0.75, 1)
+    assert not any("peers" in one.what for one in diagnose(FETCHES).finding.evidence)
 
 
 def test_every_verdict_is_tried() -> None:

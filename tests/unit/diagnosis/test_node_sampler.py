@@ -152,6 +152,11 @@ async def test_metrics_become_rates_and_means() -> None:
         _sample(metrics.SOURCE_FIRST_BYTE, 1.5, "_sum"),
         _sample(metrics.SOURCE_RETRIES, 4, reason="throttled"),
         _sample(metrics.SOURCE_RETRIES, 9, reason="timeout"),
+        _sample(metrics.PEER_READ_BYTES, 30),
+        _sample(metrics.PEER_FETCHES, 4, outcome="read"),
+        _sample(metrics.PEER_FETCHES, 1, outcome="failed"),
+        _sample(metrics.PEER_PAUSED, 2),
+        _sample(metrics.SOURCE_BYTES, 10),
         _sample(metrics.FETCH_PARTS, 6),
         _sample(metrics.CACHE_HITS, 3),
         _sample(metrics.CACHE_MISSES, 1),
@@ -164,6 +169,7 @@ async def test_metrics_become_rates_and_means() -> None:
     fetch = window.fetch
     assert (fetch.requests, fetch.throttled, fetch.parts, fetch.parts_max) == (10, 4, 6.0, 16)
     assert (fetch.round_trip_s, window.listing) == (0.05, 1.0)
+    assert (fetch.peer_share, fetch.peer_fetches, fetch.peer_failures, fetch.peers_paused) == (0.75, 5, 1, 2)
     assert fetch.request_s == pytest.approx(0.2)
     assert fetch.first_byte_s == pytest.approx(0.15)
     assert (fetch.hit_share, fetch.shard_bytes, fetch.cache_limit_bytes) == (0.75, 5.0, 7)

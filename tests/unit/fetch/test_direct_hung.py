@@ -200,7 +200,7 @@ async def test_a_connection_that_closes_behind_a_body_does_not_lose_it(
         pool = _pool(server, files)
         reading = asyncio.ensure_future(_read(pool, on_disk, len(SMALL)))
         await until(disk.holds_a_write)
-        await until(lambda: not pool._all)
+        await until(lambda: not pool.connections)
         disk.recover()
         assert await reading == SMALL
         await pool.aclose()

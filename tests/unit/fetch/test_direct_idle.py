@@ -100,5 +100,5 @@ async def test_one_taken_up_again_outlives_its_idle_time(monkeypatch: pytest.Mon
         async with asyncio.timeout(10):
             assert await waiting == BODY
             assert server.connection_count == 1
-            (connection,) = pool._all
+            (connection,) = pool.connections
             await connection.lost  # nobody uses it any more

@@ -14,6 +14,7 @@ import uvloop
 from feedd.errors import StoreUnavailable
 from feedd.fetch.fetch_options import S3Options, SourceOptions
 from feedd.fetch.s3.direct_store import DirectStore
+from feedd.fetch.s3.lazy_timer import LazyTimer
 from feedd.values import ByteRange, ObjectRef
 from tests.fakes.s3 import faults as fault
 from tests.fakes.s3.server import S3Server
@@ -125,3 +126,17 @@ def test_cancelled(server: tuple[S3Server, SourceOptions, ObjectRef], pause_s: f
             return await _read(store, ref, 0, 1000)
 
     assert uvloop.run(run())
+
+
+def test_a_timer_that_is_due_at_once_can_be_moved() -> None:
+    """The handle of such a timer does not tell its time."""
+
+    async def run() -> None:
+        loop, fired = asyncio.get_running_loop(), asyncio.Event()
+        timer = LazyTimer(fired.set)
+        timer.set(loop.time())
+        timer.set(loop.time() - 1.0)
+        async with asyncio.timeout(10):
+            await fired.wait()
+
+    uvloop.run(run())

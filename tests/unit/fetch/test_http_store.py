@@ -343,3 +343,17 @@ async def test_a_proxy_carries_the_bytes(server: S3Server, monkeypatch: pytest.M
 def test_a_date_beyond_all_calendars_is_no_time_to_wait() -> None:
     """Whatever a server says about when to come again, it is a number of seconds or nothing."""
     assert retry_after_s({"retry-after": "Mon, 01 Jan 99999999999999999999 00:00:00 GMT"}) is None
+
+
+async def test_a_server_behind_a_proxy_leads_to_no_private_host(
+    server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hosts of the private network need no proxy, so the proxy cannot refuse them."""
+    moved = f"HTTP/1.1 302 F\r\nLocation: {server.url}/data/a.tar\r\nContent-Length: 0\r\n\r\n".encode()
+    async with RawServer(moved) as proxy:
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{proxy.port}")
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        async with opened("http://data.example.com") as store:
+            with pytest.raises(PermissionDenied, match="public address"):
+                await store.head("x")
+    assert not server.requests

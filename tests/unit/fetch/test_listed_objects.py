@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from feedd.errors import BadResponse
 from feedd.fetch.s3.listing_contents import EVENT, objects_of, take
 from tests.budget import budget
+from tests.fakes.s3.model import listing_shape
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_SHAPE: Any = botocore.session.get_session().get_service_model("s3").operation_model("ListObjectsV2").output_shape
 _KEYS = st.text(st.characters(exclude_categories=("Cs", "Cc"), exclude_characters="\ufffe\uffff"), min_size=1)
 _OBJECTS = st.lists(st.tuples(_KEYS, st.integers(0, 1 << 50), st.text("0123456789abcdef-", min_size=1)), max_size=6)
 
@@ -54,7 +54,7 @@ def _parsed(body: bytes, *, status: int = 200, early: bool) -> dict[str, Any]:
     told: dict[str, Any] = {}
     if early:
         take(response_dict=answer, customized_response_dict=told, operation_model=None)
-    parsed: dict[str, Any] = RestXMLParser().parse(answer, _SHAPE)
+    parsed: dict[str, Any] = RestXMLParser().parse(answer, listing_shape())
     decode_list_object_v2(parsed, {"encoding_type_auto_set": True})
     return parsed | told
 

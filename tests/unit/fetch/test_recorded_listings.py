@@ -6,7 +6,6 @@ import json
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
 
-import botocore.session
 import pytest
 from botocore.handlers import decode_list_object_v2
 from botocore.parsers import RestXMLParser
@@ -14,13 +13,13 @@ from botocore.parsers import RestXMLParser
 from feedd.fetch.s3.listing_contents import objects_of, take
 from tests.fakes.s3.answers import Answers, parse_head
 from tests.fakes.s3.faults import Fault
+from tests.fakes.s3.model import listing_shape
 from tests.fakes.s3.objects import MemoryObjects
 from tests.fixtures.make_listings import FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_SHAPE: Any = botocore.session.get_session().get_service_model("s3").operation_model("ListObjectsV2").output_shape
 KEYS: Mapping[str, list[str]] = json.loads((FOLDER / "keys.json").read_text("utf-8"))
 STORES = sorted(KEYS)
 
@@ -31,7 +30,7 @@ def _read(body: bytes, *, early: bool) -> list[tuple[str, int, str]]:
     told: dict[str, Any] = {}
     if early:
         take(response_dict=answer, customized_response_dict=told, operation_model=None)
-    parsed: dict[str, Any] = RestXMLParser().parse(answer, _SHAPE)
+    parsed: dict[str, Any] = RestXMLParser().parse(answer, listing_shape())
     decode_list_object_v2(parsed, {"encoding_type_auto_set": True})
     assert ("Contents" in parsed) != early, "the objects are taken out of the page before botocore reads it"
     return [(one.key, one.size_bytes, one.etag) for one in objects_of(parsed | told)]

@@ -47,7 +47,9 @@ def test_a_redirect_says_which_addresses_its_host_may_have() -> None:
     assert not public.admit("10.0.0.1")
     assert redirected(public, "/l", "10.0.0.1", "o").admit is public.admit
     assert redirected(HERE, "/l", "93.184.216.34", "o").admit is None
-    assert redirected(public, "https://c.example/k", "", "o").admit is None  # a proxy resolves the name
+    behind_proxy = redirected(HERE, "https://c.example/k", "", "o")
+    assert behind_proxy.admit is not None
+    assert not behind_proxy.admit("10.0.0.1")
 
 
 def test_redirects_that_are_refused() -> None:

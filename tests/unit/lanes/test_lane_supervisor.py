@@ -53,6 +53,7 @@ while True:
     time.sleep(60)
 """
 )
+_IMPORTS = 'import os, time; open(os.environ["NOTIFY_SOCKET"] + ".begun", "w").close(); time.sleep(60)'
 _FAILS = "import sys; sys.exit(3)"
 
 
@@ -81,7 +82,7 @@ class _Node:
             notifier = Notifier(variables)
             access = PageAccess("token")
             self.supervisor = Supervisor(
-                self.config, command, notifier, lambda _, page: self.ready.append(page), access
+                self.config, command, notifier, lambda _, page, __: self.ready.append(page), access
             )
             run = asyncio.create_task(self.supervisor.run())
             try:
@@ -165,6 +166,15 @@ async def test_a_second_signal_is_passed_on(short_dir: Path) -> None:
         assert not run.done()
         os.kill(os.getpid(), signal.SIGTERM)
         assert await run == 1
+
+
+async def test_a_node_that_is_stopped_while_its_lanes_start_has_not_failed(short_dir: Path) -> None:
+    """SIGTERM ends a lane that has no handler yet: as it was told to."""
+    node = _Node(short_dir, [_IMPORTS])
+    async with node.running() as run:
+        await until(lambda: len([*short_dir.glob("*.begun")]) == 2)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert await run == 0
 
 
 async def test_a_lane_that_cannot_start_ends_the_node(short_dir: Path) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedd.peers.breaker import LATE_MAX, PAUSE_LEAST_S, PAUSE_MOST_S, Breaker
+from feedd.peers.breaker import PAUSE_LEAST_S, PAUSE_MOST_S, Breaker
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,17 +26,26 @@ def test_the_first_failure_opens_it_and_later_ones_change_nothing() -> None:
     assert breaker.probe_at_s == 100.0 + PAUSE_LEAST_S
 
 
-def test_late_answers_open_it_only_in_a_row() -> None:
-    """A machine that is busy for a moment is not left alone; one that never answers in time is."""
+def test_a_first_silence_is_probed_at_once() -> None:
+    """A peer that was late once is back as soon as it answers."""
     breaker = _no_jitter()
-    for _ in range(10):
-        assert not breaker.late(1.0)
-        assert not breaker.late(1.0)
-        breaker.answered()
-    assert not breaker.is_open
-    assert [breaker.late(2.0) for _ in range(LATE_MAX + 1)] == [False] * (LATE_MAX - 1) + [True, False]
-    breaker.probe_succeeded(3.0)
-    assert not breaker.late(4.0)
+    assert breaker.silent(100.0)
+    assert not breaker.silent(100.0)
+    assert breaker.probe_at_s == 100.0
+    breaker.probe_failed(102.0)
+    assert breaker.probe_at_s == 102.0 + PAUSE_LEAST_S
+
+
+def test_later_silences_get_pauses() -> None:
+    """Else a peer that answers probes only would cost a timeout again and again."""
+    breaker = _no_jitter()
+    breaker.silent(100.0)
+    breaker.probe_succeeded(100.1)
+    assert breaker.silent(101.0)
+    assert breaker.probe_at_s == 101.0 + PAUSE_LEAST_S
+    breaker.probe_succeeded(102.0)
+    assert breaker.silent(120.0)
+    assert breaker.probe_at_s == 120.0, "an old silence is forgotten"
 
 
 def test_failed_probes_double_the_pause_up_to_a_bound() -> None:
@@ -63,15 +72,16 @@ def test_a_peer_that_answers_probes_only_gets_longer_pauses() -> None:
     assert breaker.probe_at_s == 100.0 + PAUSE_LEAST_S, "an old failure is forgotten"
 
 
-@given(st.lists(st.tuples(st.sampled_from("flpg"), st.floats(0, 30), st.floats(0, 1)), max_size=60))
+@given(st.lists(st.tuples(st.sampled_from("fspg"), st.floats(0, 30), st.floats(0, 1)), max_size=60))
 def test_any_history_keeps_pauses_within_bounds(history: Sequence[tuple[str, float, float]]) -> None:
     """Whatever happens, a pause is between half of the shortest and the longest."""
     now_s, share = 0.0, 0.0
     breaker = Breaker(lambda: share)
     for kind, passed_s, share in history:  # noqa: B007 - the breaker draws it
         now_s += passed_s
-        if kind in "fl" and (breaker.failed if kind == "f" else breaker.late)(now_s):
-            assert PAUSE_LEAST_S / 2 <= breaker.probe_at_s - now_s <= PAUSE_MOST_S
+        if kind in "fs" and (breaker.failed if kind == "f" else breaker.silent)(now_s):
+            least_s = PAUSE_LEAST_S / 2 if kind == "f" else 0.0
+            assert least_s <= breaker.probe_at_s - now_s <= PAUSE_MOST_S
         elif kind in "pg" and breaker.is_open and now_s >= breaker.probe_at_s:
             (breaker.probe_failed if kind == "p" else breaker.probe_succeeded)(now_s)
             assert breaker.is_open == (kind == "p")

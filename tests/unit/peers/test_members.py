@@ -42,6 +42,25 @@ async def test_an_address_given_by_the_operator() -> None:
     assert stranger.own == ""
 
 
+async def test_a_name_given_by_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name may be resolved later than the members; its port does not matter, because lanes have others."""
+    found: list[str] = []
+
+    def resolve(host: str, port: int, **_: object) -> list[Any]:
+        if not found:
+            raise socket.gaierror("unknown name")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in found]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    members = _members(*FAR, address="node-3.cluster:7072")
+    assert await members.refresh()
+    assert (members.own, len(members.current)) == ("", len(FAR))
+    found += ["10.0.0.3", "192.0.2.3"]
+    assert await members.refresh()
+    assert members.own == FAR[2]
+    assert not await members.refresh()
+
+
 async def test_a_name_stands_for_all_of_its_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     """As of a headless service of Kubernetes; if the name is lost for a while, its last addresses stay."""
     found: list[str] = ["192.0.2.7", "192.0.2.9", "2001:db8::1"]

@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from feedd.diagnosis.finding import TITLES
+from feedd.diagnosis.machine_reader import MachineReading
+from feedd.diagnosis.node_sampler import Moment
+from feedd.diagnosis.window import FetchWindow, Window
 from feedd.view.job_views import POINTS_MAX
 from feedd.view.node_model import BAD_SAMPLES_MAX, GAP_S, Look, NodeModel
-from feedd.view.path_stages import NAMES, STAGE_OF
+from feedd.view.path_stages import NAMES, STAGE_OF, stages_of
 from feedd.wire import feedd_pb2 as pb
 from tests.fakes.looks import BATCH_SIZE, answer, look, session
 
@@ -58,6 +61,22 @@ def test_every_verdict_has_its_stage() -> None:
     """A verdict of the doctor that no stage is told for would glow nowhere."""
     assert STAGE_OF.keys() >= TITLES.keys()
     assert set(STAGE_OF.values()) <= {*NAMES, ""}
+
+
+@pytest.mark.parametrize(
+    ("fetch", "rate", "detail"),
+    [
+        (FetchWindow(read_bytes=10 << 20, first_byte_s=0.02), "1.0", "first byte 20 ms"),
+        (FetchWindow(read_bytes=10 << 20, peer_bytes=30 << 20), "4.0", "75% from peers"),
+        (FetchWindow(read_bytes=10 << 20, peers_paused=2), "1.0", "0% from peers, 2 away"),
+    ],
+    ids=["no peers", "peers", "away"],
+)
+def test_bytes_from_peers_count_at_the_store(fetch: FetchWindow, rate: str, detail: str) -> None:
+    """The first stage tells how many bytes come from peers, and how many peers are left alone."""
+    moment = Moment(0.0, [], [], MachineReading())
+    store, *_ = stages_of(Window(10.0, (), fetch), moment, moment, None)
+    assert (store.rate, store.unit, store.detail) == (rate, "MiB/s", detail)
 
 
 def test_two_jobs_on_the_same_data_stay_two() -> None:

@@ -1,0 +1,188 @@
+"""Parquet files of several row groups: rows of those that are converted are read while others are on their way."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from feedd.convert import parquet_file
+from feedd.errors import FeeddError, NotFound
+from feedd.metrics import PIPELINE_MADE
+from feedd.values import ByteRange, Cursor, Produced
+from tests.fakes.feeding import URL, Feeding, batches, feeding
+from tests.fakes.fetchers import until
+from tests.fakes.files import parquet
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+    from pathlib import Path
+
+    from feedd.range_sink import RangeSink
+    from feedd.sessions.feed_session import Session
+    from feedd.values import ObjectRef, ReadProgress
+
+GROUP_ROWS, GROUPS, BATCH = 5500, 8, 1000
+FIRST = 5  # batches that need one row group only
+ROWS = GROUP_ROWS * GROUPS
+LATE = 3  # the first row group of a part of several
+VALUES = np.random.default_rng(5).permutation(ROWS)
+FIELDS = (("n", "int"),)
+
+
+@pytest.fixture(autouse=True)
+def _small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have each row group convert alone, however small."""
+    monkeypatch.setattr(parquet_file, "_GROUPS_BYTES", 1)
+
+
+class Ranges:
+    """Lets something happen to reads of a file, by the row group that begins where a read begins."""
+
+    def __init__(self, rig: Feeding, data: bytes) -> None:
+        metadata = pq.read_metadata(pa.BufferReader(data))
+        groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+        firsts, last = [group.column(0) for group in groups], groups[-1].column(groups[-1].num_columns - 1)
+        self._starts = [chunk.dictionary_page_offset or chunk.data_page_offset for chunk in firsts]
+        self._end = (last.dictionary_page_offset or last.data_page_offset) + last.total_compressed_size
+        self.read: list[int] = []
+        self.before: Callable[[int], Awaitable[object]] = _nothing
+        self._read_into = rig.store.read_into
+        rig.store.read_into = self.read_into  # type: ignore[method-assign]  # a wrapper
+
+    async def read_into(
+        self, ref: ObjectRef, span: ByteRange, sink: RangeSink, progress: ReadProgress | None = None
+    ) -> None:
+        """Read a range; all but footers lie in row groups."""
+        if span.end <= self._end:
+            group = max(number for number, start in enumerate(self._starts) if start <= span.start)
+            self.read.append(group)
+            await self.before(group)
+        await self._read_into(ref, span, sink, progress)
+
+
+async def _nothing(_: int) -> None:
+    """Do nothing."""
+
+
+@asynccontextmanager
+async def growing(directory: Path, *, stats: bool = True, **columns: Any) -> AsyncIterator[tuple[Feeding, Ranges]]:
+    """Open a pipeline over one file."""
+    table = pa.table({**columns, "n": VALUES})
+    data = parquet(table, row_group_size=GROUP_ROWS, compression="none", write_statistics=stats)
+    async with feeding(directory) as rig:
+        rig.store.put("train/0.parquet", data)
+        yield rig, Ranges(rig, data)
+
+
+async def opened(rig: Feeding, **changes: Any) -> Session:
+    """Open a session in the files' order."""
+    return await asyncio.wait_for(rig.open(**({"urls": (URL,), "fields": FIELDS, "batch_size": BATCH} | changes)), 30)
+
+
+def held_back(ranges: Ranges, *allowed: int) -> asyncio.Event:
+    """Let reads of all other row groups wait for the result."""
+    gate = asyncio.Event()
+
+    async def wait(group: int) -> None:
+        if group not in allowed:
+            await gate.wait()
+
+    ranges.before = wait
+    return gate
+
+
+async def run_of(session: Session, at: Cursor, count: int) -> list[int]:
+    """Produce a run of a session of runs; return the values of the last field."""
+    assert session.info.run_batches >= count
+    made = await asyncio.wait_for(session.produce_run(at, count), 30)
+    assert isinstance(made, Produced)
+    values: list[int] = []
+    for number in range(made.batch_count):
+        at_bytes = number * session.info.batch_bytes + made.batch.regions[-1].values_at
+        view = session.slots.view(made.slot)
+        values += np.frombuffer(view, np.int64, BATCH, at_bytes).tolist()
+    session.release(made.slot)
+    return values
+
+
+async def test_the_first_batches_need_one_row_group(tmp_path: Path) -> None:
+    """The others arrive afterwards, each once, and all rows come in order."""
+    async with growing(tmp_path) as (rig, ranges):
+        gate = held_back(ranges, 0)
+        session = await opened(rig, runs=True)
+        assert await run_of(session, Cursor(0, 0), FIRST) == VALUES[: FIRST * BATCH].tolist()
+        later = asyncio.ensure_future(run_of(session, Cursor(0, FIRST), 1))
+        await until(lambda: len(set(ranges.read)) == GROUPS or ranges.read.count(3))
+        assert not later.done()
+        gate.set()
+        assert await later == VALUES[FIRST * BATCH :][:BATCH].tolist()
+        assert [one for batch in await batches(await opened(rig)) for one in batch.ints("n")] == VALUES.tolist()
+        assert rig.recorder.total(PIPELINE_MADE) == 1
+        assert len(ranges.read) == len(set(ranges.read))
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+async def test_the_order_is_that_of_a_file_that_does_not_grow(tmp_path: Path, *, shuffle: bool) -> None:
+    """A file without statistics is converted at once."""
+    orders = []
+    for name in ("grows", "whole"):
+        async with growing(tmp_path / name, stats=name == "grows") as (rig, ranges):
+            session = await opened(rig, shuffle=shuffle)
+            orders.append([one for batch in await batches(session) for one in batch.ints("n")])
+            assert (len(ranges.read) == 1) == (name == "whole")
+    assert orders[0] == orders[1]
+    assert sorted(orders[0]) == list(range(ROWS))
+    assert (orders[0] == VALUES.tolist()) == (not shuffle)
+
+
+async def test_an_error_of_a_later_row_group_comes_with_its_rows(tmp_path: Path) -> None:
+    """Rows that came before it stay delivered, and a later try continues behind them."""
+    async with growing(tmp_path) as (rig, ranges):
+        gate, fails = asyncio.Event(), True
+
+        async def lost(group: int) -> None:
+            if group:
+                await gate.wait()
+            if fails and group == LATE:
+                raise NotFound("it is gone", object=URL, stage="source")
+
+        ranges.before = lost
+        session = await opened(rig, runs=True)
+        assert await run_of(session, Cursor(0, 0), FIRST) == VALUES[: FIRST * BATCH].tolist()
+        gate.set()
+        with pytest.raises(FeeddError, match="it is gone"):  # noqa: PT012
+            for step in range(FIRST, ROWS // BATCH, FIRST):
+                await run_of(session, Cursor(0, step), FIRST)
+        fails = False
+        rest = await batches(await opened(rig), Cursor(0, FIRST))
+        assert [one for batch in rest for one in batch.ints("n")] == VALUES[FIRST * BATCH :].tolist()
+
+
+async def test_statistics_that_are_wrong_change_no_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that were read early are right, and so are those of the table that is made anew, with another layout."""
+    monkeypatch.setattr(parquet_file, "_has_all", lambda _: True)
+    bad = pa.array([None if row == 5 * GROUP_ROWS else row for row in range(ROWS)])
+    async with growing(tmp_path, a=bad) as (rig, ranges):
+        gate = held_back(ranges, 0)
+        asked = {"runs": True, "bad_samples": "replace", "bad_samples_max": 1}
+        session = await opened(rig, **asked, fields=(("a", "int"), *FIELDS))
+        found = await run_of(session, Cursor(0, 0), FIRST)
+        gate.set()
+        for step in range(FIRST, ROWS // BATCH, FIRST):
+            found += await run_of(session, Cursor(0, step), FIRST)
+        assert [row for row in range(ROWS) if found[row] != VALUES[row]] == [5 * GROUP_ROWS]
+
+
+async def test_a_closed_session_leaves_nothing_half_done(tmp_path: Path) -> None:
+    """A daemon that ends while a table grows waits for nothing."""
+    async with growing(tmp_path) as (rig, ranges):
+        held_back(ranges, 0)
+        session = await opened(rig, runs=True)
+        await run_of(session, Cursor(0, 0), FIRST)
+        await rig.close(session)
