@@ -158,7 +158,7 @@ class Assembler:
             grouped = len(slots) > 1 and not (await self._stages.lost.without(indexes, files))[1]
         if grouped:
             return await self.plain.fill(group, slots, indexes, files, early=early, first=first)
-        each = zip(group.rows(), slots, strict=True)
+        each = zip(group.rows_of_each(), slots, strict=True)
         return [await self._fill_one(*one, indexes, files, early=early) for one in each]
 
     def check_failures(self, at: Cursor) -> None:
