@@ -75,6 +75,6 @@ class CertificateFiles:
 
     def _read(self) -> grpc.ServerCertificateConfiguration:
         files = self._files
-        pair = (files.key_path.read_bytes(), files.cert_path.read_bytes())
+        certificate, key = files.cert_path.read_bytes(), files.key_path.read_bytes()
         authorities = None if files.client_ca_path is None else files.client_ca_path.read_bytes()
-        return grpc.ssl_server_certificate_configuration([pair], authorities)
+        return grpc.ssl_server_certificate_configuration([(key, certificate)], authorities)

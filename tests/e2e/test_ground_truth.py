@@ -76,7 +76,7 @@ def test_a_channel(s3: S3Server, daemons: Callable[..., Daemon], tmp_path: Path)
     (plain,) = FeedDataset("channel://train", shuffle=False, fields={"other": "str", "label": "int"}, **options)
     assert plain["label"].tolist() == list(range(64))
     assert plain.keys() == {"label", "other"}
-    with pytest.raises(BadRequestError, match="the job's channels, 'train', got 'test'"):
+    with pytest.raises(BadRequestError, match=r"the job's channels \('train'\), got 'test'"):
         next(iter(FeedDataset("channel://test", **options)))
 
 

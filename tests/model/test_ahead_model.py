@@ -54,6 +54,7 @@ class _Decoder:
     def __init__(self, batches_per_call: int, run_batches: int) -> None:
         self.batches_per_call = batches_per_call
         self.call_sizes = None
+        self.misjudged_count = 0
         self.run_batches = run_batches
         self.plain = SimpleNamespace(run_batches=run_batches, batch_bytes=256)
         self.writing: dict[int, asyncio.Future[bool]] = {}

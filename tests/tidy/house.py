@@ -12,9 +12,11 @@ import collections
 import inspect
 import itertools
 import json
+import multiprocessing
 import sys
 import tempfile
 import threading
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -143,6 +145,16 @@ def walk() -> dict[str, Trace]:
                 return asyncio.run(_walk(Path(folder), tracer))
         finally:
             tracer.stop()
+
+
+def file_counts() -> dict[str, int]:
+    """Return how many files ran for each step, counted in a new process: other tests leave threads and caches."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+        return process.submit(_file_counts).result()
+
+
+def _file_counts() -> dict[str, int]:
+    return {name: len(trace.files) for name, trace in walk().items()}
 
 
 async def _range_way(folder: Path, url: str) -> list[str]:

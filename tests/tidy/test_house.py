@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.tidy.house import range_way, repeated_names, walk
+from tests.tidy.house import file_counts, range_way, repeated_names
 
 
 def test_no_module_name_stands_twice() -> None:
@@ -15,7 +15,7 @@ def test_a_batch_runs_through_few_files() -> None:
 
     The bounds have room for what only runs now and then: a thread that starts, a shard that is prefetched.
     """
-    files = {name: len(trace.files) for name, trace in walk().items()}
+    files = file_counts()
     assert files["open, cold"] <= 167
     assert 20 < files["warm batch"] <= 75  # 20: else nothing was traced
 

@@ -43,7 +43,7 @@ def manifest(rows: list[tuple[str, int, str, int]], **facts: Any) -> Manifest:
 def test_what_is_written_is_read(rows: list[tuple[str, int, str, int]]) -> None:
     """All columns and facts come back, for keys and etags of any length."""
     left_out = (Notice("hidden-files", 3, 17, ("a", "b")),)
-    written = manifest(rows, format="tfrecord", created="2026-01-01", left_out=left_out)
+    written = manifest(rows, format="tfrecord", left_out=left_out)
     read = parse(memoryview(render(written)))
     assert (read.head.objects, read.head.format, read.head.left_out) == (len(rows), "tfrecord", left_out)
     assert (read.keys, read.tags) == (written.keys, written.tags)
