@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from feedd.batching.bad_samples import OVERSIZE_MAX_BYTES, BadSampleHandler, BadSampleOptions, failure_of
-from feedd.batching.call_sizes import CallSizes
 from feedd.batching.filtering import Filters
 from feedd.batching.gather import gather, keys, shard_urls
 from feedd.batching.packing import Packed
 from feedd.batching.pad_masks import own_lengths, write_lengths, write_mask
-from feedd.batching.plain_batches import PlainBatches
+from feedd.batching.plain_batches import CallSizes, PlainBatches
 from feedd.batching.precomputed_values import PrecomputedValues
 from feedd.batching.recipe_rows import Part, copy_precomputed, shares
 from feedd.batching.slot_layout import lay_out, write_tables
@@ -159,7 +158,7 @@ class Assembler:
             grouped = len(slots) > 1 and not (await self._stages.lost.without(indexes, files))[1]
         if grouped:
             return await self.plain.fill(group, slots, indexes, files, early=early, first=first)
-        each = zip(group.rows(), slots, strict=True)
+        each = zip(group.rows_of_each(), slots, strict=True)
         return [await self._fill_one(*one, indexes, files, early=early) for one in each]
 
     def check_failures(self, at: Cursor) -> None:

@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from feedd.ordering.batch_plan import AnyRunPlan, BatchPlan, BatchPlanGroup
     from feedd.recipe.bad_sample_policy import Failure
     from feedd.shard_index import ShardIndex
-    from feedd.values import ShardFile, SlotRef
+    from feedd.values import SessionInfo, ShardFile, SlotRef
     from feedd.workers.work import BadRow
+    from feedd.workers.worker_pool import DecodePool
 
 _BATCHES_MAX = 22  # a third of 64 slots
 _ALL_BYTES_MAX = 24 << 20  # of all batches of a call: the first is delivered when the last is done
@@ -43,6 +44,7 @@ _RUN_BATCHES_LEAST, _RUN_BATCHES_MAX = 4, 256
 _RUN_SLOTS_BYTES = 8 << 20  # of all slots, even if fewer batches were requested
 _SLOTS_ENOUGH = 16  # about six are made, six are read and six are in transit
 _SLOTS_BYTES = 4 << 20  # of all slots beyond the requested ones
+_CALL_BUSY_S = 0.2  # workers' time for the batches of a call, if a batch is much work
 
 
 def are_plain(recipes: Recipes) -> bool:
@@ -339,3 +341,39 @@ class PlainBatches:
         if layout is None:
             layout = self._layouts[rows] = lay_out(self._recipes.specs, rows, {})
         return layout
+
+
+class CallSizes:
+    """Chooses the batches of a session's next call, if a batch is much work.
+
+    A batch is delivered later if others are made with it. So several are made together only if as many are being made
+    already, no worker is idle, and all of them take workers at most ``_CALL_BUSY_S``.
+
+    Attributes:
+        batch_rows: rows of the latest batch.
+    """
+
+    def __init__(self, pool: DecodePool, arena_id: int, most: int) -> None:
+        """Bind to the arena of the session; ``most``: maximum number of batches of a call."""
+        self.batch_rows = 1
+        self._pool = pool
+        self._arena_id = arena_id
+        self._most = most
+        self._latest: tuple[SessionInfo, SessionInfo] | None = None  # of ``applied``: the argument and the result
+
+    @classmethod
+    def of(cls, plain: PlainBatches, pool: DecodePool, arena_id: int, most: int) -> CallSizes | None:
+        """Return the choice for a session, or None if each call makes ``most`` batches because they are little work."""
+        return None if plain.are_copies or most == 1 else cls(pool, arena_id, most)
+
+    def next_count(self, making_count: int) -> int:
+        """Return how many batches to make by the next call, while ``making_count`` others are being made."""
+        rows = self._pool.rows_within(_CALL_BUSY_S, self._arena_id)
+        return max(1, min(self._most, making_count, rows // self.batch_rows))
+
+    def applied(self, info: SessionInfo, making_count: int) -> SessionInfo:
+        """Return the info with ``next_count`` batches per call. Fewer requests wait for more."""
+        count, latest = self.next_count(making_count), self._latest
+        if latest is None or latest[0] is not info or latest[1].batches_per_call != count:
+            latest = self._latest = info, replace(info, batches_per_call=count, batches_per_call_least=count)
+        return latest[1]

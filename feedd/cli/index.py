@@ -68,7 +68,7 @@ class _Outcome:
         written: the frozen manifest; None: none is written.
         difference: the newest frozen manifest, compared with the data; None: there is none.
         fetched_bytes: bytes of objects that the store has sent.
-        kept_in: URL of the object that holds the counts: the index, or the file of a part.
+        saved_to: URL of the object that holds the counts: the index, or the file of a part.
     """
 
     progress: Counting
@@ -78,7 +78,7 @@ class _Outcome:
     written: Written | None = None
     difference: Difference | None = None
     fetched_bytes: int = 0
-    kept_in: str = ""
+    saved_to: str = ""
 
 
 def index(
@@ -151,15 +151,17 @@ def _conclude(outcome: _Outcome, job: _Job, *, json_: bool) -> None:
     say_notices(progress.notices)
     known = f"{progress.done_count} of {progress.shard_count} shards known, {progress.sample_count} samples"
     if not stopped:
-        say(f"{known}{'' if job.check else f', in {outcome.kept_in}'}")
-        if not job.check and outcome.kept_in != job.target:
+        say(f"{known}{'' if job.check else f', in {outcome.saved_to}'}")
+        if not job.check and outcome.saved_to != job.target:
             say(f"the last part to end writes {job.target}")
     elif not progress.shard_count:
         say("stopped before the data was listed; no shard was counted")
     elif outcome.saved:
-        say(f"stopped: {known}, in {outcome.kept_in}; run the command again to continue")
+        say(f"stopped: {known}, in {outcome.saved_to}; run the command again to continue")
     else:
-        say(f"stopped: {known}, but not all counts are saved; run the command again to continue from {outcome.kept_in}")
+        say(
+            f"stopped: {known}, but not all counts are saved; run the command again to continue from {outcome.saved_to}"
+        )
     if progress.counted_bytes:
         say(f"fetched {format_size(outcome.fetched_bytes)} to count {format_size(progress.counted_bytes)}")
     if outcome.written is not None:
@@ -247,9 +249,9 @@ async def _count(config: Config, job: _Job, report: Callable[[Counting], object]
     whole = saved and counter is not None and counter.is_open and progress.done_count == progress.shard_count
     left_count = counter.left_count if counter is not None and counter.is_open else 0
     stopped = requests.drain.is_set() and not whole
-    kept_in = job.target if counter is None else counter.target_url
+    saved_to = job.target if counter is None else counter.target_url
     fetched_bytes += int(recorder.total)
-    return _Outcome(progress, stopped, saved, left_count, written, found, fetched_bytes, kept_in)
+    return _Outcome(progress, stopped, saved, left_count, written, found, fetched_bytes, saved_to)
 
 
 async def _count_all(counter: Counter, config: Config, job: _Job) -> int:

@@ -266,7 +266,7 @@ class BatchPlanGroup:
         numbers = np.cumsum(used, dtype=np.int32) - np.int32(1)
         return cls(batches, (np.flatnonzero(used) + low).tolist(), numbers[places], ordinal)
 
-    def rows(self) -> list[BatchRows]:
+    def rows_of_each(self) -> list[BatchRows]:
         """Return the rows of each batch. Each has all shards of the group, in the group's order."""
         shards, low, found = np.array(self.shards, np.int64), 0, []
         for plan in self.batches:

@@ -35,7 +35,7 @@ class Feedd(Protocol):
         ...
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session", autouse=True)
 def first_loop() -> None:
     """The first uvloop of a process opens a pipe for signals that it keeps."""
     uvloop.run(asyncio.sleep(0))

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import uvloop
 
 from feedd.cache.cache_options import CacheOptions
 from feedd.cache.caches import DiskCache
@@ -21,12 +20,6 @@ from tests.fakes.fetchers import MemoryFetcher
 
 if TYPE_CHECKING:
     from tests.unit.cli.conftest import Feedd
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _loop_of_the_process() -> None:
-    """The first uvloop of a process opens a pipe for signals that it keeps."""
-    uvloop.run(asyncio.sleep(0))
 
 
 URLS = ["s3://bucket/new/c.tar", "s3://bucket/old/a.tar", "s3://bucket/old/b.tar"]
