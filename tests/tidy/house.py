@@ -12,11 +12,10 @@ import collections
 import inspect
 import itertools
 import json
-import multiprocessing
+import subprocess
 import sys
 import tempfile
 import threading
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,6 +42,7 @@ _PRODUCT = str(ROOT / "feedd") + "/"
 _WAY: Final = {"cache", "converting", "fetch", "flow"}
 _ASIDE: Final = {"DiskWatch", "S3Store", "S3Checksums", "ClosingSession"}  # watch the disk, ask for a checksum
 _WAIT_S: Final = 20.0
+_COUNTS: Final = "--counts"
 _SHARDS, _SAMPLES, _BATCH_SIZE = 4, 96, 32
 
 
@@ -149,12 +149,10 @@ def walk() -> dict[str, Trace]:
 
 def file_counts() -> dict[str, int]:
     """Return how many files ran for each step, counted in a new process: other tests leave threads and caches."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
-        return process.submit(_file_counts).result()
-
-
-def _file_counts() -> dict[str, int]:
-    return {name: len(trace.files) for name, trace in walk().items()}
+    command = [sys.executable, "-m", "tests.tidy.house", _COUNTS]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True)
+    counts: dict[str, int] = json.loads(done.stdout)
+    return counts
 
 
 async def _range_way(folder: Path, url: str) -> list[str]:
@@ -210,6 +208,9 @@ def repeated_names() -> list[str]:
 
 def main() -> None:
     """Print the sizes."""
+    if _COUNTS in sys.argv:
+        print(json.dumps({name: len(trace.files) for name, trace in walk().items()}))
+        return
     own = [source for source in sources() if source.path.parts[0] == "feedd"]
     print(f"feedd: {len(own)} files, {sum(source.line_count for source in own)} lines", end=", ")
     print(f"{sum(1 for source in own for _ in source.classes())} classes")
