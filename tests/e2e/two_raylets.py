@@ -24,12 +24,18 @@ other = cluster.add_node(**node)
 cluster.wait_for_nodes()
 os.environ["RAY_ADDRESS"] = cluster.address
 
+def command(process):
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:  # it has just ended
+        return ""
+
 def watch(sign):
     raylet = psutil.Process(other.all_processes["raylet"][0].process.pid)
     while not (
         len(list(Path(sign).parent.glob(Path(sign).name))) > 1
         if "/" in sign
-        else any(sign in " ".join(child.cmdline()) for child in raylet.children(recursive=True))
+        else any(sign in command(child) for child in raylet.children(recursive=True))
     ):
         time.sleep(0.02)
     cluster.remove_node(other, allow_graceful=False)
