@@ -3,8 +3,8 @@
 ``lines_in``, ``members_of`` and ``reference_of`` are for all readers. ``ManifestLines`` is for Pipe mode, which sends
 the attributes of ``AttributeNames``, in this order. Of a name that ends in ``-ref`` the value is a URL, and the
 object's bytes are sent. Of other names the value itself is sent. SageMaker documents that only for a number (1 is sent
-as ``1``). The rules here: a text is sent as UTF-8 without quotes, a number as it is written, ``true``, ``false`` and
-``null`` as they are, lists and objects as JSON without spaces.
+as ``1``). For the others, the rules are feedd's own. A text is sent as UTF-8 without quotes, and a number as it is
+written. ``true``, ``false`` and ``null`` are sent as they are, lists and objects as JSON without spaces.
 """
 
 from __future__ import annotations

@@ -7,12 +7,11 @@ deleted with the daemon. If a daemon was killed, the next daemon deletes its cac
 
 from __future__ import annotations
 
-import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from feedd.cache.ondisk.temporary_dirs import prefix, sweep
+from feedd.cache.ondisk.temporary_dirs import temporary_cache
 from feedd.config.loading import DEFAULT_ORIGIN, PROCESS_TREE
 
 if TYPE_CHECKING:
@@ -40,9 +39,8 @@ def ephemeral_config(flags: Flags) -> Iterator[Effective]:
     if origins["cache.dir"] != DEFAULT_ORIGIN:
         yield flags.load(unsaid)
         return
-    sweep(Path(tempfile.gettempdir()))
-    with tempfile.TemporaryDirectory(prefix=prefix(), ignore_cleanup_errors=True) as home:
-        unsaid["cache.dir"] = (home, PROCESS_TREE)
+    with temporary_cache() as folder:
+        unsaid["cache.dir"] = (str(folder), PROCESS_TREE)
         yield flags.load(unsaid)
 
 

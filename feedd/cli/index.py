@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 - typer resolves annotations at run time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from feedd.cache.ondisk.temporary_dirs import prefix, sweep
+from feedd.cache.ondisk.temporary_dirs import temporary_cache
 from feedd.cli.error_report import EXIT_FAILED, log_without_notices, notice_facts, say, say_notices
 from feedd.cli.flags import CacheSizeFlag, ConfigFlag, Flags, SetFlag
 from feedd.cli.progress_bars import bar_for_listing, byte_columns
@@ -206,12 +205,10 @@ def _reported_once(failures: Sequence[FeeddError]) -> list[str]:
 
 
 def _run(flags: Flags, job: _Job, report: Callable[[Counting], object]) -> _Outcome:
-    sweep(Path(tempfile.gettempdir()))
-
     async def run(requests: StopRequests) -> _Outcome:
         # Signals are handled before the directory exists, so that it is always removed.
-        with tempfile.TemporaryDirectory(prefix=prefix(), ignore_cleanup_errors=True) as folder:
-            return await _count(replace(flags, cache_dir=Path(folder)).load().config, job, report, requests)
+        with temporary_cache() as folder:
+            return await _count(replace(flags, cache_dir=folder).load().config, job, report, requests)
 
     return run_stoppable(run)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from feedd.cache.ondisk.temporary_dirs import prefix, sweep
+from feedd.cache.ondisk.temporary_dirs import temporary_cache
 from feedd.cli.error_report import log_without_notices, notice_facts, report, say_notices
 from feedd.cli.flags import ConfigFlag, Flags, SetFlag
 from feedd.cli.stoppable import run_async
@@ -140,9 +139,8 @@ def peek(
 
 
 def _run(flags: Flags, url: str, count: int) -> _Found:
-    sweep(Path(tempfile.gettempdir()))
-    with tempfile.TemporaryDirectory(prefix=prefix(), ignore_cleanup_errors=True) as folder:
-        config = replace(flags, cache_dir=Path(folder)).load().config
+    with temporary_cache() as folder:
+        config = replace(flags, cache_dir=folder).load().config
         return run_async(_look(config, url, count))
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from feedd.cache.ondisk.temporary_dirs import prefix, sweep
+from feedd.cache.ondisk.temporary_dirs import temporary_cache
 from feedd.clock import SystemClock
 from feedd.daemon.wiring import open_pipeline
 from feedd.dataset.listing import Listing
@@ -16,7 +14,7 @@ from feedd.errors import FeeddError
 from feedd.flow.ray_tasks import RayWork, run_on_ray
 from feedd.metrics import SOURCE_BYTES
 from feedd.observe.recorder import TotalRecorder
-from feedd.prepare.shard_count import count_shard
+from feedd.prepare.shard_count import CountJob, count_each
 from feedd.recipe.left_out import LeftOutFields
 from feedd.units import GIB, MIB
 
@@ -144,21 +142,17 @@ def count_shards(config: Config, shards: Shards) -> Counts | FeeddError:
 
 
 async def _counted(config: Config, shards: Shards) -> Counts:
-    sweep(Path(tempfile.gettempdir()))
-    with tempfile.TemporaryDirectory(prefix=prefix(), ignore_cleanup_errors=True) as folder:
-        cache = config.cache.model_copy(update={"dir": Path(folder)})
+    with temporary_cache() as folder:
+        cache = config.cache.model_copy(update={"dir": folder})
         decode = config.decode.model_copy(update={"workers": 1})
         own = config.model_copy(update={"cache": cache, "decode": decode})
         recorder, left_out, listing = TotalRecorder(SOURCE_BYTES), LeftOutFields(), shards.listing()
-        found: list[ShardCount | FeeddError | None] = [None] * len(shards.numbers)
-        left = iter(range(len(found)))
+        found: dict[int, ShardCount | FeeddError] = {}
+
+        async def note(at: int, one: ShardCount | FeeddError) -> None:
+            found[at] = one
+
+        every = range(len(shards.numbers))
         async with open_pipeline(own, recorder, SystemClock()) as pipeline:
-
-            async def count() -> None:
-                for at in left:  # the iterator is shared: each task takes the next shard
-                    found[at] = await count_shard(pipeline.catalog, listing, at, left_out)
-
-            async with asyncio.TaskGroup() as group:
-                for _ in range(_AT_ONCE):
-                    group.create_task(count())
-        return Counts([one for one in found if one is not None], left_out, int(recorder.total))
+            await count_each(CountJob(pipeline.catalog, listing, left_out), iter(every), note, _AT_ONCE)
+        return Counts([found[at] for at in every], left_out, int(recorder.total))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +20,7 @@ from feedd.errors import BadRequest, FeeddError
 from feedd.flow.pools import CPU
 from feedd.notices import Amount, NoticeKind, notices_of, summed
 from feedd.prepare.part_files import PartFiles
-from feedd.prepare.shard_count import ShardCount, count_shard
+from feedd.prepare.shard_count import CountJob, ShardCount, count_each
 from feedd.recipe.left_out import LeftOutFields
 
 if TYPE_CHECKING:
@@ -216,15 +215,9 @@ class Counter:
         Args:
             at_once: shards to read at the same time.
         """
-        catalog, listing, left = self._pipeline.catalog, self.listing, await self.begin()
-
-        async def work() -> None:
-            for shard in left:  # the iterator is shared: each task takes the next shard
-                await self.note(shard, await count_shard(catalog, listing, shard, self.progress.fields))
-
-        async with asyncio.TaskGroup() as group:
-            for _ in range(at_once):
-                group.create_task(work())
+        left = await self.begin()
+        job = CountJob(self._pipeline.catalog, self.listing, self.progress.fields)
+        await count_each(job, left, self.note, at_once)
 
     async def note(self, shard: int, found: ShardCount | FeeddError) -> None:
         """Take the count of a shard, or the error; save if the last save is long ago."""

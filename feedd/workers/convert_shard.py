@@ -48,7 +48,8 @@ def make_shard(request: MakeRequest, fds: Sequence[int]) -> ConvertedAnswer | Ne
         try:
             with at_most(out.extra_bytes, request.url):
                 if groups := range(*request.groups):
-                    size_bytes = _groups_made(converter, held, request, out, groups)
+                    assert isinstance(converter, WritesGroups), "only planned tables are made of row groups"
+                    size_bytes = converter.make_groups(held, request.url, params, out, groups)
                     return ConvertedAnswer(request.id, time.perf_counter() - began_s, size_bytes, _TABLE.name)
                 ranges, plan = _wanted(converter, held, params)
                 wanted = [span for span in ranges if not held.holds(span)]
@@ -96,14 +97,6 @@ def _wanted(
     if isinstance(converter, WritesGroups):
         return converter.wanted_and_plan(held, params)
     return converter.wanted(held, params), None
-
-
-def _groups_made(
-    converter: ShardConverter, held: PartialObject, request: MakeRequest, out: FileOut, groups: range
-) -> int:
-    assert isinstance(converter, WritesGroups), "only planned tables are made of row groups"
-    params = zlib.decompress(request.params).decode()
-    return converter.make_groups(held, request.url, params, out, groups)
 
 
 def _message(plan: TablePlan) -> TablePlanMessage:

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 import time
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from feedd.cache.ondisk.directory_lock import DirectoryLock, was_owned
 from feedd.errors import CacheUnavailable
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
 
 _YOUNG_S = 60.0  # a directory younger than this may not have been locked by its process yet
+
+
+@contextmanager
+def temporary_cache() -> Iterator[Path]:
+    """Yield a new cache directory, which is removed at the end; before, remove those of killed processes."""
+    parent = Path(tempfile.gettempdir())
+    sweep(parent)
+    with tempfile.TemporaryDirectory(prefix=_prefix(), dir=parent, ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
 
 
 def sweep(parent: Path, name_prefix: str | None = None) -> None:
@@ -23,7 +35,7 @@ def sweep(parent: Path, name_prefix: str | None = None) -> None:
         parent: where they are.
         name_prefix: how their names begin; None: those of caches.
     """
-    for path in parent.glob(f"{name_prefix or prefix()}*"):
+    for path in parent.glob(f"{name_prefix or _prefix()}*"):
         try:
             stat = path.lstat()
             age_s = time.time() - stat.st_mtime  # noqa: TID251 - a file's time is a date
@@ -35,6 +47,6 @@ def sweep(parent: Path, name_prefix: str | None = None) -> None:
             continue
 
 
-def prefix() -> str:
+def _prefix() -> str:
     """Return the prefix of this user's temporary cache directories."""
     return f"feedd-cache-{os.geteuid()}-"

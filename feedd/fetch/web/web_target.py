@@ -21,9 +21,8 @@ _UNSIGNED_S: Final = 60.0  # how long a redirect without an end is followed with
 _SIGNED_MAX_S: Final = 3600.0
 _MARGIN_S: Final = 30.0  # a read may begin this long before the end
 _COMPACT: Final = "%Y%m%dT%H%M%SZ"
-_TRANSLATED: Final = ipaddress.IPv6Network(
-    "64:ff9b::/96"
-)  # gateways send these on to IPv4 addresses, also private ones
+_TRANSLATED: Final = ipaddress.IPv6Network("64:ff9b::/96")
+"""Gateways send these on to IPv4 addresses, also private ones."""
 _METADATA: Final = frozenset(
     map(ipaddress.ip_address, ("168.63.129.16", "100.100.100.200", "fd00:ec2::254", "fd20:ce::254"))
 )
@@ -148,8 +147,8 @@ def _ends_s(query: dict[str, str]) -> float | None:
 def admission(answered_by: str) -> Callable[[str], bool]:
     """Return which addresses the target of a redirect may have, given the address of the server that redirects.
 
-    A public server may only redirect to public addresses: else whoever runs the server could read from the private
-    network of this machine. A server behind a proxy counts as public. Link-local addresses, where clouds have their
+    A public server may redirect to public addresses only. Otherwise, its owner could read from the private network
+    of this machine. A server behind a proxy counts as public. Link-local addresses, where clouds have their
     metadata services, are never admitted, and neither are metadata services elsewhere.
     """
     if not answered_by or _is_public(answered_by):
