@@ -75,9 +75,9 @@ def test_a_job_is_seen_in_both(daemons: Callable[..., Daemon]) -> None:
 
         def measured() -> bool:
             view.update(json.loads(_get(f"{page}view.json")[2]))
-            return bool(view["verdict"]) and len(view["bad_samples"]) == 2
+            return bool(view["verdict"] and view["cache"]["folders"]) and len(view["bad_samples"]) == 2
 
-        wait_until(measured, "a verdict and bad samples")
+        wait_until(measured, "a verdict, a folder and bad samples")
         (job,) = view["jobs"]
         assert (job["name"], job["steps"], job["urls"]) == ("data/train", 6, ["s3://data/train/"])
         assert 1 < job["batches_per_s"] < 25

@@ -133,6 +133,7 @@ def test_connections_that_say_nothing_are_dropped(node: Node) -> None:
         assert mallory.stdout.readline().startswith("held")
         deadline_s = time.monotonic() + 30
         while not (said := node.read(ALICE, f"text+file://{node.public}/lines.txt")).startswith("read 16 "):
+            assert node.alive, node.log.read_text()[-3000:]
             assert time.monotonic() < deadline_s, said
     finally:
         mallory.kill()

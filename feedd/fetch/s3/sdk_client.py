@@ -108,16 +108,19 @@ def _loader() -> Loader:
 
 def warm() -> None:
     """Do the slow work of the first client: parse the S3 service model, megabytes of JSON. Blocks; thread-safe."""
+    for step in (_parse_models, lambda: trusting(trusted_authorities(S3Options())), lambda: asyncio.run(_rehearse())):
+        try:
+            step()
+        except Exception as error:  # noqa: BLE001 - the first real client meets the error again and reports it
+            _log.debug("the sdk could not be prepared in advance", error=str(error))
+
+
+def _parse_models() -> None:
     loader = _loader()
     for kind in ("service-2", "endpoint-rule-set-1", "paginators-1"):
         loader.load_service_model("s3", kind)
     loader.load_data("endpoints")
     loader.load_data("partitions")
-    for step in (lambda: trusting(trusted_authorities(S3Options())), lambda: asyncio.run(_rehearse())):
-        try:
-            step()
-        except Exception as error:  # noqa: BLE001 - the first real client meets the error again and reports it
-            _log.debug("the sdk could not be prepared in advance", error=str(error))
 
 
 async def _rehearse() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 import ssl
@@ -116,7 +117,12 @@ def test_a_rehearsal_that_fails_is_nobodys_error(monkeypatch: pytest.MonkeyPatch
         met.append("certificates")
         raise FileNotFoundError("/nowhere")
 
+    def loader() -> None:
+        met.append("models")
+        raise OSError(errno.EMFILE, "too many open files", "partitions.json")
+
+    monkeypatch.setattr("feedd.fetch.s3.sdk_client._loader", loader)
     monkeypatch.setattr("feedd.fetch.s3.sdk_client.open_client", open_client)
     monkeypatch.setattr("feedd.fetch.s3.sdk_client.trusting", trusting)
     warm()
-    assert met == ["certificates", "client"]
+    assert met == ["models", "certificates", "client"]
