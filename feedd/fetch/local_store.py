@@ -23,7 +23,7 @@ from feedd.errors import (
     StoreUnavailable,
 )
 from feedd.fetch.file_trees import Anywhere, Beneath
-from feedd.fetch.hints import CHANGED_HINT
+from feedd.fetch.hints import CHANGED_HINT, PATH_HINTS
 from feedd.fetch.mount_pools import MountPools
 from feedd.flow.file_pipe import PIPE_BYTES, FilePipe
 from feedd.flow.file_writing import write_in
@@ -251,7 +251,8 @@ def path_error(error: OSError, path: str, use: str = "read") -> FeeddError:
         PermissionError: PermissionDenied,
     }
     kind = kinds.get(type(error), StoreUnavailable)
-    return kind(f"the path cannot be {use}: {error.strerror}", object=path, stage="source")
+    hint = PATH_HINTS.get(error.errno or 0, "")
+    return kind(f"the path cannot be {use}: {error.strerror}", object=path, hint=hint, stage="source")
 
 
 def file_etag(status: os.stat_result) -> str:

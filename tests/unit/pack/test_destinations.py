@@ -111,7 +111,7 @@ async def test_slow_writes_keep_their_memory(tmp_path: Path, monkeypatch: pytest
 
 
 async def test_a_folder_that_cannot_be_written_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full disk names the folder, and does not say that something could not be read."""
+    """A full disk names the folder and what to do, and does not say that something could not be read."""
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -119,4 +119,4 @@ async def test_a_folder_that_cannot_be_written_is_told_as_such(tmp_path: Path, m
     monkeypatch.setattr(os, "writev", full)
     with pytest.raises(StoreUnavailable, match="cannot be read or written: No space left") as caught:
         await LocalFolder(str(tmp_path)).write_shard(NAME, [b"abc"], "a", 1)
-    assert caught.value.object == str(tmp_path)
+    assert (caught.value.object, caught.value.hint[:10]) == (str(tmp_path), "free space")
