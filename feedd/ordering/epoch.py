@@ -83,7 +83,7 @@ def reading_order(assigned: NDArray[np.int64], options: EpochOptions) -> NDArray
     if not options.shuffle:
         return np.arange(assigned.shape[0], dtype=np.int64)
     key = rng.derive(rng.SHARDS, options.seed, options.epoch)
-    return np.argsort(rng.stream(key, assigned), kind="stable")
+    return rng.ascending(rng.stream(key, assigned))
 
 
 class EpochMap:
