@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 SHARDS, SAMPLES, BATCH = 64, 12, 4
+STEPS = SHARDS * SAMPLES // BATCH
 
 
 @pytest.fixture
@@ -41,8 +42,9 @@ def data(s3: S3Server) -> S3Server:
 @contextmanager
 def _training(daemon: Daemon, step: Callable[[int], object], **options: Any) -> Iterator[FeedDataset]:
     """Read batches in a thread, epoch after epoch; ``step`` gets the number of each."""
+    options = {"prefetch": 2} | options
     dataset = FeedDataset(
-        "s3://data/train/", batch_size=BATCH, fields={"cls": "int"}, address=daemon.address, prefetch=2, **options
+        "s3://data/train/", batch_size=BATCH, fields={"cls": "int"}, address=daemon.address, **options
     )
     stop = threading.Event()
 
@@ -79,17 +81,18 @@ def _verdict(daemon: Daemon, *arguments: str) -> dict[str, Any]:
 def test_a_job_that_is_fed_is_told_so(daemons: Callable[..., Daemon]) -> None:
     """A step that is longer than its batch takes: not the input, as text and as JSON.
 
-    The first epoch fills the cache: a store on a busy machine is late, and a trainer that waits for it is not fed.
+    The first epoch fills the cache: a store on a busy machine is late, and a trainer that waits for it is not fed. The
+    second epoch fits into the slots: its batches are sent at once, and the trainer is busy with them for half a minute.
     """
     daemon = daemons()
     cached = threading.Event()
 
     def step(number: int) -> None:
-        if number >= SHARDS * SAMPLES // BATCH:
+        if number >= STEPS:
             cached.set()
             time.sleep(0.2)
 
-    with _training(daemon, step, share="job-1"):
+    with _training(daemon, step, share="job-1", prefetch=STEPS):
         assert cached.wait(60)
         time.sleep(2)
         told = _verdict(daemon, "--seconds", "3", "--job", "job-1")
