@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 SHARDS, SAMPLES, BATCH = 64, 12, 4
-STEPS = SHARDS * SAMPLES // BATCH
 
 
 @pytest.fixture
@@ -81,18 +80,17 @@ def _verdict(daemon: Daemon, *arguments: str) -> dict[str, Any]:
 def test_a_job_that_is_fed_is_told_so(daemons: Callable[..., Daemon]) -> None:
     """A step that is longer than its batch takes: not the input, as text and as JSON.
 
-    The first epoch fills the cache: a store on a busy machine is late, and a trainer that waits for it is not fed. The
-    second epoch fits into the slots: its batches are sent at once, and the trainer is busy with them for half a minute.
+    The first epoch fills the cache: a store on a busy machine is late, and a trainer that waits for it is not fed.
     """
     daemon = daemons()
     cached = threading.Event()
 
     def step(number: int) -> None:
-        if number >= STEPS:
+        if number >= SHARDS * SAMPLES // BATCH:
             cached.set()
             time.sleep(0.2)
 
-    with _training(daemon, step, share="job-1", prefetch=STEPS):
+    with _training(daemon, step, share="job-1"):
         assert cached.wait(60)
         time.sleep(2)
         told = _verdict(daemon, "--seconds", "3", "--job", "job-1")
@@ -104,6 +102,16 @@ def test_a_job_that_is_fed_is_told_so(daemons: Callable[..., Daemon]) -> None:
         other = _doctor(daemon, "--seconds", "2", "--job", "job-2")
         assert other.returncode == 1
         assert "expected a trainer that takes batches, got none [job-2]" in other.stderr
+
+
+def test_an_epoch_that_fits_into_the_slots_is_no_pause(s3: S3Server, daemons: Callable[..., Daemon]) -> None:
+    """Its batches are sent at once; the trainer is then busy with them for 8 s, which is no evaluation."""
+    s3.put("data", "train/000.tar", numbered(0, 40 * BATCH))
+    daemon = daemons()
+    with _training(daemon, lambda _: time.sleep(0.2), prefetch=48):
+        time.sleep(1.5)
+        told = _verdict(daemon, "--seconds", "2")
+    assert told["verdict"] == "healthy", told
 
 
 def test_a_slow_store_is_named_with_its_knob(data: S3Server, daemons: Callable[..., Daemon]) -> None:
