@@ -133,6 +133,8 @@ def _show(console: Console, diagnosis: Diagnosis, window: Window) -> None:
 
     finding, knob = diagnosis.finding, diagnosis.finding.knob
     ranks = f"{len(window.ranks)} rank{'s' if len(window.ranks) > 1 else ''}"
+    if window.job_count > 1:
+        ranks += f" of the job that waits the longest, of {window.job_count} jobs (--job chooses)"
     console.print(f"[bold]{escape(TITLES[finding.verdict])}[/] ({finding.verdict})")
     table = Table("measured", "value", "threshold", title=f"{window.seconds:.0f} s, {ranks}", title_justify="left")
     for one in finding.evidence:
