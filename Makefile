@@ -38,9 +38,9 @@ $(STAMP): pyproject.toml client/pyproject.toml constraints.txt
 demo: $(STAMP)
 	@$(BIN)/feedd demo $(if $(URL),--url '$(URL)') $(if $(NODES),--nodes '$(NODES)')
 
-# Three times as many processes as cores of the smallest machine meant: tests of processes and timeouts mostly wait.
+# Twice as many processes as cores of the smallest machine meant: tests of processes and timeouts mostly wait.
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 6 --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -n 4 --dist worksteal $(ARGS)
 
 # The breadth that make test leaves out: every way through every case, other examples each time, workers as processes.
 nightly: $(STAMP)

@@ -41,7 +41,7 @@ def test_two_nodes_write_the_same_bytes(tmp_path: Path, case: str) -> None:
         _, complained = run.communicate(timeout=60)
         assert run.returncode == 0, complained
     one = _written(folder)
-    done = run_on_two("index", f"{folder}/", "--manifest", kill_at="forkserver" if case == "lose" else "")
+    done = run_on_two("index", f"{folder}/", "--manifest", kill_at="ray::count_shards" if case == "lose" else "")
     assert done.returncode == 0, done.stderr
     assert ("a node was killed" in done.stderr) == (case == "lose")
     facts = json.loads(done.stdout)

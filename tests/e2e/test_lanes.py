@@ -111,7 +111,7 @@ def _close(datasets: list[FeedDataset]) -> None:
 
 @pytest.mark.parametrize(
     ("sharding", "lanes"),
-    [("size", 2), ("replicated", 2), later("key", 2), later("key", 4), later("size", 4), later("replicated", 4)],
+    [later("size", 2), ("replicated", 2), later("key", 2), later("key", 4), later("size", 4), later("replicated", 4)],
 )
 def test_every_sample_once(data: Data, daemons: Callable[..., Daemon], lanes: int, sharding: str) -> None:
     """Two epochs over lanes have every sample once, and each lane fetches only its part."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from feedd_client import FeedDataset
+from tests.budget import later
 from tests.e2e.shards import numbered
 from tests.fakes import forks
 
@@ -76,7 +77,7 @@ def test_shards_of_odd_names(s3: S3Server, daemons: Callable[..., Daemon]) -> No
     assert sorted(numbers(data)) == wanted
 
 
-@pytest.mark.parametrize("label", ["folder", "table:all labels+1.csv"])
+@pytest.mark.parametrize("label", [later("folder"), "table:all labels+1.csv"])
 def test_folders_of_odd_names(s3: S3Server, daemons: Callable[..., Daemon], label: str) -> None:
     """Each object is read, by its own key, and its folder or the table's row is its label."""
     wanted = {f"{name}/{number} {number:02d}": name for name in FOLDERS for number in range(20)}

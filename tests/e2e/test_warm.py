@@ -157,6 +157,7 @@ def test_without_a_daemon(s3: S3Server, names: list[str], short_dir: Path) -> No
     assert command.urls() == names
 
 
+@pytest.mark.nightly
 def test_bars_on_a_terminal(s3: S3Server, names: list[str], short_dir: Path) -> None:
     """On a terminal there are bars with bytes, objects and rate, and the same last line."""
     ours, theirs = pty.openpty()

@@ -26,6 +26,7 @@ from feedd.recipe.recipe import parse_field
 from feedd.units import parse_duration_s, parse_size
 from feedd.wire import feedd_pb2 as pb
 from feedd.wire.feed_messages import client_version
+from tests.budget import later
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -121,7 +122,7 @@ def test_twice_the_text_takes_twice_as_long(name: str) -> None:
 @pytest.mark.parametrize(
     "word",
     [
-        *string.ascii_letters,
+        *(one if one in "acGt" else later(one) for one in string.ascii_letters),
         ":",
         "/",
         " ",

@@ -62,6 +62,12 @@ except FeedError as error:
     print("refused", len(held), error, flush=True)
 sys.stdin.read()
 """
+END = """
+import sys
+from feedd.cli.app import app
+for session in sys.argv[2:]:
+    app(["sessions", "end", session, "--address", sys.argv[1]], standalone_mode=False)
+"""
 GROUP = """
 import fcntl, mmap, os, socket, sys, grpc
 from feedd.wire import feedd_pb2 as pb
@@ -158,8 +164,7 @@ def test_a_user_who_holds_all_it_can_leaves_room_for_others(node: Node) -> None:
         theirs = [one for one in node.sessions() if one["owner"] == f"uid {MALLORY}"]
         assert theirs
         assert sum(int(str(one["arena_bytes"])) for one in theirs) <= 48 << 20
-        for one in theirs:
-            node.command(0, "sessions", "end", str(one["id"]), "--address", node.address)
+        run_as(0, END, node.address, *(str(one["id"]) for one in theirs))
         assert not [one for one in node.sessions() if one["owner"] == f"uid {MALLORY}"]
         for process in processes:
             process.send_signal(signal.SIGCONT)

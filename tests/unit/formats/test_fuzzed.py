@@ -17,7 +17,7 @@ from tests.fuzz import judge, targets
 from tests.fuzz.mutate import SIZE_MAX, mutated
 from tests.fuzz.targets import TARGETS
 
-TRIES = 40
+TRIES = 20
 SECONDS = 3  # nightly
 GROUPS = 2  # processes
 
