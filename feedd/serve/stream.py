@@ -238,9 +238,7 @@ class StreamCall:
                 return
             else:
                 await self._write_message(_last_message(item, self._entry.id[:8]))
-                # The trainer may still take batches of the epoch: its releases and times go on to come. The client's
-                # half-close ends the stream. After an error, only the last releases are awaited.
-                if isinstance(item, SendError):
+                if isinstance(item, SendError):  # an epoch's end leaves batches to take, until the client's half-close
                     self._lingering = asyncio.get_running_loop().call_later(self._linger_s, self.stop)
 
     async def _say_steps(self) -> None:
