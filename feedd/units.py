@@ -80,6 +80,11 @@ def format_size(size_bytes: float) -> str:
     return f"{value:.1f}".removesuffix(".0") + "TiB"
 
 
+def format_count(count: int, noun: str) -> str:
+    """Render a number of things, whose plural ends in s: ``1 shard``, ``2 shards``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def format_duration(duration_s: float) -> str:
     """Render seconds for people: ``350us``, ``12ms``, ``4.2s``, ``3m20s``, ``2h05m``."""
     if duration_s < 1e-3:

@@ -23,7 +23,7 @@ from feedd.cli.running_daemon import AddressFlag, ask, chosen_address
 from feedd.config.machine_defaults import existing_parent
 from feedd.errors import NotFound
 from feedd.lanes.lane import cache_dirs
-from feedd.units import format_size
+from feedd.units import format_count, format_size
 from feedd.warming import Amount
 
 if TYPE_CHECKING:
@@ -83,7 +83,10 @@ def list_entries(
         fields = ("url", "etag", "size_bytes", "pins", "conversion")
         typer.echo(json.dumps([{name: asdict(entry)[name] for name in fields} for entry in entries], indent=2))
         return
-    table = Table(title=f"{len(entries)} objects, {format_size(_bytes(entries))} in {directory}", title_justify="left")
+    table = Table(
+        title=f"{format_count(len(entries), 'object')}, {format_size(_bytes(entries))} in {directory}",
+        title_justify="left",
+    )
     table.add_column("size", justify="right", no_wrap=True)
     table.add_column("etag", no_wrap=True)
     table.add_column("url", overflow="fold")
@@ -166,11 +169,15 @@ def remove_entries(
             return
         raise NotFound("expected objects in the cache that match, got none", object=wanted, stage="cache")
     if not yes:
-        typer.confirm(f"remove {len(found)} objects, {format_size(_bytes(found))}, from {directory}?", abort=True)
+        typer.confirm(
+            f"remove {format_count(len(found), 'object')}, {format_size(_bytes(found))}, from {directory}?", abort=True
+        )
     removed, in_use = _remove(options.config, address, wanted)
-    typer.echo(f"removed {removed.object_count} objects, {format_size(removed.size_bytes)}")
+    typer.echo(f"removed {format_count(removed.object_count, 'object')}, {format_size(removed.size_bytes)}")
     if in_use.object_count:
-        say(f"{in_use.object_count} objects, {format_size(in_use.size_bytes)}, are in use and were left")
+        say(
+            f"{format_count(in_use.object_count, 'object')}, {format_size(in_use.size_bytes)}, are in use and were left"
+        )
         raise typer.Exit(EXIT_FAILED)
 
 

@@ -16,7 +16,7 @@ from feedd.cli.flags import ConfigFlag, Flags, SetFlag
 from feedd.cli.running_daemon import NodeFlag, chosen_address, daemon_address
 from feedd.config.types import is_unix
 from feedd.errors import BadConfig, NotFound
-from feedd.units import format_size
+from feedd.units import format_count, format_size
 
 if TYPE_CHECKING:
     from feedd.diagnosis.finding import Diagnosis, Evidence
@@ -132,7 +132,9 @@ def _show(console: Console, diagnosis: Diagnosis, window: Window) -> None:
     from feedd.diagnosis.finding import STAGES, TITLES  # noqa: PLC0415 - see _measure
 
     finding, knob = diagnosis.finding, diagnosis.finding.knob
-    ranks = f"{len(window.ranks)} rank{'s' if len(window.ranks) > 1 else ''}"
+    ranks = format_count(len(window.ranks), "rank")
+    if window.job_count > 1:
+        ranks += f" of the job that waits the longest, of {window.job_count} jobs (--job chooses)"
     console.print(f"[bold]{escape(TITLES[finding.verdict])}[/] ({finding.verdict})")
     table = Table("measured", "value", "threshold", title=f"{window.seconds:.0f} s, {ranks}", title_justify="left")
     for one in finding.evidence:

@@ -18,7 +18,7 @@ from feedd.cli.stoppable import run_stoppable
 from feedd.notices import notices_of
 from feedd.pack.pack_options import SHARD_BYTES_LEAST, SHARD_BYTES_MOST, PackOptions
 from feedd.pack.shard_writers import FORMATS
-from feedd.units import parse_size
+from feedd.units import format_count, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -155,7 +155,8 @@ def _conclude(progress: Packing, target: str, *, json_: bool, stopped: bool) -> 
         say(f"stopped: {mine} are written; run the command again to continue")
         raise typer.Exit(EXIT_FAILED)
     if progress.manifest:
-        say(f"{progress.shard_count} shards, {progress.manifest['samples']} samples, in {target}")
+        samples = format_count(progress.manifest["samples"], "sample")
+        say(f"{format_count(progress.shard_count, 'shard')}, {samples}, in {target}")
     else:
         there = f"{progress.present_count} of {progress.shard_count} shards are there"
         say(f"{mine} of this part are written; {there}. The last part writes the manifest")

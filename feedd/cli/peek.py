@@ -19,7 +19,7 @@ from feedd.cli.flags import ConfigFlag, Flags, SetFlag
 from feedd.cli.stoppable import run_async
 from feedd.errors import FeeddError
 from feedd.notices import notices_of, summed
-from feedd.units import MIB, format_size
+from feedd.units import MIB, format_count, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -336,11 +336,10 @@ def _show(found: PeekReport) -> None:
     console = Console()
     several = len(found.formats) > 1
     formats = ", ".join(f"{name} ({count})" if several else name for name, count in found.formats.items())
-    objects = "" if found.objects == found.shards else f" ({found.objects} objects)"
-    known = "samples not counted yet" if found.samples_known is None else f"{found.samples_known} samples"
-    console.print(
-        escape(f"{found.url}: {formats}, {found.shards} shards{objects}, {format_size(found.bytes)}, {known}")
-    )
+    objects = "" if found.objects == found.shards else f" ({format_count(found.objects, 'object')})"
+    shards = format_count(found.shards, "shard")
+    known = "samples not counted yet" if found.samples_known is None else format_count(found.samples_known, "sample")
+    console.print(escape(f"{found.url}: {formats}, {shards}{objects}, {format_size(found.bytes)}, {known}"))
     if not found.fields:
         return
     looked = f", its first {found.looked_at} samples" if found.looked_at else ""

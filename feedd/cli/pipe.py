@@ -18,7 +18,7 @@ from feedd.cli.node_flags import cluster_of
 from feedd.cli.stoppable import run_stoppable
 from feedd.errors import BadRequest
 from feedd.observe.logs import configure_logging
-from feedd.units import format_size, parse_size
+from feedd.units import format_count, format_size, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -185,8 +185,10 @@ def _run(
 
 def _summary(total: PipeTotals) -> str:
     ended = [f"{count} {ending.value}" for ending, count in total.epochs.items() if count]
-    epochs = f"{sum(total.epochs.values())} epochs ({', '.join(ended)})" if ended else "no epoch was read"
-    return f"{epochs}, {total.object_count} objects, {format_size(total.size_bytes)}"
+    epochs = (
+        f"{format_count(sum(total.epochs.values()), 'epoch')} ({', '.join(ended)})" if ended else "no epoch was read"
+    )
+    return f"{epochs}, {format_count(total.object_count, 'object')}, {format_size(total.size_bytes)}"
 
 
 def register(app: typer.Typer) -> None:

@@ -64,7 +64,7 @@ from feedd.errors import BadConfig, BadRequest
 from feedd.notices import notices_of
 from feedd.ordering.epoch import EpochOptions
 from feedd.ordering.quality import mix
-from feedd.units import format_size
+from feedd.units import format_count, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -223,7 +223,9 @@ def warnings_of(report: PlanReport) -> list[str]:
 
 
 def _show(report: PlanReport) -> None:
-    table = Table(title=f"{report.objects} objects, {format_size(report.bytes)}, sharding {report.sharding}")
+    table = Table(
+        title=f"{format_count(report.objects, 'object')}, {format_size(report.bytes)}, sharding {report.sharding}"
+    )
     counted = any(share.samples is not None for share in report.nodes)
     for name in ("node", "objects", "bytes", "share", *(("samples",) if counted else ())):
         table.add_column(name, justify="right")

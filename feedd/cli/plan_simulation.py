@@ -14,7 +14,7 @@ from rich.table import Table
 
 from feedd.cli.plan_flags import field_texts, seconds_of, size_of
 from feedd.errors import BadConfig
-from feedd.units import format_duration, format_size
+from feedd.units import format_count, format_duration, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -301,7 +301,8 @@ def _show(report: SimulationReport, assumed: _Assumptions, scenario: Scenario) -
     console.print(table)
     job = scenario.job
     console.print(
-        f"{report.objects} shards, {format_size(report.bytes)}, {report.nodes} nodes with {report.ranks} ranks,"
+        f"{format_count(report.objects, 'shard')}, {format_size(report.bytes)},"
+        f" {report.nodes} nodes with {report.ranks} ranks,"
         f" {report.steps} steps of {job.batch_size} samples and {format_duration(job.step_s)},"
         f" simulated: node {', '.join(str(one.node) for one in report.simulated)}",
         highlight=False,

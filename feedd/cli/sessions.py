@@ -13,7 +13,7 @@ from rich.table import Table
 
 from feedd.cli.flags import ConfigFlag, Flags
 from feedd.cli.running_daemon import NodeFlag, daemon_address
-from feedd.units import format_duration, format_size
+from feedd.units import format_count, format_duration, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -49,7 +49,8 @@ def list_sessions(
         typer.echo(json.dumps([_facts(one) for one in found], indent=2))
         return
     table = Table(
-        title=f"{len(found)} sessions, {format_size(sum(one.arena_bytes for one in found))}", title_justify="left"
+        title=f"{format_count(len(found), 'session')}, {format_size(sum(one.arena_bytes for one in found))}",
+        title_justify="left",
     )
     for name in ("id", "owner", "pids", "slots", "held", "memory", "age", "silent for"):
         table.add_column(name, no_wrap=True, justify="right" if name in {"slots", "held", "memory"} else "left")

@@ -17,7 +17,7 @@ from feedd.cli.warm_display import Display, display
 from feedd.dataset.sharding import check_mode
 from feedd.lanes.lane import Lane, lane_config
 from feedd.lanes.lane_choice import serving_daemons
-from feedd.units import format_size
+from feedd.units import format_count, format_size
 from feedd.warming import WarmSpec
 
 if TYPE_CHECKING:
@@ -126,7 +126,8 @@ def _conclude(shown: Display, spec: WarmSpec, *, stopped: bool) -> None:
     if stopped:
         say("stopped; fetched objects stay in the cache")
     if progress.left_out.object_count:
-        room = f"{progress.left_out.object_count} objects, {format_size(progress.left_out.size_bytes)}, found no room"
+        objects = format_count(progress.left_out.object_count, "object")
+        room = f"{objects}, {format_size(progress.left_out.size_bytes)}, found no room"
         say(room if spec.fit else f"{room}: other data uses the cache too; raise cache.size, or pass --fit")
     short = progress.left_out.object_count and not spec.fit
     if stopped or short or progress.failed.object_count:
@@ -140,7 +141,7 @@ def _summary(progress: WarmProgress) -> str:
     ]
     if progress.failed.object_count:
         parts.append(f"{progress.failed.object_count} failed")
-    return f"{progress.total.object_count} objects: {', '.join(parts)}"
+    return f"{format_count(progress.total.object_count, 'object')}: {', '.join(parts)}"
 
 
 def register(cache: typer.Typer) -> None:

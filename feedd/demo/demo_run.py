@@ -24,7 +24,7 @@ from feedd.demo.result_table import EpochFacts, show
 from feedd.demo.trainers import Trainer, start_trainer
 from feedd.flow.pools import CPU
 from feedd.flow.tasks import run_to_end
-from feedd.units import format_size
+from feedd.units import format_count, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -110,7 +110,9 @@ async def _stage(options: DemoOptions, console: Console, stack: AsyncExitStack) 
         url = f"s3://{_BUCKET}/{_PREFIX}"
         target = data.Target(endpoint, _BUCKET, _PREFIX, options.keep)
         size = await _write_data(options.data, target, console)
-        console.print(f"[dim]{options.data.shard_count} shards, {format_size(size)} at {url} on {endpoint}")
+        console.print(
+            f"[dim]{format_count(options.data.shard_count, 'shard')}, {format_size(size)} at {url} on {endpoint}"
+        )
     nodes = [await start_node(stack, home, index, env) for index in range(options.node_count)]
     ranks = RANKS_WITH_NODES if options.node_count > 1 else 1
     trainers = await _start_trainers(stack, options, nodes, ranks, url, env)

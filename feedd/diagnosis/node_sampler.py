@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Protocol
 
 from feedd import metrics
 from feedd.diagnosis.gpu_reader import GpuReader
+from feedd.diagnosis.job_groups import job_groups, most_waiting
 from feedd.diagnosis.machine_reader import MachineReader, MachineReading
 from feedd.diagnosis.window import FetchWindow, RankWindow, Window
 
@@ -118,7 +119,7 @@ class NodeSampler:
         self._gpus = readers.gpus() if local else None
 
     async def measure(self, seconds: float) -> Window:
-        """Return what happened in the next ``seconds``.
+        """Return what happened in the next ``seconds``, to the trainers of the job that waits the longest.
 
         Raises:
             FeeddError: a daemon does not answer.
@@ -129,10 +130,12 @@ class NodeSampler:
             await asyncio.sleep(POLL_S)
             polls.append(await self._poll())
         await asyncio.sleep(max(0.0, first.at_s + seconds - time.monotonic()))
-        window = window_between(first, await self._moment(), polls, self._disk)
+        last = await self._moment()
         if self._gpus is not None:
             self._gpus.close()
-        return window
+        window = window_between(first, last, polls, self._disk)
+        jobs = [job.ids for job in job_groups((0, one) for one in last.sessions)]
+        return replace(most_waiting(window, jobs)[1], job_count=len(jobs)) if window.ranks else window
 
     async def _poll(self) -> Poll:
         sessions = await self._sessions()

@@ -143,6 +143,7 @@ class Window:
         gpu_busy: utilisation of the trainers' least busy GPU; None: not known.
         link_sent: share of the busiest network link's rate at which it sends; None: no link tells its rate.
         listing: share of the moments in which an open waited for a listing.
+        job_count: jobs of the node; ``ranks`` are those of one of them.
     """
 
     seconds: float
@@ -160,6 +161,7 @@ class Window:
     gpu_busy: float | None = None
     link_sent: float | None = None
     listing: float = 0.0
+    job_count: int = 1
 
     @property
     def copying(self) -> float:

@@ -51,7 +51,7 @@ class ServeOptions:
         session_grace_s: how long a session without stream and lifeline is kept.
         open_timeout_s: bound on one Open, which may fetch a shard.
         close_timeout_s: bound on waiting for cancelled productions to end.
-        linger_s: how long to wait for the client's last releases after the last message.
+        linger_s: how long to wait for the client's last releases after an error.
         sessions_max: upper bound of open sessions; also bounds concurrent calls.
         sessions_per_owner: upper bound of open sessions of one owner.
         warmups_per_owner: upper bound of running warm-ups of one owner.

@@ -219,8 +219,8 @@ class StreamMachine:
         return [Finish()] if self._ended else self._advance()
 
     def fail(self, error: FeeddError) -> list[Instruction]:
-        """End the stream with an in-band error."""
-        return self._end(SendError(error))
+        """End the stream with an in-band error, or without one if its last message was sent before."""
+        return self._finish_ended() or self._end(SendError(error))
 
     def pause(self, more: int) -> Cursor:
         """Plan ``more`` further steps and then none; return the position behind them."""
@@ -235,7 +235,7 @@ class StreamMachine:
     def end_at_pause(self) -> list[Instruction]:
         """End the stream as ``SessionMachine.drain`` does, but behind the batches before its pause."""
         self._ends_at_pause = True
-        return self._advance()
+        return self._finish_ended() or self._advance()
 
     def gone(self) -> list[Instruction]:
         """Forget the stream: free its unsent batches now, and running productions when they end."""
@@ -245,6 +245,9 @@ class StreamMachine:
         return freed
 
     # ------------------------------------------------------------------ inside
+
+    def _finish_ended(self) -> list[Instruction]:
+        return self.half_closed() if self._ended and not self._gone else []
 
     def _drop_steps(self) -> list[Instruction]:
         """Free finished batches; running productions are freed when they end."""

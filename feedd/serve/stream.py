@@ -238,8 +238,8 @@ class StreamCall:
                 return
             else:
                 await self._write_message(_last_message(item, self._entry.id[:8]))
-                # Its last releases may still be on their way; the client's half-close ends the wait.
-                self._lingering = asyncio.get_running_loop().call_later(self._linger_s, self.stop)
+                if isinstance(item, SendError):  # an epoch's end leaves batches to take, until the client's half-close
+                    self._lingering = asyncio.get_running_loop().call_later(self._linger_s, self.stop)
 
     async def _say_steps(self) -> None:
         """Send the number of steps once, as soon as it is known."""

@@ -6,12 +6,14 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from feedd.diagnosis.job_groups import job_groups
 from feedd.diagnosis.node_sampler import rank_window
 from feedd.view.node_view import JobView, RankView
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from feedd.diagnosis.job_groups import JobGroup
     from feedd.diagnosis.node_sampler import Moment
     from feedd.diagnosis.window import RankWindow
     from feedd.wire import feedd_pb2 as pb
@@ -29,24 +31,6 @@ _STATES: Final = {
 }
 
 _RankKey = tuple[str, int]
-
-
-@dataclass(slots=True)
-class _Job:
-    """The sessions of one job.
-
-    Attributes:
-        key: tells the job from others.
-        sessions: its sessions, with the lane of each.
-    """
-
-    key: str
-    sessions: list[tuple[int, pb.SessionEntry]] = field(default_factory=list)
-
-    def takes(self, session: pb.SessionEntry) -> bool:
-        """Whether the session is another rank, or another DataLoader worker of a rank."""
-        same = sum(one.rank == session.rank for _, one in self.sessions)
-        return same < max(1, session.consumers)
 
 
 @dataclass(slots=True)
@@ -85,7 +69,7 @@ class JobViews:
             answers: what the daemons answered at this moment.
             moments: this moment and earlier ones, the newest last.
         """
-        jobs = _grouped(answers)
+        jobs = job_groups((lane, one) for lane, answer in enumerate(answers) for one in answer.sessions)
         last = moments[-1]
         since = next((one for one in reversed(moments) if last.at_s - one.at_s >= _SMOOTH_S), moments[0])
         names = _names(jobs)
@@ -106,31 +90,17 @@ class JobViews:
             views.append(_job_view(job, names[number], own, paces, answers))
         for gone in self._histories.keys() - seen:
             del self._histories[gone]
-        return tuple(views), tuple(ranks), [frozenset(one.id for _, one in job.sessions) for job in jobs]
+        return tuple(views), tuple(ranks), [job.ids for job in jobs]
 
 
-def _grouped(answers: Sequence[pb.ObserveResponse]) -> list[_Job]:
-    """Return the jobs of a node: sessions of one owner, one name and one set of URLs, each rank once."""
-    sessions = [(lane, one) for lane, answer in enumerate(answers) for one in answer.sessions]
-    found: dict[tuple[object, ...], list[_Job]] = {}
-    for lane, one in sorted(sessions, key=lambda each: (-round(each[1].age_s), each[1].id)):
-        likes = found.setdefault((one.owner, one.share, tuple(one.urls), one.world_size), [])
-        job = next((each for each in likes if each.takes(one)), None)
-        if job is None:
-            job = _Job(one.id)
-            likes.append(job)
-        job.sessions.append((lane, one))
-    return [job for likes in found.values() for job in likes]
-
-
-def _by_rank(job: _Job) -> list[tuple[int, list[pb.SessionEntry]]]:
+def _by_rank(job: JobGroup) -> list[tuple[int, list[pb.SessionEntry]]]:
     ranks: dict[int, list[pb.SessionEntry]] = {}
     for _, one in job.sessions:
         ranks.setdefault(one.rank, []).append(one)
     return sorted(ranks.items())
 
 
-def _names(jobs: Sequence[_Job]) -> list[str]:
+def _names(jobs: Sequence[JobGroup]) -> list[str]:
     """Return a short name for each job: its group, or the end of its first URL; numbered where two are alike."""
     names: list[str] = []
     for job in jobs:
@@ -189,7 +159,7 @@ def _state(sessions: Sequence[pb.SessionEntry]) -> str:
 
 
 def _job_view(
-    job: _Job,
+    job: JobGroup,
     name: str,
     ranks: Sequence[RankView],
     paces: Sequence[tuple[int, int, float]],
@@ -218,7 +188,7 @@ def _job_view(
     )
 
 
-def _cached(job: _Job, answers: Sequence[pb.ObserveResponse]) -> float | None:
+def _cached(job: JobGroup, answers: Sequence[pb.ObserveResponse]) -> float | None:
     """Return the share of the job's data on this node that is in the cache, as far as folders tell."""
     needed: dict[int, int] = {}
     for lane, one in job.sessions:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from feedd import metrics
+from feedd.diagnosis.job_groups import most_waiting
 from feedd.diagnosis.machine_reader import MachineReading
 from feedd.diagnosis.node_sampler import Moment, Poll, window_between
 from feedd.view.job_views import JobViews
@@ -121,9 +122,8 @@ def _verdict(window: Window | None, jobs: Sequence[JobView], sessions: Sequence[
     """Return the bottleneck of the job whose trainers wait the longest; None: no trainer takes batches."""
     if window is None or not window.ranks:
         return None
-    parts = [tuple(one for one in window.ranks if one.session in ids) for ids in sessions]
-    number = max(range(len(parts)), key=lambda one: (sum(rank.wait_s for rank in parts[one]), len(parts[one])))
-    found = verdict_of(replace(window, ranks=parts[number] or window.ranks))
+    number, own = most_waiting(window, sessions)
+    found = verdict_of(own)
     return replace(found, job=jobs[number].name if len(jobs) > 1 else "")
 
 

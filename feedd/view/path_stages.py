@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from feedd import metrics
 from feedd.diagnosis.diagnose import diagnose
 from feedd.diagnosis.finding import STAGES, TITLES
-from feedd.units import format_size
+from feedd.units import format_count, format_size
 from feedd.view.node_view import StageView, VerdictView
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def _cache(window: Window | None, last: Moment) -> StageView:
 
 def _decode(window: Window | None, first: Moment, last: Moment) -> StageView:
     workers = round(last.total(metrics.DECODE_WORKERS.name))
-    detail = f"{workers} worker{'' if workers == 1 else 's'}"
+    detail = format_count(workers, "worker")
     if window is None:
         return StageView("decode", detail=detail)
     rate = _per_s(_grown(metrics.DECODE_SAMPLES, first, last) / window.seconds, "samples/s")
@@ -147,7 +147,7 @@ def _trainer(window: Window | None) -> StageView:
     if window is None or not window.ranks:
         return StageView("trainer")
     count = len(window.ranks)
-    rate, detail = _per_s(window.batches_per_s, "steps/s"), f"{count} rank{'' if count == 1 else 's'}"
+    rate, detail = _per_s(window.batches_per_s, "steps/s"), format_count(count, "rank")
     return StageView("trainer", *rate, window.wait, f"waits {window.wait:.0%}", detail)
 
 

@@ -146,7 +146,7 @@ def test_commands_of_the_cache(s3: S3Server, daemons: Callable[..., Daemon], sho
     again = command.run("warm", url)
     assert "3 there before" in again.stderr
     removed = command.run("rm", f"{url}000*", "--yes")
-    assert removed.stdout.startswith("removed 1 objects")
+    assert removed.stdout.startswith("removed 1 object")
     daemon = daemons(name="own")
     assert len(json.loads(command.run("ls", "--json").stdout)) == 2
     assert "1 warmed" in command.run("warm", url).stderr

@@ -41,8 +41,9 @@ def data(s3: S3Server) -> S3Server:
 @contextmanager
 def _training(daemon: Daemon, step: Callable[[int], object], **options: Any) -> Iterator[FeedDataset]:
     """Read batches in a thread, epoch after epoch; ``step`` gets the number of each."""
+    options = {"prefetch": 2} | options
     dataset = FeedDataset(
-        "s3://data/train/", batch_size=BATCH, fields={"cls": "int"}, address=daemon.address, prefetch=2, **options
+        "s3://data/train/", batch_size=BATCH, fields={"cls": "int"}, address=daemon.address, **options
     )
     stop = threading.Event()
 
@@ -101,6 +102,16 @@ def test_a_job_that_is_fed_is_told_so(daemons: Callable[..., Daemon]) -> None:
         other = _doctor(daemon, "--seconds", "2", "--job", "job-2")
         assert other.returncode == 1
         assert "expected a trainer that takes batches, got none [job-2]" in other.stderr
+
+
+def test_an_epoch_that_fits_into_the_slots_is_no_pause(s3: S3Server, daemons: Callable[..., Daemon]) -> None:
+    """Its batches are sent at once; the trainer is then busy with them for 8 s, which is no evaluation."""
+    s3.put("data", "train/000.tar", numbered(0, 40 * BATCH))
+    daemon = daemons()
+    with _training(daemon, lambda _: time.sleep(0.2), prefetch=48):
+        time.sleep(1.5)
+        told = _verdict(daemon, "--seconds", "2")
+    assert told["verdict"] == "healthy", told
 
 
 def test_a_slow_store_is_named_with_its_knob(data: S3Server, daemons: Callable[..., Daemon]) -> None:

@@ -104,7 +104,7 @@ class SessionModel(RuleBasedStateMachine):
         self.next_seq = self.planned = self.credits = self.samples = 0
         self.epoch, self.over, self.half = epoch, False, False
         self.pause_step: int | None = None
-        self.drained = False
+        self.drained = self.told_to_end = False
         self.ends_at_pause = False
         before = set(self.leased)
         self._apply(self.machine.start(Cursor(epoch, step), inline_only=inline_only, held=held))
@@ -163,7 +163,7 @@ class SessionModel(RuleBasedStateMachine):
             self.over = True
         else:
             assert isinstance(item, Finish)
-            assert self.half
+            assert self.half or (self.over and self.told_to_end)
             assert not self.outbox
             self._end_stream()
 
@@ -213,7 +213,7 @@ class SessionModel(RuleBasedStateMachine):
     def lifeline_goes(self, really: int) -> None:
         if really:
             return  # a rare event: most runs should get to hold leases
-        self.attached = False
+        self.attached, self.told_to_end = False, True
         self._apply(self.machine.lifeline_gone())
         assert not self.leased
 
@@ -221,7 +221,7 @@ class SessionModel(RuleBasedStateMachine):
     def drain(self, really: int) -> None:
         if really:
             return
-        self.drained = True
+        self.drained = self.told_to_end = True
         self._apply(self.machine.drain())
 
     @precondition(lambda self: self.live is not None)
@@ -242,7 +242,7 @@ class SessionModel(RuleBasedStateMachine):
             self.pause_step = None
             self._apply(self.live.resume())
         else:
-            self.ends_at_pause = True
+            self.ends_at_pause = self.told_to_end = True
             self._apply(self.live.end_at_pause())
 
     # ------------------------------------------------------------------ invariants

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedd.units import GIB, KIB, MIB, format_duration, format_size, parse_duration_s, parse_size
+from feedd.units import GIB, KIB, MIB, format_count, format_duration, format_size, parse_duration_s, parse_size
 
 
 @pytest.mark.parametrize(
@@ -87,3 +87,8 @@ def test_sizes_are_shown_short(size_bytes: int, text: str) -> None:
 def test_durations_are_shown_short(duration_s: float, text: str) -> None:
     """The two largest units, no more."""
     assert format_duration(duration_s) == text
+
+
+def test_one_thing_has_no_plural() -> None:
+    """None, one and several."""
+    assert [format_count(count, "shard") for count in (0, 1, 2)] == ["0 shards", "1 shard", "2 shards"]

@@ -68,7 +68,7 @@ def test_stat_adds_up(feedd: Feedd, cache_dir: Path, monkeypatch: pytest.MonkeyP
 def test_remove_takes_what_matches(feedd: Feedd, cache_dir: Path) -> None:
     """A prefix or a shell pattern removes those, and leaves the others."""
     outcome = feedd("cache", "rm", "s3://bucket/old/a*", "--yes", "--cache-dir", cache_dir)
-    assert (outcome.code, outcome.out) == (0, "removed 1 objects, 1000B\n")
+    assert (outcome.code, outcome.out) == (0, "removed 1 object, 1000B\n")
     assert _urls(feedd, cache_dir) == [URLS[0], URLS[2]]
     assert feedd("cache", "rm", "--all", "-y", "--cache-dir", cache_dir).code == 0
     assert _urls(feedd, cache_dir) == []
@@ -126,7 +126,7 @@ def test_warm_brings_local_files(feedd: Feedd, tmp_path: Path) -> None:
     options = ("--cache-dir", cache_dir, "--cache-size", "1MiB", "--set", "cache.free_reserve=0")
     share = feedd("cache", "warm", data, "--nodes", "2", "--node-rank", "1", *options)
     assert (share.code, share.out) == (0, "")
-    assert share.err.splitlines()[-1] == "feedd: 1 objects: 1 warmed (1000B), 0 there before (0B)"
+    assert share.err.splitlines()[-1] == "feedd: 1 object: 1 warmed (1000B), 0 there before (0B)"
     assert _urls(feedd, cache_dir) == [f"file://{data}/b"]
     facts = json.loads(feedd("cache", "warm", data, "--json", *options).out)
     assert (facts["warmed"], facts["present"]) == ({"objects": 2, "bytes": 2000}, {"objects": 1, "bytes": 1000})
@@ -147,7 +147,7 @@ def test_warm_says_what_has_no_room(feedd: Feedd, tmp_path: Path) -> None:
     assert _urls(feedd, cache_dir) == []
     fitted = feedd("cache", "warm", data, "--fit", *options)
     assert fitted.code == 0
-    assert "1 objects, 488.3KiB, found no room" in fitted.err
+    assert "1 object, 488.3KiB, found no room" in fitted.err
     assert len(_urls(feedd, cache_dir)) == 2
 
 

@@ -91,7 +91,7 @@ def test_people_read_it_in_a_few_lines(feedd: Feedd, tmp_path: Path) -> None:
     )
     outcome = feedd("peek", f"{tmp_path}/")
     assert outcome.code == 0, outcome.err
-    assert f"{tmp_path}/: tar, 1 shards, 10KiB, samples not counted yet" in outcome.out
+    assert f"{tmp_path}/: tar, 1 shard, 10KiB, samples not counted yet" in outcome.out
     assert 'fields={"jpg": "image", "txt": "str"}' in outcome.out
     assert r"'a':  jpg 8x9x3, " in outcome.out
     assert r"txt 'red\x1b[31m'" in outcome.out
@@ -199,7 +199,7 @@ def test_data_whose_fields_must_be_named_is_counted_all_the_same(feedd: Feedd, t
     (tmp_path / "0.bin").write_bytes(bytes(4096))
     outcome = feedd("peek", f"{tmp_path}/")
     assert outcome.code in {1, 2}
-    assert "1 shards, 4KiB" in outcome.out
+    assert "1 shard, 4KiB" in outcome.out
     assert "feedd: error:" in outcome.err
     assert "tokens:" in outcome.err
 

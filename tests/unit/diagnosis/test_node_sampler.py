@@ -132,6 +132,24 @@ async def test_a_job_is_a_session_or_a_group(job: str, count: int) -> None:
     assert len((await _measure(daemon, job)).ranks) == count
 
 
+@pytest.mark.parametrize(("job", "ranks", "count"), [("", {"bbbb"}, 3), ("aaaa", {"aaaa"}, 1)])
+async def test_a_verdict_is_about_one_job(job: str, ranks: set[str], count: int) -> None:
+    """Ranks of other jobs are left out. Of several jobs, that counts which waits the longest."""
+
+    class _Node(_Daemon):
+        async def sessions(self) -> list[pb.SessionEntry]:
+            if not await super().sessions():
+                return []
+            return [
+                pb.SessionEntry(id=name, urls=[url], times=pb.TrainerTimes(wall_s=4, wait_s=wait_s, steps=8))
+                for name, url, wait_s in (("aaaa", "s3://a/", 0.1), ("bbbb", "s3://b/", 3.0), ("cccc", "s3://b/", 2.9))
+            ]
+
+    window = await _measure(_Node(None, _entry(None)), job)
+    assert {one.session for one in window.ranks} == ranks
+    assert window.job_count == count
+
+
 async def test_metrics_become_rates_and_means() -> None:
     """Counters are differences, histograms are means, gauges are means over the polls."""
     before = [

@@ -217,7 +217,7 @@ def test_half_close_serves_the_credits_given(driver: Driver) -> None:
 
 
 def test_drain_says_so_and_frees_what_is_not_sent(driver: Driver) -> None:
-    """Draining ends a stream in-band; one that ended already hears nothing more."""
+    """Draining ends a stream in-band; one that ended already hears nothing more, and finishes."""
     machine = SessionMachine(SLOTS)
     assert machine.drain() == []
     stream, steps = _begin(machine, credits=2)
@@ -225,10 +225,23 @@ def test_drain_says_so_and_frees_what_is_not_sent(driver: Driver) -> None:
     (said,) = driver.do(machine.drain())
     assert isinstance(said, SendError)
     assert isinstance(said.error, Draining)
-    assert machine.drain() == []
+    assert machine.drain() == [Finish()]
     assert (machine.taken_count, driver.arena.taken_count) == (1, 0)
     driver.do(stream.produced(steps[0], driver.made(steps[0])))
     assert machine.taken_count == driver.arena.taken_count == 0
+
+
+@pytest.mark.parametrize("end", ["drain", "lifeline_gone", "end_at_pause"])
+def test_a_stream_that_ended_lasts_until_it_is_ended(driver: Driver, end: str) -> None:
+    """Its client may take batches for long; a daemon that ends, and a client that is gone, do not wait for that."""
+    machine = SessionMachine(SLOTS)
+    machine.lifeline_came()
+    stream, steps = _begin(machine, credits=2)
+    slot = driver.sent(stream, steps[0], held=True).produced.slot
+    assert stream.produced(steps[1], EpochEnd(0, 1)) == [SendEnd(EpochEnd(0, 1), 2, 1)]
+    out = driver.do(stream.end_at_pause() if end == "end_at_pause" else getattr(machine, end)())
+    assert out == [*([Reclaim((slot,))] if end == "lifeline_gone" else []), Finish()]
+    assert stream.half_closed() == []
 
 
 def test_credits_are_bounded() -> None:

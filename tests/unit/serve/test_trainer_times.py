@@ -10,13 +10,14 @@ import pytest
 
 from feedd import metrics
 from feedd.serve.served_session import ServedSession
+from feedd.serve.server_options import ServeOptions
 from feedd.values import Topology
 from feedd.wire import feedd_pb2 as pb
 from tests.fakes.backend import FakeBackend, FakeScript
 from tests.fakes.specs import open_spec
 from tests.fakes.tally import TallyRecorder
 from tests.fakes.timeless import TimelessClock
-from tests.unit.serve.raw_client import serving
+from tests.unit.serve.raw_client import WAIT_S, attach, release, serving
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,6 +46,36 @@ async def test_times_of_the_trainer_are_kept(short_dir: Path, times: dict[str, A
         assert entry.HasField("times") == kept
         assert entry.times == (pb.TrainerTimes(**times) if kept else pb.TrainerTimes())
         assert (entry.rank, entry.world_size, entry.inline) == (0, 1, True)
+
+
+async def test_times_come_after_all_batches_were_sent(short_dir: Path) -> None:
+    """An epoch whose batches fit into the slots is sent at once; its trainer tells times, and returns slots."""
+    options = ServeOptions(listen=(f"unix://{short_dir}/feedd.sock",), linger_s=0.0)
+    async with serving(short_dir, FakeScript(steps=2), options) as rig:
+        opened = await rig.open(prefetch_batches=3)
+        arena = await attach(opened.arena)
+        stream = await rig.stream(opened.session_id, credits=3)
+        while stream.end is None:
+            assert await stream.read()
+        await asyncio.sleep(0.05)
+        await stream.send(times=pb.TrainerTimes(steps=2), releases=[release(stream.batches[0])])
+        await rig.until(lambda: rig.recorder.total(metrics.SERVE_LEASES) == 1)
+        (entry,) = (await rig.admin.Sessions(pb.SessionsRequest())).sessions
+        assert (entry.times.steps, entry.leases) == (2, 1)
+        await stream.finish()
+        arena.close()
+
+
+async def test_a_drain_does_not_wait_for_the_batches_in_slots(short_dir: Path) -> None:
+    """A daemon that ends closes a stream that has sent all, however long the trainer takes its batches."""
+    options = ServeOptions(listen=(f"unix://{short_dir}/feedd.sock",), linger_s=WAIT_S)
+    async with serving(short_dir, FakeScript(steps=2), options) as rig:
+        stream = await rig.stream((await rig.open()).session_id, credits=3, inline_only=True)
+        while stream.end is None:
+            assert await stream.read()
+        async with asyncio.timeout(WAIT_S):
+            await rig.server.drain(0.0)
+        assert not await stream.read()
 
 
 @dataclass
