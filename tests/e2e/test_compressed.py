@@ -79,6 +79,7 @@ def _labels(daemon: Daemon, url: str) -> list[list[int]]:
     return [batch["cls"].tolist() for batch in dataset]
 
 
+@pytest.mark.nightly
 def test_kills_while_shards_are_made(s3: S3Server, daemons: Callable[..., Daemon]) -> None:
     """A worker killed while it makes a shard costs nothing, nor does the daemon's death."""
     for shard in range(8):

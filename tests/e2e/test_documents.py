@@ -79,6 +79,7 @@ def test_documents_are_samples(s3: S3Server, daemons: Callable[..., Daemon]) -> 
     assert sorted(got[0] + got[1]) == sorted(documents)
 
 
+@pytest.mark.nightly
 def test_a_run_goes_on(s3: S3Server, daemons: Callable[..., Daemon]) -> None:
     """Shuffled, each document comes once; a run goes on elsewhere, and not over an index that is another one."""
     documents = corpus(s3)

@@ -179,7 +179,7 @@ def _asked_for(s3: S3Server) -> set[str]:
     ("number", "beside"),
     [
         pytest.param(signal.SIGTERM, True, id="SIGTERM-beside"),
-        pytest.param(signal.SIGINT, False, id="SIGINT-out"),
+        later(signal.SIGINT, False, id="SIGINT-out"),
         later(signal.SIGINT, True, id="SIGINT-beside"),
         later(signal.SIGTERM, False, id="SIGTERM-out"),
     ],
@@ -210,6 +210,7 @@ def test_stopped_by_a_signal(filled: S3Server, tmp_path: Path, number: signal.Si
     assert fetched == {f"train/{n:02d}.tar" for n in range(6)} - {f"train/{key}" for key in saved["key"]}
 
 
+@pytest.mark.nightly
 def test_stopped_before_it_began(filled: S3Server, tmp_path: Path) -> None:
     """A listing that does not end is given up; nothing is written and nothing left."""
     filled.script("data", "", op="LIST", always=fault.hang())

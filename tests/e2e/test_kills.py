@@ -12,6 +12,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from feedd_client import FeedDataset
+from tests.budget import later
 from tests.e2e.shards import numbered
 from tests.fakes.forks import Script
 
@@ -115,7 +116,7 @@ def test_killed_daemon_is_a_pause(nothing_shared: None, data: None, daemons: Cal
     assert daemon.stop() == 0
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [later(0), 1])
 def test_killed_daemon_between_epochs_is_a_pause(
     nothing_shared: None, data: None, daemons: Callable[..., Daemon], workers: int
 ) -> None:

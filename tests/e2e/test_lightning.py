@@ -57,7 +57,7 @@ def _fit(data: Any, folder: Path, **options: Any) -> Seen:
     return fit(data, folder, **options)
 
 
-@pytest.mark.parametrize("workers", [later(None), 0, later(2)], ids=["dataset", "loader", "loader-with-workers"])
+@pytest.mark.parametrize("workers", [later(None), later(0), later(2)], ids=["dataset", "loader", "loader-with-workers"])
 def test_a_run_stopped_anywhere_goes_on(daemon: Daemon, tmp_path: Path, workers: int | None) -> None:
     """Two epochs are two different orders, and a checkpoint of any step leads to the same rest."""
 

@@ -134,6 +134,7 @@ def test_workers_and_ranks_split_a_mixture(filled: S3Server, daemons: Callable[.
         daemon.wait_idle()
 
 
+@pytest.mark.nightly
 def test_other_nodes_go_on_with_a_mixture(filled: S3Server, daemons: Callable[..., Daemon]) -> None:
     """With two partitions a run of two nodes goes on on one, every step of all ranks holding what it would have."""
     nodes = [daemons(f"node{number}") for number in range(2)]

@@ -60,6 +60,7 @@ def shards(daemon: Daemon, url: str, **options: Any) -> FeedDataset:
     return FeedDataset(url, batch_size=4, fields={"cls": "int"}, copy=True, address=daemon.address, **options)
 
 
+@pytest.mark.nightly
 def test_shards_of_odd_names(s3: S3Server, daemons: Callable[..., Daemon]) -> None:
     """Each is planned, counted and read once, listed or named by a manifest."""
     keys = put_shards(s3)

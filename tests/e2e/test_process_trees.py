@@ -34,6 +34,7 @@ def _caches(folder: Path) -> list[Path]:
     return list(folder.glob("feedd-cache-*"))
 
 
+@pytest.mark.nightly
 def test_two_trees_at_once(short_dir: Path) -> None:
     """Two unrelated trainers without any daemon or setting each get one; both caches are gone with them."""
     (short_dir / "data").mkdir()

@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from feedd.daemon.watchdog import EXIT_CODE
+from tests.budget import later
 from tests.e2e.daemon import Daemon
 from tests.e2e.runs import Run, wait_until
 from tests.e2e.shards import numbered
@@ -129,7 +130,7 @@ def stack(short_dir: Path) -> Iterator[ExitStack]:
         yield opened
 
 
-@pytest.mark.parametrize("victim", VICTIMS)
+@pytest.mark.parametrize("victim", [one if one == "daemon" else later(one) for one in VICTIMS])
 @pytest.mark.parametrize(
     "limits", [pytest.param(SHORT, id="short"), pytest.param(WHOLE, id="whole", marks=pytest.mark.nightly)]
 )
