@@ -11,7 +11,7 @@ CHANGED_HINT = (
 )
 MISSING_HINT = "check bucket and key; the object may have been deleted since it was listed"
 PATH_HINTS: Final = {
-    errno.EACCES: "run the command as a user that may read and write there",
+    errno.EACCES: "run feedd as a user with that permission",
     errno.EDQUOT: "free space, or raise the user's disk quota, and run the command again",
     errno.EMFILE: "raise the limit on open files (ulimit -n)",
     errno.ENOSPC: "free space on that disk, and run the command again",

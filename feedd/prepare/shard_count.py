@@ -33,7 +33,7 @@ class ShardCount:
 
 @dataclass(frozen=True, slots=True)
 class CountJob:
-    """What counts shards of a dataset.
+    """A dataset whose shards are counted, and what reads it.
 
     Attributes:
         catalog: reads the shards.

@@ -10,7 +10,6 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from feedd_client import DeviceLoader, FeedDataset
-from tests.budget import later
 from tests.e2e.shards import numbered
 
 if TYPE_CHECKING:
@@ -57,7 +56,8 @@ def _fit(data: Any, folder: Path, **options: Any) -> Seen:
     return fit(data, folder, **options)
 
 
-@pytest.mark.parametrize("workers", [later(None), later(0), later(2)], ids=["dataset", "loader", "loader-with-workers"])
+@pytest.mark.nightly
+@pytest.mark.parametrize("workers", [None, 0, 2], ids=["dataset", "loader", "loader-with-workers"])
 def test_a_run_stopped_anywhere_goes_on(daemon: Daemon, tmp_path: Path, workers: int | None) -> None:
     """Two epochs are two different orders, and a checkpoint of any step leads to the same rest."""
 

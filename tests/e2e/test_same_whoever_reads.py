@@ -64,7 +64,8 @@ def taken(batch: Any) -> list[int]:
     return [int(np.asarray(row).reshape(-1)[0]) for row in rows]
 
 
-@pytest.mark.parametrize("name", [later(name) for name in CASES])
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", CASES)
 def test_resumes_and_epochs_alone_take_the_same(s3: S3Server, daemons: Callable[..., Daemon], name: str) -> None:
     """By another daemon, that begins where others are read first: every batch is what it would have been."""
     store, fields = CASES[name]
