@@ -100,7 +100,7 @@ class TracedSession(Session):
         if marks is not None:
             marks.planned_s = time.monotonic()
             for plan in plans:
-                marks.shards[plan.cursor.step] = sorted(shards_in(plan))
+                marks.shards[plan.cursor.step] = shards_in(plan)
 
     def _decoding(self, call: object) -> None:
         super()._decoding(call)

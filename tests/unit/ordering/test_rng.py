@@ -59,6 +59,14 @@ def test_words_that_differ_in_their_lowest_bits_alone_are_sorted() -> None:
     assert words[rng.ascending(words)].tolist() == sorted(words.tolist())
 
 
+@pytest.mark.parametrize("place", [0, 8190, 8191, 8192, 16_383, 19_998])
+def test_two_words_that_differ_in_their_lowest_bits_alone_are_sorted(place: int) -> None:
+    """It does not matter where they lie among the others: words are sorted whole, and compared in pieces."""
+    words = np.arange(1, 20_001, dtype=np.uint64) << np.uint64(40)
+    words[place : place + 2] = words[place] + np.array([1, 0], np.uint64)
+    assert rng.ascending(words).tolist() == np.argsort(words).tolist()
+
+
 def test_permutation_is_one() -> None:
     """Every index comes exactly once, and another key gives another order."""
     one, two = rng.permutation(1000, 1), rng.permutation(1000, 2)

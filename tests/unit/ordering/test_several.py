@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedd.ordering.batch_plan import BatchPlan, BatchPlanGroup
+from feedd.ordering.batch_plan import BatchPlan, BatchPlanGroup, rows_of_run, shards_in
 from feedd.values import Cursor
 from tests.budget import budget
 
@@ -44,3 +44,15 @@ def test_a_batch_drawn_is_a_batch(batches: list[list[tuple[int, int]]]) -> None:
         assert batch.shards.tolist() == list(dict.fromkeys(shard for shard, _ in rows))
         assert list(zip(batch.shards[batch.shard_no].tolist(), batch.ordinal.tolist(), strict=True)) == rows
         assert batch.seeds.tolist() == list(range(len(rows)))
+        assert shards_in(_random(step, rows)) == sorted({shard for shard, _ in rows})
+
+
+def test_a_window_of_one_shard_stays_one() -> None:
+    """Its rows are not searched for shards, even if other ranks' batches lie between them."""
+    window = np.broadcast_to(np.array([7]), (60,)), np.arange(60)[::-1]
+    for spacing in (10, 20):
+        shard, ordinal = rows_of_run(window, 5, 10, spacing, 2)
+        assert shard.strides == (0,)
+        assert (shard.tolist(), ordinal[:1].tolist(), ordinal[10:11].tolist()) == ([7] * 20, [54], [54 - spacing])
+        plan = BatchPlan(Cursor(0, 0), shard, ordinal, lambda: np.zeros(20, np.uint64), 0, 0)
+        assert (shards_in(plan), BatchPlanGroup.of([plan]).shards) == ([7], [7])
