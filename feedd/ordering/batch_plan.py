@@ -201,12 +201,12 @@ class _Table:
 
     Attributes:
         low: the lowest shard.
-        places: int64[rows], the place of each row's shard in ``used``.
+        offsets: int64[rows], the place of each row's shard in ``used``.
         used: bool[shards], whether a row has the shard.
     """
 
     low: int
-    places: NDArray[np.int64]
+    offsets: NDArray[np.int64]
     used: NDArray[np.bool_]
 
     @classmethod
@@ -217,10 +217,10 @@ class _Table:
         low, high = int(shard.min()), int(shard.max())
         if high - low > max(shard.shape[0], _TABLE_LEAST):
             return None
-        places = shard - low
+        offsets = shard - low
         used = np.zeros(high - low + 1, np.bool_)
-        used[places] = True
-        return cls(low, places, used)
+        used[offsets] = True
+        return cls(low, offsets, used)
 
     @property
     def distinct(self) -> NDArray[np.int64]:
@@ -307,7 +307,7 @@ class BatchPlanGroup:
             distinct, inverse = np.unique(shard, return_inverse=True)
             return cls(batches, distinct.tolist(), inverse.astype(np.int32), ordinal)
         numbers = np.cumsum(table.used, dtype=np.int32) - np.int32(1)
-        return cls(batches, table.distinct.tolist(), numbers[table.places], ordinal)
+        return cls(batches, table.distinct.tolist(), numbers[table.offsets], ordinal)
 
     def rows_of_each(self) -> list[BatchRows]:
         """Return the rows of each batch. Each has all shards of the group, in the group's order."""
