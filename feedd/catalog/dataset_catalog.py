@@ -174,7 +174,11 @@ class DatasetCatalog:
         return await self._lister.counted(urls)
 
     async def draw(self, view: DatasetView, reader: AnyReader, at: Cursor) -> BatchPlan | EpochEnd:
-        """Return the plan of ``reader`` for ``at``, after indexing the shards that the plan needs."""
+        """Return the plan of ``reader`` for ``at``, after indexing the shards that the plan needs.
+
+        Raises:
+            ObjectChanged: see ``indexes``.
+        """
         while isinstance(drawn := reader.draw(at), NeedCounts | NeedOrder):
             if isinstance(drawn, NeedOrder):
                 await self._sorting.sort(drawn)
@@ -182,6 +186,14 @@ class DatasetCatalog:
             indexes = await self.indexes(view, drawn.shards)
             if isinstance(drawn, NeedLengths):
                 drawn.learn(indexes)
+        self._sort_next(reader)
+        return drawn
+
+    def draw_at_once(self, reader: AnyReader, at: Cursor) -> BatchPlan | EpochEnd | None:
+        """Return the plan of ``reader`` for ``at``; None: ``draw`` would have to wait."""
+        drawn = reader.draw(at)
+        if isinstance(drawn, NeedCounts | NeedOrder):
+            return None
         self._sort_next(reader)
         return drawn
 

@@ -298,7 +298,9 @@ class NextEpochPrefetch:
                 batch = await decoder.decode_run(run, slots[0], self, early=True)
                 if batch is not None:
                     return _Decoded((batch,), len(run) - 1)
-            plans, _ = await plan_leading(steps, partial(decoder.draw, reader))
+            catalog = decoder.catalog
+            draw, draw_at_once = partial(catalog.draw, decoder.view, reader), partial(catalog.draw_at_once, reader)
+            plans, _ = await plan_leading(steps, draw, draw_at_once)
             if self._runs and len(plans) < len(steps):
                 return _Decoded()  # the run ends in another window, or with the epoch: it is decoded when requested
             made = await decoder.decode(plans, slots[: len(plans)], self, early=True) if plans else []

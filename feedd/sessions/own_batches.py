@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from feedd.dataset.listing import DatasetView
     from feedd.flow.arena import Arena
     from feedd.ordering.batch_plan import BatchPlan
-    from feedd.ordering.mixed_reader import AnyReader
     from feedd.sessions.next_epoch_prefetch import NextEpochPrefetch
     from feedd.shard_index import ShardIndex
     from feedd.values import BatchReady, SessionInfo, ShardFile, SlotRef
@@ -31,12 +30,19 @@ _T = TypeVar("_T")
 
 
 async def plan_leading(
-    steps: Sequence[Cursor], draw: Callable[[Cursor], Awaitable[BatchPlan | EpochEnd]]
+    steps: Sequence[Cursor],
+    draw: Callable[[Cursor], Awaitable[BatchPlan | EpochEnd]],
+    draw_at_once: Callable[[Cursor], BatchPlan | EpochEnd | None],
 ) -> tuple[list[BatchPlan], list[EpochEnd]]:
     """Plan at least one leading step: batches that end in the same window, then ends of the epoch.
 
     The client asks for the other steps again. The shards of another window may not have arrived, and no batch follows
-    an end of the epoch.
+    an end of the epoch. Only the first step is waited for: else its batch would wait for the shards of later ones.
+
+    Args:
+        steps: the steps.
+        draw: plans a step.
+        draw_at_once: plans a step, or returns None if it would have to wait.
 
     Raises:
         As ``draw`` does.
@@ -44,7 +50,9 @@ async def plan_leading(
     plans: list[BatchPlan] = []
     ends: list[EpochEnd] = []
     for at in steps:
-        found = await draw(at)
+        found = draw_at_once(at) if plans or ends else await draw(at)
+        if found is None:
+            break
         if isinstance(found, EpochEnd):
             ends.append(found)
         elif ends or (plans and found.last_window != plans[0].last_window):
@@ -74,14 +82,6 @@ class BatchDecoder:
     def batches_in_advance(self) -> int:
         """Number of batches to decode together that nobody has requested: several if they are little work."""
         return self.assembler.batches_per_call if self.assembler.call_sizes is None else 1
-
-    async def draw(self, reader: AnyReader, at: Cursor) -> BatchPlan | EpochEnd:
-        """Return the plan of ``reader`` for a step, after the shards that the plan needs are indexed.
-
-        Raises:
-            ObjectChanged: see ``DatasetCatalog.indexes``.
-        """
-        return await self.catalog.draw(self.view, reader, at)
 
     async def decode(
         self,
