@@ -189,13 +189,9 @@ class DatasetCatalog:
         self._sort_next(reader)
         return drawn
 
-    def draw_at_once(self, reader: AnyReader, at: Cursor) -> BatchPlan | EpochEnd | None:
-        """Return the plan of ``reader`` for ``at``; None: ``draw`` would have to wait."""
-        drawn = reader.draw(at)
-        if isinstance(drawn, NeedCounts | NeedOrder):
-            return None
-        self._sort_next(reader)
-        return drawn
+    def waits(self, reader: AnyReader, at: Cursor) -> bool:
+        """Whether ``draw`` would have to wait, for shards or for the order of a window."""
+        return isinstance(reader.draw(at), NeedCounts | NeedOrder)
 
     def draw_run(self, reader: AnyReader, at: Cursor, count: int) -> AnyRunPlan | None:
         """Return up to ``count`` successive batches from ``at`` on; None: draw at least the first one by ``draw``."""

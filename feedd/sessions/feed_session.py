@@ -121,7 +121,8 @@ class Session:
         self._fetching.add(call)
         try:
             with self._stale_listing_forgotten():
-                plans, ends = await plan_leading(steps, partial(self._draw, call), partial(self._draw_at_once, call))
+                waits = partial(self._parts.catalog.waits, self._parts.reader)
+                plans, ends = await plan_leading(steps, partial(self._draw, call), waits)
                 if plans:
                     await self._wait_for_earlier(call, plans)
                 made = await self._parts.batches.make(plans, lambda: self._pinned(call)) if plans else []
@@ -284,19 +285,7 @@ class Session:
     async def _draw(self, call: object, at: Cursor) -> BatchPlan | EpochEnd:
         parts = self._parts
         self._reach(at)
-        return self._drawn(call, at, await parts.catalog.draw(parts.view, parts.reader, at))
-
-    def _draw_at_once(self, call: object, at: Cursor) -> BatchPlan | EpochEnd | None:
-        """Return the same as ``_draw``; None: it would have to wait."""
-        drawn = self._parts.catalog.draw_at_once(self._parts.reader, at)
-        if drawn is None:
-            return None
-        self._reach(at)
-        return self._drawn(call, at, drawn)
-
-    def _drawn(self, call: object, at: Cursor, drawn: BatchPlan | EpochEnd) -> BatchPlan | EpochEnd:
-        """Announce a planned step to the cache, or count the end of the epoch; return the plan."""
-        parts = self._parts
+        drawn = await parts.catalog.draw(parts.view, parts.reader, at)
         if isinstance(drawn, EpochEnd):
             parts.batches.check_failures(at)
             self._count_end(at.epoch)

@@ -299,8 +299,8 @@ class NextEpochPrefetch:
                 if batch is not None:
                     return _Decoded((batch,), len(run) - 1)
             catalog = decoder.catalog
-            draw, draw_at_once = partial(catalog.draw, decoder.view, reader), partial(catalog.draw_at_once, reader)
-            plans, _ = await plan_leading(steps, draw, draw_at_once)
+            draw = partial(catalog.draw, decoder.view, reader)
+            plans, _ = await plan_leading(steps, draw, partial(catalog.waits, reader))
             if self._runs and len(plans) < len(steps):
                 return _Decoded()  # the run ends in another window, or with the epoch: it is decoded when requested
             made = await decoder.decode(plans, slots[: len(plans)], self, early=True) if plans else []

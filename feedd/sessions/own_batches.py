@@ -32,7 +32,7 @@ _T = TypeVar("_T")
 async def plan_leading(
     steps: Sequence[Cursor],
     draw: Callable[[Cursor], Awaitable[BatchPlan | EpochEnd]],
-    draw_at_once: Callable[[Cursor], BatchPlan | EpochEnd | None],
+    waits: Callable[[Cursor], bool],
 ) -> tuple[list[BatchPlan], list[EpochEnd]]:
     """Plan at least one leading step: batches that end in the same window, then ends of the epoch.
 
@@ -42,7 +42,7 @@ async def plan_leading(
     Args:
         steps: the steps.
         draw: plans a step.
-        draw_at_once: plans a step, or returns None if it would have to wait.
+        waits: whether ``draw`` would have to wait.
 
     Raises:
         As ``draw`` does.
@@ -50,9 +50,9 @@ async def plan_leading(
     plans: list[BatchPlan] = []
     ends: list[EpochEnd] = []
     for at in steps:
-        found = draw_at_once(at) if plans or ends else await draw(at)
-        if found is None:
+        if (plans or ends) and waits(at):
             break
+        found = await draw(at)
         if isinstance(found, EpochEnd):
             ends.append(found)
         elif ends or (plans and found.last_window != plans[0].last_window):

@@ -82,8 +82,8 @@ class TracedSession(Session):
         if batch is not None:
             self._traces.export(replace(batch, released_s=time.monotonic()))
 
-    def _drawn(self, call: object, at: Cursor, drawn: BatchPlan | EpochEnd) -> BatchPlan | EpochEnd:
-        super()._drawn(call, at, drawn)
+    async def _draw(self, call: object, at: Cursor) -> BatchPlan | EpochEnd:
+        drawn = await super()._draw(call, at)
         if not isinstance(drawn, EpochEnd):
             self._planned([drawn])
         return drawn
