@@ -241,10 +241,10 @@ def rows_of_run(
         count: most batches.
     """
     count = whole_batches(len(window[0]) - low, rows, spacing, count)
-    if spacing == rows:
-        return window[0][low : low + count * rows], window[1][low : low + count * rows]
-    places = (low + np.arange(count)[:, np.newaxis] * spacing + np.arange(rows)).reshape(-1)
     shard, ordinal = window
+    if spacing == rows:
+        return shard[low : low + count * rows], ordinal[low : low + count * rows]
+    places = (low + np.arange(count)[:, np.newaxis] * spacing + np.arange(rows)).reshape(-1)
     its_shard = np.broadcast_to(shard[0], places.shape) if _is_one_shard(shard) else shard[places]
     return its_shard, ordinal[places]
 

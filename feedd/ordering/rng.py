@@ -56,7 +56,7 @@ def stream(key: int, counters: NDArray[np.integer]) -> NDArray[np.uint64]:
 
 
 def _draw(words: NDArray[np.uint64], key: int, beside: NDArray[np.uint64]) -> None:
-    """Put the key's stream in the place of counters; ``beside`` is memory of the same size."""
+    """Replace counters by the key's words. ``beside`` is other memory of the same size."""
     words += np.uint64(1)
     words *= np.uint64(GAMMA)
     words += np.uint64(key & _MASK)
@@ -75,8 +75,8 @@ def permutation(count: int, key: int) -> NDArray[np.int64]:
 def ascending(words: NDArray[np.uint64]) -> NDArray[np.int64]:
     """Return the indices that sort distinct random words.
 
-    The lowest bits of each word are replaced by its index, and the numbers are sorted where they lie. NumPy sorts
-    numbers with vector instructions, and indices without. Fresh memory costs as much as sorting, so there is one copy.
+    The lowest bits of each word are replaced by its index, and the numbers are sorted where they lie. Fresh memory
+    costs as much as sorting, so there is one copy.
     If two words differ in their lowest bits only, which is rare, all words are sorted by their indices.
     """
     bits = max(len(words) - 1, 0).bit_length()

@@ -175,7 +175,7 @@ def timed() -> Iterator[dict[str, Any]]:
 def finish(job: Job, row: dict[str, Any]) -> None:
     """Say how it went, on the last line of output; where the files are unless the row says so itself."""
     row.setdefault("files", [[key, str(job.path(key)), 0] for key, _ in job.objects])
-    os.set_blocking(sys.stdout.fileno(), True)  # some library's threads may have changed it
+    os.set_blocking(sys.stdout.fileno(), True)  # a pipe that does not block takes 64 KiB at a time
     rest = memoryview((json.dumps(row) + "\n").encode())
     while rest:  # unbuffered, ``sys.stdout`` would drop what one call does not write
         rest = rest[os.write(sys.stdout.fileno(), rest) :]
