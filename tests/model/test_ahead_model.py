@@ -51,8 +51,9 @@ class _Pins:
 class _Decoder:
     """What is under a session: steps of two to a window, and batches that are written when the test says so."""
 
-    def __init__(self, batches_per_call: int, run_batches: int) -> None:
+    def __init__(self, batches_per_call: int, run_batches: int, *, late: bool) -> None:
         self.batches_per_call = batches_per_call
+        self.late = late  # the shards of each second step arrive after those of the step before
         self.call_sizes = None
         self.misjudged_count = 0
         self.run_batches = run_batches
@@ -74,6 +75,9 @@ class _Decoder:
             return EpochEnd(at.epoch, STEPS)
         row = np.zeros(1, np.int64)
         return BatchPlan(at, row, row, lambda: row.astype(np.uint64), at.step // 2, at.step // 2)
+
+    def waits(self, _reader: object, at: Cursor) -> bool:
+        return self.late and at.step % 2 == 1
 
     async def indexes(self, _listing: object, _shards: object) -> list[object]:
         return []
@@ -186,10 +190,10 @@ class _Client:
 class _Rig:
     """A session as the server hosts it, over a decoder that the test holds back, and a client that streams from it."""
 
-    def __init__(self, tasks: asyncio.TaskGroup, batches_per_call: int, run_batches: int) -> None:
+    def __init__(self, tasks: asyncio.TaskGroup, batches_per_call: int, run_batches: int, *, late: bool) -> None:
         self.tasks = tasks
         self.arena = Arena(SLOTS, mmap.PAGESIZE)
-        self.decoder = _Decoder(batches_per_call, run_batches)
+        self.decoder = _Decoder(batches_per_call, run_batches, late=late)
         below: Any = self.decoder  # in the place of catalog, reader, assembler and prefetch driver
         self.leased: set[SlotRef] = set()
         listing: Any = SimpleNamespace(refs=[None])
@@ -268,15 +272,15 @@ _steps = st.one_of(
 
 
 @settings(max_examples=budget(300), deadline=None)
-@given(st.lists(_steps, max_size=60), _together)
-def test_slots_have_one_owner(steps: list[tuple[str, int, int]], together: tuple[int, int]) -> None:
+@given(st.lists(_steps, max_size=60), _together, st.booleans())
+def test_slots_have_one_owner(steps: list[tuple[str, int, int]], together: tuple[int, int], late: bool) -> None:
     """However a client starts, asks and gives back, it gets its batches in order, each in a slot nobody writes to."""
-    asyncio.run(_run(steps, *together))
+    asyncio.run(_run(steps, *together, late=late))
 
 
-async def _run(steps: list[tuple[str, int, int]], batches_per_call: int, run_batches: int) -> None:
+async def _run(steps: list[tuple[str, int, int]], batches_per_call: int, run_batches: int, *, late: bool) -> None:
     async with asyncio.TaskGroup() as tasks:
-        rig = _Rig(tasks, batches_per_call, run_batches)
+        rig = _Rig(tasks, batches_per_call, run_batches, late=late)
         for what, first, second in steps:
             if what == "start":
                 await rig.start(Cursor(first, second))
@@ -329,17 +333,17 @@ _visits = st.lists(
 
 
 @settings(max_examples=budget(200), deadline=None)
-@given(_visits, _together, st.integers(1, 6))
+@given(_visits, _together, st.integers(1, 6), st.booleans())
 def test_an_epoch_is_streamed_whole_whatever_was_before(
-    visits: list[_Visit], together: tuple[int, int], turns: int
+    visits: list[_Visit], together: tuple[int, int], turns: int, late: bool
 ) -> None:
     """Streams that go in the middle, and batches half decoded in advance, keep nothing from those that come."""
-    asyncio.run(_visited([*visits, _Visit(1, 0, 1000, turns, early=True, held=0)], *together))
+    asyncio.run(_visited([*visits, _Visit(1, 0, 1000, turns, early=True, held=0)], *together, late=late))
 
 
-async def _visited(visits: list[_Visit], batches_per_call: int, run_batches: int) -> None:
+async def _visited(visits: list[_Visit], batches_per_call: int, run_batches: int, *, late: bool) -> None:
     async with asyncio.TaskGroup() as tasks:
-        rig, epoch = _Rig(tasks, batches_per_call, run_batches), 0
+        rig, epoch = _Rig(tasks, batches_per_call, run_batches, late=late), 0
         for visit in visits:
             epoch += visit.onward
             await rig.start(Cursor(epoch, visit.step))

@@ -9,7 +9,7 @@ import os
 import socket
 import stat
 import struct
-from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -104,21 +104,25 @@ async def _new(folder: Path, *, takeover: bool = True) -> AsyncIterator[tuple[Fe
         taking = group.create_task(successor.take_over(server, preopened, stands_by.set, takeover=takeover))
         try:
             yield server, backend, stands_by
-        finally:
             await asyncio.wait([taking], timeout=WAIT_S)
             assert taking.done(), "the successor does not own the cache"
+        finally:
+            taking.cancel()  # the test has failed, or the successor is done
+            await asyncio.wait([taking])
             await server.stop()
     assert backend.open_count == 0
 
 
-async def _consume(stream: Stream) -> list[int]:
-    """Take batches until the stream ends; return their steps."""
+async def _consume(stream: Stream, go_on: asyncio.Event | None = None) -> list[int]:
+    """Take batches until the stream ends, nearly all of them when ``go_on`` is set; return their steps."""
     released = 0
     with suppress(grpc.aio.AioRpcError):
         while await stream.read():
             fresh = stream.batches[released:]
             released += len(fresh)
             if fresh and stream.error is None and stream.end is None:
+                if go_on is not None and released > STEPS // 10:
+                    await go_on.wait()
                 await stream.send(releases=list(map(release, fresh)), credits=len(fresh))
             if stream.error is not None or stream.end is not None:
                 await stream.finish()
@@ -143,34 +147,35 @@ async def test_a_client_goes_on_at_the_successor(short_dir: Path, by_signal: boo
         opened = await old.rig.open()
         arena = await attach(opened.arena)
         stream = await old.rig.stream(opened.session_id, credits=4)
-        taking = asyncio.ensure_future(_consume(stream))
-        owned = ExitStack()
-        owned.enter_context(_owned(short_dir))
+        handed_over = asyncio.Event()  # the epoch does not end before the daemon does
+        taking = asyncio.ensure_future(_consume(stream, handed_over))
+        await old.rig.until(lambda: old.rig.server.sessions.all[0].machine.stream is not None)
         async with _new(short_dir, takeover=not by_signal) as (server, backend, stands_by):
-            await stands_by.wait()
-            if by_signal:
-                old.requests.ask("SIGTERM")
-                await old.predecessor.end()
-            await old.requests.drain.wait()
-            assert old.predecessor.is_over
-            await asyncio.wait_for(old.rig.server.drain(2 * WAIT_S), WAIT_S)  # the streams end by themselves
-            first = await taking
-            assert stream.error is not None
-            assert stream.error.kind == "draining"
-            again, channel = await _again(old.rig, opened)
-            assert again.daemon_id == server.daemon_id
-            assert len(backend.specs) == 1, "the client's session was not open yet"
-            assert [at.step for at in backend.sessions[0].prepared] == [len(first)]
-            second_arena = await attach(again.arena)
-            resumed = await Rig(server, backend, old.rig.recorder, channel).stream(
-                again.session_id, credits=4, step=len(first)
-            )
-            second = await _consume(resumed)
-            assert first + second == list(range(STEPS))
-            second_arena.close()
-            await channel.close(None)
-            arena.close()
-            owned.close()
+            with _owned(short_dir):
+                await stands_by.wait()
+                if by_signal:
+                    old.requests.ask("SIGTERM")
+                    await old.predecessor.end()
+                await old.requests.drain.wait()
+                assert old.predecessor.is_over
+                handed_over.set()
+                await asyncio.wait_for(old.rig.server.drain(2 * WAIT_S), WAIT_S)  # the streams end by themselves
+                first = await taking
+                assert stream.error is not None
+                assert stream.error.kind == "draining"
+                again, channel = await _again(old.rig, opened)
+                assert again.daemon_id == server.daemon_id
+                assert len(backend.specs) == 1, "the client's session was not open yet"
+                assert [at.step for at in backend.sessions[0].prepared] == [len(first)]
+                second_arena = await attach(again.arena)
+                resumed = await Rig(server, backend, old.rig.recorder, channel).stream(
+                    again.session_id, credits=4, step=len(first)
+                )
+                second = await _consume(resumed)
+                assert first + second == list(range(STEPS))
+                second_arena.close()
+                await channel.close(None)
+                arena.close()
 
 
 @pytest.mark.parametrize("last", ["hello", "prepared", "takeover", "ready"])
