@@ -42,6 +42,8 @@ class FormatSpec:
         first_samples: makes a smaller shard of the whole samples in a shard's first bytes, and returns its parts; no
             parts if there are none. With it, fields are found without fetching the whole first shard.
         among_samples: see ``AmongSamples``.
+        reads_headers: the reader takes the length of a shard and short slices of it, and nothing else. A worker then
+            reads these slices, and maps no page of the shard.
     """
 
     reader: ShardFormat
@@ -52,6 +54,7 @@ class FormatSpec:
     sniff_rank: int = 0
     first_samples: Callable[[memoryview], Parts] | None = None
     among_samples: AmongSamples = AmongSamples.SHARD
+    reads_headers: bool = False
 
     @property
     def name(self) -> str:

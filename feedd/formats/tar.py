@@ -1,7 +1,7 @@
 """WebDataset tar: consecutive members with the same key are one sample.
 
-Headers are read straight from the mapped shard: ustar (with prefix), GNU long names (``L``, ``K``), PAX records
-(``x``, ``g``: path and size) and base-256 numbers. Runs of plain members are read together, with their checksums
+Headers are read, and not the data between them: ustar (with prefix), GNU long names (``L``, ``K``), PAX records (``x``,
+``g``: path and size) and base-256 numbers. Runs of plain members are read together, with their checksums
 verified at once. This takes 2.5 microseconds per member, while ``tarfile`` creates a dozen objects for each.
 
 Rules: the key is everything up to the first dot of the last path component. The rest is the extension, in lower case.
@@ -329,4 +329,6 @@ def _begins(data: memoryview) -> bool:
     return bytes(data[257:262]) == b"ustar"
 
 
-FORMATS: Final = (FormatSpec(TarFormat(), (".tar",), begins=_begins, first_samples=cut_at(samples_end, END)),)
+FORMATS: Final = (
+    FormatSpec(TarFormat(), (".tar",), begins=_begins, first_samples=cut_at(samples_end, END), reads_headers=True),
+)

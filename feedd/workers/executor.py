@@ -8,7 +8,7 @@ import mmap
 import os
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast, runtime_checkable
 
 import numpy as np
 
@@ -49,7 +49,7 @@ from feedd.workers.messages import (
     Prepare,
     RequestContext,
 )
-from feedd.workers.shard_bytes import Shard, Shards
+from feedd.workers.shard_bytes import Shard, ShardHeaders, Shards
 from feedd.workers.stored_rows import has_large_rows
 
 if TYPE_CHECKING:
@@ -216,10 +216,13 @@ class Executor:
     def _index(self, request: IndexRequest, given: Sequence[int], fds: list[int]) -> Indexed:
         began_s = time.perf_counter()
         with Shard(request.file, given) as shard:
-            memory_bytes = max(_INDEX_LEAST_BYTES, min(_INDEX_SHARE * len(shard.whole()), _INDEX_MOST_BYTES))
+            memory_bytes = max(_INDEX_LEAST_BYTES, min(_INDEX_SHARE * shard.size_bytes, _INDEX_MOST_BYTES))
+            spec = formats.find(request.format_name)
+            reads_headers = spec is not None and spec.reads_headers
+            data = cast("memoryview", ShardHeaders(shard)) if reads_headers else shard.whole()  # only slices are taken
             try:
                 with at_most(memory_bytes, request.file.url):
-                    index = formats.get(request.format_name).index(shard.whole(), request.file.url)
+                    index = formats.get(request.format_name).index(data, request.file.url)
             except BadShard as error:
                 say_packed(error, bytes(shard.whole()[:8]), request.format_name)
                 raise

@@ -6,10 +6,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedd.errors import CacheUnavailable
+from feedd.formats.tar import TarFormat
 from feedd.values import ShardFile
+from feedd.workers import index_columns
+from feedd.workers.executor import Executor
+from feedd.workers.messages import Indexed, IndexRequest
 from feedd.workers.request_split import file_messages
-from feedd.workers.shard_bytes import Shard, Shards
-from tests.fakes.tars import shard_file
+from feedd.workers.shard_bytes import Shard, ShardHeaders, Shards
+from tests.fakes.tars import shard_file, tar_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,3 +65,44 @@ def test_files_are_opened_when_read_and_one_that_is_gone_says_so(tmp_path: Path)
         assert bytes(shards[0].read(0, 10)) == DATA[:10]
         with pytest.raises(CacheUnavailable, match="gone"):
             shards[1]
+
+
+def test_headers_are_the_objects_bytes_wherever_they_are_read(tmp_path: Path) -> None:
+    """Slices near and far, short and long, in any order and beyond the end, are those of the object."""
+    file = shard_file(tmp_path / "x", DATA, data_at=8192)
+    with (tmp_path / "x").open("ab") as grown:
+        grown.write(b"not of the object")
+    with Shard(file_messages((file,))[0][0]) as shard:
+        headers = ShardHeaders(shard)
+        assert len(headers) == len(DATA)
+        for start, size in (
+            (0, 512),
+            (512, 512),
+            (2000, 512),
+            (100_000, 512),
+            (100_600, 200_000),
+            (50, 9),
+            (len(DATA) - 100, 512),
+            (len(DATA) - 600, 512),
+            (len(DATA), 512),
+            (len(DATA) + 5000, 512),
+        ):
+            assert headers[start : start + size] == DATA[start : start + size]
+
+
+@pytest.mark.parametrize("member_bytes", [0, 700, 5000, 90_000])
+def test_a_tar_is_indexed_without_mapping_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, member_bytes: int
+) -> None:
+    """Whether its headers are near each other or not, its index is that of the whole bytes."""
+    data = tar_bytes((f"{number:04d}", {"jpg": bytes(member_bytes)}) for number in range(60))
+    file = shard_file(tmp_path / "x", data, data_at=4096)
+    whole = TarFormat().index(memoryview(data), file.ref.url)
+    monkeypatch.setattr("feedd.workers.shard_bytes.Shard.whole", None)
+    answer, fds = Executor().run(IndexRequest(1, file_messages((file,))[0][0], "tar"))
+    assert isinstance(answer, Indexed)
+    index = index_columns.unpack(fds[0], answer)
+    os.close(fds[0])
+    assert index.starts.tolist() == whole.starts.tolist()
+    assert index.sizes.tolist() == whole.sizes.tolist()
+    assert index.sample_count == 60
