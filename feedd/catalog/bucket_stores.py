@@ -65,7 +65,7 @@ class BucketState:
             options.parts_in_flight, pinned=options.pinned, on_change=partial(_changed, root)
         )
         self.sizes = PartSize(options.part_size_bytes, options.parts_in_flight, options.bytes_in_flight)
-        policy = HedgePolicy(share=options.hedge_share, initial_bytes=8 * self.sizes.aim_bytes)
+        policy = HedgePolicy(share=options.hedge_share, saved_bytes=8 * self.sizes.aim_bytes)
         self.hedger = Hedger(policy) if options.hedge_share else None
 
     def __repr__(self) -> str:

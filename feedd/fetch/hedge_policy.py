@@ -10,6 +10,8 @@ from feedd.units import MIB
 _WINDOW_COUNT = 256
 _SORT_EVERY = 64  # order statistics change slowly, so sorting at each sample would not pay off
 _LEAST_GAIN, _LEAST_ROOM = 1 / 8, 1 / 4  # after hedges that lost; the room still holds the largest part
+_FIRST_GAIN, _TRUSTED_GAIN = 1 / 4, 1 / 2  # one hedge that wins makes the first into the second
+_TRIAL_PATIENCE = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +33,8 @@ class HedgePolicy:
         slow_factor: a body this many times slower than the recent median is slow.
         first_look_s: time between checks while there are too few samples.
         share: share of the bytes read that may be requested again.
-        initial_bytes: bytes that may be requested again at the start; also the most that can be saved up.
-        quiet_s: time without hedges after the store asked to slow down.
+        saved_bytes: the most bytes for second requests that can be saved up; a quarter of them is there at the start.
+        quiet_s: time without hedges after the store asked to slow down, and after a trial that has not won.
     """
 
     samples_min: int = 8
@@ -44,7 +46,7 @@ class HedgePolicy:
     slow_factor: float = 4.0
     first_look_s: float = 0.1
     share: float = 0.05
-    initial_bytes: int = 64 * MIB
+    saved_bytes: int = 64 * MIB
     quiet_s: float = 1.0
 
 
@@ -99,16 +101,17 @@ class Hedger:
 
     Where many bodies share a saturated link or processor, some are late and come all the same before their hedges. So
     each hedge that loses halves what the account gains and holds, and each that wins doubles it. An eighth of the gain
-    and a quarter of the room stay.
+    and a quarter of the room stay. A hedger begins with a quarter of both. Below half of the gain hedges are trials:
+    requests have three times the time, and the next hedge waits until the trial has won, or for ``quiet_s``.
     """
 
     def __init__(self, policy: HedgePolicy | None = None) -> None:
         self._policy = policy or HedgePolicy()
         self._first_s: deque[float] = deque(maxlen=_WINDOW_COUNT)
         self._rates: deque[float] = deque(maxlen=_WINDOW_COUNT)
-        self._account_bytes: float = self._policy.initial_bytes
-        self._gain = 1.0  # share of the policy's share, by the outcomes of recent hedges
-        self._quiet_until_s = float("-inf")
+        self._gain = _FIRST_GAIN  # share of the policy's share, by the outcomes of recent hedges
+        self._account_bytes = self._room_bytes
+        self._quiet_until_s = self._trial_until_s = float("-inf")
         self._usual: _Usual | None = None
         self._unsorted_count = 0
 
@@ -143,7 +146,7 @@ class Hedger:
         usual = self._usual
         if usual is None:
             return LookAgain(self._policy.first_look_s)
-        step_s = 2 * max(self._policy.floor_s, self._policy.part_share * _part_s(usual, size_bytes))
+        step_s = 2 * self._patience * max(self._policy.floor_s, self._policy.part_share * _part_s(usual, size_bytes))
         wait_s = (
             self._late_s(usual, size_bytes) - sight.at_s
             if sight.first_byte_s is None
@@ -153,9 +156,11 @@ class Hedger:
             wait_s = step_s  # a check that is late itself cannot tell whether the request is late
         if wait_s > 0:
             return LookAgain(max(wait_s, 1e-3))
-        if now_s < self._quiet_until_s or rest_bytes > self._account_bytes:
-            return LookAgain(step_s)
+        if now_s < max(self._quiet_until_s, self._trial_until_s) or rest_bytes > self._account_bytes:
+            return LookAgain(step_s / self._patience)
         self._account_bytes -= rest_bytes
+        if self._gain < _TRUSTED_GAIN:
+            self._trial_until_s = now_s + self._policy.quiet_s
         return Hedge()
 
     def note(self, size_bytes: int, first_byte_s: float, whole_s: float) -> None:
@@ -182,14 +187,20 @@ class Hedger:
         """Record whether a hedge was complete before its first request, or after."""
         self._gain = min(2 * self._gain, 1.0) if won else max(self._gain / 2, _LEAST_GAIN)
         self._account_bytes = min(self._account_bytes, self._room_bytes)
+        if won:
+            self._trial_until_s = float("-inf")
 
     def throttled(self, now_s: float) -> None:
         """Record that the store asked to slow down."""
         self._quiet_until_s = now_s + self._policy.quiet_s
 
     @property
+    def _patience(self) -> float:
+        return 1.0 if self._gain >= _TRUSTED_GAIN else _TRIAL_PATIENCE
+
+    @property
     def _room_bytes(self) -> float:
-        return max(self._gain, _LEAST_ROOM) * self._policy.initial_bytes
+        return max(self._gain, _LEAST_ROOM) * self._policy.saved_bytes
 
     def _note_first(self, first_byte_s: float) -> None:
         self._first_s.append(first_byte_s)
@@ -205,7 +216,7 @@ class Hedger:
     def _late_s(self, usual: _Usual, size_bytes: int) -> float:
         policy = self._policy
         late_s = min(policy.late_factor * usual.first_p95_s, policy.median_factor * usual.first_p50_s)
-        return max(late_s, policy.part_share * _part_s(usual, size_bytes), policy.floor_s)
+        return self._patience * max(late_s, policy.part_share * _part_s(usual, size_bytes), policy.floor_s)
 
     def _body_wait_s(self, usual: _Usual, sight: Sight, before: Sight | None, rest_bytes: int, step_s: float) -> float:
         """Return when to check a body again; 0: the body has stalled or is slow."""
@@ -216,7 +227,7 @@ class Hedger:
         if for_s < step_s / 2:  # too short to tell a pause from a stall
             return step_s
         rate = (sight.filled_bytes - before.filled_bytes) / for_s
-        if rate * self._policy.slow_factor >= usual.rate_p50:
+        if rate * self._patience * self._policy.slow_factor >= usual.rate_p50:
             return step_s
         # near its end a body is not worth a hedge, because a second request takes time too
         return 0.0 if rest_bytes > 2 * rate * (usual.first_p50_s + rest_bytes / usual.rate_p50) else step_s

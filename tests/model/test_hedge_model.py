@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from feedd.fetch.hedge_policy import Hedge, HedgePolicy, Hedger, Leave, LookAgain, Sight
 from tests.budget import budget
 
-POLICY = HedgePolicy(initial_bytes=5000, share=0.1, quiet_s=3.0, samples_min=4)
+POLICY = HedgePolicy(saved_bytes=5000, share=0.1, quiet_s=3.0, samples_min=4)
 TIMES = st.sampled_from([0.0, 0.001, 0.02, 0.05, 0.3, 2.0, 60.0])
 SIZES = st.integers(1, 2000)
 
@@ -89,8 +89,8 @@ class HedgerModel(RuleBasedStateMachine):
     @invariant()
     def within_the_account(self) -> None:
         """Never more is asked twice than the share of what was read, and what there was at first."""
-        assert self.extra_bytes <= POLICY.initial_bytes + POLICY.share * self.read_bytes + 1e-3
-        assert 0 <= self.hedger.account_bytes <= POLICY.initial_bytes
+        assert self.extra_bytes <= POLICY.saved_bytes + POLICY.share * self.read_bytes + 1e-3
+        assert 0 <= self.hedger.account_bytes <= POLICY.saved_bytes
 
 
 TestHedger = HedgerModel.TestCase

@@ -12,8 +12,13 @@ FIRST_S, BODY_S = 0.02, 0.2
 
 
 def seasoned(policy: HedgePolicy | None = None, count: int = 32, slow_count: int = 0) -> Hedger:
-    """Return a hedger that saw parts of 0.22 s, and then ``slow_count`` whose first byte took a second."""
+    """Return a hedger that saw parts of 0.22 s, and then ``slow_count`` whose first byte took a second.
+
+    Three of its hedges have won, so they are no trials.
+    """
     hedger = Hedger(policy)
+    for _ in range(3):
+        hedger.hedged(won=True)
     for index in range(count):
         first_s = 1.0 if index >= count - slow_count else FIRST_S
         hedger.note(PART, first_s, first_s + BODY_S)
@@ -43,6 +48,8 @@ def test_late_first_byte() -> None:
 def test_slow_stores_get_their_time() -> None:
     """Where first bytes usually take long, as long as twice the p95 is not late."""
     hedger = Hedger()
+    hedger.hedged(won=True)
+    hedger.hedged(won=True)
     for index in range(100):
         hedger.note(PART, 0.5 + index / 200, 1.2)
     look_s = hedger.look_after_s(PART)
@@ -92,7 +99,8 @@ def test_a_late_look_is_no_evidence() -> None:
 
 def test_extra_bytes_are_paid_for() -> None:
     """Second requests are charged for what they ask, and paid from a share of what was read."""
-    hedger = seasoned(HedgePolicy(initial_bytes=PART + 1000, share=0.05))
+    hedger = seasoned(HedgePolicy(saved_bytes=PART + 1000, share=0.05), count=400)
+    assert hedger.account_bytes == PART + 1000
     assert hedger.judge(PART, Sight(1.0), None, 0.0) == Hedge()
     assert hedger.account_bytes == 1000
     assert isinstance(hedger.judge(PART, Sight(1.0), None, 0.0), LookAgain)
@@ -105,9 +113,14 @@ def test_extra_bytes_are_paid_for() -> None:
 
 
 def test_hedges_that_lose_are_paid_less() -> None:
-    """Parts that only share a busy link are seldom requested twice; hedges that win get their full share again."""
-    policy = HedgePolicy(initial_bytes=16 * PART, share=0.05)
-    hedger = seasoned(policy)
+    """Parts that only share a busy link are seldom requested twice; hedges that win get their full share."""
+    hedger = Hedger(HedgePolicy(saved_bytes=16 * PART, share=0.05))
+    assert hedger.account_bytes == 4 * PART
+    for _ in range(3):
+        hedger.hedged(won=True)
+    for _ in range(400):
+        hedger.note(PART, FIRST_S, FIRST_S + BODY_S)
+    assert hedger.account_bytes == 16 * PART
     hedger.hedged(won=False)
     assert hedger.account_bytes == 8 * PART
     for _ in range(5):
@@ -122,9 +135,47 @@ def test_hedges_that_lose_are_paid_less() -> None:
     before_bytes = hedger.account_bytes
     hedger.note(PART, FIRST_S, FIRST_S + BODY_S)
     assert hedger.account_bytes == pytest.approx(before_bytes + 0.05 * PART)
-    for _ in range(400):
+
+
+def untried() -> Hedger:
+    """Return a hedger that saw parts of 0.22 s, and none of whose hedges has ended."""
+    hedger = Hedger()
+    for _ in range(32):
         hedger.note(PART, FIRST_S, FIRST_S + BODY_S)
-    assert hedger.account_bytes == 16 * PART
+    return hedger
+
+
+def test_a_trial_comes_later_than_a_hedge_that_is_known_to_pay() -> None:
+    """Before hedges won, a first byte has three times as long, and a body may be three times slower."""
+    late_s = (FIRST_S + BODY_S) / 4
+    drip = Sight(FIRST_S + 1.0, int(0.24 * PART / BODY_S), FIRST_S)
+    stall = Sight(FIRST_S + 1.0, int(0.08 * PART / BODY_S), FIRST_S)
+    begun = Sight(FIRST_S, 0, FIRST_S)
+    hedger = untried()
+    assert hedger.look_after_s(PART) == pytest.approx(3 * late_s)
+    assert isinstance(hedger.judge(PART, Sight(2.9 * late_s), None, 0.0), LookAgain)
+    assert isinstance(hedger.judge(4 * PART, drip, begun, 0.0), LookAgain)
+    assert untried().judge(PART, Sight(3.1 * late_s), None, 0.0) == Hedge()
+    assert untried().judge(PART, stall, begun, 0.0) == Hedge()
+    for won in (False, True, True):
+        assert hedger.look_after_s(PART) == pytest.approx(3 * late_s)
+        hedger.hedged(won=won)
+    assert hedger.look_after_s(PART) == pytest.approx(late_s)
+
+
+def test_one_trial_at_a_time() -> None:
+    """Parts that are late together have one cause: one is requested again, the others when that was of use."""
+    hedger = untried()
+    assert hedger.judge(MIB, Sight(1.0), None, 10.0) == Hedge()
+    assert isinstance(hedger.judge(MIB, Sight(1.0), None, 10.0), LookAgain)
+    assert isinstance(hedger.judge(MIB, Sight(1.0), None, 10.9), LookAgain)
+    hedger.hedged(won=False)
+    hedger.hedged(won=True)
+    assert hedger.judge(MIB, Sight(1.0), None, 10.9) == Hedge(), "still a trial"
+    assert isinstance(hedger.judge(MIB, Sight(1.0), None, 11.8), LookAgain)
+    assert hedger.judge(MIB, Sight(1.0), None, 12.0) == Hedge()
+    trusted = seasoned()
+    assert [trusted.judge(MIB, Sight(1.0), None, 10.0) for _ in range(2)] == [Hedge(), Hedge()]
 
 
 def test_quiet_after_being_told_to_slow_down() -> None:

@@ -162,7 +162,7 @@ def test_second_wins(first: Part, asked: int) -> None:
 
 def test_first_wins_after_all() -> None:
     """A first request that is whole before the second wins, and that is counted, too."""
-    store = ScriptedStore(Part(steps=((0.5, 200),)), LATE)
+    store = ScriptedStore(Part(steps=((0.8, 200),)), LATE)
     out = run_virtually(read(store))
     check_exact(out, store)
     assert len(store.spans) == 2
@@ -174,7 +174,7 @@ def test_the_hedger_learns_which_hedges_pay(monkeypatch: pytest.MonkeyPatch) -> 
     outcomes: list[bool] = []
     monkeypatch.setattr(Hedger, "hedged", lambda _, *, won: outcomes.append(won))
     check_exact(run_virtually(read(store := ScriptedStore(LATE, GOOD))), store)
-    check_exact(run_virtually(read(store := ScriptedStore(Part(steps=((0.5, 200),)), LATE))), store)
+    check_exact(run_virtually(read(store := ScriptedStore(Part(steps=((0.8, 200),)), LATE))), store)
     check_exact(run_virtually(read(store := ScriptedStore(GOOD))), store)
     failing = Part(steps=((1.0, 10),), ending="unavailable")
     assert isinstance(run_virtually(read(ScriptedStore(failing, failing))).error, StoreUnavailable)
@@ -183,7 +183,7 @@ def test_the_hedger_learns_which_hedges_pay(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_no_second_without_need_or_means() -> None:
     """Neither a request that is as usual nor one that cannot be afforded gets a second."""
-    for store, policy in ((ScriptedStore(GOOD), None), (ScriptedStore(LATE), HedgePolicy(initial_bytes=0))):
+    for store, policy in ((ScriptedStore(GOOD), None), (ScriptedStore(LATE), HedgePolicy(saved_bytes=0))):
         out = run_virtually(read(store, policy))
         check_exact(out, store)
         assert len(store.spans) == 1
@@ -201,8 +201,8 @@ def test_failure_before_a_second_is_raised_at_once() -> None:
 
 def test_one_failure_of_two_is_survived() -> None:
     """Whichever of two requests fails, the other is waited for; when both did, the first one's error is raised."""
-    fails = Part(steps=((0.5, 20),), ending="unavailable")
-    fails_later = Part(steps=((1.0, 20),), ending="changed")
+    fails = Part(steps=((0.8, 20),), ending="unavailable")
+    fails_later = Part(steps=((1.5, 20),), ending="changed")
     for pair in ((fails, Part(steps=((2.0, 200),))), (Part(steps=((3.0, 200),)), fails)):
         store = ScriptedStore(*pair)
         check_exact(run_virtually(read(store)), store)
