@@ -137,8 +137,8 @@ class ShardHeaders:
     def __init__(self, shard: Shard) -> None:
         """Read nothing yet; ``shard`` stays the caller's."""
         self._shard = shard
-        self._held = b""
-        self._start = self._end = 0  # of the held bytes
+        self._window = b""
+        self._start = self._end = 0  # of the window
 
     def __len__(self) -> int:
         return self._shard.size_bytes
@@ -152,13 +152,13 @@ class ShardHeaders:
         start, stop = part.start, part.stop
         if start < self._start or stop > self._end:
             self._read(start, min(stop, self._shard.size_bytes))
-        return self._held[start - self._start : stop - self._start]
+        return self._window[start - self._start : stop - self._start]
 
     def _read(self, start: int, stop: int) -> None:
         if 0 <= start - self._end < _NEAR_BYTES or self._start <= start < self._end:
             stop = max(stop, min(start + _WINDOW_BYTES, self._shard.size_bytes))
-        self._held = self._shard.text(start, max(0, stop - start))
-        self._start, self._end = start, start + len(self._held)
+        self._window = self._shard.text(start, max(0, stop - start))
+        self._start, self._end = start, start + len(self._window)
 
 
 class Shards:

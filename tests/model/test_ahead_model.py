@@ -30,7 +30,7 @@ from tests.budget import budget
 from tests.fakes.specs import open_spec
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from feedd.ordering.batch_plan import BatchPlanGroup
 
@@ -53,7 +53,8 @@ class _Decoder:
 
     def __init__(self, batches_per_call: int, run_batches: int, *, late: bool) -> None:
         self.batches_per_call = batches_per_call
-        self.late = late  # the shards of each second step arrive after those of the step before
+        # The shards of each second step may arrive after those of the step before.
+        self.waits: Callable[[object, Cursor], bool] = lambda _reader, at: late and at.step % 2 == 1
         self.call_sizes = None
         self.misjudged_count = 0
         self.run_batches = run_batches
@@ -75,9 +76,6 @@ class _Decoder:
             return EpochEnd(at.epoch, STEPS)
         row = np.zeros(1, np.int64)
         return BatchPlan(at, row, row, lambda: row.astype(np.uint64), at.step // 2, at.step // 2)
-
-    def waits(self, _reader: object, at: Cursor) -> bool:
-        return self.late and at.step % 2 == 1
 
     async def indexes(self, _listing: object, _shards: object) -> list[object]:
         return []

@@ -168,9 +168,8 @@ async def test_a_client_goes_on_at_the_successor(short_dir: Path, by_signal: boo
                 assert len(backend.specs) == 1, "the client's session was not open yet"
                 assert [at.step for at in backend.sessions[0].prepared] == [len(first)]
                 second_arena = await attach(again.arena)
-                resumed = await Rig(server, backend, old.rig.recorder, channel).stream(
-                    again.session_id, credits=4, step=len(first)
-                )
+                rig = Rig(server, backend, old.rig.recorder, channel)
+                resumed = await rig.stream(again.session_id, credits=4, step=len(first))
                 second = await _consume(resumed)
                 assert first + second == list(range(STEPS))
                 second_arena.close()
