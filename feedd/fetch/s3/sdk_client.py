@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import gzip
+import json
 import os
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,7 +19,7 @@ from aiobotocore.session import AioSession
 from botocore import UNSIGNED
 from botocore.exceptions import NoCredentialsError
 from botocore.httpsession import get_cert_path
-from botocore.loaders import Loader, create_loader
+from botocore.loaders import JSONFileLoader, Loader, create_loader
 from botocore.utils import parse_timestamp
 
 from feedd.errors import BadConfig
@@ -48,6 +50,7 @@ _log = structlog.get_logger(__name__)
 _SESSION_NAME = "feedd"
 _SKEW_S = 300.0  # stores refuse signatures older than 15 minutes, some older than 5
 _RENEWED_S = 60.0  # refusals of a younger client do not come from old credentials
+_SERVICES = ("s3", "sts", "portal.sso", "oidc", "signin")  # of the endpoints: S3, and those of the credential chain
 
 
 async def open_client(stack: contextlib.AsyncExitStack, s3: S3Options, limits: SourceOptions) -> Any:  # noqa: ANN401 - botocore builds its clients at run time, they have no type
@@ -103,7 +106,31 @@ def trusted_authorities(s3: S3Options) -> str:
 @functools.cache
 def _loader() -> Loader:
     """Return a loader that shares the parsed service models between sessions: each listing has a session."""
-    return create_loader(os.environ.get("AWS_DATA_PATH"))
+    loader = create_loader(os.environ.get("AWS_DATA_PATH"))
+    loader.file_loader = _UsedModels()
+    return loader
+
+
+class _UsedModels(JSONFileLoader):
+    """Loads the JSON of botocore without its documentation, and without the endpoints of other services.
+
+    That is 5 MB of memory instead of 14 MB, as long as the daemon runs.
+    """
+
+    def load_file(self, file_path: str) -> Any:  # noqa: ANN401 - JSON of any kind
+        """Return the content of a file whose name is given without its ending, or None if there is none."""
+        for ending, opened in ((".json", open), (".json.gz", gzip.open)):
+            with contextlib.suppress(FileNotFoundError), opened(file_path + ending, "rb") as file:
+                return json.load(file, object_hook=_used)
+        return None
+
+
+def _used(model: dict[str, Any]) -> dict[str, Any]:
+    if isinstance(model.get("documentation"), str):
+        model["documentation"] = ""  # some readers expect the key
+    if "partition" in model and isinstance(services := model.get("services"), dict):
+        model["services"] = {name: services[name] for name in _SERVICES if name in services}
+    return model
 
 
 def warm() -> None:

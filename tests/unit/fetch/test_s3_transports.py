@@ -1,4 +1,4 @@
-"""Closing the SDK's client closes its sockets."""
+"""Closing the SDK's client closes its sockets, and it knows what it needs of the SDK's data."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ import ssl
 from pathlib import Path
 
 import pytest
+from botocore.loaders import Loader
+from botocore.session import Session
 
 from feedd.errors import StoreUnavailable
 from feedd.fetch.fetch_options import S3Options, SourceOptions
+from feedd.fetch.s3 import sdk_client
 from feedd.fetch.s3.sdk_client import warm
 from feedd.fetch.s3.sdk_store import S3Store
 from feedd.fetch.s3.sdk_transports import ClosingSession, Transports
@@ -126,3 +129,23 @@ def test_a_rehearsal_that_fails_is_nobodys_error(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("feedd.fetch.s3.sdk_client.trusting", trusting)
     warm()
     assert met == ["models", "certificates", "client"]
+
+
+@pytest.mark.parametrize("service", ["s3", "sts", "sso", "sso-oidc"])
+def test_clients_are_those_of_all_models(service: str, aws_credentials: None) -> None:
+    """A client has the same endpoints and operations as with all of botocore's data, which take more memory."""
+    found = []
+    for loader in (Loader(), sdk_client._loader()):
+        session = Session()
+        session.register_component("data_loader", loader)
+        clients = [
+            session.create_client(service, region_name=region)
+            for region in ("us-east-1", "eu-central-1", "cn-north-1", "us-gov-west-1")
+        ]
+        models = clients[0].meta.service_model
+        endpoints = [one.meta.endpoint_url for one in clients]
+        found.append((endpoints, models.operation_names, models.shape_names))
+    assert found[0] == found[1]
+    assert "s3" in sdk_client._loader().load_data("endpoints")["partitions"][0]["services"]
+    assert "ec2" not in sdk_client._loader().load_data("endpoints")["partitions"][0]["services"]
+    assert sdk_client._loader().load_service_model("s3", "service-2")["documentation"] == ""
