@@ -144,12 +144,12 @@ class ShardHeaders:
         return self._shard.size_bytes
 
     def __getitem__(self, part: slice) -> bytes:
-        """Return a slice between two given bounds.
+        """Return a slice; its bounds count from the start of the shard, and there is no step.
 
         Raises:
             CacheUnavailable: the file is shorter than its object, or cannot be read.
         """
-        start, stop = part.start, part.stop
+        start, stop = part.start or 0, self._shard.size_bytes if part.stop is None else part.stop
         if start < self._start or stop > self._end:
             self._read(start, min(stop, self._shard.size_bytes))
         return self._window[start - self._start : stop - self._start]

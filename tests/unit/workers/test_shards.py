@@ -88,6 +88,8 @@ def test_headers_are_the_objects_bytes_wherever_they_are_read(tmp_path: Path) ->
             (len(DATA) + 5000, 512),
         ):
             assert headers[start : start + size] == DATA[start : start + size]
+        assert headers[:64] == DATA[:64]
+        assert headers[len(DATA) - 9 :] == DATA[-9:]
 
 
 @pytest.mark.parametrize("member_bytes", [0, 700, 5000, 90_000])
