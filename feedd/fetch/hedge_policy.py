@@ -10,7 +10,7 @@ from feedd.units import MIB
 _WINDOW_COUNT = 256
 _SORT_EVERY = 64  # order statistics change slowly, so sorting at each sample would not pay off
 _LEAST_GAIN, _LEAST_ROOM = 1 / 8, 1 / 4  # after hedges that lost; the room still holds the largest part
-_FIRST_GAIN, _TRUSTED_GAIN = 1 / 4, 1 / 2  # one hedge that wins makes the first into the second
+_FIRST_GAIN, _TRUSTED_GAIN = 1 / 4, 1 / 2  # hedges are trials until one has won
 _TRIAL_PATIENCE = 3.0
 
 
@@ -146,7 +146,8 @@ class Hedger:
         usual = self._usual
         if usual is None:
             return LookAgain(self._policy.first_look_s)
-        step_s = 2 * self._patience * max(self._policy.floor_s, self._policy.part_share * _part_s(usual, size_bytes))
+        pause_s = 2 * max(self._policy.floor_s, self._policy.part_share * _part_s(usual, size_bytes))
+        step_s = self._patience * pause_s
         wait_s = (
             self._late_s(usual, size_bytes) - sight.at_s
             if sight.first_byte_s is None
@@ -157,7 +158,7 @@ class Hedger:
         if wait_s > 0:
             return LookAgain(max(wait_s, 1e-3))
         if now_s < max(self._quiet_until_s, self._trial_until_s) or rest_bytes > self._account_bytes:
-            return LookAgain(step_s / self._patience)
+            return LookAgain(pause_s)
         self._account_bytes -= rest_bytes
         if self._gain < _TRUSTED_GAIN:
             self._trial_until_s = now_s + self._policy.quiet_s

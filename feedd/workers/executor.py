@@ -224,7 +224,7 @@ class Executor:
                 with at_most(memory_bytes, request.file.url):
                     index = formats.get(request.format_name).index(data, request.file.url)
             except BadShard as error:
-                say_packed(error, bytes(shard.whole()[:8]), request.format_name)
+                say_packed(error, bytes(data[:8]), request.format_name)
                 raise
         strides = columns.strides_of(index)
         fds.append(columns.pack(index, strides))

@@ -130,8 +130,8 @@ class Shard:
 class ShardHeaders:
     """A shard for a reader that takes short slices of it, in ascending order. They are read and not mapped.
 
-    Mapping the page of a header also maps the cached pages around it: most of the shard, while it is indexed. Where
-    headers are near each other, 64 KiB are read at a time; else each is read alone.
+    Mapping the page of a header also maps the cached pages around it: most of the shard, while it is indexed. Headers
+    that are near each other are read 64 KiB at a time. Others are read alone.
     """
 
     def __init__(self, shard: Shard) -> None:
@@ -155,7 +155,7 @@ class ShardHeaders:
         return self._window[start - self._start : stop - self._start]
 
     def _read(self, start: int, stop: int) -> None:
-        if 0 <= start - self._end < _NEAR_BYTES or self._start <= start < self._end:
+        if self._start <= start < self._end + _NEAR_BYTES:
             stop = max(stop, min(start + _WINDOW_BYTES, self._shard.size_bytes))
         self._window = self._shard.text(start, max(0, stop - start))
         self._start, self._end = start, start + len(self._window)

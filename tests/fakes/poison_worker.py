@@ -144,5 +144,5 @@ if __name__ == "__main__":
     forms._CONVERTERS["poison"] = forms.ConversionSpec("poison", "tests.fakes.poison_worker", "POISON")
     execute._codec_for = make_poison  # type: ignore[assignment]  # the seams of the worker
     execute.pin_npy = pin_poison  # type: ignore[assignment, attr-defined]  # another
-    execute.formats = SimpleNamespace(find=registry.find, get=lambda name: PoisonFormat(registry.get(name)))  # type: ignore[attr-defined, assignment]  # a third
+    execute.formats = SimpleNamespace(find=registry.find, get=lambda name: PoisonFormat(registry.get(name)))  # type: ignore[attr-defined, assignment]  # the third seam
     sys.exit(worker.main(sys.argv[1:]))

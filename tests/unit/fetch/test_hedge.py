@@ -11,13 +11,13 @@ PART = 8 * MIB
 FIRST_S, BODY_S = 0.02, 0.2
 
 
-def seasoned(policy: HedgePolicy | None = None, count: int = 32, slow_count: int = 0) -> Hedger:
+def seasoned(policy: HedgePolicy | None = None, *, count: int = 32, slow_count: int = 0, won_count: int = 3) -> Hedger:
     """Return a hedger that saw parts of 0.22 s, and then ``slow_count`` whose first byte took a second.
 
-    Three of its hedges have won, so they are no trials.
+    ``won_count`` of its hedges have won; they are no trials after the first one.
     """
     hedger = Hedger(policy)
-    for _ in range(3):
+    for _ in range(won_count):
         hedger.hedged(won=True)
     for index in range(count):
         first_s = 1.0 if index >= count - slow_count else FIRST_S
@@ -47,9 +47,7 @@ def test_late_first_byte() -> None:
 
 def test_slow_stores_get_their_time() -> None:
     """Where first bytes usually take long, as long as twice the p95 is not late."""
-    hedger = Hedger()
-    hedger.hedged(won=True)
-    hedger.hedged(won=True)
+    hedger = seasoned(count=0)
     for index in range(100):
         hedger.note(PART, 0.5 + index / 200, 1.2)
     look_s = hedger.look_after_s(PART)
@@ -113,13 +111,10 @@ def test_extra_bytes_are_paid_for() -> None:
 
 
 def test_hedges_that_lose_are_paid_less() -> None:
-    """Parts that only share a busy link are seldom requested twice; hedges that win get their full share."""
-    hedger = Hedger(HedgePolicy(saved_bytes=16 * PART, share=0.05))
-    assert hedger.account_bytes == 4 * PART
-    for _ in range(3):
-        hedger.hedged(won=True)
-    for _ in range(400):
-        hedger.note(PART, FIRST_S, FIRST_S + BODY_S)
+    """Parts that only share a busy link are seldom requested twice; hedges that win get their full share again."""
+    policy = HedgePolicy(saved_bytes=16 * PART, share=0.05)
+    assert Hedger(policy).account_bytes == 4 * PART
+    hedger = seasoned(policy, count=400)
     assert hedger.account_bytes == 16 * PART
     hedger.hedged(won=False)
     assert hedger.account_bytes == 8 * PART
@@ -135,14 +130,9 @@ def test_hedges_that_lose_are_paid_less() -> None:
     before_bytes = hedger.account_bytes
     hedger.note(PART, FIRST_S, FIRST_S + BODY_S)
     assert hedger.account_bytes == pytest.approx(before_bytes + 0.05 * PART)
-
-
-def untried() -> Hedger:
-    """Return a hedger that saw parts of 0.22 s, and none of whose hedges has ended."""
-    hedger = Hedger()
-    for _ in range(32):
+    for _ in range(400):
         hedger.note(PART, FIRST_S, FIRST_S + BODY_S)
-    return hedger
+    assert hedger.account_bytes == 16 * PART
 
 
 def test_a_trial_comes_later_than_a_hedge_that_is_known_to_pay() -> None:
@@ -151,12 +141,12 @@ def test_a_trial_comes_later_than_a_hedge_that_is_known_to_pay() -> None:
     drip = Sight(FIRST_S + 1.0, int(0.24 * PART / BODY_S), FIRST_S)
     stall = Sight(FIRST_S + 1.0, int(0.08 * PART / BODY_S), FIRST_S)
     begun = Sight(FIRST_S, 0, FIRST_S)
-    hedger = untried()
+    hedger = seasoned(won_count=0)
     assert hedger.look_after_s(PART) == pytest.approx(3 * late_s)
     assert isinstance(hedger.judge(PART, Sight(2.9 * late_s), None, 0.0), LookAgain)
     assert isinstance(hedger.judge(4 * PART, drip, begun, 0.0), LookAgain)
-    assert untried().judge(PART, Sight(3.1 * late_s), None, 0.0) == Hedge()
-    assert untried().judge(PART, stall, begun, 0.0) == Hedge()
+    assert seasoned(won_count=0).judge(PART, Sight(3.1 * late_s), None, 0.0) == Hedge()
+    assert seasoned(won_count=0).judge(PART, stall, begun, 0.0) == Hedge()
     for won in (False, True, True):
         assert hedger.look_after_s(PART) == pytest.approx(3 * late_s)
         hedger.hedged(won=won)
@@ -165,7 +155,7 @@ def test_a_trial_comes_later_than_a_hedge_that_is_known_to_pay() -> None:
 
 def test_one_trial_at_a_time() -> None:
     """Parts that are late together have one cause: one is requested again, the others when that was of use."""
-    hedger = untried()
+    hedger = seasoned(won_count=0)
     assert hedger.judge(MIB, Sight(1.0), None, 10.0) == Hedge()
     assert isinstance(hedger.judge(MIB, Sight(1.0), None, 10.0), LookAgain)
     assert isinstance(hedger.judge(MIB, Sight(1.0), None, 10.9), LookAgain)
@@ -174,8 +164,8 @@ def test_one_trial_at_a_time() -> None:
     assert hedger.judge(MIB, Sight(1.0), None, 10.9) == Hedge(), "still a trial"
     assert isinstance(hedger.judge(MIB, Sight(1.0), None, 11.8), LookAgain)
     assert hedger.judge(MIB, Sight(1.0), None, 12.0) == Hedge()
-    trusted = seasoned()
-    assert [trusted.judge(MIB, Sight(1.0), None, 10.0) for _ in range(2)] == [Hedge(), Hedge()]
+    hedger = seasoned()
+    assert [hedger.judge(MIB, Sight(1.0), None, 10.0) for _ in range(2)] == [Hedge(), Hedge()]
 
 
 def test_quiet_after_being_told_to_slow_down() -> None:
