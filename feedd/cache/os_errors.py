@@ -97,7 +97,7 @@ def too_small(refs: Sequence[ObjectRef], too_large: TooLarge, names: Names) -> C
     if too_large.quota:
         return quota.too_small(refs, too_large.quota, too_large.needed_bytes, too_large.limit_bytes)
     return CacheTooSmall(
-        f"{len(refs)} shards of {format_size(too_large.needed_bytes)} do not fit together into the cache's limit of "
+        f"{quota.unfitting(len(refs), too_large.needed_bytes)} into the cache's limit of "
         f"{format_size(too_large.limit_bytes)}",
         object=refs[0].url if len(refs) == 1 else names.where,
         hint=f"{names.grow_hint} or {_ONE_HINT if len(refs) == 1 else 'shrink the shuffle window'}",

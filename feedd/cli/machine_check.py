@@ -20,11 +20,12 @@ from feedd.cache.ondisk.recovery import limit_bytes
 from feedd.cache.os_errors import is_full, unavailable
 from feedd.cli.hugepages import lacks_huge_pages
 from feedd.config.machine_defaults import default_workers, existing_parent, memory_bytes, network_gbits, usable_cores
-from feedd.config.types import UNIX_PREFIX
+from feedd.config.types import UNIX_PREFIX, lane_address
 from feedd.daemon.wiring import cache_options
 from feedd.errors import CacheUnavailable
 from feedd.fetch.part_sizes import PartSize
 from feedd.flow import mounts
+from feedd.lanes.lane import Lane
 from feedd.units import MIB, format_duration, format_size, parse_host_port
 from feedd.workers import sandbox
 
@@ -101,8 +102,8 @@ def _cache(config: Config) -> Iterator[Finding]:
             except CacheUnavailable as error:
                 yield Finding("cache directory", Verdict.CANNOT, error.message, error.hint)
     yield _file_system(directory, allowed=config.cache.allow_network_fs)
-    if found == directory and (directory / "lock").exists():
-        yield _owner(directory)
+    for lane in range(config.lanes):
+        yield from _owner(Lane(lane, config.lanes).cache_dir(directory), "" if not lane else f" of lane {lane}")
     disk = os.statvfs(found)
     total, free = disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize
     wanted, reserve = config.cache.size, config.cache.free_reserve
@@ -146,16 +147,20 @@ def _file_system(directory: Path, *, allowed: bool) -> Finding:
             return Finding("cache file system", Verdict.NOTE, f"{kind or 'of unknown type'}", hint)
 
 
-def _owner(directory: Path) -> Finding:
+def _owner(directory: Path, whose: str) -> Iterator[Finding]:
+    """Report whether another daemon uses a directory; nothing if no daemon ever has."""
+    if not (directory / "lock").exists():
+        return
+    question = f"cache owner{whose}"
     try:
         with DirectoryLock(directory):
-            return Finding("cache owner", Verdict.FINE, "no other daemon owns the directory")
+            yield Finding(question, Verdict.FINE, "no other daemon owns the directory")
     except CacheUnavailable as error:
-        return Finding("cache owner", Verdict.CANNOT, error.message, error.hint)
+        yield Finding(question, Verdict.CANNOT, error.message, error.hint)
 
 
 def _listen(config: Config) -> Iterator[Finding]:
-    for address in config.listen:
+    for address in (lane_address(address, lane) for lane in range(config.lanes) for address in config.listen):
         path = address.removeprefix(UNIX_PREFIX)
         if path != address:
             yield _socket_directory(Path(path))

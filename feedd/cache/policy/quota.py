@@ -61,9 +61,16 @@ class Quotas:
 def too_small(refs: Sequence[ObjectRef], quota: str, needed_bytes: int, limit_bytes: int) -> CacheTooSmall:
     """Return the error to raise if ``refs`` can never fit together into a quota."""
     return CacheTooSmall(
-        f"{len(refs)} shards of {format_size(needed_bytes)} do not fit together into the quota of {quota}, which is "
-        f"{format_size(limit_bytes)}",
+        f"{unfitting(len(refs), needed_bytes)} into the quota of {quota}, which is {format_size(limit_bytes)}",
         object=refs[0].url if len(refs) == 1 else quota,
         hint=f'raise cache.quotas."{quota}" or shrink the shuffle window',
         stage="cache",
+    )
+
+
+def unfitting(shard_count: int, needed_bytes: int) -> str:
+    """Return the words of an error that say which shards do not fit."""
+    size = format_size(needed_bytes)
+    return (
+        f"1 shard of {size} does not fit" if shard_count == 1 else f"{shard_count} shards of {size} do not fit together"
     )

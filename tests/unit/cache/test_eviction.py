@@ -150,6 +150,7 @@ def test_larger_than_the_quota_is_not_full_now() -> None:
     assert index.reserve_all([ref("q/c")]) == FullNow(2 * PAGE, "s3://b/q/")
     assert index.reserve_early(ref("q/c")) == FullNow(2 * PAGE)
     error = too_small([ref("q/a", 4)], "s3://b/q/", 5 * PAGE, 4 * PAGE)
+    assert str(error).startswith("1 shard of 20KiB does not fit into the quota of s3://b/q/, which is 16KiB")
     assert 'raise cache.quotas."s3://b/q/"' in str(error)
     assert error.object == "s3://b/q/a"
 

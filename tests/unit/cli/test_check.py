@@ -15,6 +15,7 @@ from feedd.cli.hugepages import lacks_huge_pages
 from feedd.cli.machine_check import Finding, Verdict, examine
 from feedd.config import load, options
 from feedd.config import machine_defaults as config_machine
+from feedd.config.types import lane_address
 from feedd.units import MIB
 from feedd.values import ObjectRef
 from tests.fakes.nobody import as_nobody
@@ -119,6 +120,19 @@ def test_an_owned_cache_is_named(place: Path) -> None:
     with DirectoryLock(place / "cache"):
         assert _examine(place)["cache owner"].verdict is Verdict.CANNOT
     assert _examine(place)["cache owner"].verdict is Verdict.FINE
+
+
+def test_every_lane_is_looked_at(place: Path) -> None:
+    """The second lane's directory and socket are in use, though the first lane's are not."""
+    with DirectoryLock(place / "cache" / "lanes" / "1"), socket.socket(socket.AF_UNIX) as listener:
+        path = lane_address(f"unix://{place}/f.sock", 1).removeprefix("unix://")
+        listener.bind(path)
+        listener.listen()
+        findings = _examine(place, lanes="2")
+    assert findings["cache owner of lane 1"].verdict is Verdict.CANNOT
+    assert findings[f"socket {path}"].verdict is Verdict.CANNOT
+    assert findings[f"socket {place}/f.sock"].verdict is Verdict.FINE
+    assert "cache owner" not in findings
 
 
 def test_directories_that_cannot_be_written_are_named(place: Path) -> None:
