@@ -64,12 +64,7 @@ class PackBook:
         Raises:
             ObjectChanged: the pack belongs to no listing in use.
         """
-        for packs in reversed(list(self._listed)):
-            number = packs.find(ref)
-            if number is not None:
-                return packs, number
-        message = "the pack belongs to no listing in use"
-        raise ObjectChanged(message, object=ref.url, hint=CHANGED_HINT, stage="source")
+        return _find(ref, self._newest_first())
 
     def ticket(self) -> int:
         """Return a turn number in the scheduler's order, before all later requests."""
@@ -82,13 +77,26 @@ class PackBook:
             ObjectChanged: see ``find``.
         """
         objects: dict[ObjectRef, set[int]] = {}
+        listed = self._newest_first()
         for ref, samples in wanted.items():
             if ref.conversion is not None:
                 objects[ref] = set(samples[[0, -1]].tolist()) if len(samples) else set()
                 continue
-            packs, number = self.find(ref)
+            packs, number = _find(ref, listed)
             objects[ref] = packs.objects_of(number, samples)
         return PartialWait(self.inflight, objects, ticket)
+
+    def _newest_first(self) -> list[Packs]:
+        return [*self._listed][::-1]
+
+
+def _find(ref: ObjectRef, listed: Sequence[Packs]) -> tuple[Packs, int]:
+    for packs in listed:
+        number = packs.find(ref)
+        if number is not None:
+            return packs, number
+    message = "the pack belongs to no listing in use"
+    raise ObjectChanged(message, object=ref.url, hint=CHANGED_HINT, stage="source")
 
 
 class ObjectsFetcher:
