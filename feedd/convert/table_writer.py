@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from feedd.protocols import ShardWriter
 
 ROWS_MAX: Final = 1 << 26
-"""Maximum number of rows that an index supports, see ``framing.ShardReader.check_cells``."""
+"""Maximum number of rows that an index supports, see ``framing.ShardErrors.check_cells``."""
 
 
 @dataclass(frozen=True, slots=True)

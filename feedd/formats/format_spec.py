@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, cast
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import TypeAlias
 
     from feedd.protocols import ShardFormat
+    from feedd.shard_index import ShardIndex
 
     Parts: TypeAlias = Sequence[memoryview | bytes]
 
@@ -26,6 +27,21 @@ class AmongSamples(Enum):
     SAMPLE = "sample"  # a sample by itself
     COMPANION = "companion"  # a file of the sample that has the same name
     IGNORED = "ignored"  # a table or a note about the samples: no data
+
+
+class ShardBytes(Protocol):
+    """The bytes of a shard for a reader that only takes its length and slices without a step."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, part: slice, /) -> bytes | memoryview: ...
+
+
+class HeaderReader(Protocol):
+    """A ``ShardFormat`` whose headers lie between the samples, so that it takes short slices in ascending order."""
+
+    def index(self, data: ShardBytes, url: str) -> ShardIndex:
+        """Return the index of a shard's samples; see ``ShardFormat``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +58,7 @@ class FormatSpec:
         first_samples: makes a smaller shard of the whole samples in a shard's first bytes, and returns its parts; no
             parts if there are none. With it, fields are found without fetching the whole first shard.
         among_samples: see ``AmongSamples``.
-        reads_headers: the reader takes the length of a shard and short slices of it, and nothing else. A worker then
-            reads these slices, and maps no page of the shard.
+        reads_headers: the reader is a ``HeaderReader``. A worker then reads slices, and maps no page of the shard.
     """
 
     reader: ShardFormat
@@ -60,6 +75,11 @@ class FormatSpec:
     def name(self) -> str:
         """Name in the registry, such as ``tar``."""
         return self.reader.name
+
+    @property
+    def header_reader(self) -> HeaderReader | None:
+        """The reader, if it reads headers."""
+        return cast("HeaderReader", self.reader) if self.reads_headers else None
 
     @property
     def shown_names(self) -> tuple[str, ...]:

@@ -25,16 +25,14 @@ _FIELDS_MAX: Final = 4096
 _Name = TypeVar("_Name", str, bytes)
 
 
-class ShardReader:
-    """One pass over the bytes of one shard.
+class ShardErrors:
+    """Raises the errors of one shard.
 
     Args:
-        data: the whole object, borrowed.
         url: URL of the object, for errors.
     """
 
-    def __init__(self, data: memoryview, url: str) -> None:
-        self._data = data
+    def __init__(self, url: str) -> None:
         self._url = url
 
     def fail(self, at: int, expected: str, got: str) -> NoReturn:
@@ -52,6 +50,19 @@ class ShardReader:
             self.fail(0, f"at most {CELLS_MAX} (field, sample) cells", got)
 
 
+class ShardReader(ShardErrors):
+    """One pass over the bytes of one shard.
+
+    Args:
+        data: the whole object, borrowed.
+        url: URL of the object, for errors.
+    """
+
+    def __init__(self, data: memoryview, url: str) -> None:
+        super().__init__(url)
+        self._data = data
+
+
 @dataclass(slots=True)
 class Cells:
     """A growing index with one entry per field of a sample; in lists, because readers append millions of entries."""
@@ -62,12 +73,12 @@ class Cells:
     size: list[int] = field(default_factory=list)
 
     def tables(
-        self, reader: ShardReader, field_count: int, sample_count: int
+        self, reader: ShardErrors, field_count: int, sample_count: int
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return ``starts`` and ``sizes`` of an index, int64[fields, samples] each.
 
         Raises:
-            BadShard: see ``ShardReader.check_cells``.
+            BadShard: see ``ShardErrors.check_cells``.
         """
         reader.check_cells(field_count, sample_count)
         starts = np.zeros((field_count, sample_count), np.int64)
@@ -91,7 +102,7 @@ class NamedCells(Cells, Generic[_Name]):
     names: dict[_Name, int] = field(default_factory=dict)
     encodings: list[str] = field(default_factory=list)
 
-    def add(self, reader: ShardReader, sample: int, name: _Name, stored: str, place: tuple[int, int]) -> None:
+    def add(self, reader: ShardErrors, sample: int, name: _Name, stored: str, place: tuple[int, int]) -> None:
         """Add the start and end of a sample's field.
 
         Raises:

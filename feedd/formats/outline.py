@@ -7,7 +7,7 @@ not tell enough, or are broken, it raises an error, and the whole shard is read 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 from feedd.errors import BadShard
 from feedd.values import ByteRange
@@ -15,8 +15,8 @@ from feedd.values import ByteRange
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from feedd.formats.format_spec import FormatSpec
-    from feedd.protocols import PartialObject, ShardFormat
+    from feedd.formats.format_spec import FormatSpec, HeaderReader
+    from feedd.protocols import PartialObject
     from feedd.shard_index import ShardIndex
 
 _HEAD_BYTES: Final = 64 << 10
@@ -91,14 +91,14 @@ def of_head(
     return outline(held.data) if holds(held, head) else head
 
 
-def of_chain(held: PartialObject, url: str, reader: ShardFormat) -> Outline | ByteRange:
+def of_chain(held: PartialObject, url: str, reader: HeaderReader) -> Outline | ByteRange:
     """Return the outline of a shard whose headers lie between the samples, and each tells where the next one is.
 
     Raises:
         BadShard: the headers are broken, or lie so close together that the whole shard is fetched sooner.
     """
     try:
-        return Outline.of(reader.index(cast("memoryview", _HeldBytes(held)), url))  # it only takes slices
+        return Outline.of(reader.index(_HeldBytes(held), url))
     except _NotHeldError as missing:
         at = missing.at
     requests = sum(-(-span.size_bytes // _WINDOW_BYTES) for span in held.spans)

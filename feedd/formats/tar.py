@@ -21,13 +21,14 @@ import numpy as np
 
 from feedd.errors import BadShard
 from feedd.formats.format_spec import FormatSpec, cut_at
-from feedd.formats.framing import UNREAD_MAX, Cells, ShardReader, unread_of
+from feedd.formats.framing import UNREAD_MAX, Cells, ShardErrors, unread_of
 from feedd.formats.outline import of_chain
 from feedd.shard_index import ShardIndex
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from feedd.formats.format_spec import ShardBytes
     from feedd.formats.outline import Outline
     from feedd.protocols import PartialObject
     from feedd.values import ByteRange
@@ -81,7 +82,7 @@ class TarFormat:
         """Name of the format: ``tar``."""
         return "tar"
 
-    def index(self, data: memoryview, url: str) -> ShardIndex:
+    def index(self, data: ShardBytes, url: str) -> ShardIndex:
         """Return the index of the samples.
 
         Args:
@@ -113,11 +114,12 @@ def samples_end(data: memoryview) -> int:
     return -(-end // _BLOCK) * _BLOCK
 
 
-class _Reader(ShardReader):
+class _Reader(ShardErrors):
     """Reads the headers of one shard."""
 
-    def __init__(self, data: memoryview, url: str) -> None:
-        super().__init__(data, url)
+    def __init__(self, data: ShardBytes, url: str) -> None:
+        super().__init__(url)
+        self._data = data
         self._columns = _Columns()
         self._global = _Extended()
         self._next = _Extended()

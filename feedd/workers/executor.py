@@ -8,7 +8,7 @@ import mmap
 import os
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from feedd.protocols import SampleCodec
+    from feedd.shard_index import ShardIndex
     from feedd.workers.fixed_width import Plain
     from feedd.workers.messages import ColumnMessage, FieldMessage
 
@@ -217,14 +218,11 @@ class Executor:
         began_s = time.perf_counter()
         with Shard(request.file, given) as shard:
             memory_bytes = max(_INDEX_LEAST_BYTES, min(_INDEX_SHARE * shard.size_bytes, _INDEX_MOST_BYTES))
-            spec = formats.find(request.format_name)
-            reads_headers = spec is not None and spec.reads_headers
-            data = cast("memoryview", ShardHeaders(shard)) if reads_headers else shard.whole()  # only slices are taken
             try:
                 with at_most(memory_bytes, request.file.url):
-                    index = formats.get(request.format_name).index(data, request.file.url)
+                    index = _index(shard, request.format_name, request.file.url)
             except BadShard as error:
-                say_packed(error, bytes(data[:8]), request.format_name)
+                say_packed(error, shard.text(0, min(8, shard.size_bytes)), request.format_name)
                 raise
         strides = columns.strides_of(index)
         fds.append(columns.pack(index, strides))
@@ -347,6 +345,14 @@ class Executor:
             return None
         with pipe:
             return field.copy_large(shards, pipe, out, request.slot_at)
+
+
+def _index(shard: Shard, format_name: str, url: str) -> ShardIndex:
+    spec = formats.find(format_name)
+    reader = None if spec is None else spec.header_reader
+    if reader is not None:
+        return reader.index(ShardHeaders(shard), url)
+    return formats.get(format_name).index(shard.whole(), url)
 
 
 def _produce(request: MeasureRequest, given: Sequence[int], fds: list[int]) -> tuple[bytes, int]:

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from feedd.formats.format_spec import FormatSpec
     from feedd.formats.npy_header import NpyHeader
     from feedd.protocols import PartialObject, SampleCodec, ShardFormat, ShardWriter
     from feedd.recipe.params import ImageParams
@@ -105,11 +107,17 @@ class PoisonFormat:
 
     def __init__(self, real: ShardFormat) -> None:
         self._real = real
+        self.name = real.name
 
     def index(self, data: memoryview, url: str) -> ShardIndex:
         """Index, if it lives to."""
         react(bytes(data[:64]))
         return self._real.index(data, url)
+
+
+def _find(name: str) -> FormatSpec | None:
+    spec = registry.find(name)
+    return None if spec is None else replace(spec, reader=PoisonFormat(spec.reader))
 
 
 def pin_poison(data: memoryview, header: Callable[[memoryview], NpyHeader]) -> str:
@@ -144,5 +152,5 @@ if __name__ == "__main__":
     forms._CONVERTERS["poison"] = forms.ConversionSpec("poison", "tests.fakes.poison_worker", "POISON")
     execute._codec_for = make_poison  # type: ignore[assignment]  # the seams of the worker
     execute.pin_npy = pin_poison  # type: ignore[assignment, attr-defined]  # another
-    execute.formats = SimpleNamespace(find=registry.find, get=lambda name: PoisonFormat(registry.get(name)))  # type: ignore[attr-defined, assignment]  # the third seam
+    execute.formats = SimpleNamespace(find=_find, get=lambda name: PoisonFormat(registry.get(name)))  # type: ignore[attr-defined, assignment]  # the third seam
     sys.exit(worker.main(sys.argv[1:]))

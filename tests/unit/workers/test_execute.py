@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from feedd.errors import Internal, ResourceExhausted
+from feedd.formats.format_spec import FormatSpec
 from feedd.formats.missing_reasons import Why
 from feedd.formats.tar import TarFormat
 from feedd.recipe.recipe import parse_field
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from feedd.formats.format_spec import ShardBytes
     from feedd.shard_index import ShardIndex
     from feedd.workers.messages import Answer
 
@@ -300,14 +302,14 @@ def test_an_index_takes_only_so_much_memory(shard: ShardFile, monkeypatch: pytes
     """A shard whose index wants far more memory than its size explains fails alone; the worker goes on."""
 
     class Greedy(TarFormat):
-        def index(self, data: memoryview, url: str) -> ShardIndex:
+        def index(self, data: ShardBytes, url: str) -> ShardIndex:
             bytearray(2 << 30)
             raise AssertionError("expected no memory for that, got some")
 
     executor = Executor()
     request = IndexRequest(1, split.file_messages((shard,))[0][0], "tar")
     with monkeypatch.context() as patch:
-        patch.setattr("feedd.formats.format_registry.get", lambda _: Greedy())
+        patch.setattr("feedd.formats.format_registry.find", lambda _: FormatSpec(Greedy()))
         answer = run(executor, encode(request))
     assert isinstance(answer, Failed)
     assert (answer.kind, answer.object) == (ResourceExhausted.kind, shard.ref.url)
