@@ -56,7 +56,7 @@ _AHEAD_CONVERTERS: Final = ("parquet",)
 """Their library is imported by idle workers, because most tables need it.
 
 It takes 60 ms and 8 MiB, and 24 MiB of mapped files that workers share. Without it the first batch of Parquet takes
-1.7 times as long as with ``pyarrow.dataset``, instead of 1.4 to 1.6 times.
+1.7 times as long as with ``pyarrow.dataset``, instead of 1.3 to 1.6 times.
 """
 _AHEAD_WORKERS_MAX: Final = 8  # few objects are converted at a time
 

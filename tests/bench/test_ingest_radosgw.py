@@ -99,16 +99,16 @@ def test_cpu_of_processes_is_counted() -> None:
 @pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("radosgw") is None, reason="needs radosgw")
 @pytest.mark.parametrize("shard_size", ["3MiB", "100KiB"])
-def test_a_small_run_brings_the_right_bytes(tmp_path: Path, shard_size: str) -> None:
+def test_a_small_run_brings_the_right_bytes(short_dir: Path, shard_size: str) -> None:
     """Plain and over TLS, shards and packs come whole; no process and no file stays."""
-    found = tmp_path / "found.json"
+    found = short_dir / "found.json"
     words = ["--size", "5MiB", "--shard-size", shard_size, "--part-size", "1MiB", "--rounds", "1", "--tls"]
-    words += ["--server", "radosgw", "--dir", str(tmp_path), "--json", str(found), "--arm", "feedd"]
+    words += ["--server", "radosgw", "--dir", str(short_dir), "--json", str(found), "--arm", "feedd"]
     done = subprocess.run(
         [sys.executable, "-m", "tests.bench.ingest", *words], check=False, capture_output=True, text=True, timeout=400
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["found.json"]
+    assert [path.name for path in short_dir.iterdir()] == ["found.json"]
     assert not descendants(os.getpid())
     tables = json.loads(found.read_text())["tables"]
     assert set(tables) == {"ingest, radosgw, http", "ingest, radosgw, tls"}

@@ -15,9 +15,11 @@ from feedd.convert import parquet_file
 from feedd.errors import FeeddError, NotFound
 from feedd.metrics import PIPELINE_MADE
 from feedd.values import ByteRange, Cursor, Produced
+from feedd.workers import supervisor
 from tests.fakes.feeding import URL, Feeding, batches, feeding
 from tests.fakes.fetchers import until
 from tests.fakes.files import parquet
+from tests.fakes.thread_worker import ThreadChild
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -37,8 +39,9 @@ FIELDS = (("n", "int"),)
 
 @pytest.fixture(autouse=True)
 def _small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have each row group convert alone, however small."""
+    """Have each row group convert alone, however small; a worker that is a process would not see that."""
     monkeypatch.setattr(parquet_file, "_GROUPS_BYTES", 1)
+    monkeypatch.setattr(supervisor, "Child", ThreadChild)
 
 
 class Ranges:

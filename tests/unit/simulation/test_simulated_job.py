@@ -243,7 +243,7 @@ def test_prefetching_is_the_daemons(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_cache_without_room_for_a_window_is_an_error() -> None:
     """As in the daemon, and named by its own error."""
-    with pytest.raises(CacheTooSmall, match="1 shards of 1MiB"):
+    with pytest.raises(CacheTooSmall, match="1 shard of 1MiB"):
         simulate(scenario(cache_bytes=MIB // 2))
 
 
