@@ -53,6 +53,12 @@ class Reader(threading.Thread):
         self.pause_s = STEP_S
         self.failure: BaseException | None = None
 
+    @property
+    def reconnects(self) -> int:
+        """How often the dataset has lost a daemon and gone on."""
+        found: int = self.dataset.stats()["reconnects"]
+        return found
+
     def run(self) -> None:
         """Read."""
         try:
@@ -111,6 +117,7 @@ def test_every_sample_once_and_in_order(short_dir: Path, s3: S3Server, kind: str
         for way in ("takeover", "standby", "successor dies", "predecessor dies", "takeover"):
             _steps_of(readers)
             assert [reader.failure for reader in readers] == [None] * len(readers)
+            reconnects = [reader.reconnects for reader in readers]
             asks = way in {"takeover", "successor dies"}
             successor = stack.enter_context(new("--takeover" if asks else "--standby"))
             if way == "successor dies":
@@ -124,13 +131,20 @@ def test_every_sample_once_and_in_order(short_dir: Path, s3: S3Server, kind: str
                     daemon.process.terminate()
                 assert daemon.process.wait(STOP_S) == 0, daemon.log.read_text()[-3000:]
             daemon = successor
-        _steps_of(readers)  # a client that ends while its daemon is replaced leaves a session that waits a minute
+        # A client that ends before it knows of the last daemon leaves a session there that waits a minute.
+        wait_until(
+            lambda: all(
+                reader.failure or reader.reconnects > before for reader, before in zip(readers, reconnects, strict=True)
+            ),
+            "reconnects",
+        )
+        _steps_of(readers)
         for reader in readers:
             reader.stop.set()
         for reader in readers:
             reader.join(120)
             assert reader.failure is None
-            assert reader.dataset.stats()["reconnects"] >= 3
+            assert reader.reconnects >= 3
             reader.dataset.close()
         for reader, options in zip(readers, KINDS[kind], strict=True):
             alone = Reader(daemon.address, {name: value for name, value in options.items() if name != "share"})
