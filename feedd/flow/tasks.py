@@ -109,7 +109,7 @@ async def run_to_end(job: asyncio.Future[_T], stop: threading.Event | None = Non
     cancelled: asyncio.CancelledError | None = None
     while not job.done():
         try:
-            await asyncio.wait([job], timeout=end_s if cancelled else None)
+            await asyncio.wait([job], timeout=None if cancelled is None else end_s)
         except asyncio.CancelledError as error:
             cancelled = error
             if stop is not None:
