@@ -7,10 +7,12 @@ libraries use the loop's default executor; a tidy test keeps feedd from it.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextvars
 import functools
 import os
 import threading
+import time
 from collections import deque
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
@@ -21,14 +23,14 @@ if TYPE_CHECKING:
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _IDLE_S: Final = 10.0
-_END_S: Final = 1.0  # an idle thread ends within microseconds
+_END_S: Final = 2.0  # an idle thread ends within microseconds, one that reads certificates within tenths of a second
 _CANCELLED_MAX: Final = 256  # a longer queue is purged of cancelled jobs
 
 
 class Pool:
     """Threads that start when there is work, and end when idle for a while.
 
-    They are daemon threads, so a thread that a disk or a resolver delays keeps no process from ending.
+    They are daemon threads, so a thread that a disk or a resolver delays keeps no process from ending for long.
 
     Attributes:
         name: name of its threads, after ``feedd-pool-``.
@@ -64,14 +66,15 @@ class Pool:
         """End the threads after the work that was handed over; later work starts new threads.
 
         Args:
-            wait: wait for each thread, a second at most; idle threads end at once.
+            wait: wait for the threads, two seconds at most; idle threads end at once.
         """
         with self._ready:
             self._closed = True
             self._ready.notify_all()
             threads = [*self._threads]
+        deadline_s = time.monotonic() + _END_S
         for thread in threads if wait else ():
-            thread.join(_END_S)
+            thread.join(max(0.0, deadline_s - time.monotonic()))
 
     def _submit(self, job: Callable[[], _T]) -> Future[_T]:
         future: Future[_T] = Future()
@@ -132,3 +135,10 @@ LOCAL_FILES: Final = Pool("local-files", 8)
 """Files that users or operators name: data on local disks, certificates, quarantine."""
 DNS: Final = Pool("dns", 4)
 """Host name resolution, which may take arbitrarily long."""
+
+
+@atexit.register
+def _end_threads() -> None:
+    """Wait for threads that may load certificates: OpenSSL frees its tables at exit, and using them later crashes."""
+    for pool in (CPU, LOCAL_FILES):
+        pool.close(wait=True)

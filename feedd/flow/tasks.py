@@ -95,13 +95,8 @@ async def within(deadline_s: float | None, late: Callable[[], FeeddError]) -> As
         raise late() from error
 
 
-async def run_to_end(job: asyncio.Future[_T], stop: threading.Event | None = None, end_s: float | None = None) -> _T:
+async def run_to_end(job: asyncio.Future[_T], stop: threading.Event | None = None) -> _T:
     """Wait for work in a thread even if cancelled, because it uses the caller's memory; ``stop`` is set then.
-
-    Args:
-        job: the work.
-        stop: tells the work to end soon.
-        end_s: a cancelled call waits no longer for work that a disk may hold up; None: as long as it takes.
 
     Raises:
         Whatever the work raised. CancelledError: this call was cancelled; the work's result is dropped.
@@ -109,18 +104,13 @@ async def run_to_end(job: asyncio.Future[_T], stop: threading.Event | None = Non
     cancelled: asyncio.CancelledError | None = None
     while not job.done():
         try:
-            await asyncio.wait([job], timeout=None if cancelled is None else end_s)
+            await asyncio.wait([job])
         except asyncio.CancelledError as error:
             cancelled = error
             if stop is not None:
                 stop.set()
-        else:
-            if not job.done():
-                break
     if cancelled is not None:
-        job.cancel()
-        if not job.cancelled():
-            job.exception()  # retrieved, so that asyncio does not log it
+        job.exception()  # retrieved, so that asyncio does not log it
         raise cancelled
     return job.result()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 
 from feedd.fetch.s3 import sdk_client as client
 from feedd.workers import worker_pool
@@ -14,7 +13,7 @@ async def _rehearsed() -> None:
 
 
 vars(worker_pool)["_AHEAD_CONVERTERS"] = ()  # few tests read tables: idle workers import pyarrow for nobody
-client._warm(threading.Event())
+client.warm()
 client._rehearse = _rehearsed
 gc.collect()
 gc.freeze()  # the collector of a child need not walk, and so copy, what all of them share

@@ -8,7 +8,6 @@ import functools
 import gzip
 import json
 import os
-import threading
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -41,8 +40,6 @@ from feedd.fetch.s3.sdk_errors import (
     translate,
 )
 from feedd.fetch.s3.sdk_transports import ClosingSession, trusting
-from feedd.flow.pools import CPU
-from feedd.flow.tasks import run_to_end
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -52,7 +49,6 @@ T = TypeVar("T")
 _log = structlog.get_logger(__name__)
 _SESSION_NAME = "feedd"
 _SKEW_S = 300.0  # stores refuse signatures older than 15 minutes, some older than 5
-_WARM_STEP_S = 2.0  # longest wait for a step of the work in advance; it takes some tenths of a second
 _RENEWED_S = 60.0  # refusals of a younger client do not come from old credentials
 _SERVICES = ("s3", "sts", "portal.sso", "oidc", "signin")  # of the endpoints: S3, and those of the credential chain
 
@@ -137,20 +133,9 @@ def _used(model: dict[str, Any]) -> dict[str, Any]:
     return model
 
 
-async def warm() -> None:
-    """Do the slow work of the first client in a thread: parse the S3 service model, megabytes of JSON.
-
-    A cancelled call waits for the step that runs: at the end of a process OpenSSL frees what a thread that loads
-    certificates still uses.
-    """
-    stop = threading.Event()
-    await run_to_end(CPU.begin(_warm, stop), stop, _WARM_STEP_S)
-
-
-def _warm(stop: threading.Event) -> None:
+def warm() -> None:
+    """Do the slow work of the first client: parse the S3 service model, megabytes of JSON. Blocks; thread-safe."""
     for step in (_parse_models, lambda: trusting(trusted_authorities(S3Options())), lambda: asyncio.run(_rehearse())):
-        if stop.is_set():
-            return
         try:
             step()
         except Exception as error:  # noqa: BLE001 - the first real client meets the error again and reports it

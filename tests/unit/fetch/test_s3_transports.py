@@ -7,7 +7,6 @@ import errno
 import os
 import socket
 import ssl
-import threading
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,6 @@ from feedd.fetch.s3.sdk_client import warm
 from feedd.fetch.s3.sdk_store import S3Store
 from feedd.fetch.s3.sdk_transports import ClosingSession, Transports
 from feedd.values import ByteRange, ObjectRef
-from tests.fakes.fetchers import until
 from tests.fakes.s3 import faults as fault
 from tests.fakes.s3.server import S3Server
 from tests.fakes.sinks import into
@@ -110,7 +108,7 @@ async def test_certificates_are_read_once_for_each_file(tmp_path: Path) -> None:
     assert sessions[0]._build_verify_context() is not first
 
 
-async def test_a_rehearsal_that_fails_is_nobodys_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rehearsal_that_fails_is_nobodys_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the SDK makes of it: whoever needs a client meets it again."""
     met: list[str] = []
 
@@ -129,52 +127,8 @@ async def test_a_rehearsal_that_fails_is_nobodys_error(monkeypatch: pytest.Monke
     monkeypatch.setattr("feedd.fetch.s3.sdk_client._loader", loader)
     monkeypatch.setattr("feedd.fetch.s3.sdk_client.open_client", open_client)
     monkeypatch.setattr("feedd.fetch.s3.sdk_client.trusting", trusting)
-    await warm()
+    warm()
     assert met == ["models", "certificates", "client"]
-
-
-async def test_a_cancelled_rehearsal_ends_its_step_and_begins_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the end of a process, OpenSSL would otherwise free what the thread still uses."""
-    begun, may_end = threading.Event(), threading.Event()
-    met: list[str] = []
-
-    def trusting(_: object) -> None:
-        begun.set()
-        met.append("ended" if may_end.wait(10) else "not ended")
-
-    monkeypatch.setattr("feedd.fetch.s3.sdk_client._parse_models", lambda: None)
-    monkeypatch.setattr("feedd.fetch.s3.sdk_client.trusting", trusting)
-    monkeypatch.setattr("feedd.fetch.s3.sdk_client._rehearse", lambda: met.append("next step"))
-    warming = asyncio.create_task(warm())
-    await until(begun.is_set)
-    warming.cancel()
-    await asyncio.sleep(0.05)
-    assert not warming.done()
-    may_end.set()
-    with pytest.raises(asyncio.CancelledError):
-        await warming
-    assert met == ["ended"]
-
-
-async def test_a_cancelled_rehearsal_does_not_wait_for_a_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Certificates may lie on one that does not answer."""
-    begun, may_end = threading.Event(), threading.Event()
-
-    def trusting(_: object) -> None:
-        begun.set()
-        may_end.wait(10)
-
-    monkeypatch.setattr("feedd.fetch.s3.sdk_client._parse_models", lambda: None)
-    monkeypatch.setattr("feedd.fetch.s3.sdk_client.trusting", trusting)
-    monkeypatch.setattr("feedd.fetch.s3.sdk_client._WARM_STEP_S", 0.05)
-    warming = asyncio.create_task(warm())
-    await until(begun.is_set)
-    warming.cancel()
-    try:
-        with pytest.raises(asyncio.CancelledError):
-            await asyncio.wait_for(warming, 5)
-    finally:
-        may_end.set()
 
 
 @pytest.mark.parametrize("service", ["s3", "sts", "sso", "sso-oidc"])

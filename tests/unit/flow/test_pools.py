@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import socket
+import subprocess
+import sys
 import threading
 from typing import TYPE_CHECKING
 
@@ -21,6 +23,25 @@ from tests.fakes.sinks import into
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+ENDING = """
+import asyncio, sys, threading, time
+from feedd.flow import pools
+
+pool, work_s, limit_s = sys.argv[1:]
+begun = threading.Event()
+
+def work() -> None:
+    begun.set()
+    time.sleep(float(work_s))
+    print("done", flush=True)
+
+async def main() -> None:
+    working = getattr(pools, pool).begin(work)
+    begun.wait()
+
+pools._END_S = float(limit_s)
+asyncio.run(main())
+"""
 VARIABLE = contextvars.ContextVar("VARIABLE", default="unset")
 
 
@@ -140,3 +161,21 @@ async def test_a_resolver_that_hangs_stops_only_who_waits_for_it(
         job.cancel()
     await asyncio.gather(*waiting, *lookups, return_exceptions=True)
     await unknown.aclose()
+
+
+@pytest.mark.parametrize(
+    ("pool", "work_s", "limit_s", "printed"),
+    [
+        ("CPU", 0.3, 30.0, "done\n"),
+        ("LOCAL_FILES", 0.3, 30.0, "done\n"),
+        ("LOCAL_FILES", 600.0, 0.05, ""),
+        ("DNS", 600.0, 30.0, ""),
+    ],
+)
+def test_a_process_ends_after_its_threads_unless_they_hang(
+    pool: str, work_s: float, limit_s: float, printed: str
+) -> None:
+    """A thread that loads certificates must not see OpenSSL's end; one that a disk or a resolver delays may."""
+    arguments = [sys.executable, "-c", ENDING, pool, str(work_s), str(limit_s)]
+    ended = subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False)  # less than 600 s
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, printed, "")
