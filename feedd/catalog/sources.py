@@ -99,7 +99,7 @@ class Sources:
 
     async def warm(self) -> None:
         """Do work in advance that every first request would wait for."""
-        await CPU.run(warm)
+        await warm()
 
     @contextmanager
     def listing(self) -> Iterator[None]:

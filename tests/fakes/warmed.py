@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 
 from feedd.fetch.s3 import sdk_client as client
 from feedd.workers import worker_pool
@@ -13,7 +14,7 @@ async def _rehearsed() -> None:
 
 
 vars(worker_pool)["_AHEAD_CONVERTERS"] = ()  # few tests read tables: idle workers import pyarrow for nobody
-client.warm()
+client.warm_step_by_step(threading.Event())
 client._rehearse = _rehearsed
 gc.collect()
 gc.freeze()  # the collector of a child need not walk, and so copy, what all of them share

@@ -8,6 +8,7 @@ import functools
 import gzip
 import json
 import os
+import threading
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -40,6 +41,7 @@ from feedd.fetch.s3.sdk_errors import (
     translate,
 )
 from feedd.fetch.s3.sdk_transports import ClosingSession, trusting
+from feedd.flow.pools import CPU
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -133,9 +135,23 @@ def _used(model: dict[str, Any]) -> dict[str, Any]:
     return model
 
 
-def warm() -> None:
-    """Do the slow work of the first client: parse the S3 service model, megabytes of JSON. Blocks; thread-safe."""
+async def warm() -> None:
+    """Do the slow work of the first client in a thread: parse the S3 service model, megabytes of JSON.
+
+    A cancelled call returns at once. The thread ends after its step then: the end of the process waits for it.
+    """
+    stop = threading.Event()
+    try:
+        await CPU.run(warm_step_by_step, stop)
+    finally:
+        stop.set()
+
+
+def warm_step_by_step(stop: threading.Event) -> None:
+    """Do the work of ``warm`` in this thread, until ``stop`` is set."""
     for step in (_parse_models, lambda: trusting(trusted_authorities(S3Options())), lambda: asyncio.run(_rehearse())):
+        if stop.is_set():
+            return
         try:
             step()
         except Exception as error:  # noqa: BLE001 - the first real client meets the error again and reports it

@@ -7,6 +7,7 @@ import errno
 import os
 import socket
 import ssl
+import threading
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from feedd.fetch.s3.sdk_client import warm
 from feedd.fetch.s3.sdk_store import S3Store
 from feedd.fetch.s3.sdk_transports import ClosingSession, Transports
 from feedd.values import ByteRange, ObjectRef
+from tests.fakes.fetchers import until
 from tests.fakes.s3 import faults as fault
 from tests.fakes.s3.server import S3Server
 from tests.fakes.sinks import into
@@ -108,7 +110,7 @@ async def test_certificates_are_read_once_for_each_file(tmp_path: Path) -> None:
     assert sessions[0]._build_verify_context() is not first
 
 
-def test_a_rehearsal_that_fails_is_nobodys_error(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_rehearsal_that_fails_is_nobodys_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the SDK makes of it: whoever needs a client meets it again."""
     met: list[str] = []
 
@@ -127,8 +129,32 @@ def test_a_rehearsal_that_fails_is_nobodys_error(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("feedd.fetch.s3.sdk_client._loader", loader)
     monkeypatch.setattr("feedd.fetch.s3.sdk_client.open_client", open_client)
     monkeypatch.setattr("feedd.fetch.s3.sdk_client.trusting", trusting)
-    warm()
+    await warm()
     assert met == ["models", "certificates", "client"]
+
+
+async def test_a_cancelled_rehearsal_begins_no_further_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever cancels it does not wait for a disk; the process that ends waits for one step."""
+    begun, may_end = threading.Event(), threading.Event()
+    met: list[str] = []
+
+    def trusting(_: object) -> None:
+        begun.set()
+        met.append("ended" if may_end.wait(10) else "not ended")
+
+    monkeypatch.setattr("feedd.fetch.s3.sdk_client._parse_models", lambda: None)
+    monkeypatch.setattr("feedd.fetch.s3.sdk_client.trusting", trusting)
+    monkeypatch.setattr("feedd.fetch.s3.sdk_client._rehearse", lambda: met.append("next step"))
+    warming = asyncio.create_task(warm())
+    await until(begun.is_set)
+    warming.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await warming
+    assert not met
+    may_end.set()
+    await until(lambda: bool(met))
+    await asyncio.sleep(0.05)
+    assert met == ["ended"]
 
 
 @pytest.mark.parametrize("service", ["s3", "sts", "sso", "sso-oidc"])
