@@ -8,10 +8,16 @@ for many others. A later epoch of a session begins with a longer run, because th
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
+
+from feedd.values import Cursor, Produced
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from feedd.errors import FeeddError
+    from feedd.values import BatchReady, SlotRef
 
 _GROWTH: Final = 4
 _LATER_FIRST: Final = 16  # batches
@@ -34,3 +40,50 @@ def first_runs(run_batches: int, run_count: int) -> dict[int, int]:
     """Return the batches of the first runs of a later epoch, by the first step of each run."""
     lengths = list(itertools.islice(run_lengths(run_batches, later_epoch=True), run_count))
     return dict(zip(itertools.accumulate(lengths[:-1], initial=0), lengths, strict=True))
+
+
+class MadeRun:
+    """The batches of a run in a slot, as they are made.
+
+    Attributes:
+        slot: the slot.
+        batches: the first batch, and those that are not ``alike``.
+        alike: see ``Produced``.
+        count: number of batches.
+        failure: see ``Produced``.
+    """
+
+    def __init__(self, slot: SlotRef) -> None:
+        self.slot = slot
+        self.batches: list[BatchReady] = []
+        self.alike = 0
+        self.count = 0
+        self.failure: FeeddError | None = None
+
+    def add(self, batch: BatchReady, count: int = 1) -> None:
+        """Append a batch, and ``count - 1`` that differ from it in their steps only."""
+        at = batch.cursor
+        if not self.batches:
+            self.batches.append(batch)
+            self.alike = count - 1
+        elif len(self.batches) == 1 and replace(self.batches[0], cursor=at) == batch and self._follows(at):
+            self.alike += count
+        else:
+            for number in range(count):
+                self.batches.append(replace(batch, cursor=Cursor(at.epoch, at.step + number, at.anchors)))
+        self.count += count
+
+    def produced(self) -> Produced:
+        """Return the run.
+
+        Raises:
+            FeeddError: the first batch could not be made.
+        """
+        if not self.batches:
+            assert self.failure is not None, "a run without batches"
+            raise self.failure
+        return Produced(self.batches[0], self.slot, self.alike, tuple(self.batches[1:]), self.failure)
+
+    def _follows(self, at: Cursor) -> bool:
+        first = self.batches[0].cursor
+        return (at.epoch, at.step, at.anchors) == (first.epoch, first.step + self.count, first.anchors)

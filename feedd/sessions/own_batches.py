@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from feedd import metrics
@@ -10,8 +10,9 @@ from feedd.batching.leased_entries import LeasedEntries
 from feedd.cache.pins import with_pinned
 from feedd.dataset.pack_layout import is_pack
 from feedd.errors import CacheUnavailable, FeeddError
+from feedd.flow.runs import MadeRun
 from feedd.ordering.batch_plan import AnyRunPlan, BatchPlanGroup, SpanPlan
-from feedd.values import Cursor, EpochEnd, Produced
+from feedd.values import EpochEnd, Produced
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from feedd.ordering.batch_plan import BatchPlan
     from feedd.sessions.next_epoch_prefetch import NextEpochPrefetch
     from feedd.shard_index import ShardIndex
-    from feedd.values import BatchReady, SessionInfo, ShardFile, SlotRef
+    from feedd.values import BatchReady, Cursor, SessionInfo, ShardFile, SlotRef
 
 _T = TypeVar("_T")
 
@@ -122,29 +123,41 @@ class BatchDecoder:
         *,
         early: bool,
     ) -> _T:
-        """Return the result of ``fill`` for the indexes and files of a group's shards."""
-        stages, ticket = self.stages, self.stages.inflight.ticket()
+        """Return the result of ``fill`` for the indexes and files of a group's shards.
+
+        A table that got another layout meanwhile is looked up again, once.
+        """
+        cache, ticket = self.stages.cache, self.stages.inflight.ticket()
+        misjudged_count = cache.misjudged_count
+        try:
+            return await self._read_once(group, fill, owner, ticket, early=early)
+        except CacheUnavailable:
+            if cache.misjudged_count == misjudged_count:
+                raise
+        return await self._read_once(group, fill, owner, ticket, early=early)
+
+    async def _read_once(
+        self,
+        group: BatchPlanGroup,
+        fill: Callable[[Sequence[ShardIndex], tuple[ShardFile, ...]], Awaitable[_T]],
+        owner: object,
+        ticket: int,
+        *,
+        early: bool,
+    ) -> _T:
+        cache = self.stages.cache
         refs = [self.view.refs[shard] for shard in group.shards]
-        for is_last in (False, True):
-            misjudged_count = stages.cache.misjudged_count
-            indexes = await self.catalog.indexes(self.view, group.shards)
+        misjudged_count = cache.misjudged_count
+        indexes = await self.catalog.indexes(self.view, group.shards)
 
-            def read(
-                files: tuple[ShardFile, ...], indexes: Sequence[ShardIndex] = indexes, count: int = misjudged_count
-            ) -> Awaitable[_T]:
-                if stages.cache.misjudged_count != count:
-                    message = "a table got another layout while a batch waited for it"
-                    raise CacheUnavailable(message, stage="cache")
-                return fill(indexes, files)
+        def read(files: tuple[ShardFile, ...]) -> Awaitable[_T]:
+            if cache.misjudged_count != misjudged_count:
+                raise CacheUnavailable("a table got another layout while a batch waited for it", stage="cache")
+            return fill(indexes, files)
 
-            try:
-                if early:
-                    return await with_pinned(stages.cache, refs, read)
-                return await stages.inflight.read(refs, group, read, owner, ticket)
-            except CacheUnavailable:
-                if is_last or stages.cache.misjudged_count == misjudged_count:
-                    raise
-        raise AssertionError("the second try returns or raises")
+        if early:
+            return await with_pinned(cache, refs, read)
+        return await self.stages.inflight.read(refs, group, read, owner, ticket)
 
     async def decode_run(
         self,
@@ -187,42 +200,6 @@ class BatchDecoder:
             )
 
         return await self._read(group, fill, owner, early=early)
-
-
-class _Run:
-    """The batches of a slot while they are made.
-
-    Attributes:
-        slot: the slot.
-        batches: the first batch, and those that are not ``alike``.
-        alike: see ``Produced``.
-        count: number of batches.
-        failure: see ``Produced``.
-    """
-
-    def __init__(self, slot: SlotRef) -> None:
-        self.slot = slot
-        self.batches: list[BatchReady] = []
-        self.alike = 0
-        self.count = 0
-        self.failure: FeeddError | None = None
-
-    def add(self, batch: BatchReady, count: int = 1) -> None:
-        """Append a batch, and ``count - 1`` that differ from it in their steps only."""
-        at = batch.cursor
-        if not self.batches:
-            self.batches.append(batch)
-            self.alike = count - 1
-        elif len(self.batches) == 1 and replace(self.batches[0], cursor=at) == batch and self._follows(at):
-            self.alike += count
-        else:
-            for number in range(count):
-                self.batches.append(replace(batch, cursor=Cursor(at.epoch, at.step + number, at.anchors)))
-        self.count += count
-
-    def _follows(self, at: Cursor) -> bool:
-        first = self.batches[0].cursor
-        return (at.epoch, at.step, at.anchors) == (first.epoch, first.step + self.count, first.anchors)
 
 
 class OwnBatches:
@@ -317,23 +294,19 @@ class OwnBatches:
         if (early := self.prefetch.take_run(plans[0].cursor, count)) and (made := await self.prefetch.collect(early)):
             return made[0]
         slot = await self.prefetch.take()
-        run, entries = _Run(slot), None
+        run, entries = MadeRun(slot), None
         if takes_entries and len(plans) == 1:
             entries = self.entries = self.entries or LeasedEntries()
         try:
             await self._fill_run(run, plans, decoding, entries)
+            return run.produced()
         except BaseException:
             self.release(slot)
             raise
-        if not run.batches:
-            self.release(slot)
-            assert run.failure is not None, "a run without batches"
-            raise run.failure
-        return Produced(run.batches[0], slot, run.alike, tuple(run.batches[1:]), run.failure)
 
     async def _fill_run(
         self,
-        run: _Run,
+        run: MadeRun,
         plans: Sequence[AnyRunPlan | BatchPlan],
         decoding: Callable[[], object],
         entries: LeasedEntries | None,
@@ -355,7 +328,7 @@ class OwnBatches:
             else:
                 await self._decode_each(run, [plan], decoding)
 
-    async def _decode_each(self, run: _Run, plans: Sequence[BatchPlan], decoding: Callable[[], object]) -> None:
+    async def _decode_each(self, run: MadeRun, plans: Sequence[BatchPlan], decoding: Callable[[], object]) -> None:
         """Decode batches of one window together, or one by one if one of them fails."""
         groups = [plans] if len(plans) == 1 else [plans, *([plan] for plan in plans)]
         for group in groups:
