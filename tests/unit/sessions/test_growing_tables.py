@@ -16,7 +16,7 @@ from feedd.errors import FeeddError, NotFound
 from feedd.metrics import PIPELINE_MADE
 from feedd.values import ByteRange, Cursor, Produced
 from feedd.workers import supervisor
-from tests.fakes.feeding import URL, Feeding, batches, feeding
+from tests.fakes.feeding import URL, Feeding, Taken, batches, feeding, take
 from tests.fakes.fetchers import until
 from tests.fakes.files import parquet
 from tests.fakes.thread_worker import ThreadChild
@@ -180,6 +180,26 @@ async def test_statistics_that_are_wrong_change_no_value(tmp_path: Path, monkeyp
         for step in range(FIRST, ROWS // BATCH, FIRST):
             found += await run_of(session, Cursor(0, step), FIRST)
         assert [row for row in range(ROWS) if found[row] != VALUES[row]] == [5 * GROUP_ROWS]
+
+
+async def test_a_batch_that_waits_while_its_table_gets_another_layout_is_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was looked up in the layout that the footer told, and is looked up again."""
+    monkeypatch.setattr(parquet_file, "_has_all", lambda _: True)
+    bad = pa.array([None if row == LATE * GROUP_ROWS else row for row in range(ROWS)])
+    async with growing(tmp_path, a=bad) as (rig, ranges):
+        gate = held_back(ranges, 0)
+        asked = {"bad_samples": "replace", "bad_samples_max": 1, "prefetch_batches": 2}
+        session = await opened(rig, **asked, fields=(("a", "int"), *FIELDS))
+        last = ROWS // BATCH - 1
+        waiting = asyncio.ensure_future(take(session, Cursor(0, last)))
+        await until(lambda: len(set(ranges.read)) > 1)
+        assert not waiting.done()
+        gate.set()
+        found = await asyncio.wait_for(waiting, 30)
+        assert isinstance(found, Taken)
+        assert found.ints("n") == VALUES[last * BATCH :][:BATCH].tolist()
 
 
 async def test_a_closed_session_leaves_nothing_half_done(tmp_path: Path) -> None:
