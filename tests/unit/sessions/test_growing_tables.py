@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +15,11 @@ import pytest
 
 from feedd.convert import parquet_file
 from feedd.errors import FeeddError, NotFound
-from feedd.metrics import PIPELINE_MADE
+from feedd.metrics import DECODE_RESTARTS, PIPELINE_MADE
 from feedd.values import ByteRange, Cursor, Produced
 from feedd.workers import supervisor
+from feedd.workers.work import DecodeOptions
+from feedd.workers.worker_process import Child
 from tests.fakes.feeding import URL, Feeding, Taken, batches, feeding, take
 from tests.fakes.fetchers import until
 from tests.fakes.files import parquet
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
 GROUP_ROWS, GROUPS, BATCH = 5500, 8, 1000
 FIRST = 5  # batches that need one row group only
 ROWS = GROUP_ROWS * GROUPS
+WORK_ROWS = 140_000  # of a row group that makes more than 1 MiB, so that a process converts it alone
 LATE = 3  # the first row group of a part of several
 VALUES = np.random.default_rng(5).permutation(ROWS)
 FIELDS = (("n", "int"),)
@@ -200,6 +205,31 @@ async def test_a_batch_that_waits_while_its_table_gets_another_layout_is_right(
         found = await asyncio.wait_for(waiting, 30)
         assert isinstance(found, Taken)
         assert found.ints("n") == VALUES[last * BATCH :][:BATCH].tolist()
+
+
+async def test_workers_that_die_while_they_convert_cost_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others convert what those had."""
+    monkeypatch.setattr(supervisor, "Child", Child)
+    values = np.arange(3 * WORK_ROWS)[::-1]
+    data = parquet(pa.table({"n": values}), row_group_size=WORK_ROWS, compression="none")
+    async with feeding(tmp_path, decode=DecodeOptions(workers=2)) as rig:
+        rig.store.put("train/0.parquet", data)
+        ranges = Ranges(rig, data)
+        gate = held_back(ranges, 0)
+        session = await opened(rig, batch_size=10 * BATCH)
+        assert isinstance(await asyncio.wait_for(take(session, Cursor()), 30), Taken)
+        rest = asyncio.ensure_future(batches(session, Cursor(0, WORK_ROWS // (10 * BATCH))))
+        await until(lambda: len(set(ranges.read)) > 1)
+        pids = rig.pool.worker_pids
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        gate.set()
+        await until(lambda: rig.pool._dispatch._schedule.busy_count > 0)
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        assert [one for batch in await rest for one in batch.ints("n")] == values[WORK_ROWS:].tolist()
+        assert rig.recorder.total(DECODE_RESTARTS) == len(pids) == 2
+        assert rig.recorder.total(PIPELINE_MADE) == 1
 
 
 async def test_a_closed_session_leaves_nothing_half_done(tmp_path: Path) -> None:
