@@ -176,12 +176,16 @@ class ChannelPipe:
             self._fifos.pop(number).close()
         if skipped:
             _log.info("epochs skipped", channel=self._channel.name, epochs=skipped, opened=epoch)
-        self._make_from(epoch + 1)
-        while len(self._served) >= _SERVED_MAX:
-            oldest = self._served[min(self._served)]
-            oldest.cancel()
-            await asyncio.wait([oldest])
-        reader = await self._reader_of(epoch)
+        try:
+            self._make_from(epoch + 1)
+            while len(self._served) >= _SERVED_MAX:
+                oldest = self._served[min(self._served)]
+                oldest.cancel()
+                await asyncio.wait([oldest])
+            reader = await self._reader_of(epoch)
+        except BaseException:
+            fifo.close()
+            raise
         task = self._setup.group.create_task(self._serve(epoch, fifo, reader))
         self._served[epoch] = task
         task.add_done_callback(functools.partial(self._ended, epoch, fifo))
@@ -276,13 +280,15 @@ class ChannelPipe:
         self._stopping = True
         for task in self._served.values():
             task.cancel()
-        if self._served:
-            await asyncio.wait([*self._served.values()])
-        if self._reader is not None:
-            await self._reader[1].close()
-            self._reader = None
-        while self._fifos:
-            self._fifos.popitem()[1].close()
+        try:
+            if self._served:
+                await asyncio.wait([*self._served.values()])
+            if self._reader is not None:
+                await self._reader[1].close()
+                self._reader = None
+        finally:  # a second cancellation leaves the tasks to their group, but no FIFO to anybody
+            while self._fifos:
+                self._fifos.popitem()[1].close()
 
 
 def _data_of(piece: Piece) -> Iterator[memoryview]:

@@ -85,8 +85,10 @@ async def serve_pipes(plan: PipePlan, config: Config, stop: StopRequests) -> dic
                     pipe = await pipes.enter_async_context(ChannelPipe(channel, *node, setup))
                     totals[channel.name] = pipe.totals
                     running.append(pipe)
-                tasks = [group.create_task(pipe.run()) for pipe in running]
-                await asyncio.wait(tasks)
+                async with asyncio.TaskGroup() as runs:  # ends before the pipes are closed: it makes FIFOs
+                    for pipe in running:
+                        runs.create_task(pipe.run())
+                    await stop.drain.wait()
     return totals
 
 

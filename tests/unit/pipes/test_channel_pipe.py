@@ -7,6 +7,8 @@ import gzip
 import json
 import os
 import select
+from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,8 +20,10 @@ from feedd.config import load
 from feedd.daemon.signals import StopRequests
 from feedd.errors import BadRequest, BadSample, BadShard, CacheUnavailable, NotFound
 from feedd.pipes.channel_pipe import EpochEnding
+from feedd.pipes.epoch_reader import EpochReader
 from feedd.pipes.pipe_run import PipePlan, serve_pipes
 from tests.fakes import pipe_readers
+from tests.fakes.fetchers import until
 from tests.fakes.recordio import recordio
 from tests.unit.pipes.serving import channel_at, data_in, serving
 
@@ -27,6 +31,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SIZES = [10, 0, 300_000, 1_600_000, 5]  # empty, in memory, in a file, and in several pieces of a small buffer
+
+
+def _has_bytes(reader: int) -> bool:
+    return bool(select.select([reader], [], [], 0)[0])
 
 
 async def read(path: Path) -> bytes:
@@ -75,6 +83,61 @@ async def test_compressed_objects(tmp_path: Path) -> None:
         async with serving(tmp_path / "ml", channel) as pipes:
             await read(pipes.fifo(0))
     assert caught.value.object == f"file://{folder}/c.gz"
+
+
+@pytest.mark.parametrize("epoch_count", [1, 3])
+async def test_a_second_cancellation_leaves_no_fifo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, epoch_count: int
+) -> None:
+    """An error may end the pipes just when a signal does: a reader that opens a FIFO without a writer waits forever.
+
+    Of three epochs, the first one ends before the third one begins.
+    """
+    closing, may_end, close = asyncio.Event(), asyncio.Event(), EpochReader.close
+
+    async def wait_and_close(reader: EpochReader) -> None:
+        closing.set()
+        await may_end.wait()
+        await close(reader)
+
+    monkeypatch.setattr(EpochReader, "close", wait_and_close)
+    data_in(tmp_path / "data", [3_000_000])
+    plan = PipePlan(tmp_path / "ml", (channel_at(tmp_path / "data"),), Cluster(), 8 << 20)
+    pipes = asyncio.create_task(serve_pipes(plan, load({}, {}).config, StopRequests()))
+    folder = tmp_path / "ml" / "input" / "data"
+    with ExitStack() as readers:
+        for epoch in range(epoch_count):
+            await until((folder / f"train_{epoch}").exists)
+            reader = os.open(folder / f"train_{epoch}", os.O_RDONLY | os.O_NONBLOCK)
+            readers.callback(os.close, reader)
+            if epoch < 2:
+                await until(partial(_has_bytes, reader))
+            else:
+                await closing.wait()
+        for _ in range(2):
+            pipes.cancel()
+            await closing.wait()
+            await asyncio.sleep(0.01)
+        may_end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await pipes
+    assert not [*folder.iterdir()]
+
+
+async def test_a_node_without_channels_waits_for_its_signal(tmp_path: Path) -> None:
+    """The channel is for another instance group: this node has no FIFO, and no error."""
+    data_in(tmp_path / "data", [10])
+    nodes = Cluster(("a", "b"), "b", {"first": ("a",), "second": ("b",)})
+    plan = PipePlan(tmp_path / "ml", (channel_at(tmp_path / "data", groups=("first",)),), nodes, 8 << 20)
+    stop = StopRequests()
+    pipes = asyncio.create_task(serve_pipes(plan, load({}, {}).config, stop))
+    folder = tmp_path / "ml" / "input" / "data"
+    await until(folder.exists)
+    await asyncio.sleep(0.05)
+    assert not pipes.done()
+    assert not [*folder.iterdir()]
+    stop.ask("test")
+    assert await asyncio.wait_for(pipes, 30) == {}
 
 
 async def test_an_augmented_manifest(tmp_path: Path) -> None:
