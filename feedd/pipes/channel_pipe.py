@@ -286,7 +286,7 @@ class ChannelPipe:
             if self._reader is not None:
                 await self._reader[1].close()
                 self._reader = None
-        finally:  # a second cancellation leaves the tasks to their group, but no FIFO to anybody
+        finally:  # after a second cancellation the group ends the tasks; nobody else ends the FIFOs
             while self._fifos:
                 self._fifos.popitem()[1].close()
 
