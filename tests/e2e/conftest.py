@@ -97,8 +97,7 @@ def daemons(s3: S3Server, short_dir: Path, request: pytest.FixtureRequest) -> It
         passed = not request.node.stash.get(FAILED, False)
         for daemon in started:
             stack.callback(daemon.end)
-            if passed:
-                stack.callback(daemon.leave)
+            stack.callback(daemon.leave if passed else daemon.tell)
         if shared is not None and passed:
             shared.daemon.settle()
 

@@ -203,7 +203,14 @@ class Daemon:
             finally:
                 self.end()
         else:
+            self.tell()
             self.end()
+
+    def tell(self) -> None:
+        """Print how it ended, and the end of its log: a failed test shows what it printed."""
+        code = None if self.process is None else self.process.poll()
+        log = self.log.read_text()[-3000:] if self.log.exists() else "no log"
+        print(f"{self.home}: exit code {code}\n{log}")
 
     def end(self) -> None:
         """End it in any case."""
