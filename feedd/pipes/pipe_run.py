@@ -85,10 +85,10 @@ async def serve_pipes(plan: PipePlan, config: Config, stop: StopRequests) -> dic
                     pipe = await pipes.enter_async_context(ChannelPipe(channel, *node, setup))
                     totals[channel.name] = pipe.totals
                     running.append(pipe)
-                async with asyncio.TaskGroup() as runs:  # ends before the pipes are closed: it makes FIFOs
+                async with asyncio.TaskGroup() as runs:  # its tasks make FIFOs, so they end before the pipes close
                     for pipe in running:
                         runs.create_task(pipe.run())
-                    await stop.drain.wait()
+                    await stop.drain.wait()  # there may be no channel for this node
     return totals
 
 

@@ -32,7 +32,7 @@ begun = threading.Event()
 
 def work() -> None:
     begun.set()
-    time.sleep(float(work_s))
+    time.sleep(float(work_s))  # as a disk may take
     print("done", flush=True)
 
 async def main() -> None:

@@ -45,6 +45,13 @@ class Serving:
         return found
 
 
+def begun(root: Path, *channels: Channel, nodes: Cluster | None = None, buffer_bytes: int = 8 * MIB) -> Serving:
+    """Begin to serve channels below ``root``; whoever calls this ends it."""
+    stop = StopRequests()
+    plan = PipePlan(root, channels, nodes or Cluster(), buffer_bytes)
+    return Serving(root, asyncio.create_task(serve_pipes(plan, load({}, {}).config, stop)), stop)
+
+
 @asynccontextmanager
 async def serving(
     root: Path, *channels: Channel, nodes: Cluster | None = None, buffer_bytes: int = 8 * MIB
@@ -54,18 +61,16 @@ async def serving(
     Raises:
         FeeddError: the error that ended the server.
     """
-    stop = StopRequests()
-    plan = PipePlan(root, channels, nodes or Cluster(), buffer_bytes)
-    task = asyncio.create_task(serve_pipes(plan, load({}, {}).config, stop))
+    pipes = begun(root, *channels, nodes=nodes, buffer_bytes=buffer_bytes)
     try:
-        first = root / "input" / "data" / f"{channels[0].name}_0"
-        while not first.exists() and not task.done():  # noqa: ASYNC110 - as readers do
+        first = pipes.fifo(0, channels[0].name)
+        while not first.exists() and not pipes.task.done():  # noqa: ASYNC110 - as readers do
             await asyncio.sleep(0.005)
-        yield Serving(root, task, stop)
+        yield pipes
     finally:
-        stop.ask("test")
-        await asyncio.wait([task])
-    error = task.exception()
+        pipes.stop.ask("test")
+        await asyncio.wait([pipes.task])
+    error = pipes.task.exception()
     if error is not None:
         raise single(error)
     assert not [*first.parent.iterdir()]

@@ -25,7 +25,7 @@ from feedd.pipes.pipe_run import PipePlan, serve_pipes
 from tests.fakes import pipe_readers
 from tests.fakes.fetchers import until
 from tests.fakes.recordio import recordio
-from tests.unit.pipes.serving import channel_at, data_in, serving
+from tests.unit.pipes.serving import begun, channel_at, data_in, serving
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -102,42 +102,38 @@ async def test_a_second_cancellation_leaves_no_fifo(
 
     monkeypatch.setattr(EpochReader, "close", wait_and_close)
     data_in(tmp_path / "data", [3_000_000])
-    plan = PipePlan(tmp_path / "ml", (channel_at(tmp_path / "data"),), Cluster(), 8 << 20)
-    pipes = asyncio.create_task(serve_pipes(plan, load({}, {}).config, StopRequests()))
-    folder = tmp_path / "ml" / "input" / "data"
+    pipes = begun(tmp_path / "ml", channel_at(tmp_path / "data"))
     with ExitStack() as readers:
         for epoch in range(epoch_count):
-            await until((folder / f"train_{epoch}").exists)
-            reader = os.open(folder / f"train_{epoch}", os.O_RDONLY | os.O_NONBLOCK)
+            await until(pipes.fifo(epoch).exists)
+            reader = os.open(pipes.fifo(epoch), os.O_RDONLY | os.O_NONBLOCK)
             readers.callback(os.close, reader)
             if epoch < 2:
                 await until(partial(_has_bytes, reader))
             else:
                 await closing.wait()
         for _ in range(2):
-            pipes.cancel()
+            pipes.task.cancel()
             await closing.wait()
             await asyncio.sleep(0.01)
         may_end.set()
         with pytest.raises(asyncio.CancelledError):
-            await pipes
-    assert not [*folder.iterdir()]
+            await pipes.task
+    assert not [*pipes.fifo(0).parent.iterdir()]
 
 
 async def test_a_node_without_channels_waits_for_its_signal(tmp_path: Path) -> None:
     """The channel is for another instance group: this node has no FIFO, and no error."""
     data_in(tmp_path / "data", [10])
     nodes = Cluster(("a", "b"), "b", {"first": ("a",), "second": ("b",)})
-    plan = PipePlan(tmp_path / "ml", (channel_at(tmp_path / "data", groups=("first",)),), nodes, 8 << 20)
-    stop = StopRequests()
-    pipes = asyncio.create_task(serve_pipes(plan, load({}, {}).config, stop))
-    folder = tmp_path / "ml" / "input" / "data"
+    pipes = begun(tmp_path / "ml", channel_at(tmp_path / "data", groups=("first",)), nodes=nodes)
+    folder = pipes.fifo(0).parent
     await until(folder.exists)
     await asyncio.sleep(0.05)
-    assert not pipes.done()
+    assert not pipes.task.done()
     assert not [*folder.iterdir()]
-    stop.ask("test")
-    assert await asyncio.wait_for(pipes, 30) == {}
+    pipes.stop.ask("test")
+    assert await asyncio.wait_for(pipes.task, 30) == {}
 
 
 async def test_an_augmented_manifest(tmp_path: Path) -> None:
