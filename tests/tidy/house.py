@@ -8,7 +8,6 @@ passes are those whose coroutines wait for it: from a shard that is acquired to 
 from __future__ import annotations
 
 import asyncio
-import collections
 import inspect
 import itertools
 import json
@@ -199,13 +198,6 @@ def range_way() -> list[str]:
         return asyncio.run(_range_way(Path(folder), server.url))
 
 
-def repeated_names() -> list[str]:
-    """Return names of modules that ``feedd`` has more than once."""
-    names = [source.path.stem for source in sources() if source.path.parts[0] == "feedd"]
-    counts = collections.Counter(name for name in names if not name.startswith("__"))
-    return sorted(name for name, count in counts.items() if count > 1)
-
-
 def main() -> None:
     """Print the sizes."""
     if _COUNTS in sys.argv:
@@ -214,7 +206,6 @@ def main() -> None:
     own = [source for source in sources() if source.path.parts[0] == "feedd"]
     print(f"feedd: {len(own)} files, {sum(source.line_count for source in own)} lines", end=", ")
     print(f"{sum(1 for source in own for _ in source.classes())} classes")
-    print("module names that stand more than once:", ", ".join(repeated_names()) or "none")
     traces = walk()
     way = range_way()
     print(f"a byte range passes {len(way)} objects: {', '.join(way)}")

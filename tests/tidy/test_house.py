@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from tests.tidy.house import file_counts, range_way, repeated_names
-
-
-def test_no_module_name_stands_twice() -> None:
-    """A reader who looks for a module by its name finds one."""
-    assert repeated_names() == []
+from tests.tidy.house import file_counts, range_way
 
 
 def test_a_batch_runs_through_few_files() -> None:
