@@ -1,4 +1,4 @@
-"""Which URLs an owner may read. Pure.
+"""Which URLs an owner may read, and which keys climb out of their folder. Pure.
 
 A rule is the start of URLs, matched letter by letter, as S3 matches a prefix: ``s3://bucket/train/``. A rule of a
 bucket alone means the whole bucket, and a rule of a folder means everything below the folder.
@@ -7,8 +7,11 @@ bucket alone means the whole bucket, and a rule of a folder means everything bel
 from __future__ import annotations
 
 import re
+import string
+import unicodedata
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote_to_bytes
 
 from feedd.errors import PermissionDenied
 
@@ -25,7 +28,26 @@ _LITERAL: Final = "s3://"
 """Stores whose keys may hold ``..`` as plain text."""
 _WEB: Final = ("https://", "http://")
 """Servers that this machine may reach and others may not, such as those of its private network."""
-_CLIMBS: Final = re.compile(r"(?:^|[/\\])(?:\.|%2e){2}(?:[/\\?]|$)", re.IGNORECASE)
+_DOTS: Final = re.compile(r"(?<![^/\\?#&=;:])[ +]*\.[. +]*(?![^/\\?#&=;:])")
+"""A part of a path or query that has only dots and spaces. Some systems drop spaces and dots at the end of a name."""
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
+_MARKED: Final = re.compile(r"[^A-Za-z0-9_/.@,=()!~*$'-]|[/=]\.|^\.")
+"""What a key has that must be looked at closely."""
+_PLAIN: Final = (string.ascii_letters + string.digits + "_/.@,=()!~*$'-").encode()
+_CODE_POINT: Final = re.compile(r"%u([0-9a-f]{4})", re.IGNORECASE)
+_OVERLONG: Final = re.compile(
+    rb"(?:\xc0|\xe0\x80|\xf0\x80\x80|\xf8\x80{3}|\xfc\x80{4})([\x80-\xbf./])"
+    rb"|(?:\xc1|\xe0\x81|\xf0\x80\x81|\xf8\x80{2}\x81|\xfc\x80{3}\x81)([\x80-\xbf\\])"
+)
+"""ASCII characters in more bytes of UTF-8 than they need, which lenient decoders accept."""
+_ALIKE: Final = {
+    **dict.fromkeys(map(ord, "\u2044\u2215\u29f8"), "/"),
+    **dict.fromkeys(map(ord, "\u2216\u29f5\xa5\u20a9"), "\\"),
+    ord("\u3002"): ".",
+    **dict.fromkeys(map(ord, "\xad\u200b\u200c\u200d\u2060\ufeff")),
+}
+"""Characters that some servers replace by a separator or dot, or ignore, besides those that NFKC replaces."""
+_DECODINGS_MAX: Final = 5
 _HINT: Final = "the operator of this daemon lists the URLs that you may read in security.allow_urls"
 
 
@@ -43,12 +65,13 @@ class Access:
         """Whether an object, or everything below a prefix, may be read."""
         if self.rules is None:
             return True
-        if root != FILE_ROOT:
-            if self.rules == STORES_ONLY:
-                return not root.startswith(_WEB)
-            literal = root.startswith(_LITERAL) or _CLIMBS.search(key) is None
-            return literal and f"{root}/{key}".startswith(self.rules)
-        return ".." not in key.split("/") and f"{root}{key.rstrip('/')}/".startswith(self.rules)
+        if climbs(root, key):
+            return False
+        if root == FILE_ROOT:
+            return f"{root}{key.rstrip('/')}/".startswith(self.rules)
+        if self.rules == STORES_ONLY:
+            return not root.startswith(_WEB)
+        return f"{root}/{key}".startswith(self.rules)
 
     def check(self, root: str, key: str, url: str) -> None:
         """Refuse an object or prefix that may not be read, before the store is asked whether it exists.
@@ -109,6 +132,55 @@ class AccessRules:
             return None
         rules = {rule for rules in (self.general, *self.by_owner.values()) for rule in rules}
         return tuple(sorted(rule.removeprefix(FILE_ROOT) for rule in rules if rule.startswith(FILE_ROOT)))
+
+
+def climbs(root: str, key: str) -> bool:
+    """Whether a store might take a key for a path that leads out of its folder.
+
+    The one judge of everything that becomes a path or a request. Keys of S3 are names, and climb nowhere. Paths of
+    files are taken as they are written. Any other store may decode a key, several times and leniently, before it
+    resolves dots. So the key is decoded until it no longer changes; one that still changes then climbs. Parts
+    that are a single dot, and control characters, count as climbing. Takes 0.5 microseconds for a plain name.
+
+    Args:
+        root: root of the store.
+        key: key of an object, or a prefix. Several keys, joined by slashes, climb if one of them does.
+    """
+    if root.startswith(_LITERAL):
+        return False
+    if root == FILE_ROOT:
+        return "\0" in key or (".." in key and ".." in key.split("/"))
+    if _MARKED.search(key) is None:
+        return False
+    for _ in range(_DECODINGS_MAX + 1):
+        if _DOTS.search(key) or _CONTROL.search(key):
+            return True
+        try:
+            decoded = _decoded(key)
+        except UnicodeEncodeError:  # half of a surrogate pair: no request can name it
+            return True
+        if decoded == key:
+            return False
+        key = decoded
+    return True
+
+
+def may_climb(keys: bytes) -> bool:
+    """Whether one of many concatenated keys might lead out of its folder; takes 0.1 microseconds for each."""
+    return b"/." in keys or b".." in keys or b"=." in keys or bool(keys.translate(None, _PLAIN))
+
+
+def _decoded(text: str) -> str:
+    """Return a text as it is after the next step of the most lenient decoder."""
+    text = _CODE_POINT.sub(lambda match: chr(int(match[1], 16)), text)
+    octets = unquote_to_bytes(text.encode("utf-8", "surrogateescape"))
+    octets = _OVERLONG.sub(_shortest, octets)
+    return unicodedata.normalize("NFKC", octets.decode("utf-8", "surrogateescape")).translate(_ALIKE)
+
+
+def _shortest(match: re.Match[bytes]) -> bytes:
+    low, high = match[1], match[2]
+    return bytes([low[0] & 0x3F if low else 0x40 | (high[0] & 0x3F)])
 
 
 def completed(rule: str) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from feedd.access import FILE_ROOT
+from feedd.access import EVERYTHING, FILE_ROOT, climbs, may_climb
 from feedd.catalog.url_listing import UrlListing
 from feedd.convert.conversion_registry import conversion_of, is_unsaid
 from feedd.dataset.frozen_manifest import MANIFEST_BYTES_MAX, Manifest, parse
@@ -31,6 +31,7 @@ from feedd.notices import Amount, NoticeKind
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from feedd.access import Access
     from feedd.catalog.texts import Texts
     from feedd.catalog.urls import Location
     from feedd.conversion import Conversion
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 _VERSION: Final = re.compile(r"(\d{8})\.feedd")
 _HINT: Final = "write one with feedd index --manifest, or leave out frozen+ so that the folder is listed"
 _PAGE: Final = 1000
+_SHOWN_CHARS: Final = 80
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -143,7 +145,9 @@ def next_name(known: Sequence[ObjectRef]) -> str:
     return f"{int(newest[1]) + 1 if newest else 1:08d}.feedd"
 
 
-async def read_frozen(texts: Texts, store: ObjectStore, location: Location, back: int = 0) -> Frozen:
+async def read_frozen(
+    texts: Texts, store: ObjectStore, location: Location, back: int = 0, access: Access = EVERYTHING
+) -> Frozen:
     """Read a version of a manifest with two requests.
 
     Args:
@@ -151,11 +155,13 @@ async def read_frozen(texts: Texts, store: ObjectStore, location: Location, back
         store: the store of the location.
         location: a folder, or one version.
         back: how many versions before the newest to take, if the location is a folder; at most the oldest.
+        access: what the caller may read; every object of the manifest is checked.
 
     Raises:
         NotFound: the folder has no manifest.
-        BadRequest: the object is no manifest, damaged, or of another version.
-        ObjectChanged, PermissionDenied, StoreUnavailable: the store's answer.
+        BadRequest: the object is no manifest, damaged, of another version, or names an object outside of its folder.
+        PermissionDenied: the caller may not read an object of the manifest, or the store's answer.
+        ObjectChanged, StoreUnavailable: the store's answer.
     """
     if is_manifest(location.key) and not location.key.endswith("/"):
         ref = await store.head(location.key)
@@ -169,8 +175,7 @@ async def read_frozen(texts: Texts, store: ObjectStore, location: Location, back
     except ValueError as error:
         raise BadRequest(str(error), object=ref.url, hint=_HINT, stage="source") from error
     found = Frozen(ref, ref.key[: ref.key.rindex(MANIFEST_FOLDER)], manifest)
-    if ref.root == FILE_ROOT:
-        await CPU.run(_check_paths, found)
+    await CPU.run(_check_keys, found, access)
     if location.format not in {"", found.format}:
         message = f"expected the format {found.format or 'that names tell'} of the manifest, got {location.format}"
         raise BadRequest(message, object=location.url, hint="freeze the folder under this format", stage="source")
@@ -190,23 +195,32 @@ async def _newest(store: ObjectStore, location: Location, back: int) -> ObjectRe
     return found[max(len(found) - 1 - back, 0)]
 
 
-async def thawed(texts: Texts, store: ObjectStore, location: Location, back: int) -> UrlListing:
+async def thawed(texts: Texts, store: ObjectStore, location: Location, back: int, access: Access) -> UrlListing:
     """Return the objects that a frozen manifest lists, in the format that the indexed URL named.
 
     Raises and takes the same as ``read_frozen``.
     """
-    frozen = await read_frozen(texts, store, location, back)
+    frozen = await read_frozen(texts, store, location, back, access)
     folder = replace(location, key=frozen.folder, format=frozen.format)
     found = UrlListing(folder, shards=not frozen.manifest.head.packed)
     found.frozen = frozen
     return found
 
 
-def _check_paths(frozen: Frozen) -> None:
-    """Refuse paths that lead out of the folder."""
-    if b".." in frozen.manifest.keys and any(".." in ref.key.split("/") for ref in frozen.refs):
-        message = "expected files below the manifest's folder, got a path with .."
-        raise BadRequest(message, object=frozen.ref.url, stage="source")
+def _check_keys(frozen: Frozen, access: Access) -> None:
+    """Refuse keys that lead out of the folder, and objects that the caller may not read.
+
+    Keys that cannot climb, in a folder that may be read as a whole, are not looked at one by one.
+    """
+    root, keys = frozen.ref.root, frozen.manifest.keys
+    if may_climb(keys):
+        for names in frozen.refs.names():
+            if climbs(root, "/".join(names)):
+                name = next(name for name in names if climbs(root, name))
+                message = f"expected objects below the manifest's folder, got the key {name[:_SHOWN_CHARS]!r}"
+                raise BadRequest(message, object=frozen.ref.url, stage="source")
+    if not access.covers(root, frozen.folder):
+        access.check_names(((ref.root, ref.key) for ref in frozen.refs), frozen.ref.url)
 
 
 def _no_manifest(location: Location) -> NotFound:

@@ -229,7 +229,7 @@ class Sources:
             # Few runs read such manifests, and an open of others imports less.
             from feedd.catalog.frozen import thawed  # noqa: PLC0415 - see above
 
-            return await thawed(self.texts, self.store(location.root), location, back)
+            return await thawed(self.texts, self.store(location.root), location, back, access)
         taking = UrlListing(location, shards=shards)
         try:
             await (

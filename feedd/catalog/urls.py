@@ -126,7 +126,7 @@ def _s3(url: str, rest: str, kind: str) -> Location:
     bucket, _, key = rest.partition("/")
     if rest.startswith("arn:"):
         bucket, key = _access_point(url, rest)
-    if not re.fullmatch(r"[A-Za-z0-9._:-]+", bucket):
+    if not re.fullmatch(r"(?!\.+$)[A-Za-z0-9._:-]+", bucket):
         raise BadRequest(f"expected a bucket after s3://, got {bucket!r}", object=url, stage="source")
     if kind and not key:
         raise BadRequest("expected the key of a manifest, got only a bucket", object=url, stage="source")
@@ -135,7 +135,7 @@ def _s3(url: str, rest: str, kind: str) -> Location:
 
 def _installed(url: str, scheme: str, rest: str, kind: str) -> Location:
     name, _, key = rest.partition("/")
-    if not re.fullmatch(r"[A-Za-z0-9._:-]+", name):
+    if not re.fullmatch(r"(?!\.+$)[A-Za-z0-9._:-]+", name):
         raise BadRequest(f"expected a name after {scheme}://, got {name!r}", object=url, stage="source")
     if kind and not key:
         raise BadRequest("expected the key of a manifest, got only a name", object=url, stage="source")

@@ -6,13 +6,13 @@ import re
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlsplit
 
+from feedd.access import climbs
 from feedd.errors import BadRequest, Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
-_DOTS: Final = re.compile(r"(?:^|/)(?:\.|%2e){1,2}(?:/|$)", re.IGNORECASE)
 _SIGNED: Final = re.compile(
     r"[?&](?:x-amz-signature|x-goog-signature|signature|sig|access_token|token)=", re.IGNORECASE
 )
@@ -20,6 +20,9 @@ _HUB: Final = re.compile(
     r"datasets/(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<revision>refs/(?:convert|pr)/[\w.-]+|[^/]+))?(?:/(?P<key>.*))?",
     re.DOTALL | re.ASCII,
 )
+_RESOLVING: Final = frozenset({"https", "http", "hf"})
+"""Stores that take a key for a path."""
+_NO_DOTS: Final = "expected a path without . and .. as parts, also percent-encoded, and without control characters"
 _BUCKET: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _AZURE_HOST: Final = re.compile(r"[A-Za-z0-9$][A-Za-z0-9-]*@[A-Za-z0-9-]+\.(?:dfs|blob)\.[A-Za-z0-9.-]+")
 
@@ -31,7 +34,10 @@ def split_web(url: str, scheme: str, rest: str) -> tuple[str, str]:
         BadRequest: the URL is malformed.
         Unsupported: the URL is understood but not served.
     """
-    return SCHEMES[scheme](url, scheme, rest)
+    root, key = SCHEMES[scheme](url, scheme, rest)
+    if scheme in _RESOLVING and climbs(root, rest):  # with the names in the root, which are parts of the path too
+        raise _bad(_NO_DOTS, url)
+    return root, key
 
 
 def _web(url: str, scheme: str, rest: str) -> tuple[str, str]:
@@ -48,8 +54,8 @@ def _web(url: str, scheme: str, rest: str) -> tuple[str, str]:
         raise _bad(f"expected a host after {scheme}://, got {authority!r}", url)
     if "#" in key:
         raise _bad("expected a URL without a fragment", url, "write %23 for a # in a name")
-    if _DOTS.search(key.partition("?")[0]) or "\\" in key:
-        raise _bad("expected a path without . and .. between slashes", url)
+    if "\\" in key:
+        raise _bad("expected a path without backslashes", url)
     if _SIGNED.search(key):
         hint = "name the bucket itself (s3://, gs://, az://), with credentials of the daemon"
         message = "expected a URL without a signature or token, which would expire and stand in logs"
@@ -65,8 +71,6 @@ def _hub(url: str, scheme: str, rest: str) -> tuple[str, str]:
     if match is None:
         hint = "only datasets are served: hf://datasets/OWNER/NAME/PATH, with @REVISION behind the name"
         raise _bad(f"expected hf://datasets/OWNER/NAME[@REVISION]/PREFIX, got {url!r}", url, hint)
-    if _DOTS.search(match["key"] or ""):
-        raise _bad("expected a path without . and .. between slashes", url)
     revision = unquote(match["revision"] or "").replace("/", "%2F")
     if match["revision"] is not None and not re.fullmatch(r"[\w.%-]+", revision, re.ASCII):
         raise _bad(f"expected a branch, tag or commit after @, got {revision!r}", url)

@@ -150,6 +150,11 @@ class RefColumns(Sequence[ObjectRef]):
                 urls = [starts[which[at]] + key for at, key in enumerate(keys, low)]
             yield urls, self._sizes[low:high], self._etags(low, high)
 
+    def names(self) -> Iterator[list[str]]:
+        """Yield the keys below the folder of all objects, some thousand at a time."""
+        for low in range(0, len(self), _BLOCK):
+            yield self._texts(low, min(low + _BLOCK, len(self)))
+
     def hashes(self) -> NDArray[np.int64]:
         """Return a hash of each object's version, int64[objects], as ``hash_of`` does."""
         start = _text_hash(self._base.encode("utf-8", "surrogatepass"))

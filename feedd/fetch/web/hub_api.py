@@ -12,9 +12,10 @@ import aiohttp
 import msgspec
 from yarl import URL
 
+from feedd.access import climbs
 from feedd.errors import BadResponse, NotFound, PermissionDenied, Throttled, Unsupported
 from feedd.fetch.web.web_errors import broken, refusal
-from feedd.fetch.web.web_target import Target, target_of
+from feedd.fetch.web.web_target import Target, check_key, target_of
 from feedd.flow.pools import CPU, LOCAL_FILES
 from feedd.units import MIB
 
@@ -109,12 +110,17 @@ class HubApi:
         return f"{self.endpoint.url.rstrip('/')}/datasets/{self._name}"
 
     def file_target(self, commit: str, path: str) -> Target:
-        """Return where the content of a file is requested."""
+        """Return where the content of a file is requested.
+
+        Raises:
+            BadRequest: the path climbs out of its folder.
+        """
+        check_key(self._root, path)
         return target_of(f"{self.page}/resolve/{commit}/{quote(path, safe='/~')}")
 
     def secrets(self, target: Target) -> Mapping[str, str]:
         """Return the Hub's token for a request to the Hub itself; nothing for any other host."""
-        if not self._token or target.origin != self.endpoint.origin:
+        if not self._token or target.origin != self.endpoint.origin or climbs(target.origin, target.path):
             return {}
         if target.scheme != "https" and target.host not in _LOOPBACK:
             return {}  # the token would cross the network without encryption
@@ -134,8 +140,10 @@ class HubApi:
         """Return the files and folders in a folder; the folder is empty or ends in a slash. A missing one is empty.
 
         Raises:
+            BadRequest: the folder's path climbs.
             PermissionDenied, StoreUnavailable, Throttled, BadResponse: as the Hub answered.
         """
+        check_key(self._root, folder)
         path = quote(folder.rstrip("/"), safe="/~")
         url = f"{self._api}/tree/{commit}" + (f"/{path}" if path else "")
         url += f"?recursive={'true' if recursive else 'false'}&expand=false&limit=1000"

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl, quote, urljoin, urlsplit
 
+from feedd.access import climbs
 from feedd.errors import BadRequest, BadResponse, Unsupported
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 _PORTS: Final = {"http": 80, "https": 443}
 _URL_SAFE: Final = "%/:?[]@!$&'()*+,;=~-._"
 _PATH_SAFE: Final = "%/:?@!$&'()*+,;=~-._"
+_SHOWN_CHARS: Final = 80
 _UNSIGNED_S: Final = 60.0  # how long a redirect without an end is followed without asking again
 _SIGNED_MAX_S: Final = 3600.0
 _MARGIN_S: Final = 30.0  # a read may begin this long before the end
@@ -82,8 +84,24 @@ def target_of(url: str) -> Target:
 
 
 def object_target(root: str, key: str) -> Target:
-    """Return the target of an object below ``https://host``; the key may already be percent-encoded."""
+    """Return the target of an object below ``https://host``; the key may already be percent-encoded.
+
+    Raises:
+        BadRequest: the key climbs out of its folder.
+    """
+    check_key(root, key)
     return target_of(f"{root}/{quote(key, safe=_PATH_SAFE)}")
+
+
+def check_key(root: str, key: str) -> None:
+    """Refuse a key that a server might take for a path out of its folder, whatever named it.
+
+    Raises:
+        BadRequest: it climbs.
+    """
+    if climbs(root, key):
+        message = f"expected a key below its folder, got {key[:_SHOWN_CHARS]!r}"
+        raise BadRequest(message, object=root, stage="source")
 
 
 def redirected(before: Target, location: str, answered_by: str, url: str) -> Target:
