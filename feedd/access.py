@@ -146,11 +146,9 @@ def climbs(root: str, key: str) -> bool:
         root: root of the store.
         key: key of an object, or a prefix. Several keys, joined by slashes, climb if one of them does.
     """
-    if root.startswith(_LITERAL):
-        return False
     if root == FILE_ROOT:
         return "\0" in key or (".." in key and ".." in key.split("/"))
-    if _MARKED.search(key) is None:
+    if root.startswith(_LITERAL) or _MARKED.search(key) is None:
         return False
     for _ in range(_DECODINGS_MAX + 1):
         if _DOTS.search(key) or _CONTROL.search(key):

@@ -38,6 +38,7 @@ from feedd.config.types import (
     SocketMode,
     Status,
     UrlRules,
+    VariableName,
     Workers,
     check_listen,
     is_unix,
@@ -157,6 +158,9 @@ class DecodeConfig(Section):
     )
     readable: Annotated[list[Folder], BeforeValidator(split_list)] = Field(
         [], description="folders that installed codecs read, besides their Python installation"
+    )
+    environment: Annotated[list[VariableName], BeforeValidator(split_list)] = Field(
+        [], description="names of variables of the daemon that installed codecs need; workers get few others"
     )
 
 

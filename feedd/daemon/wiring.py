@@ -169,6 +169,7 @@ def decode_options(config: Config) -> DecodeOptions:
         task_deadline_s=decode.task_deadline,
         recycle_growth_bytes=decode.recycle_growth,
         readable=readable_by_workers(config) if decode.sandbox else None,
+        environment=tuple(decode.environment),
     )
 
 

@@ -42,6 +42,7 @@ class DecodeOptions:
         cancel_grace_s: how long a cancelled decode waits for its running chunks before it kills their workers.
         close_grace_s: how long idle workers may take to leave at close.
         readable: folders that workers may read besides their Python installation, in a sandbox; None: no sandbox.
+        environment: names of variables that workers inherit, besides those that every worker needs.
         command: the worker's command line; descriptor and parent's pid are appended.
     """
 
@@ -56,6 +57,7 @@ class DecodeOptions:
     cancel_grace_s: float = 5.0
     close_grace_s: float = 5.0
     readable: tuple[str, ...] | None = None
+    environment: tuple[str, ...] = ()
     command: tuple[str, ...] = (sys.executable, "-P", "-X", "faulthandler", "-m", "feedd.workers.worker")
 
     def __post_init__(self) -> None:

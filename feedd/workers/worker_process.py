@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import feedd
+from feedd.recipe.tokenizers import VARIABLE as TOKENIZERS
 from feedd.workers.descriptors import SCARCE, close_all, copies, out_of_descriptors
 from feedd.workers.worker import receive
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from feedd.workers.work import DecodeOptions
 
@@ -28,17 +29,25 @@ _KILL_WAIT_S: Final = 5.0
 _RETRY_S: Final = 0.05
 
 
-_SECRET: Final = re.compile(
-    r"^AWS_|^FEEDD_S3$|SECRET|TOKEN(?!IZ)|PASSW|CREDENTIAL|PRIVATE_KEY|API_?KEY|ACCESS_?KEY", re.IGNORECASE
+_FOR_WORKERS: Final = re.compile(
+    r"PATH|HOME|TMPDIR|TZ|TZDIR|LANG|LANGUAGE|LOCPATH"
+    r"|LC_(?:ALL|ADDRESS|COLLATE|CTYPE|IDENTIFICATION|MEASUREMENT|MESSAGES|MONETARY|NAME|NUMERIC|PAPER|TELEPHONE|TIME)"
+    r"|PYTHON[A-Z0-9]+|PYTHON_(?:CPU_COUNT|GIL|JIT|PERF_JIT_SUPPORT)|COVERAGE_PROCESS_(?:START|CONFIG)|COV_CORE_[A-Z]+"
+    r"|LD_(?:PRELOAD|LIBRARY_PATH|BIND_NOW)|GLIBC_TUNABLES|MALLOC_[A-Z_]+|(?:_RJEM_|JE_)?MALLOC_CONF|TCMALLOC_[A-Z_]+"
+    r"|(?:OMP|GOMP|KMP|MKL|OPENBLAS|BLIS|NUMEXPR|NUMBA|RAYON|ARROW|HDF5|OPENCV)_[A-Z0-9_]+|RUST_(?:BACKTRACE|LOG)"
+    rf"|TOKENIZERS_PARALLELISM|{re.escape(TOKENIZERS)}"
 )
+"""The variables that workers may have: where programs and libraries lie, languages, threads and allocators."""
 
 
-def _environment() -> dict[str, str]:
-    """Return a worker's environment: no credentials, this feedd package, and one thread per process.
+def _environment(names: Collection[str]) -> dict[str, str]:
+    """Return a worker's environment: only what it needs and ``names``, this feedd package, and one thread per process.
 
+    Credentials of the daemon may be in any variable, so nothing else is passed on.
     Arrow's own allocator takes 30 ms for its first buffers. The system's takes none, and is as fast afterwards.
     """
-    environment = {name: value for name, value in os.environ.items() if not _SECRET.search(name)}
+    passed = {name for name in os.environ if name in names or _FOR_WORKERS.fullmatch(name)}
+    environment = {name: os.environ[name] for name in sorted(passed)}
     home = str(Path(feedd.__file__).parent.parent)
     path = [home, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -86,7 +95,7 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
-                env=_environment(),
+                env=_environment(options.environment),
                 start_new_session=True,  # the daemon handles Ctrl-C in a terminal
             )
             try:

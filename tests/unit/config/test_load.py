@@ -101,6 +101,8 @@ def test_every_option_can_come_from_the_environment(option: Option, tmp_path: Pa
         env = {option.env: "127.0.0.1:7072"}
     elif option.name in {"decode.tokenizers", "decode.readable", "security.admin_socket"}:  # unset by default, too
         env = {option.env: str(tmp_path)}
+    elif option.name == "decode.environment":
+        env = {option.env: "MY_MODEL, MY_TABLES"}
     elif option.name == "security.allow_urls":
         env = {option.env: "s3://bucket/train/, file:///data/"}
     elif option.name == "security.allow_uids":

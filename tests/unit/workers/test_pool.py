@@ -5,6 +5,7 @@ import io
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -247,16 +248,79 @@ async def test_a_worker_that_cannot_start_is_an_error_at_entry() -> None:
                 pytest.fail("entered without a worker")
 
 
-async def test_workers_inherit_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment of a worker holds no AWS_* variable but the choice of Arrow's allocator; its niceness is set."""
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    async with DecodePool(DecodeOptions(nice=3), TallyRecorder()) as pool:
+_SECRETS = (
+    "AWS_SECRET_ACCESS_KEY",
+    "AZURE_STORAGE_ACCOUNT_KEY",
+    "AZURE_STORAGE_SAS_KEY",
+    "AZURE_STORAGE_CONNECTION_STRING",
+    "GOOGLE_APPLICATION_CREDENTIALS",
+    "HTTPS_PROXY",
+    "https_proxy",
+    "OTEL_EXPORTER_OTLP_HEADERS",
+    "DATABASE_URL",
+    "MY_PASSPHRASE",
+    "HF_TOKEN",
+    "HUGGING_FACE_HUB_TOKEN",
+    "FEEDD_S3",
+    "FEEDD_FETCH__PROXY",
+    "SENTRY_DSN",
+    "KUBECONFIG",
+    "SSH_AUTH_SOCK",
+    "LC_PASSWORD",
+    "LC_TIME_TOKEN",
+    "PYTHON_API_TOKEN",
+    "PYTHON_KEYRING_KEY",
+    "PATH_TOKEN",
+    "HOME_TOKEN",
+    "path",
+    "RUST_TOKEN",
+    "LD_TOKEN",
+    "_FEEDD_TOKENIZERS_KEY",
+)
+_PASSED = (
+    "LANG",
+    "LC_ALL",
+    "TZ",
+    "TMPDIR",
+    "OMP_SCHEDULE",
+    "NUMBA_CACHE_DIR",
+    "OPENCV_IO_MAX_IMAGE_PIXELS",
+    "MALLOC_ARENA_MAX",
+    "PYTHONHASHSEED",
+    "_FEEDD_TOKENIZERS",
+)
+_NOTES_ENVIRONMENT = """
+import json, os, runpy, sys
+with open({path!r}, "w") as file:
+    json.dump(dict(os.environ), file)
+with open("/proc/self/environ", "rb") as file, open({path!r} + ".proc", "wb") as copy:
+    copy.write(file.read())
+runpy.run_module("feedd.workers.worker", run_name="__main__", alter_sys=True)
+"""
+
+
+async def test_workers_have_only_the_variables_on_a_list(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A worker gets no variable of the daemon that may hold a secret, and those that it needs or the operator names."""
+    for name in _SECRETS:
+        monkeypatch.setenv(name, f"verysecret-{name}")
+    for name in _PASSED:
+        monkeypatch.setenv(name, "0")
+    monkeypatch.setenv("MY_MODEL", "/models/a")
+    notes = tmp_path / "environment.json"
+    command = (sys.executable, "-P", "-c", _NOTES_ENVIRONMENT.format(path=str(notes)))
+    async with DecodePool(DecodeOptions(nice=3, environment=("MY_MODEL",), command=command), TallyRecorder()) as pool:
         (pid,) = pool.worker_pids
-        with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: ASYNC230, PTH123 - procfs does not block
-            environment = file.read()
-        assert b"AWS_" not in environment
-        assert b"ARROW_DEFAULT_MEMORY_POOL=system" in environment
         assert os.getpriority(os.PRIO_PROCESS, pid) == os.getpriority(os.PRIO_PROCESS, 0) + 3
+    seen = json.loads(notes.read_text())
+    assert set(_SECRETS) & set(seen) == set()
+    assert "verysecret" not in notes.read_text()
+    assert b"verysecret" not in notes.with_suffix(".json.proc").read_bytes()
+    assert {name: seen.get(name) for name in _PASSED} == dict.fromkeys(_PASSED, "0")
+    assert (seen["MY_MODEL"], seen["ARROW_DEFAULT_MEMORY_POOL"], seen["OMP_NUM_THREADS"]) == (
+        "/models/a",
+        "system",
+        "1",
+    )
 
 
 @pytest.fixture(scope="module")
