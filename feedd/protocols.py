@@ -150,6 +150,16 @@ class SpanFetcher(ShardFetcher, Protocol):
         """
 
 
+class VerifyingFetcher(SpanFetcher, Protocol):
+    """A fetcher that also verifies bytes which came in another way."""
+
+    async def matches(self, ref: ObjectRef, sink: RangeSink) -> bool:
+        """Whether ``sink`` holds the object's bytes, by the store's checksum; True if the store has none.
+
+        Raises what ``ObjectStore.checksum`` raises.
+        """
+
+
 class PinnedShards(Protocol):
     """Shards that stay on disk until released. A context manager; releasing twice is harmless."""
 

@@ -74,7 +74,8 @@ def files(
     where it was: later runs fetch missing and changed objects only, and remove files whose objects are gone.
 
     Channels, hosts and their settings come from ROOT/input/config, as in a SageMaker container, unless flags name them.
-    Objects that a daemon on this machine has cached are copied from its cache directory.
+    Objects that a daemon on this machine has cached are copied from its cache directory, and verified. A cache
+    directory that other users may write to is not used.
     """
     options = Flags(config=config, cache_dir=cache_dir, set=set_).load().config
     log_without_notices()
@@ -150,6 +151,8 @@ async def _bring(
 
     lanes = config.lanes if isinstance(config.lanes, int) else 1
     cached = CachedEntries([Lane(lane, lanes).cache_dir(config.cache.dir) for lane in range(lanes)])
+    for refusal in cached.refused:
+        say(f"{refusal.object}: nothing is copied from this cache: {refusal.message}")
     async with (
         ended_by(requests.now),
         Sources(source_options(config), NullRecorder(), SystemClock(), LoopThread("feedd-fetch")) as sources,

@@ -158,6 +158,10 @@ class ObjectsFetcher:
         arrivals = _SpanArrivals(ref, sink, watch) if is_span(ref) else Arrivals(ref, sink, watch)
         await self._work_loop.run(lambda: self._plain.fetch_to(arrivals, spans))
 
+    async def matches(self, ref: ObjectRef, sink: RangeSink) -> bool:
+        """Whether ``sink`` holds an object's bytes; see ``VerifyingFetcher``."""
+        return await self._work_loop.run(lambda: self._plain.matches(ref, sink))
+
     async def fetch_members(self, refs: Sequence[ObjectRef], sink: RangeSink) -> None:
         """Fill ``sink`` with objects of one store, each right behind the one before; length and ETag are verified.
 

@@ -120,6 +120,15 @@ class RangeFetcher:
             fetch_count += 1
             spans = await arrivals.damaged(self._recorder, fetch_count)
 
+    async def matches(self, ref: ObjectRef, sink: RangeSink) -> bool:
+        """Whether ``sink`` holds the object's bytes, as far as a fetch verifies them; see ``VerifyingFetcher``."""
+        if not self._limits.verified:
+            return True
+        arrivals, whole = Arrivals(ref, sink, None), asyncio.Event()
+        whole.set()
+        await arrivals.ask(self._store_of(ref.root), whole, self._unverified)
+        return not await arrivals.damaged(self._recorder, 0)
+
     async def fetch_to(self, arrivals: Arrivals, spans: Sequence[ByteRange]) -> None:
         """Fill spans of ``arrivals``, each from the object that belongs there; checksums are not verified.
 

@@ -1,7 +1,8 @@
 """Copies objects out of the cache of a daemon on this machine, if it has them. Blocking file work.
 
 An entry is a header and the object's bytes. The checksums of its blocks are verified on the way. A daemon may remove or
-overwrite an entry meanwhile. The checksums then do not match, and the object is fetched.
+overwrite an entry meanwhile. The checksums then do not match, and the object is fetched. These checksums do not tell
+who wrote an entry, so directories in which other users may write are not read.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from typing import TYPE_CHECKING
 from awscrt.checksums import crc32c
 
 from feedd.cache import entry_layout
+from feedd.cache.ondisk.directory_lock import check_private
 from feedd.cache.ondisk.entry_files import read_header
+from feedd.errors import CacheUnavailable
 from feedd.flow.sink_file import file_pieces, write_at
 
 if TYPE_CHECKING:
@@ -30,10 +33,23 @@ class CachedEntries:
 
     Args:
         directories: a directory for each daemon of the machine.
+
+    Attributes:
+        refused: why directories with entries are not used: other users may write to them.
     """
 
     def __init__(self, directories: Sequence[Path]) -> None:
-        self._directories = [one for one in directories if os.access(one / entry_layout.FORMAT_FOLDER, os.R_OK)]
+        self._directories: list[Path] = []
+        self.refused: list[CacheUnavailable] = []
+        for directory in directories:
+            if not os.access(directory / entry_layout.FORMAT_FOLDER, os.R_OK):
+                continue
+            try:
+                check_private(directory)
+            except CacheUnavailable as error:
+                self.refused.append(error)
+            else:
+                self._directories.append(directory)
 
     def copy(self, ref: ObjectRef, to_fd: int, stop: threading.Event) -> bool:
         """Copy an object to a file, unless ``stop`` is set meanwhile.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from feedd.file_mode.cached_entries import CachedEntries
     from feedd.file_mode.channel_directory import ChannelDirectory, Comparison
-    from feedd.protocols import FetchWatch, SpanFetcher
+    from feedd.protocols import FetchWatch, VerifyingFetcher
     from feedd.range_sink import RangeSink
     from feedd.values import ObjectRef
 
@@ -29,7 +29,7 @@ FILES_IN_FLIGHT: Final = 128
 """Files that are written at the same time: enough small ones to keep all requests in flight."""
 
 SMALL_BYTES: Final = 256 << 10
-"""Objects below this size are checked by length and ETag only: their checksums would cost a request for each."""
+"""Fetched objects below this size are checked by length and ETag only: a checksum would cost a request for each."""
 
 _FAILURES_MAX: Final = 8  # then the cause is not an object, and the other objects are not tried
 
@@ -124,7 +124,7 @@ class FilesRun:
         cached: entries to copy from.
     """
 
-    def __init__(self, fetcher: SpanFetcher, cached: CachedEntries) -> None:
+    def __init__(self, fetcher: VerifyingFetcher, cached: CachedEntries) -> None:
         self._fetcher = fetcher
         self._cached = cached
 
@@ -175,9 +175,10 @@ class FilesRun:
         stop = threading.Event()
         with PartialFile(directory.path, path, ref.size_bytes) as partial, channel.fetching(path, ordinal) as watch:
             copied = await run_to_end(LOCAL_FILES.begin(self._create, partial, ref, stop), stop)
+            sink = FileSink(partial.file, 0, ref.size_bytes)
             try:
-                if not copied:
-                    await self._fetch(ref, FileSink(partial.file, 0, ref.size_bytes), watch)
+                if not (copied := copied and await self._fetcher.matches(ref, sink)):
+                    await self._fetch(ref, sink, watch)
             except CacheUnavailable as error:  # the sink's word for a disk that refuses bytes
                 message = f"the file cannot be written: {error.message}"
                 hint = "see the kernel's log, or name another --root"

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import struct
 import tarfile
 import time
 from contextlib import suppress
@@ -14,11 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from awscrt.checksums import crc32c
 
+from feedd.cache import entry_layout
+from feedd.values import ObjectRef
 from feedd_client import FeedDataset, Topology
 from tests.e2e.shards import numbered
 from tests.fakes import forks
 from tests.fakes.s3 import faults
+from tests.fakes.s3.checksums import Kept
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -110,6 +115,29 @@ def test_files_and_streamed_samples_are_the_same(
         assert labels == streamed
         everything |= files
     assert everything == {**SHARDS, "sub/large.bin": LARGE, "sub/empty": b""}
+
+
+@pytest.mark.parametrize("kept", [Kept("sha256"), Kept("crc32c"), None])
+@pytest.mark.parametrize("size_bytes", [12, 300_000])
+def test_a_copy_is_held_against_the_checksum_of_the_store(
+    s3: S3Server, tmp_path: Path, kept: Kept | None, size_bytes: int
+) -> None:
+    """An entry of the cache with other bytes, whose own checksums match, is fetched if the store has a checksum."""
+    good, planted = b"G" * size_bytes, b"E" * size_bytes
+    etag = s3.put("data", "train/a.bin", good, kept)
+    ref = ObjectRef("s3://data", "train/a.bin", size_bytes, etag)
+    path = entry_layout.file_path(tmp_path / "cache", ref)
+    path.parent.mkdir(parents=True)
+    (tmp_path / "cache").chmod(0o755)
+    block = entry_layout.block_bytes(size_bytes)
+    pieces = [planted[at : at + block] for at in range(0, size_bytes, block)]
+    sums = b"".join(struct.pack("<I", crc32c(piece)) for piece in pieces)
+    head = bytes(entry_layout.pack_header(ref, bytes(16), bytes(16), sums))
+    path.write_bytes(head.ljust(entry_layout.data_at(ref), b"\0") + planted)
+    code, facts, said = _files(s3, tmp_path / "ml", "--cache-dir", str(tmp_path / "cache"))
+    assert code == 0, said
+    assert (facts["copied"], facts["fetched"]) == ((1, 0) if kept is None else (0, 1))
+    assert _there(tmp_path / "ml") == {"a.bin": planted if kept is None else good}
 
 
 def _members(data: bytes) -> list[Any]:

@@ -78,6 +78,27 @@ async def test_an_entry_under_another_name_is_not_copied(tmp_path: Path, target:
     assert not CachedEntries([tmp_path]).copy(wanted, target, threading.Event())
 
 
+@pytest.mark.parametrize("mode", [0o757, 0o777])
+async def test_a_directory_that_others_may_write_to_is_not_used(tmp_path: Path, target: int, mode: int) -> None:
+    """The caller learns which directory and why, and nothing is copied from it."""
+    ref = await _cached(tmp_path / "cache")
+    (tmp_path / "cache").chmod(mode)
+    (tmp_path / "link").symlink_to(tmp_path / "cache")
+    entries = CachedEntries([tmp_path / "cache", tmp_path / "link", tmp_path / "none"])
+    assert [one.object for one in entries.refused] == [str(tmp_path / "cache"), str(tmp_path / "link")]
+    assert not entries.copy(ref, target, threading.Event())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+async def test_a_directory_of_another_user_is_not_used(tmp_path: Path, target: int) -> None:
+    """Its owner could have planted any bytes, with checksums that match."""
+    ref = await _cached(tmp_path / "cache")
+    os.chown(tmp_path / "cache", 2000, 2000)
+    entries = CachedEntries([tmp_path / "cache"])
+    assert "one of user 2000" in entries.refused[0].message
+    assert not entries.copy(ref, target, threading.Event())
+
+
 async def test_a_copy_that_nobody_wants_any_more_ends(tmp_path: Path, target: int) -> None:
     """A cancelled run does not wait for a large copy."""
     ref = await _cached(tmp_path)

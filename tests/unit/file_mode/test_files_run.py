@@ -53,6 +53,10 @@ class _Fetcher(MemoryFetcher):
         self.unverified.add(ref.key)
         await self.fetch(ref, sink, watch)
 
+    async def matches(self, ref: ObjectRef, sink: RangeSink) -> bool:
+        """Whether the sink has the object's bytes."""
+        return b"".join(map(bytes, sink.read())) == self.data(ref)
+
 
 class _Rig:
     """A channel over objects in memory, brought by as many runs as a test wants."""
