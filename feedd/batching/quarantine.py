@@ -117,7 +117,8 @@ class Quarantine:
                 os.close(fd)
 
     def _open(self) -> int:
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        # A FIFO that another user put there is an error, not a wait for a reader.
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         return os.open(self._path, flags, _MODE)
 
 

@@ -49,4 +49,7 @@ def note_cache_dir(config: Config) -> None:
     for address in config.listen:
         scheme, _, path = address.partition("://")
         if scheme == "unix":
-            Path(path).with_name(CACHE_FILE).write_text(str(config.cache.dir), encoding="utf-8")
+            note = Path(path).with_name(CACHE_FILE)
+            note.unlink(missing_ok=True)  # of a former daemon; a link that another user put there is not followed
+            with note.open("x", encoding="utf-8") as file:
+                file.write(str(config.cache.dir))

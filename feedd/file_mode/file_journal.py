@@ -111,7 +111,9 @@ class FileJournal:
                 sync_file_system(fd)
             finally:
                 os.close(fd)
-            with temp.open("w", encoding="ascii") as text:
+            with contextlib.suppress(FileNotFoundError):  # of a process that was killed
+                temp.unlink()
+            with temp.open("x", encoding="ascii") as text:
                 text.write(f"{_head(_FLUSHED)}\n")
                 text.writelines(f"{_line(path, record)}\n" for path, record in records)
                 text.flush()

@@ -7,7 +7,8 @@ import fcntl
 import os
 from typing import TYPE_CHECKING, Final
 
-from feedd.errors import ResourceExhausted
+from feedd.cache.ondisk.directory_lock import check_private
+from feedd.errors import CacheUnavailable, PermissionDenied, ResourceExhausted
 from feedd.file_mode.channel_directory import translated
 
 if TYPE_CHECKING:
@@ -23,10 +24,16 @@ def root_locked(folder: Path) -> Iterator[None]:
 
     Raises:
         ResourceExhausted: another process holds it.
-        PermissionDenied, StoreUnavailable: the folder cannot be written.
+        PermissionDenied: the folder cannot be written, or other users may write to it.
+        StoreUnavailable: the folder cannot be written.
     """
     with translated(folder):
         folder.mkdir(parents=True, exist_ok=True)
+        try:
+            check_private(folder, "folder for the records of feedd files")
+        except CacheUnavailable as error:  # the records say which files are whole, so others could plant files
+            hint = "remove it, or name another --root"
+            raise PermissionDenied(error.message, object=str(folder), hint=hint, stage="files") from error
         fd = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     try:
         try:

@@ -2,7 +2,7 @@
 
 A FIFO has a writer from the moment that it has its name. So a reader never waits in ``open``, and one that does not
 block never reads a false end of file. Nothing is written before a reader is there, because a pipe without readers
-forgets its bytes.
+forgets its bytes. Nothing is written either to a FIFO that another user made, who could read it.
 """
 
 from __future__ import annotations
@@ -10,18 +10,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import glob
 import os
+import secrets
 import select
 import stat
 import struct
 import termios
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
 from feedd.errors import BadRequest, CacheUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from feedd.pipes.fifo_events import FifoEvents
 
@@ -61,18 +63,18 @@ class Fifo:
         """Create the FIFO, or use one that is there: a reader may wait in it for a writer that was killed.
 
         Raises:
-            BadRequest: something else has this name.
+            BadRequest: something else has this name, or a FIFO of another user than this process's and root.
             CacheUnavailable: the file system refuses.
         """
-        draft = self.path.with_name(f".{self.path.name}.feedd")
+        drafts = f".{self.path.name}.", ".feedd"
+        draft = self.path.with_name(secrets.token_hex(8).join(drafts))  # others cannot know it, nor be in its way
         try:
             if os.path.lexists(self.path):
-                if not stat.S_ISFIFO(self.path.lstat().st_mode):
-                    message = "expected no file of this name, or a FIFO, got another kind of file"
-                    raise BadRequest(message, object=str(self.path), hint="move it away", stage="pipe")
                 self._connect(self.path)
             else:
-                draft.unlink(missing_ok=True)
+                for left in self.path.parent.glob(f"{glob.escape(drafts[0])}*{drafts[1]}"):  # by a killed process
+                    with contextlib.suppress(OSError):
+                        left.unlink()
                 os.mkfifo(draft)
                 self._connect(draft)
                 draft.rename(self.path)
@@ -86,14 +88,31 @@ class Fifo:
         return self
 
     def _connect(self, path: Path) -> None:
-        self._watch = self._events.watch(path, self._look)
-        reader = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)  # a writer alone may not open it
+        found = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            self._fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            self._check_own(os.fstat(found))
+            fifo = Path(f"/proc/self/fd/{found}")  # the file that was checked, whatever has the name now
+            self._watch = self._events.watch(fifo, self._look)
+            reader = os.open(fifo, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)  # a writer alone may not open it
+            try:
+                self._fd = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            finally:
+                os.close(reader)
         finally:
-            os.close(reader)
+            os.close(found)
         with contextlib.suppress(PermissionError):  # the user has too many large pipes
             fcntl.fcntl(self._fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+
+    def _check_own(self, status: os.stat_result) -> None:
+        user = os.geteuid()
+        if not stat.S_ISFIFO(status.st_mode):
+            message, hint = "expected no file of this name, or a FIFO, got another kind of file", "move it away"
+        elif status.st_uid not in {user, 0}:
+            message = f"expected a FIFO of user {user} or root, got one of user {status.st_uid}"
+            hint = "remove it, and let only the job's user write to this folder: others could read the data"
+        else:
+            return
+        raise BadRequest(message, object=str(self.path), hint=hint, stage="pipe")
 
     @property
     def has_reader(self) -> bool:

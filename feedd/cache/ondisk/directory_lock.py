@@ -100,8 +100,12 @@ class DirectoryLock:
             raise os_errors.unavailable(error, self._directory) from error
 
 
-def check_private(directory: Path) -> None:
-    """Refuse a directory in which other users could plant shards, or exchange files for links.
+def check_private(directory: Path, what: str = "cache directory") -> None:
+    """Refuse a directory in which other users could plant files, or exchange files for links.
+
+    Args:
+        directory: the directory.
+        what: what it is, for the error.
 
     Raises:
         CacheUnavailable: it belongs to another user than this process's or root, others may write to it, or it is a
@@ -121,7 +125,7 @@ def check_private(directory: Path) -> None:
     else:
         return
     raise CacheUnavailable(
-        f"expected a cache directory that only user {user} can write to, got {got}",
+        f"expected a {what} that only user {user} can write to, got {got}",
         object=str(directory),
         hint=hint,
         stage="cache",

@@ -324,6 +324,25 @@ async def test_after_a_power_cut(tmp_path: Path) -> None:
     assert set(rig.fetcher.calls) == {"train/b", "train/bad"}
 
 
+@pytest.mark.parametrize("case", ["mode", "link", "owner"])
+def test_records_that_others_may_write_are_refused(tmp_path: Path, case: str) -> None:
+    """They say which files are whole, so their writer could pass off files of his own as data."""
+    folder = tmp_path / "input" / ".feedd"
+    folder.mkdir(parents=True)
+    if case == "mode":
+        folder.chmod(0o777)
+    elif case == "link":
+        folder.rename(tmp_path / "elsewhere")
+        folder.symlink_to(tmp_path / "elsewhere")
+    elif os.geteuid():
+        pytest.skip("only root gives folders away")
+    else:
+        os.chown(folder, 2000, 2000)
+    with pytest.raises(PermissionDenied, match="that only user") as refused, root_locked(folder):
+        pytest.fail("entered")
+    assert refused.value.object == str(folder)
+
+
 def test_one_run_at_a_time(tmp_path: Path) -> None:
     """A second one says so; the lock ends with its owner."""
     with (
