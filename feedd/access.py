@@ -28,12 +28,12 @@ _LITERAL: Final = "s3://"
 """Stores whose keys may hold ``..`` as plain text."""
 _WEB: Final = ("https://", "http://")
 """Servers that this machine may reach and others may not, such as those of its private network."""
-_DOTS: Final = re.compile(r"(?<![^/\\?#&=;:])[ +]*\.[. +]*(?![^/\\?#&=;:])")
+_DOTS: Final = re.compile(r"(?<![^/\\?#&=;:@])[ +]*\.[. +]*(?![^/\\?#&=;:@])")
 """A part of a path or query that has only dots and spaces. Some systems drop spaces and dots at the end of a name."""
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
-_MARKED: Final = re.compile(r"[^A-Za-z0-9_/.@,=()!~*$'-]|[/=]\.|^\.")
+_MARKED: Final = re.compile(r"[^A-Za-z0-9_/.,=()!~*$'-]|[/=]\.|^\.")
 """What a key has that must be looked at closely."""
-_PLAIN: Final = (string.ascii_letters + string.digits + "_/.@,=()!~*$'-").encode()
+_PLAIN: Final = (string.ascii_letters + string.digits + "_/.,=()!~*$'-").encode()
 _CODE_POINT: Final = re.compile(r"%u([0-9a-f]{4})", re.IGNORECASE)
 _OVERLONG: Final = re.compile(
     rb"(?:\xc0|\xe0\x80|\xf0\x80\x80|\xf8\x80{3}|\xfc\x80{4})([\x80-\xbf./])"
