@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from feedd.access import EVERYTHING, FILE_ROOT, climbs, may_climb
+from feedd.access import EVERYTHING, FILE_ROOT, climbs
 from feedd.catalog.url_listing import UrlListing
 from feedd.convert.conversion_registry import conversion_of, is_unsaid
 from feedd.dataset.frozen_manifest import MANIFEST_BYTES_MAX, Manifest, parse
@@ -212,8 +212,8 @@ def _check_keys(frozen: Frozen, access: Access) -> None:
 
     Keys that cannot climb, in a folder that may be read as a whole, are not looked at one by one.
     """
-    root, keys = frozen.ref.root, frozen.manifest.keys
-    if may_climb(keys):
+    root = frozen.ref.root
+    if climbs(root, "..") and not frozen.manifest.has_plain_keys:  # the keys of some stores never climb
         for names in frozen.refs.names():
             if climbs(root, "/".join(names)):
                 name = next(name for name in names if climbs(root, name))

@@ -15,6 +15,7 @@ reader checks the digest, and every length against the number of objects, before
 from __future__ import annotations
 
 import hashlib
+import string
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -39,6 +40,8 @@ _KEY_BYTES_MAX: Final = 4096  # of one key; S3 allows 1,024
 _TAG_BYTES_MAX: Final = 1024
 _OBJECTS_PER_BYTE: Final = 16  # keys differ, so no object compresses to less
 _LEVEL: Final = 6
+_PLAIN: Final = (string.ascii_letters + string.digits + "_/.,=()!~*$'-").encode()
+_DOT, _SLASH, _EQUALS = b"./="
 _CONTINUATION: Final = 0x80  # the two highest bits of a byte inside of a UTF-8 character
 
 
@@ -105,6 +108,19 @@ class Manifest:
     counts: NDArray[np.int64]
     names: NDArray[np.uint16]
     formats: NDArray[np.uint16]
+
+    @property
+    def has_plain_keys(self) -> bool:
+        """Whether all keys are ASCII without rare characters, and no part of them begins with a dot.
+
+        Such keys climb in no store (``access.climbs``). Takes some 50 nanoseconds for each key.
+        """
+        if self.keys.translate(None, _PLAIN):
+            return False
+        octets = np.frombuffer(self.keys, np.uint8)
+        before = octets[np.flatnonzero(octets[1:] == _DOT)]
+        starts = octets[_array(self.key_ends)[:-1]]
+        return not ((before == _SLASH) | (before == _EQUALS)).any() and not (starts == _DOT).any()
 
 
 def render(manifest: Manifest) -> bytes:
