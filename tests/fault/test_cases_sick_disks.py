@@ -294,6 +294,20 @@ async def test_case_46_dataset_a_little_larger_than_the_cache(tmp_path: Path) ->
     assert all(count <= 48 * (1 - 0.8 / 1.2) for count in fetched[1:]), fetched
 
 
+async def test_few_inodes_are_not_used_up_by_empty_folders(tmp_path: Path) -> None:
+    """Folders of entries that made way give their inodes to new entries, so the cache keeps its size."""
+    with small_tmpfs(tmp_path / "disk", "size=64m,nr_inodes=40") as target:
+        rig = standby(target / "cache")
+        refs = [rig.shard(f"s{index}", 100) for index in range(150)]
+        async with rig.open_tiers(capacity=1000) as cache:
+            counts = []
+            for ref in refs:
+                await use(rig, cache, ref)
+                rig.clock.now_s += QUICK.full_pause_max_s
+                counts.append(len(cache._disk.entries()))
+        assert min(counts[40:]) >= 8, counts
+
+
 async def test_case_47_inodes_exhausted(tmp_path: Path) -> None:
     """A file system out of inodes is a full one: entries make way, and what still finds no place comes from memory."""
     with small_tmpfs(tmp_path / "disk", "size=64m,nr_inodes=300") as target:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from feedd.cache import entry_layout, os_errors
 from feedd.cache.os_errors import StorageFull
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from feedd.cache.entry_layout import Header
+
+
+_NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +57,7 @@ def create(path: Path, size_bytes: int, reserve_bytes: int) -> SinkFile:
         CacheUnavailable: the directory cannot be written.
     """
     try:
-        # All folders of the cache, since another process may have removed them.
-        for folder in reversed((path.parent, *path.parents[1:3])):
-            folder.mkdir(mode=0o700, exist_ok=True)
-        available = free_bytes(path.parent)
-        if available - size_bytes < reserve_bytes:
-            raise StorageFull(size_bytes, available, reserve_bytes)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        fd = _created(path, size_bytes, reserve_bytes)
         try:
             os.posix_fallocate(fd, 0, size_bytes)
             return SinkFile(fd)
@@ -72,6 +70,33 @@ def create(path: Path, size_bytes: int, reserve_bytes: int) -> SinkFile:
         if os_errors.is_full(error):
             raise StorageFull(size_bytes, _free_or_zero(path.parent), reserve_bytes) from error
         raise os_errors.unavailable(error, path.parent) from error
+
+
+def _created(path: Path, size_bytes: int, reserve_bytes: int) -> int:
+    """Create an empty file; if the file system has no inodes left, give it those of empty folders."""
+    try:
+        # All folders of the cache, since another process may have removed them.
+        for folder in reversed((path.parent, *path.parents[1:3])):
+            folder.mkdir(mode=0o700, exist_ok=True)
+        available = free_bytes(path.parent)
+        if available - size_bytes < reserve_bytes:
+            raise StorageFull(size_bytes, available, reserve_bytes)
+        return os.open(path, _NEW, 0o600)
+    except OSError as error:
+        if not os_errors.is_full(error) or not _emptied(path.parents[1]):
+            raise
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    return os.open(path, _NEW, 0o600)
+
+
+def _emptied(top: Path) -> int:
+    """Remove the empty folders of the cache; return how many."""
+    count = 0
+    for name in filter(entry_layout.is_folder_name, _names(top)):
+        with contextlib.suppress(OSError):  # it has files
+            (top / name).rmdir()
+            count += 1
+    return count
 
 
 def publish(file: SinkFile, header: bytes, temp: Path, final: Path) -> None:
