@@ -86,7 +86,7 @@ class Access:
             raise _refused(url)
 
     def check_names(self, names: Iterable[tuple[str, str]], url: str) -> None:
-        """Refuse a list of (root, key) pairs if one of them may not be read; takes a microsecond for each.
+        """Refuse a list of (root, key) pairs if one of them may not be read; takes microseconds for each.
 
         Args:
             names: the objects.
@@ -183,6 +183,8 @@ def completed(rule: str) -> str:
     scheme, separator, rest = rule.partition("://")
     if not separator or not scheme.isascii() or not scheme.replace("-", "").isalnum():
         raise ValueError(f"expected the start of a URL, such as s3://bucket/train/ or file:///data/, got {rule!r}")
+    if climbs(f"{scheme}://", rest):
+        raise ValueError(f"expected the start of a URL without . and .. as parts, which covers nothing, got {rule!r}")
     if f"{scheme}://" == FILE_ROOT:
         if rest and not rest.startswith("/"):
             raise ValueError(f"expected three slashes, file:///data/, got {rule!r}")

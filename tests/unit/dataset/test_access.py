@@ -58,7 +58,19 @@ def test_shared_daemons_read_buckets_only() -> None:
     assert EVERYTHING.covers("file://", "/etc/passwd")
 
 
-@pytest.mark.parametrize("text", ["", "bucket/train", "file://data", "://x", "s 3://x"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "bucket/train",
+        "file://data",
+        "://x",
+        "s 3://x",
+        "https://h/a/../b/",
+        "hf://datasets/o/n@..",
+        "file:///a/../b",
+    ],
+)
 def test_what_is_no_start_of_a_url(text: str) -> None:
     """A rule that could never match would lock everybody out."""
     with pytest.raises(ValueError, match="expected"):

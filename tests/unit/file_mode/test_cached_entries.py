@@ -89,7 +89,7 @@ async def test_a_directory_that_others_may_write_to_is_not_used(tmp_path: Path, 
     assert not entries.copy(ref, target, threading.Event())
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, who gives files away")
 async def test_a_directory_of_another_user_is_not_used(tmp_path: Path, target: int) -> None:
     """Its owner could have planted any bytes, with checksums that match."""
     ref = await _cached(tmp_path / "cache")

@@ -335,7 +335,7 @@ def test_records_that_others_may_write_are_refused(tmp_path: Path, case: str) ->
         folder.rename(tmp_path / "elsewhere")
         folder.symlink_to(tmp_path / "elsewhere")
     elif os.geteuid():
-        pytest.skip("only root gives folders away")
+        pytest.skip("needs root, who gives folders away")
     else:
         os.chown(folder, 2000, 2000)
     with pytest.raises(PermissionDenied, match="that only user") as refused, root_locked(folder):

@@ -93,7 +93,7 @@ async def test_memory_files_are_spliced(fifo: Fifo) -> None:
     assert await reader == data
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, who gives files away")
 async def test_a_fifo_of_another_user_is_refused(tmp_path: Path) -> None:
     """The other user could read the data. The error names both users, and the FIFO stays as it was."""
     path = tmp_path / "train_0"
