@@ -19,6 +19,7 @@ _PORTS: Final = {"http": 80, "https": 443}
 _URL_SAFE: Final = "%/:?[]@!$&'()*+,;=~-._"
 _PATH_SAFE: Final = "%/:?@!$&'()*+,;=~-._"
 _SHOWN_CHARS: Final = 80
+_CONTROL: Final = re.compile(r"[\x01-\x1f\x7f]")
 _UNSIGNED_S: Final = 60.0  # how long a redirect without an end is followed without asking again
 _SIGNED_MAX_S: Final = 3600.0
 _MARGIN_S: Final = 30.0  # a read may begin this long before the end
@@ -96,10 +97,12 @@ def object_target(root: str, key: str) -> Target:
 def check_key(root: str, key: str) -> None:
     """Refuse a key that a server might take for a path out of its folder, whatever named it.
 
+    Control characters in names that a store lists are sent percent-encoded. A server that drops them must not climb.
+
     Raises:
         BadRequest: it climbs.
     """
-    if climbs(root, key):
+    if climbs(root, _CONTROL.sub("", key)):
         message = f"expected a key below its folder, got {key[:_SHOWN_CHARS]!r}"
         raise BadRequest(message, object=root, stage="source")
 

@@ -19,6 +19,13 @@ def test_targets() -> None:
     assert object_target("https://h", "a\r\nHost: other").path == "/a%0D%0AHost:%20other"
 
 
+@pytest.mark.parametrize("key", ["../x", "a/..%2fx", ".\n./x", "\x7f..\t/x", "..;/x", "a\0b", "%00"])
+def test_no_request_leaves_its_folder(key: str) -> None:
+    """Whatever named the key; also if the server drops control characters."""
+    with pytest.raises(BadRequest, match="expected a key below its folder"):
+        object_target("https://h", key)
+
+
 @pytest.mark.parametrize("url", ["ftp://h/x", "https:///x", "https://user@h/x", "https://h:x/", "file:///etc/passwd"])
 def test_bad_targets(url: str) -> None:
     """Only web servers, without a user's name."""
