@@ -140,7 +140,7 @@ async def test_what_cannot_be_opened_is_named(tmp_path: Path) -> None:
             await sources.resolve_all([f"frozen+tfrecord+{url}"])
         file = tmp_path / "_feedd_manifest" / "00000001.feedd"
         file.write_bytes(render(manifest([("../secret.tar", 1, "e", 1)])))
-        with pytest.raises(BadRequest, match="expected objects below the manifest's folder, got the key '../secret.tar'"):
+        with pytest.raises(BadRequest, match=r"below the manifest's folder, got the key '\.\./secret\.tar'"):
             await sources.resolve_all([f"frozen+{url}"])
         listing.counts = {}
         with pytest.raises(BadRequest, match="expected the samples of every shard"):
