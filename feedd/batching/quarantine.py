@@ -5,7 +5,9 @@ If the file cannot be written, the epoch goes on.
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
@@ -117,9 +119,12 @@ class Quarantine:
                 os.close(fd)
 
     def _open(self) -> int:
-        # A FIFO that another user put there is an error, not a wait for a reader.
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-        return os.open(self._path, flags, _MODE)
+        fd = os.open(self._path, flags, _MODE)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):  # a FIFO of another user, who would read what is written
+            os.close(fd)
+            raise FileExistsError(errno.EEXIST, "another kind of file is in the way", str(self._path))
+        return fd
 
 
 def _line(epoch: int, failure: Failure) -> QuarantineLine:

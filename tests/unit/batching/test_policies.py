@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -172,14 +173,26 @@ async def test_the_file_is_bounded(tmp_path: Path) -> None:
         assert [one["ordinal"] for one in lines] == list(range(40))[-len(lines) :]
 
 
-async def test_a_file_that_cannot_be_written_ends_nothing(tmp_path: Path) -> None:
-    """The samples are skipped all the same."""
+@pytest.mark.parametrize("kind", ["folder", "link", "fifo", "fifo with a reader"])
+async def test_a_file_that_cannot_be_written_ends_nothing(tmp_path: Path, kind: str) -> None:
+    """The samples are skipped all the same, and nothing is written where another user may read."""
     async with feeding(tmp_path) as rig:
         _store(rig.store, 5)
-        (tmp_path / "quarantine.jsonl").mkdir()
+        path, reader = tmp_path / "quarantine.jsonl", -1
+        if kind == "folder":
+            path.mkdir()
+        elif kind == "link":
+            path.symlink_to(tmp_path / "elsewhere")
+        else:
+            os.mkfifo(path)
+            reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK) if kind != "fifo" else -1
         session = await rig.open(bad_samples="quarantine", bad_samples_max=1)
         assert [batch.ready.bad_samples for batch in await batches(session)] == [0, 1, 0]
         assert rig.recorder.total(PIPELINE_QUARANTINED) == 0
+        assert not (tmp_path / "elsewhere").exists()
+        if reader >= 0:
+            assert os.read(reader, 10) == b""
+            os.close(reader)
 
 
 @pytest.mark.parametrize("policy", ["skip", "replace", "quarantine"])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from feedd.cli.ephemeral import CACHE_FILE, note_cache_dir
 from feedd.cli.running_daemon import daemon_address, started_daemon
 from feedd.cli.top import _page_url
 from feedd.config import Config
@@ -24,6 +25,17 @@ def _socket(folder: Path, age_s: float) -> str:
         unix.bind(str(path))
     os.utime(path, (1e9 - age_s, 1e9 - age_s))
     return f"unix://{path}"
+
+
+def test_the_note_of_the_cache_follows_no_link(tmp_path: Path) -> None:
+    """A link that another user put beside the socket is replaced, and the file that it leads to stays as it was."""
+    (tmp_path / "precious").write_text("mine")
+    (tmp_path / CACHE_FILE).symlink_to(tmp_path / "precious")
+    config = Config.model_validate({"listen": [f"unix://{tmp_path}/feedd.sock"], "cache": {"dir": str(tmp_path / "c")}})
+    for _ in range(2):
+        note_cache_dir(config)
+        assert (tmp_path / CACHE_FILE).read_text() == str(tmp_path / "c")
+    assert (tmp_path / "precious").read_text() == "mine"
 
 
 def test_the_last_one_is_taken(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
