@@ -15,6 +15,7 @@ from weakref import WeakValueDictionary
 
 import structlog
 
+from feedd.access import FILE_ROOT
 from feedd.catalog.urls import parse_url
 from feedd.errors import BadRequest, CacheError
 from feedd.fetch.pages import closing_pages
@@ -75,10 +76,16 @@ class ReadObjects:
     ) -> None:
         """Send the names that begin with ``url``. Without ``recursive``, a large folder costs two requests at most."""
         location = self._permitted(url, owner)
-        store = self._sources.store(location.root)
+        store, access = self._sources.store(location.root), self._rules.of(owner)
+
+        async def send_permitted(names: Sequence[ListedName]) -> None:
+            # A rule for a folder does not cover files next to the folder, whose paths begin alike.
+            await send([name for name in names if access.covers(FILE_ROOT, name.key)])
+
+        chosen = send_permitted if location.root == FILE_ROOT else send
         after: str | None = ""
         while after is not None:
-            after = await _listed(store, location.key, after, send, recursive=recursive)
+            after = await _listed(store, location.key, after, chosen, recursive=recursive)
 
     async def read(
         self,

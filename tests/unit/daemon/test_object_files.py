@@ -98,6 +98,24 @@ def _reader(rig: Feeding, *rules: str) -> ReadObjects:
     return ReadObjects(rig.pipeline.stages.sources, rig.pipeline.cache, AccessRules(rules or None))
 
 
+@pytest.mark.parametrize("recursive", [True, False])
+async def test_names_next_to_a_permitted_folder_are_not_listed(tmp_path: Path, *, recursive: bool) -> None:
+    """Their paths begin like the folder's, and another owner may have a rule for them."""
+    for folder in ("a", "ab"):
+        (tmp_path / "data" / folder).mkdir(parents=True)
+        (tmp_path / "data" / folder / "x").touch()
+    (tmp_path / "data" / "a.txt").touch()
+    start = f"{tmp_path}/data/a"
+    found: list[str] = []
+
+    async def send(names: Sequence[ListedName]) -> None:
+        found.extend(name.key for name in names)
+
+    async with feeding(tmp_path / "feeding") as rig:
+        await _reader(rig, f"file://{start}/").list(f"file://{start}", ME, send, recursive=recursive)
+    assert found == [f"{start}/x" if recursive else f"{start}/"]
+
+
 async def _bytes(reader: ReadObjects, ref: ObjectRef, start: int, end: int) -> bytes:
     found = bytearray()
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from feedd.access import FILE_ROOT, Access, climbs
+from feedd.access import FILE_ROOT, STORES_ONLY, Access, climbs
 from feedd.catalog.urls import parse_url
 from feedd.catalog.web_urls import SCHEMES
 from feedd.errors import BadRequest, FeeddError, PermissionDenied
@@ -264,5 +264,6 @@ def test_all_stores_but_s3_are_judged() -> None:
     """A scheme that is added later is judged as well."""
     for scheme in SCHEMES:
         assert climbs(f"{scheme}://x", "a/..%2fb")
+        assert not Access(STORES_ONLY).covers(f"{scheme}://x", "a/..%2fb")
     with pytest.raises(PermissionDenied):
         Access(("gs://b/team/",)).check_names([("gs://b", "team/..%2fx")], "manifest+gs://b/team/m")
