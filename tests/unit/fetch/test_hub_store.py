@@ -149,13 +149,14 @@ async def test_the_token_goes_to_the_hub_only(hub: FakeHub, monkeypatch: pytest.
 
 
 def test_the_token_needs_encryption(monkeypatch: pytest.MonkeyPatch, hub: FakeHub) -> None:
-    """No token crosses a network in the clear, nor goes to another port or host."""
+    """No token crosses a network in the clear, goes to another port or host, or with a path that climbs."""
     for endpoint, sent in (("http://mirror.example", False), ("https://mirror.example", True)):
         monkeypatch.setenv("HF_ENDPOINT", endpoint)
         api = HubStore(ROOT, SourceOptions())._api
         api._token = "hf_secret"
         assert bool(api.secrets(target_of(f"{endpoint}/x"))) is sent
         assert not api.secrets(target_of("https://mirror.example:8443/x"))
+        assert not api.secrets(target_of(f"{endpoint}/datasets/owner/name/resolve/main/..%2f..%2fx"))
 
 
 async def test_the_next_page_is_the_hubs(hub: FakeHub) -> None:
