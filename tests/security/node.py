@@ -73,6 +73,7 @@ class Node:
         home: folder of the socket, the cache and the data; everybody may enter it.
         settings: options of the daemon, as ``--set`` takes them.
         mode: permissions of its sockets.
+        status: where it serves the status page.
         limit_files: its limit of open files; 0: as here.
         forbidden: whether ``public`` is left out of the URLs that clients may read.
     """
@@ -81,6 +82,7 @@ class Node:
     settings: tuple[str, ...] = ()
     mode: str = "0666"
     limit_files: int = 0
+    status: str = "off"
     env: dict[str, str] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
 
@@ -136,7 +138,7 @@ class Node:
 
     def _start(self) -> None:
         arguments = ["serve", "--listen", self.address, "--cache-dir", str(self.home / "cache" / "feedd")]
-        arguments += ["--cache-size", "64MiB", "--status", "off", "--workers", "1", "--log", "json"]
+        arguments += ["--cache-size", "64MiB", "--status", self.status, "--workers", "1", "--log", "json"]
         rules = f"security.allow_urls=s3://public/,file://{self.public}"
         for setting in (f"security.socket_mode={self.mode}", rules, "cache.free_reserve=1MiB", *self.settings):
             arguments += ["--set", setting]
