@@ -16,19 +16,20 @@ from typing import TYPE_CHECKING, Self
 
 import pytest
 
+from tests.budget import PATIENT_S
 from tests.security.users import DAEMON_UID, ROOT, command_of, environment, run_as, why_not
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_START_S = 60.0
+_START_S = PATIENT_S
 NEEDS_USERS = pytest.mark.skipif(bool(why_not()), reason=f"needs processes of other users: {why_not()}")
 READ = """
 import sys
 from feedd_client import FeedDataset, FeedError
 try:
     rows = [row for batch in FeedDataset(sys.argv[2], batch_size=4, fields={"text": "str"}, address=sys.argv[1],
-            reconnect_timeout_s=5, open_timeout_s=20, **eval(sys.argv[3] if len(sys.argv) > 3 else "{}"))
+            reconnect_timeout_s=5, open_timeout_s=60, **eval(sys.argv[3] if len(sys.argv) > 3 else "{}"))
             for row in batch["text"]]
 except FeedError as error:
     print("refused", type(error).__name__, error)
@@ -132,7 +133,7 @@ class Node:
         if process is not None and process.poll() is None:
             process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(20)
+                process.wait(PATIENT_S)
             process.kill()
             process.wait()
 

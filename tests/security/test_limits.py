@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from feedd.workers import sandbox
+from tests.budget import PATIENT_S
 from tests.fakes.processes import command_of
 from tests.security.node import NEEDS_USERS, Node, open_folder
 from tests.security.users import ALICE, BOB, DAEMON_UID, MALLORY, run_as, started_as
@@ -142,7 +143,7 @@ def test_connections_that_say_nothing_are_dropped(node: Node) -> None:
     try:
         assert mallory.stdout is not None
         assert mallory.stdout.readline().startswith("held")
-        deadline_s = time.monotonic() + 30
+        deadline_s = time.monotonic() + PATIENT_S
         while not (said := node.read(ALICE, f"text+file://{node.public}/lines.txt")).startswith("read 16 "):
             assert node.alive, node.log.read_text()[-3000:]
             assert time.monotonic() < deadline_s, said
@@ -163,7 +164,7 @@ def _page(node: Node) -> tuple[str, int]:
 
 def _health(page: tuple[str, int]) -> str:
     """Return what the status page answers to a request for health."""
-    with urllib.request.urlopen(f"http://{page[0]}:{page[1]}/healthz", timeout=60) as answer:
+    with urllib.request.urlopen(f"http://{page[0]}:{page[1]}/healthz", timeout=PATIENT_S) as answer:
         return str(json.loads(answer.read())["state"])
 
 
@@ -192,7 +193,7 @@ def test_idle_connections_leave_descriptors_for_the_work(port: str, said: str) -
         assert node.process is not None
         assert psutil.Process(node.process.pid).num_fds() <= 240, "a quarter is for the work"
         assert _health(page) == "ready"
-        deadline_s = time.monotonic() + 120
+        deadline_s = time.monotonic() + PATIENT_S
         while not (read := node.read(ALICE, f"text+file://{node.public}/lines.txt")).startswith("read 16 "):
             assert port == "grpc", read  # its connections have 5 s for a greeting, and 30 s without a call
             assert node.alive, node.log.read_text()[-3000:]
