@@ -124,9 +124,8 @@ def compare_in_store(env: Mapping[str, str], world_size: int, name: str, fingerp
     def ask() -> None:
         mine = f"{rank}:{fingerprint.hex()}"
         try:
-            store = dist.TCPStore(
-                host, port, is_master=False, timeout=timedelta(seconds=STORE_S), wait_for_workers=False
-            )
+            limit = timedelta(seconds=STORE_S)
+            store = dist.TCPStore(host, port, is_master=False, timeout=limit, wait_for_workers=False)  # type: ignore[attr-defined]  # torch has no stubs
             # A process that reads the same data twice compares each time with what others read that time.
             turn = store.add(f"feedd/{attempt}/{name}/{rank}", 1)
             said.append(store.compare_set(f"feedd/{attempt}/{name}/turn-{turn}", "", mine).decode())

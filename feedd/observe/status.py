@@ -17,6 +17,7 @@ from aiohttp import web
 from feedd import metrics
 from feedd.errors import BadConfig
 from feedd.flow.doors import Door, PortLimits
+from feedd.flow.pools import DNS
 from feedd.units import is_loopback, parse_host_port
 from feedd.values import Lifecycle
 
@@ -202,7 +203,7 @@ async def serve_pages(address: str, pages: Pages, access: PageAccess) -> AsyncIt
             await runner.cleanup()
 
 
-async def _accept(door: Door, listener: socket.socket, server: web.Server[web.Request]) -> None:
+async def _accept(door: Door, listener: socket.socket, server: web.Server) -> None:
     """Hand connections to the server, which closes them; never returns."""
     while True:
         guest = await door.accept(listener)
@@ -225,9 +226,7 @@ async def _listening(address: str, stack: ExitStack) -> list[socket.socket]:
             _unlink_stale(Path(path))
             return [_listener(socket.AF_UNIX, path, stack)]
         host, port = parse_host_port(address)
-        infos = await asyncio.get_running_loop().getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
+        infos = await DNS.run(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         return [_listener(family, where, stack) for family, where in dict.fromkeys((one[0], one[4]) for one in infos)]
     except OSError as error:
         raise _translate(error, address) from error

@@ -98,9 +98,11 @@ class Rig:
 @asynccontextmanager
 async def decoding(files: Sequence[ShardFile], options: DecodeOptions, size_bytes: int = 1 << 22) -> AsyncIterator[Rig]:
     """Run a pool with an attached arena. On a busy machine a worker's start and chunks take minutes."""
-    for name in ("start_deadline_s", "task_deadline_s"):
-        if getattr(options, name) == getattr(DecodeOptions(), name):
-            options = replace(options, **{name: PATIENT_S})
+    usual = DecodeOptions()
+    if options.start_deadline_s == usual.start_deadline_s:
+        options = replace(options, start_deadline_s=PATIENT_S)
+    if options.task_deadline_s == usual.task_deadline_s:
+        options = replace(options, task_deadline_s=PATIENT_S)
     recorder = TallyRecorder()
     async with DecodePool(options, recorder) as pool:
         rig = Rig(pool, recorder, files, size_bytes)

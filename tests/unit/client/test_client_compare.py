@@ -28,7 +28,7 @@ A, B = b"a" * 16, b"b" * 16
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
     """Port of a store as torchrun's agent serves it."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]  # torch has no stubs
     yield store.port
     del store
 
@@ -125,11 +125,11 @@ def test_ranks_under_torchrun_and_without(short_dir: Path, launcher: str) -> Non
     with socket.create_server(("127.0.0.1", 0)) as free:
         master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
     launch = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", "2"]
-    commands = {
+    launchers: dict[str, list[tuple[list[str], dict[str, str]]]] = {
         "torchrun": [([*launch, "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"], {})],
         "torchrun with a fixed port": [([*launch, "--master-port", master["MASTER_PORT"]], {})],
         "none": [([sys.executable], rank_environment(rank, 2) | master) for rank in (0, 1)],
-    }[launcher]
+    }
     with (
         FeedProcess(short_dir / "a.sock", steps=4) as plain,
         FeedProcess(short_dir / "b.sock", steps=4, fingerprint_per_rank=True) as changed,
@@ -137,7 +137,7 @@ def test_ranks_under_torchrun_and_without(short_dir: Path, launcher: str) -> Non
         probe = ["-m", "tests.unit.client.compare_probe", str(short_dir), plain.address, changed.address]
         ranks = [
             subprocess.Popen([*command, *probe], env=environment() | env, stderr=subprocess.PIPE, text=True)
-            for command, env in commands
+            for command, env in launchers[launcher]
         ]
         said = [rank.communicate(timeout=250)[1] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0] * len(ranks), said
