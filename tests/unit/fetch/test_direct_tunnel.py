@@ -96,7 +96,7 @@ async def pool_to(server: Server, authority: Authority) -> AsyncIterator[Connect
     transfer_threads = TransferThreads(2)
     pool = ConnectionPool(
         Endpoint(f"https://127.0.0.1:{server.port}", "127.0.0.1", server.port, trusted),
-        SourceOptions(read_timeout_s=10.0, connect_timeout_s=10.0),
+        SourceOptions(read_timeout_s=PATIENT_S, connect_timeout_s=PATIENT_S),
         Files(transfer_threads),
     )
     try:
