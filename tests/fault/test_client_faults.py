@@ -138,7 +138,7 @@ def test_open_waits_for_a_daemon_that_is_busy_or_draining(bench: Bench) -> None:
     assert len(list(bench.dataset(server))) == 2
     stubborn = bench.server(steps=2, open_errors=busy * 1000)
     with pytest.raises((fc.Draining, fc.ResourceError)):
-        iter(bench.dataset(stubborn, open_timeout_s=10.0))  # long enough for an answer on a busy machine
+        iter(bench.dataset(stubborn, open_timeout_s=5.0))  # long enough for an answer on a busy machine
 
 
 def test_open_outlives_the_gap_between_a_draining_daemon_and_its_successor(bench: Bench) -> None:
