@@ -82,7 +82,8 @@ async def test_a_group_has_the_batches_that_are_made_alone(tmp_path: Path, polic
         assert all(map(same, grouped, alone))
 
 
-async def test_a_group_with_a_lost_object_has_the_batches_that_are_made_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("policy", ["skip", "replace", "quarantine"])
+async def test_a_group_with_a_lost_object_has_the_batches_that_are_made_alone(tmp_path: Path, policy: str) -> None:
     """A sample whose object vanished after it was listed is bad, though another object could take its place.
 
     Otherwise a batch would differ with the number of batches that are made together.
@@ -95,7 +96,7 @@ async def test_a_group_with_a_lost_object_has_the_batches_that_are_made_alone(tm
         await rig.pipeline.catalog.listing((URL,), lambda _: False)
         del rig.store._objects["train/007.jpg"]
         recipe = '{"decode": "image", "size": [8, 8], "augment": ["random_resized_crop"], "from": ["jpg", "png"]}'
-        asked = {"fields": (("picture", recipe),), "bad_samples": "skip", "bad_samples_max": 1}
+        asked = {"fields": (("picture", recipe),), "bad_samples": policy, "bad_samples_max": 1}
         alone = await batches(await opened(rig, **asked))
         session = await opened(rig, **asked)
         assert own(session)._decoder.assembler.call_sizes is not None
