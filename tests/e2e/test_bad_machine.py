@@ -261,8 +261,8 @@ def test_no_daemon_at_the_address(short_dir: Path) -> None:
     for address in (f"unix://{short_dir}/none.sock", f"unix://{stale}", closed):
         began_s = time.monotonic()
         with pytest.raises(DaemonUnreachable) as caught:
-            _read(address, open_timeout_s=30.0)
-        assert time.monotonic() - began_s < 15  # far below its time-out: there is nothing to wait for
+            _read(address, open_timeout_s=2 * PATIENT_S)
+        assert time.monotonic() - began_s < PATIENT_S  # far below its time-out: there is nothing to wait for
         assert address in str(caught.value)
         assert "feedd serve" in caught.value.hint
 
