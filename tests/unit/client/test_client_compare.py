@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from feedd_client import RanksDisagree, Topology, agreement, passes
 from feedd_client.agreement import compare_in_store
+from tests.budget import PATIENT_S, later
 from tests.fakes.feed_process import FeedProcess, environment, rank_environment
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def test_ranks_that_cannot_compare_say_so_once(bench: Bench, caplog: pytest.LogC
 @pytest.mark.slow
 @pytest.mark.usefixtures("forks")
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("launcher", ["torchrun", "torchrun with a fixed port", "none"])
+@pytest.mark.parametrize("launcher", ["torchrun", later("torchrun with a fixed port"), "none"])
 def test_ranks_under_torchrun_and_without(short_dir: Path, launcher: str) -> None:
     """With an agent's store differing ranks get an error, workers too; without it training goes on after a warning.
 
@@ -139,7 +140,7 @@ def test_ranks_under_torchrun_and_without(short_dir: Path, launcher: str) -> Non
             subprocess.Popen([*command, *probe], env=environment() | env, stderr=subprocess.PIPE, text=True)
             for command, env in launchers[launcher]
         ]
-        said = [rank.communicate(timeout=250)[1] for rank in ranks]
+        said = [rank.communicate(timeout=PATIENT_S)[1] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0] * len(ranks), said
     found = [json.loads((short_dir / str(rank)).read_text()) for rank in (0, 1)]
     agent = launcher != "none"
