@@ -1,8 +1,8 @@
-"""How much of what can be tried is tried: less in ``make check`` than in ``make test``, more in ``make nightly``."""
+"""How much is tried: less in ``make check`` than in ``make test``, most in ``make nightly``. And how long is waited."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from hypothesis import settings
@@ -11,6 +11,10 @@ from hypothesis import settings
 CHECK = 10
 TEST = 40
 NIGHTLY = 300
+PATIENT_S: Final = 240.0
+"""How long a test waits for what must come. On a busy machine the work of seconds takes minutes."""
+TIME_LIMITS: Final = 5.0
+"""The time limit of a test is so many times the limit that its marker names, which is one for an idle machine."""
 _SCALE = 100  # the max_examples at which a test tries just as many as it names
 
 

@@ -16,7 +16,7 @@ import pytest_asyncio
 from hypothesis import settings
 
 from tests import guards
-from tests.budget import CHECK, NIGHTLY, TEST
+from tests.budget import CHECK, NIGHTLY, TEST, TIME_LIMITS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Generator, Iterator
@@ -37,6 +37,14 @@ settings.load_profile("feedd")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 faulthandler.enable()  # a crash in native code says where; pytest-timeout dumps all stacks when time is up
 gc.disable()  # until all tests are collected: what is imported stays
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Lengthen the time limits of tests: see ``TIME_LIMITS``."""
+    for item in items:
+        limit = item.get_closest_marker("timeout")
+        if limit is not None and limit.args:
+            item.add_marker(pytest.mark.timeout(limit.args[0] * TIME_LIMITS), append=False)
 
 
 def pytest_collection_finish() -> None:

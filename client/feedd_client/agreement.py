@@ -25,6 +25,8 @@ _SLOW: Final = (
     "waiting for the other ranks to begin this pass: every rank must iterate; for a rank that reads alone pass"
     " topology=Topology()"
 )
+STORE_S: Final = 10.0
+"""Longest wait for the launcher's store, with the lookup of its name."""
 LOOKAHEAD_MAX: Final = 2
 AT_END: Final = -1
 # sent per step: the rows of a batch plus one, so that a batch without rows differs from the end
@@ -87,6 +89,65 @@ class Agreement:
         mine = torch.tensor(values, dtype=torch.int64, device="cpu")
         with answers():
             return mine, dist.all_reduce(mine, dist.ReduceOp.MIN, group=self._group, async_op=True)
+
+
+def compare_in_store(env: Mapping[str, str], world_size: int, name: str, fingerprint: bytes) -> str:
+    """Compare a fingerprint with the rank that stored one of the same name first, in the store of torchrun's agent.
+
+    Waits for no other rank, and at most ``STORE_S`` for the store. Only connects: a port that ``init_process_group``
+    may need later is never bound.
+
+    Args:
+        env: the launcher's variables.
+        world_size: number of processes whose ranks read this dataset together.
+        name: the same for ranks that must see the same data.
+        fingerprint: fingerprint of the dataset, not empty.
+
+    Returns:
+        Why the fingerprint was not compared; empty: it was, and is the same.
+
+    Raises:
+        RanksDisagree: the first rank has another fingerprint.
+    """
+    if not dist.is_available() or env.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return "torchrun's store is not available"
+    try:
+        host, port, rank = env["MASTER_ADDR"], int(env["MASTER_PORT"]), int(env["RANK"])
+        processes = int(env["WORLD_SIZE"])
+    except (KeyError, ValueError):
+        return "MASTER_ADDR, MASTER_PORT, RANK or WORLD_SIZE is missing or invalid"
+    if processes != world_size:
+        return f"torchrun has started {processes} processes, but {world_size} read the dataset"
+    attempt = "/".join(env.get(one, "") for one in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"))
+    said: list[str | None] = []
+
+    def ask() -> None:
+        mine = f"{rank}:{fingerprint.hex()}"
+        try:
+            limit = timedelta(seconds=STORE_S)
+            store = dist.TCPStore(host, port, is_master=False, timeout=limit, wait_for_workers=False)  # type: ignore[attr-defined]  # torch has no stubs
+            # A process that reads the same data twice compares each time with what others read that time.
+            turn = store.add(f"feedd/{attempt}/{name}/{rank}", 1)
+            said.append(store.compare_set(f"feedd/{attempt}/{name}/turn-{turn}", "", mine).decode())
+        except (RuntimeError, ValueError) as error:
+            _log.debug("torchrun's store said: %s", error)
+
+    # The store's client waits without a limit for an answer, and for the name server.
+    asking = threading.Thread(target=ask, name="feedd-compare", daemon=True)
+    asking.start()
+    asking.join(STORE_S)
+    if not said:
+        return f"the store at {host}:{port} did not answer within {STORE_S:.0f} s"
+    first, _, theirs = str(said[0]).partition(":")
+    if theirs != fingerprint.hex():
+        raise RanksDisagree(
+            f"expected the same dataset fingerprint on all ranks, got {theirs} on rank {first}"
+            f" and {fingerprint.hex()} on rank {rank}",
+            object="dataset fingerprint",
+            hint="all ranks must read the same objects: read a frozen+ manifest, or do not change the data at the start"
+            " of a job",
+        )
+    return ""
 
 
 @contextlib.contextmanager

@@ -301,8 +301,8 @@ class FeedDataset(DatasetBase):
                 ranks.check_join(consumer.topology, in_worker=in_worker)
             # Each collected single sample would hold a whole slot, so single samples are copied.
             plan = PassPlan(copy=copy or in_worker or (single and not pinned), skip_rows=start.row)
-            if not in_worker:
-                plan = ranks.agree(plan, feeder, start, consumer.topology)
+            plan = ranks.agree(plan, feeder, start, consumer, in_worker=in_worker)
+            self._stats.ranks_compared = ranks.compared
         except BaseException:
             feeder.interrupt()
             runtime.give_back(feeder.close())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from dataclasses import replace
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from torch import distributed as dist
 
-from feedd_client.agreement import LOOKAHEAD_MAX, Agreement, Join, digest, process_group_ready
+from feedd_client.agreement import LOOKAHEAD_MAX, Agreement, Join, compare_in_store, digest, process_group_ready
 from feedd_client.errors import BadOptionError, FeedError, TopologyError
 from feedd_client.state import recipe_of
 from feedd_client.topology import Topology, detect, folded, from_ranks, local_env
@@ -18,6 +19,7 @@ from feedd_client.topology import Topology, detect, folded, from_ranks, local_en
 if TYPE_CHECKING:
     from feedd_client.feeder import Feeder
     from feedd_client.iterator import PassPlan
+    from feedd_client.opener import Consumer
     from feedd_client.options import FeedOptions
     from feedd_client.session import Position
 
@@ -25,16 +27,28 @@ _WORKERS_HINT: Final = (
     "use num_workers=0: feedd decodes outside the trainer, so workers gain nothing; or run feedd index on the data, so"
     " that the number of steps is known in advance; or pass uneven='allow'"
 )
+_NOT_COMPARED: Final = (
+    "the %d ranks cannot compare the objects that they read, so different listings are not detected: %s. Call"
+    " torch.distributed.init_process_group before the first pass and use num_workers=0, or read a frozen+ manifest"
+)
+_FROZEN: Final = "frozen+"
+_warned: Final[list[str]] = []
+_log: Final = logging.getLogger("feedd_client")
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Ranks:
-    """This process's view of the other ranks. One object per dataset and process."""
+    """This process's view of the other ranks. One object per dataset and process.
+
+    Attributes:
+        compared: whether this rank has compared its data with other ranks; None: there was nothing to compare yet.
+    """
 
     def __init__(self, options: FeedOptions, explicit: Topology | None) -> None:
         self._options = options
         self._explicit = explicit
         self._agreement: Agreement | None = None
+        self.compared: bool | None = None
 
     def topology(self, *, in_worker: bool) -> Topology:
         """Return this process's topology, with a group of replicas as one rank. May ask the other ranks, once.
@@ -106,14 +120,22 @@ class Ranks:
                 hint="initialise torch.distributed first, run feedd index on the data, or pass uneven='allow'",
             )
 
-    def agree(self, plan: PassPlan, feeder: Feeder, start: Position, topology: Topology) -> PassPlan:
+    def agree(
+        self, plan: PassPlan, feeder: Feeder, start: Position, consumer: Consumer, *, in_worker: bool
+    ) -> PassPlan:
         """Compare data and position with all ranks, if a process group connects them, and choose how the pass ends.
+
+        Without a group, the first pass compares data through torchrun's store, or logs that ranks cannot compare.
 
         Raises:
             RanksDisagree: data or positions differ.
         """
-        session = feeder.session
-        if topology.world_size == 1 or session is None or not self._can_agree(topology):
+        session, topology = feeder.session, consumer.topology
+        if topology.world_size == 1 or session is None:
+            return plan
+        if in_worker or not self._can_agree(topology):
+            if consumer.index == 0 and self.compared is None:
+                self._compare_without_group(session.granted.fingerprint, topology)
             return plan
         uneven = feeder.uneven
         print_bytes = session.granted.fingerprint.ljust(16, b"\0")
@@ -130,6 +152,7 @@ class Ranks:
         steps = -1 if feeder.known_steps is None else feeder.known_steps
         spread = {"slots": session.slot_count, "free slots": session.free_count, "steps": steps}
         least = self._group().compare(facts, spread)
+        self.compared = True
         if uneven != "join":
             return plan
         if least["steps"] >= 0:
@@ -137,6 +160,22 @@ class Ranks:
         # The trainer holds one slot while it asks for the next, and the daemon fills one while the lookahead waits.
         lookahead = min(LOOKAHEAD_MAX, least["slots"] - 3, least["free slots"] - 1)
         return replace(plan, join=Join(self._group(), max(0, lookahead)))
+
+    def _compare_without_group(self, fingerprint: bytes, topology: Topology) -> None:
+        """Compare this rank's data through torchrun's store; log it once in this process if that is not possible.
+
+        Raises:
+            RanksDisagree: another rank sees other data.
+        """
+        options = self._options
+        size = (topology.world_size, topology.node_count, options.wire_batch_size, options.partitions)
+        name = f"{digest(recipe_of(options), options.all_urls, options.samples, size):x}"
+        why_not = compare_in_store(os.environ, topology.world_size * options.replicas, name, fingerprint)
+        self.compared = not why_not
+        frozen = all(url.startswith(_FROZEN) for url in options.all_urls)  # nodes list nothing
+        if why_not and not frozen and not _warned:
+            _warned.append(why_not)
+            _log.warning(_NOT_COMPARED, topology.world_size, why_not)
 
     def _can_agree(self, topology: Topology) -> bool:
         return process_group_ready() and dist.get_world_size() == topology.world_size * self._options.replicas

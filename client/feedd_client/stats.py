@@ -40,6 +40,8 @@ class LoaderStats:
         leftover_samples: samples of this rank that ``uneven="drop"`` left out of the epochs that ran to their
             end. With DataLoader workers, the first worker counts all samples of the rank.
         transport: "slot" (shared memory), "inline", or "" before the first batch.
+        ranks_compared: whether this rank compared its data with other ranks at the start of a pass. False: there was
+            no way to compare, so ranks may read different objects. None: a single rank, or before the first pass.
         notices: data that the daemon leaves out or changes, by kind. Each notice has "text", "count" (of objects,
             sample counts or columns), "bytes" and "warns". Notices with "warns" are also logged. Empty before the
             first pass.
@@ -57,6 +59,7 @@ class LoaderStats:
     leftover_batches: int = 0
     leftover_samples: int = 0
     transport: str = ""
+    ranks_compared: bool | None = None
     notices: dict[str, dict[str, Any]] = field(default_factory=dict)
     _step_times: StepTimes = field(default_factory=StepTimes)
     _logged: dict[str, dict[str, Any]] = field(default_factory=dict)

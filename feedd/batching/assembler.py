@@ -155,7 +155,7 @@ class Assembler:
         grouped = self.batches_per_call > 1 or self.plain.run_batches > 1
         if self.call_sizes is not None:
             self.call_sizes.batch_rows = len(group.batches[0].ordinal)
-            grouped = len(slots) > 1 and not (await self._stages.lost.without(indexes, files))[1]
+            grouped = len(slots) > 1
         if grouped:
             return await self.plain.fill(group, slots, indexes, files, early=early, first=first)
         each = zip(group.rows_of_each(), slots, strict=True)

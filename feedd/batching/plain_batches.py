@@ -10,11 +10,12 @@ import numpy as np
 from feedd.batching.bad_samples import failure_of
 from feedd.batching.gather import columns_of, gather
 from feedd.batching.slot_layout import ALIGN_BYTES, lay_out
+from feedd.catalog.lost_objects import bad_rows
 from feedd.ordering.batch_plan import SpanPlan
 from feedd.values import BatchReady, FieldKind
 from feedd.workers.fixed_width import plain_numbers
 from feedd.workers.gather_call import FILES_MAX
-from feedd.workers.work import DecodeTask, FieldWork, GatherTask
+from feedd.workers.work import BadRow, DecodeTask, FieldWork, GatherTask
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from feedd.recipe.bad_sample_policy import Failure
     from feedd.shard_index import ShardIndex
     from feedd.values import SessionInfo, ShardFile, SlotRef
-    from feedd.workers.work import BadRow
     from feedd.workers.worker_pool import DecodePool
 
 _BATCHES_MAX = 22  # a third of 64 slots
@@ -163,6 +163,7 @@ class PlainBatches:
             in_slot = [0] * len(layouts)
         slot_at = [slot.index * self._arena.slot_bytes + at for slot, at in zip(slots, in_slot, strict=True)]
         bad = await self._copied(group, indexes, files, list(zip(layouts, slot_at, strict=True)))
+        bad = self._with_lost(bad, group, lost)
         failures: Sequence[Failure] = ()
         if bad:
             failures = self._failures(group, indexes, files, bad, lost)
@@ -316,6 +317,16 @@ class PlainBatches:
         if not failures:
             return batch
         return await self._bad_sample_handler.applied(view, layout, batch, failures)
+
+    def _with_lost(self, bad: Sequence[BadRow], group: BatchPlanGroup, lost: Reasons) -> Sequence[BadRow]:
+        """Return bad rows and those that lack an object: another source of the field must not take its place."""
+        if not lost:
+            return bad
+        fields = {source: field.name for field in reversed(self._recipes.distinct[0]) for source in field.sources}
+        found = {row.row: row for row in bad}
+        for row, (extension, reason) in bad_rows(lost, group.shard_no, group.ordinal, frozenset(fields)).items():
+            found.setdefault(row, BadRow(row, fields[extension], reason))
+        return [found[row] for row in sorted(found)]
 
     def _failures(
         self,

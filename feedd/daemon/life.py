@@ -39,6 +39,7 @@ from feedd.daemon.warm_up import WarmBounds, Warmer
 from feedd.daemon.watchdog import Watchdog, WatchdogOptions
 from feedd.daemon.web_view import DaemonView
 from feedd.daemon.wiring import open_pipeline
+from feedd.flow.doors import PortLimits
 from feedd.observe.recent_log import RECENT
 from feedd.observe.recorder import PrometheusRecorder
 from feedd.observe.status import StatusSource, open_status
@@ -258,7 +259,7 @@ def _spare_the_collector() -> None:
 
 
 def _serve_options(life: _Life) -> ServeOptions:
-    config = life.config
+    config, limits = life.config, PortLimits.of_process()
     tls = config.tls
     return ServeOptions(
         listen=tuple(config.listen),
@@ -271,6 +272,9 @@ def _serve_options(life: _Life) -> ServeOptions:
         sessions_max=config.limits.sessions,
         sessions_per_owner=config.limits.sessions_per_owner,
         warmups_per_owner=config.limits.warmups_per_owner,
+        arena_connections_max=limits.arena,
+        grpc_connections_max=limits.grpc,
+        admin_connections_max=limits.admin,
         daemon_id=life.daemon_id,
         lane_count=config.lanes,
     )

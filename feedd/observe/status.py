@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import socket
 import time
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+import structlog
 from aiohttp import web
 
 from feedd import metrics
 from feedd.errors import BadConfig
+from feedd.flow.doors import Door, PortLimits
+from feedd.flow.pools import DNS
 from feedd.units import is_loopback, parse_host_port
 from feedd.values import Lifecycle
 
@@ -24,6 +30,8 @@ if TYPE_CHECKING:
 KEEPALIVE_S = 15.0
 SHUTDOWN_S = 1.0
 _UNIX_PREFIX = "unix://"
+_BACKLOG = 128
+_log = structlog.get_logger(__name__)
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -121,8 +129,8 @@ def is_local(peer: object) -> bool:
     return is_loopback(str(peer[0]).removeprefix("::ffff:")) if isinstance(peer, tuple) else peer is not None
 
 
-def _routed(pages: Pages, access: PageAccess) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-    async def handle(request: web.Request) -> web.StreamResponse:
+def _routed(pages: Pages, access: PageAccess, door: Door) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    async def answer(request: web.Request) -> web.StreamResponse:
         trusted, name = access.split(request.path)
         if trusted and not is_local(request.transport and request.transport.get_extra_info("peername")):
             raise web.HTTPNotFound  # the token would have travelled over the network as text
@@ -135,6 +143,17 @@ def _routed(pages: Pages, access: PageAccess) -> Callable[[web.Request], Awaitab
         if name is None:
             raise web.HTTPNotFound
         return await pages.view(request, name, trusted=trusted)
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        sock = request.get_extra_info("socket")
+        guest = None if sock is None else door.guest(sock.fileno())
+        if guest is None:
+            return await answer(request)
+        guest.busy = True
+        try:
+            return await answer(request)
+        finally:
+            guest.busy = False
 
     return handle
 
@@ -158,28 +177,79 @@ async def open_status(address: str, source: StatusSource, access: PageAccess) ->
 @asynccontextmanager
 async def serve_pages(address: str, pages: Pages, access: PageAccess) -> AsyncIterator[str]:
     """Serve pages until the exit; address and errors as in ``open_status``."""
-    app = web.Application(client_max_size=1024)
-    app.router.add_get("/{path:.*}", _routed(pages, access))
-    runner = web.AppRunner(
-        app,
-        access_log=None,
-        handle_signals=False,
-        keepalive_timeout=KEEPALIVE_S,
-        shutdown_timeout=SHUTDOWN_S,
-    )
-    await runner.setup()
-    try:
-        path = address.removeprefix(_UNIX_PREFIX)
-        if path != address:
-            await web.UnixSite(runner, path).start()
-            yield address
-            return
-        host, port = parse_host_port(address)
+    limit = PortLimits.of_process().status
+    with ExitStack() as stack, Door("status", limit, strangers_max=limit) as door:
+        listeners = await _listening(address, stack)
+        app = web.Application(client_max_size=1024)
+        app.router.add_get("/{path:.*}", _routed(pages, access, door))
+        runner = web.AppRunner(
+            app,
+            access_log=None,
+            handle_signals=False,
+            keepalive_timeout=KEEPALIVE_S,
+            shutdown_timeout=SHUTDOWN_S,
+        )
+        await runner.setup()
+        assert runner.server is not None
         try:
-            await web.TCPSite(runner, host, port).start()
+            async with asyncio.TaskGroup() as group:
+                accepting = [group.create_task(_accept(door, one, runner.server)) for one in listeners]
+                try:
+                    yield address if address.startswith(_UNIX_PREFIX) else _bound(listeners[0])
+                finally:
+                    for one in accepting:
+                        one.cancel()
+        finally:
+            await runner.cleanup()
+
+
+async def _accept(door: Door, listener: socket.socket, server: web.Server) -> None:
+    """Hand connections to the server, which closes them; never returns."""
+    while True:
+        guest = await door.accept(listener)
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(server, guest.sock)
         except OSError as error:
-            raise _translate(error, address) from error
-        bound = runner.addresses[0]
-        yield f"[{bound[0]}]:{bound[1]}" if ":" in bound[0] else f"{bound[0]}:{bound[1]}"
-    finally:
-        await runner.cleanup()
+            _log.debug("a connection to the status page ended", error=str(error))
+            guest.sock.close()
+
+
+async def _listening(address: str, stack: ExitStack) -> list[socket.socket]:
+    """Return listening, non-blocking sockets, which ``stack`` closes: one for each address of the host's name.
+
+    Raises:
+        BadConfig: the address cannot be listened on.
+    """
+    path = address.removeprefix(_UNIX_PREFIX)
+    try:
+        if path != address:
+            _unlink_stale(Path(path))
+            return [_listener(socket.AF_UNIX, path, stack)]
+        host, port = parse_host_port(address)
+        infos = await DNS.run(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        return [_listener(family, where, stack) for family, where in dict.fromkeys((one[0], one[4]) for one in infos)]
+    except OSError as error:
+        raise _translate(error, address) from error
+
+
+def _unlink_stale(path: Path) -> None:
+    """Remove the socket of a daemon that was killed."""
+    if path.is_socket():
+        path.unlink()
+
+
+def _listener(family: int, where: object, stack: ExitStack) -> socket.socket:
+    listener = stack.enter_context(socket.socket(family))
+    listener.setblocking(False)  # noqa: FBT003 - the standard library's
+    if family != socket.AF_UNIX:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if family == socket.AF_INET6:
+        listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    listener.bind(where)  # type: ignore[arg-type]  # as getaddrinfo returns it
+    listener.listen(_BACKLOG)
+    return listener
+
+
+def _bound(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

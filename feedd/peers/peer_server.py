@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from feedd.errors import BadRequest
+from feedd.flow.doors import Door, PortLimits
 from feedd.metrics import PEER_SENT_BYTES
 from feedd.owner import Owner
 from feedd.peers.entry_requests import HEAD_BYTES_MAX, parse
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     import socket
     import ssl
 
+    from feedd.flow.doors import Guest
     from feedd.flow.loop_thread import WorkLoop
     from feedd.peers.entry_requests import EntryRequest
     from feedd.peers.peer_entries import PeerEntries
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
     from feedd.protocols import Recorder
     from feedd.values import ObjectRef, ShardFile
 
-_CONNECTIONS_MAX: Final = 1024
 _IDLE_S: Final = 30.0
 _HANDSHAKE_S: Final = 5.0
 _SEND_S: Final = 60.0
@@ -66,47 +67,38 @@ class PeerServer:
         self._recorder = recorder
         self._sign_s = sign_s
         self._open: dict[ObjectRef, _OpenEntry] = {}
-        self._connection_count = 0
 
     async def serve(self, listener: socket.socket) -> None:
-        """Accept connections until cancelled; runs on the thread's loop."""
-        loop = asyncio.get_running_loop()
+        """Accept connections until cancelled; runs on the thread's loop.
+
+        Half of the places are for peers that have shown their certificate or, without TLS, have asked once.
+        """
         try:
-            async with asyncio.TaskGroup() as group:
-                while True:
-                    try:
-                        sock, _ = await loop.sock_accept(listener)
-                    except OSError as error:  # no descriptor is left
-                        _log.warning("a peer's connection was not accepted", error=str(error))
-                        await asyncio.sleep(1.0)
-                        continue
-                    sock.setblocking(False)  # noqa: FBT003 - the standard library's
-                    if self._connection_count >= _CONNECTIONS_MAX:
-                        sock.close()
-                        continue
-                    self._connection_count += 1
-                    group.create_task(self._connected(sock))
+            with Door("peers", PortLimits.of_process().peers) as door:
+                async with asyncio.TaskGroup() as group:
+                    while True:
+                        group.create_task(self._connected(await door.accept(listener)))
         finally:
             for entry in tuple(self._open.values()):
                 self._forget(entry)
 
-    async def _connected(self, sock: socket.socket) -> None:
+    async def _connected(self, guest: Guest) -> None:
         """Serve one connection to its end."""
-        plain = PlainSocket(sock)
+        plain = PlainSocket(guest.sock)
         try:
             connection: PeerSocket = plain
             if self._tls is not None:
                 connection = secured = TlsSocket(plain, self._tls)
                 async with asyncio.timeout(_HANDSHAKE_S):
                     await secured.handshake()
-            await self._converse(connection)
+                guest.known = True
+            await self._converse(connection, guest)
         except (OSError, BadRequest) as error:  # TimeoutError is an OSError
             _log.debug("a peer's connection ended", error=str(error))
         finally:
             plain.close()
-            self._connection_count -= 1
 
-    async def _converse(self, connection: PeerSocket) -> None:
+    async def _converse(self, connection: PeerSocket, guest: Guest) -> None:
         data = b""
         while True:
             while _END not in data:
@@ -118,7 +110,10 @@ class PeerServer:
                     return
                 data += more
             head, _, data = data.partition(_END)
-            await self._answer(connection, parse(head + _END))
+            request = parse(head + _END)
+            guest.known = guest.busy = True
+            await self._answer(connection, request)
+            guest.busy = False
 
     async def _answer(self, connection: PeerSocket, request: EntryRequest) -> None:
         ref = request.ref

@@ -29,13 +29,14 @@ from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
+from feedd.flow.doors import Door
 from feedd.serve.tickets import OWNER_GREETING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    from feedd.protocols import Clock
+    from feedd.flow.doors import Guest
     from feedd.serve.served_session import Lifeline, ServedSession
     from feedd.serve.server_options import ServeOptions
     from feedd.serve.tickets import Tickets
@@ -45,7 +46,6 @@ ARENA = b"ARENA"
 ENTRY = b"ENTRY"
 HOLD = b"HOLD!" + bytes(16)
 _YES, _NO = b"\x01", b"\x00"
-_ACCEPT_PAUSE_S = 0.1  # after accept failed for lack of file descriptors; an immediate retry cannot help
 
 _log = structlog.get_logger(__name__)
 
@@ -88,7 +88,6 @@ class ArenaSocket:
         directory: ArenaDirectory,
         tickets: Tickets,
         options: ServeOptions,
-        clock: Clock,
         on_holders: Callable[[int], None] | None,
     ) -> None:
         """Store the dependencies.
@@ -97,13 +96,11 @@ class ArenaSocket:
             directory: knows the tokens.
             tickets: issues tickets.
             options: who may connect, how many, and how long the hello may take.
-            clock: clock for the pause when file descriptors run out.
             on_holders: called with the number of HOLD connections whenever it changes; None: HOLD is refused.
         """
         self._directory = directory
         self._tickets = tickets
         self._options = options
-        self._clock = clock
         self._on_holders = on_holders
         self._allowed_uids = {0, os.geteuid(), *options.allow_uids} if options.allow_uids else None  # None: all
         most = options.arena_connections_max
@@ -124,35 +121,25 @@ class ArenaSocket:
 
     async def serve(self, listeners: Sequence[socket.socket]) -> None:
         """Accept until cancelled, then close all connections. The caller closes the listeners."""
-        async with asyncio.TaskGroup() as group:
-            for listener in listeners:
-                group.create_task(self._accept(listener, group))
+        most = self._options.arena_connections_max
+        with Door("arena", most, strangers_max=max(1, most // 4)) as door:
+            async with asyncio.TaskGroup() as group:
+                for listener in listeners:
+                    group.create_task(self._accept(door, listener, group))
 
-    async def _accept(self, listener: socket.socket, group: asyncio.TaskGroup) -> None:
-        loop = asyncio.get_running_loop()
+    async def _accept(self, door: Door, listener: socket.socket, group: asyncio.TaskGroup) -> None:
         while True:
-            try:
-                conn, _ = await loop.sock_accept(listener)
-            except OSError as error:
-                _log.warning("a client's lifeline could not be accepted", error=str(error))
-                await self._clock.sleep_s(_ACCEPT_PAUSE_S)
-                continue
-            if self._connection_count >= self._options.arena_connections_max:
-                _log.warning(
-                    "too many lifelines: a connection is refused", connections_max=self._options.arena_connections_max
-                )
-                conn.close()
-                continue
-            self._connection_count += 1
-            group.create_task(self._connection(conn))
+            group.create_task(self._connection(await door.accept(listener)))
 
-    async def _connection(self, conn: socket.socket) -> None:
+    async def _connection(self, guest: Guest) -> None:
+        conn = guest.sock
+        self._connection_count += 1
         try:
             conn.settimeout(0.0)
             pid, uid = peer_credentials(conn)
             with self._counted(uid) as count:
                 if self._admits(uid, pid, count):
-                    await self._serve(conn, pid, uid)
+                    await self._serve(guest, pid, uid)
                 else:
                     conn.send(_NO)
         except (OSError, TimeoutError) as error:
@@ -183,9 +170,11 @@ class ArenaSocket:
             return False
         return True
 
-    async def _serve(self, conn: socket.socket, pid: int, uid: int) -> None:
+    async def _serve(self, guest: Guest, pid: int, uid: int) -> None:
+        conn = guest.sock
         async with asyncio.timeout(self._options.hello_timeout_s):
             hello = await _read_hello(conn)
+        guest.known = guest.busy = True  # lifelines are silent, and last as long as their clients
         if hello == HOLD and self._on_holders is not None:
             await self._hold(conn, self._on_holders)
         elif hello == OWNER_GREETING:

@@ -65,8 +65,9 @@ class _Checks(health.aio.HealthServicer):  # type: ignore[name-defined,misc]  # 
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "expected Check, got Watch: ask again from time to time")
 
 
-def _grpc_options(options: ServeOptions) -> list[tuple[str, int]]:
+def _grpc_options(options: ServeOptions, connections_max: int) -> list[tuple[str, int]]:
     return [
+        ("grpc.max_allowed_incoming_connections", connections_max),  # of each address
         ("grpc.so_reuseport", 0),  # a second daemon on this port must fail, not share the port
         ("grpc.max_receive_message_length", options.receive_bytes_max),
         ("grpc.max_send_message_length", options.receive_bytes_max + 2 * options.chunk_size_bytes),
@@ -76,10 +77,8 @@ def _grpc_options(options: ServeOptions) -> list[tuple[str, int]]:
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
         ("grpc.http2.max_ping_strikes", 0),  # clients may ping at any rate: a paused trainer is not abuse
         ("grpc.server_handshake_timeout_ms", 5_000),  # a connection that never speaks HTTP/2 holds a descriptor
-        (
-            "grpc.max_connection_idle_ms",
-            600_000,
-        ),  # a connection without calls as well; clients connect again by themselves
+        # A connection without calls as well, soon enough for an open that waits. Clients connect again by themselves.
+        ("grpc.max_connection_idle_ms", 30_000),
     ]
 
 
@@ -130,7 +129,7 @@ class FeedServer:
         self._client_admin = AdminService(self.sessions, hooks, about, callers)
         self._full_admin = AdminService(self.sessions, hooks, about, admins)
         self._files = FilesService(hooks.files, self.sessions, callers)
-        self._arena_socket = ArenaSocket(self.sessions, tickets, options, clock, hooks.on_holders)
+        self._arena_socket = ArenaSocket(self.sessions, tickets, options, hooks.on_holders)
         self._health = _Checks()
         self._grpc: grpc.aio.Server | None = None
         self._admin_grpc: grpc.aio.Server | None = None
@@ -213,7 +212,10 @@ class FeedServer:
 
     def _make_server(self) -> grpc.aio.Server:
         self._grpc = server = grpc.aio.server(
-            options=_grpc_options(self._options), maximum_concurrent_rpcs=4 * self._options.sessions_max
+            options=_grpc_options(
+                self._options, max(1, self._options.grpc_connections_max // len(self._options.listen))
+            ),
+            maximum_concurrent_rpcs=4 * self._options.sessions_max,
         )
         server.add_generic_rpc_handlers((self._feed.handler(), self._files.handler(), self._client_admin.handler()))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
@@ -232,7 +234,7 @@ class FeedServer:
 
     async def _listen_for_admins(self, path: Path, *, published: bool) -> None:
         """Serve administrators at a socket of their own, so that the file's permissions decide who is one."""
-        server = grpc.aio.server(options=_grpc_options(self._options))
+        server = grpc.aio.server(options=_grpc_options(self._options, self._options.admin_connections_max))
         server.add_generic_rpc_handlers((self._full_admin.handler(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection(

@@ -60,6 +60,8 @@ class ServeOptions:
         receive_bytes_max: largest request message.
         chunk_size_bytes: payload of one inline chunk.
         arena_connections_max: upper bound of lifelines.
+        grpc_connections_max: upper bound of connections to all addresses together.
+        admin_connections_max: upper bound of connections to the admin socket.
         hello_timeout_s: bound on the 21 bytes at the start of a lifeline.
         daemon_id: changes at each start; empty: a random id.
         lane_count: daemons that share this node; see ``feedd.lanes``.
@@ -85,6 +87,8 @@ class ServeOptions:
     receive_bytes_max: int = 16 * MIB
     chunk_size_bytes: int = MIB
     arena_connections_max: int = 4096
+    grpc_connections_max: int = 4096
+    admin_connections_max: int = 64
     hello_timeout_s: float = 5.0
     daemon_id: str = ""
     lane_count: int = 1

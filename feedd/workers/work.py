@@ -53,7 +53,7 @@ class DecodeOptions:
     task_deadline_s: float = 60.0
     nice: int = 0
     chunk_rows: int = 32
-    start_deadline_s: float = 60.0
+    start_deadline_s: float = 180.0
     cancel_grace_s: float = 5.0
     close_grace_s: float = 5.0
     readable: tuple[str, ...] | None = None

@@ -18,7 +18,7 @@ from feedd.fetch.object_checksums import ALGORITHMS
 from feedd.fetch.s3.direct_store import DirectStore
 from feedd.fetch.s3.sdk_store import S3Store
 from feedd.values import ByteRange
-from tests.budget import later
+from tests.budget import PATIENT_S, later
 from tests.conformance.object_store_suite import *  # noqa: F403 - its tests run here, against the bed below
 from tests.conformance.object_store_suite import Bed, collect, condemned
 
@@ -75,7 +75,7 @@ async def bed(request: pytest.FixtureRequest, moto_url: str, sdk: Any) -> AsyncI
         odd_names=("%41", " lead", "q?x=1#y&z", "d//e"),  # moto's own routing normalises the others
     )
     await store.close()
-    urlopen(Request(f"{moto_url}/moto-api/reset", method="POST"), timeout=10).close()  # noqa: ASYNC210 - nothing else runs now; moto lets go of its files
+    urlopen(Request(f"{moto_url}/moto-api/reset", method="POST"), timeout=PATIENT_S).close()  # noqa: ASYNC210 - nothing else runs now; moto lets go of its files
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 
 from feedd.errors import CacheTooSmall, NotFound, ObjectChanged, StoreUnavailable
 from feedd.metrics import CACHE_HITS, CACHE_MISSES
-from tests.budget import later
+from tests.budget import PATIENT_S, later
 from tests.fakes.caches import SLOT_BYTES, CacheRig, read, rig_on
 from tests.fakes.fetchers import until
 from tests.fakes.next_uses import note_next_use
@@ -263,7 +263,7 @@ async def test_two_acquirers_in_tight_space_both_finish(rig: CacheRig) -> None:
             with await cache.acquire(mine) as pins:
                 rig.check(pins, mine)
 
-    async with rig.open(capacity=3) as cache, asyncio.timeout(60):
+    async with rig.open(capacity=3) as cache, asyncio.timeout(PATIENT_S):
         await asyncio.gather(turns(refs[:2]), turns(refs[2:]), turns([refs[1], refs[2]]))
 
 
@@ -316,7 +316,7 @@ async def test_crowd_of_acquirers_with_cancellations_and_faults(rig: CacheRig, s
             if rng.random() < 0.1:
                 await cache.discard(rng.choice(refs))
 
-    async with rig.open(capacity=5) as cache, asyncio.timeout(90):
+    async with rig.open(capacity=5) as cache, asyncio.timeout(PATIENT_S):
         await asyncio.gather(*(reader() for _ in range(8)))
         for owner in range(3):
             cache.prefetch([], f"owner-{owner}")

@@ -19,6 +19,7 @@ import pytest
 from feedd.daemon.watchdog import SERVING_LOOP
 from feedd.recipe.recipe import parse_field, spec_of
 from feedd_client import FeedDataset
+from tests.budget import PATIENT_S
 from tests.docs.blocks import Block, blocks
 from tests.docs.commands import adapted, check_variables, check_words, commands
 from tests.docs.execute import Job
@@ -122,7 +123,7 @@ def test_console(block: Block, world: World, short_dir: Path) -> None:
         environment = os.environ | world.environment | defaults | given
         if words[0] == "curl":
             port = f"127.0.0.1:{world.daemon.status_port}"
-            with urllib.request.urlopen(words[-1].replace("127.0.0.1:7071", port), timeout=10) as answer:
+            with urllib.request.urlopen(words[-1].replace("127.0.0.1:7071", port), timeout=PATIENT_S) as answer:
                 assert answer.status == 200
             continue
         assert words[0] == "feedd", f"{block.place}: expected a command that a test can run, got {words}"
@@ -141,7 +142,7 @@ def test_console(block: Block, world: World, short_dir: Path) -> None:
 def _serve(arguments: list[str], environment: dict[str, str]) -> None:
     port = free_port()
     with Running([*arguments], environment | {"FEEDD_STATUS": f"127.0.0.1:{port}"}) as daemon:
-        deadline_s = time.monotonic() + 40
+        deadline_s = time.monotonic() + PATIENT_S
         state = ""
         while state != "ready":  # a standby, too, becomes ready: no other daemon holds its cache
             assert daemon.poll() is None, daemon.communicate(1)
@@ -150,7 +151,7 @@ def _serve(arguments: list[str], environment: dict[str, str]) -> None:
             with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz") as answer:
                 state = json.load(answer)["state"]
         daemon.terminate()
-        daemon.communicate(20)
+        daemon.communicate(PATIENT_S)
         assert daemon.returncode == 0
 
 
@@ -227,7 +228,7 @@ def test_augmented_manifests(block: Block, world: World) -> None:
 def test_answer_of_healthz(world: World) -> None:
     """The page shows the members that a ready daemon answers with."""
     (block,) = _json("uptime_s")
-    with urllib.request.urlopen(f"http://127.0.0.1:{world.daemon.status_port}/healthz", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{world.daemon.status_port}/healthz", timeout=PATIENT_S) as answer:
         assert list(json.load(answer)) == list(json.loads(block.body))
 
 

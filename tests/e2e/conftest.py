@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.budget import PATIENT_S
 from tests.conftest import FAILED
 from tests.e2e.daemon import Daemon
 from tests.e2e.leftovers import shared_memory
@@ -107,7 +108,7 @@ def nothing_shared() -> Iterator[None]:
     """Nothing is in shared memory after the test that was not there before."""
     names, memfd_count = shared_memory()
     yield
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENT_S
     while (now := shared_memory())[0] - names or now[1] > memfd_count:
         assert time.monotonic() < deadline, (now[0] - names, memfd_count, now[1])
         time.sleep(0.1)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Self
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.budget import PATIENT_S
 from tests.fakes.forks import Command
 from tests.fakes.processes import command_of
 
@@ -26,8 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-START_S = 90.0  # a node of lanes on a machine that does other work; below the time limit of a test
-STOP_S = 20.0
+START_S = STOP_S = PATIENT_S
 
 
 _PORTS_EACH = 1250
@@ -109,14 +109,14 @@ class Daemon:
     def healthy(self) -> bool:
         """Whether /healthz says ready."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.status_port}/healthz", timeout=2) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.status_port}/healthz", timeout=30) as answer:
                 return bool(answer.status == 200)
         except (urllib.error.URLError, ConnectionError, TimeoutError):
             return False
 
     def metrics(self) -> dict[str, float]:
         """Every sample of /metrics, summed over labels."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.status_port}/metrics", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.status_port}/metrics", timeout=PATIENT_S) as answer:
             text = answer.read().decode()
         totals: dict[str, float] = {}
         for family in text_string_to_metric_families(text):
@@ -129,7 +129,7 @@ class Daemon:
         assert self.process is not None
         return [child for child in psutil.Process(self.process.pid).children(recursive=True) if _is_worker(child)]
 
-    def wait_idle(self, sessions: int = 0, timeout_s: float = 20.0) -> None:
+    def wait_idle(self, sessions: int = 0, timeout_s: float = PATIENT_S) -> None:
         """Wait until nothing is held for any client; fail with what is.
 
         A living dataset keeps its session (and arena) for its next epoch: ``sessions`` says how many do. The last

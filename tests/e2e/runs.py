@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from tests.budget import PATIENT_S
 from tests.e2e.daemon import STOP_S
 from tests.e2e.trainer import Trainer
 
@@ -94,7 +95,7 @@ def _ended(process: psutil.Process) -> bool:
 
 def _health(daemon: Daemon) -> str:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{daemon.status_port}/healthz", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{daemon.status_port}/healthz", timeout=PATIENT_S) as answer:
             return str(json.load(answer)["state"])
     except urllib.error.HTTPError as error:
         return str(json.load(error)["state"])

@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from feedd_client import FeedDataset
+from tests.budget import PATIENT_S
 from tests.e2e.shards import jpeg, numbered, tar
 from tests.fakes.nobody import let_permissions_bind
 from tests.fakes.promtool import Window, firing, promtool
@@ -54,7 +55,7 @@ class Scene:
     def scrape(self) -> str:
         """Return the text of the daemon's metrics; empty: it does not answer."""
         try:
-            connection = http.client.HTTPConnection("127.0.0.1", self.daemon.status_port, timeout=5)
+            connection = http.client.HTTPConnection("127.0.0.1", self.daemon.status_port, timeout=PATIENT_S)
             return _ask(connection)
         except OSError:
             return ""
@@ -273,7 +274,7 @@ def _kill_a_worker(scene: Scene, workers_after: int) -> None:
 
 def _without_descriptors(scene: Scene, process: psutil.Process, *others: str) -> None:
     """Kill the workers while the daemon may open no file; it answers on a connection that is already open."""
-    connection = http.client.HTTPConnection("127.0.0.1", scene.daemon.status_port, timeout=5)
+    connection = http.client.HTTPConnection("127.0.0.1", scene.daemon.status_port, timeout=PATIENT_S)
     before, limits = _ask(connection), process.rlimit(psutil.RLIMIT_NOFILE)
     process.rlimit(psutil.RLIMIT_NOFILE, (3, limits[1]))
     try:

@@ -15,6 +15,7 @@ import pytest
 
 from feedd_client import FeedDataset, Topology
 from feedd_client.filesystem import FeedFileSystem
+from tests.budget import PATIENT_S
 from tests.e2e.shards import numbered
 from tests.e2e.test_pipe import Pipe
 from tests.fakes import forks, pipe_readers
@@ -121,7 +122,7 @@ def test_all_modes_give_the_same_samples(s3: S3Server, daemons: Callable[..., Da
     try:
         with forks.Running(["files", "--root", str(files)], os.environ | own | region) as running:
             daemon = daemons()
-            _, said = running.communicate(60)
+            _, said = running.communicate(PATIENT_S)
             assert running.returncode == 0, said
         through_pipe = {name: pipe_readers.whole(pipe.fifo(0, name)) for name in FORMATS}
         assert pipe.end(signal.SIGTERM)[0] == 0

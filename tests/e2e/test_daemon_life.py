@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
+from tests.budget import PATIENT_S
 from tests.e2e.daemon import STOP_S, Daemon
 from tests.e2e.shards import numbered
 from tests.fakes import forks
@@ -41,7 +42,7 @@ def _events(daemon: Daemon) -> list[dict[str, object]]:
     return [json.loads(line) for line in daemon.log.read_text().splitlines() if line.startswith("{")]
 
 
-def _wait(met: Callable[[], object], limit_s: float = 20.0) -> None:
+def _wait(met: Callable[[], object], limit_s: float = PATIENT_S) -> None:
     deadline = time.monotonic() + limit_s
     while not met():
         assert time.monotonic() < deadline
@@ -50,7 +51,7 @@ def _wait(met: Callable[[], object], limit_s: float = 20.0) -> None:
 
 def _health(daemon: Daemon) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{daemon.status_port}/healthz", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{daemon.status_port}/healthz", timeout=PATIENT_S) as answer:
             return answer.status, json.load(answer)["state"]
     except urllib.error.HTTPError as error:
         return error.code, json.load(error)["state"]

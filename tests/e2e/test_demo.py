@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
+from tests.budget import PATIENT_S
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -75,6 +77,6 @@ def test_interrupted_demo_leaves_nothing(tmp_path: Path, after_s: float) -> None
             children |= set(psutil.Process(demo.pid).children(recursive=True))
         time.sleep(0.05)
     demo.send_signal(signal.SIGINT)
-    assert demo.wait(40) in {0, 130, -signal.SIGINT}, said.read_text()  # the last: before our first line ran
-    assert not psutil.wait_procs(children, timeout=5)[1]
+    assert demo.wait(PATIENT_S) in {0, 130, -signal.SIGINT}, said.read_text()  # the last: before our first line ran
+    assert not psutil.wait_procs(children, timeout=PATIENT_S)[1]
     assert not list(home.iterdir())

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from feedd_client import FeedDataset
+from tests.budget import PATIENT_S
 from tests.e2e.shards import numbered
 from tests.fakes.forks import run
 from tests.fakes.s3.faults import late
@@ -61,7 +62,7 @@ def _training(daemon: Daemon, step: Callable[[int], object], **options: Any) -> 
         yield dataset
     finally:
         stop.set()
-        thread.join(60)
+        thread.join(PATIENT_S)
         dataset.close()
     assert not thread.is_alive()
 
@@ -91,7 +92,7 @@ def test_a_job_that_is_fed_is_told_so(daemons: Callable[..., Daemon]) -> None:
             time.sleep(0.2)
 
     with _training(daemon, step, share="job-1"):
-        assert cached.wait(60)
+        assert cached.wait(PATIENT_S)
         time.sleep(2)
         told = _verdict(daemon, "--seconds", "3", "--job", "job-1")
         assert told["verdict"] == "healthy", told
@@ -148,7 +149,7 @@ def _doctor_of_url(s3: S3Server, *arguments: str) -> subprocess.CompletedProcess
     store = {"AWS_ENDPOINT_URL": s3.url, "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test-secret"}
     command = [sys.executable, "-m", "feedd", "doctor", "s3://data/train/", "--batch-size", str(BATCH), *arguments]
     env = os.environ | store | {"AWS_DEFAULT_REGION": "us-east-1"}
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=90, check=False)
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=PATIENT_S, check=False)
 
 
 def test_data_is_measured_without_a_trainer(data: S3Server) -> None:

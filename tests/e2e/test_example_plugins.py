@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from feedd_client import FeedDataset, FeedError
+from tests.budget import PATIENT_S
 from tests.tidy.tree import ROOT
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         check=False,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PATIENT_S,
     )
     assert done.returncode == 0, done.stderr
     return home / "site"

@@ -20,6 +20,7 @@ from awscrt.checksums import crc32c
 from feedd.cache import entry_layout
 from feedd.values import ObjectRef
 from feedd_client import FeedDataset, Topology
+from tests.budget import PATIENT_S
 from tests.e2e.shards import numbered
 from tests.fakes import forks
 from tests.fakes.s3 import faults
@@ -61,7 +62,7 @@ def _started(s3: S3Server, root: Path, *arguments: str) -> forks.Running:
 
 def _files(s3: S3Server, root: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
     with _started(s3, root, "--json", *arguments) as running:
-        out, err = running.communicate(60)
+        out, err = running.communicate(PATIENT_S)
         assert running.returncode is not None
         return running.returncode, json.loads(out or "{}").get("channels", {}).get("train", {}), err
 
@@ -158,7 +159,7 @@ def test_a_run_that_is_ended(filled: S3Server, tmp_path: Path, number: signal.Si
             assert time.monotonic() < deadline
             time.sleep(0.02)
         running.send_signal(number)
-        _, said = running.communicate(30)
+        _, said = running.communicate(PATIENT_S)
         assert running.returncode == (1 if number is signal.SIGINT else -number), said
     if number is signal.SIGINT:
         assert _there(tmp_path) == expected

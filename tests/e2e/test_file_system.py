@@ -21,6 +21,7 @@ import torch
 
 from feedd_client.errors import DaemonUnreachable
 from feedd_client.filesystem import FeedFileSystem
+from tests.budget import PATIENT_S
 from tests.e2e.shards import numbered
 from tests.fakes.s3 import faults
 
@@ -189,7 +190,7 @@ def test_arrow(files: FeedFileSystem, s3: S3Server) -> None:
     before = int(str(s3.stats()["body_bytes"]))
     address = files.storage_options["address"]  # a process of its own: pyarrow's threads outlive a test
     done = subprocess.run(
-        [sys.executable, "-c", _ARROW, address], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", _ARROW, address], capture_output=True, text=True, timeout=PATIENT_S, check=True
     )
     assert done.stdout == "True\n"
     assert int(str(s3.stats()["body_bytes"])) - before < len(buffer.getvalue()) - (4 << 20)

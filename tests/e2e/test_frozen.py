@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from feedd_client import FeedDataset, FeedError
+from tests.budget import PATIENT_S
 from tests.e2e.shards import numbered
 from tests.fakes import forks
 
@@ -51,7 +52,7 @@ def _index(s3: S3Server, *arguments: str, url: str = URL) -> tuple[int, dict[str
         "AWS_EC2_METADATA_DISABLED": "true",
     }
     with forks.Running(["index", url, "--json", "--set", "decode.workers=1", *arguments], {**os.environ, **own}) as run:
-        said, complained = run.communicate(timeout=60)
+        said, complained = run.communicate(timeout=PATIENT_S)
         assert run.returncode is not None
         return run.returncode, json.loads(said or "{}"), complained
 

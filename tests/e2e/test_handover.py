@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.budget import PATIENT_S
 from tests.e2e.daemon import STOP_S, Daemon
 from tests.e2e.runs import Run, wait_until
 from tests.e2e.shards import numbered
@@ -49,7 +50,7 @@ def _taken(run: Run) -> list[int]:
 
 
 def _state(daemon: Daemon) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{daemon.status_port}/healthz", timeout=5) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{daemon.status_port}/healthz", timeout=PATIENT_S) as answer:
         return str(json.load(answer)["state"])
 
 

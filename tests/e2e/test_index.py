@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from feedd_client import FeedDataset, FeedError, Topology
-from tests.budget import later
+from tests.budget import PATIENT_S, later
 from tests.e2e.shards import numbered
 from tests.fakes import forks
 from tests.fakes.s3 import faults as fault
@@ -66,7 +66,7 @@ def _started(
 
 def _ended(process: forks.Running | subprocess.Popen[str]) -> tuple[int, dict[str, Any], str]:
     with process:
-        said, complained = process.communicate(timeout=60)
+        said, complained = process.communicate(timeout=PATIENT_S)
         assert process.returncode is not None
         return process.returncode, json.loads(said or "{}"), complained
 
@@ -164,7 +164,7 @@ def test_what_other_tools_counted_is_enough(filled: S3Server, daemons: Callable[
 
 
 def _wait_for(happened: Callable[[], bool], process: forks.Running | subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 40
+    deadline = time.monotonic() + PATIENT_S
     while not happened():
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.budget import PATIENT_S
 from tests.e2e.shards import numbered
 from tests.e2e.two_raylets import run_on_two
 from tests.fakes import forks
@@ -38,7 +39,7 @@ def test_two_nodes_write_the_same_bytes(tmp_path: Path, case: str) -> None:
     for number in range(_SHARDS):
         (folder / f"{number:03d}.tar").write_bytes(numbered(number, 3 + number % 7, pad_bytes=200_000))
     with forks.Running(["index", f"{folder}/", "--manifest"], dict(os.environ)) as run:
-        _, complained = run.communicate(timeout=60)
+        _, complained = run.communicate(timeout=PATIENT_S)
         assert run.returncode == 0, complained
     one = _written(folder)
     done = run_on_two("index", f"{folder}/", "--manifest", kill_at="ray::count_shards" if case == "lose" else "")

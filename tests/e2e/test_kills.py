@@ -12,7 +12,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from feedd_client import FeedDataset
-from tests.budget import later
+from tests.budget import PATIENT_S, later
 from tests.e2e.shards import numbered
 from tests.fakes.forks import Script
 
@@ -103,7 +103,7 @@ def test_killed_daemon_is_a_pause(nothing_shared: None, data: None, daemons: Cal
         if step == 5:
             children = psutil.Process(daemon.process.pid).children(recursive=True) if daemon.process else []
             daemon.kill()
-            alive = psutil.wait_procs(children, timeout=10)[1]
+            alive = psutil.wait_procs(children, timeout=PATIENT_S)[1]
             assert not alive, f"workers outlived the daemon: {alive}"
             again.start()
     del batch
@@ -141,6 +141,6 @@ def test_interrupted_daemon_drains(nothing_shared: None, data: None, daemons: Ca
     assert daemon.process is not None
     children = psutil.Process(daemon.process.pid).children(recursive=True)
     daemon.process.send_signal(signal.SIGINT)
-    assert daemon.process.wait(20) == 0
-    assert not psutil.wait_procs(children, timeout=5)[1]
+    assert daemon.process.wait(PATIENT_S) == 0
+    assert not psutil.wait_procs(children, timeout=PATIENT_S)[1]
     assert sorted(path.name for path in daemon.home.iterdir()) == ["cache", "feedd.log"]

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from feedd_client import FeedDataset, Topology
-from tests.budget import later
+from tests.budget import PATIENT_S, later
 from tests.e2e.shards import numbered
 from tests.fakes.forks import run
 from tests.fakes.processes import command_of
@@ -163,7 +163,7 @@ def test_a_killed_lane_stops_its_ranks_only(data: Data, daemons: Callable[..., D
     workers = [worker for lane in lanes for worker in lane.children(recursive=True)]
     assert daemon.process is not None
     os.kill(daemon.process.pid, signal.SIGKILL)
-    gone, alive = psutil.wait_procs([*lanes, *workers], timeout=15)
+    gone, alive = psutil.wait_procs([*lanes, *workers], timeout=PATIENT_S)
     assert not alive
     assert len(gone) >= 2 * len(lanes) == 4
 
@@ -203,14 +203,14 @@ def test_one_status_page(data: Data, daemons: Callable[..., Daemon]) -> None:
     health = _health(daemon)
     assert health["state"] == "ready"
     assert [lane["state"] for lane in health["lanes"]] == ["ready", "ready"]
-    with urllib.request.urlopen(f"http://127.0.0.1:{daemon.status_port}/view.json", timeout=5) as page:
+    with urllib.request.urlopen(f"http://127.0.0.1:{daemon.status_port}/view.json", timeout=PATIENT_S) as page:
         view = json.loads(page.read())
     assert (view["lane_count"], view["state"]) == (2, "ready")
 
 
 def _health(daemon: Daemon) -> dict[str, Any]:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{daemon.status_port}/healthz", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{daemon.status_port}/healthz", timeout=PATIENT_S) as answer:
             found: dict[str, Any] = json.load(answer)
     except urllib.error.HTTPError as error:
         found = json.load(error)
@@ -218,7 +218,7 @@ def _health(daemon: Daemon) -> dict[str, Any]:
 
 
 def _until(ask: Callable[[], str], wanted: str, daemon: Daemon) -> bool:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENT_S
     while ask() != wanted:
         assert time.monotonic() < deadline, daemon.log.read_text()[-2000:]
         time.sleep(0.02)

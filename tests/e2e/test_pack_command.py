@@ -15,7 +15,7 @@ import pytest
 
 from feedd_client import FeedDataset
 from tests.bench.peers import find_peers
-from tests.budget import later
+from tests.budget import PATIENT_S, later
 from tests.fakes import forks
 from tests.unit.pack.packing import folder, shards
 
@@ -45,7 +45,7 @@ def _pack(s3: S3Server, *arguments: str) -> forks.Running:
 
 def _ended(process: forks.Running) -> tuple[int, str, str]:
     with process:
-        said, complained = process.communicate(timeout=60)
+        said, complained = process.communicate(timeout=PATIENT_S)
         assert process.returncode is not None
         return process.returncode, said, complained
 
@@ -184,7 +184,7 @@ def test_other_libraries_read_what_was_packed(s3: S3Server, tmp_path: Path, kind
     _packed(s3, str(tmp_path / "in"), str(tmp_path / "out"), "--format", format_name)
     environment = {**os.environ, **peers.environment}
     command = [str(peers.python), "-c", _READ, kind, str(tmp_path / "out")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=100)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=PATIENT_S)
     assert done.returncode == 0, done.stderr
     wanted = [
         f"sample {name[:-4]} {hashlib.sha256(data).hexdigest()} {name[len('class-')]}"

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from feedd_client import FeedDataset, Topology
+from tests.budget import PATIENT_S
 from tests.e2e.daemon import free_port
 from tests.e2e.shards import numbered
 from tests.unit.serve.certs import Authority
@@ -28,7 +29,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 SHARDS, SAMPLES, NODES = 12, 8, 4
 ALL = sorted(shard * 1000 + ordinal for shard in range(SHARDS) for ordinal in range(SAMPLES))
-PATIENT = "peers.timeout=20s"
+PATIENT = ("peers.timeout=60s", "fetch.read_timeout=10m", "fetch.connect_timeout=10m")
 """A machine that runs all these processes at once is slow; what a short timeout costs is not tested here."""
 
 
@@ -86,7 +87,7 @@ def _gets(server: S3Server) -> Counter[str]:
 
 def test_four_nodes_fetch_each_shard_once(data: S3Server, daemons: Callable[..., Daemon]) -> None:
     """All nodes need all shards; the store sends each byte once, and the nodes send each other the rest."""
-    cluster = _cluster(daemons, NODES, PATIENT)
+    cluster = _cluster(daemons, NODES, *PATIENT)
     assert [sorted(samples) for samples in _read_all(cluster)] == [ALL] * NODES
     assert _gets(data) == Counter(f"train/{shard:03d}.tar" for shard in range(SHARDS))
     totals = [daemon.metrics() for daemon in cluster]
@@ -100,7 +101,7 @@ def test_four_nodes_with_certificates(data: S3Server, daemons: Callable[..., Dae
     authority = Authority(tmp_path)
     cert, key = authority.issue("node")
     files = (f"tls.cert={cert}", f"tls.key={key}", f"peers.ca={authority.ca_path}")
-    cluster = _cluster(daemons, NODES, PATIENT, *files)
+    cluster = _cluster(daemons, NODES, *PATIENT, *files)
     assert [sorted(samples) for samples in _read_all(cluster)] == [ALL] * NODES
     assert _gets(data) == Counter(f"train/{shard:03d}.tar" for shard in range(SHARDS))
 
@@ -120,7 +121,7 @@ def test_a_peer_that_fails_in_an_epoch(data: S3Server, daemons: Callable[..., Da
         try:
             for batch in batches:
                 samples += batch["cls"].tolist()
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + PATIENT_S
             while not cluster[0].metrics()["feedd_peer_paused"]:
                 assert time.monotonic() < deadline, "the peer's failure was not noticed"
                 time.sleep(0.05)
@@ -134,7 +135,7 @@ def test_a_peer_that_fails_in_an_epoch(data: S3Server, daemons: Callable[..., Da
 @pytest.mark.nightly
 def test_a_node_that_joins_later_reads_from_the_others(data: S3Server, daemons: Callable[..., Daemon]) -> None:
     """As after an elastic change: the new node gets all that the others hold without the store."""
-    cluster = _cluster(daemons, 3, PATIENT)
+    cluster = _cluster(daemons, 3, *PATIENT)
     for node in (0, 1):
         with closing(_dataset(cluster, node)) as dataset:
             assert sorted(number for batch in dataset for number in batch["cls"].tolist()) == ALL
@@ -151,7 +152,7 @@ def test_packs_and_spans_travel(s3: S3Server, daemons: Callable[..., Daemon]) ->
         s3.put("data", f"small/{number:03d}.cls", b"%d" % number)
     tokens = np.arange(3 << 20, dtype=np.uint16)
     s3.put("data", "tokens/all.bin", tokens.tobytes())
-    cluster = _cluster(daemons, 3, PATIENT, "fetch.span_size=1MiB")
+    cluster = _cluster(daemons, 3, *PATIENT, "fetch.span_size=1MiB")
     for samples in _read_all(cluster, url="s3://data/small/"):
         assert sorted(samples) == list(range(400))
     assert set(_gets(s3).values()) == {1}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.budget import PATIENT_S
 from tests.fakes import forks, pipe_readers
 from tests.fakes.recordio import recordio
 from tests.fakes.s3 import faults as fault
@@ -57,7 +58,7 @@ class Pipe:
     def fifo(self, epoch: int, channel: str = "train") -> Path:
         """Return the path of an epoch's FIFO, once it is there."""
         path = self.root / "input" / "data" / f"{channel}_{epoch}"
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENT_S
         while not path.exists():
             assert time.monotonic() < deadline, f"no {path.name}"
             time.sleep(0.01)
@@ -68,7 +69,7 @@ class Pipe:
         assert self._running is not None
         if number is not None:
             self._running.send_signal(number)
-        _, err = self._running.communicate(60)
+        _, err = self._running.communicate(PATIENT_S)
         assert self._running.returncode is not None
         return self._running.returncode, err
 

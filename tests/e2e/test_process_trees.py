@@ -14,6 +14,7 @@ import pytest
 
 from feedd.cache.ondisk.directory_lock import DirectoryLock
 from feedd.cache.ondisk.temporary_dirs import sweep
+from tests.budget import PATIENT_S
 from tests.e2e.shards import numbered
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def test_two_trees_at_once(short_dir: Path) -> None:
         assert [_status_of(f"{page.rpartition('/')[0][:-1]}/") for page in pages] == [404, 404]
         assert [_status_of(f"{'/'.join(page.split('/')[:3])}/healthz") for page in pages] == [404, 404]
     finally:
-        told = [trainer.communicate(timeout=30) for trainer in trainers]
+        told = [trainer.communicate(timeout=PATIENT_S) for trainer in trainers]
     assert firsts == [b"got\n"] * 2, told
     assert [trainer.returncode for trainer in trainers] == [0, 0], told
     lines = [line for _, text in told for line in text.decode().splitlines() if "started a feedd daemon" in line]
@@ -69,7 +70,7 @@ def test_two_trees_at_once(short_dir: Path) -> None:
     logs = "".join(path.read_text() for path in short_dir.glob("feedd-*/*/feedd.log"))
     assert '"event": "status page"' in logs
     assert not [page for page in pages if page.split("/")[3] in logs], "a token is in a log"
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + PATIENT_S
     while _caches(short_dir):
         assert time.monotonic() < deadline_s, "a cache outlived its process tree"
         time.sleep(0.05)
@@ -77,7 +78,7 @@ def test_two_trees_at_once(short_dir: Path) -> None:
 
 def _status_of(url: str) -> int:
     try:
-        with urllib.request.urlopen(url, timeout=10) as answer:
+        with urllib.request.urlopen(url, timeout=PATIENT_S) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return error.code

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import psutil
 import pytest
 
+from tests.budget import PATIENT_S
 from tests.e2e.shards import tar
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         (data / f"{shard}.tar").write_bytes(tar(samples))
     with tempfile.TemporaryDirectory(prefix="fd-", dir="/tmp", ignore_cleanup_errors=True) as home:
         yield Path(home)
-        deadline_s = time.monotonic() + 20
+        deadline_s = time.monotonic() + PATIENT_S
         while left := [process for process in psutil.process_iter(["cmdline"]) if _is_of(process, home)]:
             assert time.monotonic() < deadline_s, left
             time.sleep(0.1)

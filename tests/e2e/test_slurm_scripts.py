@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from feedd_client import FeedDataset
+from tests.budget import PATIENT_S
 from tests.e2e.shards import numbered
 from tests.tidy.tree import ROOT
 
@@ -83,7 +84,7 @@ class Node:
             text=True,
             process_group=0,
         )
-        told, _ = process.communicate(timeout=60)
+        told, _ = process.communicate(timeout=PATIENT_S)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         self.code = process.returncode

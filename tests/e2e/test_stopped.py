@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from feedd.daemon.watchdog import EXIT_CODE
-from tests.budget import later
+from tests.budget import PATIENT_S, later
 from tests.e2e.daemon import Daemon
 from tests.e2e.runs import Run, wait_until
 from tests.e2e.shards import numbered
@@ -190,7 +190,7 @@ def test_a_daemon_whose_loop_hangs_ends_and_the_next_one_goes_on(
     run.trainer.run_to("step", 4)
     (hooks / "hang").touch()
     assert daemon.process is not None
-    assert daemon.process.wait(60) == EXIT_CODE
+    assert daemon.process.wait(PATIENT_S) == EXIT_CODE
     # the hook hangs whichever of the two loops calls it first
     assert re.search(r"the event loop( of fetches)? is stuck: the process ends", daemon.log.read_text())
     (hooks / "hang").unlink()

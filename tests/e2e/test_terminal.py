@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedd.units import parse_size
+from tests.budget import PATIENT_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,7 +64,7 @@ def test_serve_tells_a_person_what_to_do_next(short_dir: Path) -> None:
         assert "decode.workers" not in shown
         daemon.send_signal(signal.SIGTERM)
         _read_until(terminal, b"\0")
-        assert daemon.wait(30) == 0
+        assert daemon.wait(PATIENT_S) == 0
     finally:
         daemon.kill()
         daemon.wait()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from feedd_client import FeedDataset
+from tests.budget import PATIENT_S
 from tests.e2e.runs import wait_until
 from tests.e2e.shards import jpeg, tar
 from tests.fakes.forks import run
@@ -37,7 +38,7 @@ def _top(daemon: Daemon, *arguments: str) -> str:
 
 def _get(url: str) -> tuple[int, str, bytes]:
     try:
-        with urllib.request.urlopen(url, timeout=10) as answer:
+        with urllib.request.urlopen(url, timeout=PATIENT_S) as answer:
             return answer.status, answer.headers["Content-Type"], answer.read()
     except urllib.error.HTTPError as error:
         return error.code, "", b""
@@ -98,6 +99,6 @@ def test_a_job_is_seen_in_both(daemons: Callable[..., Daemon]) -> None:
         assert "decode" in text
     finally:
         stop.set()
-        thread.join(60)
+        thread.join(PATIENT_S)
         dataset.close()
     assert page.split("/")[3] not in daemon.log.read_text()

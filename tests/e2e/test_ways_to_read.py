@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from feedd_client import DeviceLoader, FeedDataset, Normalize
-from tests.budget import later
+from tests.budget import PATIENT_S, later
 from tests.e2e.shards import numbered
 from tests.fakes.processes import command_of
 
@@ -145,7 +145,7 @@ def test_no_daemon_needed(s3: S3Server, daemon: Daemon, tmp_path: Path, end: str
     said = [line for line in done.stderr.splitlines() if "feedd" in line]
     assert len(said) == 1, done.stderr
     socket = done.stdout.split()[1].removeprefix("unix://")
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENT_S
     while any(socket in " ".join(command_of(process)) for process in psutil.process_iter()) or Path(socket).exists():
         assert time.monotonic() < deadline, "the started daemon outlived its process tree"
         time.sleep(0.1)

@@ -23,6 +23,7 @@ from feedd.lanes.node_client import node_at
 from feedd.view.node_model import NodeModel
 from feedd.view.node_reader import NodeReader
 from feedd_client import FeedDataset, Topology
+from tests.budget import PATIENT_S
 from tests.e2e.daemon import Daemon
 from tests.e2e.shards import jpeg, tar
 from tests.fakes.s3.faults import late
@@ -148,7 +149,7 @@ def main() -> None:
             finally:
                 story.over.set()
                 for trainer in trainers:
-                    trainer.join(60)
+                    trainer.join(PATIENT_S)
     TARGET.write_text("\n".join(cast.lines) + "\n", encoding="utf-8")
     print(f"{TARGET.stat().st_size:,} bytes")
 

@@ -72,7 +72,7 @@ async def a_node(
     address: str,
     members: tuple[str, ...],
     *,
-    timeout_s: float = 20.0,
+    timeout_s: float = 60.0,
     tls: PeerTls | None = None,
     rules: AccessRules | None = None,
     cache_bytes: int = 64 << 20,

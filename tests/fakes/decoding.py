@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from feedd.recipe.recipe import needs_measure, parse_field, spec_of
 from feedd.values import FieldKind
 from feedd.workers.work import DecodeOptions, DecodeTask, FieldWork
 from feedd.workers.worker_pool import DecodePool
+from tests.budget import PATIENT_S
 from tests.fakes.fetchers import until
 from tests.fakes.tally import TallyRecorder
 
@@ -46,7 +48,7 @@ class Rig:
     async def started(self) -> None:
         """Return when a worker has answered for the first time since the call: others are then in the middle."""
         before = self.recorder.total(metrics.DECODE_BUSY)
-        await until(lambda: self.recorder.total(metrics.DECODE_BUSY) > before, 30.0)
+        await until(lambda: self.recorder.total(metrics.DECODE_BUSY) > before)
 
     async def task(self, fields: Mapping[str, str], rows: int = 0) -> tuple[DecodeTask, Layout]:
         """Plan the first ``rows`` rows (all: 0), shards interleaved."""
@@ -95,7 +97,12 @@ class Rig:
 
 @asynccontextmanager
 async def decoding(files: Sequence[ShardFile], options: DecodeOptions, size_bytes: int = 1 << 22) -> AsyncIterator[Rig]:
-    """Run a pool with an attached arena."""
+    """Run a pool with an attached arena. On a busy machine a worker's start and chunks take minutes."""
+    usual = DecodeOptions()
+    if options.start_deadline_s == usual.start_deadline_s:
+        options = replace(options, start_deadline_s=PATIENT_S)
+    if options.task_deadline_s == usual.task_deadline_s:
+        options = replace(options, task_deadline_s=PATIENT_S)
     recorder = TallyRecorder()
     async with DecodePool(options, recorder) as pool:
         rig = Rig(pool, recorder, files, size_bytes)

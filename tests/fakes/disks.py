@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedd.cache import entry_layout
+from tests.budget import PATIENT_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -66,7 +67,7 @@ class BadDisk:
     def _hang(self) -> None:
         if not self.go.is_set():
             self.stuck.set()
-            self.go.wait(20)
+            self.go.wait(PATIENT_S)
 
     @contextlib.contextmanager
     def under(self, patch: pytest.MonkeyPatch) -> Iterator[BadDisk]:

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from tests.budget import PATIENT_S
 from tests.fakes.forks import Module
 
 if TYPE_CHECKING:
@@ -54,14 +55,18 @@ class FeedProcess:
 
     def __exit__(self, *exc: object) -> None:
         with self._stack:
-            out = self._process.communicate(timeout=20)
+            out = self._process.communicate(timeout=PATIENT_S)
         if exc[0] is None:
             self.report = json.loads(out)
             assert not self.report["violations"], self.report
 
 
 def run_probe(
-    module: str, *arguments: str, env: Mapping[str, str] | None = None, timeout_s: float = 90.0, forked: bool = True
+    module: str,
+    *arguments: str,
+    env: Mapping[str, str] | None = None,
+    timeout_s: float = PATIENT_S,
+    forked: bool = True,
 ) -> dict[str, Any]:
     """Run a probe module to its end in a process of its own; return the JSON object it prints last.
 

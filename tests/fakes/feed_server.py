@@ -21,6 +21,7 @@ import grpc
 import feedd_client  # noqa: F401 - sets gRPC's environment before gRPC is imported
 from feedd_client._wire import feedd_pb2 as pb
 from feedd_client._wire import feedd_pb2_grpc as stubs
+from tests.budget import PATIENT_S
 from tests.fakes.feed_arena import FakeArena
 from tests.fakes.feed_data import SPECS
 from tests.fakes.feed_script import FakeSession, Fault, Script, compose
@@ -90,7 +91,7 @@ class FakeFeed(stubs.FeedServicer):
         self.stop()
         self.start()
 
-    def wait_for(self, what: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    def wait_for(self, what: Callable[[], bool], timeout_s: float = PATIENT_S) -> None:
         """Wait until ``what`` holds."""
         with self.lock:
             assert self.lock.wait_for(what, timeout_s), "did not happen in time"
@@ -157,7 +158,7 @@ class FakeFeed(stubs.FeedServicer):
         with self.lock:  # a client that comes back: the former stream gives way
             session.turn += 1
             self.lock.notify_all()
-            assert self.lock.wait_for(lambda: session.streams_open == 0, 10)
+            assert self.lock.wait_for(lambda: session.streams_open == 0, PATIENT_S)
             session.streams_open = 1
             session.credits = 0
             held = {one.slot: one.generation for one in first.start.held.leases}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from feedd.errors import NotFound
 from feedd.values import ByteRange, ObjectRef
+from tests.budget import PATIENT_S
 from tests.fakes.sinks import write_to
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class MemoryFetcher:
             self.running.discard(ref.key)
 
 
-async def until(met: Callable[[], object], limit_s: float = 20.0) -> None:
+async def until(met: Callable[[], object], limit_s: float = PATIENT_S) -> None:
     """Return once ``met()`` holds; for waiting on state, never for measuring time."""
     async with asyncio.timeout(limit_s):
         while not met():  # noqa: ASYNC110 - state of threads and files has no event to wait for

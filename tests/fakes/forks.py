@@ -19,6 +19,8 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
+from tests.budget import PATIENT_S
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from multiprocessing.connection import Connection
@@ -226,7 +228,7 @@ class Running:
 def run(
     arguments: Sequence[str],
     env: Mapping[str, str],
-    timeout_s: float = 60.0,
+    timeout_s: float = PATIENT_S,
     *,
     before: Callable[[], object] | None = None,
 ) -> subprocess.CompletedProcess[str]:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Self
 
 from aiohttp import web
 
+from tests.budget import PATIENT_S
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -167,13 +169,13 @@ def threaded_hub() -> Iterator[FakeHub]:
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()), name="fake-hub")
     thread.start()
-    assert ready.wait(10), "the hub did not start"
+    assert ready.wait(PATIENT_S), "the hub did not start"
     try:
         yield hub
     finally:
         loop, done = loops[0]
         loop.call_soon_threadsafe(done.set)
-        thread.join(10)
+        thread.join(PATIENT_S)
 
 
 def sha_of(number: int) -> str:

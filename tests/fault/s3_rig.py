@@ -13,6 +13,7 @@ from feedd.catalog.sources import Sources
 from feedd.fetch.fetch_options import S3Options, SourceOptions
 from feedd.flow.loop_thread import LoopThread
 from feedd.metrics import FETCH_BYTES, FETCH_PARTS
+from tests.budget import PATIENT_S
 from tests.fakes.sinks import into
 from tests.fakes.tally import TallyRecorder
 from tests.fakes.timeless import TimelessClock
@@ -33,7 +34,7 @@ SIGNED = S3Options()
 
 
 class Rig:
-    """Sources over the fake server, with clocks that do not wait and short time-outs."""
+    """Sources over the fake server, with clocks that do not wait, and long time-outs unless a test shortens them."""
 
     def __init__(
         self, url: str, authority: Authority, way: str = "direct", access: S3Options | None = None, **changes: float
@@ -41,8 +42,8 @@ class Rig:
         self.recorder = TallyRecorder()
         self.clock = TimelessClock()
         settings: dict[str, float] = {
-            "connect_timeout_s": 2.0,
-            "read_timeout_s": 5.0,
+            "connect_timeout_s": PATIENT_S,
+            "read_timeout_s": PATIENT_S,
             "attempts_max": 4,
             "hedge_share": 0.0,
         } | changes

@@ -20,6 +20,7 @@ from feedd.clock import SystemClock
 from feedd.errors import CacheUnavailable, StoreUnavailable
 from feedd.metrics import CACHE_ERRORS
 from feedd.units import MIB
+from tests.budget import PATIENT_S
 from tests.fakes.caches import CacheRig
 from tests.fakes.fetchers import until
 from tests.fakes.next_uses import note_next_use
@@ -227,7 +228,7 @@ async def test_slow_disk_does_not_block_the_loop(
 
     def hang(fd: int, offset: int, length: int) -> None:
         stuck.set()
-        go.wait(20)
+        go.wait(PATIENT_S)
         real(fd, offset, length)
 
     async with rig.open() as cache:

@@ -23,6 +23,7 @@ from feedd.flow.loop_thread import LoopThread
 from feedd.metrics import CACHE_ERRORS, CACHE_PINS, CACHE_RESERVED
 from feedd.units import MIB
 from feedd.values import ShardFile
+from tests.budget import PATIENT_S
 from tests.fakes.caches import PAGE, SHARD_BYTES, CacheRig, read
 from tests.fakes.damage import ROOMY, filled, flip, path_of, served
 from tests.fakes.fetchers import until
@@ -94,7 +95,7 @@ async def test_case_39_killed_in_mid_fill(rig: CacheRig, phase: str) -> None:
                     pass
         finally:
             victim.kill()
-        victim.wait(20)
+        victim.wait(PATIENT_S)
     assert len(rig.temp_files()) == 1
     whole, half = rig.shards(2)
     async with rig.open(ROOMY) as cache:
@@ -352,5 +353,5 @@ async def test_memory_is_read_by_others_and_gone_with_its_owner(rig: CacheRig) -
                 os.close(fd)
         finally:
             owner.kill()
-        owner.wait(20)
+        owner.wait(PATIENT_S)
     assert not os.path.exists(path)  # noqa: ASYNC240, PTH110 - one look at /proc

@@ -9,12 +9,14 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import pytest
+from botocore.utils import ContainerMetadataFetcher
 from structlog.testing import capture_logs
 
 from feedd.errors import PermissionDenied
-from feedd.fetch.s3.credential_chain import _ASK_AGAIN_S
+from feedd.fetch.s3 import credential_chain
 from feedd.metrics import SOURCE_REQUESTS, SOURCE_RETRIES
 from feedd.values import ObjectRef
+from tests.budget import PATIENT_S
 from tests.fakes.raw_server import RawServer
 from tests.fakes.s3 import faults as fault
 from tests.fault.s3_rig import DATA, EVERY_WAY, SIGNED, Rig, asked, opened
@@ -103,6 +105,9 @@ async def test_case_25_credential_source_down(
     # a listing has a client of its own, which asks as well
     async with RawServer(good, good, *[down] * 40) as source:
         monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"http://127.0.0.1:{source.port}/creds")
+        # On a busy machine the test may take longer than the pause, and an answer longer than botocore waits.
+        monkeypatch.setattr(credential_chain, "_ASK_AGAIN_S", PATIENT_S * 10)
+        monkeypatch.setattr(ContainerMetadataFetcher, "TIMEOUT_SECONDS", PATIENT_S)
         async with opened(server.url, authority, way, SIGNED) as rig:
             ref = ObjectRef("s3://bucket", "key", len(DATA), hashlib.md5(DATA, usedforsecurity=False).hexdigest())
             source._answers.pop(0)
@@ -113,7 +118,7 @@ async def test_case_25_credential_source_down(
             warned = [entry for entry in logs if entry["event"] == "credentials cannot be refreshed"]
             assert len(warned) == 1
             assert 0 < warned[0]["usable_for_s"] <= 300
-            assert len(source.requests) == questions, f"expected the source to be left alone for {_ASK_AGAIN_S} s"
+            assert len(source.requests) == questions, "expected the source to be left alone"
             assert rig.recorder.total(SOURCE_RETRIES) == 0
 
 

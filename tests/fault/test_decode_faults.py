@@ -15,7 +15,7 @@ from feedd.recipe.recipe import parse_field
 from feedd.workers import dispatch
 from feedd.workers.work import DecodeOptions, FieldWork
 from feedd.workers.worker_pool import DecodePool
-from tests.budget import later
+from tests.budget import PATIENT_S, later
 from tests.fakes import poison_worker
 from tests.fakes.decoding import SLOT_AT, decoding
 from tests.fakes.fetchers import until
@@ -190,7 +190,7 @@ async def test_a_cancelled_decode_does_not_wait_for_a_hanging_worker(tmp_path: P
             for _ in range(cancels):
                 call.cancel()
                 await asyncio.sleep(0)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(PATIENT_S):
                 with pytest.raises(asyncio.CancelledError):
                     await call
             assert rig.recorder.total(metrics.DECODE_TASKS) == 0
@@ -271,14 +271,14 @@ async def test_workers_die_with_their_daemon(tmp_path: Path) -> None:
     assert len(pids) == 2
     watches = [os.pidfd_open(pid) for pid in pids]
     process.kill()
-    process.wait(10)
+    process.wait(PATIENT_S)
     process.stdout.close()
     loop = asyncio.get_running_loop()
     try:
         for watch in watches:
             ended = asyncio.Event()
             loop.add_reader(watch, ended.set)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENT_S):
                 await ended.wait()
             loop.remove_reader(watch)
     finally:

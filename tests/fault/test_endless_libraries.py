@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.budget import PATIENT_S
+
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 
 
@@ -21,7 +23,7 @@ def test_a_heap_of_hdf5_that_leads_to_itself() -> None:
         capture_output=True,
         text=True,
         env={**os.environ, "FEEDD_DECODE__TASK_DEADLINE": "2s"},
-        timeout=60,
+        timeout=PATIENT_S,
         check=False,
     )
     assert done.returncode == 1

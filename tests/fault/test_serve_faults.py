@@ -18,6 +18,7 @@ from feedd import metrics
 from feedd.errors import StoreUnavailable
 from feedd.serve.server_options import ServeHooks, ServeOptions
 from feedd.wire import feedd_pb2 as pb
+from tests.budget import PATIENT_S
 from tests.fakes.backend import SPECS, FakeScript, expected_payload
 from tests.unit.serve.raw_client import attach, release, serving
 
@@ -232,7 +233,7 @@ async def test_a_production_that_does_not_end_keeps_its_memory(short_dir: Path) 
         stream = await rig.stream(opened.session_id, credits=1, inline_only=True)
         session = rig.backend.sessions[0]
         await rig.until(lambda: session.producing_count == 1)
-        await rig.feed.Close(pb.CloseRequest(session_id=opened.session_id), timeout=10)
+        await rig.feed.Close(pb.CloseRequest(session_id=opened.session_id), timeout=PATIENT_S)
         assert session.close_count == 0
         assert session.arena.taken_count == 1
         again = await rig.stream(opened.session_id, credits=1, inline_only=True)
@@ -246,5 +247,5 @@ async def test_a_production_that_does_not_end_keeps_its_memory(short_dir: Path) 
         gate.set()
         await stream.finish()
         await asyncio.gather(*closings)
-        await rig.feed.Close(pb.CloseRequest(session_id=opened.session_id), timeout=10)
+        await rig.feed.Close(pb.CloseRequest(session_id=opened.session_id), timeout=PATIENT_S)
         assert session.close_count == 1

@@ -20,6 +20,7 @@ from feedd.errors import (
     Throttled,
 )
 from feedd.metrics import FETCH_BYTES, FETCH_PARTS, SOURCE_BYTES, SOURCE_RETRIES
+from tests.budget import PATIENT_S
 from tests.fakes.fetchers import until
 from tests.fakes.s3 import faults as fault
 from tests.fakes.sinks import into
@@ -119,7 +120,7 @@ async def test_first_hopeless_part_stops_its_siblings(server: S3Server, rig: Rig
     (ref,) = await rig.sources.resolve(["s3://bucket/key"])
     # the budget is three parts: two hang, the third is refused
     server.script("bucket", "key", fault.hang(), fault.hang_in_body(1000), always=fault.denied())
-    async with asyncio.timeout(4):
+    async with asyncio.timeout(PATIENT_S / 2):  # the others hang for twice as long
         with pytest.raises(PermissionDenied):
             await rig.fetch_ref(ref)
 

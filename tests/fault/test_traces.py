@@ -28,6 +28,7 @@ from feedd.flow.trace_log import BatchTrace, TraceLog
 from feedd.observe import otel_spans
 from feedd.observe.recorder import NullRecorder
 from feedd.values import ByteRange, Cursor, Produced
+from tests.budget import PATIENT_S
 from tests.fakes.s3.faults import slow_down
 from tests.fakes.s3.server import S3Server
 from tests.fakes.specs import open_spec
@@ -215,7 +216,7 @@ async def main():
 asyncio.run(main())
 print([name for name in sys.modules if "opentelemetry" in name or (name.startswith("feedd") and "trac" in name)])
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENT_S, check=False)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
 
 
@@ -283,7 +284,7 @@ def test_spans_are_made_by_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(otel_spans.OtelSpans, "_make", make)
     spans = otel_spans.OtelSpans(TracerProvider(shutdown_on_exit=False))
     spans.export(_batch(), [])
-    assert began.wait(10)
+    assert began.wait(PATIENT_S)
     for _ in range(9):
         spans.export(_batch(), [])
     goes_on.set()
@@ -295,6 +296,6 @@ def test_spans_are_made_by_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_the_packages_the_option_is_refused() -> None:
     """The error names the option and the extra to install."""
     code = "import sys; sys.modules['opentelemetry'] = None; import feedd.observe.otel_spans"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENT_S, check=False)
     assert BadConfig.__name__ in done.stderr
     assert "trace.sample needs packages that are not installed" in done.stderr

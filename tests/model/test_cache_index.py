@@ -286,6 +286,8 @@ class IndexMachine(RuleBasedStateMachine):
         assert self.index.committed_bytes == sum(map(self.size, whole))
         assert self.index.committed_bytes + self.index.reserved_bytes == self.used_bytes() <= LIMIT
         assert self.index.space.taken_bytes == self.used_bytes()
+        idle = [ref for ref in whole if not self.rows[ref].pins]
+        assert self.index.space.order.idle_bytes == sum(map(self.size, idle))
         assert all(self.group_bytes(group) <= limit for group, limit in QUOTAS.items())
         assert self.index.pin_count == len(self.held) == sum(entry.pins for entry in set(self.held))
 
@@ -336,6 +338,20 @@ def test_adopting_all_is_adopting_each(
     refused = at_once.adopt_all((ref, entry_layout.disk_bytes(ref)) for ref in found)
     assert refused == [ref for ref in found if not adopt(one_by_one, ref)]
     assert books(at_once) == books(one_by_one)
+
+
+def test_an_unpinned_entry_that_broke_is_not_evicted_while_it_is_fetched_again() -> None:
+    """A reopened entry leaves the order of eviction until it is whole again."""
+    index, ref = CacheIndex(LIMIT, Quotas({})), REFS[1]
+    assert adopt(index, ref)
+    entry = index.find(ref)
+    assert entry is not None
+    index.reopen(entry)
+    assert index.space.order.idle_bytes == 0
+    assert index.free_space(PAGE) == ()
+    assert index.find(ref) is entry
+    assert index.commit(entry)
+    assert index.free_space(PAGE) == (entry,)
 
 
 IndexMachine.TestCase.settings = settings(max_examples=budget(120), stateful_step_count=50, deadline=None)

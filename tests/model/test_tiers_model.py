@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 
 from feedd.errors import StoreUnavailable
+from tests.budget import PATIENT_S
 from tests.fakes.caches import SHARD_BYTES, SLOT_BYTES
 from tests.fakes.disks import BadDisk
 from tests.fakes.fetchers import until
@@ -125,7 +126,7 @@ class _Run:
         """Everybody gets what he waits for once all others let go: nobody waits for one who waits for him."""
         for lease in self.leases:
             lease.set()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENT_S):
             results = await asyncio.gather(*self.tasks, return_exceptions=True)
         failures = [one for one in results if one is not None and not isinstance(one, asyncio.CancelledError)]
         assert not failures

@@ -16,19 +16,20 @@ from typing import TYPE_CHECKING, Self
 
 import pytest
 
+from tests.budget import PATIENT_S
 from tests.security.users import DAEMON_UID, ROOT, command_of, environment, run_as, why_not
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_START_S = 60.0
+_START_S = PATIENT_S
 NEEDS_USERS = pytest.mark.skipif(bool(why_not()), reason=f"needs processes of other users: {why_not()}")
 READ = """
 import sys
 from feedd_client import FeedDataset, FeedError
 try:
     rows = [row for batch in FeedDataset(sys.argv[2], batch_size=4, fields={"text": "str"}, address=sys.argv[1],
-            reconnect_timeout_s=5, open_timeout_s=20, **eval(sys.argv[3] if len(sys.argv) > 3 else "{}"))
+            reconnect_timeout_s=5, open_timeout_s=60, **eval(sys.argv[3] if len(sys.argv) > 3 else "{}"))
             for row in batch["text"]]
 except FeedError as error:
     print("refused", type(error).__name__, error)
@@ -73,6 +74,7 @@ class Node:
         home: folder of the socket, the cache and the data; everybody may enter it.
         settings: options of the daemon, as ``--set`` takes them.
         mode: permissions of its sockets.
+        status: where it serves the status page.
         limit_files: its limit of open files; 0: as here.
         forbidden: whether ``public`` is left out of the URLs that clients may read.
     """
@@ -81,6 +83,7 @@ class Node:
     settings: tuple[str, ...] = ()
     mode: str = "0666"
     limit_files: int = 0
+    status: str = "off"
     env: dict[str, str] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
 
@@ -130,13 +133,13 @@ class Node:
         if process is not None and process.poll() is None:
             process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(20)
+                process.wait(PATIENT_S)
             process.kill()
             process.wait()
 
     def _start(self) -> None:
         arguments = ["serve", "--listen", self.address, "--cache-dir", str(self.home / "cache" / "feedd")]
-        arguments += ["--cache-size", "64MiB", "--status", "off", "--workers", "1", "--log", "json"]
+        arguments += ["--cache-size", "64MiB", "--status", self.status, "--workers", "1", "--log", "json"]
         rules = f"security.allow_urls=s3://public/,file://{self.public}"
         for setting in (f"security.socket_mode={self.mode}", rules, "cache.free_reserve=1MiB", *self.settings):
             arguments += ["--set", setting]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
+import socket
 import time
+import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +15,7 @@ import psutil
 import pytest
 
 from feedd.workers import sandbox
+from tests.budget import PATIENT_S, later
 from tests.fakes.processes import command_of
 from tests.security.node import NEEDS_USERS, Node, open_folder
 from tests.security.users import ALICE, BOB, DAEMON_UID, MALLORY, run_as, started_as
@@ -31,6 +35,8 @@ SECRETS = (
     "HF_TOKEN",
     "SENTRY_DSN",
 )
+SETTINGS = bytes(3) + b"\x04" + bytes(5)
+"""An empty SETTINGS frame of HTTP/2."""
 SILENT = """
 import queue, sys, grpc, time
 from feedd.wire.feedd_pb2_grpc import FeedStub
@@ -152,7 +158,7 @@ def test_connections_that_say_nothing_are_dropped(node: Node) -> None:
     try:
         assert mallory.stdout is not None
         assert mallory.stdout.readline().startswith("held")
-        deadline_s = time.monotonic() + 30
+        deadline_s = time.monotonic() + PATIENT_S
         while not (said := node.read(ALICE, f"text+file://{node.public}/lines.txt")).startswith("read 16 "):
             assert node.alive, node.log.read_text()[-3000:]
             assert time.monotonic() < deadline_s, said
@@ -160,6 +166,70 @@ def test_connections_that_say_nothing_are_dropped(node: Node) -> None:
         mallory.kill()
         mallory.communicate()
     assert node.alive
+
+
+def _page(node: Node) -> tuple[str, int]:
+    """Return host and port of the status page, once the log tells them."""
+    while not (lines := [line for line in node.log.read_text().splitlines() if '"status page"' in line]):
+        assert node.alive, node.log.read_text()[-3000:]
+        time.sleep(0.05)
+    host, _, port = str(json.loads(lines[0])["address"]).rpartition(":")
+    return host, int(port)
+
+
+def _health(page: tuple[str, int]) -> str:
+    """Return what the status page answers to a request for health."""
+    with urllib.request.urlopen(f"http://{page[0]}:{page[1]}/healthz", timeout=PATIENT_S) as answer:
+        return str(json.loads(answer.read())["state"])
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    ("port", "said"),
+    [
+        ("status", "nothing"),
+        ("grpc", "nothing"),
+        ("arena", "half"),
+        later("status", "half"),
+        later("status", "greeting"),
+        later("grpc", "half"),
+        later("grpc", "greeting"),
+        later("arena", "nothing"),
+        later("arena", "greeting"),
+    ],
+)
+def test_idle_connections_leave_descriptors_for_the_work(port: str, said: str) -> None:
+    """400 at a limit of 320 files: health is answered, and a dataset opens with a cache that holds nothing."""
+    words = {
+        "status": {"half": b"GET /healthz HTTP/1.1\r\n", "greeting": b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"},
+        "grpc": {"half": b"PRI * HTTP/2.0\r\n", "greeting": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + SETTINGS},
+        "arena": {"half": b"ARENA", "greeting": b"ARENA" + bytes(16)},
+    }
+    with contextlib.ExitStack() as stack:
+        home = stack.enter_context(open_folder())
+        node = stack.enter_context(Node(home, limit_files=320, status="127.0.0.1:0"))
+        page = _page(node)
+        for _ in range(400):
+            tcp = port == "status"
+            conn = stack.enter_context(socket.socket(socket.AF_INET if tcp else socket.AF_UNIX))
+            conn.settimeout(2)
+            with contextlib.suppress(OSError):  # full, or dropped meanwhile
+                suffix = ".arena" if port == "arena" else ""
+                conn.connect(page if tcp else f"{node.socket}{suffix}")
+                conn.sendall(words[port].get(said, b""))
+        assert node.process is not None
+        assert psutil.Process(node.process.pid).num_fds() <= 240, "a quarter is for the work"
+        assert _health(page) == "ready"
+        deadline_s = time.monotonic() + PATIENT_S
+        while not (read := node.read(ALICE, f"text+file://{node.public}/lines.txt")).startswith("read 16 "):
+            assert port == "grpc", read  # its connections have 5 s for a greeting, and 30 s without a call
+            assert node.alive, node.log.read_text()[-3000:]
+            assert time.monotonic() < deadline_s, read
+        assert _health(page) == "ready"
+        assert node.alive
+        log = node.log.read_text()
+        assert "Too many open files" not in log, log[-3000:]
+        assert log.count("a port has all the connections") <= 1
 
 
 def test_a_user_who_holds_all_it_can_leaves_room_for_others(node: Node) -> None:

@@ -15,6 +15,8 @@ import sys
 from pathlib import Path
 from typing import Final
 
+from tests.budget import PATIENT_S
+
 ROOT: Final = Path(__file__).resolve().parents[2]
 DAEMON_UID, ALICE, MALLORY, BOB = 61001, 61002, 61003, 61004
 """Users that exist in no list of this machine: the daemon's own, and its clients."""
@@ -70,7 +72,9 @@ def why_not() -> str:
     return "" if asked.stdout.strip() == str(ALICE) else f"no mount namespace here: {asked.stderr.strip()[-300:]}"
 
 
-def run_as(uid: int, code: str, *arguments: str, env: dict[str, str] | None = None, timeout_s: float = 60.0) -> str:
+def run_as(
+    uid: int, code: str, *arguments: str, env: dict[str, str] | None = None, timeout_s: float = PATIENT_S
+) -> str:
     """Run Python code as a user and return what it prints, standard error after it."""
     done = subprocess.run(
         command_of(uid, [sys.executable, "-c", code, *arguments]),

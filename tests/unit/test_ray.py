@@ -14,6 +14,7 @@ import pytest
 import feedd.ray
 from feedd.errors import FeeddError, PermissionDenied, ResourceExhausted, Unsupported
 from feedd.ray import NodeDaemon, daemon_address, start_daemons, stop_daemons
+from tests.budget import PATIENT_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,7 +65,7 @@ def actor(home: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> Iterator[No
 
 
 def _new_process(actor: NodeDaemon, other: int = 0) -> int:
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + PATIENT_S
     while (pid := actor.process_id()) in {0, other}:
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
@@ -81,7 +82,7 @@ def test_a_killed_daemon_is_followed_by_another_at_the_same_address(actor: NodeD
     assert actor.address(20.0) == address
     actor.stop()
     assert actor.process_id() == 0
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + PATIENT_S
     while os.path.exists(f"{address}.arena".removeprefix("unix://")):  # noqa: PTH110 - the daemon deletes it at its end
         assert time.monotonic() < deadline_s, second
         time.sleep(0.01)

@@ -28,6 +28,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from tests.budget import PATIENT_S
 from tests.fakes.s3.answers import Answers, Reply, Request, parse_head
 from tests.fakes.s3.checksums import Checksums, Kept
 from tests.fakes.s3.faults import NO_FAULT, Fault, Script, SharedRate
@@ -249,14 +250,14 @@ class S3Server:
     def __enter__(self) -> Self:
         self._thread = threading.Thread(target=lambda: asyncio.run(self.serve()), name="s3server")
         self._thread.start()
-        assert self._started.wait(10), "server did not start"
+        assert self._started.wait(PATIENT_S), "server did not start"
         return self
 
     def __exit__(self, *exc: object) -> None:
         assert self._loop is not None
         assert self._thread is not None
         self._loop.call_soon_threadsafe(self.stop)
-        self._thread.join(10)
+        self._thread.join(PATIENT_S)
         assert not self._thread.is_alive(), "server did not stop"
 
     def stop(self) -> None:

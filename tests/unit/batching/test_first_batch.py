@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from tests.budget import PATIENT_S
+
 CODE = """
 import sys
 
@@ -38,5 +40,5 @@ print(sorted(set(sys.modules) - before))
 @pytest.mark.slow
 def test_planning_and_gathering_import_nothing() -> None:
     """Above all not numpy.ma, which some functions of numpy import when they are first called."""
-    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=False, timeout=PATIENT_S)
     assert done.stdout.strip() == "[]", done.stderr

@@ -18,6 +18,7 @@ from feedd.batching import leased_entries
 from feedd.metrics import CACHE_EVICTIONS
 from feedd.sessions.own_batches import OwnBatches
 from feedd.values import Cursor, Produced
+from tests.budget import PATIENT_S
 from tests.fakes.caches import MEMORY_FOLDER
 from tests.fakes.feeding import feeding
 from tests.fakes.fetchers import until
@@ -171,7 +172,7 @@ async def test_a_cancelled_open_leaves_no_file_open(memory: Path, monkeypatch: p
 
     def late(path: str) -> tuple[int, int, bool] | None:
         begun.set()
-        go.wait(10)
+        go.wait(PATIENT_S)
         opened = really(path)
         paths.append(path)
         return opened

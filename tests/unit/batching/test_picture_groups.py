@@ -14,7 +14,7 @@ from feedd.errors import BadSample
 from feedd.sessions.own_batches import OwnBatches
 from feedd.values import Cursor, EpochEnd, Produced
 from feedd.workers.work import DecodeOptions
-from tests.fakes.feeding import Taken, batches, copied, feeding, prefetch_of
+from tests.fakes.feeding import URL, Taken, batches, copied, feeding, prefetch_of
 from tests.fakes.fetchers import until
 from tests.fakes.tars import jpeg
 
@@ -80,6 +80,30 @@ async def test_a_group_has_the_batches_that_are_made_alone(tmp_path: Path, polic
         assert sum(one.ready.bad_samples for one in alone) == 3
         assert len(grouped) == len(alone)
         assert all(map(same, grouped, alone))
+
+
+@pytest.mark.parametrize("policy", ["skip", "replace", "quarantine"])
+async def test_a_group_with_a_lost_object_has_the_batches_that_are_made_alone(tmp_path: Path, policy: str) -> None:
+    """A sample whose object vanished after it was listed is bad, though another object could take its place.
+
+    Otherwise a batch would differ with the number of batches that are made together.
+    """
+    async with feeding(tmp_path) as rig:
+        for number in range(20):
+            for kind in ("jpg", "png"):
+                picture = np.random.default_rng(number).integers(0, 256, (16, 20, 3), np.uint8)
+                rig.store.put(f"train/{number:03d}.{kind}", jpeg(picture))
+        await rig.pipeline.catalog.listing((URL,), lambda _: False)
+        del rig.store._objects["train/007.jpg"]
+        recipe = '{"decode": "image", "size": [8, 8], "augment": ["random_resized_crop"], "from": ["jpg", "png"]}'
+        asked = {"fields": (("picture", recipe),), "bad_samples": policy, "bad_samples_max": 1}
+        alone = await batches(await opened(rig, **asked))
+        session = await opened(rig, **asked)
+        assert own(session)._decoder.assembler.call_sizes is not None
+        grouped = await in_groups(session)
+        assert sum(one.ready.bad_samples for one in alone) == 1
+        assert [one.ready for one in grouped] == [one.ready for one in alone]
+        assert [one.rows("picture") for one in grouped] == [one.rows("picture") for one in alone]
 
 
 async def test_a_failed_group_holds_no_slot(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import threading
 import pytest
 
 from feedd.cache.ondisk.disk_thread import DiskThread
+from tests.budget import PATIENT_S
 
 
 async def test_changes_run_in_the_order_handed_over() -> None:
@@ -114,5 +115,5 @@ asyncio.run(main())
 @pytest.mark.slow
 def test_a_process_ends_whose_disk_hangs() -> None:
     """The interpreter does not wait for threads that a disk holds up."""
-    done = subprocess.run([sys.executable, "-c", _ENDS], check=False, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", _ENDS], check=False, capture_output=True, text=True, timeout=PATIENT_S)
     assert (done.returncode, done.stderr) == (0, "")

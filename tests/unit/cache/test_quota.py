@@ -10,6 +10,7 @@ import pytest
 
 from feedd.cache.caches import DiskCache
 from feedd.errors import CacheTooSmall
+from tests.budget import PATIENT_S
 from tests.fakes.caches import SLOT_BYTES, CacheRig
 from tests.fakes.fetchers import ROOT, until
 
@@ -74,7 +75,7 @@ async def test_one_dataset_at_its_quota_does_not_hold_up_others(tmp_path: Path) 
         with await cache.acquire([a]):
             waiting = asyncio.ensure_future(cache.acquire([b]))
             await until(lambda: cache.stats.waiting_count == 1)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENT_S):
                 with await cache.acquire([other]) as pins:
                     rig.check(pins, [other])
             assert not waiting.done()

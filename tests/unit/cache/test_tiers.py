@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from feedd.cache.joint_gauges import JointGauges
+from feedd.cache.policy.placement import DiskUse, Placement
 from feedd.errors import CacheTooSmall
 from feedd.metrics import CACHE_BYTES, CACHE_ENTRIES, CACHE_HITS, CACHE_MISSES
 from tests.fakes.caches import SLOT_BYTES, CacheRig, read
@@ -41,6 +43,42 @@ async def use(rig: CacheRig, cache: TieredCache, refs: Iterable[ObjectRef]) -> N
 def held(tier: Tier) -> set[str]:
     """Return the numbers of the shards in it."""
     return {entry.url[-1] for entry in tier.entries()}
+
+
+@dataclass
+class _Tier:
+    """What ``Placement`` asks of an empty tier."""
+
+    limit_bytes: int
+    cost: float
+
+    def knows(self, _ref: ObjectRef) -> bool:
+        return False
+
+    def price(self, _refs: object) -> float:
+        return self.cost
+
+
+@pytest.mark.parametrize(
+    ("standby", "together", "to_disk"),
+    [
+        (False, True, [False, False, True, True, True]),  # memory cannot hold three at one time
+        (False, False, [False] * 5),  # wishes are needed one after another: what they cost decides
+        (True, True, [True] * 5),  # memory is for a failing disk only
+        (True, False, [True] * 5),
+    ],
+)
+def test_objects_needed_together_fit_their_tier(
+    rig: TieredRig, *, standby: bool, together: bool, to_disk: list[bool]
+) -> None:
+    """Only what is needed at one time is held against a tier's size, and only if both tiers are used."""
+    memory = _Tier(2 * SLOT_BYTES, cost=9.0)
+    disk = _Tier(3 * SLOT_BYTES, cost=1.0)
+    placement = Placement(cast("Tier", memory), cast("Tier", disk), standby=standby)
+    refs = rig.shards(5)
+    routes = placement.route("x", refs, DiskUse(), together=together)
+    assert [ref in routes.disk for ref in refs] == to_disk
+    assert [ref in routes.memory for ref in refs] == [not one for one in to_disk]
 
 
 async def test_memory_fills_first_and_nothing_is_in_both(rig: TieredRig) -> None:

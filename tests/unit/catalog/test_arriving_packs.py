@@ -12,6 +12,7 @@ from feedd.dataset import pack_borders as borders
 from feedd.errors import BadSample, ObjectChanged
 from feedd.fetch.scheduler import PARTS_PER_PLACE
 from feedd.values import Cursor
+from tests.budget import PATIENT_S
 from tests.fakes.feeding import Taken, batches, feeding, take
 from tests.fakes.fetchers import until
 
@@ -77,7 +78,7 @@ async def test_a_batch_comes_before_its_packs(tmp_path: Path) -> None:
     async with feeding(tmp_path) as rig:
         gate = _gate(rig, _keys(order[0] + order[1]))
         session = await _opened(rig)
-        first = [await asyncio.wait_for(take(session, Cursor(0, step)), 20) for step in (0, 1)]
+        first = [await asyncio.wait_for(take(session, Cursor(0, step)), PATIENT_S) for step in (0, 1)]
         assert [batch.texts("jpg") for batch in first if isinstance(batch, Taken)] == order[:2]
         assert not rig.cache.entries()
         gate.set()
@@ -125,7 +126,7 @@ async def test_a_window_whose_packs_are_there_in_part(tmp_path: Path) -> None:
         listing = session._parts.view
         with await rig.cache.acquire(listing.refs[::2]):
             _gate(rig, _keys(order[0]))
-            first = await asyncio.wait_for(take(session, Cursor()), 20)
+            first = await asyncio.wait_for(take(session, Cursor()), PATIENT_S)
         assert isinstance(first, Taken)
         assert first.texts("jpg") == order[0]
 
@@ -158,7 +159,7 @@ async def test_a_fetch_that_fails_behind_a_batch(tmp_path: Path) -> None:
     async with feeding(tmp_path) as rig:
         gate = _gate(rig, _keys(order[0]))
         session = await _opened(rig)
-        first = await asyncio.wait_for(take(session, Cursor()), 20)
+        first = await asyncio.wait_for(take(session, Cursor()), PATIENT_S)
         assert isinstance(first, Taken)
         for key in BODIES.keys() - _keys(order[0]):
             rig.store.put(key, b"another version")
@@ -168,7 +169,7 @@ async def test_a_fetch_that_fails_behind_a_batch(tmp_path: Path) -> None:
         for key, body in BODIES.items():
             rig.store.put(key, body)
         rest: list[Taken] = []
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENT_S):
             while not rest:
                 with suppress(ObjectChanged):  # this try joined a fetch that began before
                     rest = await batches(session, Cursor(0, 1))
@@ -181,7 +182,7 @@ async def test_a_session_that_closes_wants_nothing_more(tmp_path: Path) -> None:
     async with feeding(tmp_path) as rig:
         _gate(rig, _keys(order[0]))
         session = await _opened(rig)
-        assert isinstance(await asyncio.wait_for(take(session, Cursor()), 20), Taken)
+        assert isinstance(await asyncio.wait_for(take(session, Cursor()), PATIENT_S), Taken)
         assert rig.cache.stats.pin_count
         await rig.close(session)
         assert not rig.cache.stats.pin_count

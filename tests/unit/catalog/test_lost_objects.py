@@ -78,6 +78,23 @@ async def test_a_bad_object_of_batches_made_together_is_named_as_itself(tmp_path
     assert (told["url"], told["ordinal"], told["field"]) == (f"{ROOT}/{KEY}", 0, "jpg")
 
 
+@pytest.mark.parametrize("prefetch", [2, 12])
+async def test_no_other_object_takes_the_place_of_a_lost_one(tmp_path: Path, prefetch: int) -> None:
+    """A number whose first source vanished is a bad sample, however many batches are copied at once."""
+    async with feeding(tmp_path) as rig:
+        for number in range(COUNT):
+            rig.store.put(f"train/{number:03d}.jpg", bytes([number] * 4))
+            rig.store.put(f"train/{number:03d}.cls", bytes([100 + number] * 4))
+        await _lose(rig)
+        recipe = '{"decode": "tensor", "dtype": "uint8", "shape": [4], "from": ["jpg", "cls"]}'
+        changes = {"bad_samples": "quarantine", "bad_samples_max": 1, "batch_size": 3, "prefetch_batches": prefetch}
+        made = await batches(await rig.open(fields=(("x", recipe),), **changes))
+    assert [row for batch in made for row in batch.rows("x")] == [[n] * 4 for n in range(COUNT) if n != LOST]
+    assert sum(batch.ready.bad_samples for batch in made) == 1
+    (line,) = (tmp_path / "quarantine.jsonl").read_text().splitlines()
+    assert f"{ROOT}/{KEY}" in json.loads(line)["reason"]
+
+
 async def test_a_bad_object_is_named_as_itself(tmp_path: Path) -> None:
     """Not as the pack it came with; of several that are one sample, the one that is bad."""
     async with feeding(tmp_path) as rig:

@@ -12,6 +12,7 @@ import pytest
 from feedd.catalog.window_sorting import Sorting
 from feedd.flow.tasks import both
 from feedd.ordering.sorted_windows import NeedOrder, WindowName
+from tests.budget import PATIENT_S
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,7 +34,7 @@ class _Job:
         self.need = NeedOrder((1, _NAME), self._sort, size_bytes, self._learn)
 
     def _sort(self) -> dict[WindowName, WindowRows]:
-        assert self.go.wait(10)
+        assert self.go.wait(PATIENT_S)
         self.sorted += 1
         if self._fails:
             raise MemoryError
@@ -46,7 +47,7 @@ class _Job:
 
 async def test_a_window_begun_ahead_is_waited_for_and_not_sorted_twice() -> None:
     """Whoever needs it while it is being sorted takes part in that."""
-    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(PATIENT_S), asyncio.TaskGroup() as group:
         sorting, job = Sorting(group), _Job()
         sorting.begin(job.need)
         sorting.begin(job.need)
@@ -61,7 +62,7 @@ async def test_a_window_begun_ahead_is_waited_for_and_not_sorted_twice() -> None
 
 async def test_little_is_sorted_when_it_is_needed() -> None:
     """A small window is nothing to begin with; it is sorted at once by whoever needs it."""
-    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(PATIENT_S), asyncio.TaskGroup() as group:
         sorting, job = Sorting(group), _Job(_SMALL)
         job.go.set()
         sorting.begin(job.need)
@@ -73,7 +74,7 @@ async def test_little_is_sorted_when_it_is_needed() -> None:
 
 async def test_what_fails_ahead_is_nobodys_error() -> None:
     """Whoever needs the window is told, and nobody else."""
-    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(PATIENT_S), asyncio.TaskGroup() as group:
         sorting, job = Sorting(group), _Job(fails=True)
         sorting.begin(job.need)
         with pytest.raises(MemoryError):
@@ -85,7 +86,7 @@ async def test_what_fails_ahead_is_nobodys_error() -> None:
 
 async def test_closing_waits_for_threads() -> None:
     """What is being sorted when it closes ends first: it uses a reader's arrays."""
-    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(PATIENT_S), asyncio.TaskGroup() as group:
         sorting, job = Sorting(group), _Job()
         sorting.begin(job.need)
         await asyncio.sleep(0.01)

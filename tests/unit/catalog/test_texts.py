@@ -12,6 +12,7 @@ from feedd.catalog.manifest import Names
 from feedd.catalog.texts import Texts
 from feedd.dataset.object_labels import parse_table
 from feedd.values import ObjectRef
+from tests.budget import PATIENT_S
 
 if TYPE_CHECKING:
     from feedd.protocols import FetchWatch
@@ -61,7 +62,7 @@ async def test_a_parser_that_fails_leaves_room() -> None:
     ref = ObjectRef("s3://b", "a", 10, "e")
     for _ in range(2):
         with pytest.raises(ValueError, match="got 10 bytes"):
-            await asyncio.wait_for(texts.parse(ref, refuse), 30)
+            await asyncio.wait_for(texts.parse(ref, refuse), PATIENT_S)
 
 
 def test_names_of_objects_stay_what_they_are() -> None:

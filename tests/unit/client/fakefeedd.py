@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from types import ModuleType
 
+from tests.budget import PATIENT_S
+
 _ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -33,7 +35,7 @@ def main() -> None:
         server.wait_for(lambda: bool(server.releases), 30)
         signal.raise_signal(signal.SIGSTOP)
     server.wait_for(lambda: server.holds_open > 0, 30)
-    deadline_s = time.monotonic() + 60
+    deadline_s = time.monotonic() + PATIENT_S
     while server.holds_open and time.monotonic() < deadline_s:
         time.sleep(0.05)
     server.stop()

@@ -17,7 +17,7 @@ import pytest
 from feedd_client import DaemonStartError, FeedDataset, autostart
 from feedd_client.autostart import base_dir, launch_key, resolve_address
 from feedd_client.executable import find_executable
-from tests.budget import later
+from tests.budget import PATIENT_S, later
 from tests.fakes.feed_process import environment
 from tests.fakes.forks import Module
 from tests.fakes.processes import command_of
@@ -39,7 +39,7 @@ def _fake_package(folder: Path) -> Path:
 
 def _until(found: Callable[[], _T]) -> _T:
     """Wait until something is there, and return it."""
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + PATIENT_S
     while not (value := found()):
         assert time.monotonic() < deadline_s, "it did not come to that"
         time.sleep(0.02)

@@ -14,6 +14,7 @@ from feedd_client import BadOptionError, BadSampleError, DeviceLoader, Normalize
 from feedd_client.iterator import FeedIterator
 from feedd_client.lane import CopyLane, Staged
 from feedd_client.progress import Progress
+from tests.budget import PATIENT_S
 from tests.fakes.feed_client import check_rich, ids
 from tests.fakes.feed_script import Fault
 from tests.fakes.host_copier import LateCopier
@@ -115,14 +116,14 @@ def test_the_copy_thread_stays_within_its_places(bench: Bench) -> None:
     copier = LateCopier()
     lane = _lane(dataset, copier, 2)
     for step in range(8):
-        staged = lane.staged.get(timeout=10)
+        staged = lane.staged.get(timeout=PATIENT_S)
         assert copier.begun <= step + 2
         _read(staged)
         check_rich(staged.batch, list(range(step * 4, step * 4 + 4)))
         assert staged.position.step == step + 1
         assert dataset.state_dict()["step"] == 0  # staged is not taken
         lane.taken(staged)
-    assert lane.staged.get(timeout=10).over
+    assert lane.staged.get(timeout=PATIENT_S).over
     lane.stop()
     assert copier.threads == {"feedd-device-copy"}
     assert isinstance(lane.batches, FeedIterator)
@@ -133,7 +134,7 @@ def test_a_slot_goes_back_only_after_the_device_has_read_it(bench: Bench) -> Non
     """Copies that are as late as they may be read every batch whole, although two slots serve six batches ahead."""
     dataset = bench.dataset(bench.server(steps=6, slot_count=2))
     lane = _lane(dataset, LateCopier(), 6)
-    staged = [lane.staged.get(timeout=10) for _ in range(6)]  # each slot has been used three times by now
+    staged = [lane.staged.get(timeout=PATIENT_S) for _ in range(6)]  # each slot has been used three times by now
     for step, one in enumerate(staged):
         _read(one)
         check_rich(one.batch, list(range(step * 4, step * 4 + 4)))
@@ -145,7 +146,7 @@ def test_a_copied_slot_goes_back_while_the_trainer_is_busy(bench: Bench) -> None
     server = bench.server(steps=10, slot_count=4)
     dataset = bench.dataset(server)
     lane = _lane(dataset, LateCopier(), 2)
-    staged = [lane.staged.get(timeout=10) for _ in range(2)]
+    staged = [lane.staged.get(timeout=PATIENT_S) for _ in range(2)]
     assert all(one.error is None for one in staged)
     server.wait_for(lambda: len(server.releases) == 2)
     lane.stop()
@@ -157,7 +158,7 @@ def test_stopping_the_copy_thread_interrupts_its_wait(bench: Bench) -> None:
     server = bench.server(steps=8, faults=(Fault(2, "slow", delay_s=1.0),))
     dataset = bench.dataset(server)
     lane = _lane(dataset, LateCopier(), 4)
-    lane.staged.get(timeout=10)
+    lane.staged.get(timeout=PATIENT_S)
     lane.stop()
     assert not any(thread.name == "feedd-device-copy" for thread in threading.enumerate())
     assert len(list(dataset)) == 8
@@ -168,8 +169,8 @@ def test_errors_cross_the_copy_thread(bench: Bench) -> None:
     said = {"kind": "bad-sample", "message": "expected a picture, got soup"}
     dataset = bench.dataset(bench.server(steps=8, faults=(Fault(1, "error", error=said),)))
     lane = _lane(dataset, LateCopier(), 4)
-    assert lane.staged.get(timeout=10).error is None
-    assert isinstance(lane.staged.get(timeout=10).error, BadSampleError)
+    assert lane.staged.get(timeout=PATIENT_S).error is None
+    assert isinstance(lane.staged.get(timeout=PATIENT_S).error, BadSampleError)
     lane.stop()
 
 

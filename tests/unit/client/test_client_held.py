@@ -20,6 +20,7 @@ from torch.utils import dlpack
 from torch.utils.data import DataLoader
 
 from feedd_client import BadOptionError, BatchesHeldError, FeedDataset
+from tests.budget import PATIENT_S
 from tests.fakes.feed_client import BATCH_SIZE, check_rich, ids
 
 if TYPE_CHECKING:
@@ -163,9 +164,9 @@ def test_what_is_sent_to_a_process_is_right(bench: Bench) -> None:
         del first
         for _ in range(6):
             next(batches)
-        assert back.get(timeout=60) == wanted
+        assert back.get(timeout=PATIENT_S) == wanted
     finally:
-        process.join(60)
+        process.join(PATIENT_S)
         process.close()
         for one in (source, back):
             one.close()
@@ -349,7 +350,7 @@ def test_no_lock_is_taken_where_batches_die(bench: Bench) -> None:
         done.set()
 
     threading.Thread(target=collect, daemon=True).start()
-    assert done.wait(20), "a finalizer waits for a lock"
+    assert done.wait(PATIENT_S), "a finalizer waits for a lock"
     assert len(list(dataset)) == 8
 
 
@@ -368,7 +369,7 @@ def test_fork_leaves_the_parents_batches_alone(bench: Bench) -> None:
     context = multiprocessing.get_context("fork")
     child = context.Process(target=kept.clear)
     child.start()
-    child.join(30)
+    child.join(PATIENT_S)
     assert child.exitcode == 0
     child.close()
     rest = list(batches)

@@ -8,6 +8,8 @@ import textwrap
 
 import pytest
 
+from tests.budget import PATIENT_S
+
 pytestmark = pytest.mark.slow
 
 
@@ -21,7 +23,7 @@ def _each(*cases: str) -> str:
 
 
 def _run(code: str) -> None:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENT_S, check=False)
     assert done.returncode == 0, done.stderr
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from feedd_client import BadOptionError, DaemonUnreachable, Ragged, Shuffle, Topology, session
+from tests.budget import PATIENT_S
 from tests.fakes.feed_client import BATCH_SIZE, check_rich, ids
 from tests.fakes.feed_script import Fault
 
@@ -72,7 +73,7 @@ def test_a_daemon_that_needs_time_gets_every_free_slot(bench: Bench, monkeypatch
     reader.start()
     server.wait_for(lambda: len(server.releases) == 21 and server.sessions["session-1"].credits == 11)
     server.stop()
-    reader.join(10)
+    reader.join(PATIENT_S)
     assert not reader.is_alive()
 
 

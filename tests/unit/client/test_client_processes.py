@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from feedd_client import BadOptionError, FeedDataset, Topology
+from tests.budget import PATIENT_S
 from tests.fakes.feed_client import ids
 from tests.fakes.feed_process import FeedProcess, rank_environment, run_probe
 
@@ -79,7 +80,7 @@ def test_ranks_of_unequal_length_end_together(short_dir: Path) -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(100)
+            thread.join(PATIENT_S)
     for number in (0, 1):
         seen = found[number]
         assert seen["join"] == seen["told"] == [6, 6]

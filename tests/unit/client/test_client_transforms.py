@@ -27,6 +27,7 @@ from feedd_client import (
 )
 from feedd_client.geometry import Box
 from tests.bench.peers import HOW_TO_INSTALL, PEER_VENV
+from tests.budget import PATIENT_S
 from tests.fixtures import make_torchvision as oracle
 from tests.tidy.tree import ROOT
 
@@ -275,7 +276,7 @@ def test_the_expected_numbers_are_torchvisions(tmp_path: Path) -> None:
     """The numbers that the tests above compare with are what torchvision computes today."""
     file = tmp_path / "made.npz"
     command = [str(PEER_VENV / "bin" / "python"), "-m", "tests.fixtures.make_torchvision", str(file)]
-    subprocess.run(command, cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, check=True, timeout=100)
+    subprocess.run(command, cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, check=True, timeout=PATIENT_S)
     made = dict(np.load(file))
     assert set(made) == set(EXPECTED)
     for name, values in made.items():

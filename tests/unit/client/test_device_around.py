@@ -18,6 +18,7 @@ from feedd_client.iterator import FeedIterator
 from feedd_client.lane import CopyLane, DevicePass
 from feedd_client.outputs import Outputs
 from feedd_client.progress import Progress
+from tests.budget import PATIENT_S
 from tests.fakes.feed_client import ids
 from tests.fakes.host_copier import LateCopier
 
@@ -159,13 +160,13 @@ def test_a_pass_collected_in_its_own_copy_thread_ends(bench: Bench) -> None:
     progress = Progress(dataset)
     lane = CopyLane(batches, LateCopier(), 2, progress)
     begun = DevicePass(progress, lane, Outputs(None))
-    lane.staged.get(timeout=10)
+    lane.staged.get(timeout=PATIENT_S)
     cycle: list[Any] = [begun]
     cycle.append(cycle)
     agreement.doomed.append(cycle)
     del begun, cycle
     lane._free.put(None)  # wakes the thread, as a trainer that takes a batch would
-    lane._thread.join(10)
+    lane._thread.join(PATIENT_S)
     assert not lane._thread.is_alive()
 
 

@@ -14,6 +14,7 @@ import torch
 
 from feedd_client import DeviceLoader, FeedError, Normalize, Ragged
 from feedd_client.containers import tensors_of
+from tests.budget import PATIENT_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -188,7 +189,7 @@ def test_a_captured_graph_is_left_alone() -> None:
     def source() -> Iterator[dict[str, torch.Tensor]]:
         for step in range(4):
             if step == 1:
-                assert capturing.wait(10)
+                assert capturing.wait(PATIENT_S)
             yield {"x": torch.full((1000 << step,), step)}
         copied.set()
 
@@ -198,7 +199,7 @@ def test_a_captured_graph_is_left_alone() -> None:
     with torch.cuda.graph(torch.cuda.CUDAGraph()):
         first["x"].add_(1)
         capturing.set()
-        assert copied.wait(10)
+        assert copied.wait(PATIENT_S)
     assert [int(batch["x"].sum()) for batch in batches] == [1000 * 2, 2 * 4000, 3 * 8000]
 
 

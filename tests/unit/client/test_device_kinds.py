@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from feedd_client import BadOptionError, DeviceLoader, Normalize, streams
+from tests.budget import PATIENT_S
 from tests.fakes.cuda.fixture import simulated
 from tests.fakes.feed_client import BATCH_SIZE, ids
 
@@ -76,7 +77,7 @@ def test_transforms_on_the_cpu_run_beside_the_trainer(bench: Bench) -> None:
     loader = DeviceLoader(dataset, "cpu", [Normalize((0.5,) * 3, (0.5,) * 3, fields=["img"]), note], device_prefetch=2)
     batches = iter(loader)
     for _ in range(2):
-        assert made.acquire(timeout=10)
+        assert made.acquire(timeout=PATIENT_S)
     assert (len(names), dataset.state_dict()["step"]) == (2, 0)
     first = next(batches)
     assert dataset.state_dict()["step"] == 1

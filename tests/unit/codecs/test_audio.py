@@ -18,6 +18,7 @@ from feedd.errors import BadRecipe, BadSample, Unsupported
 from feedd.recipe import extras
 from feedd.recipe.recipe import default_fields, needs_measure, parse_field, spec_of
 from feedd.values import FieldKind
+from tests.budget import PATIENT_S
 from tests.fakes.sounds import sines, sound
 
 if TYPE_CHECKING:
@@ -201,5 +202,5 @@ def test_the_daemon_loads_no_audio_library() -> None:
         "import sys\nfrom feedd.recipe.recipe import parse_field, spec_of\nspec_of(parse_field('x', 'audio'))\n"
         "print([name for name in ('soundfile', 'soxr', 'cv2') if name in sys.modules])"
     )
-    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENT_S)
     assert output.stdout.strip() == "[]"

@@ -18,7 +18,7 @@ from feedd.convert import hdf5_file
 from feedd.convert.columnar import params_of, strict_params
 from feedd.convert.table_converters import HDF5_CONVERTER, NPZ_CONVERTER
 from feedd.errors import BadRecipe, BadShard, Unsupported
-from tests.budget import budget
+from tests.budget import PATIENT_S, budget
 from tests.fakes.making import make
 
 if TYPE_CHECKING:
@@ -249,7 +249,9 @@ def test_no_bytes_of_hdf5_do_harm() -> None:
     of the worker, and then with its life.
     """
     script = _DAMAGED.format(seed=1, count=budget(400))
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENT_S, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]
 
 

@@ -13,6 +13,7 @@ from feedd.convert.columnar import head_params
 from feedd.converting.conversion_log import ConversionLog
 from feedd.converting.converter import Converter, ConverterOptions
 from feedd.converting.object_ranges import CHARGE_BYTES_MAX
+from tests.budget import PATIENT_S
 from tests.fakes.fetchers import until
 from tests.fakes.files import parquet_of
 from tests.fakes.forms import FORM, MadeRig, make, same_form
@@ -60,7 +61,7 @@ async def test_outlines_wait_for_no_conversion(rig: MadeRig) -> None:
     await until(lambda: rig.fetcher.running)
     outline, whole = (replace(small, conversion=Conversion("parquet", text)) for text in (head_params(""), ""))
     waiting = asyncio.ensure_future(converter.bring(whole, lambda: 0.0))
-    shard = await asyncio.wait_for(converter.bring(outline, lambda: 0.0), 30.0)
+    shard = await asyncio.wait_for(converter.bring(outline, lambda: 0.0), PATIENT_S)
     assert shard in converter.fresh
     assert not waiting.done()
     assert rig.fetcher.running == {big.key}

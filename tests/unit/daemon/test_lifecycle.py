@@ -25,6 +25,7 @@ from feedd.errors import BadConfig
 from feedd.flow.loop_thread import CallersLoop, LoopThread
 from feedd.observe.recorder import MemoryRecorder
 from feedd.values import Lifecycle
+from tests.budget import PATIENT_S
 from tests.fakes.fetchers import until
 
 
@@ -57,11 +58,11 @@ async def test_first_signal_drains_second_insists() -> None:
     requests = StopRequests()
     with handled(requests):
         os.kill(os.getpid(), signal.SIGTERM)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENT_S):
             await requests.drain.wait()
         assert (requests.reason, requests.now.is_set()) == ("SIGTERM", False)
         os.kill(os.getpid(), signal.SIGINT)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENT_S):
             await requests.now.wait()
     assert requests.reason == "SIGTERM"
 

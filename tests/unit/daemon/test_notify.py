@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedd.daemon.notify import Notifier
+from tests.budget import PATIENT_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 def manager() -> Iterator[socket.socket]:
     """A datagram socket with an address yet to be chosen."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
-        receiver.settimeout(5)
+        receiver.settimeout(PATIENT_S)
         yield receiver
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedd.daemon.watchdog import EXIT_CODE, FETCHING_LOOP, TICK_S, Watchdog, WatchdogOptions
+from tests.budget import PATIENT_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -117,7 +118,7 @@ def test_nothing_of_it_outlives_it() -> None:
 @pytest.mark.parametrize("process", ["sleeps"], indirect=True)
 def test_a_loop_that_waits_ends_its_process(process: subprocess.Popen[bytes]) -> None:
     """A callback that blocks is named by the stacks in the log, then the process ends with its own status."""
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=PATIENT_S)
     assert process.returncode == EXIT_CODE
     assert said.count(b"the event loop is stuck") == 2
     assert b"in main" in said
@@ -127,7 +128,7 @@ def test_a_loop_that_waits_ends_its_process(process: subprocess.Popen[bytes]) ->
 @pytest.mark.parametrize("process", ["computes"], indirect=True)
 def test_a_loop_that_lets_no_thread_run_ends_its_process(process: subprocess.Popen[bytes]) -> None:
     """A callback that holds the interpreter's lock keeps the thread from waking; the kernel ends the process then."""
-    _, said = process.communicate(timeout=110)
+    _, said = process.communicate(timeout=PATIENT_S)
     assert process.returncode == -signal.SIGPROF
     assert b"in match" in said
 
@@ -141,7 +142,7 @@ def test_a_stopped_process_is_not_taken_for_a_stuck_one(process: subprocess.Pope
         threading.Event().wait(2.5)
         os.kill(process.pid, signal.SIGCONT)
         threading.Event().wait(0.5)
-    said, complaints = process.communicate(b"\n", timeout=30)
+    said, complaints = process.communicate(b"\n", timeout=PATIENT_S)
     assert process.returncode == 0
     assert said.endswith(b"well\n")
     assert b"stuck: the process ends" not in complaints

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from feedd.demo import data
 from feedd.demo.demo_run import _write_data
+from tests.budget import PATIENT_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,7 +27,7 @@ async def test_an_interrupted_upload_has_ended(monkeypatch: pytest.MonkeyPatch, 
 
     def slow(label: int, rng: Generator) -> object:
         drawing.set()
-        assert go_on.wait(30)
+        assert go_on.wait(PATIENT_S)
         return draw(label, rng)
 
     monkeypatch.setattr(data, "draw", slow)

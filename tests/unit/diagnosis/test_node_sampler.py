@@ -15,6 +15,7 @@ from feedd.diagnosis import machine_reader, node_sampler
 from feedd.diagnosis.machine_reader import MachineReader, MachineReading
 from feedd.diagnosis.node_sampler import NodeSampler, Readers
 from feedd.wire import feedd_pb2 as pb
+from tests.budget import PATIENT_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -215,11 +216,11 @@ def test_the_machine_is_read(tmp_path: Path) -> None:
     def work() -> None:
         _work(0.4)
         worked.set()
-        end.wait(10)
+        end.wait(PATIENT_S)
 
     other = threading.Thread(target=work)
     other.start()
-    assert worked.wait(20)
+    assert worked.wait(PATIENT_S)
     after = reader.read([os.getpid()])
     end.set()
     other.join()

@@ -13,6 +13,7 @@ import pytest
 from feedd.errors import FeeddError
 from feedd.fetch.scheduler import PARTS_PER_PLACE
 from feedd.flow.range_sinks import FileSink
+from tests.budget import PATIENT_S
 from tests.fakes.s3 import faults as fault
 from tests.fakes.sinks import memory_sink_file
 from tests.fakes.stores import serving, sources_over
@@ -76,7 +77,7 @@ async def test_what_has_come_can_be_read(server: S3Server, sources: Sources) -> 
     server.script("bucket", SLOW, LATE)
     with _wait(sources, found, 0, 5, 30) as before:
         fetch = asyncio.create_task(_fetch(sources, found))
-        await asyncio.wait_for(before.ready, 10)
+        await asyncio.wait_for(before.ready, PATIENT_S)
         assert _read(before, found, 30) == BODIES["t/030.jpg"]
         with _wait(sources, found, 5) as after:
             assert after.ready.done()
@@ -84,7 +85,7 @@ async def test_what_has_come_can_be_read(server: S3Server, sources: Sources) -> 
         with _wait(sources, found, 31) as late:
             assert not late.ready.done()
             assert not late.files()
-            await asyncio.wait_for(late.ready, 10)
+            await asyncio.wait_for(late.ready, PATIENT_S)
         assert not fetch.done()
         await fetch
 
@@ -114,7 +115,7 @@ async def test_what_is_lost_is_not_handed_out(server: S3Server, sources: Sources
     server.script("bucket", SLOW, fault.missing(), LATE)  # asked for again, as the other one is, and there, but late
     with _wait(sources, found, 5, 6) as lost, _wait(sources, found, 6) as fine:
         fetch = asyncio.create_task(_fetch(sources, found))
-        await asyncio.wait_for(asyncio.gather(lost.ready, fine.ready), 10)
+        await asyncio.wait_for(asyncio.gather(lost.ready, fine.ready), PATIENT_S)
         assert not lost.files()
         assert fine.files()
         await fetch
@@ -141,9 +142,9 @@ async def test_samples_of_several_objects(server: S3Server, sources: Sources) ->
     server.script("bucket", "pairs/3.txt", LATE)
     with _wait(sources, found, 2) as two, _wait(sources, found, 3) as three:
         fetch = asyncio.create_task(_fetch(sources, found))
-        await asyncio.wait_for(two.ready, 10)
+        await asyncio.wait_for(two.ready, PATIENT_S)
         assert not three.ready.done()
-        await asyncio.wait_for(three.ready, 10)
+        await asyncio.wait_for(three.ready, PATIENT_S)
         await fetch
 
 
@@ -172,7 +173,7 @@ async def test_a_part_that_came_before_the_refusal_counts_once() -> None:
             server.script("bucket", "t/1.jpg", fault.denied(), LATE)  # asked for again as well, behind the other one
             with _wait(sources, found, 0) as awaited:
                 fetch = asyncio.create_task(_fetch(sources, found))
-                await asyncio.wait_for(awaited.ready, 10)
+                await asyncio.wait_for(awaited.ready, PATIENT_S)
                 assert not fetch.done()
                 assert _read(awaited, found, 0) == bodies["t/0.jpg"]
                 await fetch
@@ -187,7 +188,7 @@ async def test_what_is_waited_for_before_the_fetch_is_asked_for_first(server: S3
         server.requests.clear()
         with _wait(sources, found, 37, 39) as awaited:
             fetch = asyncio.create_task(_fetch(sources, found))
-            await asyncio.wait_for(awaited.ready, 10)
+            await asyncio.wait_for(awaited.ready, PATIENT_S)
             await fetch
     asked = [request.key for request in server.requests if request.op == "GET"]
     bodies = sum(bool(body) for body in BODIES.values())

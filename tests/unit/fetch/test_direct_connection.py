@@ -15,6 +15,7 @@ from feedd.errors import BadResponse, ObjectChanged
 from feedd.fetch.fetch_options import SourceOptions
 from feedd.fetch.s3 import connection_pool as direct_pool
 from feedd.fetch.s3.connection_pool import ConnectionPool, Endpoint
+from tests.budget import PATIENT_S
 from tests.fakes.fetchers import until
 from tests.fakes.raw_server import RawServer
 from tests.fakes.sinks import into
@@ -36,9 +37,13 @@ def head(size_bytes: int = len(BODY), status: str = "206 Partial Content", more:
 
 
 @contextlib.asynccontextmanager
-async def pool_of(port: int, host: str = "127.0.0.1", read_timeout_s: float = 5.0) -> AsyncIterator[ConnectionPool]:
+async def pool_of(
+    port: int, host: str = "127.0.0.1", read_timeout_s: float = PATIENT_S
+) -> AsyncIterator[ConnectionPool]:
     """Open a pool."""
-    options = SourceOptions(connect_timeout_s=2.0, read_timeout_s=read_timeout_s, parts_in_flight=4, hedge_share=0.0)
+    options = SourceOptions(
+        connect_timeout_s=PATIENT_S, read_timeout_s=read_timeout_s, parts_in_flight=4, hedge_share=0.0
+    )
     pool = ConnectionPool(Endpoint(f"http://{host}:{port}", host, port, None), options)
     try:
         yield pool
@@ -231,7 +236,7 @@ async def test_no_cycle_holds_the_target(sent: Sent) -> None:
 async def test_silence_has_an_end(sent: Sent) -> None:
     """A server that stops in the middle is left after the read timeout."""
     async with RawServer(sent) as server, pool_of(server.port, read_timeout_s=0.05) as pool:
-        async with asyncio.timeout(4):
+        async with asyncio.timeout(PATIENT_S):
             with pytest.raises(TimeoutError, match="no byte"):
                 await get(pool)
 

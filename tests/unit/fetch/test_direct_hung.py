@@ -26,6 +26,7 @@ from feedd.flow.file_writing import left_alone
 from feedd.flow.range_sinks import FileSink
 from feedd.flow.sink_file import SinkFile, is_in_memory
 from feedd.values import ReadProgress
+from tests.budget import PATIENT_S
 from tests.fakes.disks import FrozenDisk, HeldWrites, frozen_disk
 from tests.fakes.fetchers import until
 from tests.fakes.raw_server import RawServer
@@ -103,8 +104,10 @@ async def files() -> AsyncIterator[Files]:
     transfer_threads.close()
 
 
-def _pool(server: RawServer, files: Files, read_timeout_s: float = 30.0) -> ConnectionPool:
-    options = SourceOptions(connect_timeout_s=2.0, read_timeout_s=read_timeout_s, parts_in_flight=4, hedge_share=0.0)
+def _pool(server: RawServer, files: Files, read_timeout_s: float = PATIENT_S) -> ConnectionPool:
+    options = SourceOptions(
+        connect_timeout_s=PATIENT_S, read_timeout_s=read_timeout_s, parts_in_flight=4, hedge_share=0.0
+    )
     return ConnectionPool(Endpoint(f"http://127.0.0.1:{server.port}", "127.0.0.1", server.port, None), options, files)
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from feedd.fetch.s3.idle_connections import Idle
 from feedd.fetch.s3.lazy_timer import LazyTimer
+from tests.budget import PATIENT_S
 from tests.fakes.raw_server import RawServer
 from tests.fakes.sinks import into
 from tests.unit.fetch.test_direct_connection import BODY, REQUEST, get, head, pool_of
@@ -57,7 +58,7 @@ async def test_an_alarm_rings_at_its_last_moment_and_no_other() -> None:
     alarm.set(loop.time() + 0.01)
     put_off_s = loop.time() + 0.05
     alarm.set(put_off_s)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENT_S):
         await rung.wait()
         assert loop.time() >= put_off_s
         rung.clear()
@@ -97,7 +98,7 @@ async def test_one_taken_up_again_outlives_its_idle_time(monkeypatch: pytest.Mon
         waiting = asyncio.create_task(get(pool))
         await asyncio.sleep(0.2)  # in use, beyond the idle time
         server.go.set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENT_S):
             assert await waiting == BODY
             assert server.connection_count == 1
             (connection,) = pool.connections

@@ -21,6 +21,7 @@ from feedd.fetch.s3.transfer_threads import TransferThread, TransferThreads
 from feedd.flow.range_sinks import FileSink
 from feedd.flow.sink_file import SinkFile
 from feedd.values import ReadProgress
+from tests.budget import PATIENT_S
 from tests.fakes.fetchers import until
 from tests.fakes.sinks import content, sink_file
 
@@ -63,11 +64,11 @@ class Rig:
     def send(self, data: bytes) -> None:
         sender = threading.Thread(target=self.far.sendall, args=(data,))
         sender.start()
-        sender.join(20)
+        sender.join(PATIENT_S)
         assert not sender.is_alive()
 
     def ended(self) -> bool:
-        return self.over.wait(20)
+        return self.over.wait(PATIENT_S)
 
     def close(self) -> None:
         self.transfer_thread.close()
@@ -111,7 +112,7 @@ def test_time_on_bodies_is_counted(tmp_path: Path) -> None:
         first.add(SplicedTransfer(near.fileno(), sink_, ReadProgress(), lambda _: over.set()))
         time.sleep(0.2)
         far.sendall(DATA)
-        assert over.wait(20)
+        assert over.wait(PATIENT_S)
         first.close()
         assert 0 < threads.busy_s < time.monotonic() - began_s - 0.1
         busy_s = threads.busy_s
@@ -155,7 +156,7 @@ def test_file_that_cannot_be_written(rig: Rig, tmp_path: Path) -> None:
     )
     rig.transfer_thread.add(bad)
     rig.send(DATA[:300_000])
-    assert failed.wait(20)
+    assert failed.wait(PATIENT_S)
     os.close(readonly)
     assert bad.file_error is not None
     near, far = socket.socketpair()
@@ -203,7 +204,7 @@ async def test_many_at_a_time(tmp_path: Path) -> None:
             )
         )
     loop = asyncio.get_running_loop()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENT_S):
         await asyncio.gather(*[loop.sock_sendall(far, DATA) for _, far in pairs])
         for _ in pairs:
             await asyncio.to_thread(done.acquire)

@@ -21,6 +21,7 @@ from feedd.fetch.s3.transfer_threads import TransferThreads
 from feedd.flow.file_writing import left_alone
 from feedd.flow.range_sinks import FileSink
 from feedd.values import ReadProgress
+from tests.budget import PATIENT_S
 from tests.fakes.sinks import content, sink_file
 from tests.unit.serve.certs import Authority
 
@@ -53,7 +54,7 @@ class Server:
     def __exit__(self, *_: object) -> None:
         self._listening.shutdown(socket.SHUT_RDWR)
         self._listening.close()
-        self._thread.join(10)
+        self._thread.join(PATIENT_S)
         assert not self._thread.is_alive()
 
     def forget_sessions(self, authority: Authority) -> None:
@@ -95,7 +96,7 @@ async def pool_to(server: Server, authority: Authority) -> AsyncIterator[Connect
     transfer_threads = TransferThreads(2)
     pool = ConnectionPool(
         Endpoint(f"https://127.0.0.1:{server.port}", "127.0.0.1", server.port, trusted),
-        SourceOptions(read_timeout_s=10.0, connect_timeout_s=10.0),
+        SourceOptions(read_timeout_s=PATIENT_S, connect_timeout_s=PATIENT_S),
         Files(transfer_threads),
     )
     try:

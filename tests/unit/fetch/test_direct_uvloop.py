@@ -16,6 +16,7 @@ from feedd.fetch.fetch_options import S3Options, SourceOptions
 from feedd.fetch.s3.direct_store import DirectStore
 from feedd.fetch.s3.lazy_timer import LazyTimer
 from feedd.values import ByteRange, ObjectRef
+from tests.budget import PATIENT_S
 from tests.fakes.s3 import faults as fault
 from tests.fakes.s3.server import S3Server
 from tests.fakes.sinks import into
@@ -136,7 +137,7 @@ def test_a_timer_that_is_due_at_once_can_be_moved() -> None:
         timer = LazyTimer(fired.set)
         timer.set(loop.time())
         timer.set(loop.time() - 1.0)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENT_S):
             await fired.wait()
 
     uvloop.run(run())

@@ -16,6 +16,7 @@ from feedd.fetch.s3.connection_pool import ConnectionPool, Endpoint
 from feedd.fetch.s3.transfer_threads import TransferThreads
 from feedd.flow.range_sinks import FileSink
 from feedd.values import ByteRange, ReadProgress
+from tests.budget import PATIENT_S
 from tests.fakes.raw_server import RawServer
 from tests.fakes.sinks import content, into, memory_sink_file, sink_file
 
@@ -96,7 +97,7 @@ async def test_every_byte_is_where_it_belongs_and_summed_once(file: SinkFile, fi
 
 
 def _pool(server: RawServer, files: Files) -> ConnectionPool:
-    options = SourceOptions(connect_timeout_s=2.0, read_timeout_s=5.0, parts_in_flight=4, hedge_share=0.0)
+    options = SourceOptions(connect_timeout_s=PATIENT_S, read_timeout_s=PATIENT_S, parts_in_flight=4, hedge_share=0.0)
     return ConnectionPool(Endpoint(f"http://127.0.0.1:{server.port}", "127.0.0.1", server.port, None), options, files)
 
 

@@ -17,6 +17,7 @@ from feedd.fetch.local_store import LocalStore, write_file
 from feedd.flow import mounts
 from feedd.flow.range_sinks import FileSink
 from feedd.values import ByteRange, ObjectRef
+from tests.budget import PATIENT_S
 from tests.fakes.sinks import content, into, memory_sink_file
 
 if TYPE_CHECKING:
@@ -202,7 +203,7 @@ class _Hanging(Anywhere):
     def _wait(self, path: str) -> None:
         if path.startswith(self.folder):
             self.waiting.release()
-            assert self.answer.wait(30)
+            assert self.answer.wait(PATIENT_S)
 
 
 @pytest.fixture
@@ -223,7 +224,7 @@ def hanging(store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 async def test_a_dead_mount_stops_no_other(store: LocalStore, tmp_path: Path, hanging: _Hanging) -> None:
     """With all threads of a mount in calls that hang, files of other mounts are read."""
     stuck = [asyncio.ensure_future(store.head(f"{tmp_path}/dead/x")) for _ in range(3)]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENT_S):
         assert await asyncio.to_thread(hanging.waiting.acquire, timeout=10)
         ref = await store.head(f"{tmp_path}/alive")
         target = bytearray(5)
@@ -246,7 +247,7 @@ async def test_a_read_that_hangs_gives_its_memory_back(store: LocalStore, tmp_pa
     task = asyncio.ensure_future(store.read_into(ref, ByteRange(0, 4), into(view)))
     assert await asyncio.to_thread(hanging.waiting.acquire, timeout=10)
     task.cancel()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENT_S):
         with pytest.raises(asyncio.CancelledError):
             await task
     view.release()

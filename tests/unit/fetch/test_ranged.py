@@ -13,6 +13,7 @@ from feedd.fetch.ranged import FetchLimits, RangeFetcher
 from feedd.flow.budget import ByteBudget
 from feedd.metrics import FETCH_BYTES, FETCH_PARTS
 from feedd.values import ObjectChecksum
+from tests.budget import PATIENT_S
 from tests.fakes.sinks import into
 from tests.fakes.tally import TallyRecorder
 
@@ -104,7 +105,7 @@ async def test_a_place_is_not_lost_with_a_fetch_that_fails_meanwhile() -> None:
     assert store.begun == [("b", 0)]
     store.fails.set()
     store.gate.set()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENT_S):
         await asyncio.wait(tasks)
     assert [type(task.exception()) for task in tasks] == [type(None), StoreUnavailable, type(None)]
     assert store.begun == [("b", 0), ("c", 0)]

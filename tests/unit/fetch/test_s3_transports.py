@@ -21,6 +21,7 @@ from feedd.fetch.s3.sdk_client import warm
 from feedd.fetch.s3.sdk_store import S3Store
 from feedd.fetch.s3.sdk_transports import ClosingSession, Transports
 from feedd.values import ByteRange, ObjectRef
+from tests.budget import PATIENT_S
 from tests.fakes.fetchers import until
 from tests.fakes.s3 import faults as fault
 from tests.fakes.s3.server import S3Server
@@ -140,7 +141,7 @@ async def test_a_cancelled_rehearsal_begins_no_further_step(monkeypatch: pytest.
 
     def trusting(_: object) -> None:
         begun.set()
-        met.append("ended" if may_end.wait(10) else "not ended")
+        met.append("ended" if may_end.wait(PATIENT_S) else "not ended")
 
     monkeypatch.setattr("feedd.fetch.s3.sdk_client._parse_models", lambda: None)
     monkeypatch.setattr("feedd.fetch.s3.sdk_client.trusting", trusting)

@@ -7,6 +7,7 @@ import time
 
 from feedd.fetch.turn_gate import TurnGate, TurnWatch
 from feedd.fetch.turn_limit import TurnLimit
+from tests.budget import PATIENT_S
 
 
 async def _looked_at(gate: TurnGate, job_s: float, jobs: int) -> list[int]:
@@ -82,7 +83,7 @@ async def test_a_place_of_one_that_was_cancelled_is_not_lost() -> None:
     waiting[1].cancel()  # it has been given the place, and has not run since
     await asyncio.wait(waiting)
     assert [one.cancelled() for one in waiting] == [True, True, False]
-    async with asyncio.timeout(5), gate:
+    async with asyncio.timeout(PATIENT_S), gate:
         pass
 
 

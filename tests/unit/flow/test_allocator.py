@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from tests.budget import PATIENT_S
+
 _CODE = """
 import sys
 from pathlib import Path
@@ -29,7 +31,9 @@ print(before - anonymous())
 
 def _freed_bytes(how: str) -> int:
     """Return by how much a process shrinks that frees seven blocks of 8 MiB."""
-    done = subprocess.run([sys.executable, "-c", _CODE, how], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", _CODE, how], capture_output=True, text=True, check=True, timeout=PATIENT_S
+    )
     return int(done.stdout)
 
 

@@ -18,6 +18,7 @@ from feedd.flow.memory import ArenaBudget, available_bytes
 from feedd.metrics import SERVE_ARENA_BYTES
 from feedd.owner import Owner
 from feedd.values import SlotRef
+from tests.budget import PATIENT_S
 from tests.fakes.tally import TallyRecorder
 
 if TYPE_CHECKING:
@@ -338,7 +339,7 @@ async def test_later_slots_wait_for_a_descriptor(monkeypatch: pytest.MonkeyPatch
         without.setattr(os, "dup", lambda _: os.close(-1))
         with pytest.raises(ResourceExhausted, match="cannot be allocated"):
             await arena.allocated(slots[0])
-    await asyncio.wait_for(arena.allocated(slots[1]), 10.0)
+    await asyncio.wait_for(arena.allocated(slots[1]), PATIENT_S)
     assert _allocated_bytes(arena) == arena.size_bytes
     arena.close()
 
@@ -361,7 +362,7 @@ async def test_a_closed_arena_allocates_no_further_slot(monkeypatch: pytest.Monk
         sizes.append(size_bytes)
         if at:
             going.set()
-            assert may_go.wait(10.0)
+            assert may_go.wait(PATIENT_S)
 
     monkeypatch.setattr(os, "posix_fallocate", allocate)
     arena = await Arena.create(4, 64 * PAGE, gradual=True)

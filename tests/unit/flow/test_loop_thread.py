@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 
 from feedd.flow.loop_thread import CallersLoop, LoopThread, WorkLoop
+from tests.budget import PATIENT_S
 from tests.fakes.fetchers import until
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ async def test_work_that_does_not_even_begin(loop: WorkLoop) -> None:
         raise KeyError("absent")
 
     with pytest.raises(KeyError):
-        await asyncio.wait_for(loop.run(work), 10)
+        await asyncio.wait_for(loop.run(work), PATIENT_S)
 
 
 async def test_each_run_has_the_context_of_its_caller(loop: WorkLoop) -> None:

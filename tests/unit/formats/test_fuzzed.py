@@ -12,6 +12,7 @@ import pytest
 
 from feedd.errors import BadShard
 from feedd.formats.format_registry import get
+from tests.budget import PATIENT_S
 from tests.fakes.forks import Module
 from tests.fuzz import judge, targets
 from tests.fuzz.mutate import SIZE_MAX, mutated
@@ -27,7 +28,7 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
     with tempfile.TemporaryDirectory(prefix="feedd-said-") as folder:
         log = Path(folder) / "err"
         with Module("tests.fuzz", arguments, os.environ, log) as process:
-            said = process.communicate(100).decode()
+            said = process.communicate(PATIENT_S).decode()
             code, complaints = process.poll(), log.read_text()
     return subprocess.CompletedProcess(arguments, -1 if code is None else code, said, complaints)
 

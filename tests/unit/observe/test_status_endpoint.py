@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import socket
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import aiohttp
 import pytest
@@ -12,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from feedd import metrics
 from feedd.errors import BadConfig
+from feedd.flow.doors import PortLimits
 from feedd.observe import status
 from feedd.observe.page_access import PageAccess
 from feedd.observe.recorder import PrometheusRecorder
@@ -171,3 +175,30 @@ def test_loopback_is_told_from_the_world() -> None:
     """Only addresses of this machine count as loopback."""
     assert [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost")] == [True] * 3
     assert [is_loopback(host) for host in ("0.0.0.0", "::", "10.0.0.1", "example.org")] == [False] * 4
+
+
+async def test_silent_connections_keep_no_request_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With more of them than places, new requests are answered, and so is one that takes long."""
+    monkeypatch.setattr(PortLimits, "of_process", lambda: PortLimits.of(160))  # 8 for the page
+    begun, go = asyncio.Event(), asyncio.Event()
+
+    async def slow(_request: web.Request, _name: str, /, *, trusted: bool) -> web.Response:
+        begun.set()
+        await go.wait()
+        return web.Response(text="late")
+
+    source = replace(_Daemon(state=Lifecycle.READY).source(), view=slow)
+    loop = asyncio.get_running_loop()
+    with contextlib.ExitStack() as stack:
+        async with open_status("127.0.0.1:0", source, OPEN) as address, asyncio.TaskGroup() as group:
+            late = group.create_task(_get(address, "/page"))
+            await begun.wait()
+            for number in range(40):
+                conn = stack.enter_context(socket.socket())
+                conn.setblocking(False)
+                await loop.sock_connect(conn, parse_host_port(address))
+                with contextlib.suppress(ConnectionError):  # dropped already
+                    await loop.sock_sendall(conn, b"GET /healthz" if number % 2 else b"")
+            assert (await _get(address, "/healthz"))[0] == 200
+            go.set()
+        assert late.result() == (200, "late")

@@ -10,6 +10,7 @@ import uvloop
 
 from feedd.flow.loop_thread import LoopThread
 from feedd.peers.delay_meter import DelayMeter
+from tests.budget import PATIENT_S
 
 TIMEOUT_S = 0.02
 
@@ -37,7 +38,7 @@ async def test_a_limit_that_has_grown_is_kept() -> None:
 async def test_a_blocked_thread_extends_the_limit() -> None:
     """If the thread that serves peers is late here, it may be late at a peer."""
     meter, blocked = DelayMeter(TIMEOUT_S), threading.Event()
-    async with LoopThread("test") as thread, asyncio.timeout(20):
+    async with LoopThread("test") as thread, asyncio.timeout(PATIENT_S):
         meter.server_loop = await thread.run(_loop)
         thread.post(blocked.wait, 20.0)
         with meter.measuring():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import ssl
 from dataclasses import replace
@@ -13,6 +14,7 @@ import pytest
 from feedd.access import AccessRules
 from feedd.conversion import Conversion
 from feedd.errors import BadConfig
+from feedd.flow.doors import PortLimits
 from feedd.metrics import PEER_FETCHES, PEER_SENT_BYTES
 from feedd.peers.entry_requests import render
 from feedd.peers.peer_fetcher import may_travel
@@ -57,6 +59,34 @@ async def test_members_with_certificates(stack: AsyncExitStack, server: S3Server
         )
         for at, one in enumerate(members)
     ]
+    refs = await refs_of(nodes[0])
+    for read in await asyncio.gather(*(asyncio.gather(*map(node.read, refs)) for node in nodes)):
+        assert read == [content(number) for number in range(COUNT)]
+    assert sorted(gets(server)) == sorted(ref.key for ref in refs)
+
+
+@pytest.mark.parametrize("said", [b"", b"\x16\x03\x01"], ids=["nothing", "half a greeting"])
+@pytest.mark.parametrize("secured", [True, False])
+async def test_silent_connections_shut_no_member_out(
+    stack: AsyncExitStack, server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, secured: bool, said: bytes
+) -> None:
+    """With many more of them than places at both nodes, each object still leaves the store once."""
+    monkeypatch.setattr(PortLimits, "of_process", lambda: PortLimits.of(1000))  # 100 for peers
+    authority, members = Authority(tmp_path), (free_address(), free_address())
+    nodes = [
+        await stack.enter_async_context(
+            a_node(server, tmp_path / str(at), one, members, tls=_files(authority, f"node-{at}") if secured else None)
+        )
+        for at, one in enumerate(members)
+    ]
+    for one in members:
+        host, port = one.split(":")
+        for _ in range(150):
+            conn = stack.enter_context(socket.socket())
+            conn.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(conn, (host, int(port)))
+            with contextlib.suppress(ConnectionError):  # dropped already
+                await asyncio.get_running_loop().sock_sendall(conn, said)
     refs = await refs_of(nodes[0])
     for read in await asyncio.gather(*(asyncio.gather(*map(node.read, refs)) for node in nodes)):
         assert read == [content(number) for number in range(COUNT)]

@@ -20,6 +20,7 @@ from feedd.peers.peer_links import PeerLinks
 from feedd.peers.peer_options import PeerOptions
 from feedd.peers.peer_store import PeerStore
 from feedd.values import ByteRange
+from tests.budget import PATIENT_S
 from tests.fakes.cluster import COUNT, a_node, content, free_address, gets, held_by, promised, refs_of
 from tests.fakes.s3.faults import Fault
 from tests.fakes.sinks import into
@@ -88,7 +89,7 @@ async def test_nodes_that_disagree_do_not_wait_for_each_other(
         for address, other in (addresses, addresses[::-1])
     ]
     refs = await refs_of(nodes[0])
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENT_S):
         for read in await asyncio.gather(*(asyncio.gather(*map(node.read, refs)) for node in nodes)):
             assert read == [content(number) for number in range(COUNT)]
 
@@ -172,7 +173,7 @@ async def test_a_peer_that_comes_back_is_used_again(stack: AsyncExitStack, serve
     theirs = held_by(refs, late, members)
     await node.read(theirs[0])
     holder = await stack.enter_async_context(a_node(server, tmp_path / "b", late, members))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENT_S):
         while not node.recorder.peaks[PEER_PAUSED.name] or node.recorder.total(PEER_PAUSED):  # noqa: ASYNC110 - no event tells it
             await asyncio.sleep(0.05)
     await node.read(theirs[1])

@@ -22,6 +22,7 @@ from feedd.errors import BadRequest, BadSample, BadShard, CacheUnavailable, NotF
 from feedd.pipes.channel_pipe import EpochEnding
 from feedd.pipes.epoch_reader import EpochReader
 from feedd.pipes.pipe_run import PipePlan, serve_pipes
+from tests.budget import PATIENT_S
 from tests.fakes import pipe_readers
 from tests.fakes.fetchers import until
 from tests.fakes.recordio import recordio
@@ -133,7 +134,7 @@ async def test_a_node_without_channels_waits_for_its_signal(tmp_path: Path) -> N
     assert not pipes.task.done()
     assert not [*folder.iterdir()]
     pipes.stop.ask("test")
-    assert await asyncio.wait_for(pipes.task, 30) == {}
+    assert await asyncio.wait_for(pipes.task, PATIENT_S) == {}
 
 
 async def test_an_augmented_manifest(tmp_path: Path) -> None:

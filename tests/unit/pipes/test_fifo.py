@@ -11,6 +11,7 @@ import pytest
 from feedd.errors import BadRequest
 from feedd.pipes.fifo import PIPE_BYTES, Fifo, ReaderClosed
 from feedd.pipes.fifo_events import FifoEvents
+from tests.budget import PATIENT_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -32,7 +33,7 @@ def _open(fifo: Fifo) -> int:
 
 
 async def _opened(fifo: Fifo) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENT_S):
         while not fifo.is_opened:  # noqa: ASYNC110 - the event belongs to the FIFO
             await asyncio.sleep(0.001)
 
@@ -59,7 +60,7 @@ async def test_bytes_that_nobody_took_wait_for_the_next_reader(fifo: Fifo) -> No
     await asyncio.sleep(0.02)
     assert not finish.done()
     fd = _open(fifo)
-    await asyncio.wait_for(finish, 10)
+    await asyncio.wait_for(finish, PATIENT_S)
     fifo.close()
     assert (os.read(fd, 10), os.read(fd, 10)) == (b"abc", b"")
     os.close(fd)
@@ -75,7 +76,7 @@ async def test_a_reader_that_had_enough(fifo: Fifo) -> None:
     assert not write.done()
     os.close(fd)
     with pytest.raises(ReaderClosed):
-        await asyncio.wait_for(write, 10)
+        await asyncio.wait_for(write, PATIENT_S)
     assert fifo.taken_bytes == 10
 
 

@@ -16,6 +16,7 @@ from feedd.recipe.recipe import (
     spec_of,
 )
 from feedd.values import FieldKind, FieldRecipe, TensorSpec
+from tests.budget import PATIENT_S
 
 SPECS = {
     "bytes": TensorSpec("x", FieldKind.RAGGED, "uint8", (), 1),
@@ -161,5 +162,5 @@ def test_the_daemon_loads_no_image_library() -> None:
         "import sys, feedd.recipe.recipe, feedd.workers.worker_pool, feedd.codecs.codec_registry\n"
         "print([name for name in ('cv2', 'simplejpeg', 'torch') if name in sys.modules])"
     )
-    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENT_S)
     assert output.stdout.strip() == "[]"

@@ -18,6 +18,7 @@ from feedd.serve.server_options import ServeHooks, ServeOptions
 from feedd.serve.tickets import OWNER_GREETING
 from feedd.wire import feedd_pb2 as pb
 from feedd_client import shm
+from tests.budget import PATIENT_S
 from tests.fakes.backend import FakeScript, FakeSession
 from tests.unit.serve.raw_client import WAIT_S, attach, serving
 
@@ -47,7 +48,7 @@ async def _say(path: Path, hello: bytes) -> tuple[socket.socket, bytes]:
     conn.setblocking(False)
     await loop.sock_connect(conn, str(path))
     await loop.sock_sendall(conn, hello)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENT_S):
         try:
             return conn, await loop.sock_recv(conn, 1)
         except ConnectionResetError:

@@ -12,6 +12,7 @@ from feedd.errors import BadShard, NotFound
 from feedd.serve.server_options import ServeOptions
 from feedd.wire import feedd_pb2 as pb
 from feedd.wire.feed_messages import PROTOCOL_MINOR, OpenLimits
+from tests.budget import PATIENT_S
 from tests.fakes.backend import SPECS, FakeScript, expected_payload
 from tests.unit.serve.raw_client import attach, error_of, open_request, release, serving
 
@@ -369,12 +370,12 @@ async def test_close_is_idempotent_and_ends_the_stream(short_dir: Path) -> None:
         opened = await rig.open()
         stream = await rig.stream(opened.session_id, credits=2, inline_only=True)
         await stream.until(1)
-        await rig.feed.Close(pb.CloseRequest(session_id=opened.session_id), timeout=5)
+        await rig.feed.Close(pb.CloseRequest(session_id=opened.session_id), timeout=PATIENT_S)
         assert rig.backend.sessions[0].close_count == 1
         assert not await stream.read()
-        await rig.feed.Close(pb.CloseRequest(session_id=opened.session_id), timeout=5)
+        await rig.feed.Close(pb.CloseRequest(session_id=opened.session_id), timeout=PATIENT_S)
         with pytest.raises(grpc.aio.AioRpcError):
-            await rig.feed.Open(open_request(urls=[]), timeout=5)
+            await rig.feed.Open(open_request(urls=[]), timeout=PATIENT_S)
 
 
 @pytest.mark.slow

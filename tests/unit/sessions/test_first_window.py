@@ -11,6 +11,7 @@ from feedd.errors import BadSample
 from feedd.ordering.rank_reader import Reader
 from feedd.sessions import prefetch_driver
 from feedd.values import Cursor
+from tests.budget import PATIENT_S
 from tests.fakes.feeding import Feeding, Taken, batches, feeding, take
 from tests.fakes.fetchers import until
 
@@ -45,7 +46,7 @@ async def test_the_first_batches_need_one_shard(tmp_path: Path) -> None:
         opened = asyncio.Event()
         rig.store.gates = {f"train/{shard:02d}.tar": opened for shard in range(_SHARDS) if shard != first}
         session = await rig.open(**asked)
-        made = [await asyncio.wait_for(take(session, Cursor(0, step)), 20) for step in range(_SAMPLES // 4)]
+        made = [await asyncio.wait_for(take(session, Cursor(0, step)), PATIENT_S) for step in range(_SAMPLES // 4)]
         found = [number for batch in made if isinstance(batch, Taken) for number in batch.ints()]
         assert sorted(found) == [first * 100 + ordinal for ordinal in range(_SAMPLES)]
         opened.set()

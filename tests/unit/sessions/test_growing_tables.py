@@ -20,6 +20,7 @@ from feedd.values import ByteRange, Cursor, Produced
 from feedd.workers import supervisor
 from feedd.workers.work import DecodeOptions
 from feedd.workers.worker_process import Child
+from tests.budget import PATIENT_S
 from tests.fakes.feeding import URL, Feeding, Taken, batches, feeding, take
 from tests.fakes.fetchers import until
 from tests.fakes.files import parquet
@@ -108,7 +109,7 @@ def held_back(ranges: Ranges, *allowed: int) -> asyncio.Event:
 async def run_of(session: Session, at: Cursor, count: int) -> list[int]:
     """Produce a run of a session of runs; return the values of the last field."""
     assert session.info.run_batches >= count
-    made = await asyncio.wait_for(session.produce_run(at, count), 30)
+    made = await asyncio.wait_for(session.produce_run(at, count), PATIENT_S)
     assert isinstance(made, Produced)
     values: list[int] = []
     for number in range(made.batch_count):
@@ -202,7 +203,7 @@ async def test_a_batch_that_waits_while_its_table_gets_another_layout_is_right(
         await until(lambda: len(set(ranges.read)) > 1)
         assert not waiting.done()
         gate.set()
-        found = await asyncio.wait_for(waiting, 30)
+        found = await asyncio.wait_for(waiting, PATIENT_S)
         assert isinstance(found, Taken)
         assert found.ints("n") == VALUES[last * BATCH :][:BATCH].tolist()
 
@@ -217,7 +218,7 @@ async def test_workers_that_die_while_they_convert_cost_no_row(tmp_path: Path, m
         ranges = Ranges(rig, data)
         gate = held_back(ranges, 0)
         session = await opened(rig, batch_size=10 * BATCH)
-        assert isinstance(await asyncio.wait_for(take(session, Cursor()), 30), Taken)
+        assert isinstance(await asyncio.wait_for(take(session, Cursor()), PATIENT_S), Taken)
         rest = asyncio.ensure_future(batches(session, Cursor(0, WORK_ROWS // (10 * BATCH))))
         await until(lambda: len(set(ranges.read)) > 1)
         pids = rig.pool.worker_pids

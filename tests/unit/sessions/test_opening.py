@@ -13,6 +13,7 @@ from feedd.catalog.stages import PipelineOptions
 from feedd.errors import BadRecipe, BadRequest, FeeddError, NotFound, ObjectChanged, StoreUnavailable
 from feedd.fetch.memory_store import MemoryStore
 from feedd.values import Topology
+from tests.budget import PATIENT_S
 from tests.fakes.feeding import ROOT, batches, feeding
 from tests.fakes.fetchers import until
 from tests.fakes.files import npy
@@ -75,7 +76,7 @@ async def test_a_table_is_read_while_objects_are_listed_and_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The listing does not come before the table has been read; who opens again does not read it again."""
-    async with asyncio.timeout(20), feeding(tmp_path) as rig:
+    async with asyncio.timeout(PATIENT_S), feeding(tmp_path) as rig:
         for name in ("a", "b"):
             rig.store.put(f"train/{name}.jpg", name.encode())
         rig.store.put("train/labels.csv", b"file_name,value\na.jpg,4\nb.jpg,5\n")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from feedd.sessions.prefetch_driver import RunningCalls
+from tests.budget import PATIENT_S
 
 if TYPE_CHECKING:
     from feedd.sessions.prefetch_driver import PrefetchDriver
@@ -40,9 +41,9 @@ async def test_a_call_waits_for_the_shards_of_all_earlier_ones(calls: RunningCal
     await asyncio.sleep(0)
     assert not waiting.done()
     calls.end(_FIRST)
-    await asyncio.wait_for(waiting, 1.0)
+    await asyncio.wait_for(waiting, PATIENT_S)
     assert len(calls) == 2
-    await asyncio.wait_for(calls.wait_for_earlier(_SECOND, 4, lambda: True), 1.0)
+    await asyncio.wait_for(calls.wait_for_earlier(_SECOND, 4, lambda: True), PATIENT_S)
 
 
 async def test_a_call_without_need_waits_for_nobody(calls: RunningCalls) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedd.workers import sandbox
+from tests.budget import PATIENT_S
 from tests.tidy.tree import ROOT
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def run(code: str, readable: Path) -> subprocess.CompletedProcess[str]:
         text=True,
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        timeout=60,
+        timeout=PATIENT_S,
         check=False,
     )
 

@@ -32,6 +32,30 @@ def test_chunks_go_out_in_order_and_to_the_least_busy() -> None:
     assert schedule.holders(second) == [1]
 
 
+def test_chunks_wait_in_a_queue_or_behind_the_running_one() -> None:
+    """A chunk waits if no worker holds it, or if its worker works on another; a chunk that runs does not wait."""
+    schedule, call = Schedule(), Call()
+
+    def queued() -> bool:
+        return schedule.queued
+
+    assert not queued()
+    schedule.submit(call, 3, 1)
+    assert queued(), "in a queue: there is no worker"
+    schedule.join(0)
+    assert [worker for worker, _ in drain(schedule)] == [0, 0]
+    assert queued(), "in both places"
+    schedule.finish(0)
+    drain(schedule)
+    assert schedule.unassigned_count == 0
+    assert queued(), "in the worker's socket"
+    schedule.finish(0)
+    assert schedule.busy_count == 1
+    assert not queued(), "the last one runs"
+    schedule.finish(0)
+    assert not queued()
+
+
 def test_streams_take_turns_call_by_call() -> None:
     """However much one stream asked for before, another's first call comes second; each stream's are in order."""
     schedule = Schedule()

@@ -26,6 +26,7 @@ from feedd.workers.convert_call import LONG_STREAM, MakeCall
 from feedd.workers.executor import Executor
 from feedd.workers.messages import ConvertedAnswer, Indexed, Prepare, encode, reply_decoder
 from feedd.workers.work import MakeTask, MissingRanges
+from tests.budget import PATIENT_S
 from tests.fakes.files import parquet_of
 from tests.fakes.made import URL, answer_to, making
 from tests.fakes.making import OutBytes
@@ -222,7 +223,7 @@ def test_a_worker_imports_in_advance_only_while_it_is_idle(monkeypatch: pytest.M
         thread = threading.Thread(target=worker.serve, args=(theirs,))
         thread.start()
         try:
-            deadline_s = time.monotonic() + 10
+            deadline_s = time.monotonic() + PATIENT_S
             while len(done) < 2 and time.monotonic() < deadline_s:
                 time.sleep(0.01)
         finally:

@@ -1,0 +1,48 @@
+"""Run under torchrun by test_client_compare: ranks without a process group that read the same or other objects."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch.distributed as dist
+from torch.utils.data import DataLoader
+
+from feedd_client import FeedDataset, RanksDisagree
+
+
+def main() -> None:
+    """Write what this rank saw into a file of the folder."""
+    folder, address, changed = sys.argv[1:4]
+    found: dict[str, object] = {}
+
+    def read(name: str, dataset: FeedDataset) -> None:
+        try:
+            found[f"{name}_steps"] = sum(1 for _ in dataset)
+        except RanksDisagree as error:
+            found[name] = str(error)
+        else:
+            found[name] = dataset.stats()["ranks_compared"]
+        dataset.close()
+
+    read("same", FeedDataset("s3://b/", batch_size=4, address=address, uneven="allow"))
+    read("differ", FeedDataset("s3://b/", batch_size=4, address=changed, uneven="allow"))
+    if os.environ["RANK"] == "0":
+        read("alone", FeedDataset("s3://b/only-here/", batch_size=4, address=address, uneven="allow"))
+    dist.init_process_group("gloo")  # its port is still free
+    read("group", FeedDataset("s3://b/", batch_size=4, address=address, uneven="allow"))
+    # Workers cannot use the group of the process that started them.
+    data = FeedDataset("s3://b/", batch_size=4, address=changed, uneven="allow")
+    try:
+        found["workers_steps"] = sum(1 for _ in DataLoader(data, batch_size=None, num_workers=1))
+    except RanksDisagree as error:
+        found["workers"] = str(error)
+    dist.barrier()
+    dist.destroy_process_group()
+    Path(folder, os.environ["RANK"]).write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
