@@ -12,6 +12,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from feedd import __version__
 from feedd.errors import FeeddError
+from feedd.observe.log_sink import take_stderr
 from feedd.observe.logs import configure_logging
 
 COMMANDS: Final = {
@@ -99,6 +100,7 @@ for _name, _help in COMMANDS.items():
 
 def main() -> None:
     """Run the command line; errors end the process with an exit code."""
+    take_stderr()
     configure_logging("text", "warning")  # to stderr, because stdout is for results; serve configures its own logs
     try:
         app()

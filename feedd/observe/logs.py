@@ -6,12 +6,14 @@ import logging
 import os
 import re
 import sys
+from functools import partial
 from itertools import islice
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal, TextIO
+from typing import TYPE_CHECKING, Literal, TextIO, cast
 
 import structlog
 
+from feedd.observe.log_sink import EVENT, LogSink
 from feedd.observe.recent_log import RECENT
 from feedd.units import format_size
 
@@ -145,6 +147,14 @@ def _with_fields(fields: Mapping[str, object]) -> Processor:
     return add
 
 
+def _dropped_line(steps: list[Processor], count: int, reason: str) -> str:
+    """Return the line that reports dropped lines. The sink has noted each of them in the recent log."""
+    event: object = {"event": EVENT, "count": count, "error": reason}
+    for step in steps:
+        event = step(None, "warning", cast("EventDict", event))
+    return f"{event}\n"
+
+
 def configure_logging(
     form: Literal["json", "text"],
     level: str = "info",
@@ -159,14 +169,14 @@ def configure_logging(
     Args:
         form: ``json`` for machines, ``text`` for people.
         level: lowest level shown: debug, info, warning or error.
-        stream: output stream; None: the process's standard error.
+        stream: output stream, which may fail; None: the process's standard error.
         brief: for a person at a terminal: local time of day, sizes in units, and no effective configuration.
         without: events that the process reports in other ways.
         fields: fields of every event, from whatever thread.
     """
-    out = stream or sys.stderr
+    out = LogSink.of(stream or sys.stderr)
     number = logging.getLevelNamesMapping()[level.upper()]
-    shared: list[Processor] = [
+    rendered: list[Processor] = [
         *((_without(without),) if without else ()),
         *((_with_fields(fields),) if fields else ()),
         structlog.contextvars.merge_contextvars,
@@ -175,9 +185,8 @@ def configure_logging(
         _plain_exception,
         *((_shortened,) if brief else ()),
         redact,
-        RECENT.note,
-        _in_order,
     ]
+    shared = [*rendered, RECENT.note, _in_order]
     renderer: Processor = (
         structlog.processors.JSONRenderer(default=str)
         if form == "json"
@@ -188,9 +197,10 @@ def configure_logging(
     structlog.configure(
         processors=[*shared, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.PrintLoggerFactory(out),
+        logger_factory=structlog.WriteLoggerFactory(cast("TextIO", out)),
         cache_logger_on_first_use=False,  # so that a second call (tests, --log-level) takes effect everywhere
     )
+    out.describe = partial(_dropped_line, [*rendered, _in_order, renderer])
     handler = logging.StreamHandler(out)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
