@@ -12,8 +12,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from feedd import __version__
 from feedd.errors import FeeddError
-from feedd.observe.log_sink import take_stderr
-from feedd.observe.logs import configure_logging
+from feedd.observe.logs import configure_logging, take_stderr
 
 COMMANDS: Final = {
     "serve": "Run the daemon in the foreground until SIGTERM or SIGINT; a second signal ends it at once.",

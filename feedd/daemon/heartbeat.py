@@ -9,7 +9,7 @@ import structlog
 
 from feedd import metrics
 from feedd.daemon.watchdog import FETCHING_LOOP
-from feedd.observe.log_sink import count_dropped
+from feedd.observe.logs import count_dropped
 
 if TYPE_CHECKING:
     from feedd.daemon.notify import Notifier

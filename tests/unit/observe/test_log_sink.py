@@ -20,9 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedd import metrics
-from feedd.observe import log_sink
-from feedd.observe.log_sink import LogSink, count_dropped
-from feedd.observe.logs import configure_logging
+from feedd.observe import logs
+from feedd.observe.logs import LogSink, configure_logging, count_dropped
 from feedd.observe.recent_log import RECENT
 from tests.fakes.tally import TallyRecorder
 
@@ -167,7 +166,7 @@ def unread(request: pytest.FixtureRequest) -> Iterator[tuple[int, int]]:
         os.set_blocking(writer, False)
     if request.param.startswith("own"):
         shared = os.dup(writer)
-        log_sink._stop_blocking(writer)
+        logs._stop_blocking(writer)
         assert (os.get_blocking(shared), os.get_blocking(writer)) == (True, False)
         os.close(shared)
     yield reader, writer
@@ -177,7 +176,7 @@ def unread(request: pytest.FixtureRequest) -> Iterator[tuple[int, int]]:
 
 def test_a_full_buffer_keeps_no_one_waiting(unread: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nobody reads, a write ends; when it is read again, the count and the next line arrive."""
-    monkeypatch.setattr(log_sink, "WAIT_S", 0.0)
+    monkeypatch.setattr(logs, "WAIT_S", 0.0)
     reader, writer = unread
     sink = LogSink.on(writer)
     for _ in range(3000):
@@ -220,8 +219,7 @@ def test_a_line_larger_than_the_pipe_arrives_while_it_is_read() -> None:
 
 _PROGRAM = """
 import atexit, os, sys
-from feedd.observe.log_sink import take_stderr
-from feedd.observe.logs import configure_logging
+from feedd.observe.logs import configure_logging, take_stderr
 take_stderr()
 configure_logging("json")
 import logging
