@@ -10,27 +10,26 @@ from typing import TYPE_CHECKING
 
 from feedd import metrics
 from feedd.errors import BadConfig, ResourceExhausted
+from feedd.flow.control_groups import memory_left_bytes
 from feedd.owner import Owner
 from feedd.units import format_size
 
 if TYPE_CHECKING:
     from feedd.protocols import Recorder
 
-_MEMINFO = Path("/proc/meminfo")
-_CGROUP = Path("/sys/fs/cgroup")
+_ROOT = Path("/")
 HINT = "ask for fewer prefetched batches or a smaller batch size, or raise the arena limit"
 _HELD_HINT = f"{HINT}; the memory of a closed dataset counts until its batches are dropped"
 _DAEMON = Owner.of_this_process()
 
 
-def available_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int | None:
+def available_bytes(root: Path = _ROOT) -> int | None:
     """Return the bytes that can be taken without waking the kernel's OOM killer, or None if unknown.
 
     Args:
-        meminfo: file in the format of ``/proc/meminfo``.
-        cgroup: directory of this process's version 2 control group.
+        root: folder that holds ``proc`` and ``sys``.
     """
-    known = [size for size in (_machine_bytes(meminfo), _cgroup_bytes(cgroup)) if size is not None]
+    known = [size for size in (_machine_bytes(root / "proc/meminfo"), memory_left_bytes(root)) if size is not None]
     return min(known) if known else None
 
 
@@ -43,20 +42,6 @@ def _machine_bytes(meminfo: Path) -> int | None:
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     return None
-
-
-def _cgroup_bytes(cgroup: Path) -> int | None:
-    """Return the bytes left under the group's limit; file pages count as left, because the kernel drops them first."""
-    try:
-        limit = (cgroup / "memory.max").read_text(encoding="ascii").strip()
-        if limit == "max":
-            return None
-        used = int((cgroup / "memory.current").read_text(encoding="ascii"))
-        stat = dict(line.split() for line in (cgroup / "memory.stat").read_text(encoding="ascii").splitlines())
-    except (OSError, ValueError):
-        return None
-    reclaimable = int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))
-    return max(0, int(limit) - used + reclaimable)
 
 
 class CountedMap(mmap.mmap):
