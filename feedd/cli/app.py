@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
+import traceback
 from typing import Annotated, Any, Final
 
 import typer
@@ -12,7 +13,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from feedd import __version__
 from feedd.errors import FeeddError
-from feedd.observe.logs import configure_logging, take_stderr
+from feedd.observe.logs import configure_logging, redact_traceback, take_stderr
 
 COMMANDS: Final = {
     "serve": "Run the daemon in the foreground until SIGTERM or SIGINT; a second signal ends it at once.",
@@ -107,3 +108,6 @@ def main() -> None:
         from feedd.cli.error_report import report  # noqa: PLC0415 - imports the configuration
 
         sys.exit(report(error))
+    except Exception:  # noqa: BLE001 - as the interpreter would, but without secrets
+        sys.stderr.write(f"{redact_traceback(traceback.format_exc())}\n")
+        sys.exit(1)
