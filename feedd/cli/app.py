@@ -13,7 +13,8 @@ from typer.core import TyperCommand, TyperGroup
 
 from feedd import __version__
 from feedd.errors import FeeddError
-from feedd.observe.logs import configure_logging, redact_traceback, take_stderr
+from feedd.flow.log_sink import take_stderr
+from feedd.observe.logs import configure_logging, redact_traceback
 
 COMMANDS: Final = {
     "serve": "Run the daemon in the foreground until SIGTERM or SIGINT; a second signal ends it at once.",

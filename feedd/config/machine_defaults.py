@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from feedd.flow.control_groups import cpu_limit, memory_limit_bytes
+from feedd.flow.memory import cpu_limit, memory_limit_bytes
 from feedd.units import GIB, MIB
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
-from feedd.observe.logs import LogSink
+from feedd.flow.log_sink import LogSink
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

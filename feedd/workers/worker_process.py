@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import feedd
-from feedd.flow.control_groups import oom_kills
+from feedd.flow.memory import oom_kills
 from feedd.workers.descriptors import SCARCE, close_all, copies, out_of_descriptors
 from feedd.workers.worker import receive
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _PROCESS = """
 import asyncio, re, signal, sys, time
 from feedd.daemon import watchdog
-from feedd.observe import logs
+from feedd.flow import log_sink
 from feedd.clock import SystemClock
 from feedd.daemon.heartbeat import beat
 from feedd.daemon.notify import Notifier
@@ -29,11 +29,11 @@ from feedd.daemon.watchdog import FETCHING_LOOP, Watchdog, WatchdogOptions
 from feedd.observe.recorder import MemoryRecorder
 
 watchdog._CPU_PER_CORE_S = 0.5  # else the one that computes does so for ten seconds
-logs.take_stderr()
+log_sink.take_stderr()
 if sys.argv[2:] == ["hangs"]:
-    logs.os.write = lambda *_: time.sleep(3600)  # as a write to a disk that does not answer
+    log_sink.os.write = lambda *_: time.sleep(3600)  # as a write to a disk that does not answer
 elif sys.argv[2:] == ["raises"]:
-    logs.os.write = lambda *_: 1 // 0
+    log_sink.os.write = lambda *_: 1 // 0
 
 async def main():
     with Watchdog(WatchdogOptions(0.5, 1.5)) as watchdog:

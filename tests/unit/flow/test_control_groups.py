@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedd.flow import control_groups
-from feedd.flow.control_groups import cpu_limit, memory_left_bytes, memory_limit_bytes, oom_kills
-from feedd.flow.memory import available_bytes
+from feedd.flow import memory
+from feedd.flow.memory import available_bytes, cpu_limit, memory_left_bytes, memory_limit_bytes, oom_kills
 from tests.fakes.memory_group import memory_group
 
 if TYPE_CHECKING:
@@ -239,12 +238,12 @@ def test_any_texts_are_read(cgroup: str, mounts: str, number: str) -> None:
     """Whatever the kernel's tables say, reading them raises nothing."""
     texts = {"cgroup": cgroup, "mountinfo": mounts, "memory.max": number, "cpu.max": number, "memory.stat": number}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(control_groups, "_text", lambda path: texts.get(path.name, ""))
-        control_groups._limits.cache_clear()
+        patch.setattr(memory, "_text", lambda path: texts.get(path.name, ""))
+        memory._limits.cache_clear()
         assert memory_limit_bytes() is None or memory_limit_bytes() == 0 or number.strip().isdecimal()
         cpu_limit()
         oom_kills()
-    control_groups._limits.cache_clear()
+    memory._limits.cache_clear()
 
 
 @pytest.mark.slow  # a process
@@ -252,7 +251,7 @@ def test_a_real_group() -> None:
     """A process in a group below a limited one sees the limit, and what is left of it."""
     code = (
         "import sys; from pathlib import Path; Path(sys.argv[1], 'cgroup.procs').write_text('0')\n"
-        "from feedd.flow.control_groups import memory_left_bytes, memory_limit_bytes\n"
+        "from feedd.flow.memory import memory_left_bytes, memory_limit_bytes\n"
         "from feedd.config.machine_defaults import default_arena_bytes, memory_bytes\n"
         "print(memory_limit_bytes(), memory_left_bytes(), memory_bytes(), default_arena_bytes())"
     )
