@@ -8,13 +8,14 @@ import pty
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from feedd_client import FeedDataset
-from tests.e2e.shards import numbered
+from tests.e2e.shards import numbered, tar
 from tests.fakes.disks import small_tmpfs
+from tests.fakes.plugins import install_plugins
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -123,17 +124,45 @@ def test_lanes_of_a_node(s3: S3Server, daemons: Callable[..., Daemon]) -> None:
     _check(daemons(flags=("--lanes", "2"), before=partial(_stderr_to, "/dev/full")), s3)
 
 
-def test_a_disk_that_has_room_again(s3: S3Server, daemons: Callable[..., Daemon], short_dir: Path) -> None:
-    """Once the log's disk has room, the daemon reports how many lines are missing, although it has no other news."""
+@pytest.fixture
+def full(short_dir: Path) -> Iterator[Path]:
+    """The disk of the first daemon's log, which is full."""
     with small_tmpfs(short_dir / "d", "size=64k") as disk:
-        (disk / "foreign").write_bytes(b"")
         with contextlib.suppress(OSError), (disk / "foreign").open("wb", buffering=0) as foreign:
             while True:
                 foreign.write(bytes(4096))
-        cache = ("--cache-dir", str(short_dir / "cache"))
-        daemon = daemons(flags=(*cache, "--listen", f"unix://{short_dir}/feedd.sock"))
-        _wait_for(lambda: daemon.metrics()["feedd_log_dropped_total"] > 0, "losses were counted")
-        assert not daemon.log.read_text()
-        (disk / "foreign").unlink()
-        _wait_for(lambda: "log lines were dropped" in daemon.log.read_text(), "the loss was reported")
-        assert daemon.stop() == 0
+        yield disk
+
+
+def _elsewhere(folder: Path) -> tuple[str, ...]:
+    return ("--cache-dir", str(folder / "cache"), "--listen", f"unix://{folder}/feedd.sock")
+
+
+def test_a_disk_that_has_room_again(full: Path, daemons: Callable[..., Daemon], short_dir: Path) -> None:
+    """Once the log's disk has room, the daemon reports how many lines are missing, although it has no other news."""
+    daemon = daemons(flags=_elsewhere(short_dir))
+    _wait_for(lambda: daemon.metrics()["feedd_log_dropped_total"] > 0, "losses were counted")
+    assert not daemon.log.read_text()
+    (full / "foreign").unlink()
+    _wait_for(lambda: "log lines were dropped" in daemon.log.read_text(), "the loss was reported")
+    assert daemon.stop() == 0
+
+
+def test_a_codec_that_prints(
+    s3: S3Server, full: Path, daemons: Callable[..., Daemon], short_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An installed codec that prints in a decode worker spoils no sample."""
+    site = install_plugins(short_dir / "site")
+    code = (site / "feedd_fake_plugins.py").read_text()
+    printing = code.replace(
+        "        out[...]", "        import sys; print(1, file=sys.stderr, flush=True)\n        out[...]"
+    )
+    assert printing != code
+    (site / "feedd_fake_plugins.py").write_text(printing)
+    monkeypatch.setenv("PYTHONPATH", str(site), prepend=":")
+    s3.put("data", "train/0.tar", tar([(f"{number}", {"bin": bytes([number, 7])}) for number in range(8)]))
+    daemons(forked=False, flags=_elsewhere(short_dir))
+    fields: dict[str, Any] = {"bin": {"decode": "first_bytes", "count": 2}}
+    dataset = FeedDataset("s3://data/train/", batch_size=4, fields=fields, address=f"unix://{short_dir}/feedd.sock")
+    assert [row for batch in dataset for row in batch["bin"].tolist()] == [[number, 7] for number in range(8)]
+    assert (full / "feedd.log").stat().st_size == 0
