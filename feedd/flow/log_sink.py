@@ -195,7 +195,9 @@ def take_stderr() -> None:
         except OSError:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # noqa: FBT003 - the function's signature
     _stop_blocking(2)
-    sys.stderr = cast("TextIO", LogSink.on(2))
+    # A stream that is not the process's own, as in tests, stays the one that is written to.
+    is_own = sys.stderr is None or sys.stderr is sys.__stderr__
+    sys.stderr = cast("TextIO", LogSink.on(2) if is_own else LogSink.of(sys.stderr))
 
 
 def _stop_blocking(fd: int) -> None:

@@ -69,7 +69,7 @@ _SECRET_FORM = re.compile(
     rf"|(?P<pair>(?<!\w){_PAIR})[A-Za-z0-9/+=]{{40}}(?![\w/+=])"
     rf"""|(?P<scheme>(?<!\w){_SCHEMES})(?=[^\s\d=]{{0,200}}[\d=])[^\s"',;<>\\]{{8,}}"""
 )
-_CUT_FORM = re.compile(rf"(?P<name>(?<!\w)(?:{_PAIR}|{_SCHEMES}|{_FORMS}))[\w./+=~-]{{0,40}}\Z")
+_CUT_FORM = re.compile(rf"(?P<name>(?<!\w)(?:{_PAIR}|{_SCHEMES}|{_FORMS}))[\w./+=~:-]{{0,60}}\Z")
 # Found by its "://": a pattern for the scheme before it would be tried from each of its letters.
 _USER_INFO = re.compile(r"(?<=://)(?:[^/\s]+@|[^/\s:@]*:[^/\s@]+(?P<cut>\Z))")
 

@@ -219,7 +219,8 @@ def test_a_line_larger_than_the_pipe_arrives_while_it_is_read() -> None:
 
 _PROGRAM = """
 import atexit, os, sys
-from feedd.observe.logs import configure_logging, take_stderr
+from feedd.flow.log_sink import take_stderr
+from feedd.observe.logs import configure_logging
 take_stderr()
 configure_logging("json")
 import logging
