@@ -210,5 +210,11 @@ DAEMON_LOOP_DELAY = Metric(
 DAEMON_LOOP_BUSY = Metric(
     "feedd_daemon_loop_busy_seconds_total", _C, "seconds", "processor time of an event loop's thread", ("loop",)
 )
+LOG_DROPPED = Metric(
+    "feedd_log_dropped_total",
+    _C,
+    "",
+    "writes to standard error that failed, so that their lines are missing in the log",
+)
 
 TABLE: tuple[Metric, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Metric))

@@ -24,7 +24,18 @@ from feedd_client import shm
 from feedd_client.errors import DaemonStartError
 from feedd_client.executable import VARIABLE as EXECUTABLE_VARIABLE
 from feedd_client.executable import find_executable
-from feedd_client.transport import UDS_PATH_MAX, answers, lane_address, parse_address, peer_credentials, probe
+from feedd_client.transport import (
+    MEMORY_HINT,
+    UDS_PATH_MAX,
+    answers,
+    killed,
+    killed_by,
+    lane_address,
+    parse_address,
+    peer_credentials,
+    probe,
+    started,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -125,11 +136,13 @@ def _ephemeral(named: str | None, reason: OSError | None = None) -> str:
         directory.mkdir(mode=0o700, exist_ok=True)
         with _locked(directory / "lock"):
             if not _try_hold(socket_path):
+                how = killed(address)
+                former = f": {how}" if how else ""
                 program, log_path = _start(address, socket_path)
                 _log.log(
                     logging.INFO if _log.isEnabledFor(logging.INFO) else logging.WARNING,  # always visible, once
                     "started a feedd daemon for this job%s; it stops when the job ends%s. %sCache: %s. Log: %s%s",
-                    "" if reason else ", because the former daemon ended",
+                    "" if reason else f", because the former daemon ended{former}",
                     ""
                     if _CACHE_VARIABLE in os.environ
                     else f", and its cache is deleted (set {_CACHE_VARIABLE} to keep it)",
@@ -150,6 +163,7 @@ def end_silent(address: Address, timeout_s: float) -> None:
         pid = _server_pid(address.uds_path)
         if pid and not answers(address, timeout_s):  # it answers if another process has already replaced it
             _log.warning("killing the daemon of this process tree (pid %d), which does not answer", pid)
+            started.pop(address.text, None)
             os.kill(pid, signal.SIGKILL)
 
 
@@ -185,6 +199,7 @@ def _start(address: str, socket_path: Path) -> tuple[Executable, Path]:
             hint = f"run `{command[0]} --version` in a shell; {EXECUTABLE_VARIABLE} names another program"
             raise DaemonStartError(f"expected to start a daemon, got {error}", object=command[0], hint=hint) from None
     _children.append(child)
+    started[address] = child
     _await_ready(child, command, socket_path, log_path)
     return program, log_path
 
@@ -213,11 +228,11 @@ def _await_ready(child: subprocess.Popen[bytes], command: Sequence[str], socket_
             if code is None:
                 child.kill()
                 child.wait()
-            told = f"exit code {code}" if code is not None else f"no answer within {START_TIMEOUT_S:.0f} s"
+            how = f"exit code {code}" if code is not None else f"no answer within {START_TIMEOUT_S:.0f} s"
             raise DaemonStartError(
-                f"expected `{' '.join(command)}` to be ready, got {told}:\n{_tail(log_path)}",
+                f"expected `{' '.join(command)}` to be ready, got {killed_by(code) or how}:\n{_tail(log_path)}",
                 object=str(log_path),
-                hint="the lines above are the end of its log",
+                hint=MEMORY_HINT if killed_by(code) else "the lines above are the end of its log",
             )
         time.sleep(0.02)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
+import signal
 import socket
 import struct
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -41,6 +44,11 @@ MESSAGE_LIMIT_BYTES: Final = 64 * 1024 * 1024
 ERROR_TRAILER: Final = "feedd-error-bin"
 TICKET_HEADER: Final = "feedd-ticket-bin"
 ARENA_SUFFIX: Final = ".arena"
+MEMORY_HINT: Final = (
+    "give the job more memory, or the daemon less: FEEDD_CACHE__SIZE for a cache on tmpfs, FEEDD_ARENA__SIZE, "
+    "FEEDD_DECODE__WORKERS_MAX. The kernel's log names what it killed"
+)
+_REAP_S: Final = 0.2
 _LANE_PORTS: Final = 100  # from the TCP port of one lane to that of the next
 _HEALTH_CHECK: Final = "/grpc.health.v1.Health/Check"
 _CREDENTIALS: Final = struct.Struct("3i")  # process, user, group
@@ -57,6 +65,8 @@ _OPTIONS: Final[list[tuple[str, Any]]] = [
     ("grpc.use_local_subchannel_pool", 1),  # a new channel must not inherit another channel's back-off
 ]
 
+started: Final[dict[str, subprocess.Popen[bytes]]] = {}
+"""Daemons that this process started and did not kill, by address."""
 _BY_STATUS: Final[dict[grpc.StatusCode, type[FeedError]]] = {
     grpc.StatusCode.UNIMPLEMENTED: DaemonVersionError,
     grpc.StatusCode.PERMISSION_DENIED: AccessDenied,
@@ -177,8 +187,30 @@ def _check_listener(unix: socket.socket, address: Address) -> None:
     )
 
 
+def killed(address: str) -> str:
+    """Return what killed the daemon that this process started at an address; empty: no kill is known.
+
+    The kernel closes the connections of a process shortly before its parent can see the end, so this waits a moment.
+    """
+    child = started.get(address)
+    if child is None:
+        return ""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(_REAP_S)
+    return killed_by(child.returncode)
+
+
+def killed_by(code: int | None) -> str:
+    """Return what killed a process, by its exit code; empty: it was not killed."""
+    return "it was killed (SIGKILL), probably because memory ran out" if code == -signal.SIGKILL else ""
+
+
 def unreachable(address: Address, reason: object) -> DaemonUnreachable:
     """Return the error for a daemon that does not answer."""
+    how = killed(address.text)
+    if how:
+        said = f"expected the daemon that this process started to answer, got {reason}: {how}"
+        return DaemonUnreachable(said, object=address.text, hint=MEMORY_HINT)
     hint = "start a daemon with `feedd serve --listen ...`, set FEEDD_ADDRESS, or leave address out: feedd starts one"
     if isinstance(reason, PermissionError):
         hint = "a daemon may run there: give this user access with its security.socket_mode and the socket's group"

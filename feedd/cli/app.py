@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
+import traceback
 from typing import Annotated, Any, Final
 
 import typer
@@ -12,7 +13,8 @@ from typer.core import TyperCommand, TyperGroup
 
 from feedd import __version__
 from feedd.errors import FeeddError
-from feedd.observe.logs import configure_logging
+from feedd.flow.log_sink import take_stderr
+from feedd.observe.logs import configure_logging, redact_traceback
 
 COMMANDS: Final = {
     "serve": "Run the daemon in the foreground until SIGTERM or SIGINT; a second signal ends it at once.",
@@ -99,6 +101,7 @@ for _name, _help in COMMANDS.items():
 
 def main() -> None:
     """Run the command line; errors end the process with an exit code."""
+    take_stderr()
     configure_logging("text", "warning")  # to stderr, because stdout is for results; serve configures its own logs
     try:
         app()
@@ -106,3 +109,6 @@ def main() -> None:
         from feedd.cli.error_report import report  # noqa: PLC0415 - imports the configuration
 
         sys.exit(report(error))
+    except Exception:  # noqa: BLE001 - as the interpreter would, but without secrets
+        sys.stderr.write(f"{redact_traceback(traceback.format_exc())}\n")
+        sys.exit(1)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from feedd.config import ConfigProblems
 from feedd.errors import BadRequest, FeeddError
 from feedd.notices import OBJECTS_EVENT, SIDECARS_EVENT
-from feedd.observe.logs import configure_logging
+from feedd.observe.logs import configure_logging, redact_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,8 +21,8 @@ EXIT_USAGE = 2
 
 
 def say(text: str) -> None:
-    """Write one line to standard error."""
-    sys.stderr.write(f"feedd: {text}\n")
+    """Write one line to standard error, without secrets."""
+    sys.stderr.write(f"feedd: {redact_text(text, len(text))}\n")
 
 
 def log_without_notices() -> None:

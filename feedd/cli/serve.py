@@ -131,6 +131,7 @@ def _log_to_stderr(effective: Effective, fields: Mapping[str, object] | None = N
         effective: has the form and the level.
         fields: fields of every line.
     """
+    sys.stdout = sys.stderr  # a library that prints must not end the daemon, or wait for a reader
     on_terminal = sys.stderr.isatty()
     form = effective.config.log.format
     if form == "auto":

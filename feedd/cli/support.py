@@ -94,16 +94,14 @@ async def _daemon(address: str | None, config: Config) -> dict[str, Any]:
         async with node_at(address) as node:
             stats, sessions = [await daemon.stats() for daemon in node.daemons], await node.sessions()
     except FeeddError as error:
-        return {"address": address, "error": redact_text(str(error))}
+        return {"address": address, "error": str(error)}
     found = [MessageToDict(one, preserving_proto_field_name=True) for one in sessions]
-    for one in found:
-        one["urls"] = [redact_text(url) for url in one.get("urls", [])]
     first, *others = [MessageToDict(one, preserving_proto_field_name=True) for one in stats]
     return {"address": address, **first, "other_lanes": others, "session_list": found}
 
 
 def _write(target: Path, parts: dict[str, str]) -> None:
-    """Write the archive, for this user only."""
+    """Write the archive, for this user only and without secrets."""
     draft_fd, draft = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)  # of mode 0600, and nobody else's
     try:
         with os.fdopen(draft_fd, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
@@ -116,7 +114,7 @@ def _write(target: Path, parts: dict[str, str]) -> None:
 
 def _fill(archive: tarfile.TarFile, parts: dict[str, str]) -> None:
     for name, text in parts.items():
-        data = text.encode("utf-8", "replace")
+        data = redact_text(text, len(text)).encode("utf-8", "replace")
         entry = tarfile.TarInfo(f"feedd-support/{name}")
         entry.size, entry.mode, entry.mtime = len(data), _MODE, int(time.time())  # noqa: TID251 - a date for people
         archive.addfile(entry, io.BytesIO(data))

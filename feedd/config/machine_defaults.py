@@ -8,10 +8,11 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from feedd.flow.memory import cpu_limit, memory_limit_bytes
 from feedd.units import GIB, MIB
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection
 
 CACHE_SHARE = 0.5  # of the file system that holds the cache
 ARENA_SHARE = 0.25  # of the memory this process may use
@@ -27,10 +28,9 @@ CORES_PER_TRANSFER_THREAD = 8
 WORKER_BYTES = 128 * MIB  # memory of a worker that decodes images, with some reserve
 _MOUNTS = Path("/proc/self/mounts")
 _MEMORY_FILE_SYSTEMS = frozenset({"tmpfs", "ramfs"})
-_CGROUPS = Path("/sys/fs/cgroup")
+_ROOT = Path("/")
 _DEVICES = Path("/dev")
 _INTERFACES = Path("/sys/class/net")
-_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 def existing_parent(path: Path) -> Path:
@@ -41,16 +41,10 @@ def existing_parent(path: Path) -> Path:
 
 
 def memory_bytes() -> int:
-    """Return the memory this process may use: the machine's memory, or the lower limit of a control group."""
+    """Return the memory this process may use: the machine's, or what its control groups leave if that is less."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for name in _CGROUP_LIMITS:
-        try:
-            text = Path(name).read_text(encoding="ascii").strip()
-        except OSError:
-            continue
-        if text.isdecimal():
-            total = min(total, int(text))
-    return total
+    limit = memory_limit_bytes(_ROOT)
+    return total if limit is None else min(total, limit)
 
 
 def is_in_memory(directory: Path) -> bool:
@@ -118,27 +112,8 @@ def usable_cpus() -> frozenset[int]:
 def usable_cores() -> int:
     """Return the number of cores this process may use: by affinity, or fewer if a control group limits CPU time."""
     cores = len(os.sched_getaffinity(0))
-    for quota, period in _cpu_quotas():
-        if quota > 0 and period > 0:
-            cores = min(cores, max(1, quota // period))
-    return cores
-
-
-def _cpu_quotas() -> Iterator[tuple[int, int]]:
-    """Yield quota and period, in us, of this process's control groups; groups without a limit are skipped."""
-    folders = [_CGROUPS]
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
-            if line.startswith("0::/"):  # version 2; each group above also limits this process
-                own = _CGROUPS / line.removeprefix("0::/")
-                folders += [folder for folder in (own, *own.parents) if folder.is_relative_to(_CGROUPS)]
-    for folder in folders:
-        words = _words(folder / "cpu.max")
-        if len(words) == 2 and words[0].isdecimal():
-            yield int(words[0]), int(words[1])
-    first = [_words(_CGROUPS / "cpu" / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
-    if all(words and words[0].isdecimal() for words in first):  # version 1; -1: no limit
-        yield int(first[0][0]), int(first[1][0])
+    limit = cpu_limit(_ROOT)
+    return cores if limit is None else min(cores, max(1, int(limit)))
 
 
 def _words(path: Path) -> list[str]:

@@ -9,6 +9,7 @@ import structlog
 
 from feedd import metrics
 from feedd.daemon.watchdog import FETCHING_LOOP
+from feedd.observe.logs import count_dropped
 
 if TYPE_CHECKING:
     from feedd.daemon.notify import Notifier
@@ -36,6 +37,7 @@ async def beat(recorder: Recorder, clock: Clock, notifier: Notifier, watchdog: W
         meter.woke(late_s, time.thread_time())
         if late_s > LATE_S:
             log.warning("the event loop was blocked", late_s=round(late_s, 3))
+        count_dropped(recorder)
         watchdog.alive()
         if notifier.watchdog_s is not None:
             notifier.send("WATCHDOG=1")

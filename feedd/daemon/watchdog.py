@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import json
 import os
@@ -11,13 +12,17 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
+from feedd.flow.log_sink import LogSink
+
 if TYPE_CHECKING:
-    from types import TracebackType
+    from collections.abc import Mapping
+    from types import FrameType, TracebackType
 
 EXIT_CODE: Final = 70  # EX_SOFTWARE, which differs from a clean end, a wrong configuration and a failed start
 TICK_S: Final = 1.0
 SERVING_LOOP: Final = "the event loop"
 FETCHING_LOOP: Final = "the event loop of fetches"
+_WORDS_S: Final = 2.0  # longest time to write an event and all stacks
 _TICKS_LEAST: Final = 5  # per limit; with fewer, chance would decide
 _CPU_PER_CORE_S: Final = 4.0  # CPU time that all cores may use while the thread waits to run
 
@@ -115,7 +120,30 @@ class Watchdog:
 
     @staticmethod
     def _log_now(event: str, silent_s: float) -> None:
-        """Write to the log without its locks, which the loop's thread may hold."""
-        line = {"event": event, "level": "error", "silent_s": round(silent_s, 1), "pid": os.getpid()}
-        os.write(sys.stderr.fileno(), json.dumps(line).encode() + b"\n")
-        faulthandler.dump_traceback(sys.stderr, all_threads=True)
+        """Write to the log, but return in any case: a disk that hangs must not keep the process."""
+        stacks = sys._current_frames()  # noqa: SLF001 - documented
+        speaker = threading.Thread(target=_write_now, args=(event, silent_s, stacks), daemon=True)
+        with contextlib.suppress(RuntimeError):  # no thread can be started
+            speaker.start()
+            speaker.join(_WORDS_S)
+
+
+def _write_now(event: str, silent_s: float, stacks: Mapping[int, FrameType]) -> None:
+    """Write an event and stacks without the log's locks, which the loop's thread may hold."""
+    line = {"event": event, "level": "error", "silent_s": round(silent_s, 1), "pid": os.getpid()}
+    with contextlib.suppress(Exception):  # without standard error there is nobody to say it to
+        LogSink.on(sys.stderr.fileno()).write(f"{json.dumps(line)}\n{_rendered(stacks)}")
+
+
+def _rendered(stacks: Mapping[int, FrameType]) -> str:
+    """Return stacks as ``faulthandler`` writes them; that would hold the interpreter's lock while it writes."""
+    lines = []
+    for ident, top in stacks.items():
+        lines.append(f"Thread 0x{ident:016x} (most recent call first):")
+        frame: FrameType | None = top
+        while frame is not None:
+            code = frame.f_code
+            lines.append(f'  File "{code.co_filename}", line {frame.f_lineno} in {code.co_name}')
+            frame = frame.f_back
+        lines.append("")
+    return "\n".join(lines)

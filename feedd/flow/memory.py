@@ -1,36 +1,70 @@
-"""Memory: what this process may still take, and the bound on the arenas of all sessions, with each owner's part."""
+"""Memory: limits of control groups, what this process may still take, and the bound on the arenas of all sessions.
+
+A container, a systemd unit or a Slurm job limits a control group that may be anywhere in the tree, in version 1 or 2. A
+limit of a group above counts as well, so the lowest limit decides. Limits of CPU time are in the same tree.
+"""
 
 from __future__ import annotations
 
+import itertools
 import mmap
+import os
 import threading
+import time
 from collections import Counter, deque
-from pathlib import Path
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Final
 
 from feedd import metrics
 from feedd.errors import BadConfig, ResourceExhausted
+from feedd.flow.mounts import unescaped
 from feedd.owner import Owner
 from feedd.units import format_size
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from feedd.protocols import Recorder
 
-_MEMINFO = Path("/proc/meminfo")
-_CGROUP = Path("/sys/fs/cgroup")
+_ROOT: Final = Path("/")
+_SEARCHED_MAX: Final = 4096
+"""Maximum folders to look into for a group whose path is hidden by a namespace."""
+_KNOWN_FOR_S: Final = 10.0  # limits are read again after this time; what is in use is read each time
+_UNLIMITED: Final = 1 << 60  # version 1 writes a number near 2**63
+_LIMIT_FILES: Final = ("memory.max", "memory.high", "memory.limit_in_bytes")
+_USAGE_FILES: Final = ("memory.current", "memory.usage_in_bytes")
+# Version 1 writes the sums over the groups below with a prefix.
+_FILE_PAGES: Final = (("inactive_file", "active_file"), ("total_inactive_file", "total_active_file"))
+_OWN_PAGES: Final = ("anon", "total_rss")
 HINT = "ask for fewer prefetched batches or a smaller batch size, or raise the arena limit"
 _HELD_HINT = f"{HINT}; the memory of a closed dataset counts until its batches are dropped"
 _DAEMON = Owner.of_this_process()
 
 
-def available_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int | None:
+@dataclass(frozen=True, slots=True)
+class _Mount:
+    """A hierarchy of control groups, as far as this process sees it.
+
+    Attributes:
+        top: path of the group at its top, as ``/proc/self/cgroup`` would show it.
+        folder: folder of that group.
+        own: path of this process's group.
+    """
+
+    top: str
+    folder: Path
+    own: str
+
+
+def available_bytes(root: Path = _ROOT) -> int | None:
     """Return the bytes that can be taken without waking the kernel's OOM killer, or None if unknown.
 
     Args:
-        meminfo: file in the format of ``/proc/meminfo``.
-        cgroup: directory of this process's version 2 control group.
+        root: folder that holds ``proc`` and ``sys``.
     """
-    known = [size for size in (_machine_bytes(meminfo), _cgroup_bytes(cgroup)) if size is not None]
+    known = [size for size in (_machine_bytes(root / "proc/meminfo"), memory_left_bytes(root)) if size is not None]
     return min(known) if known else None
 
 
@@ -45,18 +79,153 @@ def _machine_bytes(meminfo: Path) -> int | None:
     return None
 
 
-def _cgroup_bytes(cgroup: Path) -> int | None:
-    """Return the bytes left under the group's limit; file pages count as left, because the kernel drops them first."""
+def memory_limit_bytes(root: Path = _ROOT) -> int | None:
+    """Return the lowest memory limit; None: there is no limit.
+
+    Memory that other processes of the same group have taken for themselves is not part of the result. Pages of files
+    and shared memory are, because the kernel or their owner may free them.
+    """
+    limits = [limit - _others_bytes(folder, root) for folder, limit in _limited(root)]
+    return max(0, min(limits)) if limits else None
+
+
+def memory_left_bytes(root: Path = _ROOT) -> int | None:
+    """Return the bytes that can be taken below all limits; None: there is no limit.
+
+    Pages of files count as left, because the kernel drops them first.
+    """
+    left = []
+    for folder, limit in _limited(root):
+        used = next((used for name in _USAGE_FILES if (used := _number(folder / name)) is not None), None)
+        if used is not None:
+            stat = _stat(folder)
+            # Version 1 has both kinds of names; only one of them covers the groups below.
+            plain, summed = (sum(stat.get(name, 0) for name in names) for names in _FILE_PAGES)
+            left.append(limit - used + (summed or plain))
+    return max(0, min(left)) if left else None
+
+
+def cpu_limit(root: Path = _ROOT) -> float | None:
+    """Return the lowest limit of CPU time, in cores; None: there is no limit."""
+    found = []
+    for folder in _groups("cpu", root):
+        words = _text(folder / "cpu.max").split() or [
+            _text(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")
+        ]
+        if len(words) == 2 and all(map(str.isdecimal, words)) and int(words[0]) and int(words[1]):
+            found.append(int(words[0]) / int(words[1]))
+    return min(found, default=None)
+
+
+def oom_kills(root: Path = _ROOT) -> int:
+    """Return how many processes of this process's memory group were killed because the group was out of memory."""
+    counts = [0]
+    for folder in _groups("memory", root)[:1]:
+        for name in ("memory.events", "memory.oom_control"):
+            counts += [
+                int(words[1])
+                for line in _text(folder / name).splitlines()
+                if len(words := line.split()) == 2 and words[0] == "oom_kill" and words[1].isdecimal()
+            ]
+    return max(counts)
+
+
+def _limited(root: Path) -> list[tuple[Path, int]]:
+    """Return each limit of memory with the folder of its group."""
+    return _limits(root, int(time.monotonic() / _KNOWN_FOR_S))
+
+
+@lru_cache(2)
+def _limits(root: Path, _period: int) -> list[tuple[Path, int]]:
+    found = []
+    files = [folder / name for folder in _groups("memory", root) for name in _LIMIT_FILES]
+    for path in files:
+        limit = _number(path)
+        if limit is not None:
+            found.append((path.parent, limit))
+    # Version 1 names the lowest limit of all groups above, also of those that a container hides.
+    for path in [path for path in files if path.name == _LIMIT_FILES[-1] and path.exists()][:1]:
+        limit = _stat(path.parent).get("hierarchical_memory_limit")
+        if limit is not None:
+            found.append((path.parent, limit))
+    return [(folder, limit) for folder, limit in found if limit < _UNLIMITED]
+
+
+def _others_bytes(folder: Path, root: Path) -> int:
+    """Return the memory that other processes of a group, and of the groups below, have taken for themselves."""
+    stat = _stat(folder)
+    own_bytes = 0
+    for line in _text(root / "proc/self/status").splitlines():
+        if line.startswith("RssAnon:"):
+            own_bytes = int(line.split()[1]) * 1024
+    return max(0, max(stat.get(name, 0) for name in _OWN_PAGES) - own_bytes)
+
+
+def _groups(controller: str, root: Path) -> list[Path]:
+    """Return the folders of this process's groups and of all groups above, own groups first."""
+    known = list(_mounts(controller, root))
+    folders = [folder for mount in known for folder in _below(mount)] or [mount.folder for mount in known]
+    return list(dict.fromkeys(folders)) or [root / "sys/fs/cgroup", root / "sys/fs/cgroup" / controller]
+
+
+def _mounts(controller: str, root: Path) -> Iterator[_Mount]:
+    """Yield the hierarchies that may limit a controller."""
+    paths = {}
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, _, named = line.partition(":")
+        controllers, _, path = named.partition(":")
+        if not controllers:
+            paths["cgroup2"] = path
+        elif controller in controllers.split(","):
+            paths["cgroup"] = path
+    for line in _text(root / "proc/self/mountinfo").splitlines():
+        before, _, after = line.partition(" - ")
+        fields, kind = before.split(" "), after.split(" ")
+        if len(fields) < 5 or len(kind) < 3 or kind[0] not in paths:
+            continue
+        if kind[0] == "cgroup2" or controller in kind[2].split(","):
+            folder = root / unescaped(fields[4]).lstrip("/")
+            yield _Mount(unescaped(fields[3]), folder, paths[kind[0]])
+
+
+def _below(mount: _Mount) -> list[Path]:
+    """Return the folder of this process's group and of those above, as far as the mount shows them."""
+    top, own = PurePosixPath(mount.top), PurePosixPath(mount.own)
+    if ".." not in own.parts and own.is_relative_to(top):
+        group = mount.folder / own.relative_to(top)
+    elif ".." in top.parts:  # the namespace is younger than the mount, and hides the names between them
+        group = _search(mount.folder, top.parts.count("..")) or mount.folder
+    else:
+        return []
+    folders = [group, *group.parents]
+    return [folder for folder in folders if folder.is_relative_to(mount.folder) and folder.is_dir()]
+
+
+def _search(folder: Path, depth: int) -> Path | None:
+    """Return the folder at most this far below that holds this process; None: not found within the bound."""
+    pid = str(os.getpid())
+    levels = (folder.glob("/".join(["*"] * (level + 1)) + "/") for level in range(depth))
+    for below in itertools.islice(itertools.chain.from_iterable(levels), _SEARCHED_MAX):
+        if pid in _text(below / "cgroup.procs").split():
+            return below
+    return None
+
+
+def _stat(folder: Path) -> dict[str, int]:
+    lines = (line.split() for line in _text(folder / "memory.stat").splitlines())
+    return {words[0]: int(words[1]) for words in lines if len(words) == 2 and words[1].isdecimal()}
+
+
+def _number(path: Path) -> int | None:
+    text = _text(path).strip()
+    return int(text) if text.isdecimal() else None  # "max": no limit
+
+
+def _text(path: Path) -> str:
     try:
-        limit = (cgroup / "memory.max").read_text(encoding="ascii").strip()
-        if limit == "max":
-            return None
-        used = int((cgroup / "memory.current").read_text(encoding="ascii"))
-        stat = dict(line.split() for line in (cgroup / "memory.stat").read_text(encoding="ascii").splitlines())
-    except (OSError, ValueError):
-        return None
-    reclaimable = int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))
-    return max(0, int(limit) - used + reclaimable)
+        return path.read_text("utf-8", "surrogateescape")
+    except OSError:
+        return ""
 
 
 class CountedMap(mmap.mmap):

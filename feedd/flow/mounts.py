@@ -68,9 +68,14 @@ def parse_mounts(lines: Iterable[str]) -> list[Mount]:
         before, dash, after = line.partition(" - ")
         fields = before.split(" ")
         if dash and len(fields) > _POINT:
-            point = _OCTAL.sub(lambda code: chr(int(code[1], 8)), fields[_POINT])
+            point = unescaped(fields[_POINT])
             found.append(Mount(f"{point.rstrip('/')}/", after.split(" ", 1)[0]))
     return found
+
+
+def unescaped(path: str) -> str:
+    r"""Return a path of the kernel's table, where a space is written \040."""
+    return _OCTAL.sub(lambda code: chr(int(code[1], 8)), path)
 
 
 def mount_of(path: str, mounts: Iterable[Mount]) -> Mount | None:

@@ -6,12 +6,15 @@ import logging
 import os
 import re
 import sys
+from functools import partial
 from itertools import islice
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal, TextIO
+from typing import TYPE_CHECKING, Literal, TextIO, cast
 
 import structlog
 
+from feedd import metrics
+from feedd.flow.log_sink import DROPPED_EVENT, LogSink
 from feedd.observe.recent_log import RECENT
 from feedd.units import format_size
 
@@ -20,17 +23,53 @@ if TYPE_CHECKING:
 
     from structlog.typing import EventDict, Processor, WrappedLogger
 
+    from feedd.protocols import Recorder
+
 REDACTED = "(redacted)"
 _SECRET_NAME = re.compile(
-    r"secret|token(?!iz)|password|passwd|credential|authorization|signature|private.?key", re.IGNORECASE
-)
-# The same inside texts: signed URLs, header dumps, user:password@host.
-_SECRET_TEXT = re.compile(
-    r"(?P<name>(?:x-amz-(?:security-token|signature|credential)|signature|authorization"
-    r"|aws_secret_access_key|aws_session_token|password|(?:access_|auth_|\b)token)[\"']?\s*[=:]\s*[\"']?)"
-    r"(?P<value>(?:AWS4-HMAC-SHA256|Bearer|Basic)\s+[^\n\"']+|[^\s&\"',;}]+)",
+    r"secret|token(?!iz)|passw|passphrase|credential|authorization|cookie|signature|private.?key|api.?key|account.?key"
+    r"|access.?key(?!.?id)|otlp.{0,20}headers|^sig$|(?:^|_)pwd",
     re.IGNORECASE,
 )
+# Names of secrets inside texts: in signed URLs, header dumps, XML, JSON, connection strings and environments. Each
+# pattern here takes time by the length of the text: no two parts that can match the same characters stand in a row.
+_NAMES = (
+    r"(?:secret|shared|private|account|api|subscription|encryption)[-_]?(?:access)?[-_]?key",
+    r"secret access key",
+    r"secret",
+    r"(?:access|auth|refresh|session|security|id|api|bearer|oauth|hub|hf|sas|identity|private)[-_]?token",
+    r"(?<!\w)token",
+    r"(?<![^\W_])(?:sig|pwd)",
+    r"(?:shared[-_]?access[-_]?)?signature",
+    r"x-amz-credential",
+    r"passw(?:or)?d|passphrase",
+    r"(?-i:(?<=[A-Z0-9]_)(?:TOKEN|PASS))",
+)
+# Between a name and its value: quotes, also escaped ones, then = or : or the end of an XML tag.
+_SECRET_TEXT = re.compile(
+    rf"""(?P<name>(?:{"|".join(_NAMES)})"""
+    r"""\\*["']?(?:\s*(?:[=:]|%3D)\s*(?:b(?=["']))?|>(?=[^\s<]))\\*["']?)"""
+    r"""(?:(?<=")[^"\n\\]+|(?<=')[^'\n\\]+|[^\s&"',;}<>\\]+)""",
+    re.IGNORECASE,
+)
+# Headers whose value has several words; also in a list of pairs.
+_SECRET_LINE = re.compile(
+    r"""(?P<name>(?:authorization|cookie|otlp_(?:[a-z]{1,9}_)?headers)"""
+    r"""\\*["']?\s*[=:,]\s*(?:b(?=["']))?\\*["']?)[^\n"'\\]+""",
+    re.IGNORECASE,
+)
+# Secrets that are known by their own form. Of a text that was cut, the end may hold the start of one.
+_FORMS = r"eyJ|hf_|gh[oprsu]_|github_pat_|glpat-|xox[abprs]-|sk-|AIza|ya29\."
+_SCHEMES = r"(?:Bearer|Basic|SharedKey(?:Lite)?)\s{1,3}"
+_PAIR = r"""A[KS]IA[A-Z0-9]{16}[\\"']{0,2}[\s:,;|/]{1,3}[\\"']{0,2}"""
+_SECRET_FORM = re.compile(
+    r"-----BEGIN [A-Z ]{0,30}PRIVATE KEY(?s:.*?)(?:-----END [A-Z ]{0,30}PRIVATE KEY-----|\Z)"
+    r"|\A[\w+/=\s\\]*-----END [A-Z ]{0,30}PRIVATE KEY-----"
+    rf"|(?<![\w-])(?:{_FORMS})[\w-]{{16,}}(?:\.[\w.-]*)?"
+    rf"|(?P<pair>(?<!\w){_PAIR})[A-Za-z0-9/+=]{{40}}(?![\w/+=])"
+    rf"""|(?P<scheme>(?<!\w){_SCHEMES})(?=[^\s\d=]{{0,200}}[\d=])[^\s"',;<>\\]{{8,}}"""
+)
+_CUT_FORM = re.compile(rf"(?P<name>(?<!\w)(?:{_PAIR}|{_SCHEMES}|{_FORMS}))[\w./+=~:-]{{0,60}}\Z")
 # Found by its "://": a pattern for the scheme before it would be tried from each of its letters.
 _USER_INFO = re.compile(r"(?<=://)(?:[^/\s]+@|[^/\s:@]*:[^/\s@]+(?P<cut>\Z))")
 
@@ -50,7 +89,7 @@ def redact_text(text: str, limit: int = TEXT_MAX) -> str:
     return f"{_redacted(text[:limit], cut=True)}… ({left_out} characters more)"
 
 
-def _redact_traceback(text: str) -> str:
+def redact_traceback(text: str) -> str:
     """Return a traceback with secrets replaced; a long traceback is cut to its first and last lines."""
     if len(text) <= TRACEBACK_MAX:
         return _redacted(text, cut=False)
@@ -61,9 +100,15 @@ def _redact_traceback(text: str) -> str:
     return f"{_redacted(text[:half], cut=True)}\n… ({left_out} characters left out)\n{_redacted(tail, cut=False)}"
 
 
+def _hidden(match: re.Match[str]) -> str:
+    """Return what stands for a secret: its name stays."""
+    return next(filter(None, match.groups()), "") + REDACTED
+
+
 def _redacted(text: str, *, cut: bool) -> str:
     """Return ``text`` with secrets replaced; ``cut``: the text's end may have cut off part of a password."""
-    text = _SECRET_TEXT.sub(lambda match: match["name"] + REDACTED, text)
+    for shape in (_SECRET_FORM, _SECRET_LINE, _SECRET_TEXT, *((_CUT_FORM,) if cut else ())):
+        text = shape.sub(_hidden, text)
 
     def hidden(match: re.Match[str]) -> str:
         if match["cut"] is None:
@@ -85,7 +130,7 @@ def _redact_value(name: str, value: object) -> object:
         more = [f"… ({len(value) - ITEMS_MAX} entries more)"] if len(value) > ITEMS_MAX else []
         return [_redact_value("", each) for each in value[:ITEMS_MAX]] + more
     if name == "exception":
-        return _redact_traceback(str(value))
+        return redact_traceback(str(value))
     text = f"{type(value).__name__}: {value}" if isinstance(value, BaseException) else str(value)
     return redact_text(text)
 
@@ -145,6 +190,25 @@ def _with_fields(fields: Mapping[str, object]) -> Processor:
     return add
 
 
+def count_dropped(recorder: Recorder) -> None:
+    """Count what the process's log has lost since the last call; report the loss in the log if writing works again."""
+    sink = sys.stderr
+    if isinstance(sink, LogSink) and (count := sink.settle()):
+        recorder.count(metrics.LOG_DROPPED, count)
+
+
+def _note_drop(reason: str) -> None:
+    RECENT.note(None, "", {"event": DROPPED_EVENT, "level": "warning", "error": reason})
+
+
+def _dropped_line(steps: list[Processor], count: int, reason: str) -> str:
+    """Return the line that reports dropped lines; the recent log has each of them already."""
+    event: object = {"event": DROPPED_EVENT, "count": count, "error": reason}
+    for step in steps:
+        event = step(None, "warning", cast("EventDict", event))
+    return f"{event}\n"
+
+
 def configure_logging(
     form: Literal["json", "text"],
     level: str = "info",
@@ -159,14 +223,14 @@ def configure_logging(
     Args:
         form: ``json`` for machines, ``text`` for people.
         level: lowest level shown: debug, info, warning or error.
-        stream: output stream; None: the process's standard error.
+        stream: output stream, which may fail; None: the process's standard error.
         brief: for a person at a terminal: local time of day, sizes in units, and no effective configuration.
         without: events that the process reports in other ways.
         fields: fields of every event, from whatever thread.
     """
-    out = stream or sys.stderr
+    out = LogSink.of(stream or sys.stderr)
     number = logging.getLevelNamesMapping()[level.upper()]
-    shared: list[Processor] = [
+    rendered: list[Processor] = [
         *((_without(without),) if without else ()),
         *((_with_fields(fields),) if fields else ()),
         structlog.contextvars.merge_contextvars,
@@ -175,9 +239,8 @@ def configure_logging(
         _plain_exception,
         *((_shortened,) if brief else ()),
         redact,
-        RECENT.note,
-        _in_order,
     ]
+    shared = [*rendered, RECENT.note, _in_order]
     renderer: Processor = (
         structlog.processors.JSONRenderer(default=str)
         if form == "json"
@@ -188,9 +251,11 @@ def configure_logging(
     structlog.configure(
         processors=[*shared, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.PrintLoggerFactory(out),
+        logger_factory=structlog.WriteLoggerFactory(cast("TextIO", out)),
         cache_logger_on_first_use=False,  # so that a second call (tests, --log-level) takes effect everywhere
     )
+    out.on_drop = _note_drop
+    out.describe = partial(_dropped_line, [*rendered, _in_order, renderer])
     handler = logging.StreamHandler(out)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(

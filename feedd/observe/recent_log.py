@@ -41,7 +41,7 @@ class RecentLog:
     """Keeps the last events, each once with its number of lines; safe to call from any thread."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # held for a few assignments
+        self._lock = threading.RLock()  # held for a few assignments, in which a destructor may log
         self._events: OrderedDict[tuple[str, str], RecentLine] = OrderedDict()
 
     def lines(self) -> list[RecentLine]:

@@ -17,6 +17,7 @@ import socket
 import sys
 
 from feedd.errors import BadShard
+from feedd.flow.log_sink import take_stderr
 from feedd.flow.parent_death import end_with
 from feedd.formats.format_registry import built_in
 from feedd.workers import sandbox
@@ -128,6 +129,7 @@ def serve(sock: socket.socket) -> None:
 
 def main(arguments: list[str]) -> int:
     """Serve requests until the daemon closes the connection."""
+    take_stderr()  # a codec that prints must not fail because of that
     descriptor, parent_pid, nice = (int(argument) for argument in (*arguments, "0")[:3])
     if not end_with(parent_pid):
         raise SystemExit(1)

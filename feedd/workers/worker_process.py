@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import feedd
+from feedd.flow.memory import oom_kills
 from feedd.recipe.tokenizers import VARIABLE as TOKENIZERS
 from feedd.workers.descriptors import SCARCE, close_all, copies, out_of_descriptors
 from feedd.workers.worker import receive
@@ -84,6 +85,7 @@ class Child:
         self._outbox: deque[tuple[bytes, list[int]]] = deque()
         self.gone: asyncio.Future[None] = self._loop.create_future()
         self.killed_for = ""
+        self._oom_kill_count = oom_kills()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             for sock in (ours, theirs):
@@ -125,6 +127,8 @@ class Child:
             return self.killed_for or "still running"
         if code >= 0:
             return f"exit status {code}"
+        if code == -signal.SIGKILL and oom_kills() > self._oom_kill_count:
+            return "SIGKILL, because the control group ran out of memory"
         try:
             return signal.Signals(-code).name
         except ValueError:

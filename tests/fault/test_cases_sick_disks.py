@@ -251,11 +251,12 @@ async def test_case_45_memory_is_not_overdrawn(tmp_path: Path) -> None:
 
 def test_case_45_defaults_stay_below_the_control_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All default budgets of memory together leave room below the control group's limit."""
-    limit = tmp_path / "memory.max"
+    limit = tmp_path / "sys/fs/cgroup/memory.max"
+    limit.parent.mkdir(parents=True)
     limit.write_text(f"{4 * GIB}\n")
     mounts = tmp_path / "mounts"
     mounts.write_text(f"root / ext4 rw 0 0\ntmpfs {tmp_path} tmpfs rw 0 0\n")
-    monkeypatch.setattr(machine_defaults, "_CGROUP_LIMITS", (str(limit),))
+    monkeypatch.setattr(machine_defaults, "_ROOT", tmp_path)
     monkeypatch.setattr(machine_defaults, "_MOUNTS", mounts)
     assert machine_defaults.is_in_memory(tmp_path / "cache")
     assert not machine_defaults.is_in_memory(tmp_path.parent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 _PROCESS = """
 import asyncio, re, signal, sys, time
 from feedd.daemon import watchdog
+from feedd.flow import log_sink
 from feedd.clock import SystemClock
 from feedd.daemon.heartbeat import beat
 from feedd.daemon.notify import Notifier
@@ -28,6 +30,11 @@ from feedd.daemon.watchdog import FETCHING_LOOP, Watchdog, WatchdogOptions
 from feedd.observe.recorder import MemoryRecorder
 
 watchdog._CPU_PER_CORE_S = 0.5  # else the one that computes does so for ten seconds
+log_sink.take_stderr()
+if sys.argv[2:] == ["hangs"]:
+    log_sink.os.write = lambda *_: time.sleep(3600)  # as a write to a disk that does not answer
+elif sys.argv[2:] == ["raises"]:
+    log_sink.os.write = lambda *_: 1 // 0
 
 async def main():
     with Watchdog(WatchdogOptions(0.5, 1.5)) as watchdog:
@@ -77,7 +84,7 @@ def test_looks_count_and_not_the_clock(monkeypatch: pytest.MonkeyPatch, capfd: p
             watchdog.look()
     said = capfd.readouterr().err
     assert said.count('"the event loop is stuck"') == 2
-    assert said.count("Current thread") == 2
+    assert said.count(" in test_looks_count_and_not_the_clock") == 2
     with pytest.raises(_Exit, match=str(EXIT_CODE)):
         watchdog.look()
 
@@ -131,6 +138,40 @@ def test_a_loop_that_lets_no_thread_run_ends_its_process(process: subprocess.Pop
     _, said = process.communicate(timeout=PATIENT_S)
     assert process.returncode == -signal.SIGPROF
     assert b"in match" in said
+
+
+@pytest.fixture
+def unread() -> Iterator[int]:
+    """A pipe that is full and that nobody reads: where to write."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, bytes(4096))
+    os.set_blocking(writer, True)
+    yield writer
+    os.close(reader)
+    os.close(writer)
+
+
+@pytest.mark.slow  # processes, and real time
+@pytest.mark.parametrize(
+    ("loop", "log", "status"),
+    [
+        ("sleeps", "unread", EXIT_CODE),
+        ("sleeps", "hangs", EXIT_CODE),
+        ("sleeps", "raises", EXIT_CODE),
+        ("computes", "unread", -signal.SIGPROF),
+    ],
+)
+def test_last_words_that_cannot_be_said(loop: str, log: str, status: int, unread: int) -> None:
+    """A stuck process ends with its status when writing its stacks blocks, hangs or raises."""
+    arguments = [sys.executable, "-c", _PROCESS, loop, *([] if log == "unread" else [log])]
+    stderr = unread if log == "unread" else subprocess.DEVNULL
+    done = subprocess.run(
+        arguments, check=False, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, timeout=110
+    )
+    assert (done.stdout, done.returncode) == (b"up\n", status)
 
 
 @pytest.mark.slow  # a process, and real time

@@ -14,7 +14,7 @@ import pytest
 
 from feedd.errors import BadConfig, Internal, ResourceExhausted
 from feedd.flow.arena import Arena
-from feedd.flow.memory import ArenaBudget, available_bytes
+from feedd.flow.memory import ArenaBudget
 from feedd.metrics import SERVE_ARENA_BYTES
 from feedd.owner import Owner
 from feedd.values import SlotRef
@@ -222,24 +222,6 @@ async def test_a_cancelled_create_keeps_nothing() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert budget.reserved_bytes == 0  # at once: whoever is told of the end may look
-
-
-def _cgroup(folder: Path, limit: str, current: int, cached: int) -> Path:
-    (folder / "memory.max").write_text(f"{limit}\n")
-    (folder / "memory.current").write_text(f"{current}\n")
-    (folder / "memory.stat").write_text(f"anon 5\ninactive_file {cached}\nactive_file 0\n")
-    return folder
-
-
-def test_available_memory_is_the_lesser_of_machine_and_group(tmp_path: Path) -> None:
-    """The control group's limit counts where it is tighter; its file pages count as free."""
-    meminfo = tmp_path / "meminfo"
-    meminfo.write_text("MemTotal: 9000 kB\nMemAvailable: 4000 kB\n")
-    assert available_bytes(meminfo, tmp_path) == 4000 * 1024
-    assert available_bytes(meminfo, _cgroup(tmp_path, "1000000", 900_000, 50_000)) == 150_000
-    assert available_bytes(meminfo, _cgroup(tmp_path, "max", 900_000, 50_000)) == 4000 * 1024
-    assert available_bytes(meminfo, _cgroup(tmp_path, "1000", 900_000, 0)) == 0
-    assert available_bytes(tmp_path / "none", tmp_path / "none") is None
 
 
 def test_a_view_that_outlives_its_arena_counts() -> None:

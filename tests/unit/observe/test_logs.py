@@ -104,10 +104,100 @@ def test_counts_are_not_secrets() -> None:
     assert (line["tokens"], line["token_count"], line["s3"]) == (2048, 7, {"bucket": "b"})
 
 
-def test_plain_texts_are_untouched() -> None:
-    """Redaction leaves ordinary URLs and words alone."""
-    for text in ("s3://bucket/key-1.tar", "expected 3 tokens, got 2", "https://host:443/path?x=1"):
-        assert redact_text(text) == text
+@pytest.mark.parametrize(
+    "text",
+    [
+        "s3://bucket/key-1.tar",
+        "expected 3 tokens, got 2",
+        "https://host:443/path?x=1",
+        "tokens=2048, token_count: 7, pad_token=0, eos_token: </s>, tokenizer=gpt2",
+        "design=new, config: a, key=train/0001.jpg, access_key_id=AKIAIOSFODNN7EXAMPLE",
+        "expected a Bearer token, got Basic authentication",
+        "the fields are 'token', 'label' and 'signature'",
+        "etag 9bb58f26192e4ba00f01e2e7b136bbd8, sha1 da39a3ee5e6b4b0d3255bfef95601890afd80709",
+        "-----BEGIN CERTIFICATE-----",
+        "hf_datasets_cache, sk-learn, gh_pages, task-0123456789012345678901234567890123",
+        "AKIAIOSFODNN7EXAMPLE/20261128/us-east-1/s3/aws4_request",
+    ],
+)
+def test_plain_texts_are_untouched(text: str) -> None:
+    """Redaction leaves ordinary URLs, words, names of keys and checksums alone."""
+    assert redact_text(text) == text
+
+
+_LONG = "wJalrXUtnFEMIK7MDENGbPxRfiCYEXAMPLEKEY12"  # as long as AWS's
+_SHAPES = {
+    "azure's signed URL": "https://acct.blob.core.windows.net/c/x?sv=2020&sig={}&se=1",
+    "encoded in another URL": "https://h/?next=https%3A%2F%2Fb%2Fx%3FX-Amz-Signature%3D{}",
+    "aws's signed URL": "https://b.s3.amazonaws.com/k?X-Amz-Security-Token={}&X-Amz-Date=1",
+    "google's signed URL": "https://storage.googleapis.com/b/k?X-Goog-Signature={}",
+    "aws's signature": "Credential=AKIA/2026, SignedHeaders=host, Signature={}",
+    "xml": "<SecretAccessKey>{}</SecretAccessKey><SessionToken>{}</SessionToken>",
+    "json": '{{"SecretAccessKey": "{}", "SessionToken" : "{}"}}',
+    "json in json": '"{{\\"SecretAccessKey\\": \\"{}\\"}}"',
+    "python": "{{'aws_secret_access_key': '{}', b'session_token': b'{}'}}",
+    "ini": "aws_secret_access_key = {}\naws_session_token={}",
+    "words": "Secret Access Key: {}",
+    "api keys": "api_key={} apikey: {} X-API-Key: {} DD-API-KEY={} WANDB_API_KEY={}",
+    "azure's connection string": "DefaultEndpointsProtocol=https;AccountName=a;AccountKey={};EndpointSuffix=x",
+    "azure's environment": "AZURE_STORAGE_ACCOUNT_KEY={} AZURE_STORAGE_SAS_TOKEN={}",
+    "azure's bus": "SharedAccessKeyName=n;SharedAccessKey={};SharedAccessSignature={}",
+    "azure's header": "Authorization: SharedKey acct:{}",
+    "azure's header without a name": "sent SharedKey acct:{}",
+    "aws's credential": "X-Amz-Credential={}",
+    "another scheme": "authorization: Negotiate {} {}",
+    "a plain token": "?token={}&x=1 token: {}",
+    "oauth": "client_secret={}&refresh_token={}&access_token={}&id_token={}&client_id=x",
+    "bearer": "Authorization: Bearer {}",
+    "bearer without a name": "curl -H 'Bearer {}1'",
+    "basic": "proxy-authorization: Basic {}",
+    "basic without a name": "sent Basic {}==",
+    "pairs of headers": "[(b'authorization', b'Bearer {}'), ('Cookie', 'a=1; session={}')]",
+    "cookie": "Set-Cookie: session={}; Path=/",
+    "password": "password={} passwd: {} PGPASSWORD={} MYSQL_PWD={} Pwd={}; passphrase={}",
+    "quoted password": "password=\"a {} b\" password='a, {}'",
+    "user info": "postgres://user:{}@db/x redis://:{}@h https://{}@host",
+    "hugging face": "token hf_{}",
+    "github": "ghp_{} gho_{} ghs_{} github_pat_11A_{}",
+    "others": "glpat-{} xoxb-1-{} sk-proj-{} AIza{} ya29.{}",
+    "environment": "HUGGING_FACE_HUB_TOKEN={} HF_TOKEN={} MY_OWN_TOKEN={} SMTP_PASS={}",
+    "json web token": "sent eyJhbGciOiJIUzI1NiJ9.{}.{}",
+    "aws's pair": "AKIAIOSFODNN7EXAMPLE:{} ASIAIOSFODNN7EXAMPLE {}",
+    "aws's pair in json": '["ASIAIOSFODNN7EXAMPLE", "{}"]',
+    "open telemetry": "OTEL_EXPORTER_OTLP_HEADERS=x-honeycomb-team={},b=1 ",
+    "open telemetry's traces": "OTEL_EXPORTER_OTLP_TRACES_HEADERS='x-team={}'",
+    "a private key": "-----BEGIN RSA PRIVATE KEY-----\n{}\n{}\n-----END RSA PRIVATE KEY-----\n",
+    "a private key in json": '{{"private_key": "-----BEGIN PRIVATE KEY-----\\n{}\\n-----END PRIVATE KEY-----\\n"}}',
+    "a private key without an end": "-----BEGIN PRIVATE KEY-----\n{}\n{}",
+    "a private key without a start": "{}\n{}\n-----END OPENSSH PRIVATE KEY-----\n",
+}
+
+
+@pytest.mark.parametrize("name", _SHAPES)
+def test_each_shape_of_a_secret_is_hidden(name: str) -> None:
+    """A secret is found by its name or its form, also in JSON, in an error and where a text is cut."""
+    secret = _SHAPES[name].replace("{}", _LONG).replace("{{", "{").replace("}}", "}")
+    stream = io.StringIO()
+    configure_logging("json", "info", stream)
+    texts = [secret] if "start" in name else [secret, f"at {secret} now", json.dumps(secret)]
+    for text in texts:
+        assert _LONG not in redact_text(text), redact_text(text)
+        assert REDACTED in redact_text(text)
+        if "start" not in name:
+            structlog.get_logger().warning(f"x {text}", about={"x": [text]}, error=ValueError(text))
+    assert _LONG[:20] not in stream.getvalue()
+    if "start" not in name:
+        first = secret.index(_LONG) + len(_LONG)
+        for cut in (4, 12, 20, 30, len(_LONG)):
+            shown = redact_text(secret, first - len(_LONG) + cut)
+            assert _LONG[:4] not in shown, shown
+
+
+def test_json_stays_json() -> None:
+    """Where a secret is replaced, the quotes around it stay."""
+    about = {"SecretAccessKey": "a", "Authorization": "Bearer b", "url": "x?sig=c", "n": 1}
+    shown = json.loads(redact_text(json.dumps(about)))
+    assert shown == {"SecretAccessKey": REDACTED, "Authorization": REDACTED, "url": f"x?sig={REDACTED}", "n": 1}
 
 
 def test_a_long_text_is_cut_and_says_so() -> None:
