@@ -138,7 +138,8 @@ class Indexes:
                 told = None if key.format else self._stages.cache.index_of(key.ref)
                 if told is None and files[0].inflight:
                     raise CacheUnavailable("the index is no longer known", object=key.ref.url, stage="cache")
-                return told or await self._stages.pool.index(files[0], key.format or files[0].format or name)
+                said = key.format or files[0].format or name
+                return told or await self._stages.pool.index(files[0], said, key.ref.size_bytes)
 
             ref = counted_by(key.ref, key.format)
             if ref.conversion is None:

@@ -13,6 +13,7 @@ from feedd.errors import BadShard
 from feedd.formats.framing import unread_of
 from feedd.formats.missing_reasons import ALL, HAS
 from feedd.formats.table import (
+    COLUMNS_MAX,
     MAGIC,
     NOTE_CHARS_MAX,
     NOTES_MAX,
@@ -64,6 +65,21 @@ class Piece:
     valid: NDArray[np.bool_] | NDArray[np.uint8] | None = None
 
 
+def check_columns(count: int, url: str) -> None:
+    """Refuse a table of too many columns; reading each takes memory, however few rows it has.
+
+    Raises:
+        BadShard: there are more than ``COLUMNS_MAX``.
+    """
+    if count > COLUMNS_MAX:
+        raise BadShard(
+            f"expected at most {COLUMNS_MAX} columns, got {count} or more",
+            object=url,
+            hint="store wide rows as one list per row, such as a column of lists in Parquet",
+            stage="decode",
+        )
+
+
 class TableWriter:
     """Writes one table.
 
@@ -84,6 +100,7 @@ class TableWriter:
 
     def add(self, name: str, how: ColumnEncoding, pieces: Iterable[Piece]) -> None:
         """Write a column with its encoding; see ``fixed`` and ``variable``."""
+        check_columns(len(self._columns) + 1, self._url)
         if how.width is None:
             self.variable(name, how.encoding, pieces)
         else:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Generic, NoReturn, TypeVar
 
 import numpy as np
 
 from feedd.errors import BadShard
+from feedd.units import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -21,8 +24,41 @@ UNREAD_MAX: Final = 4096
 _UNREAD_CHARS_MAX: Final = 200
 CELLS_MAX: Final = 1 << 26
 _FIELDS_MAX: Final = 4096
+_CELL_BYTES, _KEY_BYTES = 16, 16  # a start and a size; the end of a key, and a key of eight digits
+_limit_bytes: ContextVar[int] = ContextVar("index limit", default=1 << 62)
 
 _Name = TypeVar("_Name", str, bytes)
+
+
+@contextlib.contextmanager
+def index_limit(limit_bytes: int) -> Iterator[None]:
+    """Have readers refuse an index that takes more than ``limit_bytes`` of the daemon's memory, in the context."""
+    token = _limit_bytes.set(limit_bytes)
+    try:
+        yield
+    finally:
+        _limit_bytes.reset(token)
+
+
+def check_index(size_bytes: int, url: str) -> None:
+    """Refuse an index of ``size_bytes``.
+
+    Raises:
+        BadShard: it exceeds the limit (``index_limit``).
+    """
+    if size_bytes > _limit_bytes.get():
+        raise BadShard(
+            f"expected an index of at most {format_size(_limit_bytes.get())}, got samples that need "
+            f"{format_size(size_bytes)} or more",
+            object=url,
+            hint="raise decode.index_size, or store smaller shards",
+            stage="decode",
+        )
+
+
+def samples_max(fields: int = 1) -> int:
+    """Return how many samples an index of ``fields`` may have, at most ``CELLS_MAX``."""
+    return min(CELLS_MAX, _limit_bytes.get() // (_CELL_BYTES * fields + _KEY_BYTES))
 
 
 class ShardErrors:
@@ -39,15 +75,22 @@ class ShardErrors:
         """Raise BadShard for byte ``at``."""
         raise BadShard(f"expected {expected} at byte {at}, got {got}", object=self._url, stage="decode")
 
-    def check_cells(self, field_count: int, sample_count: int) -> None:
+    def check_cells(self, field_count: int, sample_count: int, *, is_regular: bool = False) -> None:
         """Refuse an index that would need too much memory, before it is allocated.
 
+        Args:
+            field_count: number of fields.
+            sample_count: number of samples.
+            is_regular: it becomes a ``RegularIndex``, which takes no memory.
+
         Raises:
-            BadShard: the index has too many (field, sample) cells.
+            BadShard: the index has too many (field, sample) cells, or needs too much memory.
         """
         if field_count * sample_count > CELLS_MAX:
             got = f"{field_count} fields x {sample_count} samples"
             self.fail(0, f"at most {CELLS_MAX} (field, sample) cells", got)
+        if not is_regular:
+            check_index((_CELL_BYTES * field_count + _KEY_BYTES) * sample_count, self._url)
 
 
 class ShardReader(ShardErrors):

@@ -23,7 +23,7 @@ import numpy as np
 
 from feedd.errors import BadShard
 from feedd.formats.format_spec import FormatSpec, cut_at
-from feedd.formats.framing import ShardReader
+from feedd.formats.framing import ShardReader, samples_max
 from feedd.shard_index import ShardIndex, numbered
 
 if TYPE_CHECKING:
@@ -41,7 +41,6 @@ _LENGTH_MASK: Final = (1 << _KIND_BITS) - 1
 _FIRST, _LAST = 1, 3  # kind 0 is a whole record, 2 a middle part
 _IMAGE_HEAD: Final = 24  # u32 number of labels, f32 label, u64 id, u64 id2
 _LABELS_MAX: Final = 1 << 16
-_PARTS_MAX: Final = 1 << 26
 _IMAGE_STARTS: Final = (b"\xff\xd8\xff", b"\x89PNG", b"RIFF", b"BM")
 
 
@@ -97,7 +96,7 @@ class PartsReader(ShardReader):
             BadShard: a header is missing or cut short, or the order of the parts forms no records.
         """
         data, at, total, unpack = self._data, 0, len(self._data), _HEAD.unpack_from
-        open_at, count = -1, 0
+        open_at, count, most = -1, 0, samples_max()
         while at < total:
             if at + 8 > total:
                 self.fail(at, "the 8 bytes of a part's header", f"end of data after {total} bytes")
@@ -118,8 +117,8 @@ class PartsReader(ShardReader):
             elif kind == _LAST:
                 open_at = -1
             count += 1
-            if count > _PARTS_MAX:
-                self.fail(at, f"at most {_PARTS_MAX} parts", "one more")
+            if count > most:
+                self.check_cells(1, count)
             yield kind, body, end
             at = end + (-end % 4)
         if open_at >= 0:

@@ -39,7 +39,7 @@ NOTE_CHARS_MAX: Final = 80
 
 _END_BYTES: Final = 4 + len(MAGIC)
 _FOOT_BYTES_MAX: Final = 16 << 20
-_COLUMNS_MAX: Final = 65536
+COLUMNS_MAX: Final = 65536
 
 
 class TableColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -139,9 +139,9 @@ class _Reader(ShardReader):
         """Read the foot and the buffers that it names; return the index."""
         foot, end = self._foot()
         columns, rows = foot.columns, foot.rows
-        if rows < 0 or len(columns) > _COLUMNS_MAX:
-            self.fail(end, f"rows, and at most {_COLUMNS_MAX} columns", f"{rows} of {len(columns)}")
-        self.check_cells(max(1, len(columns)), rows)
+        if rows < 0 or len(columns) > COLUMNS_MAX:
+            self.fail(end, f"rows, and at most {COLUMNS_MAX} columns", f"{rows} of {len(columns)}")
+        self.check_cells(max(1, len(columns)), rows, is_regular=_is_regular(foot))
         names = field_names([column.name for column in columns], self._url)
         stored = tuple(column.encoding for column in columns)
         notes = tuple((column, row, text[:NOTE_CHARS_MAX]) for column, row, text in foot.notes[:NOTES_MAX])

@@ -179,6 +179,7 @@ class _Reader(ShardErrors):
                 at = body + (size + _BLOCK - 1) // _BLOCK * _BLOCK
             if not headers:
                 break
+            self.check_cells(max(1, len(self._columns.names)), len(self._columns.keys))
             first = 0
             for doubtful in [*_doubtful(headers), len(headers)]:
                 paths = [one[: one.find(0) if one[99] == 0 else 100] for one in headers[first:doubtful]]

@@ -22,7 +22,7 @@ import numpy as np
 
 from feedd.errors import BadShard
 from feedd.formats.format_spec import FormatSpec, cut_at
-from feedd.formats.framing import NamedCells, field_names
+from feedd.formats.framing import NamedCells, field_names, samples_max
 from feedd.formats.missing_reasons import Why
 from feedd.formats.protobuf import MessageReader, NotAMessage
 from feedd.shard_index import ShardIndex, numbered
@@ -134,7 +134,7 @@ class _Reader(MessageReader):
 
     def _records(self) -> Iterator[tuple[int, int]]:
         """Yield start and end of each record's data, and note damaged records."""
-        data, at, total, sample = self._data, 0, len(self._data), 0
+        data, at, total, sample, most = self._data, 0, len(self._data), 0, samples_max()
         while at < total:
             head = bytes(data[at : at + _HEAD_BYTES])
             if len(head) < _HEAD_BYTES:
@@ -152,6 +152,8 @@ class _Reader(MessageReader):
             yield start, end
             at = end + _FOOT_BYTES
             sample += 1
+            if sample > most:
+                self.check_cells(1, sample)
 
     # ------------------------------------------------------------------ Examples
 

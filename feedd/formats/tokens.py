@@ -181,10 +181,11 @@ class _Reader(ShardReader):
         cut, total = self._windows, self._total
         at = self.checked()
         count = window_count(self._kind, total, cut)
-        self.check_cells(1, count)
         step_bytes, size_bytes = cut.stride * cut.item_bytes, cut.count * cut.item_bytes
         stored = (f"{cut.dtype}[]",)
-        if not count or at + (count - 1) * step_bytes + size_bytes <= total:
+        is_regular = not count or at + (count - 1) * step_bytes + size_bytes <= total
+        self.check_cells(1, count, is_regular=is_regular)
+        if is_regular:
             return RegularIndex((FIELD,), ((at, step_bytes, size_bytes),), count, stored)
         starts: NDArray[np.int64] = at + np.arange(count, dtype=np.int64) * step_bytes  # the last window is shorter
         sizes = np.minimum(size_bytes, total - starts)

@@ -204,26 +204,28 @@ class IndexCall(Short):
 
     rows, stream = 1, 0
 
-    def __init__(self, file: ShardFile, format_name: str) -> None:
+    def __init__(self, file: ShardFile, format_name: str, object_bytes: int, limit_bytes: int) -> None:
         self._file = file
         self._format_name = format_name
+        self._sizes = object_bytes, limit_bytes
         self.index: ShardIndex | None = None
 
     def packet(self, rows: range, request_id: int) -> Packet:  # noqa: ARG002 - the protocol's names
         """Return the request."""
         (file,), fds = split.file_messages((self._file,))
-        return Packet(encode(IndexRequest(request_id, file, self._format_name)), fds)
+        return Packet(encode(IndexRequest(request_id, file, self._format_name, *self._sizes)), fds)
 
     def accept(self, rows: range, answer: Answer, fds: list[int]) -> None:  # noqa: ARG002 - the protocol's names
         """Read the index's columns.
 
         Raises:
+            Internal: they take more memory than the request allowed.
             ResourceExhausted: they were lost, because this process may open no more files.
         """
         assert isinstance(answer, Indexed)
         if not fds:
             raise out_of_descriptors()
-        self.index = columns.unpack(fds[0], answer)
+        self.index = columns.unpack(fds[0], answer, self._sizes[1])
 
     def give_up(self, rows: range, reason: str) -> None:  # noqa: ARG002 - the protocol's names
         """Report the shard as unreadable.

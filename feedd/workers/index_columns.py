@@ -107,11 +107,12 @@ def _write(fd: int, data: memoryview) -> None:
         data = data[os.write(fd, data) :]
 
 
-def unpack(fd: int, reply: Indexed) -> ShardIndex:
+def unpack(fd: int, reply: Indexed, limit_bytes: int = 1 << 62) -> ShardIndex:
     """Return the index in a memfd made by ``pack``; does not close it. A regular index needs no memfd.
 
     Raises:
-        Internal: the memfd has another size than the reply says. This is checked before memory is taken.
+        Internal: the columns exceed ``limit_bytes``, or the memfd has another size than the reply says. This is checked
+            before memory is taken.
     """
     _check(reply)
     if reply.is_regular:
@@ -120,12 +121,14 @@ def unpack(fd: int, reply: Indexed) -> ShardIndex:
     others = [number for number, stride in enumerate(strides) if stride is None]
     cells, all_cells = samples * len(others), samples * len(reply.fields)
     said_bytes = 8 * (2 * cells + samples) + reply.key_bytes + (all_cells if reply.has_reasons else 0)
+    taken_bytes = 8 * (2 * all_cells + samples) + reply.key_bytes + (all_cells if reply.has_reasons else 0)
+    if taken_bytes > limit_bytes:
+        raise Internal(f"expected a shard index of at most {limit_bytes} bytes, got {taken_bytes}", stage="decode")
     if min(samples, reply.key_bytes) < 0 or os.fstat(fd).st_size != said_bytes:
         raise Internal(f"expected a shard index of {said_bytes} bytes, got {os.fstat(fd).st_size}", stage="decode")
     numbers = np.empty(2 * cells + samples, np.int64)
-    keys = bytearray(reply.key_bytes)
     _read(fd, numbers.view(np.uint8).data, 0)
-    _read(fd, memoryview(keys), numbers.nbytes)
+    keys = _keys(fd, reply.key_bytes, numbers.nbytes)
     shape = (len(reply.fields), samples)
     reasons = np.empty(shape, np.uint8) if reply.has_reasons else None
     if reasons is not None:
@@ -137,7 +140,7 @@ def unpack(fd: int, reply: Indexed) -> ShardIndex:
         fields=reply.fields,
         starts=starts,
         sizes=sizes,
-        key_blob=bytes(keys),
+        key_blob=keys,
         key_ends=numbers[2 * cells :],
         encodings=reply.encodings,
         notes=reply.notes,
@@ -184,6 +187,16 @@ def _with_strides(
             all_starts[column] += at
             all_sizes[column] = size
     return all_starts, all_sizes
+
+
+def _keys(fd: int, size_bytes: int, at: int) -> bytes:
+    """Return bytes of a memfd; most are read with one call, and then not copied."""
+    keys = os.pread(fd, size_bytes, at)
+    if len(keys) < size_bytes:
+        rest = bytearray(size_bytes - len(keys))
+        _read(fd, memoryview(rest), at + len(keys))
+        keys += rest
+    return keys
 
 
 def _read(fd: int, target: memoryview, at: int) -> None:

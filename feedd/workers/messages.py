@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
-PROTOCOL: Final = 11
+PROTOCOL: Final = 12
 """Bump it with every change here: a worker started after an upgrade on disk must not talk to an older daemon."""
 
 MESSAGE_BYTES_MAX: Final = 96 << 10
@@ -81,11 +81,13 @@ class ReportStart(msgspec.Struct, frozen=True, array_like=True, tag="report_star
 
 
 class IndexRequest(msgspec.Struct, frozen=True, array_like=True, tag="index"):
-    """Return the index of this shard."""
+    """Return the index of this shard, which may take ``limit_bytes``; ``object_bytes``: its size in the store."""
 
     id: int
     file: FileMessage
     format_name: str
+    object_bytes: int = 0
+    limit_bytes: int = 1 << 46
 
 
 class MakeRequest(msgspec.Struct, frozen=True, array_like=True, tag="make"):

@@ -58,6 +58,7 @@ _AHEAD_CONVERTERS: Final = ("parquet",)
 It takes 60 ms and 8 MiB, and 24 MiB of mapped files that workers share. Without it the first batch of Parquet takes
 1.7 times as long as with ``pyarrow.dataset``, instead of 1.3 to 1.6 times.
 """
+_INDEX_TIMES: Final = 4  # bytes of an index per byte of its object; the object itself is much larger in most datasets
 _AHEAD_WORKERS_MAX: Final = 8  # few objects are converted at a time
 
 
@@ -116,16 +117,22 @@ class DecodePool:
         if modules or new:
             self._dispatch.broadcast(Packet(encode(Prepare(tuple(sorted(modules)), tuple(sorted(new))))))
 
-    async def index(self, file: ShardFile, format_name: str) -> ShardIndex:
+    async def index(self, file: ShardFile, format_name: str, object_bytes: int = 0) -> ShardIndex:
         """Return the index of the samples of ``file``.
 
+        Args:
+            file: the shard.
+            format_name: its format.
+            object_bytes: size of its object in the store. The index of a large object may take more memory.
+
         Raises:
-            BadShard: broken framing.
+            BadShard: broken framing, or samples whose index takes too much memory.
             CacheUnavailable: the file is missing or too short.
             Unsupported: the format is unknown.
             ResourceExhausted: no more files may be open.
         """
-        call = IndexCall(file, format_name)
+        limit_bytes = max(self._options.index_bytes, _INDEX_TIMES * object_bytes)
+        call = IndexCall(file, format_name, object_bytes, limit_bytes)
         await self._dispatch.do(call, 1)
         assert call.index is not None
         return call.index

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from feedd.errors import Internal, ResourceExhausted
+from feedd.errors import BadShard, Internal
 from feedd.formats.format_spec import FormatSpec
 from feedd.formats.missing_reasons import Why
 from feedd.formats.tar import TarFormat
@@ -306,13 +306,15 @@ def test_an_index_takes_only_so_much_memory(shard: ShardFile, monkeypatch: pytes
             bytearray(2 << 30)
             raise AssertionError("expected no memory for that, got some")
 
-    executor = Executor()
+    executor = Executor(memory_bytes=512 << 20)
     request = IndexRequest(1, split.file_messages((shard,))[0][0], "tar")
     with monkeypatch.context() as patch:
         patch.setattr("feedd.formats.format_registry.find", lambda _: FormatSpec(Greedy()))
         answer = run(executor, encode(request))
     assert isinstance(answer, Failed)
-    assert (answer.kind, answer.object) == (ResourceExhausted.kind, shard.ref.url)
+    assert (answer.kind, answer.object) == (BadShard.kind, shard.ref.url)
+    assert "512MiB" in answer.message
+    assert "decode.memory" in answer.hint
     answer, fds = executor.run(request)
     os.close(fds[0])
     assert isinstance(answer, Indexed)
