@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     Strides = tuple[tuple[int, int, int] | None, ...]
@@ -64,6 +66,10 @@ class ShardIndex:
     def cells(self, column: int, ordinals: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return starts and sizes, int64[ordinals] each, of one field of some samples."""
         return self.starts[column, ordinals], self.sizes[column, ordinals]
+
+    def sizes_of(self, columns: Sequence[int]) -> NDArray[np.int64]:
+        """Return the sizes of some fields, int64[], of all samples; of a regular index, of one sample."""
+        return self.sizes[columns].reshape(-1)
 
     def encoding_of(self, column: int) -> str:
         """Return how one field is stored."""
@@ -164,6 +170,11 @@ class RegularIndex(ShardIndex):
         """Return starts and sizes, int64[ordinals] each, of one field of some samples."""
         at, step, size = self.strides[column] or (0, 0, 0)
         return at + step * ordinals, np.full(len(ordinals), size, np.int64)
+
+    def sizes_of(self, columns: Sequence[int]) -> NDArray[np.int64]:
+        """Return the size of some fields in every sample; see ``ShardIndex``."""
+        strides = [self.strides[column] or (0, 0, 0) for column in columns]
+        return np.array([size for _, _, size in strides] if self._sample_count else [], np.int64)
 
     def key_bytes(self, ordinal: int) -> bytes:
         """Return the number of one sample as its key."""

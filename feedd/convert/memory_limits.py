@@ -113,12 +113,9 @@ def no_memory(url: str, error: MemoryError) -> BadShard | ResourceExhausted:
     damaged = "if the object is damaged, it may state wrong sizes"
     if limit_bytes := _by_option.get():
         needed = f": {error}"[:200] if str(error) else ""
-        return BadShard(
-            f"expected an object that is read with {format_size(limit_bytes)} of memory, got one that needs more{needed}",
-            object=url,
-            hint=f"raise {OPTION}, or {small}; {damaged}",
-            stage="decode",
-        )
+        expected = f"expected an object that is read with {format_size(limit_bytes)} of memory"
+        hint = f"raise {OPTION}, or {small}; {damaged}"
+        return BadShard(f"{expected}, got one that needs more{needed}", object=url, hint=hint, stage="decode")
     return ResourceExhausted(
         "there is too little memory to convert the object",
         object=url,

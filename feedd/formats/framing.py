@@ -6,7 +6,7 @@ import contextlib
 import itertools
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
@@ -25,40 +25,69 @@ _UNREAD_CHARS_MAX: Final = 200
 CELLS_MAX: Final = 1 << 26
 _FIELDS_MAX: Final = 4096
 _CELL_BYTES, _KEY_BYTES = 16, 16  # a start and a size; the end of a key, and a key of eight digits
-_limit_bytes: ContextVar[int] = ContextVar("index limit", default=1 << 62)
+_ORDER_BYTES: Final = 8  # of a sample in a shuffled window
+_OBJECT_TIMES: Final = 4  # most objects are much larger than their index
 
 _Name = TypeVar("_Name", str, bytes)
 
 
+class IndexLimits(NamedTuple):
+    """What the index of one shard may take.
+
+    Attributes:
+        size_bytes: memory of its columns, in the daemon.
+        samples: number of samples: their order takes memory too, even if the index has no columns.
+    """
+
+    size_bytes: int = 1 << 62
+    samples: int = CELLS_MAX
+
+    @classmethod
+    def of(cls, index_bytes: int, object_bytes: int) -> IndexLimits:
+        """Return the limits of an object.
+
+        Args:
+            index_bytes: ``decode.index_size``.
+            object_bytes: size of the object in its store. A large object may have a larger index.
+        """
+        most = max(index_bytes // _ORDER_BYTES, object_bytes)
+        return cls(max(index_bytes, _OBJECT_TIMES * object_bytes), min(CELLS_MAX, most))
+
+    def check(self, size_bytes: int, samples: int, url: str) -> None:
+        """Refuse an index of ``size_bytes`` with ``samples``.
+
+        Raises:
+            BadShard: it exceeds a limit.
+        """
+        if size_bytes > self.size_bytes:
+            expected = f"an index of at most {format_size(self.size_bytes)}"
+            got = f"samples that need {format_size(size_bytes)} or more"
+        elif samples > self.samples:
+            expected, got = f"at most {self.samples} samples in an object of this size", f"{samples} or more"
+        else:
+            return
+        hint = "raise decode.index_size, or store smaller shards"
+        raise BadShard(f"expected {expected}, got {got}", object=url, hint=hint, stage="decode")
+
+
+_NO_LIMITS: Final = IndexLimits()
+_limits: ContextVar[IndexLimits] = ContextVar("limits of the index", default=_NO_LIMITS)
+
+
 @contextlib.contextmanager
-def index_limit(limit_bytes: int) -> Iterator[None]:
-    """Have readers refuse an index that takes more than ``limit_bytes`` of the daemon's memory, in the context."""
-    token = _limit_bytes.set(limit_bytes)
+def limited_index(limits: IndexLimits) -> Iterator[None]:
+    """Have readers refuse an index that exceeds ``limits``, in the context."""
+    token = _limits.set(limits)
     try:
         yield
     finally:
-        _limit_bytes.reset(token)
+        _limits.reset(token)
 
 
-def check_index(size_bytes: int, url: str) -> None:
-    """Refuse an index of ``size_bytes``.
-
-    Raises:
-        BadShard: it exceeds the limit (``index_limit``).
-    """
-    if size_bytes > _limit_bytes.get():
-        raise BadShard(
-            f"expected an index of at most {format_size(_limit_bytes.get())}, got samples that need "
-            f"{format_size(size_bytes)} or more",
-            object=url,
-            hint="raise decode.index_size, or store smaller shards",
-            stage="decode",
-        )
-
-
-def samples_max(fields: int = 1) -> int:
-    """Return how many samples an index of ``fields`` may have, at most ``CELLS_MAX``."""
-    return min(CELLS_MAX, _limit_bytes.get() // (_CELL_BYTES * fields + _KEY_BYTES))
+def samples_max() -> int:
+    """Return how many samples of one field an index may have."""
+    limits = _limits.get()
+    return min(limits.samples, limits.size_bytes // (_CELL_BYTES + _KEY_BYTES))
 
 
 class ShardErrors:
@@ -89,8 +118,8 @@ class ShardErrors:
         if field_count * sample_count > CELLS_MAX:
             got = f"{field_count} fields x {sample_count} samples"
             self.fail(0, f"at most {CELLS_MAX} (field, sample) cells", got)
-        if not is_regular:
-            check_index((_CELL_BYTES * field_count + _KEY_BYTES) * sample_count, self._url)
+        size_bytes = 0 if is_regular else (_CELL_BYTES * field_count + _KEY_BYTES) * sample_count
+        _limits.get().check(size_bytes, sample_count, self._url)
 
 
 class ShardReader(ShardErrors):

@@ -186,6 +186,7 @@ class _Reader(PartsReader):
         )
 
     def _image_index(self, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> ShardIndex:
+        self.check_cells(3, len(starts))
         short = np.flatnonzero(sizes < _IMAGE_HEAD)
         if len(short):
             at = int(starts[short[0]])

@@ -18,7 +18,7 @@ from feedd.convert.memory_limits import NO_LIMIT_BYTES, OPTION, at_most, call_li
 from feedd.errors import BadSample, BadShard, CacheUnavailable, FeeddError, Internal
 from feedd.flow.file_pipe import FilePipe
 from feedd.formats import format_registry as formats
-from feedd.formats.framing import check_index, index_limit
+from feedd.formats.framing import IndexLimits, limited_index
 from feedd.formats.inline_headers import header_reader
 from feedd.formats.refused import say_packed
 from feedd.recipe.slow_imports import SLOW_MODULES
@@ -224,9 +224,10 @@ class Executor:
         with Shard(request.file, given) as shard:
             call_bytes = call_limit(self._memory_bytes, request.object_bytes)
             try:
-                with at_most(NO_LIMIT_BYTES, request.file.url, call_bytes), index_limit(request.limit_bytes):
+                limits = IndexLimits(*request.limits)
+                with at_most(NO_LIMIT_BYTES, request.file.url, call_bytes), limited_index(limits):
                     index = _index(shard, request.format_name, request.file.url)
-                    check_index(index.nbytes, request.file.url)
+                    limits.check(index.nbytes, index.sample_count, request.file.url)
                     strides = columns.strides_of(index)
                     fds.append(columns.pack(index, strides))
             except BadShard as error:

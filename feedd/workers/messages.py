@@ -81,13 +81,13 @@ class ReportStart(msgspec.Struct, frozen=True, array_like=True, tag="report_star
 
 
 class IndexRequest(msgspec.Struct, frozen=True, array_like=True, tag="index"):
-    """Return the index of this shard, which may take ``limit_bytes``; ``object_bytes``: its size in the store."""
+    """Return the index of this shard; ``object_bytes``: its size in the store; ``limits``: ``framing.IndexLimits``."""
 
     id: int
     file: FileMessage
     format_name: str
     object_bytes: int = 0
-    limit_bytes: int = 1 << 46
+    limits: tuple[int, int] = (1 << 62, 1 << 26)
 
 
 class MakeRequest(msgspec.Struct, frozen=True, array_like=True, tag="make"):

@@ -9,6 +9,7 @@ import numpy as np
 
 from feedd import metrics
 from feedd.errors import BadSample
+from feedd.formats.framing import IndexLimits
 from feedd.recipe.params import params_of
 from feedd.recipe.recipe import check_fields, needs_resolve, spec_of
 from feedd.recipe.slow_imports import slow_module
@@ -29,7 +30,7 @@ from feedd.workers.gather_call import GatherCall
 from feedd.workers.messages import Attach, Detach, Packet, Prepare, encode
 from feedd.workers.poison import Poison
 from feedd.workers.supervisor import WorkerSupervisor
-from feedd.workers.work import CHUNK_ROWS_MAX
+from feedd.workers.work import CHUNK_ROWS_MAX, ConvertedShard
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from feedd.shard_index import ShardIndex
     from feedd.values import FieldRecipe, ShardFile
     from feedd.workers.work import (
-        ConvertedShard,
         DecodeOptions,
         DecodeResult,
         DecodeTask,
@@ -58,7 +58,6 @@ _AHEAD_CONVERTERS: Final = ("parquet",)
 It takes 60 ms and 8 MiB, and 24 MiB of mapped files that workers share. Without it the first batch of Parquet takes
 1.7 times as long as with ``pyarrow.dataset``, instead of 1.3 to 1.6 times.
 """
-_INDEX_TIMES: Final = 4  # bytes of an index per byte of its object; the object itself is much larger in most datasets
 _AHEAD_WORKERS_MAX: Final = 8  # few objects are converted at a time
 
 
@@ -131,8 +130,8 @@ class DecodePool:
             Unsupported: the format is unknown.
             ResourceExhausted: no more files may be open.
         """
-        limit_bytes = max(self._options.index_bytes, _INDEX_TIMES * object_bytes)
-        call = IndexCall(file, format_name, object_bytes, limit_bytes)
+        limits = IndexLimits.of(self._options.index_bytes, object_bytes)
+        call = IndexCall(file, format_name, object_bytes, limits)
         await self._dispatch.do(call, 1)
         assert call.index is not None
         return call.index
@@ -144,12 +143,17 @@ class DecodePool:
         more.
 
         Raises:
-            BadShard: broken bytes, a shard above the limit, or an object that killed two workers.
+            BadShard: broken bytes, a shard above the limit, an index that takes too much memory, or an object that
+                killed two workers.
             Unsupported: the conversion is unknown, or a library is missing.
             ResourceExhausted: not enough memory for the shard, or no more files may be open.
         """
         call = MakeCall(task)
         await self._dispatch.do(call, 1)
+        told = call.outcome if isinstance(call.outcome, ConvertedShard) else call.outcome.plan
+        if told is not None and told.index is not None:
+            limits = IndexLimits.of(self._options.index_bytes, task.size_bytes)
+            limits.check(told.index.nbytes, told.index.sample_count, task.url)
         return call.outcome
 
     async def resolve(

@@ -1,6 +1,6 @@
-"""Small objects that expand, or state vast sizes; and what they cost a daemon. For a table of all of them:
+"""Small objects that expand, or state vast sizes, and what they cost a daemon.
 
-    python -m tests.security.bombs [NAME ...]
+``python -m tests.security.bombs [NAME ...]`` prints a table.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ import brotli
 import cramjam
 import h5py
 import numpy as np
-import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import soundfile
@@ -143,9 +142,8 @@ _MILLION: Final = 1_000_000
 def _tar_gz(count: int) -> bytes:
     """Return a .tar.gz of empty members."""
     pack = zlib.compressobj(6, wbits=31)
-    made = []
-    for number in range(count):
-        made.append(pack.compress(tarfile.TarInfo(f"{number:07d}.cls").tobuf(tarfile.USTAR_FORMAT)))
+    members = (tarfile.TarInfo(f"{number:07d}.cls") for number in range(count))
+    made = [pack.compress(member.tobuf(tarfile.USTAR_FORMAT)) for member in members]
     return b"".join([*made, pack.compress(bytes(1024)), pack.flush()])
 
 
@@ -200,7 +198,10 @@ def _npy_head(shape: tuple[int, ...]) -> bytes:
 
 def _npz(head: bytes, zeros: int) -> bytes:
     sink = io.BytesIO()
-    with zipfile.ZipFile(sink, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("a.npy", "w", force_zip64=True) as one:
+    with (
+        zipfile.ZipFile(sink, "w", zipfile.ZIP_DEFLATED) as archive,
+        archive.open("a.npy", "w", force_zip64=True) as one,
+    ):
         one.write(head)
         for _ in range(zeros // MIB):
             one.write(bytes(MIB))
@@ -237,7 +238,9 @@ def _png_head(side: int) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
     head = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + block(b"IHDR", head) + block(b"IDAT", zlib.compress(bytes(1000))) + block(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n" + block(b"IHDR", head) + block(b"IDAT", zlib.compress(bytes(1000))) + block(b"IEND", b"")
+    )
 
 
 def _jpeg_of(side: int) -> bytes:
@@ -257,9 +260,16 @@ def _sound(kind: str, seconds: int) -> bytes:
 
 def _wav_of(size: int) -> bytes:
     form = struct.pack("<HHIIHH", 1, 2, 48000, 192000, 4, 16)
-    return b"RIFF" + struct.pack("<I", size) + b"WAVEfmt " + struct.pack("<I", 16) + form + b"data" + struct.pack(
-        "<I", size - 36
-    ) + bytes(4000)
+    return (
+        b"RIFF"
+        + struct.pack("<I", size)
+        + b"WAVEfmt "
+        + struct.pack("<I", 16)
+        + form
+        + b"data"
+        + struct.pack("<I", size - 36)
+        + bytes(4000)
+    )
 
 
 def _litdata(count: int) -> dict[str, bytes]:
@@ -280,149 +290,6 @@ def _mds_rows(count: int) -> bytes:
     begin = 8 + 4 * count + len(header)
     offsets = (begin + 2 * np.arange(count + 1, dtype=np.int64)).astype("<u4").tobytes()
     return struct.pack("<I", count) + offsets + header + bytes(2 * count)
-
-
-_CSV_WIDE: Final = b",".join(b"%d" % number for number in range(_MILLION))
-_LINES: Final = 40 * _MILLION
-_TEXT: Final = {"text": "bytes"}
-
-BOMBS: Final[dict[str, Bomb]] = {
-    # compressed
-    "gzip of equal lines": Bomb(_one("0.txt.gz", lambda: _gz(b"a\n", _LINES)), _TEXT, reads=64),
-    "gzip of unequal lines": Bomb(_one("0.txt.gz", lambda: _gz(_UNLIKE, _LINES // 2)), _TEXT),
-    "gzip of blank lines": Bomb(_one("0.txt.gz", lambda: _gz(b"\n", 2 * _LINES, b"a\n")), _TEXT, reads=1),
-    "gzip larger than a shard": Bomb(_one("0.txt.gz", lambda: _gz(b"a\n", 300 * _MILLION)), _TEXT, is_heavy=True),
-    "gzip of one line": Bomb(_one("0.txt.gz", lambda: _gz(b"a", 100 * MIB)), _TEXT),
-    "gzip in 200,000 members": Bomb(_one("0.txt.gz", lambda: gzip.compress(b"") * 200_000), _TEXT),
-    "bzip2 of unequal lines": Bomb(_one("0.txt.bz2", lambda: _stream(bz2.BZ2Compressor(1), _UNLIKE, 4 * _MILLION)), _TEXT),
-    "xz of unequal lines": Bomb(
-        _one("0.txt.xz", lambda: _stream(lzma.LZMACompressor(preset=0), _UNLIKE, 20 * _MILLION)), _TEXT
-    ),
-    "xz with a dictionary of 1.5 GiB": Bomb(
-        _one("0.txt.xz", lambda: _xz_dictionary()), _TEXT
-    ),
-    "zstd of unequal lines": Bomb(_one("0.txt.zst", lambda: _zst(_UNLIKE, 20 * _MILLION)), _TEXT),
-    "zstd with a window of 2 GiB": Bomb(
-        _one("0.txt.zst", lambda: _zst(b"a\n", MIB, window_log=31, enable_ldm=1)), _TEXT, is_heavy=True
-    ),
-    "brotli of unequal lines": Bomb(_one("0.txt.br", lambda: _stream(_Brotli(), _UNLIKE, 20 * _MILLION)), _TEXT),
-    "zlib of unequal lines": Bomb(
-        _one("0.txt.zlib", lambda: _stream(zlib.compressobj(9), _UNLIKE, 20 * _MILLION)), _TEXT
-    ),
-    "snappy of unequal lines": Bomb(
-        _one("0.txt.snappy", lambda: bytes(cramjam.snappy.compress_raw(_UNLIKE * (16 * _MILLION)))), _TEXT
-    ),
-    "snappy that states 4 GiB": Bomb(_one("0.txt.snappy", lambda: b"\xff\xff\xff\xff\x0f" + b"\x04a" * 100), _TEXT),
-    # text
-    "lines": Bomb(_one("0.txt", lambda: _UNLIKE * (2 * _MILLION)), _TEXT),
-    "JSON Lines of empty objects": Bomb(_one("0.jsonl.gz", lambda: _gz(b"{}\n", 20 * _MILLION)), {"json": "json"}, reads=64),
-    "JSON Lines of unequal lines": Bomb(_one("0.jsonl.gz", lambda: _gz(b"{}\n[1]\n", 10 * _MILLION)), {"json": "json"}),
-    "JSON nested a million deep": Bomb(
-        _one("0.jsonl.gz", lambda: _gz(b"[", _MILLION, b"]" * _MILLION)), {"json": "json"}
-    ),
-    "JSON of one line with 50 million numbers": Bomb(
-        _one("0.jsonl.gz", lambda: _gz(b"1,", 50 * _MILLION, b"1]\n", b"[")), {"json": "json"}
-    ),
-    "CSV of a million columns": Bomb(_one("0.csv", lambda: _CSV_WIDE + b"\n" + _CSV_WIDE + b"\n")),
-    "CSV of a million columns, gzip": Bomb(_one("0.csv.gz", lambda: _gz(b"1,", _MILLION - 1, b"1\n" * 1))),
-    "CSV of 40 million rows": Bomb(_one("0.csv.gz", lambda: _gz(b"1\n", _LINES, head=b"a\n")), {"a": "int"}),
-    "CSV of 20 million texts": Bomb(_one("0.csv.gz", lambda: _gz(b"x\nyy\n", _LINES // 4, head=b"a\n")), {"a": "bytes"}),
-    "CSV with an open quote": Bomb(_one("0.csv.gz", lambda: _gz(b"x,y\n", 10 * _MILLION, head=b'a,b\n"')), {"a": "bytes"}),
-    "TSV of a million columns": Bomb(_one("0.tsv", lambda: _CSV_WIDE.replace(b",", b"\t") + b"\n")),
-    "libsvm of vast indices": Bomb(_one("0.libsvm", lambda: b"1 2147483646:1\n" * 1000)),
-    # archives and records
-    "tar.gz of empty members": Bomb(_one("0.tar.gz", lambda: _tar_gz(200_000)), {"cls": "bytes"}),
-    "tar.gz of members with long names": Bomb(_one("0.tar.gz", _long_names), {"cls": "bytes"}),
-    "tar of a member that states 2^60 bytes": Bomb(_one("0.tar", lambda: _tar_of(1 << 60)), {"cls": "bytes"}),
-    "TFRecord that states 2^62 bytes": Bomb(
-        _one("0.tfrecord", lambda: (head := struct.pack("<Q", 1 << 62)) + struct.pack("<I", masked_crc(head)) + bytes(99))
-    ),
-    "TFRecord of empty records": Bomb(
-        _one("0.tfrecord.gz", lambda: _gz(_empty_record(), 5 * _MILLION)), {"data": "bytes"}
-    ),
-    "RecordIO of empty records": Bomb(
-        _one("0.rec.gz", lambda: _gz(struct.pack("<II", 0xCED7230A, 0), 10 * _MILLION)), {"data": "bytes"}, "recordio-raw+"
-    ),
-    "RecordIO that states 512 MiB": Bomb(
-        _one("0.rec", lambda: struct.pack("<II", 0xCED7230A, (1 << 29) - 1) + bytes(99)), {"data": "bytes"}
-    ),
-    "MDS of 10 million rows": Bomb(_one("shard.00000.mds.zstd", lambda: zstandard.compress(_mds_rows(10 * _MILLION)))),
-    "MDS that states 2^32 rows": Bomb(_one("shard.00000.mds", lambda: b"\xff" * 8 + bytes(999))),
-    "LitData of 20 million items": Bomb(lambda: _litdata(2 * _MILLION)),
-    "LitData that states 2^32 items": Bomb(
-        lambda: {**_litdata(10), "chunk-0-0.bin": b"\xff" * 4 + bytes(44)}, {"a": "int"}
-    ),
-    "LMDB that states vast pages": Bomb(_one("0.lmdb", lambda: _lmdb())),
-    # tables and arrays
-    "Parquet of 60 million equal rows": Bomb(
-        _one("0.parquet", lambda: _parquet(pa.table({"a": pa.array(np.zeros(60 * _MILLION, np.int8))}))),
-        {"a": "int"},
-        is_heavy=True,
-    ),
-    "Parquet of one large value in every row": Bomb(
-        _one("0.parquet", lambda: _parquet(_large_value(4000), dictionary_pagesize_limit=64 * MIB)), {"a": "bytes"}
-    ),
-    "Parquet of large pages": Bomb(
-        _one(
-            "0.parquet",
-            lambda: _parquet(
-                pa.table({"a": [bytes(600 * MIB)]}), compression="zstd", use_dictionary=False, write_statistics=False
-            ),
-        ),
-        {"a": "bytes"},
-    ),
-    "Parquet of 20,000 columns": Bomb(
-        _one("0.parquet", lambda: _parquet(pa.table({f"c{number}": [1] for number in range(20_000)}))), is_heavy=True
-    ),
-    "Arrow of one large value in every row": Bomb(_one("0.arrow", lambda: _ipc(_large_value(4000))), {"a": "bytes"}),
-    "Arrow of compressed zeros": Bomb(
-        _one("0.arrow", lambda: _ipc(pa.table({"a": np.zeros(900 * MIB, np.uint8)}), compression="zstd")), {"a": "int"}
-    ),
-    "Arrow that states a buffer of 2^48 bytes": Bomb(_one("0.arrows", _vast_buffer)),
-    "npz of compressed zeros": Bomb(_one("0.npz", lambda: _npz(_npy_head((900 * MIB, 1)), 900 * MIB)), {"a": "array"}),
-    "npz that states 2^40 rows": Bomb(_one("0.npz", lambda: _npz(_npy_head((1 << 40, 1)), MIB)), {"a": "array"}),
-    "npy that states 2^39 rows": Bomb(_one("0.npy", lambda: _npy_head((1 << 39, 1)) + bytes(64))),
-    "HDF5 that states 2^40 rows": Bomb(_one("0.h5", lambda: _hdf5((1 << 40, 1), (1 << 20, 1), write=False))),
-    "HDF5 of one chunk of 1 GiB": Bomb(_one("0.h5", lambda: _hdf5((1 << 30, 1), (1 << 30, 1), write=True)), is_heavy=True),
-    "HDF5 of a chunk that states 3 GiB": Bomb(_one("0.h5", lambda: _hdf5((3 << 30, 1), (3 << 30, 1), write=False))),
-    "torch.save with strides of zero": Bomb(_one("0.pt", _strides)),
-    "safetensors with a header of 2^40 bytes": Bomb(
-        _one("0.safetensors", lambda: struct.pack("<Q", 1 << 40) + b"{" + bytes(99))
-    ),
-    "safetensors with a nested header": Bomb(_one("0.safetensors", lambda: _tensors(b'{"a":' * (2 * _MILLION)))),
-    "safetensors of 500,000 tensors": Bomb(
-        _one(
-            "0.safetensors",
-            lambda: _tensors(
-                json.dumps(
-                    {f"{n}": {"dtype": "U8", "shape": [1, 0], "data_offsets": [0, 0]} for n in range(200_000)}
-                ).encode()
-            ),
-        )
-    ),
-    "megatron index of vast counts": Bomb(
-        lambda: {
-            "0.idx": b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, 1 << 40, 1 << 40) + bytes(99),
-            "0.bin": bytes(64),
-        }
-    ),
-    # samples
-    "PNG of 16,384 by 16,384 pixels": Bomb(lambda: _in_tar("png", _picture("PNG", 16384)), {"png": "image:32x32"}),
-    "PNG that states 60,000 by 60,000 pixels": Bomb(lambda: _in_tar("png", _png_head(60_000)), {"png": "image:32x32"}),
-    "JPEG that states 65,500 by 65,500 pixels": Bomb(lambda: _in_tar("jpg", _jpeg_of(65_500)), {"jpg": "image:32x32"}),
-    "JPEG that states 11,000 by 11,000 pixels": Bomb(lambda: _in_tar("jpg", _jpeg_of(11_000)), {"jpg": "image:32x32"}),
-    "WebP of 11,500 by 11,500 pixels": Bomb(
-        lambda: _in_tar("webp", _picture("WEBP", 11_500, lossless=True, quality=0)), {"webp": "image:32x32"}, is_heavy=True
-    ),
-    "TIFF of 20,000 by 20,000 pixels": Bomb(
-        lambda: _in_tar("tif", _picture("TIFF", 20_000, compression="tiff_deflate")), {"tif": "image:32x32"}
-    ),
-    "GIF of 11,500 by 11,500 pixels": Bomb(lambda: _in_tar("gif", _picture("GIF", 11_500)), {"gif": "image:32x32"}),
-    "WAV that states 4 GiB": Bomb(lambda: _in_tar("wav", _wav_of(0xFFFFFFF0)), {"wav": "audio"}),
-    "FLAC of 15 minutes of silence": Bomb(lambda: _in_tar("flac", _sound("FLAC", 900)), {"flac": "audio"}, is_heavy=True),
-    "npy field that states 2^38 bytes": Bomb(lambda: _in_tar("npy", _npy_head((1 << 38,)) + bytes(64)), {"npy": "npy"}),
-    "npy field of zeros": Bomb(lambda: _in_tar("npy", npy(np.zeros((4, 4)))), {"npy": "npy"}, reads=1),
-}
 
 
 def _xz_dictionary() -> bytes:
@@ -464,6 +331,165 @@ def _lmdb() -> bytes:
     return bytes(data)
 
 
+_CSV_WIDE: Final = b",".join(b"%d" % number for number in range(_MILLION))
+_LINES: Final = 40 * _MILLION
+_TEXT: Final = {"text": "bytes"}
+
+BOMBS: Final[dict[str, Bomb]] = {
+    # compressed
+    "gzip of equal lines": Bomb(_one("0.txt.gz", lambda: _gz(b"a\n", _LINES)), _TEXT, reads=64),
+    "gzip of unequal lines": Bomb(_one("0.txt.gz", lambda: _gz(_UNLIKE, _LINES // 2)), _TEXT),
+    "gzip of blank lines": Bomb(_one("0.txt.gz", lambda: _gz(b"\n", 2 * _LINES, b"a\n")), _TEXT, reads=1),
+    "gzip larger than a shard": Bomb(_one("0.txt.gz", lambda: _gz(b"a\n", 300 * _MILLION)), _TEXT, is_heavy=True),
+    "gzip of one line": Bomb(_one("0.txt.gz", lambda: _gz(b"a", 100 * MIB)), _TEXT),
+    "gzip in 200,000 members": Bomb(_one("0.txt.gz", lambda: gzip.compress(b"") * 200_000), _TEXT),
+    "bzip2 of unequal lines": Bomb(
+        _one("0.txt.bz2", lambda: _stream(bz2.BZ2Compressor(1), _UNLIKE, 4 * _MILLION)), _TEXT
+    ),
+    "xz of unequal lines": Bomb(
+        _one("0.txt.xz", lambda: _stream(lzma.LZMACompressor(preset=0), _UNLIKE, 20 * _MILLION)), _TEXT
+    ),
+    "xz with a dictionary of 1.5 GiB": Bomb(_one("0.txt.xz", _xz_dictionary), _TEXT),
+    "zstd of unequal lines": Bomb(_one("0.txt.zst", lambda: _zst(_UNLIKE, 20 * _MILLION)), _TEXT),
+    "zstd with a window of 2 GiB": Bomb(
+        _one("0.txt.zst", lambda: _zst(b"a\n", MIB, window_log=31, enable_ldm=1)), _TEXT, is_heavy=True
+    ),
+    "brotli of unequal lines": Bomb(_one("0.txt.br", lambda: _stream(_Brotli(), _UNLIKE, 20 * _MILLION)), _TEXT),
+    "zlib of unequal lines": Bomb(
+        _one("0.txt.zlib", lambda: _stream(zlib.compressobj(9), _UNLIKE, 20 * _MILLION)), _TEXT
+    ),
+    "snappy of unequal lines": Bomb(
+        _one("0.txt.snappy", lambda: bytes(cramjam.snappy.compress_raw(_UNLIKE * (16 * _MILLION)))), _TEXT
+    ),
+    "snappy that states 4 GiB": Bomb(_one("0.txt.snappy", lambda: b"\xff\xff\xff\xff\x0f" + b"\x04a" * 100), _TEXT),
+    # text
+    "lines": Bomb(_one("0.txt", lambda: _UNLIKE * (2 * _MILLION)), _TEXT),
+    "JSON Lines of empty objects": Bomb(
+        _one("0.jsonl.gz", lambda: _gz(b"{}\n", 20 * _MILLION)), {"json": "json"}, reads=64
+    ),
+    "JSON Lines of unequal lines": Bomb(_one("0.jsonl.gz", lambda: _gz(b"{}\n[1]\n", 10 * _MILLION)), {"json": "json"}),
+    "JSON nested a million deep": Bomb(
+        _one("0.jsonl.gz", lambda: _gz(b"[", _MILLION, b"]" * _MILLION)), {"json": "json"}
+    ),
+    "JSON of one line with 50 million numbers": Bomb(
+        _one("0.jsonl.gz", lambda: _gz(b"1,", 50 * _MILLION, b"1]\n", b"[")), {"json": "json"}
+    ),
+    "CSV of a million columns": Bomb(_one("0.csv", lambda: _CSV_WIDE + b"\n" + _CSV_WIDE + b"\n")),
+    "CSV of a million columns, gzip": Bomb(_one("0.csv.gz", lambda: _gz(b"1,", _MILLION - 1, b"1\n" * 1))),
+    "CSV of 40 million rows": Bomb(_one("0.csv.gz", lambda: _gz(b"1\n", _LINES, head=b"a\n")), {"a": "int"}),
+    "CSV of 20 million texts": Bomb(
+        _one("0.csv.gz", lambda: _gz(b"x\nyy\n", _LINES // 4, head=b"a\n")), {"a": "bytes"}
+    ),
+    "CSV with an open quote": Bomb(
+        _one("0.csv.gz", lambda: _gz(b"x,y\n", 10 * _MILLION, head=b'a,b\n"')), {"a": "bytes"}
+    ),
+    "TSV of a million columns": Bomb(_one("0.tsv", lambda: _CSV_WIDE.replace(b",", b"\t") + b"\n")),
+    "libsvm of vast indices": Bomb(_one("0.libsvm", lambda: b"1 2147483646:1\n" * 1000)),
+    # archives and records
+    "tar.gz of empty members": Bomb(_one("0.tar.gz", lambda: _tar_gz(200_000)), {"cls": "bytes"}),
+    "tar.gz of members with long names": Bomb(_one("0.tar.gz", _long_names), {"cls": "bytes"}),
+    "tar of a member that states 2^60 bytes": Bomb(_one("0.tar", lambda: _tar_of(1 << 60)), {"cls": "bytes"}),
+    "TFRecord that states 2^62 bytes": Bomb(
+        _one(
+            "0.tfrecord", lambda: (head := struct.pack("<Q", 1 << 62)) + struct.pack("<I", masked_crc(head)) + bytes(99)
+        )
+    ),
+    "TFRecord of empty records": Bomb(
+        _one("0.tfrecord.gz", lambda: _gz(_empty_record(), 5 * _MILLION)), {"data": "bytes"}
+    ),
+    "RecordIO of empty records": Bomb(
+        _one("0.rec.gz", lambda: _gz(struct.pack("<II", 0xCED7230A, 0), 10 * _MILLION)),
+        {"data": "bytes"},
+        "recordio-raw+",
+    ),
+    "RecordIO that states 512 MiB": Bomb(
+        _one("0.rec", lambda: struct.pack("<II", 0xCED7230A, (1 << 29) - 1) + bytes(99)), {"data": "bytes"}
+    ),
+    "MDS of 10 million rows": Bomb(_one("shard.00000.mds.zstd", lambda: zstandard.compress(_mds_rows(10 * _MILLION)))),
+    "MDS that states 2^32 rows": Bomb(_one("shard.00000.mds", lambda: b"\xff" * 8 + bytes(999))),
+    "LitData of 20 million items": Bomb(lambda: _litdata(2 * _MILLION)),
+    "LitData that states 2^32 items": Bomb(
+        lambda: {**_litdata(10), "chunk-0-0.bin": b"\xff" * 4 + bytes(44)}, {"a": "int"}
+    ),
+    "LMDB that states vast pages": Bomb(_one("0.lmdb", _lmdb)),
+    # tables and arrays
+    "Parquet of 60 million equal rows": Bomb(
+        _one("0.parquet", lambda: _parquet(pa.table({"a": pa.array(np.zeros(60 * _MILLION, np.int8))}))),
+        {"a": "int"},
+        is_heavy=True,
+    ),
+    "Parquet of one large value in every row": Bomb(
+        _one("0.parquet", lambda: _parquet(_large_value(4000), dictionary_pagesize_limit=64 * MIB)), {"a": "bytes"}
+    ),
+    "Parquet of large pages": Bomb(
+        _one(
+            "0.parquet",
+            lambda: _parquet(
+                pa.table({"a": [bytes(600 * MIB)]}), compression="zstd", use_dictionary=False, write_statistics=False
+            ),
+        ),
+        {"a": "bytes"},
+    ),
+    "Parquet of 20,000 columns": Bomb(
+        _one("0.parquet", lambda: _parquet(pa.table({f"c{number}": [1] for number in range(20_000)}))), is_heavy=True
+    ),
+    "Arrow of one large value in every row": Bomb(_one("0.arrow", lambda: _ipc(_large_value(4000))), {"a": "bytes"}),
+    "Arrow of compressed zeros": Bomb(
+        _one("0.arrow", lambda: _ipc(pa.table({"a": np.zeros(900 * MIB, np.uint8)}), compression="zstd")), {"a": "int"}
+    ),
+    "Arrow that states a buffer of 2^48 bytes": Bomb(_one("0.arrows", _vast_buffer)),
+    "npz of compressed zeros": Bomb(_one("0.npz", lambda: _npz(_npy_head((900 * MIB, 1)), 900 * MIB)), {"a": "array"}),
+    "npz that states 2^40 rows": Bomb(_one("0.npz", lambda: _npz(_npy_head((1 << 40, 1)), MIB)), {"a": "array"}),
+    "npy that states 2^39 rows": Bomb(_one("0.npy", lambda: _npy_head((1 << 39, 1)) + bytes(64))),
+    "HDF5 that states 2^40 rows": Bomb(_one("0.h5", lambda: _hdf5((1 << 40, 1), (1 << 20, 1), write=False))),
+    "HDF5 of one chunk of 1 GiB": Bomb(
+        _one("0.h5", lambda: _hdf5((1 << 30, 1), (1 << 30, 1), write=True)), is_heavy=True
+    ),
+    "HDF5 of a chunk that states 3 GiB": Bomb(_one("0.h5", lambda: _hdf5((3 << 30, 1), (3 << 30, 1), write=False))),
+    "torch.save with strides of zero": Bomb(_one("0.pt", _strides)),
+    "safetensors with a header of 2^40 bytes": Bomb(
+        _one("0.safetensors", lambda: struct.pack("<Q", 1 << 40) + b"{" + bytes(99))
+    ),
+    "safetensors with a nested header": Bomb(_one("0.safetensors", lambda: _tensors(b'{"a":' * (2 * _MILLION)))),
+    "safetensors of 500,000 tensors": Bomb(
+        _one(
+            "0.safetensors",
+            lambda: _tensors(
+                json.dumps(
+                    {f"{n}": {"dtype": "U8", "shape": [1, 0], "data_offsets": [0, 0]} for n in range(200_000)}
+                ).encode()
+            ),
+        )
+    ),
+    "megatron index of vast counts": Bomb(
+        lambda: {
+            "0.idx": b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, 1 << 40, 1 << 40) + bytes(99),
+            "0.bin": bytes(64),
+        }
+    ),
+    # samples
+    "PNG of 16,384 by 16,384 pixels": Bomb(lambda: _in_tar("png", _picture("PNG", 16384)), {"png": "image:32x32"}),
+    "PNG that states 60,000 by 60,000 pixels": Bomb(lambda: _in_tar("png", _png_head(60_000)), {"png": "image:32x32"}),
+    "JPEG that states 65,500 by 65,500 pixels": Bomb(lambda: _in_tar("jpg", _jpeg_of(65_500)), {"jpg": "image:32x32"}),
+    "JPEG that states 11,000 by 11,000 pixels": Bomb(lambda: _in_tar("jpg", _jpeg_of(11_000)), {"jpg": "image:32x32"}),
+    "WebP of 11,500 by 11,500 pixels": Bomb(
+        lambda: _in_tar("webp", _picture("WEBP", 11_500, lossless=True, quality=0)),
+        {"webp": "image:32x32"},
+        is_heavy=True,
+    ),
+    "TIFF of 20,000 by 20,000 pixels": Bomb(
+        lambda: _in_tar("tif", _picture("TIFF", 20_000, compression="tiff_deflate")), {"tif": "image:32x32"}
+    ),
+    "GIF of 11,500 by 11,500 pixels": Bomb(lambda: _in_tar("gif", _picture("GIF", 11_500)), {"gif": "image:32x32"}),
+    "WAV that states 4 GiB": Bomb(lambda: _in_tar("wav", _wav_of(0xFFFFFFF0)), {"wav": "audio"}),
+    "FLAC of 15 minutes of silence": Bomb(
+        lambda: _in_tar("flac", _sound("FLAC", 900)), {"flac": "audio"}, is_heavy=True
+    ),
+    "npy field that states 2^38 bytes": Bomb(lambda: _in_tar("npy", _npy_head((1 << 38,)) + bytes(64)), {"npy": "npy"}),
+    "npy field of zeros": Bomb(lambda: _in_tar("npy", npy(np.zeros((4, 4)))), {"npy": "npy"}, reads=1),
+}
+
+
 @dataclass
 class Watch:
     """Watches the memory of a daemon and of its workers; a context manager."""
@@ -492,24 +518,19 @@ class Watch:
         self._look()
 
     def _workers(self) -> list[int]:
-        with contextlib.suppress(psutil.Error):
-            return [one.pid for one in self.daemon.decode_workers()]
-        return []
+        assert self.daemon.process is not None
+        path = Path(f"/proc/{self.daemon.process.pid}/task/{self.daemon.process.pid}/children")
+        return list(map(int, path.read_text().split())) if path.exists() else []
 
     def _run(self) -> None:
-        looks = itertools.count()
         while not self._over.wait(0.02):
-            if next(looks) % 10 == 0:
-                self._pids = self._workers()
             self._look()
-
-    _pids: list[int] = field(default_factory=list)
 
     def _look(self) -> None:
         assert self.daemon.process is not None
         now_bytes = _memory(self.daemon.process.pid, "VmRSS")
         self.rise_bytes = max(self.rise_bytes, now_bytes - self._before_bytes)
-        self.worker_bytes = max([self.worker_bytes, *(_memory(pid, "VmHWM") for pid in self._pids)])
+        self.worker_bytes = max([self.worker_bytes, *(_memory(pid, "VmHWM") for pid in self._workers())])
 
 
 def _memory(pid: int, name: str) -> int:
@@ -543,7 +564,14 @@ def opened(daemon: Daemon, bomb: Bomb, url: str) -> Outcome:
 
 def _read(daemon: Daemon, url: str, bomb: Bomb) -> str:
     dataset = FeedDataset(
-        url, batch_size=64, fields=bomb.fields, address=daemon.address, copy=True, open_timeout_s=60, shuffle=True, seed=1
+        url,
+        batch_size=64,
+        fields=bomb.fields,
+        address=daemon.address,
+        copy=True,
+        open_timeout_s=60,
+        shuffle=True,
+        seed=1,
     )
     rows = [_rows(batch) for batch in itertools.islice(dataset, _STEPS)]
     return f"{len(rows)} batches, the first of {rows[0] if rows else 0} rows"
@@ -569,7 +597,10 @@ def main(names: Iterable[str]) -> None:
         said = f"{found.error}: {found.said}" if found.error else found.said
         worker, rise = found.worker_bytes / MIB, found.rise_bytes / 1e6
         over = " OVER" if found.worker_bytes > WORKER_BYTES or found.rise_bytes > RISE_BYTES else ""
-        print(f"| {name} | {size_bytes:,} | {said[:160]} | {worker:.0f} | {rise:.0f}{over} | {found.took_s:.1f} |", flush=True)
+        print(
+            f"| {name} | {size_bytes:,} | {said[:160]} | {worker:.0f} | {rise:.0f}{over} | {found.took_s:.1f} |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":
