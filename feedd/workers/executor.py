@@ -6,6 +6,7 @@ import functools
 import importlib
 import mmap
 import os
+import re
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
@@ -65,6 +66,8 @@ if TYPE_CHECKING:
 
 _SHORT_REASON_CHARS: Final = 12
 _REASONS_BYTES: Final = 64 << 10  # of the 96 KiB of an answer; short reasons of a thousand rows take 22 KiB
+_NO_MEMORY: Final = re.compile(r"\b(re)?alloc|bad_alloc|memory", re.IGNORECASE)  # the words of native libraries
+_MEMORY_REASON: Final = f" ({OPTION} limits the memory of a worker)"
 _KEPT_BYTES_MAX: Final = 64 << 20  # per answer: the values of further rows are decoded again
 _codec_for = functools.lru_cache(maxsize=256)(make)
 
@@ -90,9 +93,8 @@ class _Reasons:
     def of(self, error: Exception) -> str:
         """Return the reason for one row's error."""
         text = error.message if isinstance(error, BadSample) else f"{type(error).__name__}: {error}"
-        if isinstance(error, MemoryError):
-            text = f"decoding needs more memory than {OPTION} allows ({text})"
-        text = text[:REASON_CHARS_MAX]
+        told = _MEMORY_REASON if isinstance(error, MemoryError) or _NO_MEMORY.search(text) else ""
+        text = text[: REASON_CHARS_MAX - len(told)] + told
         self._left_bytes -= len(text.encode(errors="replace"))
         if self._left_bytes >= 0:
             return text
