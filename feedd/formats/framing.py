@@ -25,7 +25,7 @@ _UNREAD_CHARS_MAX: Final = 200
 CELLS_MAX: Final = 1 << 26
 _FIELDS_MAX: Final = 4096
 _CELL_BYTES, _KEY_BYTES = 16, 16  # a start and a size; the end of a key, and a key of eight digits
-_ORDER_BYTES: Final = 8  # of a sample in a shuffled window
+_ORDER_BYTES: Final = 24  # of a sample, as readers keep the order of three shuffled windows
 _OBJECT_TIMES: Final = 4  # most objects are much larger than their index
 
 _Name = TypeVar("_Name", str, bytes)

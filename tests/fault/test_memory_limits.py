@@ -94,7 +94,7 @@ async def test_a_table_whose_conversion_tells_its_index_is_limited_too() -> None
     sink = io.BytesIO()
     pq.write_table(pa.table({"a": np.zeros(200_000, np.int8)}), sink)
     async with DecodePool(DecodeOptions(index_bytes=1 * MIB), TallyRecorder()) as pool:
-        with making(sink.getvalue()) as it, pytest.raises(BadShard, match="at most 131072 samples") as caught:
+        with making(sink.getvalue()) as it, pytest.raises(BadShard, match="at most 43690 samples") as caught:
             await pool.make(it.task("parquet", "a.parquet"))
     assert "decode.index_size" in caught.value.hint
 

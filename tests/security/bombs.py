@@ -337,7 +337,9 @@ _TEXT: Final = {"text": "bytes"}
 
 BOMBS: Final[dict[str, Bomb]] = {
     # compressed
-    "gzip of equal lines": Bomb(_one("0.txt.gz", lambda: _gz(b"a\n", _LINES)), _TEXT, reads=64),
+    "gzip of equal lines": Bomb(_one("0.txt.gz", lambda: _gz(b"a\n", _LINES)), _TEXT),
+    "gzip of as many equal lines as may be": Bomb(_one("0.txt.gz", lambda: _gz(b"a\n", (32 * MIB) // 24)), _TEXT, reads=64),
+    "gzip of as many unequal lines as may be": Bomb(_one("0.txt.gz", lambda: _gz(_UNLIKE, 1 << 19)), _TEXT, reads=64),
     "gzip of unequal lines": Bomb(_one("0.txt.gz", lambda: _gz(_UNLIKE, _LINES // 2)), _TEXT),
     "gzip of blank lines": Bomb(_one("0.txt.gz", lambda: _gz(b"\n", 2 * _LINES, b"a\n")), _TEXT, reads=1),
     "gzip larger than a shard": Bomb(_one("0.txt.gz", lambda: _gz(b"a\n", 300 * _MILLION)), _TEXT, is_heavy=True),
@@ -364,9 +366,7 @@ BOMBS: Final[dict[str, Bomb]] = {
     "snappy that states 4 GiB": Bomb(_one("0.txt.snappy", lambda: b"\xff\xff\xff\xff\x0f" + b"\x04a" * 100), _TEXT),
     # text
     "lines": Bomb(_one("0.txt", lambda: _UNLIKE * (2 * _MILLION)), _TEXT),
-    "JSON Lines of empty objects": Bomb(
-        _one("0.jsonl.gz", lambda: _gz(b"{}\n", 20 * _MILLION)), {"json": "json"}, reads=64
-    ),
+    "JSON Lines of empty objects": Bomb(_one("0.jsonl.gz", lambda: _gz(b"{}\n", 20 * _MILLION)), {"json": "json"}),
     "JSON Lines of unequal lines": Bomb(_one("0.jsonl.gz", lambda: _gz(b"{}\n[1]\n", 10 * _MILLION)), {"json": "json"}),
     "JSON nested a million deep": Bomb(
         _one("0.jsonl.gz", lambda: _gz(b"[", _MILLION, b"]" * _MILLION)), {"json": "json"}

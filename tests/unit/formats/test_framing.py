@@ -87,4 +87,4 @@ def test_a_large_object_may_have_a_large_index(index_bytes: int, object_bytes: i
     """Limits grow with the option and with the object, and never exceed what a format supports."""
     limits = IndexLimits.of(index_bytes, object_bytes)
     assert limits.size_bytes >= max(index_bytes, 4 * object_bytes)
-    assert limits.samples == min(CELLS_MAX, max(index_bytes // 8, object_bytes))
+    assert limits.samples == min(CELLS_MAX, max(index_bytes // 24, object_bytes))
