@@ -53,6 +53,11 @@ class ShardIndex:
         return False
 
     @property
+    def is_numbered(self) -> bool:
+        """Whether the keys are the numbers of the samples: a ``NumberedIndex``."""
+        return False
+
+    @property
     def sample_count(self) -> int:
         """Number of samples in the shard."""
         return int(self.key_ends.shape[0])
@@ -97,17 +102,86 @@ class ShardIndex:
         return ShardIndex(fields, starts, sizes, *keys, encodings, self.notes, self.unread, reasons)
 
 
-class RegularIndex(ShardIndex):
+class NumberedIndex(ShardIndex):
+    """The index of samples whose keys are their numbers. The keys take no memory: each read makes them anew."""
+
+    __slots__ = ("_first", "_sample_count")
+
+    _first: int
+    _sample_count: int
+
+    def __init__(
+        self,
+        fields: tuple[str, ...],
+        starts: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+        sample_count: int,
+        encodings: tuple[str, ...] = (),
+        *,
+        notes: tuple[tuple[int, int, str], ...] = (),
+        unread: tuple[tuple[str, str], ...] = (),
+        reasons: NDArray[np.uint8] | None = None,
+        strides: Strides = (),
+        first: int = 0,
+    ) -> None:
+        """Create an index; see ``ShardIndex``. ``first``: number of the first sample."""
+        self._set(fields=fields, starts=starts, sizes=sizes, encodings=encodings, notes=notes, unread=unread)
+        self._set(reasons=reasons, strides=strides, _sample_count=sample_count, _first=first)
+
+    def _set(self, **values: object) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)  # as the frozen base class sets its own
+
+    @property
+    def is_numbered(self) -> bool:
+        """Whether the keys are the numbers of the samples: yes."""
+        return True
+
+    @property
+    def sample_count(self) -> int:
+        """Number of samples in the shard."""
+        return self._sample_count
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory of the columns."""
+        return int(self.starts.nbytes + self.sizes.nbytes) + (0 if self.reasons is None else int(self.reasons.nbytes))
+
+    @property
+    def key_blob(self) -> bytes:
+        """The numbers of all samples."""
+        return numbered(self._sample_count, self._first)[0]
+
+    @property
+    def key_ends(self) -> NDArray[np.int64]:
+        """int64[sample], see ``ShardIndex``."""
+        return numbered(self._sample_count, self._first)[1]
+
+    def key_bytes(self, ordinal: int) -> bytes:
+        """Return the number of one sample as its key."""
+        return b"%0*d" % (_DIGITS, self._first + ordinal)
+
+    def with_fields(
+        self,
+        fields: tuple[str, ...],
+        starts: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+        encodings: tuple[str, ...],
+        reasons: NDArray[np.uint8] | None,
+    ) -> ShardIndex:
+        """Return the index of the same samples with other fields."""
+        told = {"notes": self.notes, "unread": self.unread, "reasons": reasons, "first": self._first}
+        return NumberedIndex(fields, starts, sizes, self._sample_count, encodings, **told)  # type: ignore[arg-type]  # by name
+
+
+class RegularIndex(NumberedIndex):
     """The index of samples whose fields all lie at regular distances, as in a table, and whose keys are their numbers.
 
     It takes no memory per sample: the columns of a million rows with four fields would take 80 MB. Each read of
     ``starts``, ``sizes`` or the keys makes them anew, so read single samples by ``cells`` and ``key``.
     """
 
-    __slots__ = ("_first", "_sample_count")
-
-    _first: int
-    _sample_count: int
+    __slots__ = ()
 
     def __init__(
         self,
@@ -120,26 +194,20 @@ class RegularIndex(ShardIndex):
     ) -> None:
         """Create an index; see ``ShardIndex``. Every field has a stride."""
         assert None not in strides, "a field without a stride needs columns"
-        given = {"fields": fields, "strides": strides, "encodings": encodings, "notes": notes, "unread": unread}
-        for name, value in {**given, "reasons": None, "_sample_count": sample_count, "_first": 0}.items():
-            object.__setattr__(self, name, value)  # as the frozen base class sets its own
+        self._set(fields=fields, strides=strides, encodings=encodings, notes=notes, unread=unread, reasons=None)
+        self._set(_sample_count=sample_count, _first=0)
 
     def numbered_from(self, first: int) -> RegularIndex:
         """Return the index of the same samples with keys from ``first`` on."""
         given = self.fields, self.strides, self.sample_count, self.encodings, self.notes, self.unread
         index = RegularIndex(*given)
-        object.__setattr__(index, "_first", first)
+        index._set(_first=first)
         return index
 
     @property
     def is_regular(self) -> bool:
         """Whether strides and numbers tell everything: yes."""
         return True
-
-    @property
-    def sample_count(self) -> int:
-        """Number of samples in the shard."""
-        return self._sample_count
 
     @property
     def nbytes(self) -> int:
@@ -156,16 +224,6 @@ class RegularIndex(ShardIndex):
         """int64[field, sample], see ``ShardIndex``."""
         return self._column(1)
 
-    @property
-    def key_blob(self) -> bytes:
-        """The numbers of all samples."""
-        return numbered(self._sample_count, self._first)[0]
-
-    @property
-    def key_ends(self) -> NDArray[np.int64]:
-        """int64[sample], see ``ShardIndex``."""
-        return numbered(self._sample_count, self._first)[1]
-
     def cells(self, column: int, ordinals: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return starts and sizes, int64[ordinals] each, of one field of some samples."""
         at, step, size = self.strides[column] or (0, 0, 0)
@@ -175,10 +233,6 @@ class RegularIndex(ShardIndex):
         """Return the size of some fields in every sample; see ``ShardIndex``."""
         strides = [self.strides[column] or (0, 0, 0) for column in columns]
         return np.array([size for _, _, size in strides] if self._sample_count else [], np.int64)
-
-    def key_bytes(self, ordinal: int) -> bytes:
-        """Return the number of one sample as its key."""
-        return b"%0*d" % (_DIGITS, self._first + ordinal)
 
     def _column(self, which: int) -> NDArray[np.int64]:
         every = np.arange(self._sample_count, dtype=np.int64)

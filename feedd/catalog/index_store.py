@@ -31,7 +31,7 @@ _KEPT_BYTES = 256 << 20
 _ENTRY_BYTES = 1 << 10  # of an index without columns
 _INDEXED_BYTES = 1 << 10  # indexing an object of a pack takes 2.5 us, as long as scanning this many bytes
 _OUTLINED_BYTES: Final = 1 << 20  # a request costs about as much as this many bytes
-_COLUMNS_BYTES = 32  # of a sample of a span: start, size, and key
+_COLUMNS_BYTES = 16  # of a sample of a span: start and size
 
 
 class _Key(NamedTuple):

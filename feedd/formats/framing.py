@@ -24,7 +24,10 @@ UNREAD_MAX: Final = 4096
 _UNREAD_CHARS_MAX: Final = 200
 CELLS_MAX: Final = 1 << 26
 _FIELDS_MAX: Final = 4096
-_CELL_BYTES, _KEY_BYTES = 16, 16  # a start and a size; the end of a key, and a key of eight digits
+_CELL_BYTES: Final = 16  # a start and a size
+KEY_BYTES: Final = 16
+"""A key's end, and a key of eight characters. Keys that are numbers take none."""
+
 _ORDER_BYTES: Final = 24  # of a sample, as readers keep the order of three shuffled windows
 _OBJECT_TIMES: Final = 4  # most objects are much larger than their index
 
@@ -87,7 +90,7 @@ def limited_index(limits: IndexLimits) -> Iterator[None]:
 def samples_max() -> int:
     """Return how many samples of one field an index may have."""
     limits = _limits.get()
-    return min(limits.samples, limits.size_bytes // (_CELL_BYTES + _KEY_BYTES))
+    return min(limits.samples, limits.size_bytes // _CELL_BYTES)
 
 
 class ShardErrors:
@@ -104,13 +107,14 @@ class ShardErrors:
         """Raise BadShard for byte ``at``."""
         raise BadShard(f"expected {expected} at byte {at}, got {got}", object=self._url, stage="decode")
 
-    def check_cells(self, field_count: int, sample_count: int, *, is_regular: bool = False) -> None:
+    def check_cells(self, field_count: int, sample_count: int, *, is_regular: bool = False, key_bytes: int = 0) -> None:
         """Refuse an index that would need too much memory, before it is allocated.
 
         Args:
             field_count: number of fields.
             sample_count: number of samples.
             is_regular: it becomes a ``RegularIndex``, which takes no memory.
+            key_bytes: memory of a key at least.
 
         Raises:
             BadShard: the index has too many (field, sample) cells, or needs too much memory.
@@ -118,7 +122,7 @@ class ShardErrors:
         if field_count * sample_count > CELLS_MAX:
             got = f"{field_count} fields x {sample_count} samples"
             self.fail(0, f"at most {CELLS_MAX} (field, sample) cells", got)
-        size_bytes = 0 if is_regular else (_CELL_BYTES * field_count + _KEY_BYTES) * sample_count
+        size_bytes = 0 if is_regular else (_CELL_BYTES * field_count + key_bytes) * sample_count
         _limits.get().check(size_bytes, sample_count, self._url)
 
 
@@ -145,14 +149,14 @@ class Cells:
     size: list[int] = field(default_factory=list)
 
     def tables(
-        self, reader: ShardErrors, field_count: int, sample_count: int
+        self, reader: ShardErrors, field_count: int, sample_count: int, *, key_bytes: int = 0
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return ``starts`` and ``sizes`` of an index, int64[fields, samples] each.
 
         Raises:
             BadShard: see ``ShardErrors.check_cells``.
         """
-        reader.check_cells(field_count, sample_count)
+        reader.check_cells(field_count, sample_count, key_bytes=key_bytes)
         starts = np.zeros((field_count, sample_count), np.int64)
         sizes = np.full((field_count, sample_count), -1, np.int64)
         if self.sample:

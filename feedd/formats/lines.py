@@ -14,7 +14,7 @@ import numpy as np
 from feedd.formats.format_spec import AmongSamples, FormatSpec, cut_at
 from feedd.formats.framing import ShardErrors
 from feedd.formats.refused import refuse_packed
-from feedd.shard_index import RegularIndex, ShardIndex, numbered
+from feedd.shard_index import NumberedIndex, RegularIndex, ShardIndex
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -108,7 +108,7 @@ class _Lines(ShardErrors):
             piece = self._found.pop()
             at -= len(piece[0])
             starts[0, at : at + len(piece[0])], sizes[0, at : at + len(piece[0])] = piece
-        return ShardIndex((field,), starts, sizes, *numbered(self._count), encodings=(encoding,))
+        return NumberedIndex((field,), starts, sizes, self._count, encodings=(encoding,))
 
     def _keep(self, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
         kept = sizes > 0

@@ -24,7 +24,7 @@ import numpy as np
 from feedd.errors import BadShard
 from feedd.formats.format_spec import FormatSpec, cut_at
 from feedd.formats.framing import ShardReader, samples_max
-from feedd.shard_index import ShardIndex, numbered
+from feedd.shard_index import NumberedIndex, ShardIndex
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -173,7 +173,7 @@ class _Reader(PartsReader):
         if images is None:
             images = bool(len(starts)) and self._is_image(int(starts[0]), int(sizes[0]))
         if not images:
-            return ShardIndex((DATA,), starts[None], sizes[None], *numbered(len(starts)))
+            return NumberedIndex((DATA,), starts[None], sizes[None], len(starts))
         return self._image_index(starts, sizes)
 
     def _is_image(self, start: int, size: int) -> bool:
@@ -202,11 +202,11 @@ class _Reader(PartsReader):
             got = f"{labels[first]} labels in a record of {sizes[first]} bytes"
             self.fail(int(starts[first]), f"an image record with at most {_LABELS_MAX} labels", got)
         several = labels > 0
-        return ShardIndex(
+        return NumberedIndex(
             ("label", "id", "image"),
             np.stack([np.where(several, starts + _IMAGE_HEAD, starts + 4), starts + 8, starts + heads]),
             np.stack([np.where(several, 4 * labels, 4), np.full(len(starts), 8), sizes - heads]),
-            *numbered(len(starts)),
+            len(starts),
             encodings=("float32[]" if several.any() else "float32", "uint64", "image"),
         )
 

@@ -25,7 +25,7 @@ from feedd.formats.format_spec import FormatSpec, cut_at
 from feedd.formats.framing import NamedCells, field_names, samples_max
 from feedd.formats.missing_reasons import Why
 from feedd.formats.protobuf import MessageReader, NotAMessage
-from feedd.shard_index import ShardIndex, numbered
+from feedd.shard_index import NumberedIndex, ShardIndex
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -221,12 +221,12 @@ class _Reader(MessageReader):
         reasons = self._marked(starts, sizes)
         names = field_names([name.decode("utf-8", "replace") for name in columns.names], self._url)
         encodings = tuple(columns.encodings)
-        return ShardIndex(names, starts, sizes, *numbered(samples), encodings=encodings, reasons=reasons)
+        return NumberedIndex(names, starts, sizes, samples, encodings=encodings, reasons=reasons)
 
     def _whole(self, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> ShardIndex:
         """Return an index of unchanged records."""
         reasons = self._marked(starts[None], sizes[None])
-        return ShardIndex((DATA,), starts[None], sizes[None], *numbered(len(starts)), reasons=reasons)
+        return NumberedIndex((DATA,), starts[None], sizes[None], len(starts), reasons=reasons)
 
     def _marked(self, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.uint8] | None:
         """Mark bad samples as missing, in place; return the reasons of the index."""

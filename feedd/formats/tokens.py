@@ -22,7 +22,7 @@ from feedd.formats.format_spec import FormatSpec
 from feedd.formats.framing import ShardReader
 from feedd.formats.npy_header import read_npy_head
 from feedd.recipe.params import DTYPES
-from feedd.shard_index import RegularIndex, ShardIndex, numbered
+from feedd.shard_index import NumberedIndex, RegularIndex, ShardIndex
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -189,7 +189,7 @@ class _Reader(ShardReader):
             return RegularIndex((FIELD,), ((at, step_bytes, size_bytes),), count, stored)
         starts: NDArray[np.int64] = at + np.arange(count, dtype=np.int64) * step_bytes  # the last window is shorter
         sizes = np.minimum(size_bytes, total - starts)
-        return ShardIndex((FIELD,), starts[None], sizes[None], *numbered(count), encodings=stored)
+        return NumberedIndex((FIELD,), starts[None], sizes[None], count, encodings=stored)
 
     def _refuse_header(self) -> None:
         """Refuse a file with llm.c's header, which would otherwise begin with 512 wrong tokens."""

@@ -170,12 +170,17 @@ def test_numbers_of_an_index_are_checked_before_memory_is_taken() -> None:
     """A worker that a decoder's bug has taken over says what it likes."""
     fd = os.memfd_create("x")
     try:
-        for count, key_bytes in ((1 << 40, 0), (0, 1 << 40), (-1, 0), (0, -1)):
+        for count, key_bytes in ((1 << 40, 0), (0, 1 << 40), (-1, 0), (0, -2)):
             for regular in (False, True) if not key_bytes else (False,):
                 strides = ((0, 4, 4),) if regular else ()
                 said = Indexed(1, 0.0, ("cls",), count, key_bytes, strides=strides, is_regular=regular)
                 with pytest.raises(Internal, match="expected a shard index of"):
                     columns.unpack(fd, said)
+        os.truncate(fd, 16 * 1000)
+        said = Indexed(1, 0.0, ("cls",), 1000, -1)
+        with pytest.raises(Internal, match="at most 15999 bytes, got 16000"):
+            columns.unpack(fd, said, 15999)
+        assert columns.unpack(fd, said, 16000).sample_count == 1000
         said = Indexed(1, 0.0, ("cls",), 3, 0, strides=((0, 4, 4),) * 2, is_regular=True)
         with pytest.raises(Internal, match="expected strides of 1 fields, got 2"):
             columns.unpack(fd, said)
