@@ -117,7 +117,6 @@ class NumberedIndex(ShardIndex):
         sizes: NDArray[np.int64],
         sample_count: int,
         encodings: tuple[str, ...] = (),
-        *,
         notes: tuple[tuple[int, int, str], ...] = (),
         unread: tuple[tuple[str, str], ...] = (),
         reasons: NDArray[np.uint8] | None = None,
@@ -170,8 +169,8 @@ class NumberedIndex(ShardIndex):
         reasons: NDArray[np.uint8] | None,
     ) -> ShardIndex:
         """Return the index of the same samples with other fields."""
-        told = {"notes": self.notes, "unread": self.unread, "reasons": reasons, "first": self._first}
-        return NumberedIndex(fields, starts, sizes, self._sample_count, encodings, **told)  # type: ignore[arg-type]  # by name
+        told = encodings, self.notes, self.unread, reasons
+        return NumberedIndex(fields, starts, sizes, self._sample_count, *told, first=self._first)
 
 
 class RegularIndex(NumberedIndex):

@@ -161,8 +161,7 @@ class _Reader(ShardReader):
                 why[number] = marks
         reasons = _reasons(why, starts) if why else None
         if foot.keys is None:
-            told = {"notes": notes, "unread": unread, "reasons": reasons}
-            return NumberedIndex(names, starts, sizes, rows, stored, **told)
+            return NumberedIndex(names, starts, sizes, rows, stored, notes, unread, reasons)
         keys = self._keys(foot.keys, rows, end)
         return ShardIndex(names, starts, sizes, *keys, stored, notes, unread, reasons)
 

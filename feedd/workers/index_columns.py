@@ -1,8 +1,8 @@
 """Sends a shard index from worker to daemon: too large for a packet, it travels as a memfd.
 
-Layout: int64 starts[field, sample] and int64 sizes[field, sample] of the fields without a stride. Keys follow if they are
-not numbers: int64 key_ends[sample], and the key blob. The last part is uint8 reasons[field, sample] if there are any.
-Where the values of a field with a stride lie is told by three numbers.
+Layout: int64 starts[field, sample] and int64 sizes[field, sample] of the fields without a stride. Keys follow if they
+are not numbers: int64 key_ends[sample], and the key blob. The last part is uint8 reasons[field, sample] if there are
+any. Where the values of a field with a stride lie is told by three numbers.
 """
 
 from __future__ import annotations
@@ -141,18 +141,10 @@ def unpack(fd: int, reply: Indexed, limit_bytes: int = 1 << 62) -> ShardIndex:
     starts, sizes = numbers[: 2 * cells].reshape(2, len(others), samples)
     if cells < all_cells:
         starts, sizes = _with_strides(starts, sizes, strides, shape)
-    told = {"notes": reply.notes, "unread": reply.unread, "reasons": reasons, "strides": strides}
+    told = reply.encodings, reply.notes, reply.unread, reasons, strides
     if is_numbered:
-        return NumberedIndex(reply.fields, starts, sizes, samples, reply.encodings, **told)
-    return ShardIndex(
-        fields=reply.fields,
-        starts=starts,
-        sizes=sizes,
-        key_blob=keys,
-        key_ends=numbers[2 * cells :],
-        encodings=reply.encodings,
-        **told,
-    )
+        return NumberedIndex(reply.fields, starts, sizes, samples, *told)
+    return ShardIndex(reply.fields, starts, sizes, keys, numbers[2 * cells :], *told)
 
 
 def unpack_regular(reply: Indexed) -> RegularIndex:

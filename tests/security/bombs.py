@@ -36,11 +36,11 @@ import torch
 import zstandard
 from PIL import Image
 
+from feedd.formats.tfrecord import masked_crc
 from feedd_client import FeedDataset, FeedError
 from tests.e2e.daemon import Daemon
 from tests.fakes.files import npy
 from tests.fakes.tars import tar_bytes
-from tests.fakes.tfrecords import masked_crc
 from tests.unit.convert.test_arrow_form import MORE, arrow
 from tests.unit.formats.test_litdata import index_json
 from tests.unit.formats.test_mds import mds
