@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
+
+from feedd.errors import BadShard
+from feedd.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,6 +19,50 @@ if TYPE_CHECKING:
 
 _DIGITS: Final = 8
 _BLOCK: Final = 10**4  # number of ordinals with the same first four digits
+_ORDER_BYTES: Final = 24  # of a sample, as readers keep the order of three shuffled windows
+_OBJECT_TIMES: Final = 4  # most objects are much larger than their index
+
+SAMPLES_MAX: Final = 1 << 26
+"""Maximum number of samples of a shard, and of its fields times its samples."""
+
+
+class IndexLimits(NamedTuple):
+    """What the index of one shard may take.
+
+    Attributes:
+        size_bytes: memory of its columns, in the daemon.
+        samples: number of samples: their order takes memory too, even if the index has no columns.
+    """
+
+    size_bytes: int = 1 << 62
+    samples: int = SAMPLES_MAX
+
+    @classmethod
+    def of(cls, index_bytes: int, object_bytes: int) -> IndexLimits:
+        """Return the limits of an object.
+
+        Args:
+            index_bytes: ``decode.index_size``.
+            object_bytes: size of the object in its store. A large object may have a larger index.
+        """
+        most = max(index_bytes // _ORDER_BYTES, object_bytes)
+        return cls(max(index_bytes, _OBJECT_TIMES * object_bytes), min(SAMPLES_MAX, most))
+
+    def check(self, size_bytes: int, samples: int, url: str) -> None:
+        """Refuse an index of ``size_bytes`` with ``samples``.
+
+        Raises:
+            BadShard: it exceeds a limit.
+        """
+        if size_bytes > self.size_bytes:
+            expected = f"an index of at most {format_size(self.size_bytes)}"
+            got = f"samples that need {format_size(size_bytes)} or more"
+        elif samples > self.samples:
+            expected, got = f"at most {self.samples} samples in an object of this size", f"{samples} or more"
+        else:
+            return
+        hint = "raise decode.index_size, or store smaller shards"
+        raise BadShard(f"expected {expected}, got {got}", object=url, hint=hint, stage="decode")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,12 @@ import contextlib
 import itertools
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Generic, NamedTuple, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, NoReturn, TypeVar
 
 import numpy as np
 
 from feedd.errors import BadShard
-from feedd.units import format_size
+from feedd.shard_index import SAMPLES_MAX, IndexLimits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -22,55 +22,14 @@ UNREAD_MAX: Final = 4096
 """Limit for the columns that an index lists as unreadable."""
 
 _UNREAD_CHARS_MAX: Final = 200
-CELLS_MAX: Final = 1 << 26
+CELLS_MAX: Final = SAMPLES_MAX
 _FIELDS_MAX: Final = 4096
 _CELL_BYTES: Final = 16  # a start and a size
 KEY_BYTES: Final = 16
 """A key's end, and a key of eight characters. Keys that are numbers take none."""
 
-_ORDER_BYTES: Final = 24  # of a sample, as readers keep the order of three shuffled windows
-_OBJECT_TIMES: Final = 4  # most objects are much larger than their index
 
 _Name = TypeVar("_Name", str, bytes)
-
-
-class IndexLimits(NamedTuple):
-    """What the index of one shard may take.
-
-    Attributes:
-        size_bytes: memory of its columns, in the daemon.
-        samples: number of samples: their order takes memory too, even if the index has no columns.
-    """
-
-    size_bytes: int = 1 << 62
-    samples: int = CELLS_MAX
-
-    @classmethod
-    def of(cls, index_bytes: int, object_bytes: int) -> IndexLimits:
-        """Return the limits of an object.
-
-        Args:
-            index_bytes: ``decode.index_size``.
-            object_bytes: size of the object in its store. A large object may have a larger index.
-        """
-        most = max(index_bytes // _ORDER_BYTES, object_bytes)
-        return cls(max(index_bytes, _OBJECT_TIMES * object_bytes), min(CELLS_MAX, most))
-
-    def check(self, size_bytes: int, samples: int, url: str) -> None:
-        """Refuse an index of ``size_bytes`` with ``samples``.
-
-        Raises:
-            BadShard: it exceeds a limit.
-        """
-        if size_bytes > self.size_bytes:
-            expected = f"an index of at most {format_size(self.size_bytes)}"
-            got = f"samples that need {format_size(size_bytes)} or more"
-        elif samples > self.samples:
-            expected, got = f"at most {self.samples} samples in an object of this size", f"{samples} or more"
-        else:
-            return
-        hint = "raise decode.index_size, or store smaller shards"
-        raise BadShard(f"expected {expected}, got {got}", object=url, hint=hint, stage="decode")
 
 
 _NO_LIMITS: Final = IndexLimits()

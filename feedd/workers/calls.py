@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from feedd.formats.framing import IndexLimits
-    from feedd.shard_index import ShardIndex
+    from feedd.shard_index import IndexLimits, ShardIndex
     from feedd.values import FieldRecipe, ShardFile
     from feedd.workers.poison import Poison
     from feedd.workers.work import DecodeTask, FieldWork

@@ -19,10 +19,11 @@ from feedd.convert.memory_limits import NO_LIMIT_BYTES, OPTION, at_most, call_li
 from feedd.errors import BadSample, BadShard, CacheUnavailable, FeeddError, Internal
 from feedd.flow.file_pipe import FilePipe
 from feedd.formats import format_registry as formats
-from feedd.formats.framing import IndexLimits, limited_index
+from feedd.formats.framing import limited_index
 from feedd.formats.inline_headers import header_reader
 from feedd.formats.refused import say_packed
 from feedd.recipe.slow_imports import SLOW_MODULES
+from feedd.shard_index import IndexLimits
 from feedd.values import FieldRecipe
 from feedd.workers import index_columns as columns
 from feedd.workers.arena_pages import ArenaPages

@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from feedd.errors import Internal
-from feedd.shard_index import NumberedIndex, RegularIndex, ShardIndex
+from feedd.shard_index import SAMPLES_MAX, NumberedIndex, RegularIndex, ShardIndex
 from feedd.workers.descriptors import out_of_descriptors
 from feedd.workers.messages import Indexed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_SAMPLES_MAX = 1 << 26  # as ``formats.framing`` bounds them
 _NUMBERED = -1  # in place of the bytes of keys: keys are numbers
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_WRITE
 
@@ -163,8 +162,8 @@ def unpack_regular(reply: Indexed) -> RegularIndex:
 def _check(reply: Indexed) -> None:
     if len(reply.strides) != (len(reply.fields) if reply.strides or reply.is_regular else 0):
         raise Internal(f"expected strides of {len(reply.fields)} fields, got {len(reply.strides)}", stage="decode")
-    if not 0 <= reply.sample_count <= _SAMPLES_MAX:
-        expected = f"expected a shard index of 0 to {_SAMPLES_MAX} samples"
+    if not 0 <= reply.sample_count <= SAMPLES_MAX:
+        expected = f"expected a shard index of 0 to {SAMPLES_MAX} samples"
         raise Internal(f"{expected}, got {reply.sample_count}", stage="decode")
 
 

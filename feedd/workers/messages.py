@@ -81,7 +81,7 @@ class ReportStart(msgspec.Struct, frozen=True, array_like=True, tag="report_star
 
 
 class IndexRequest(msgspec.Struct, frozen=True, array_like=True, tag="index"):
-    """Return the index of this shard; ``object_bytes``: its size in the store; ``limits``: ``framing.IndexLimits``."""
+    """Return the index of this shard. ``object_bytes``: its size in the store. ``limits``: ``IndexLimits``."""
 
     id: int
     file: FileMessage

@@ -39,7 +39,7 @@ class DecodeOptions:
         cpus: cores that the workers may run on; empty: those of this process.
         recycle_growth_bytes: a worker is replaced when its own memory has grown by this much; 0: never.
         memory_bytes: private memory that a worker may take for one call, see ``convert.memory_limits``; 0: no limit.
-        index_bytes: memory of the index of one shard, see ``formats.framing.IndexLimits``.
+        index_bytes: memory of the index of one shard, see ``shard_index.IndexLimits``.
         task_deadline_s: a worker that spends longer on one chunk is killed, and the chunk replayed.
         nice: niceness of the workers; 0 leaves it.
         chunk_rows: rows per message to a worker; small enough to balance, large enough to spread a message's cost. Up

@@ -9,10 +9,10 @@ import numpy as np
 
 from feedd import metrics
 from feedd.errors import BadSample
-from feedd.formats.framing import IndexLimits
 from feedd.recipe.params import params_of
 from feedd.recipe.recipe import check_fields, needs_resolve, spec_of
 from feedd.recipe.slow_imports import slow_module
+from feedd.shard_index import IndexLimits
 from feedd.workers.autoscaler import Autoscaler
 from feedd.workers.calls import (
     DecodeCall,

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from feedd.errors import BadShard
 from feedd.formats.format_registry import built_in, get
-from feedd.formats.framing import CELLS_MAX, IndexLimits, limited_index
+from feedd.formats.framing import CELLS_MAX, limited_index
 from feedd.formats.megatron import MegatronIndex, with_index_file
 from feedd.formats.tokens import LLMC, NPY, RAW, TokenWindows, with_windows
-from feedd.shard_index import numbered
+from feedd.shard_index import IndexLimits, numbered
 from tests.budget import budget
 from tests.fakes.megatron import megatron
 from tests.fuzz.targets import CHUNK, LITDATA, TARGETS
