@@ -65,6 +65,9 @@ class IndexLimits(NamedTuple):
         raise BadShard(f"expected {expected}, got {got}", object=url, hint=hint, stage="decode")
 
 
+NO_LIMITS: Final = IndexLimits()
+
+
 @dataclass(frozen=True, slots=True)
 class ShardIndex:
     """Position of each sample's fields in one shard: columns, so that a batch takes a few vector operations.

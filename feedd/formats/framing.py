@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Generic, NoReturn, TypeVar
 import numpy as np
 
 from feedd.errors import BadShard
-from feedd.shard_index import SAMPLES_MAX, IndexLimits
+from feedd.shard_index import NO_LIMITS, SAMPLES_MAX, IndexLimits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -23,8 +23,10 @@ UNREAD_MAX: Final = 4096
 
 _UNREAD_CHARS_MAX: Final = 200
 CELLS_MAX: Final = SAMPLES_MAX
+CELL_BYTES: Final = 16
+"""A start and a size."""
+
 _FIELDS_MAX: Final = 4096
-_CELL_BYTES: Final = 16  # a start and a size
 KEY_BYTES: Final = 16
 """A key's end, and a key of eight characters. Keys that are numbers take none."""
 
@@ -32,8 +34,7 @@ KEY_BYTES: Final = 16
 _Name = TypeVar("_Name", str, bytes)
 
 
-_NO_LIMITS: Final = IndexLimits()
-_limits: ContextVar[IndexLimits] = ContextVar("limits of the index", default=_NO_LIMITS)
+_limits: ContextVar[IndexLimits] = ContextVar("limits of the index", default=NO_LIMITS)
 
 
 @contextlib.contextmanager
@@ -46,10 +47,15 @@ def limited_index(limits: IndexLimits) -> Iterator[None]:
         _limits.reset(token)
 
 
+def index_limits() -> IndexLimits:
+    """Return the limits that hold here, see ``limited_index``."""
+    return _limits.get()
+
+
 def samples_max() -> int:
     """Return how many samples of one field an index may have."""
     limits = _limits.get()
-    return min(limits.samples, limits.size_bytes // _CELL_BYTES)
+    return min(limits.samples, limits.size_bytes // CELL_BYTES)
 
 
 class ShardErrors:
@@ -81,7 +87,7 @@ class ShardErrors:
         if field_count * sample_count > CELLS_MAX:
             got = f"{field_count} fields x {sample_count} samples"
             self.fail(0, f"at most {CELLS_MAX} (field, sample) cells", got)
-        size_bytes = 0 if is_regular else (_CELL_BYTES * field_count + key_bytes) * sample_count
+        size_bytes = 0 if is_regular else (CELL_BYTES * field_count + key_bytes) * sample_count
         _limits.get().check(size_bytes, sample_count, self._url)
 
 

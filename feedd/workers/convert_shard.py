@@ -11,8 +11,10 @@ from feedd.convert.conversion_io import FileOut, MappedObject
 from feedd.convert.conversion_registry import get, is_unpacked
 from feedd.convert.memory_limits import at_most, call_limit
 from feedd.errors import BadShard, FeeddError
+from feedd.formats.framing import limited_index
 from feedd.formats.refused import say_packed
 from feedd.formats.table import TableFormat
+from feedd.shard_index import IndexLimits
 from feedd.values import ByteRange
 from feedd.workers.index_columns import indexed
 from feedd.workers.messages import ConvertedAnswer, NeedRanges, TablePlanMessage, encode
@@ -65,7 +67,7 @@ def make_shard(request: MakeRequest, fds: Sequence[int], memory_bytes: int = 0) 
                 told = None if plan is None else _message(plan)
                 spans_wanted = () if told is not None else tuple((span.start, span.end) for span in wanted)
                 return NeedRanges(request.id, time.perf_counter() - began_s, spans_wanted, told)
-            with at_most(out.free_bytes, request.url, call_bytes):
+            with at_most(out.free_bytes, request.url, call_bytes), limited_index(IndexLimits(*request.limits)):
                 format_name = converter.make(held, request.url, params, out)
         except BadShard as error:
             if is_unpacked(request.converter):

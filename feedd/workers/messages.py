@@ -104,6 +104,7 @@ class MakeRequest(msgspec.Struct, frozen=True, array_like=True, tag="make"):
     memory_bytes: int
     entry_bytes: int = -1
     groups: tuple[int, int] = (0, 0)  # row groups to write to their places in the table; none: the whole shard is made
+    limits: tuple[int, int] = (1 << 62, 1 << 26)  # ``shard_index.IndexLimits`` of the shard
 
 
 class PinRequest(msgspec.Struct, frozen=True, array_like=True, tag="pin"):

@@ -148,11 +148,11 @@ class DecodePool:
             Unsupported: the conversion is unknown, or a library is missing.
             ResourceExhausted: not enough memory for the shard, or no more files may be open.
         """
-        call = MakeCall(task)
+        limits = IndexLimits.of(self._options.index_bytes, task.size_bytes)
+        call = MakeCall(task, limits)
         await self._dispatch.do(call, 1)
         told = call.outcome if isinstance(call.outcome, ConvertedShard) else call.outcome.plan
         if told is not None and told.index is not None:
-            limits = IndexLimits.of(self._options.index_bytes, task.size_bytes)
             limits.check(told.index.nbytes, told.index.sample_count, task.url)
         return call.outcome
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import resource
 from typing import TYPE_CHECKING
@@ -113,3 +114,22 @@ async def test_a_sample_that_needs_more_is_bad_and_the_worker_goes_on(tmp_path: 
         assert "decode.memory" in result.bad[0].reason
         assert len(rows["png"]) == 3
         assert rig.pool.worker_pids == pids
+
+
+@pytest.mark.parametrize(
+    ("text", "written_bytes"),
+    [
+        pytest.param(b"a\n" + b"1\n" * 100_000, 4096, id="numbers"),
+        pytest.param(b"a\n" + b"x\nyy\n" * 50_000, 4096, id="texts"),
+        pytest.param(b"a,b,c,d\n" + b"x,x,x,x\nx,x,x,yy\n" * 15_000, 30_000 * 2 * 9 + 8192, id="columns"),
+    ],
+)
+async def test_a_table_with_too_many_rows_is_refused_before_it_is_written(text: bytes, written_bytes: int) -> None:
+    """A conversion stops at the column with which the index of its table would exceed a limit."""
+    async with DecodePool(DecodeOptions(index_bytes=1 * MIB), TallyRecorder()) as pool:
+        with making(gzip.compress(text)) as it:
+            with pytest.raises(BadShard) as caught:
+                await pool.make(it.task("gunzip+csv", "a.csv.gz"))
+            assert len(it.written()) <= written_bytes
+    assert caught.value.object.endswith("a.csv.gz")
+    assert "decode.index_size" in caught.value.hint
