@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
 _DIGITS: Final = 8
 _BLOCK: Final = 10**4  # number of ordinals with the same first four digits
-_ORDER_BYTES: Final = 24  # of a sample, as readers keep the order of three shuffled windows
-_OBJECT_TIMES: Final = 4  # most objects are much larger than their index
+_OBJECT_TIMES: Final = 12  # most objects are much larger than their index
+
+ORDER_BYTES: Final = 24
+"""Memory of a sample in the order of an epoch: readers keep three shuffled windows."""
 
 SAMPLES_MAX: Final = 1 << 26
 """Maximum number of samples of a shard, and of its fields times its samples."""
@@ -30,33 +32,40 @@ class IndexLimits(NamedTuple):
     """What the index of one shard may take.
 
     Attributes:
-        size_bytes: memory of its columns, in the daemon.
-        samples: number of samples: their order takes memory too, even if the index has no columns.
+        size_bytes: memory in the daemon, of the columns and of the order of the samples.
+        samples: number of samples of an index without columns: their order takes memory, too.
     """
 
     size_bytes: int = 1 << 62
     samples: int = SAMPLES_MAX
 
     @classmethod
-    def of(cls, index_bytes: int, object_bytes: int) -> IndexLimits:
+    def of(cls, index_bytes: int, object_bytes: int, *, is_converted: bool) -> IndexLimits:
         """Return the limits of an object.
 
         Args:
             index_bytes: ``decode.index_size``.
             object_bytes: size of the object in its store. A large object may have a larger index.
+            is_converted: whether the object may expand. If not, each byte may be a sample.
         """
-        most = max(index_bytes // _ORDER_BYTES, object_bytes)
-        return cls(max(index_bytes, _OBJECT_TIMES * object_bytes), min(SAMPLES_MAX, most))
+        size_bytes = max(index_bytes, _OBJECT_TIMES * object_bytes)
+        return cls(size_bytes, min(SAMPLES_MAX, max(size_bytes // ORDER_BYTES, 0 if is_converted else object_bytes)))
 
-    def check(self, size_bytes: int, samples: int, url: str) -> None:
-        """Refuse an index of ``size_bytes`` with ``samples``.
+    def check(self, columns_bytes: int, samples: int, url: str) -> None:
+        """Refuse an index.
+
+        Args:
+            columns_bytes: memory of its columns; 0: it has none.
+            samples: number of its samples.
+            url: URL of the object, for errors.
 
         Raises:
             BadShard: it exceeds a limit.
         """
-        if size_bytes > self.size_bytes:
+        needed_bytes = columns_bytes + ORDER_BYTES * samples
+        if columns_bytes and needed_bytes > self.size_bytes:
             expected = f"an index of at most {format_size(self.size_bytes)}"
-            got = f"samples that need {format_size(size_bytes)} or more"
+            got = f"samples that need {format_size(needed_bytes)} or more"
         elif samples > self.samples:
             expected, got = f"at most {self.samples} samples in an object of this size", f"{samples} or more"
         else:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Generic, NoReturn, TypeVar
 import numpy as np
 
 from feedd.errors import BadShard
-from feedd.shard_index import NO_LIMITS, SAMPLES_MAX, IndexLimits
+from feedd.shard_index import NO_LIMITS, ORDER_BYTES, SAMPLES_MAX, IndexLimits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -55,7 +55,7 @@ def index_limits() -> IndexLimits:
 def samples_max() -> int:
     """Return how many samples of one field an index may have."""
     limits = _limits.get()
-    return min(limits.samples, limits.size_bytes // CELL_BYTES)
+    return min(limits.samples, limits.size_bytes // (CELL_BYTES + ORDER_BYTES))
 
 
 class ShardErrors:

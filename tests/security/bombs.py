@@ -339,10 +339,10 @@ BOMBS: Final[dict[str, Bomb]] = {
     # compressed
     "gzip of equal lines": Bomb(_one("0.txt.gz", lambda: _gz(b"a\n", _LINES)), _TEXT),
     "gzip of as many equal lines as may be": Bomb(
-        _one("0.txt.gz", lambda: _gz(b"a\n", (12 * MIB) // 24)), _TEXT, reads=64
+        _one("0.txt.gz", lambda: _gz(b"a\n", (24 * MIB) // 24)), _TEXT, reads=64
     ),
     "gzip of as many unequal lines as may be": Bomb(
-        _one("0.txt.gz", lambda: _gz(_UNLIKE, (12 * MIB) // 48)), _TEXT, reads=64
+        _one("0.txt.gz", lambda: _gz(_UNLIKE, (24 * MIB) // 80)), _TEXT, reads=64
     ),
     "gzip of unequal lines": Bomb(_one("0.txt.gz", lambda: _gz(_UNLIKE, _LINES // 2)), _TEXT),
     "gzip of blank lines": Bomb(_one("0.txt.gz", lambda: _gz(b"\n", 2 * _LINES, b"a\n")), _TEXT, reads=1),

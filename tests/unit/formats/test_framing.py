@@ -59,12 +59,12 @@ def test_each_format_refuses_an_index_beyond_its_limits(name: str) -> None:
     samples = index.sample_count
     assert samples
     key_bytes = 0 if index.is_numbered else 16
-    columns_bytes = 0 if index.is_regular else (16 * len(index.fields) + key_bytes) * samples
-    with limited_index(IndexLimits(columns_bytes, samples)):
+    size_bytes = 0 if index.is_regular else (24 + 16 * len(index.fields) + key_bytes) * samples
+    with limited_index(IndexLimits(size_bytes, samples)):
         assert get(name).index(data, "s3://b/a").sample_count == samples
     few = [IndexLimits(1 << 40, samples - 1)]
-    if columns_bytes:
-        few.append(IndexLimits(columns_bytes - 1, samples))
+    if size_bytes:
+        few.append(IndexLimits(size_bytes - 1, samples))
     for limits in few:
         with limited_index(limits), pytest.raises(BadShard) as caught:
             get(name).index(data, "s3://b/a")
@@ -83,9 +83,14 @@ def test_equal_lines_take_no_memory(line: bytes) -> None:
     assert np.array_equal(other.sizes[0, :-1], index.sizes[0])
 
 
-@given(index_bytes=st.integers(0, 1 << 40), object_bytes=st.integers(0, 1 << 44))
-def test_a_large_object_may_have_a_large_index(index_bytes: int, object_bytes: int) -> None:
+@given(index_bytes=st.integers(0, 1 << 40), object_bytes=st.integers(0, 1 << 44), is_converted=st.booleans())
+def test_a_large_object_may_have_a_large_index(index_bytes: int, object_bytes: int, is_converted: bool) -> None:
     """Limits grow with the option and with the object, and never exceed what a format supports."""
-    limits = IndexLimits.of(index_bytes, object_bytes)
-    assert limits.size_bytes >= max(index_bytes, 4 * object_bytes)
-    assert limits.samples == min(CELLS_MAX, max(index_bytes // 24, object_bytes))
+    limits = IndexLimits.of(index_bytes, object_bytes, is_converted=is_converted)
+    assert limits.size_bytes == max(index_bytes, 12 * object_bytes)
+    assert limits.samples == min(CELLS_MAX, max(limits.size_bytes // 24, 0 if is_converted else object_bytes))
+    limits.check(0, limits.samples, "")
+    limits.check(limits.size_bytes - 24, 1, "") if limits.size_bytes > 24 else None
+    for columns_bytes, samples in ((0, limits.samples + 1), (max(1, limits.size_bytes - 23), 1)):
+        with pytest.raises(BadShard, match="expected"):
+            limits.check(columns_bytes, samples, "")
