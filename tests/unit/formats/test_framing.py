@@ -90,7 +90,8 @@ def test_a_large_object_may_have_a_large_index(index_bytes: int, object_bytes: i
     assert limits.size_bytes == max(index_bytes, 12 * object_bytes)
     assert limits.samples == min(CELLS_MAX, max(limits.size_bytes // 24, 0 if is_converted else object_bytes))
     limits.check(0, limits.samples, "")
-    limits.check(limits.size_bytes - 24, 1, "") if limits.size_bytes > 24 else None
+    if limits.size_bytes > 24:
+        limits.check(limits.size_bytes - 24, 1, "")
     for columns_bytes, samples in ((0, limits.samples + 1), (max(1, limits.size_bytes - 23), 1)):
         with pytest.raises(BadShard, match="expected"):
             limits.check(columns_bytes, samples, "")
