@@ -3,17 +3,78 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from feedd.errors import BadShard
+from feedd.units import format_size
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     Strides = tuple[tuple[int, int, int] | None, ...]
 
 _DIGITS: Final = 8
 _BLOCK: Final = 10**4  # number of ordinals with the same first four digits
+_OBJECT_TIMES: Final = 12  # most objects are much larger than their index
+
+ORDER_BYTES: Final = 24
+"""Memory of a sample in the order of an epoch: readers keep three shuffled windows."""
+
+SAMPLES_MAX: Final = 1 << 26
+"""Maximum number of samples of a shard, and of its fields times its samples."""
+
+
+class IndexLimits(NamedTuple):
+    """What the index of one shard may take.
+
+    Attributes:
+        size_bytes: memory in the daemon, of the columns and of the order of the samples.
+        samples: number of samples of an index without columns: their order takes memory, too.
+    """
+
+    size_bytes: int = 1 << 62
+    samples: int = SAMPLES_MAX
+
+    @classmethod
+    def of(cls, index_bytes: int, object_bytes: int, *, is_converted: bool) -> IndexLimits:
+        """Return the limits of an object.
+
+        Args:
+            index_bytes: ``decode.index_size``.
+            object_bytes: size of the object in its store. A large object may have a larger index.
+            is_converted: whether the object may expand. If not, each byte may be a sample.
+        """
+        size_bytes = max(index_bytes, _OBJECT_TIMES * object_bytes)
+        return cls(size_bytes, min(SAMPLES_MAX, max(size_bytes // ORDER_BYTES, 0 if is_converted else object_bytes)))
+
+    def check(self, columns_bytes: int, samples: int, url: str) -> None:
+        """Refuse an index.
+
+        Args:
+            columns_bytes: memory of its columns; 0: it has none.
+            samples: number of its samples.
+            url: URL of the object, for errors.
+
+        Raises:
+            BadShard: it exceeds a limit.
+        """
+        needed_bytes = columns_bytes + ORDER_BYTES * samples
+        if columns_bytes and needed_bytes > self.size_bytes:
+            expected = f"an index of at most {format_size(self.size_bytes)}"
+            got = f"samples that need {format_size(needed_bytes)} or more"
+        elif samples > self.samples:
+            expected, got = f"at most {self.samples} samples in an object of this size", f"{samples} or more"
+        else:
+            return
+        hint = "raise decode.index_size, or store smaller shards"
+        raise BadShard(f"expected {expected}, got {got}", object=url, hint=hint, stage="decode")
+
+
+NO_LIMITS: Final = IndexLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +112,11 @@ class ShardIndex:
         return False
 
     @property
+    def is_numbered(self) -> bool:
+        """Whether the keys are the numbers of the samples: a ``NumberedIndex``."""
+        return False
+
+    @property
     def sample_count(self) -> int:
         """Number of samples in the shard."""
         return int(self.key_ends.shape[0])
@@ -64,6 +130,10 @@ class ShardIndex:
     def cells(self, column: int, ordinals: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return starts and sizes, int64[ordinals] each, of one field of some samples."""
         return self.starts[column, ordinals], self.sizes[column, ordinals]
+
+    def sizes_of(self, columns: Sequence[int]) -> NDArray[np.int64]:
+        """Return the sizes of some fields, int64[], of all samples; of a regular index, of one sample."""
+        return self.sizes[columns].reshape(-1)
 
     def encoding_of(self, column: int) -> str:
         """Return how one field is stored."""
@@ -91,17 +161,85 @@ class ShardIndex:
         return ShardIndex(fields, starts, sizes, *keys, encodings, self.notes, self.unread, reasons)
 
 
-class RegularIndex(ShardIndex):
+class NumberedIndex(ShardIndex):
+    """The index of samples whose keys are their numbers. The keys take no memory: each read makes them anew."""
+
+    __slots__ = ("_first", "_sample_count")
+
+    _first: int
+    _sample_count: int
+
+    def __init__(
+        self,
+        fields: tuple[str, ...],
+        starts: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+        sample_count: int,
+        encodings: tuple[str, ...] = (),
+        notes: tuple[tuple[int, int, str], ...] = (),
+        unread: tuple[tuple[str, str], ...] = (),
+        reasons: NDArray[np.uint8] | None = None,
+        strides: Strides = (),
+        first: int = 0,
+    ) -> None:
+        """Create an index; see ``ShardIndex``. ``first``: number of the first sample."""
+        self._set(fields=fields, starts=starts, sizes=sizes, encodings=encodings, notes=notes, unread=unread)
+        self._set(reasons=reasons, strides=strides, _sample_count=sample_count, _first=first)
+
+    def _set(self, **values: object) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)  # as the frozen base class sets its own
+
+    @property
+    def is_numbered(self) -> bool:
+        """Whether the keys are the numbers of the samples: yes."""
+        return True
+
+    @property
+    def sample_count(self) -> int:
+        """Number of samples in the shard."""
+        return self._sample_count
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory of the columns."""
+        return int(self.starts.nbytes + self.sizes.nbytes) + (0 if self.reasons is None else int(self.reasons.nbytes))
+
+    @property
+    def key_blob(self) -> bytes:
+        """The numbers of all samples."""
+        return numbered(self._sample_count, self._first)[0]
+
+    @property
+    def key_ends(self) -> NDArray[np.int64]:
+        """int64[sample], see ``ShardIndex``."""
+        return numbered(self._sample_count, self._first)[1]
+
+    def key_bytes(self, ordinal: int) -> bytes:
+        """Return the number of one sample as its key."""
+        return b"%0*d" % (_DIGITS, self._first + ordinal)
+
+    def with_fields(
+        self,
+        fields: tuple[str, ...],
+        starts: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+        encodings: tuple[str, ...],
+        reasons: NDArray[np.uint8] | None,
+    ) -> ShardIndex:
+        """Return the index of the same samples with other fields."""
+        told = encodings, self.notes, self.unread, reasons
+        return NumberedIndex(fields, starts, sizes, self._sample_count, *told, first=self._first)
+
+
+class RegularIndex(NumberedIndex):
     """The index of samples whose fields all lie at regular distances, as in a table, and whose keys are their numbers.
 
     It takes no memory per sample: the columns of a million rows with four fields would take 80 MB. Each read of
     ``starts``, ``sizes`` or the keys makes them anew, so read single samples by ``cells`` and ``key``.
     """
 
-    __slots__ = ("_first", "_sample_count")
-
-    _first: int
-    _sample_count: int
+    __slots__ = ()
 
     def __init__(
         self,
@@ -114,26 +252,20 @@ class RegularIndex(ShardIndex):
     ) -> None:
         """Create an index; see ``ShardIndex``. Every field has a stride."""
         assert None not in strides, "a field without a stride needs columns"
-        given = {"fields": fields, "strides": strides, "encodings": encodings, "notes": notes, "unread": unread}
-        for name, value in {**given, "reasons": None, "_sample_count": sample_count, "_first": 0}.items():
-            object.__setattr__(self, name, value)  # as the frozen base class sets its own
+        self._set(fields=fields, strides=strides, encodings=encodings, notes=notes, unread=unread, reasons=None)
+        self._set(_sample_count=sample_count, _first=0)
 
     def numbered_from(self, first: int) -> RegularIndex:
         """Return the index of the same samples with keys from ``first`` on."""
         given = self.fields, self.strides, self.sample_count, self.encodings, self.notes, self.unread
         index = RegularIndex(*given)
-        object.__setattr__(index, "_first", first)
+        index._set(_first=first)
         return index
 
     @property
     def is_regular(self) -> bool:
         """Whether strides and numbers tell everything: yes."""
         return True
-
-    @property
-    def sample_count(self) -> int:
-        """Number of samples in the shard."""
-        return self._sample_count
 
     @property
     def nbytes(self) -> int:
@@ -150,24 +282,15 @@ class RegularIndex(ShardIndex):
         """int64[field, sample], see ``ShardIndex``."""
         return self._column(1)
 
-    @property
-    def key_blob(self) -> bytes:
-        """The numbers of all samples."""
-        return numbered(self._sample_count, self._first)[0]
-
-    @property
-    def key_ends(self) -> NDArray[np.int64]:
-        """int64[sample], see ``ShardIndex``."""
-        return numbered(self._sample_count, self._first)[1]
-
     def cells(self, column: int, ordinals: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return starts and sizes, int64[ordinals] each, of one field of some samples."""
         at, step, size = self.strides[column] or (0, 0, 0)
         return at + step * ordinals, np.full(len(ordinals), size, np.int64)
 
-    def key_bytes(self, ordinal: int) -> bytes:
-        """Return the number of one sample as its key."""
-        return b"%0*d" % (_DIGITS, self._first + ordinal)
+    def sizes_of(self, columns: Sequence[int]) -> NDArray[np.int64]:
+        """Return the size of some fields in every sample; see ``ShardIndex``."""
+        strides = [self.strides[column] or (0, 0, 0) for column in columns]
+        return np.array([size for _, _, size in strides] if self._sample_count else [], np.int64)
 
     def _column(self, which: int) -> NDArray[np.int64]:
         every = np.arange(self._sample_count, dtype=np.int64)

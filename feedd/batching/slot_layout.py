@@ -205,7 +205,7 @@ def sample_bytes(
         elements: NDArray[np.int64] = shapes[(shapes >= 0).all(axis=1)].prod(axis=1)
         return elements * np.dtype(spec.dtype).itemsize
     columns = [index.fields.index(source) for source in recipe.sources if source in index.fields]
-    sizes = index.sizes[columns].reshape(-1)
+    sizes = index.sizes_of(columns)
     growth = _IMAGE_GROWTH if recipe.codec == "image" and spec.ndim > 1 else 1
     if recipe.encoding == "pixels":  # already decoded
         growth = np.dtype(spec.dtype).itemsize

@@ -31,7 +31,7 @@ _KEPT_BYTES = 256 << 20
 _ENTRY_BYTES = 1 << 10  # of an index without columns
 _INDEXED_BYTES = 1 << 10  # indexing an object of a pack takes 2.5 us, as long as scanning this many bytes
 _OUTLINED_BYTES: Final = 1 << 20  # a request costs about as much as this many bytes
-_COLUMNS_BYTES = 32  # of a sample of a span: start, size, and key
+_COLUMNS_BYTES = 16  # of a sample of a span: start and size
 
 
 class _Key(NamedTuple):
@@ -138,7 +138,8 @@ class Indexes:
                 told = None if key.format else self._stages.cache.index_of(key.ref)
                 if told is None and files[0].inflight:
                     raise CacheUnavailable("the index is no longer known", object=key.ref.url, stage="cache")
-                return told or await self._stages.pool.index(files[0], key.format or files[0].format or name)
+                said = key.format or files[0].format or name
+                return told or await self._stages.pool.index(files[0], said, key.ref.size_bytes)
 
             ref = counted_by(key.ref, key.format)
             if ref.conversion is None:

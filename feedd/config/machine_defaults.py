@@ -147,6 +147,11 @@ def default_workers_max(cpus: Collection[int]) -> int:
     return max(1, min(cores, int(memory_bytes() * WORKERS_SHARE / WORKER_BYTES)))
 
 
+def default_worker_bytes() -> int:
+    """Return 2 GiB, or a quarter of the memory if that is less; at least 512 MiB."""
+    return max(512 * MIB, min(2 * GIB, int(memory_bytes() * WORKERS_SHARE)))
+
+
 def default_workers(most: int) -> int:
     """Return the number of workers to start with: two or more if ``most`` allows, so a first batch need not wait."""
     return min(most, 2 + most // 8)

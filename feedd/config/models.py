@@ -16,6 +16,7 @@ from feedd.config.machine_defaults import (
     default_cache_bytes,
     default_parts_in_flight,
     default_transfer_threads,
+    default_worker_bytes,
     default_workers_max,
     memory_bytes,
 )
@@ -148,6 +149,16 @@ class DecodeConfig(Section):
     )
     recycle_growth: Size = Field(
         512 * MIB, description="a worker is replaced when its own memory has grown by this much; 0: never"
+    )
+    memory: Size = Field(
+        default_factory=default_worker_bytes,
+        ge=256 * MIB,
+        description="most memory that a worker takes for one call; for an object, 8 times its size if that is more",
+    )
+    index_size: Size = Field(
+        24 * MIB,
+        ge=MIB,
+        description="most memory of the index of one shard; 12 times the size of its object if that is more",
     )
     nice: int = Field(0, ge=0, le=19, description="niceness of workers; above 0 the trainer has priority")
     task_deadline: Duration = Field(60.0, gt=0, description="maximum time for one task; then its worker is replaced")

@@ -199,14 +199,14 @@ def refusing(what: str, url: str) -> Iterator[None]:
 
     Raises:
         BadShard: the library raised an exception.
-        ResourceExhausted: the library had no memory.
+        ResourceExhausted: the library had no memory; BadShard if the limit is ``decode.memory``.
     """
     try:
         yield
     except FeeddError:
         raise
     except MemoryError as error:
-        raise no_memory(url) from error
+        raise no_memory(url, error) from error
     except Exception as error:  # libraries raise many classes for broken bytes
         text = " ".join(str(error).split())[:300] or type(error).__name__
         raise BadShard(f"expected {what}, got: {text}", object=url, stage="decode") from error

@@ -20,7 +20,7 @@ from feedd.convert.columnar import loaded, needs
 from feedd.convert.conversion_io import FileOut, MappedObject
 from feedd.convert.memory_limits import check_memory
 from feedd.convert.wanted_ranges import WholeObject
-from feedd.errors import BadShard
+from feedd.errors import BadShard, FeeddError
 from feedd.formats.format_registry import format_for
 from feedd.formats.suffixes import BUNZIP2, GUNZIP, INFLATE, UNBROTLI, UNSNAPPY, UNXZ, UNZSTD, uncompressed
 from feedd.units import format_size
@@ -77,15 +77,20 @@ class ChainedConverter(WholeObject):
 
     def make(self, held: PartialObject, url: str, params: str, out: ShardWriter) -> str:
         """Decompress, then convert; see ``ShardConverter.make``. The decompressed size has the limit of any shard."""
-        fd = os.memfd_create("feedd-unpacked", os.MFD_CLOEXEC)
+        fd, inner_url = os.memfd_create("feedd-unpacked", os.MFD_CLOEXEC), url
         try:
             # the decompressed object and the shard may both be in memory
             memory_bytes = out.memory_bytes // 2 if isinstance(out, FileOut) else out.limit_bytes
             unpacked = FileOut(fd, 0, out.limit_bytes, memory_bytes, url)
             self._outer.decompress(held.data, url, unpacked)
+            folder, slash, name = url.rpartition("/")
+            inner_url = f"{folder}{slash}{uncompressed(name.lower())[0]}"
             with MappedObject(fd, unpacked.at, [ByteRange(0, unpacked.at)]) as inside:
-                folder, slash, name = url.rpartition("/")
-                return self._inner.make(inside, f"{folder}{slash}{uncompressed(name.lower())[0]}", params, out)
+                return self._inner.make(inside, inner_url, params, out)
+        except FeeddError as error:
+            if error.object == inner_url:
+                error.object = url  # the object in the store
+            raise
         finally:
             os.close(fd)
 

@@ -8,7 +8,7 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Self
 
-from feedd.convert.memory_limits import LEAST_BYTES
+from feedd.convert.memory_limits import LEAST_BYTES, NO_LIMIT_BYTES
 from feedd.errors import BadShard, ResourceExhausted
 from feedd.units import format_size
 
@@ -65,13 +65,23 @@ class FileOut:
         url: named in errors.
         entry_bytes: size of the file if it is a cache entry, which takes no memory. Bytes beyond it are only counted,
             because a shard that became larger needs another entry. Below zero: a file in memory, which grows.
+        call_bytes: memory that one call may take, see ``memory_limits.call_limit``.
 
     Attributes:
-        extra_bytes: maximum memory for the conversion itself; half of ``memory_bytes`` if the shard is in memory too.
+        free_bytes: memory that is free for the conversion; half of ``memory_bytes`` if the shard is in memory too.
+        extra_bytes: maximum memory for the conversion itself.
     """
 
     def __init__(
-        self, fd: int, start: int, limit_bytes: int, memory_bytes: int, url: str, entry_bytes: int = -1
+        self,
+        fd: int,
+        start: int,
+        limit_bytes: int,
+        memory_bytes: int,
+        url: str,
+        *,
+        entry_bytes: int = -1,
+        call_bytes: int = NO_LIMIT_BYTES,
     ) -> None:
         self.at = 0
         self.limit_bytes = limit_bytes
@@ -80,7 +90,9 @@ class FileOut:
         self.memory_bytes = memory_bytes
         self._url = url
         self._entry_bytes = entry_bytes
-        self.extra_bytes = max(LEAST_BYTES, memory_bytes if entry_bytes >= 0 else memory_bytes // 2)
+        self.call_bytes = call_bytes
+        self.free_bytes = max(LEAST_BYTES, memory_bytes if entry_bytes >= 0 else memory_bytes // 2)
+        self.extra_bytes = min(self.free_bytes, max(LEAST_BYTES, call_bytes))
 
     def write(self, data: Buffer) -> None:
         """Append ``data``, which may be reused at once.

@@ -21,7 +21,7 @@ from feedd.convert.bad_rows import marked
 from feedd.convert.columnar import Typed, chosen, refusing, typed_by
 from feedd.convert.delimited_text import DelimitedText
 from feedd.convert.table_converters import DELIMITER
-from feedd.convert.table_writer import TableWriter
+from feedd.convert.table_writer import TableWriter, check_columns
 from feedd.errors import BadShard
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ def write(data: memoryview, url: str, params: str, out: ShardWriter, delimiter: 
         first = _first_row(data, delimiter)
         if first is None:
             return TableWriter(out, 0, url).finish()
+        check_columns(len(first), url)
         named = _is_header(first, typed)
         if not named and typed.types and not _numbered(typed.types):
             got = ", ".join(first)[:_VALUE_SHOWN]
@@ -162,7 +163,7 @@ def _is_number(text: str) -> bool:
 def tells_types(data: memoryview, delimiter: str) -> bool:
     """Whether the start of an object determines its column types: it has whole rows with values."""
     try:
-        found = _types(data[: _rows_end(data)], delimiter_of(data, delimiter))
+        found = _types(data[: _rows_end(data)], delimiter_of(data, delimiter), "")
         return not {_NULL}.issuperset((found or {}).values())
     except Exception:  # noqa: BLE001 - reading the whole object raises lasting errors again
         return False
@@ -181,17 +182,18 @@ def write_types(data: memoryview, url: str, out: ShardWriter, delimiter: str, *,
         raise BadShard(message, object=url, hint="store smaller shards", stage="decode")
     with refusing("rows of values", url):
         sign = delimiter_of(data, delimiter)
-        found = _types(data if whole else data[: _rows_end(data)], sign) or {}
+        found = _types(data if whole else data[: _rows_end(data)], sign, url) or {}
     if found and sign != delimiter:
         found[DELIMITER] = sign
     out.write(msgspec.json.encode(found))
 
 
-def _types(data: memoryview, delimiter: str) -> dict[str, str] | None:
+def _types(data: memoryview, delimiter: str, url: str) -> dict[str, str] | None:
     """Return the type of each column (``null`` without values), or None if the object is empty."""
     first = _first_row(data, delimiter) if len(data) else None
     if first is None:
         return None
+    check_columns(len(first), url)
     named = _is_header(first, Typed())
     cells = _cells(first, named=named)
     text = DelimitedText(data, first if named else list(cells), delimiter, named=named)

@@ -10,9 +10,10 @@ import numpy as np
 
 from feedd.convert.whole_table import aligned, bytes_of, encoded_foot
 from feedd.errors import BadShard
-from feedd.formats.framing import unread_of
+from feedd.formats.framing import CELL_BYTES, index_limits, unread_of
 from feedd.formats.missing_reasons import ALL, HAS
 from feedd.formats.table import (
+    COLUMNS_MAX,
     MAGIC,
     NOTE_CHARS_MAX,
     NOTES_MAX,
@@ -64,6 +65,21 @@ class Piece:
     valid: NDArray[np.bool_] | NDArray[np.uint8] | None = None
 
 
+def check_columns(count: int, url: str) -> None:
+    """Refuse a table of too many columns; reading each takes memory, however few rows it has.
+
+    Raises:
+        BadShard: there are more than ``COLUMNS_MAX``.
+    """
+    if count > COLUMNS_MAX:
+        raise BadShard(
+            f"expected at most {COLUMNS_MAX} columns, got {count} or more",
+            object=url,
+            hint="store wide rows as one list per row, such as a column of lists in Parquet",
+            stage="decode",
+        )
+
+
 class TableWriter:
     """Writes one table.
 
@@ -84,6 +100,7 @@ class TableWriter:
 
     def add(self, name: str, how: ColumnEncoding, pieces: Iterable[Piece]) -> None:
         """Write a column with its encoding; see ``fixed`` and ``variable``."""
+        check_columns(len(self._columns) + 1, self._url)
         if how.width is None:
             self.variable(name, how.encoding, pieces)
         else:
@@ -121,11 +138,11 @@ class TableWriter:
         every: list[NDArray[np.int64]] = []
         for piece in pieces:
             assert piece.sizes is not None, "a piece of a column of variable width says the sizes"
+            self._check_count(rows + len(piece.sizes), CELL_BYTES * (len(self._columns) + 1))
             self._out.write(bytes_of(piece.values))
             every.append(piece.sizes)
             marks.add(piece.valid, rows, len(piece.sizes))
             rows += len(piece.sizes)
-            self._check_count(rows)
         written = self._out.at - at
         self._check_rows(name, rows)
         ends = np.cumsum(np.concatenate([np.zeros(0, np.int64), *every]), dtype="<i8")
@@ -179,7 +196,9 @@ class TableWriter:
         self._out.write(bytes(aligned(self._out.at) - self._out.at))
         return self._out.at
 
-    def _check_count(self, rows: int) -> None:
+    def _check_count(self, rows: int, row_bytes: int = 0) -> None:
+        """Refuse rows that no index may have, before they are written; ``row_bytes``: memory of a row in the index."""
+        index_limits().check(row_bytes * rows, rows, self._url)
         if not 0 <= rows <= ROWS_MAX:
             raise BadShard(f"expected at most {ROWS_MAX} rows, got {rows}", object=self._url, stage="decode")
 

@@ -168,6 +168,8 @@ def decode_options(config: Config) -> DecodeOptions:
         nice=decode.nice,
         task_deadline_s=decode.task_deadline,
         recycle_growth_bytes=decode.recycle_growth,
+        memory_bytes=decode.memory,
+        index_bytes=decode.index_size,
         readable=readable_by_workers(config) if decode.sandbox else None,
         environment=tuple(decode.environment),
     )

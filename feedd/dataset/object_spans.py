@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from feedd.shard_index import RegularIndex, ShardIndex, numbered
+from feedd.shard_index import NumberedIndex, RegularIndex, ShardIndex
 
 if TYPE_CHECKING:
     from feedd.values import ObjectRef
@@ -85,7 +85,7 @@ class Span:
             return RegularIndex(named[0], strides, count, named[1]).numbered_from(self.first)
         starts = np.arange(count, dtype=np.int64) * grid.step_bytes
         sizes = np.minimum(grid.size_bytes, span_bytes - starts)
-        return ShardIndex(named[0], starts[None], sizes[None], *numbered(count, self.first), encodings=named[1])
+        return NumberedIndex(named[0], starts[None], sizes[None], count, named[1], first=self.first)
 
 
 def split(ref: ObjectRef, grid: SampleGrid, span_bytes: int) -> list[tuple[ObjectRef, Span]]:

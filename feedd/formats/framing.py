@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Generic, NoReturn, TypeVar
 
 import numpy as np
 
 from feedd.errors import BadShard
+from feedd.shard_index import NO_LIMITS, ORDER_BYTES, SAMPLES_MAX, IndexLimits
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -19,10 +22,40 @@ UNREAD_MAX: Final = 4096
 """Limit for the columns that an index lists as unreadable."""
 
 _UNREAD_CHARS_MAX: Final = 200
-CELLS_MAX: Final = 1 << 26
+CELLS_MAX: Final = SAMPLES_MAX
+CELL_BYTES: Final = 16
+"""A start and a size."""
+
 _FIELDS_MAX: Final = 4096
+KEY_BYTES: Final = 16
+"""A key's end, and a key of eight characters. Keys that are numbers take none."""
+
 
 _Name = TypeVar("_Name", str, bytes)
+
+
+_limits: ContextVar[IndexLimits] = ContextVar("limits of the index", default=NO_LIMITS)
+
+
+@contextlib.contextmanager
+def limited_index(limits: IndexLimits) -> Iterator[None]:
+    """Have readers refuse an index that exceeds ``limits``, in the context."""
+    token = _limits.set(limits)
+    try:
+        yield
+    finally:
+        _limits.reset(token)
+
+
+def index_limits() -> IndexLimits:
+    """Return the limits that hold here, see ``limited_index``."""
+    return _limits.get()
+
+
+def samples_max() -> int:
+    """Return how many samples of one field an index may have."""
+    limits = _limits.get()
+    return min(limits.samples, limits.size_bytes // (CELL_BYTES + ORDER_BYTES))
 
 
 class ShardErrors:
@@ -39,15 +72,23 @@ class ShardErrors:
         """Raise BadShard for byte ``at``."""
         raise BadShard(f"expected {expected} at byte {at}, got {got}", object=self._url, stage="decode")
 
-    def check_cells(self, field_count: int, sample_count: int) -> None:
+    def check_cells(self, field_count: int, sample_count: int, *, is_regular: bool = False, key_bytes: int = 0) -> None:
         """Refuse an index that would need too much memory, before it is allocated.
 
+        Args:
+            field_count: number of fields.
+            sample_count: number of samples.
+            is_regular: it becomes a ``RegularIndex``, which takes no memory.
+            key_bytes: memory of a key at least.
+
         Raises:
-            BadShard: the index has too many (field, sample) cells.
+            BadShard: the index has too many (field, sample) cells, or needs too much memory.
         """
         if field_count * sample_count > CELLS_MAX:
             got = f"{field_count} fields x {sample_count} samples"
             self.fail(0, f"at most {CELLS_MAX} (field, sample) cells", got)
+        size_bytes = 0 if is_regular else (CELL_BYTES * field_count + key_bytes) * sample_count
+        _limits.get().check(size_bytes, sample_count, self._url)
 
 
 class ShardReader(ShardErrors):
@@ -73,14 +114,14 @@ class Cells:
     size: list[int] = field(default_factory=list)
 
     def tables(
-        self, reader: ShardErrors, field_count: int, sample_count: int
+        self, reader: ShardErrors, field_count: int, sample_count: int, *, key_bytes: int = 0
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return ``starts`` and ``sizes`` of an index, int64[fields, samples] each.
 
         Raises:
             BadShard: see ``ShardErrors.check_cells``.
         """
-        reader.check_cells(field_count, sample_count)
+        reader.check_cells(field_count, sample_count, key_bytes=key_bytes)
         starts = np.zeros((field_count, sample_count), np.int64)
         sizes = np.full((field_count, sample_count), -1, np.int64)
         if self.sample:

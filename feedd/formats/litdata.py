@@ -23,7 +23,7 @@ from feedd.formats.framing import field_names
 from feedd.formats.inline_headers import NUMPY_DTYPES, TORCH_DTYPES
 from feedd.formats.outline import Outline, of_head
 from feedd.formats.rows import RowsReader, first_rows, rows_start
-from feedd.shard_index import ShardIndex, numbered
+from feedd.shard_index import NumberedIndex, ShardIndex
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -139,7 +139,7 @@ class _Reader(RowsReader):
             else:
                 self._check_sizes(column, name, starts[column], sizes[column])
         names = field_names(params.names, self._url)
-        return ShardIndex(names, starts, sizes, *numbered(len(offsets) - 1), encodings=tuple(stored))
+        return NumberedIndex(names, starts, sizes, len(offsets) - 1, encodings=tuple(stored))
 
     def outline(self, params: _Params) -> Outline:
         """Read the offsets; return the outline, in which lists and dicts have no encoding."""

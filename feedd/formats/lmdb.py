@@ -22,8 +22,8 @@ import numpy as np
 
 from feedd.errors import Unsupported
 from feedd.formats.format_spec import FormatSpec
-from feedd.formats.framing import ShardReader, field_names
-from feedd.shard_index import ShardIndex, numbered
+from feedd.formats.framing import KEY_BYTES, ShardReader, field_names
+from feedd.shard_index import NumberedIndex, ShardIndex
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -70,7 +70,7 @@ class LmdbFormat:
             Unsupported: several databases in one file, several values per key, or pickles.
         """
         if url.rsplit("/", 1)[-1].lower() == _LOCK:
-            return ShardIndex((), np.zeros((0, 0), np.int64), np.zeros((0, 0), np.int64), *numbered(0))
+            return NumberedIndex((), np.zeros((0, 0), np.int64), np.zeros((0, 0), np.int64), 0)
         return _Reader(data, url).read()
 
 
@@ -175,7 +175,7 @@ class _Reader(ShardReader):
             self.fail(int(pages[0]), "offsets of nodes within their page", f"up to {int(lower.max())}")
         counts = (lower - _HEAD_BYTES) >> 1
         total = int(counts.sum())
-        self.check_cells(1, total)
+        self.check_cells(1, total, key_bytes=KEY_BYTES)
         page = np.repeat(pages, counts)
         number = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
         place = self._u16(page + _HEAD_BYTES + 2 * number)
@@ -247,8 +247,8 @@ class _Reader(ShardReader):
         blob = self._raw[np.repeat(key_at - ends + key_bytes, key_bytes) + np.arange(total)].tobytes()
         keys = blob, ends
         if not blob.isascii():
-            keys = numbered(len(ends))
-        elif len(ends) and _NAMED.fullmatch(blob[: int(ends[0])]):
+            return NumberedIndex((FIELD,), starts[None], sizes[None], len(ends))
+        if len(ends) and _NAMED.fullmatch(blob[: int(ends[0])]):
             named = self._named(blob, ends.tolist(), starts, sizes)
             if named is not None:
                 return named
@@ -269,7 +269,7 @@ class _Reader(ShardReader):
             cells.append((names.setdefault(name, len(names)), numbers.setdefault(number, len(numbers))))
         if len(names) == 1:
             return None
-        self.check_cells(len(names), len(numbers))
+        self.check_cells(len(names), len(numbers), key_bytes=KEY_BYTES)
         places = np.array(cells, np.intp).T
         table = np.zeros((2, len(names), len(numbers)), np.int64)
         table[1] = -1

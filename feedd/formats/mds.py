@@ -23,7 +23,7 @@ from feedd.formats.outline import Outline, of_head
 from feedd.formats.rows import RowsReader, first_rows, rows_start
 from feedd.recipe.encodings import parse_encoding
 from feedd.recipe.params import DTYPES
-from feedd.shard_index import ShardIndex, numbered
+from feedd.shard_index import NumberedIndex, ShardIndex
 
 if TYPE_CHECKING:
     from feedd.protocols import PartialObject
@@ -105,11 +105,11 @@ class _Reader(RowsReader):
         header = self._header(header_at, int(offsets[0]))
         self._check(header, header_at)
         starts, sizes = self.columns(header.column_sizes, offsets)
-        return ShardIndex(
+        return NumberedIndex(
             field_names(header.column_names, self._url),
             starts,
             sizes,
-            *numbered(len(offsets) - 1),
+            len(offsets) - 1,
             encodings=tuple(map(_encoding, header.column_encodings)),
         )
 

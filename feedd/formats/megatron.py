@@ -19,7 +19,7 @@ from feedd.formats.format_spec import FormatSpec
 from feedd.formats.framing import ShardReader
 from feedd.formats.tokens import FIELD
 from feedd.recipe.params import SAMPLE_BYTES_MAX
-from feedd.shard_index import ShardIndex, numbered
+from feedd.shard_index import NumberedIndex, ShardIndex
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -169,7 +169,7 @@ class _Reader(ShardReader):
         sizes = where[firsts[1:]] - starts
         if documents and sizes.max() > SAMPLE_BYTES_MAX:
             self.fail(ends_at, f"documents of at most {SAMPLE_BYTES_MAX} bytes", f"{sizes.max()}")
-        return ShardIndex((FIELD,), starts[None], sizes[None], *numbered(documents), encodings=(f"{dtype}[]",))
+        return NumberedIndex((FIELD,), starts[None], sizes[None], documents, encodings=(f"{dtype}[]",))
 
     def _check_firsts(self, firsts: NDArray[np.int64], at: int) -> None:
         if firsts[0] != 0 or firsts[-1] != self._head.sequences or (np.diff(firsts) < 0).any():

@@ -23,8 +23,8 @@ import numpy as np
 
 from feedd.errors import BadShard
 from feedd.formats.format_spec import FormatSpec, cut_at
-from feedd.formats.framing import ShardReader
-from feedd.shard_index import ShardIndex, numbered
+from feedd.formats.framing import ShardReader, samples_max
+from feedd.shard_index import NumberedIndex, ShardIndex
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,7 +41,6 @@ _LENGTH_MASK: Final = (1 << _KIND_BITS) - 1
 _FIRST, _LAST = 1, 3  # kind 0 is a whole record, 2 a middle part
 _IMAGE_HEAD: Final = 24  # u32 number of labels, f32 label, u64 id, u64 id2
 _LABELS_MAX: Final = 1 << 16
-_PARTS_MAX: Final = 1 << 26
 _IMAGE_STARTS: Final = (b"\xff\xd8\xff", b"\x89PNG", b"RIFF", b"BM")
 
 
@@ -97,7 +96,7 @@ class PartsReader(ShardReader):
             BadShard: a header is missing or cut short, or the order of the parts forms no records.
         """
         data, at, total, unpack = self._data, 0, len(self._data), _HEAD.unpack_from
-        open_at, count = -1, 0
+        open_at, count, most = -1, 0, samples_max()
         while at < total:
             if at + 8 > total:
                 self.fail(at, "the 8 bytes of a part's header", f"end of data after {total} bytes")
@@ -118,8 +117,8 @@ class PartsReader(ShardReader):
             elif kind == _LAST:
                 open_at = -1
             count += 1
-            if count > _PARTS_MAX:
-                self.fail(at, f"at most {_PARTS_MAX} parts", "one more")
+            if count > most:
+                self.check_cells(1, count)
             yield kind, body, end
             at = end + (-end % 4)
         if open_at >= 0:
@@ -174,7 +173,7 @@ class _Reader(PartsReader):
         if images is None:
             images = bool(len(starts)) and self._is_image(int(starts[0]), int(sizes[0]))
         if not images:
-            return ShardIndex((DATA,), starts[None], sizes[None], *numbered(len(starts)))
+            return NumberedIndex((DATA,), starts[None], sizes[None], len(starts))
         return self._image_index(starts, sizes)
 
     def _is_image(self, start: int, size: int) -> bool:
@@ -187,6 +186,7 @@ class _Reader(PartsReader):
         )
 
     def _image_index(self, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> ShardIndex:
+        self.check_cells(3, len(starts))
         short = np.flatnonzero(sizes < _IMAGE_HEAD)
         if len(short):
             at = int(starts[short[0]])
@@ -202,11 +202,11 @@ class _Reader(PartsReader):
             got = f"{labels[first]} labels in a record of {sizes[first]} bytes"
             self.fail(int(starts[first]), f"an image record with at most {_LABELS_MAX} labels", got)
         several = labels > 0
-        return ShardIndex(
+        return NumberedIndex(
             ("label", "id", "image"),
             np.stack([np.where(several, starts + _IMAGE_HEAD, starts + 4), starts + 8, starts + heads]),
             np.stack([np.where(several, 4 * labels, 4), np.full(len(starts), 8), sizes - heads]),
-            *numbered(len(starts)),
+            len(starts),
             encodings=("float32[]" if several.any() else "float32", "uint64", "image"),
         )
 

@@ -17,7 +17,7 @@ from feedd.formats.format_spec import FormatSpec, cut_at
 from feedd.formats.framing import NamedCells, field_names
 from feedd.formats.protobuf import MessageReader, NotAMessage
 from feedd.formats.recordio import PartsReader, records_end
-from feedd.shard_index import ShardIndex, numbered
+from feedd.shard_index import NumberedIndex, ShardIndex
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -78,7 +78,7 @@ class _Reader(PartsReader, MessageReader):
             places[column, alike] = starts[alike] + (start - starts[0])
             lengths[column, alike] = size
         names = field_names(list(columns.names), self._url)
-        return ShardIndex(names, places, lengths, *numbered(len(starts)), encodings=tuple(columns.encodings))
+        return NumberedIndex(names, places, lengths, len(starts), encodings=tuple(columns.encodings))
 
     def _alike(
         self, starts: NDArray[np.int64], sizes: NDArray[np.int64], first: list[tuple[int, int, int]]

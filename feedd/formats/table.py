@@ -19,10 +19,10 @@ import msgspec
 import numpy as np
 
 from feedd.formats.format_spec import FormatSpec
-from feedd.formats.framing import CELLS_MAX, ShardReader, field_names, unread_of
+from feedd.formats.framing import CELLS_MAX, KEY_BYTES, ShardReader, field_names, unread_of
 from feedd.formats.missing_reasons import HAS
 from feedd.recipe.encodings import parse_encoding
-from feedd.shard_index import RegularIndex, ShardIndex, numbered
+from feedd.shard_index import NumberedIndex, RegularIndex, ShardIndex
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,7 +39,7 @@ NOTE_CHARS_MAX: Final = 80
 
 _END_BYTES: Final = 4 + len(MAGIC)
 _FOOT_BYTES_MAX: Final = 16 << 20
-_COLUMNS_MAX: Final = 65536
+COLUMNS_MAX: Final = 65536
 
 
 class TableColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -139,9 +139,10 @@ class _Reader(ShardReader):
         """Read the foot and the buffers that it names; return the index."""
         foot, end = self._foot()
         columns, rows = foot.columns, foot.rows
-        if rows < 0 or len(columns) > _COLUMNS_MAX:
-            self.fail(end, f"rows, and at most {_COLUMNS_MAX} columns", f"{rows} of {len(columns)}")
-        self.check_cells(max(1, len(columns)), rows)
+        if rows < 0 or len(columns) > COLUMNS_MAX:
+            self.fail(end, f"rows, and at most {COLUMNS_MAX} columns", f"{rows} of {len(columns)}")
+        key_bytes = 0 if foot.keys is None else KEY_BYTES
+        self.check_cells(max(1, len(columns)), rows, is_regular=_is_regular(foot), key_bytes=key_bytes)
         names = field_names([column.name for column in columns], self._url)
         stored = tuple(column.encoding for column in columns)
         notes = tuple((column, row, text[:NOTE_CHARS_MAX]) for column, row, text in foot.notes[:NOTES_MAX])
@@ -159,7 +160,9 @@ class _Reader(ShardReader):
             if marks is not None and bool((marks > HAS).any()):
                 why[number] = marks
         reasons = _reasons(why, starts) if why else None
-        keys = numbered(rows) if foot.keys is None else self._keys(foot.keys, rows, end)
+        if foot.keys is None:
+            return NumberedIndex(names, starts, sizes, rows, stored, notes, unread, reasons)
+        keys = self._keys(foot.keys, rows, end)
         return ShardIndex(names, starts, sizes, *keys, stored, notes, unread, reasons)
 
     def _foot(self) -> tuple[TableFoot, int]:

@@ -21,7 +21,7 @@ import numpy as np
 
 from feedd.errors import BadShard
 from feedd.formats.format_spec import FormatSpec, cut_at
-from feedd.formats.framing import UNREAD_MAX, Cells, ShardErrors, unread_of
+from feedd.formats.framing import KEY_BYTES, UNREAD_MAX, Cells, ShardErrors, unread_of
 from feedd.formats.outline import of_chain
 from feedd.shard_index import ShardIndex
 
@@ -68,7 +68,7 @@ class _Columns(Cells):
     present: int = 0  # bit set of the current sample's columns
 
     def index(self, reader: _Reader) -> ShardIndex:
-        starts, sizes = self.tables(reader, len(self.names), len(self.keys))
+        starts, sizes = self.tables(reader, len(self.names), len(self.keys), key_bytes=KEY_BYTES)
         keys = [key if key.isascii() else key.decode("utf-8", "replace").encode() for key in self.keys]
         key_ends = np.cumsum(np.fromiter(map(len, keys), np.int64, len(keys)), dtype=np.int64)
         return ShardIndex(tuple(self.names), starts, sizes, b"".join(keys), key_ends, unread=unread_of(self.others))
@@ -179,6 +179,7 @@ class _Reader(ShardErrors):
                 at = body + (size + _BLOCK - 1) // _BLOCK * _BLOCK
             if not headers:
                 break
+            self.check_cells(max(1, len(self._columns.names)), len(self._columns.keys), key_bytes=KEY_BYTES)
             first = 0
             for doubtful in [*_doubtful(headers), len(headers)]:
                 paths = [one[: one.find(0) if one[99] == 0 else 100] for one in headers[first:doubtful]]

@@ -22,10 +22,10 @@ import numpy as np
 
 from feedd.errors import BadShard
 from feedd.formats.format_spec import FormatSpec, cut_at
-from feedd.formats.framing import NamedCells, field_names
+from feedd.formats.framing import NamedCells, field_names, samples_max
 from feedd.formats.missing_reasons import Why
 from feedd.formats.protobuf import MessageReader, NotAMessage
-from feedd.shard_index import ShardIndex, numbered
+from feedd.shard_index import NumberedIndex, ShardIndex
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -134,7 +134,7 @@ class _Reader(MessageReader):
 
     def _records(self) -> Iterator[tuple[int, int]]:
         """Yield start and end of each record's data, and note damaged records."""
-        data, at, total, sample = self._data, 0, len(self._data), 0
+        data, at, total, sample, most = self._data, 0, len(self._data), 0, samples_max()
         while at < total:
             head = bytes(data[at : at + _HEAD_BYTES])
             if len(head) < _HEAD_BYTES:
@@ -152,6 +152,8 @@ class _Reader(MessageReader):
             yield start, end
             at = end + _FOOT_BYTES
             sample += 1
+            if sample > most:
+                self.check_cells(1, sample)
 
     # ------------------------------------------------------------------ Examples
 
@@ -219,12 +221,12 @@ class _Reader(MessageReader):
         reasons = self._marked(starts, sizes)
         names = field_names([name.decode("utf-8", "replace") for name in columns.names], self._url)
         encodings = tuple(columns.encodings)
-        return ShardIndex(names, starts, sizes, *numbered(samples), encodings=encodings, reasons=reasons)
+        return NumberedIndex(names, starts, sizes, samples, encodings=encodings, reasons=reasons)
 
     def _whole(self, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> ShardIndex:
         """Return an index of unchanged records."""
         reasons = self._marked(starts[None], sizes[None])
-        return ShardIndex((DATA,), starts[None], sizes[None], *numbered(len(starts)), reasons=reasons)
+        return NumberedIndex((DATA,), starts[None], sizes[None], len(starts), reasons=reasons)
 
     def _marked(self, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.uint8] | None:
         """Mark bad samples as missing, in place; return the reasons of the index."""

@@ -22,7 +22,7 @@ from feedd.formats.format_spec import FormatSpec
 from feedd.formats.framing import ShardReader
 from feedd.formats.npy_header import read_npy_head
 from feedd.recipe.params import DTYPES
-from feedd.shard_index import RegularIndex, ShardIndex, numbered
+from feedd.shard_index import NumberedIndex, RegularIndex, ShardIndex
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -181,14 +181,15 @@ class _Reader(ShardReader):
         cut, total = self._windows, self._total
         at = self.checked()
         count = window_count(self._kind, total, cut)
-        self.check_cells(1, count)
         step_bytes, size_bytes = cut.stride * cut.item_bytes, cut.count * cut.item_bytes
         stored = (f"{cut.dtype}[]",)
-        if not count or at + (count - 1) * step_bytes + size_bytes <= total:
+        is_regular = not count or at + (count - 1) * step_bytes + size_bytes <= total
+        self.check_cells(1, count, is_regular=is_regular)
+        if is_regular:
             return RegularIndex((FIELD,), ((at, step_bytes, size_bytes),), count, stored)
         starts: NDArray[np.int64] = at + np.arange(count, dtype=np.int64) * step_bytes  # the last window is shorter
         sizes = np.minimum(size_bytes, total - starts)
-        return ShardIndex((FIELD,), starts[None], sizes[None], *numbered(count), encodings=stored)
+        return NumberedIndex((FIELD,), starts[None], sizes[None], count, encodings=stored)
 
     def _refuse_header(self) -> None:
         """Refuse a file with llm.c's header, which would otherwise begin with 512 wrong tokens."""

@@ -69,29 +69,39 @@ def _draw(words: NDArray[np.uint64], key: int, beside: NDArray[np.uint64]) -> No
 
 def permutation(count: int, key: int) -> NDArray[np.int64]:
     """Return ``count`` indices sorted by the key's stream, whose words are all different."""
-    return ascending(stream(key, np.arange(count, dtype=np.uint64)))
+    words = np.arange(count, dtype=np.uint64)
+    for piece, beside in _pieces(words):
+        _draw(piece, key, beside)
+    found = _ascending_in_place(words)
+    return np.argsort(stream(key, np.arange(count, dtype=np.uint64))) if found is None else found
 
 
 def ascending(words: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Return the indices that sort distinct random words.
+    """Return the indices that sort distinct random words."""
+    found = _ascending_in_place(words.copy())
+    return np.argsort(words) if found is None else found
+
+
+def _ascending_in_place(marked: NDArray[np.uint64]) -> NDArray[np.int64] | None:
+    """Return the indices that sort distinct random words, in the memory of the words.
 
     The lowest bits of each word are replaced by its index, and the numbers are sorted where they lie. Fresh memory
-    costs as much as sorting, so there is one copy.
-    If two words differ in their lowest bits only, which is rare, all words are sorted by their indices.
+    costs as much as sorting.
+    If two words differ in their lowest bits only, which is rare, the result is None: the caller sorts all words.
     """
-    bits = max(len(words) - 1, 0).bit_length()
+    bits = max(len(marked) - 1, 0).bit_length()
     low = np.uint64((1 << bits) - 1)
-    marked = words & ~low
     for number, (piece, beside) in enumerate(_pieces(marked)):
         first = number * _PIECE_WORDS
         beside[...] = np.arange(first, first + len(piece), dtype=np.uint64)
+        np.bitwise_and(piece, ~low, out=piece)
         np.bitwise_or(piece, beside, out=piece)
     marked.sort()
     before = np.uint64(0)
     for number, (piece, beside) in enumerate(_pieces(marked)):
         np.right_shift(piece, np.uint64(bits), out=beside)
         if (beside[1:] == beside[:-1]).any() or (number and beside[0] == before):
-            return np.argsort(words)
+            return None
         before = beside[-1]
         np.bitwise_and(piece, low, out=piece)
     return marked.view(np.int64)

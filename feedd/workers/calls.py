@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from feedd.shard_index import ShardIndex
+    from feedd.shard_index import IndexLimits, ShardIndex
     from feedd.values import FieldRecipe, ShardFile
     from feedd.workers.poison import Poison
     from feedd.workers.work import DecodeTask, FieldWork
@@ -204,26 +204,29 @@ class IndexCall(Short):
 
     rows, stream = 1, 0
 
-    def __init__(self, file: ShardFile, format_name: str) -> None:
+    def __init__(self, file: ShardFile, format_name: str, object_bytes: int, limits: IndexLimits) -> None:
         self._file = file
         self._format_name = format_name
+        self._object_bytes, self._limits = object_bytes, limits
         self.index: ShardIndex | None = None
 
     def packet(self, rows: range, request_id: int) -> Packet:  # noqa: ARG002 - the protocol's names
         """Return the request."""
         (file,), fds = split.file_messages((self._file,))
-        return Packet(encode(IndexRequest(request_id, file, self._format_name)), fds)
+        request = IndexRequest(request_id, file, self._format_name, self._object_bytes, self._limits)
+        return Packet(encode(request), fds)
 
     def accept(self, rows: range, answer: Answer, fds: list[int]) -> None:  # noqa: ARG002 - the protocol's names
         """Read the index's columns.
 
         Raises:
+            Internal: they take more memory than the request allowed.
             ResourceExhausted: they were lost, because this process may open no more files.
         """
         assert isinstance(answer, Indexed)
         if not fds:
             raise out_of_descriptors()
-        self.index = columns.unpack(fds[0], answer)
+        self.index = columns.unpack(fds[0], answer, self._limits.size_bytes)
 
     def give_up(self, rows: range, reason: str) -> None:  # noqa: ARG002 - the protocol's names
         """Report the shard as unreadable.

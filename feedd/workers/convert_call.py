@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Final
 from feedd.convert.conversion_registry import is_outline
 from feedd.convert.whole_table import RowGroups, TablePlan
 from feedd.errors import BadShard
+from feedd.shard_index import NO_LIMITS
 from feedd.values import ByteRange
 from feedd.workers.index_columns import unpack_regular
 from feedd.workers.messages import ConvertedAnswer, MakeRequest, NeedRanges, Packet, encode
 from feedd.workers.work import ConvertedShard, MissingRanges
 
 if TYPE_CHECKING:
+    from feedd.shard_index import IndexLimits
     from feedd.workers.messages import Answer
     from feedd.workers.work import MakeTask
 
@@ -42,8 +44,8 @@ class MakeCall:
 
     rows = 1
 
-    def __init__(self, task: MakeTask) -> None:
-        self._task = task
+    def __init__(self, task: MakeTask, limits: IndexLimits = NO_LIMITS) -> None:
+        self._task, self._limits = task, limits
         self._held_bytes = sum(span.size_bytes for span in task.spans)
         self.outcome: ConvertedShard | MissingRanges = MissingRanges(())
 
@@ -66,7 +68,7 @@ class MakeCall:
         sizes = (task.size_bytes, spans, task.out_at, task.limit_bytes, task.memory_bytes, task.entry_bytes)
         groups = task.groups.start, task.groups.stop
         params = zlib.compress(task.conversion.params.encode())
-        request = MakeRequest(request_id, task.conversion.name, params, task.url, *sizes, groups)
+        request = MakeRequest(request_id, task.conversion.name, params, task.url, *sizes, groups, self._limits)
         return Packet(encode(request), (task.source_fd, task.out_fd))
 
     def accept(self, rows: range, answer: Answer, fds: list[int]) -> None:  # noqa: ARG002 - the protocol's names

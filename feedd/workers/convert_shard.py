@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 from feedd.convert.conversion_io import FileOut, MappedObject
 from feedd.convert.conversion_registry import get, is_unpacked
-from feedd.convert.memory_limits import at_most
+from feedd.convert.memory_limits import at_most, call_limit
 from feedd.errors import BadShard, FeeddError
+from feedd.formats.framing import limited_index
 from feedd.formats.refused import say_packed
 from feedd.formats.table import TableFormat
+from feedd.shard_index import IndexLimits
 from feedd.values import ByteRange
 from feedd.workers.index_columns import indexed
 from feedd.workers.messages import ConvertedAnswer, NeedRanges, TablePlanMessage, encode
@@ -29,11 +31,16 @@ _INDEX_BYTES_MAX: Final = 32 << 10  # of the 96 KiB of an answer
 _TABLE: Final = TableFormat()
 
 
-def make_shard(request: MakeRequest, fds: Sequence[int]) -> ConvertedAnswer | NeedRanges:
+def make_shard(request: MakeRequest, fds: Sequence[int], memory_bytes: int = 0) -> ConvertedAnswer | NeedRanges:
     """Convert the available ranges of an object into a shard, or return which ranges are missing.
 
+    Args:
+        request: the request.
+        fds: descriptors of the object and of the file to write; they stay the caller's.
+        memory_bytes: ``decode.memory``; 0: no limit.
+
     Raises:
-        BadShard: the object's bytes are broken.
+        BadShard: the object's bytes are broken, or the conversion needs more memory than one call may take.
         Unsupported: the conversion is unknown, or its library is missing.
         ResourceExhausted: not enough memory for the shard.
     """
@@ -44,9 +51,11 @@ def make_shard(request: MakeRequest, fds: Sequence[int]) -> ConvertedAnswer | Ne
     spans = [ByteRange(*span) for span in request.spans]
     with MappedObject(source, request.size_bytes, spans) as held:
         limits = request.limit_bytes, request.memory_bytes
-        out = FileOut(target, request.out_at, *limits, request.url, request.entry_bytes)
+        call_bytes = call_limit(memory_bytes, request.size_bytes)
+        entry_bytes = request.entry_bytes
+        out = FileOut(target, request.out_at, *limits, request.url, entry_bytes=entry_bytes, call_bytes=call_bytes)
         try:
-            with at_most(out.extra_bytes, request.url):
+            with at_most(out.free_bytes, request.url, call_bytes):
                 if groups := range(*request.groups):
                     assert isinstance(converter, WritesGroups), "only planned tables are made of row groups"
                     size_bytes = converter.make_groups(held, request.url, params, out, groups)
@@ -58,7 +67,7 @@ def make_shard(request: MakeRequest, fds: Sequence[int]) -> ConvertedAnswer | Ne
                 told = None if plan is None else _message(plan)
                 spans_wanted = () if told is not None else tuple((span.start, span.end) for span in wanted)
                 return NeedRanges(request.id, time.perf_counter() - began_s, spans_wanted, told)
-            with at_most(out.extra_bytes, request.url):
+            with at_most(out.free_bytes, request.url, call_bytes), limited_index(IndexLimits(*request.limits)):
                 format_name = converter.make(held, request.url, params, out)
         except BadShard as error:
             if is_unpacked(request.converter):

@@ -6,6 +6,7 @@ import functools
 import importlib
 import mmap
 import os
+import re
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
@@ -14,13 +15,15 @@ import numpy as np
 
 from feedd.codecs.array import pin_npy
 from feedd.codecs.codec_registry import make
-from feedd.convert.memory_limits import at_most
+from feedd.convert.memory_limits import NO_LIMIT_BYTES, OPTION, at_most, call_limit
 from feedd.errors import BadSample, BadShard, CacheUnavailable, FeeddError, Internal
 from feedd.flow.file_pipe import FilePipe
 from feedd.formats import format_registry as formats
+from feedd.formats.framing import limited_index
 from feedd.formats.inline_headers import header_reader
 from feedd.formats.refused import say_packed
 from feedd.recipe.slow_imports import SLOW_MODULES
+from feedd.shard_index import IndexLimits
 from feedd.values import FieldRecipe
 from feedd.workers import index_columns as columns
 from feedd.workers.arena_pages import ArenaPages
@@ -63,10 +66,9 @@ if TYPE_CHECKING:
     from feedd.workers.messages import ColumnMessage, FieldMessage
 
 _SHORT_REASON_CHARS: Final = 12
-_INDEX_SHARE: Final = 64  # bytes of memory per byte of an indexed shard: 48 are needed if a sample is one byte
-_INDEX_LEAST_BYTES: Final = 512 << 20
-_INDEX_MOST_BYTES: Final = 4 << 30
 _REASONS_BYTES: Final = 64 << 10  # of the 96 KiB of an answer; short reasons of a thousand rows take 22 KiB
+_NO_MEMORY: Final = re.compile(r"\b(re)?alloc|bad_alloc|memory", re.IGNORECASE)  # the words of native libraries
+_MEMORY_REASON: Final = f" ({OPTION} limits the memory of a worker)"
 _KEPT_BYTES_MAX: Final = 64 << 20  # per answer: the values of further rows are decoded again
 _codec_for = functools.lru_cache(maxsize=256)(make)
 
@@ -92,7 +94,8 @@ class _Reasons:
     def of(self, error: Exception) -> str:
         """Return the reason for one row's error."""
         text = error.message if isinstance(error, BadSample) else f"{type(error).__name__}: {error}"
-        text = text[:REASON_CHARS_MAX]
+        told = _MEMORY_REASON if isinstance(error, MemoryError) or _NO_MEMORY.search(text) else ""
+        text = text[: REASON_CHARS_MAX - len(told)] + told
         self._left_bytes -= len(text.encode(errors="replace"))
         if self._left_bytes >= 0:
             return text
@@ -111,9 +114,14 @@ def _descriptors_of(given: Sequence[int], count: int) -> Sequence[int]:
 
 
 class Executor:
-    """Keeps the attached arenas and mapped files; everything else lives for one request."""
+    """Keeps the attached arenas and mapped files; everything else lives for one request.
 
-    def __init__(self) -> None:
+    Args:
+        memory_bytes: private memory that a call may take, see ``convert.memory_limits.call_limit``; 0: no limit.
+    """
+
+    def __init__(self, memory_bytes: int = 0) -> None:
+        self._memory_bytes = memory_bytes
         self._arenas: dict[int, mmap.mmap] = {}
         self._pages: dict[int, ArenaPages] = {}
         self._files: dict[int, int] = {}  # descriptors of the attached arenas
@@ -201,7 +209,7 @@ class Executor:
                     answer = self._index(request, given, fds)
                 case MakeRequest():
                     self._cached_files.drop()
-                    answer = make_shard(request, _descriptors_of(given, 2))
+                    answer = make_shard(request, _descriptors_of(given, 2), self._memory_bytes)
                 case PinRequest():
                     with Shard(request.file, given) as shard:
                         params = pin_npy(shard.read(request.start, request.size), header_reader(request.encoding))
@@ -217,15 +225,17 @@ class Executor:
     def _index(self, request: IndexRequest, given: Sequence[int], fds: list[int]) -> Indexed:
         began_s = time.perf_counter()
         with Shard(request.file, given) as shard:
-            memory_bytes = max(_INDEX_LEAST_BYTES, min(_INDEX_SHARE * shard.size_bytes, _INDEX_MOST_BYTES))
+            call_bytes = call_limit(self._memory_bytes, request.object_bytes)
             try:
-                with at_most(memory_bytes, request.file.url):
+                limits = IndexLimits(*request.limits)
+                with at_most(NO_LIMIT_BYTES, request.file.url, call_bytes), limited_index(limits):
                     index = _index(shard, request.format_name, request.file.url)
+                    limits.check(index.nbytes, index.sample_count, request.file.url)
+                    strides = columns.strides_of(index)
+                    fds.append(columns.pack(index, strides))
             except BadShard as error:
                 say_packed(error, shard.text(0, min(8, shard.size_bytes)), request.format_name)
                 raise
-        strides = columns.strides_of(index)
-        fds.append(columns.pack(index, strides))
         return columns.indexed(request.id, time.perf_counter() - began_s, index, strides)
 
     def _sizes(self, request: MeasureRequest, given: Sequence[int], fds: list[int]) -> tuple[bytes, int]:

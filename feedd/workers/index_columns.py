@@ -1,8 +1,8 @@
 """Sends a shard index from worker to daemon: too large for a packet, it travels as a memfd.
 
-Layout: int64 starts[field, sample] and int64 sizes[field, sample] of the fields without a stride, int64
-key_ends[sample], then the key blob, then uint8 reasons[field, sample] if there are any. Where the values of a field
-with a stride lie is told by three numbers.
+Layout: int64 starts[field, sample] and int64 sizes[field, sample] of the fields without a stride. Keys follow if they
+are not numbers: int64 key_ends[sample], and the key blob. The last part is uint8 reasons[field, sample] if there are
+any. Where the values of a field with a stride lie is told by three numbers.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from feedd.errors import Internal
-from feedd.shard_index import RegularIndex, ShardIndex
+from feedd.shard_index import SAMPLES_MAX, NumberedIndex, RegularIndex, ShardIndex
 from feedd.workers.descriptors import out_of_descriptors
 from feedd.workers.messages import Indexed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_SAMPLES_MAX = 1 << 26  # as ``formats.framing`` bounds them
+_NUMBERED = -1  # in place of the bytes of keys: keys are numbers
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_WRITE
 
 
@@ -47,7 +47,7 @@ def _stride(starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> tuple[int, i
 
 def indexed(request_id: int, busy_s: float, index: ShardIndex, strides: Strides) -> Indexed:
     """Return the message that goes with ``pack``."""
-    key_bytes = 0 if index.is_regular else len(index.key_blob)
+    key_bytes = _NUMBERED if index.is_numbered else len(index.key_blob)
     told = index.fields, index.sample_count, key_bytes, index.encodings, index.notes, index.unread
     has_reasons = index.reasons is not None
     return Indexed(request_id, busy_s, *told, has_reasons=has_reasons, strides=strides, is_regular=index.is_regular)
@@ -60,9 +60,11 @@ def pack(index: ShardIndex, strides: Strides) -> int:
     try:
         if index.is_regular:
             return fd
-        for column in (index.starts[others], index.sizes[others], index.key_ends):
+        for column in (index.starts[others], index.sizes[others]):
             _write(fd, np.ascontiguousarray(column, "<i8").reshape(-1).view(np.uint8).data)
-        _write(fd, memoryview(index.key_blob))
+        if not index.is_numbered:
+            _write(fd, np.ascontiguousarray(index.key_ends, "<i8").view(np.uint8).data)
+            _write(fd, memoryview(index.key_blob))
         if index.reasons is not None:
             _write(fd, np.ascontiguousarray(index.reasons).reshape(-1).data)
     except BaseException:
@@ -107,11 +109,12 @@ def _write(fd: int, data: memoryview) -> None:
         data = data[os.write(fd, data) :]
 
 
-def unpack(fd: int, reply: Indexed) -> ShardIndex:
+def unpack(fd: int, reply: Indexed, limit_bytes: int = 1 << 62) -> ShardIndex:
     """Return the index in a memfd made by ``pack``; does not close it. A regular index needs no memfd.
 
     Raises:
-        Internal: the memfd has another size than the reply says. This is checked before memory is taken.
+        Internal: the columns exceed ``limit_bytes``, or the memfd has another size than the reply says. This is checked
+            before memory is taken.
     """
     _check(reply)
     if reply.is_regular:
@@ -119,13 +122,17 @@ def unpack(fd: int, reply: Indexed) -> ShardIndex:
     samples, strides = reply.sample_count, reply.strides or (None,) * len(reply.fields)
     others = [number for number, stride in enumerate(strides) if stride is None]
     cells, all_cells = samples * len(others), samples * len(reply.fields)
-    said_bytes = 8 * (2 * cells + samples) + reply.key_bytes + (all_cells if reply.has_reasons else 0)
-    if min(samples, reply.key_bytes) < 0 or os.fstat(fd).st_size != said_bytes:
+    is_numbered, key_bytes = reply.key_bytes == _NUMBERED, max(reply.key_bytes, 0)
+    ends = 0 if is_numbered else samples
+    more_bytes = 8 * ends + key_bytes + (all_cells if reply.has_reasons else 0)
+    said_bytes, taken_bytes = 16 * cells + more_bytes, 16 * all_cells + more_bytes
+    if taken_bytes > limit_bytes:
+        raise Internal(f"expected a shard index of at most {limit_bytes} bytes, got {taken_bytes}", stage="decode")
+    if reply.key_bytes < _NUMBERED or os.fstat(fd).st_size != said_bytes:
         raise Internal(f"expected a shard index of {said_bytes} bytes, got {os.fstat(fd).st_size}", stage="decode")
-    numbers = np.empty(2 * cells + samples, np.int64)
-    keys = bytearray(reply.key_bytes)
+    numbers = np.empty(2 * cells + ends, np.int64)
     _read(fd, numbers.view(np.uint8).data, 0)
-    _read(fd, memoryview(keys), numbers.nbytes)
+    keys = _keys(fd, key_bytes, numbers.nbytes)
     shape = (len(reply.fields), samples)
     reasons = np.empty(shape, np.uint8) if reply.has_reasons else None
     if reasons is not None:
@@ -133,18 +140,10 @@ def unpack(fd: int, reply: Indexed) -> ShardIndex:
     starts, sizes = numbers[: 2 * cells].reshape(2, len(others), samples)
     if cells < all_cells:
         starts, sizes = _with_strides(starts, sizes, strides, shape)
-    return ShardIndex(
-        fields=reply.fields,
-        starts=starts,
-        sizes=sizes,
-        key_blob=bytes(keys),
-        key_ends=numbers[2 * cells :],
-        encodings=reply.encodings,
-        notes=reply.notes,
-        unread=reply.unread,
-        reasons=reasons,
-        strides=strides,
-    )
+    told = reply.encodings, reply.notes, reply.unread, reasons, strides
+    if is_numbered:
+        return NumberedIndex(reply.fields, starts, sizes, samples, *told)
+    return ShardIndex(reply.fields, starts, sizes, keys, numbers[2 * cells :], *told)
 
 
 def unpack_regular(reply: Indexed) -> RegularIndex:
@@ -163,8 +162,8 @@ def unpack_regular(reply: Indexed) -> RegularIndex:
 def _check(reply: Indexed) -> None:
     if len(reply.strides) != (len(reply.fields) if reply.strides or reply.is_regular else 0):
         raise Internal(f"expected strides of {len(reply.fields)} fields, got {len(reply.strides)}", stage="decode")
-    if not 0 <= reply.sample_count <= _SAMPLES_MAX:
-        expected = f"expected a shard index of 0 to {_SAMPLES_MAX} samples"
+    if not 0 <= reply.sample_count <= SAMPLES_MAX:
+        expected = f"expected a shard index of 0 to {SAMPLES_MAX} samples"
         raise Internal(f"{expected}, got {reply.sample_count}", stage="decode")
 
 
@@ -184,6 +183,16 @@ def _with_strides(
             all_starts[column] += at
             all_sizes[column] = size
     return all_starts, all_sizes
+
+
+def _keys(fd: int, size_bytes: int, at: int) -> bytes:
+    """Return bytes of a memfd; most are read with one call, and then not copied."""
+    keys = os.pread(fd, size_bytes, at)
+    if len(keys) < size_bytes:
+        rest = bytearray(size_bytes - len(keys))
+        _read(fd, memoryview(rest), at + len(keys))
+        keys += rest
+    return keys
 
 
 def _read(fd: int, target: memoryview, at: int) -> None:

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
-PROTOCOL: Final = 11
+PROTOCOL: Final = 12
 """Bump it with every change here: a worker started after an upgrade on disk must not talk to an older daemon."""
 
 MESSAGE_BYTES_MAX: Final = 96 << 10
@@ -81,11 +81,13 @@ class ReportStart(msgspec.Struct, frozen=True, array_like=True, tag="report_star
 
 
 class IndexRequest(msgspec.Struct, frozen=True, array_like=True, tag="index"):
-    """Return the index of this shard."""
+    """Return the index of this shard. ``object_bytes``: its size in the store. ``limits``: ``IndexLimits``."""
 
     id: int
     file: FileMessage
     format_name: str
+    object_bytes: int = 0
+    limits: tuple[int, int] = (1 << 62, 1 << 26)
 
 
 class MakeRequest(msgspec.Struct, frozen=True, array_like=True, tag="make"):
@@ -102,6 +104,7 @@ class MakeRequest(msgspec.Struct, frozen=True, array_like=True, tag="make"):
     memory_bytes: int
     entry_bytes: int = -1
     groups: tuple[int, int] = (0, 0)  # row groups to write to their places in the table; none: the whole shard is made
+    limits: tuple[int, int] = (1 << 62, 1 << 26)  # ``shard_index.IndexLimits`` of the shard
 
 
 class PinRequest(msgspec.Struct, frozen=True, array_like=True, tag="pin"):

@@ -25,6 +25,10 @@ RECYCLE_GROWTH_BYTES: Final = 512 << 20
 very large samples. A new process costs 0.3 s of one core then, and supply is not interrupted."""
 
 
+INDEX_BYTES: Final = 24 << 20
+"""Memory of the index of one shard, in the daemon, that any shard may take."""
+
+
 @dataclass(frozen=True, slots=True)
 class DecodeOptions:
     """Options of the pool.
@@ -34,6 +38,8 @@ class DecodeOptions:
         workers_max: maximum number of processes; demand decides in between. 0: always ``workers``.
         cpus: cores that the workers may run on; empty: those of this process.
         recycle_growth_bytes: a worker is replaced when its own memory has grown by this much; 0: never.
+        memory_bytes: private memory that a worker may take for one call, see ``convert.memory_limits``; 0: no limit.
+        index_bytes: memory of the index of one shard, see ``shard_index.IndexLimits``.
         task_deadline_s: a worker that spends longer on one chunk is killed, and the chunk replayed.
         nice: niceness of the workers; 0 leaves it.
         chunk_rows: rows per message to a worker; small enough to balance, large enough to spread a message's cost. Up
@@ -50,6 +56,8 @@ class DecodeOptions:
     workers_max: int = 0
     cpus: tuple[int, ...] = ()
     recycle_growth_bytes: int = RECYCLE_GROWTH_BYTES
+    memory_bytes: int = 2 << 30
+    index_bytes: int = INDEX_BYTES
     task_deadline_s: float = 60.0
     nice: int = 0
     chunk_rows: int = 32

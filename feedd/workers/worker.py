@@ -1,4 +1,4 @@
-"""A decode worker: ``python -m feedd.workers.worker DESCRIPTOR PARENT_PID [NICE [CPU,... [READABLE]]]``.
+"""A decode worker: ``python -m feedd.workers.worker DESCRIPTOR PARENT_PID [NICE [CPU,... [MEMORY_BYTES [READABLE]]]]``.
 
 The pool starts it with one end of a SEQPACKET socket pair. It uses no network and no asyncio: it reads a request,
 executes it and answers. It exits when the other end closes, and the kernel kills it when its daemon dies in any way.
@@ -16,6 +16,7 @@ import select
 import socket
 import sys
 
+from feedd.convert.memory_limits import limit_process
 from feedd.errors import BadShard
 from feedd.flow.log_sink import take_stderr
 from feedd.flow.parent_death import end_with
@@ -86,13 +87,14 @@ def _answer(sock: socket.socket, reply: Answer, fds: list[int]) -> None:
             os.close(fd)
 
 
-def serve(sock: socket.socket) -> None:
-    """Answer requests until the other end closes."""
-    executor = Executor()
+def serve(sock: socket.socket, memory_bytes: int = 0) -> None:
+    """Answer requests until the other end closes; ``memory_bytes``: see ``Executor``."""
+    executor = Executor(memory_bytes)
     waiting = select.poll()
     waiting.register(sock, select.POLLIN)
     sock.send(encode(Hello(PROTOCOL, build_digest())))
     built_in()  # imports all formats, before the first shard waits for that
+    limit_process(memory_bytes)
     later: Prepare | None = None
     while True:
         if later is not None and not waiting.poll(1000 * _IDLE_S):
@@ -140,11 +142,12 @@ def main(arguments: list[str]) -> int:
             raise SystemExit(f"feedd decode worker: expected to run on cores {arguments[3]}, got: {error}") from error
     if nice:
         os.nice(nice)
-    if len(arguments) > 4:
-        sandbox.enter(json.loads(arguments[4]))
+    memory_bytes = int(arguments[4]) if len(arguments) > 4 else 0
+    if len(arguments) > 5:
+        sandbox.enter(json.loads(arguments[5]))
     gc.freeze()  # objects created by imports are never garbage
     with socket.socket(fileno=descriptor) as sock, contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        serve(sock)
+        serve(sock, memory_bytes)
     return 0
 
 

@@ -12,6 +12,7 @@ from feedd.errors import BadSample
 from feedd.recipe.params import params_of
 from feedd.recipe.recipe import check_fields, needs_resolve, spec_of
 from feedd.recipe.slow_imports import slow_module
+from feedd.shard_index import IndexLimits
 from feedd.workers.autoscaler import Autoscaler
 from feedd.workers.calls import (
     DecodeCall,
@@ -29,7 +30,7 @@ from feedd.workers.gather_call import GatherCall
 from feedd.workers.messages import Attach, Detach, Packet, Prepare, encode
 from feedd.workers.poison import Poison
 from feedd.workers.supervisor import WorkerSupervisor
-from feedd.workers.work import CHUNK_ROWS_MAX
+from feedd.workers.work import CHUNK_ROWS_MAX, ConvertedShard
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from feedd.shard_index import ShardIndex
     from feedd.values import FieldRecipe, ShardFile
     from feedd.workers.work import (
-        ConvertedShard,
         DecodeOptions,
         DecodeResult,
         DecodeTask,
@@ -116,16 +116,23 @@ class DecodePool:
         if modules or new:
             self._dispatch.broadcast(Packet(encode(Prepare(tuple(sorted(modules)), tuple(sorted(new))))))
 
-    async def index(self, file: ShardFile, format_name: str) -> ShardIndex:
+    async def index(self, file: ShardFile, format_name: str, object_bytes: int = 0) -> ShardIndex:
         """Return the index of the samples of ``file``.
 
+        Args:
+            file: the shard.
+            format_name: its format.
+            object_bytes: size of its object in the store. The index of a large object may take more memory.
+
         Raises:
-            BadShard: broken framing.
+            BadShard: broken framing, or samples whose index takes too much memory.
             CacheUnavailable: the file is missing or too short.
             Unsupported: the format is unknown.
             ResourceExhausted: no more files may be open.
         """
-        call = IndexCall(file, format_name)
+        is_converted = file.ref.conversion is not None
+        limits = IndexLimits.of(self._options.index_bytes, object_bytes, is_converted=is_converted)
+        call = IndexCall(file, format_name, object_bytes, limits)
         await self._dispatch.do(call, 1)
         assert call.index is not None
         return call.index
@@ -137,12 +144,17 @@ class DecodePool:
         more.
 
         Raises:
-            BadShard: broken bytes, a shard above the limit, or an object that killed two workers.
+            BadShard: broken bytes, a shard above the limit, an index that takes too much memory, or an object that
+                killed two workers.
             Unsupported: the conversion is unknown, or a library is missing.
             ResourceExhausted: not enough memory for the shard, or no more files may be open.
         """
-        call = MakeCall(task)
+        limits = IndexLimits.of(self._options.index_bytes, task.size_bytes, is_converted=True)
+        call = MakeCall(task, limits)
         await self._dispatch.do(call, 1)
+        told = call.outcome if isinstance(call.outcome, ConvertedShard) else call.outcome.plan
+        if told is not None and told.index is not None:
+            limits.check(told.index.nbytes, told.index.sample_count, task.url)
         return call.outcome
 
     async def resolve(

@@ -59,7 +59,7 @@ def _environment(names: Collection[str]) -> dict[str, str]:
 def _arguments(options: DecodeOptions) -> list[str]:
     """Return the arguments of a worker after its descriptor and its parent's id."""
     readable = [] if options.readable is None else [json.dumps(options.readable)]
-    return [str(options.nice), ",".join(map(str, options.cpus)) or "all", *readable]
+    return [str(options.nice), ",".join(map(str, options.cpus)) or "all", str(options.memory_bytes), *readable]
 
 
 def _set(future: asyncio.Future[None]) -> None:

@@ -140,9 +140,9 @@ def noted_tasks(rig: Feeding) -> tuple[list[MakeTask], list[str]]:
         made.append(task)
         return make(task)
 
-    async def noted_index(file: ShardFile, format_name: str) -> ShardIndex:
+    async def noted_index(file: ShardFile, format_name: str, object_bytes: int = 0) -> ShardIndex:
         indexed.append(file.ref.key)
-        return await index(file, format_name)
+        return await index(file, format_name, object_bytes)
 
     converter.conversions.make = noted_make
     rig.pool.index = noted_index  # type: ignore[method-assign]  # to see what is asked for

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from feedd.convert import delimited_file, table_writer
 from feedd.convert.arrow_types import column_encoding
-from feedd.convert.columnar import params_of, strict_params, text_encoding, typed_params
+from feedd.convert.columnar import head_params, params_of, strict_params, text_encoding, typed_params
 from feedd.convert.delimited_text import _TYPES
 from feedd.convert.table_converters import (
     CSV_CONVERTER,
@@ -307,3 +308,15 @@ def test_a_dataset_without_names_has_none_in_any_shard() -> None:
         "b",
         "d",
     ]
+
+
+@pytest.mark.parametrize("params", ["", head_params("")])
+def test_too_many_columns_are_refused_before_rows_are_read(params: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A first line of too many names is an error for the types as for the table; as many as may be are read."""
+    monkeypatch.setattr(table_writer, "COLUMNS_MAX", 100)
+    line = ",".join(f"c{number}" for number in range(100))
+    assert len(make(CSV_CONVERTER, f"{line}\n{line}\n".encode(), params).index.fields) == 100
+    monkeypatch.setattr(delimited_file, "DelimitedText", None)
+    with pytest.raises(BadShard, match="at most 100 columns, got 101") as caught:
+        make(CSV_CONVERTER, f"{line},more\n{line},1\n".encode(), params)
+    assert "one list per row" in caught.value.hint

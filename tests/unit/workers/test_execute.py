@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from feedd.errors import Internal, ResourceExhausted
+from feedd.errors import BadShard, Internal
 from feedd.formats.format_spec import FormatSpec
 from feedd.formats.missing_reasons import Why
 from feedd.formats.tar import TarFormat
@@ -170,12 +170,17 @@ def test_numbers_of_an_index_are_checked_before_memory_is_taken() -> None:
     """A worker that a decoder's bug has taken over says what it likes."""
     fd = os.memfd_create("x")
     try:
-        for count, key_bytes in ((1 << 40, 0), (0, 1 << 40), (-1, 0), (0, -1)):
+        for count, key_bytes in ((1 << 40, 0), (0, 1 << 40), (-1, 0), (0, -2)):
             for regular in (False, True) if not key_bytes else (False,):
                 strides = ((0, 4, 4),) if regular else ()
                 said = Indexed(1, 0.0, ("cls",), count, key_bytes, strides=strides, is_regular=regular)
                 with pytest.raises(Internal, match="expected a shard index of"):
                     columns.unpack(fd, said)
+        os.truncate(fd, 16 * 1000)
+        said = Indexed(1, 0.0, ("cls",), 1000, -1)
+        with pytest.raises(Internal, match="at most 15999 bytes, got 16000"):
+            columns.unpack(fd, said, 15999)
+        assert columns.unpack(fd, said, 16000).sample_count == 1000
         said = Indexed(1, 0.0, ("cls",), 3, 0, strides=((0, 4, 4),) * 2, is_regular=True)
         with pytest.raises(Internal, match="expected strides of 1 fields, got 2"):
             columns.unpack(fd, said)
@@ -306,13 +311,15 @@ def test_an_index_takes_only_so_much_memory(shard: ShardFile, monkeypatch: pytes
             bytearray(2 << 30)
             raise AssertionError("expected no memory for that, got some")
 
-    executor = Executor()
+    executor = Executor(memory_bytes=512 << 20)
     request = IndexRequest(1, split.file_messages((shard,))[0][0], "tar")
     with monkeypatch.context() as patch:
         patch.setattr("feedd.formats.format_registry.find", lambda _: FormatSpec(Greedy()))
         answer = run(executor, encode(request))
     assert isinstance(answer, Failed)
-    assert (answer.kind, answer.object) == (ResourceExhausted.kind, shard.ref.url)
+    assert (answer.kind, answer.object) == (BadShard.kind, shard.ref.url)
+    assert "512MiB" in answer.message
+    assert "decode.memory" in answer.hint
     answer, fds = executor.run(request)
     os.close(fds[0])
     assert isinstance(answer, Indexed)
