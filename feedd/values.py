@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -95,6 +96,29 @@ class ObjectChecksum:
     part_digests: tuple[bytes, ...] = ()
 
 
+class OpenFile:
+    """A descriptor that is closed with the last reference to this object.
+
+    An entry may leave the cache while a batch still reads it. Its descriptor's number must not name another file then.
+    """
+
+    __slots__ = ("fd",)
+
+    def __init__(self, fd: int) -> None:
+        """Own ``fd``."""
+        self.fd = fd
+
+    def close(self) -> None:
+        """Close the descriptor, which has no user; idempotent."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        """Close the descriptor if its owner did not."""
+        self.close()
+
+
 @dataclass(frozen=True, slots=True)
 class ShardFile:
     """A whole shard as a local file; valid while its pin is held.
@@ -105,7 +129,8 @@ class ShardFile:
         data_at: offset of the object's first byte in the file; a multiple of the page size.
         format: format by which a converted shard is indexed; empty: derived from its name.
         inflight: the object is being fetched, and only the awaited parts are present.
-        fd: descriptor of a file without a name, which the cache owns; -1: open ``path``.
+        fd: descriptor of the file, for reading, which the cache owns; -1: open ``path``.
+        held: closes ``fd`` with the last ``ShardFile`` that has it; None: the cache closes it.
     """
 
     ref: ObjectRef
@@ -114,6 +139,7 @@ class ShardFile:
     format: str = ""
     inflight: bool = False
     fd: int = -1
+    held: OpenFile | None = field(default=None, compare=False, repr=False)
 
 
 class FieldKind(enum.Enum):

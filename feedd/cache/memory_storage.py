@@ -76,10 +76,9 @@ class MemoryStorage:
         self._disk = DiskThread(failed, look_threads=1)
         return Opened(CacheIndex(limit_bytes))
 
-    def file(self, ref: ObjectRef) -> ShardFile:
-        """Return how to open an entry."""
-        fd = self._fds[ref]
-        return ShardFile(ref, f"/proc/{os.getpid()}/fd/{fd}", entry_layout.data_at(ref), fd=fd)
+    async def open_files(self, refs: Sequence[ObjectRef]) -> list[ShardFile | Finding]:
+        """Return the files of entries, which are always open."""
+        return [self._file(ref) for ref in refs]
 
     async def create(self, ref: ObjectRef) -> Draft:
         """Allocate an anonymous file."""
@@ -131,6 +130,10 @@ class MemoryStorage:
         self.remove(tuple(self._fds))
         await self._disk.close(deadline_s)
         return True
+
+    def _file(self, ref: ObjectRef) -> ShardFile:
+        fd = self._fds[ref]
+        return ShardFile(ref, f"/proc/{os.getpid()}/fd/{fd}", entry_layout.data_at(ref), fd=fd)
 
     def _create(self, ref: ObjectRef, made: list[Draft]) -> None:
         size_bytes = entry_layout.data_at(ref) + ref.size_bytes

@@ -65,6 +65,14 @@ class DirectoryLock:
             finally:
                 os.close(fd)
 
+    def is_held(self) -> bool:
+        """Whether the locked file is still the one in the directory."""
+        try:
+            here, ours = (self._directory / LOCK_NAME).lstat(), os.fstat(self._fd)
+        except OSError:
+            return False
+        return (here.st_dev, here.st_ino) == (ours.st_dev, ours.st_ino)
+
     def sign(self) -> None:
         """Write the owner's process id again, in case a full disk had no room for it.
 

@@ -19,6 +19,7 @@ from feedd.cache import entry_layout, os_errors
 from feedd.cache.entry_storage import Depth, Finding
 from feedd.cache.ondisk import entry_files as files
 from feedd.units import MIB
+from feedd.values import OpenFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -51,9 +52,31 @@ def _look(path: Path, ref: ObjectRef, depth: Depth, believes: Callable[[Header],
         finally:
             os.close(fd)
     except OSError as error:
-        if error.errno in _OURS:
-            raise os_errors.unavailable(error, path) from error
-        return Finding.VANISHED if error.errno in _GONE else Finding.UNREADABLE
+        return _finding(error, path)
+
+
+def _finding(error: OSError, path: Path) -> Finding:
+    if error.errno in _OURS:
+        raise os_errors.unavailable(error, path) from error
+    return Finding.VANISHED if error.errno in _GONE else Finding.UNREADABLE
+
+
+def open_files(wanted: Sequence[tuple[Path, ObjectRef]]) -> list[OpenFile | Finding]:
+    """Open files for reading; a file of another length than its entry has vanished.
+
+    Raises:
+        CacheUnavailable: this process is out of descriptors or memory.
+    """
+    return [_opened(path, ref) for path, ref in wanted]
+
+
+def _opened(path: Path, ref: ObjectRef) -> OpenFile | Finding:
+    try:
+        file = OpenFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK))
+        found = _of_length(os.fstat(file.fd), ref)
+    except OSError as error:
+        return _finding(error, path)
+    return file if found is Finding.WHOLE else found
 
 
 def look_at(fd: int, ref: ObjectRef, depth: Depth, believes: Callable[[Header], bool]) -> Finding:
