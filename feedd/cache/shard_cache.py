@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from feedd.values import NextUses, ObjectRef, ShardFile
 
 _CLOSE_DEADLINE_S = 60.0
+_QUIET_S = 60.0
 _OPENED_MAX = 3  # tries to open entries that vanish after each fetch
 _log = structlog.get_logger(__name__)
 
@@ -78,6 +80,8 @@ class PlacedCache(CacheView):
         self._cache_metrics = CacheMetrics(recorder)
         self._group = asyncio.TaskGroup()
         self._open = False
+        self._unsaid_count = 0  # vanished entries that no line of the log counts yet
+        self._quiet_until_s = -math.inf
 
     async def __aenter__(self) -> Self:
         """Open the storage and index the entries in it.
@@ -310,7 +314,22 @@ class PlacedCache(CacheView):
         if entry.state is EntryState.COMMITTED:
             self._index.reopen(entry)
             self._cache_metrics.error(finding.value)
-            _log.warning("cached shard is corrupt or missing: fetching it again", url=entry.ref.url, got=finding.value)
+            self._say(entry, finding)
+
+    def _say(self, entry: Entry, finding: Finding) -> None:
+        """Log a lost entry. Files seldom vanish alone, so those that vanish soon after another are only counted."""
+        if finding is Finding.VANISHED:
+            self._unsaid_count += 1
+            if self._clock.monotonic_s() < self._quiet_until_s:
+                return
+            self._quiet_until_s = self._clock.monotonic_s() + _QUIET_S
+        _log.warning(
+            "cached shard is corrupt or missing: fetching it again",
+            url=entry.ref.url,
+            got=finding.value,
+            vanished_since_last_time=self._unsaid_count,
+        )
+        self._unsaid_count = 0
 
     def _leave(self, grant: _Grant) -> None:
         while grant.flights:
