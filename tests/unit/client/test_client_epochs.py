@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import errno
+import multiprocessing
 import os
+import pickle
+import subprocess
+import sys
+import tempfile
 import threading
+from multiprocessing import forkserver, resource_tracker
 from typing import Any
 
 import pytest
@@ -54,3 +62,81 @@ def test_other_passes_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "kill", kill)
     with pytest.raises(StateError):
         found.first_loaded(2, PASS, 0.01)
+
+
+def _work(epochs: Epochs, seen: Any, moved: Any) -> None:
+    """A persistent DataLoader worker: say the epoch, wait for another one, say that."""
+    seen.put(epochs.current(0))
+    moved.wait(60)
+    seen.put(epochs.current(0))
+    epochs.come_to(9, 0)
+
+
+@pytest.mark.parametrize("memfd", ["memfd", "refused"])
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_workers_see_set_epoch(method: str, memfd: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However a persistent worker was started, it sees the owner's next epoch, and the owner sees the worker's."""
+
+    def refuse(*_: object) -> int:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    if memfd == "refused":
+        monkeypatch.setattr(os, "memfd_create", refuse)
+    found = Epochs()
+    found.set(3, None)
+    context = multiprocessing.get_context(method)
+    seen, moved = context.Queue(), context.Event()
+    worker = context.Process(target=_work, args=(found, seen, moved))
+    worker.start()
+    assert seen.get(timeout=60) == 3
+    found.set(7, None)
+    moved.set()
+    assert seen.get(timeout=60) == 7
+    worker.join(60)
+    if method == "forkserver":
+        forkserver._forkserver._stop()
+        resource_tracker._resource_tracker._stop()
+    assert found.current(0) == 9
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_a_copy_shares_nothing(copied: Any) -> None:
+    """A copy of a dataset starts at the same epochs, and then counts for itself."""
+    found = Epochs()
+    found.set(3, None)
+    found.begin()
+    found.loaded(5, 0, PASS)
+    other = copied(found)
+    assert (other.current(), other.started, other.first_loaded(1, PASS, 1)) == (3, True, 5)
+    other.set(8, None)
+    assert found.current() == 3
+
+
+def test_without_memory_that_has_a_descriptor_a_spawned_worker_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forked workers share the counts all the same; a spawned one would count for itself, so that is an error."""
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    found = Epochs()
+    context = multiprocessing.get_context("fork")
+    worker = context.Process(target=found.come_to, args=(4, 0))
+    worker.start()
+    worker.join(60)
+    assert found.current(0) == 4
+    with pytest.raises(StateError, match="spawned DataLoader workers"):
+        multiprocessing.get_context("spawn").Process(target=found.come_to, args=(4, 0)).start()
+
+
+@pytest.mark.parametrize("shm", ["size=4k", "ro"])
+def test_dev_shm_is_not_needed(shm: str) -> None:
+    """A dataset is made where /dev/shm is full or read-only."""
+    made = "from feedd_client import FeedDataset; FeedDataset('s3://b/k/', batch_size=1, address='unix:///nobody')"
+    fill = "head -c 4096 /dev/zero > /dev/shm/full" if shm != "ro" else "true"
+    script = f'mount -t tmpfs -o {shm} tmpfs /dev/shm || exit 77; {fill}; exec {sys.executable} -c "{made}"'
+    done = subprocess.run(["unshare", "-m", "sh", "-c", script], check=False, capture_output=True, text=True)
+    if done.returncode in {1, 77} and "feedd" not in done.stderr:
+        pytest.skip(f"needs the right to mount a file system: {done.stderr.strip()}")
+    assert done.returncode == 0, done.stderr
