@@ -12,7 +12,8 @@ from feedd.cache.entry_storage import Draft, Finding, Names, Opened
 from feedd.cache.ondisk.disk_thread import DiskThread
 from feedd.cache.os_errors import StorageFull
 from feedd.cache.policy.cache_index import CacheIndex
-from feedd.errors import CacheUnavailable
+from feedd.errors import CacheUnavailable, Unsupported
+from feedd.flow.memory_file import memory_file
 from feedd.flow.sink_file import SinkFile
 from feedd.units import MIB, format_size
 from feedd.values import ShardFile
@@ -138,7 +139,7 @@ class MemoryStorage:
     def _create(self, ref: ObjectRef, made: list[Draft]) -> None:
         size_bytes = entry_layout.data_at(ref) + ref.size_bytes
         try:
-            fd = os.memfd_create("feedd-shard", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            fd = memory_file("feedd-shard")
             try:
                 os.ftruncate(fd, size_bytes)
                 for at in range(entry_layout.data_at(ref), size_bytes, _STEP_BYTES):
@@ -150,6 +151,8 @@ class MemoryStorage:
             except BaseException:
                 os.close(fd)
                 raise
+        except Unsupported as error:
+            raise CacheUnavailable(error.message, object=_NAMES.where, hint=error.hint, stage="cache") from error
         except OSError as error:
             if os_errors.is_full(error):
                 raise StorageFull(size_bytes, self._available() or 0, _RESERVE_BYTES) from error

@@ -7,6 +7,7 @@ import threading
 from itertools import takewhile
 from typing import TYPE_CHECKING, Self
 
+from feedd.flow.memory_file import memory_file
 from feedd.flow.pools import CACHE_DISK
 from feedd.flow.range_sinks import FileSink, MemorySink
 from feedd.flow.sink_file import SinkFile, file_pieces, write_at
@@ -30,7 +31,7 @@ class MemoryFile:
     """
 
     def __init__(self, name: str, size_bytes: int = 0) -> None:
-        self.fd = os.memfd_create(name, os.MFD_CLOEXEC)
+        self.fd = memory_file(name)
         try:
             if size_bytes:
                 os.ftruncate(self.fd, size_bytes)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 from feedd.catalog.urls import parse_url
 from feedd.errors import FeeddError, ResourceExhausted
 from feedd.flow.budget import ByteBudget
+from feedd.flow.memory_file import memory_file
 from feedd.flow.range_sinks import FileSink, MemorySink
 from feedd.flow.sink_file import SinkFile
 from feedd.units import MIB
@@ -266,7 +267,7 @@ class EpochReader:
 
 def _memory_file() -> SinkFile:
     try:
-        fd = os.memfd_create("feedd-pipe", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        fd = memory_file("feedd-pipe")
         try:
             return SinkFile(fd)
         finally:

@@ -11,13 +11,16 @@ import subprocess
 import sys
 import tempfile
 import threading
-from multiprocessing import forkserver, resource_tracker
-from typing import Any
+from multiprocessing import reduction
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from feedd_client.epochs import Epochs
 from feedd_client.errors import StateError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PASS, ANOTHER = 7000, 6000
 
@@ -64,39 +67,48 @@ def test_other_passes_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         found.first_loaded(2, PASS, 0.01)
 
 
-def _work(epochs: Epochs, seen: Any, moved: Any) -> None:
-    """A persistent DataLoader worker: say the epoch, wait for another one, say that."""
+_PERSISTENT = """
+import multiprocessing, os, sys
+from feedd_client.epochs import Epochs
+
+def refuse(*_):
+    raise PermissionError(1, "Operation not permitted")
+
+if sys.argv[2] == "refused":
+    os.memfd_create = refuse
+
+def work(epochs, seen, moved):
     seen.put(epochs.current(0))
     moved.wait(60)
     seen.put(epochs.current(0))
     epochs.come_to(9, 0)
 
+if __name__ == "__main__":
+    found = Epochs()
+    found.set(3, None)
+    context = multiprocessing.get_context(sys.argv[1])
+    seen, moved = context.Queue(), context.Event()
+    worker = context.Process(target=work, args=(found, seen, moved))
+    worker.start()
+    first = seen.get(timeout=60)
+    found.set(7, None)
+    moved.set()
+    second = seen.get(timeout=60)
+    worker.join(60)
+    print(first, second, found.current(0))
+"""
+
 
 @pytest.mark.parametrize("memfd", ["memfd", "refused"])
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
-def test_workers_see_set_epoch(method: str, memfd: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_see_set_epoch(method: str, memfd: str, tmp_path: Path) -> None:
     """However a persistent worker was started, it sees the owner's next epoch, and the owner sees the worker's."""
-
-    def refuse(*_: object) -> int:
-        raise PermissionError(errno.EPERM, "Operation not permitted")
-
-    if memfd == "refused":
-        monkeypatch.setattr(os, "memfd_create", refuse)
-    found = Epochs()
-    found.set(3, None)
-    context = multiprocessing.get_context(method)
-    seen, moved = context.Queue(), context.Event()
-    worker = context.Process(target=_work, args=(found, seen, moved))
-    worker.start()
-    assert seen.get(timeout=60) == 3
-    found.set(7, None)
-    moved.set()
-    assert seen.get(timeout=60) == 7
-    worker.join(60)
-    if method == "forkserver":
-        forkserver._forkserver._stop()
-        resource_tracker._resource_tracker._stop()
-    assert found.current(0) == 9
+    script = tmp_path / "persistent.py"
+    script.write_text(_PERSISTENT)
+    done = subprocess.run(
+        [sys.executable, str(script), method, memfd], check=False, capture_output=True, text=True, timeout=100
+    )
+    assert done.stdout == "3 7 9\n", done.stderr
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
@@ -127,7 +139,7 @@ def test_without_memory_that_has_a_descriptor_a_spawned_worker_is_refused(monkey
     worker.join(60)
     assert found.current(0) == 4
     with pytest.raises(StateError, match="spawned DataLoader workers"):
-        multiprocessing.get_context("spawn").Process(target=found.come_to, args=(4, 0)).start()
+        reduction.ForkingPickler.dumps(found)
 
 
 @pytest.mark.parametrize("shm", ["size=4k", "ro"])
