@@ -146,7 +146,7 @@ def _shared(epochs: Epochs) -> tuple[Any, ...]:
     return _mapped, (reduction.DupFd(epochs._fd),)  # type: ignore[no-untyped-call]  # noqa: SLF001 - see above; typeshed leaves it untyped
 
 
-def _mapped(handle: reduction.DupFd) -> Epochs:
+def _mapped(handle: Any) -> Epochs:  # noqa: ANN401 - its class has no public name
     epochs = Epochs.__new__(Epochs)
     epochs._map(handle.detach())  # noqa: SLF001 - of the same module
     return epochs

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedd.cache import entry_layout
+from feedd.cache.ondisk.directory import DirectoryStorage
 from feedd.cache.entry_layout import FORMAT_FOLDER
 from feedd.errors import BadShard, CacheTooSmall, ObjectChanged
 from feedd.metrics import PIPELINE_BATCH_SECONDS
@@ -38,7 +39,9 @@ def _lose(directory: Path, ref: ObjectRef) -> None:
 
 async def _closed(rig: Feeding) -> None:
     """Wait until the cache has closed the files that no batch reads: open files stay readable when they are deleted."""
-    await until(lambda: not rig.cache._storage._files)
+    storage = rig.cache._storage
+    assert isinstance(storage, DirectoryStorage)
+    await until(lambda: not storage._files)
 
 
 async def test_every_sample_once_over_ranks_and_epochs(tmp_path: Path) -> None:
