@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import resource
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from feedd.cache.entry_storage import Draft, Finding, Names
 from feedd.cache.ondisk import entry_files as files
 from feedd.cache.ondisk import entry_verify as looking
 from feedd.cache.ondisk import recovery as boot
-from feedd.cache.ondisk.directory_lock import DirectoryLock
+from feedd.cache.ondisk.directory_lock import DirectoryLock, open_locked
 from feedd.cache.ondisk.disk_thread import DiskThread
 from feedd.cache.ondisk.journal import record_of
 from feedd.cache.ondisk.recycled_files import Spares
@@ -58,6 +59,7 @@ class DirectoryStorage:
     def __init__(self, options: CacheOptions) -> None:
         self._options = options
         self._lock = DirectoryLock(options.directory)
+        self._folder_fd = -1
         self._spares = Spares()
         self._dropping: asyncio.TimerHandle | None = None
         self._runs: dict[ObjectRef, tuple[bytes, bytes]] = {}  # of entries written by earlier runs
@@ -98,6 +100,7 @@ class DirectoryStorage:
             if isinstance(error, TimeoutError):
                 raise os_errors.stalled(self._options.directory, _OPEN_DEADLINE_S) from error
             raise
+        self._disk.post(self._keep_cleaners_out)
         self._ledger = taken.ledger
         self._journal = taken.journal
         self._runs = taken.runs
@@ -187,6 +190,7 @@ class DirectoryStorage:
             return await self._flush(entries, deadline_s)
         finally:
             self._disk.post(self._journal.close)
+            self._disk.post(self._let_cleaners_in)
             self._disk.post(self._lock.__exit__)
             await self._disk.close(deadline_s)
 
@@ -285,10 +289,22 @@ class DirectoryStorage:
         with contextlib.suppress(OSError):  # its file may lie on a file system that is gone
             self._lock.__exit__()
         self._lock.__enter__()
+        self._keep_cleaners_out()
         self._journal.start(())
         _log.warning(
             "the cache directory was removed, moved or replaced: its shards are fetched again", directory=str(directory)
         )
+
+    def _keep_cleaners_out(self) -> None:
+        """Lock the folder of the entries, because ``systemd-tmpfiles`` removes nothing from a locked folder."""
+        self._let_cleaners_in()
+        with contextlib.suppress(OSError):
+            self._folder_fd = open_locked(self._options.directory / entry_layout.FORMAT_FOLDER)
+
+    def _let_cleaners_in(self) -> None:
+        fd, self._folder_fd = self._folder_fd, -1
+        if fd >= 0:
+            os.close(fd)
 
     def _publish(self, draft: Draft, sums: BlockSums) -> None:
         ref, final = draft.ref, self._path(draft.ref)

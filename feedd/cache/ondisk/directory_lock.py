@@ -108,6 +108,22 @@ class DirectoryLock:
             raise os_errors.unavailable(error, self._directory) from error
 
 
+def open_locked(folder: Path) -> int:
+    """Return a descriptor of a folder that is locked for as long as the descriptor is open; make the folder if missing.
+
+    Raises:
+        OSError: the folder cannot be made, opened or locked.
+    """
+    folder.mkdir(mode=0o700, exist_ok=True)
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
 def check_private(directory: Path) -> None:
     """Refuse a directory in which other users could plant shards, or exchange files for links.
 

@@ -6,14 +6,13 @@ import asyncio
 import itertools
 import mmap
 import shutil
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from feedd.cache import entry_layout
-from feedd.cache.ondisk.directory import DirectoryStorage
 from feedd.cache.entry_layout import FORMAT_FOLDER
+from feedd.cache.ondisk.directory import DirectoryStorage
 from feedd.errors import BadShard, CacheTooSmall, ObjectChanged
 from feedd.metrics import PIPELINE_BATCH_SECONDS
 from feedd.values import Cursor, EpochEnd, Topology
@@ -21,6 +20,8 @@ from tests.fakes.feeding import ROOT, Taken, batches, copied, feeding, rank, tak
 from tests.fakes.fetchers import until
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from feedd.values import ObjectRef
     from tests.fakes.feeding import Feeding
 
