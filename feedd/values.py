@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -96,29 +95,6 @@ class ObjectChecksum:
     part_digests: tuple[bytes, ...] = ()
 
 
-class OpenFile:
-    """A descriptor that is closed with the last reference to this object.
-
-    An entry may leave the cache while a batch still reads it. Its descriptor's number must not name another file then.
-    """
-
-    __slots__ = ("fd",)
-
-    def __init__(self, fd: int) -> None:
-        """Own ``fd``."""
-        self.fd = fd
-
-    def close(self) -> None:
-        """Close the descriptor, which has no user; idempotent."""
-        fd, self.fd = self.fd, -1
-        if fd >= 0:
-            os.close(fd)
-
-    def __del__(self) -> None:
-        """Close the descriptor if its owner did not."""
-        self.close()
-
-
 @dataclass(frozen=True, slots=True)
 class ShardFile:
     """A whole shard as a local file; valid while its pin is held.
@@ -130,7 +106,7 @@ class ShardFile:
         format: format by which a converted shard is indexed; empty: derived from its name.
         inflight: the object is being fetched, and only the awaited parts are present.
         fd: descriptor of the file, for reading, which the cache owns; -1: open ``path``.
-        held: closes ``fd`` with the last ``ShardFile`` that has it; None: the cache closes it.
+        owned: keeps ``fd`` open while this object lives; None: the cache closes ``fd``.
     """
 
     ref: ObjectRef
@@ -139,7 +115,7 @@ class ShardFile:
     format: str = ""
     inflight: bool = False
     fd: int = -1
-    held: OpenFile | None = field(default=None, compare=False, repr=False)
+    owned: object = field(default=None, compare=False, repr=False)
 
 
 class FieldKind(enum.Enum):

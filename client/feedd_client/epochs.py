@@ -7,7 +7,6 @@ import mmap
 import os
 import tempfile
 import time
-import weakref
 from multiprocessing import reduction
 from typing import Any, Final
 
@@ -33,8 +32,6 @@ class Epochs:
     def _map(self, fd: int | None) -> None:
         """Map the counts; ``fd``: their memory, owned by this object from now on; None: forks only can share it."""
         self._fd = fd
-        if fd is not None:
-            weakref.finalize(self, os.close, fd)
         memory = mmap.mmap(-1 if fd is None else fd, _BYTES)
         numbers = torch.frombuffer(memory, dtype=torch.int64)
         # Cell 0: the epoch. Cell 1 + w: the epoch of DataLoader worker w. Last cell: 1 once a pass has begun.
@@ -51,6 +48,12 @@ class Epochs:
         self._map(_anonymous_file())
         self._cells.copy_(torch.tensor(state["cells"], dtype=torch.int64, device="cpu"))
         self._loaded.copy_(torch.tensor(state["loaded"], dtype=torch.int64, device="cpu"))
+
+    def __del__(self) -> None:
+        """Close the descriptor; the memory goes with its tensors."""
+        fd: int | None = getattr(self, "_fd", None)
+        if fd is not None:
+            os.close(fd)
 
     @property
     def started(self) -> bool:
@@ -143,7 +146,7 @@ def _shared(epochs: Epochs) -> tuple[Any, ...]:
             "expected memory to share with spawned DataLoader workers, got neither memfd_create nor a temporary folder",
             hint="set TMPDIR to a writable folder, or use workers that are forked",
         )
-    return _mapped, (reduction.DupFd(epochs._fd),)  # type: ignore[no-untyped-call]  # noqa: SLF001 - see above; typeshed leaves it untyped
+    return _mapped, (reduction.DupFd(epochs._fd),)  # noqa: SLF001 - see above
 
 
 def _mapped(handle: Any) -> Epochs:  # noqa: ANN401 - its class has no public name

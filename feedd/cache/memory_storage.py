@@ -13,8 +13,7 @@ from feedd.cache.ondisk.disk_thread import DiskThread
 from feedd.cache.os_errors import StorageFull
 from feedd.cache.policy.cache_index import CacheIndex
 from feedd.errors import CacheUnavailable, Unsupported
-from feedd.flow.memory_file import memory_file
-from feedd.flow.sink_file import SinkFile
+from feedd.flow.sink_file import SinkFile, memory_file
 from feedd.units import MIB, format_size
 from feedd.values import ShardFile
 

@@ -25,7 +25,7 @@ from feedd.daemon.wiring import cache_options
 from feedd.errors import CacheUnavailable, Unsupported
 from feedd.fetch.part_sizes import PartSize
 from feedd.flow import mounts
-from feedd.flow.memory_file import memory_file
+from feedd.flow.sink_file import memory_file
 from feedd.lanes.lane import Lane
 from feedd.units import MIB, format_duration, format_size, parse_host_port
 from feedd.workers import sandbox

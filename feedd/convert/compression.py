@@ -21,7 +21,7 @@ from feedd.convert.conversion_io import FileOut, MappedObject
 from feedd.convert.memory_limits import check_memory
 from feedd.convert.wanted_ranges import WholeObject
 from feedd.errors import BadShard
-from feedd.flow.memory_file import memory_file
+from feedd.flow.sink_file import memory_file
 from feedd.formats.format_registry import format_for
 from feedd.formats.suffixes import BUNZIP2, GUNZIP, INFLATE, UNBROTLI, UNSNAPPY, UNXZ, UNZSTD, uncompressed
 from feedd.units import format_size

@@ -7,10 +7,9 @@ import threading
 from itertools import takewhile
 from typing import TYPE_CHECKING, Self
 
-from feedd.flow.memory_file import memory_file
 from feedd.flow.pools import CACHE_DISK
 from feedd.flow.range_sinks import FileSink, MemorySink
-from feedd.flow.sink_file import SinkFile, file_pieces, write_at
+from feedd.flow.sink_file import SinkFile, file_pieces, memory_file, write_at
 from feedd.flow.tasks import run_to_end
 
 if TYPE_CHECKING:

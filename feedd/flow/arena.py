@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from feedd.errors import Internal, ResourceExhausted
 from feedd.flow.memory import HINT, CountedMap, OwnerBudget, available_bytes
-from feedd.flow.memory_file import memory_file
 from feedd.flow.pools import CPU
+from feedd.flow.sink_file import memory_file
 from feedd.flow.tasks import run_to_end
 from feedd.units import format_size
 from feedd.values import SlotRef

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 from feedd.catalog.urls import parse_url
 from feedd.errors import FeeddError, ResourceExhausted
 from feedd.flow.budget import ByteBudget
-from feedd.flow.memory_file import memory_file
 from feedd.flow.range_sinks import FileSink, MemorySink
-from feedd.flow.sink_file import SinkFile
+from feedd.flow.sink_file import SinkFile, memory_file
 from feedd.units import MIB
 from feedd.values import ByteRange
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from feedd.errors import Internal
-from feedd.flow.memory_file import memory_file
+from feedd.flow.sink_file import memory_file
 from feedd.shard_index import RegularIndex, ShardIndex
 from feedd.workers.descriptors import out_of_descriptors
 from feedd.workers.messages import Indexed

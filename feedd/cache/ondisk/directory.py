@@ -16,7 +16,7 @@ from feedd.cache.entry_storage import Draft, Finding, Names
 from feedd.cache.ondisk import entry_files as files
 from feedd.cache.ondisk import entry_verify as looking
 from feedd.cache.ondisk import recovery as boot
-from feedd.cache.ondisk.directory_lock import DirectoryLock, open_locked
+from feedd.cache.ondisk.directory_lock import LOCK_NAME, DirectoryLock, open_locked
 from feedd.cache.ondisk.disk_thread import DiskThread
 from feedd.cache.ondisk.journal import record_of
 from feedd.cache.ondisk.recycled_files import Spares
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from feedd.cache.blocks import BlockSums
     from feedd.cache.cache_options import CacheOptions
     from feedd.cache.entry_storage import Depth, Opened, UnindexedFile
-    from feedd.flow.sink_file import SinkFile
-    from feedd.values import ObjectRef, OpenFile
+    from feedd.flow.sink_file import OpenFile, SinkFile
+    from feedd.values import ObjectRef
 
 _OPEN_DEADLINE_S = 300.0
 _LOOK_FLOOR_S = 30.0  # plus as long again for every 256 MiB: a disk that reads below 8 MiB/s has failed
@@ -46,10 +46,11 @@ _log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True)
-class _Kept:
+class _CachedFile:
     """An open file, and whether it was used since the last look."""
 
     file: ShardFile
+    descriptor: OpenFile
     is_used: bool = True
 
 
@@ -63,7 +64,7 @@ class DirectoryStorage:
         self._spares = Spares()
         self._dropping: asyncio.TimerHandle | None = None
         self._runs: dict[ObjectRef, tuple[bytes, bytes]] = {}  # of entries written by earlier runs
-        self._files: dict[ObjectRef, _Kept] = {}  # of entries requested lately
+        self._files: dict[ObjectRef, _CachedFile] = {}  # of entries requested lately
         self._files_max = max(_FILES_LEAST, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _FILES_SHARE)
         self._opening: dict[object, set[ObjectRef]] = {}  # entries that changed while a call opens files, by call
         self._closing: asyncio.TimerHandle | None = None
@@ -110,10 +111,10 @@ class DirectoryStorage:
         """Return the open files of entries, or why a file cannot be opened. Files used lately are open already."""
         answers: list[ShardFile | Finding | None] = []
         for ref in refs:
-            kept = self._files.get(ref)
-            if kept is not None:
-                kept.is_used = True
-            answers.append(None if kept is None else kept.file)
+            cached = self._files.get(ref)
+            if cached is not None:
+                cached.is_used = True
+            answers.append(None if cached is None else cached.file)
         missing = [at for at, answer in enumerate(answers) if answer is None]
         if missing:
             for at, file in zip(missing, await self._opened([refs[at] for at in missing]), strict=True):
@@ -217,10 +218,10 @@ class DirectoryStorage:
             if isinstance(found, Finding):
                 answers.append(found)
                 continue
-            file = ShardFile(ref, str(path), entry_layout.data_at(ref), fd=found.fd, held=found)
+            file = ShardFile(ref, str(path), entry_layout.data_at(ref), fd=found.fd, owned=found)
             answers.append(file)
             if ref not in changed:
-                self._files[ref] = _Kept(file)
+                self._files[ref] = _CachedFile(file, found)
         while len(self._files) > self._files_max:
             del self._files[next(iter(self._files))]
         if self._files and self._closing is None:
@@ -231,21 +232,21 @@ class DirectoryStorage:
         try:
             async with asyncio.timeout(_LOOK_FLOOR_S):
                 try:
-                    return await self._disk.look(looking.open_files, wanted)
+                    return await self._disk.look(files.open_files, wanted)
                 except CacheUnavailable:
                     if not self._files:
                         raise
                     self._files.clear()  # the limit on open files was reached
-                    return await self._disk.look(looking.open_files, wanted)
+                    return await self._disk.look(files.open_files, wanted)
         except TimeoutError as error:
             raise os_errors.stalled(self._options.directory, _LOOK_FLOOR_S) from error
 
     def _close_unused(self) -> None:
         """Close the files that were not used since the last call. Those of pinned entries close with their pins."""
         self._closing = None
-        self._files = {ref: kept for ref, kept in self._files.items() if kept.is_used}
-        for kept in self._files.values():
-            kept.is_used = False
+        self._files = {ref: cached for ref, cached in self._files.items() if cached.is_used}
+        for cached in self._files.values():
+            cached.is_used = False
         if self._files:
             self._closing = asyncio.get_running_loop().call_later(_FILES_KEPT_S, self._close_unused)
 
@@ -262,16 +263,15 @@ class DirectoryStorage:
 
     def _forget(self, refs: Iterable[ObjectRef]) -> list[Path]:
         gone = list(refs)
-        for kept in [self._files[ref] for ref in gone if ref in self._files]:
-            if kept.file.held is not None:
-                kept.file.held.close()  # now, because a file that is open anywhere gives no pages to the next fill
+        for cached in [self._files[ref] for ref in gone if ref in self._files]:
+            cached.descriptor.close()  # now, because a file that is open anywhere gives no pages to the next fill
         self._close_changed(gone)
         for ref in gone:
             self._runs.pop(ref, None)
         return [self._path(ref) for ref in gone]
 
     def _create(self, temp: Path, size_bytes: int) -> SinkFile:
-        if not self._lock.is_held():
+        if not files.is_at(self._options.directory / LOCK_NAME, self._lock.fd):
             self._move_in()
         reserve_bytes = self._options.free_reserve_bytes
         file = self._spares.take(temp, size_bytes, reserve_bytes)

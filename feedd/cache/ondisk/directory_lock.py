@@ -28,11 +28,14 @@ class DirectoryLock:
     """An flock on ``<directory>/lock``; the directory is created if missing. A context manager.
 
     The file stays when the lock is released: removing it would let two owners lock two files of that name.
+
+    Attributes:
+        fd: descriptor of the locked file; -1: the lock is not held.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._fd = -1
+        self.fd = -1
 
     def __enter__(self) -> Self:
         """Lock the directory.
@@ -53,25 +56,17 @@ class DirectoryLock:
         except BaseException:
             os.close(fd)
             raise
-        self._fd = fd
+        self.fd = fd
         return self
 
     def __exit__(self, *exc: object) -> None:
         """Release the lock; harmless if it is not held."""
-        if self._fd >= 0:
-            fd, self._fd = self._fd, -1
+        if self.fd >= 0:
+            fd, self.fd = self.fd, -1
             try:
                 os.ftruncate(fd, 0)
             finally:
                 os.close(fd)
-
-    def is_held(self) -> bool:
-        """Whether the locked file is still the one in the directory."""
-        try:
-            here, ours = (self._directory / LOCK_NAME).lstat(), os.fstat(self._fd)
-        except OSError:
-            return False
-        return (here.st_dev, here.st_ino) == (ours.st_dev, ours.st_ino)
 
     def sign(self) -> None:
         """Write the owner's process id again, in case a full disk had no room for it.
@@ -80,7 +75,7 @@ class DirectoryLock:
             CacheUnavailable: the id cannot be written.
         """
         try:
-            self._sign(self._fd)
+            self._sign(self.fd)
         except OSError as error:
             raise os_errors.unavailable(error, self._directory) from error
 

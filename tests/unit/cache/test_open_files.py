@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedd.cache.entry_storage import Finding
-from feedd.cache.ondisk import entry_verify
+from feedd.cache.ondisk import entry_files
 from feedd.cache.ondisk.directory import DirectoryStorage
 from feedd.cache.pins import with_pinned
 from feedd.errors import CacheUnavailable
@@ -132,7 +132,7 @@ async def test_a_process_without_descriptors_closes_unused_files(
 ) -> None:
     """Where no descriptor is left, files that no reader needs are closed, and the entry is opened then."""
     refs = rig.shards(4)
-    real, opened_counts = entry_verify.open_files, []
+    real, opened_counts = entry_files.open_files, []
 
     def scarce(wanted: Sequence[tuple[Path, ObjectRef]]) -> object:
         opened_counts.append(len(_open_shards(rig)))
@@ -140,7 +140,7 @@ async def test_a_process_without_descriptors_closes_unused_files(
             raise CacheUnavailable("too many open files", stage="cache")
         return real(wanted)
 
-    monkeypatch.setattr(entry_verify, "open_files", scarce)
+    monkeypatch.setattr(entry_files, "open_files", scarce)
     async with rig.open() as cache:
         for ref in refs:
             with await cache.acquire([ref]) as pins:
