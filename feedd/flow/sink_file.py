@@ -6,7 +6,7 @@ import errno
 import fcntl
 import functools
 import os
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from feedd.errors import Unsupported
 from feedd.flow.file_writers import Writers
@@ -66,15 +66,19 @@ class OpenFile:
     """
 
     __slots__ = ("fd",)
+    live: ClassVar[set[int]] = set()
+    """The descriptors of all objects that are not closed."""
 
     def __init__(self, fd: int) -> None:
         """Own ``fd``."""
         self.fd = fd
+        self.live.add(fd)
 
     def close(self) -> None:
         """Close the descriptor, which has no user; idempotent."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
+            self.live.discard(fd)
             os.close(fd)
 
     def __del__(self) -> None:

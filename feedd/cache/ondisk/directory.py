@@ -23,6 +23,7 @@ from feedd.cache.ondisk.recycled_files import Spares
 from feedd.errors import CacheUnavailable
 from feedd.flow import mounts
 from feedd.flow.range_sinks import FileSink
+from feedd.flow.sink_file import OpenFile
 from feedd.values import ShardFile
 
 if TYPE_CHECKING:
@@ -32,14 +33,14 @@ if TYPE_CHECKING:
     from feedd.cache.blocks import BlockSums
     from feedd.cache.cache_options import CacheOptions
     from feedd.cache.entry_storage import Depth, Opened, UnindexedFile
-    from feedd.flow.sink_file import OpenFile, SinkFile
+    from feedd.flow.sink_file import SinkFile
     from feedd.values import ObjectRef
 
 _OPEN_DEADLINE_S = 300.0
 _LOOK_FLOOR_S = 30.0  # plus as long again for every 256 MiB: a disk that reads below 8 MiB/s has failed
 _LOOK_BYTES_PER_S = 8 << 20
 _FILES_LEAST = 64
-_FILES_SHARE = 8  # unused files may take one of so many descriptors
+_FILES_SHARE = 4  # open files may take one of so many descriptors
 _FILES_KEPT_S = 1.0  # no thread call per batch
 _SPARE_FOR_S = 1.0  # an eviction that makes room is followed by its fill at once
 _log = structlog.get_logger(__name__)
@@ -206,11 +207,15 @@ class DirectoryStorage:
         return True
 
     async def _opened(self, refs: Sequence[ObjectRef]) -> list[ShardFile | Finding]:
+        if len(OpenFile.live) + len(refs) > self._files_max:
+            self._files.clear()
         wanted = [(self._path(ref), ref) for ref in refs]
+        later = wanted[max(0, self._files_max - len(OpenFile.live)) :]  # opened whenever a worker needs them
+        del wanted[len(wanted) - len(later) :]
         call = object()
         changed = self._opening[call] = set()
         try:
-            opened = await self._open_now(wanted)
+            opened = await self._open_now(wanted) if wanted else []
         finally:
             del self._opening[call]
         answers: list[ShardFile | Finding] = []
@@ -222,8 +227,7 @@ class DirectoryStorage:
             answers.append(file)
             if ref not in changed:
                 self._files[ref] = _CachedFile(file, found)
-        while len(self._files) > self._files_max:
-            del self._files[next(iter(self._files))]
+        answers += [ShardFile(ref, str(path), entry_layout.data_at(ref), is_opened_late=True) for path, ref in later]
         if self._files and self._closing is None:
             self._closing = asyncio.get_running_loop().call_later(_FILES_KEPT_S, self._close_unused)
         return answers

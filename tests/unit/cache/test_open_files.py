@@ -16,6 +16,7 @@ from feedd.cache.ondisk.directory import DirectoryStorage
 from feedd.cache.pins import with_pinned
 from feedd.errors import CacheUnavailable
 from feedd.metrics import CACHE_ERRORS
+from feedd.workers.request_split import file_messages
 from tests.fakes.caches import CacheRig
 from tests.fakes.fetchers import until
 
@@ -112,18 +113,25 @@ def latter_fd(cache: PlacedCache, ref: ObjectRef) -> int:
 
 
 async def test_descriptors_are_bounded(rig: CacheRig) -> None:
-    """Unused files are closed beyond a limit at once and below it after a moment; pinned ones stay open."""
+    """Beyond a limit, files are opened for each request of a worker; unused files are closed after a moment."""
     refs = rig.shards(8)
     async with rig.open() as cache:
         _storage(cache)._files_max = 2
         with await cache.acquire(refs) as pins:
-            assert len(_open_shards(rig)) == 8
-            assert [_bytes(file) for file in pins.files] == [rig.fetcher.data(ref) for ref in refs]
-        del pins
-        await until(lambda: len(_open_shards(rig)) <= 2)
+            assert len(_open_shards(rig)) == 2
+            assert [file.is_opened_late for file in pins.files] == [False] * 2 + [True] * 6
+            sent = file_messages(pins.files)
+            assert [message.given for message in sent.messages] == list(range(8))
+            for fd, message, ref in zip(sent.fds, sent.messages, refs, strict=True):
+                assert os.pread(fd, ref.size_bytes, message.data_at) == rig.fetcher.data(ref)
+            del sent
+            assert len(_open_shards(rig)) == 2, "the others were closed with their request"
+            shutil.rmtree(rig.directory)
+            with pytest.raises(CacheUnavailable, match=refs[2].key):
+                file_messages(pins.files)
         for ref in refs:
             (await cache.acquire([ref])).release()
-            assert len(_open_shards(rig)) <= 3
+            assert len(_open_shards(rig)) <= 2
         await _forget(rig, cache)
 
 
