@@ -105,7 +105,9 @@ class ShardFile:
         data_at: offset of the object's first byte in the file; a multiple of the page size.
         format: format by which a converted shard is indexed; empty: derived from its name.
         inflight: the object is being fetched, and only the awaited parts are present.
-        fd: descriptor of a file without a name, which the cache owns; -1: open ``path``.
+        fd: descriptor of the file, for reading, which the cache owns; -1: open ``path``.
+        is_opened_late: so many files are open that the daemon opens ``path`` for each request of a worker.
+        owned: keeps ``fd`` open while this object lives; None: the cache closes ``fd``.
     """
 
     ref: ObjectRef
@@ -114,6 +116,8 @@ class ShardFile:
     format: str = ""
     inflight: bool = False
     fd: int = -1
+    owned: object = field(default=None, compare=False, repr=False)
+    is_opened_late: bool = False
 
 
 class FieldKind(enum.Enum):

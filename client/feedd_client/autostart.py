@@ -52,6 +52,7 @@ _OURS: Final = {ADDRESS_VARIABLE, EPHEMERAL_VARIABLE, EXECUTABLE_VARIABLE}
 START_TIMEOUT_S: Final = 60.0
 STALE_AFTER_S: Final = 3600.0
 _CACHE_FILE: Final = "cache-dir"
+_SHORT: Final = "/tmp"  # noqa: S108 - only a directory of this user alone is used there
 _PAGE_SUFFIX: Final = ".page"
 _LOG_LINES: Final = 15
 
@@ -100,14 +101,18 @@ def launch_key(env: Mapping[str, str], pid: int) -> str:
 def base_dir(env: Mapping[str, str]) -> Path:
     """Return this user's private directory for sockets; create it if missing.
 
+    The directory lies in the first writable folder with a short path: ``XDG_RUNTIME_DIR``, ``TMPDIR``, ``/tmp``.
+
     Raises:
-        DaemonStartError: the directory belongs to another user, or its path is too long for a socket.
+        DaemonStartError: the directory belongs to another user, or no folder is writable and has a short path.
     """
-    runtime = env.get("XDG_RUNTIME_DIR")
-    parent = Path(runtime) if runtime and os.access(runtime, os.W_OK) else Path(tempfile.gettempdir())
-    path = parent / f"feedd-{os.getuid()}"
-    if len(os.fsencode(path)) > UDS_PATH_MAX - len("/0123456789abcdef/feedd.sock"):
-        raise DaemonStartError("expected a shorter path for a Unix socket", object=str(path), hint="set TMPDIR=/tmp")
+    path = next(iter(_short_paths(env)), None)
+    if path is None:
+        raise DaemonStartError(
+            "expected a writable folder with a short path for the socket of a daemon, got none",
+            hint="set TMPDIR or XDG_RUNTIME_DIR to a folder such as /tmp, or FEEDD_ADDRESS to a running daemon; "
+            f"{_CACHE_VARIABLE} says where the daemon keeps its cache",
+        )
     try:
         path.mkdir(mode=0o700, exist_ok=True)
         stat = path.lstat()
@@ -120,6 +125,18 @@ def base_dir(env: Mapping[str, str]) -> Path:
             hint="remove it, or set FEEDD_ADDRESS",
         )
     return path
+
+
+def _short_paths(env: Mapping[str, str]) -> Iterator[Path]:
+    """Yield where this user's directory may lie, best first."""
+    parents = [env.get("XDG_RUNTIME_DIR", "")]
+    with contextlib.suppress(FileNotFoundError):  # nothing is writable, not even the working directory
+        parents.append(tempfile.gettempdir())
+    for parent in (*parents, _SHORT):
+        path = Path(parent, f"feedd-{os.getuid()}")
+        is_short = len(os.fsencode(path)) <= UDS_PATH_MAX - len("/0123456789abcdef/feedd.sock")
+        if parent and is_short and os.access(parent, os.W_OK | os.X_OK):
+            yield path
 
 
 def _ephemeral(named: str | None, reason: OSError | None = None) -> str:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 import os
+import tempfile
 import time
-from typing import Final
+from multiprocessing import reduction
+from typing import Any, Final
 
 import torch
 
@@ -12,21 +16,44 @@ from feedd_client.errors import BadOptionError, StateError
 
 _WORKERS_MAX: Final = 1024
 _POLL_S: Final = 0.002
+_BYTES: Final = 8 * (2 + 4 * _WORKERS_MAX)
 
 
 class Epochs:
     """Counts epochs for the process that owns the dataset and for each of its DataLoader workers.
 
-    The counts are in shared memory, because each pass forks new workers while the parent keeps the count.
+    The counts are in shared memory, because each pass forks new workers while the parent keeps the count. The memory
+    is anonymous: ``/dev/shm`` may be full, read-only or missing. Workers that are spawned get its descriptor.
     """
 
     def __init__(self) -> None:
+        self._map(_anonymous_file())
+
+    def _map(self, fd: int | None) -> None:
+        """Map the counts; ``fd``: their memory, owned by this object from now on; None: forks only can share it."""
+        self._fd = fd
+        memory = mmap.mmap(-1 if fd is None else fd, _BYTES)
+        numbers = torch.frombuffer(memory, dtype=torch.int64)
         # Cell 0: the epoch. Cell 1 + w: the epoch of DataLoader worker w. Last cell: 1 once a pass has begun.
-        self._cells = torch.zeros(2 + _WORKERS_MAX, dtype=torch.int64, device="cpu")
-        self._cells.share_memory_()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._cells = numbers[: 2 + _WORKERS_MAX]
         # For each worker: the pass in which it loaded a state, its process id, the state's epoch.
-        self._loaded = torch.zeros((_WORKERS_MAX, 3), dtype=torch.int64, device="cpu")
-        self._loaded.share_memory_()  # type: ignore[no-untyped-call]  # see above
+        self._loaded = numbers[2 + _WORKERS_MAX :].view(_WORKERS_MAX, 3)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the counts, for a copy that shares nothing."""
+        return {"cells": self._cells.tolist(), "loaded": self._loaded.tolist()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take the counts of another object."""
+        self._map(_anonymous_file())
+        self._cells.copy_(torch.tensor(state["cells"], dtype=torch.int64, device="cpu"))
+        self._loaded.copy_(torch.tensor(state["loaded"], dtype=torch.int64, device="cpu"))
+
+    def __del__(self) -> None:
+        """Close the descriptor; the memory goes with its tensors."""
+        fd: int | None = getattr(self, "_fd", None)
+        if fd is not None:
+            os.close(fd)
 
     @property
     def started(self) -> bool:
@@ -93,3 +120,39 @@ def _lives(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def _anonymous_file() -> int | None:
+    """Return a descriptor of memory without a name; None: the system gives neither memory nor a temporary file."""
+    fd = None
+    with contextlib.suppress(OSError):  # a seccomp profile may refuse it
+        fd = os.memfd_create("feedd-epochs", os.MFD_CLOEXEC)
+    if fd is None:
+        with contextlib.suppress(OSError), tempfile.TemporaryFile() as file:
+            fd = os.dup(file.fileno())
+    if fd is not None:
+        os.truncate(fd, _BYTES)
+    return fd
+
+
+def _shared(epochs: Epochs) -> tuple[Any, ...]:
+    """Return how a spawned worker gets the same counts.
+
+    Raises:
+        StateError: the memory has no descriptor.
+    """
+    if epochs._fd is None:  # noqa: SLF001 - of the same module
+        raise StateError(
+            "expected memory to share with spawned DataLoader workers, got neither memfd_create nor a temporary folder",
+            hint="set TMPDIR to a writable folder, or use workers that are forked",
+        )
+    return _mapped, (reduction.DupFd(epochs._fd),)  # noqa: SLF001 - see above
+
+
+def _mapped(handle: Any) -> Epochs:  # noqa: ANN401 - its class has no public name
+    epochs = Epochs.__new__(Epochs)
+    epochs._map(handle.detach())  # noqa: SLF001 - of the same module
+    return epochs
+
+
+reduction.ForkingPickler.register(Epochs, _shared)

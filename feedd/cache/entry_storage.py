@@ -121,8 +121,12 @@ class EntryStorage(Protocol):
             CacheUnavailable: the storage cannot be used; nothing is held then.
         """
 
-    def file(self, ref: ObjectRef) -> ShardFile:
-        """Return how to open a published entry; valid until the entry is removed."""
+    async def open_files(self, refs: Sequence[ObjectRef]) -> list[ShardFile | Finding]:
+        """Return the open files of published entries, or why a file cannot be opened; valid until they are removed.
+
+        Raises:
+            CacheUnavailable: the disk did not answer in time, or this process is out of descriptors.
+        """
 
     async def create(self, ref: ObjectRef) -> Draft:
         """Allocate a draft; if the call is cancelled, the draft is abandoned.

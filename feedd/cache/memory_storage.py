@@ -12,8 +12,8 @@ from feedd.cache.entry_storage import Draft, Finding, Names, Opened
 from feedd.cache.ondisk.disk_thread import DiskThread
 from feedd.cache.os_errors import StorageFull
 from feedd.cache.policy.cache_index import CacheIndex
-from feedd.errors import CacheUnavailable
-from feedd.flow.sink_file import SinkFile
+from feedd.errors import CacheUnavailable, Unsupported
+from feedd.flow.sink_file import SinkFile, memory_file
 from feedd.units import MIB, format_size
 from feedd.values import ShardFile
 
@@ -76,10 +76,9 @@ class MemoryStorage:
         self._disk = DiskThread(failed, look_threads=1)
         return Opened(CacheIndex(limit_bytes))
 
-    def file(self, ref: ObjectRef) -> ShardFile:
-        """Return how to open an entry."""
-        fd = self._fds[ref]
-        return ShardFile(ref, f"/proc/{os.getpid()}/fd/{fd}", entry_layout.data_at(ref), fd=fd)
+    async def open_files(self, refs: Sequence[ObjectRef]) -> list[ShardFile | Finding]:
+        """Return the files of entries, which are always open."""
+        return [self._file(ref) for ref in refs]
 
     async def create(self, ref: ObjectRef) -> Draft:
         """Allocate an anonymous file."""
@@ -132,10 +131,14 @@ class MemoryStorage:
         await self._disk.close(deadline_s)
         return True
 
+    def _file(self, ref: ObjectRef) -> ShardFile:
+        fd = self._fds[ref]
+        return ShardFile(ref, f"/proc/{os.getpid()}/fd/{fd}", entry_layout.data_at(ref), fd=fd)
+
     def _create(self, ref: ObjectRef, made: list[Draft]) -> None:
         size_bytes = entry_layout.data_at(ref) + ref.size_bytes
         try:
-            fd = os.memfd_create("feedd-shard", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            fd = memory_file("feedd-shard")
             try:
                 os.ftruncate(fd, size_bytes)
                 for at in range(entry_layout.data_at(ref), size_bytes, _STEP_BYTES):
@@ -147,6 +150,8 @@ class MemoryStorage:
             except BaseException:
                 os.close(fd)
                 raise
+        except Unsupported as error:
+            raise CacheUnavailable(error.message, object=_NAMES.where, hint=error.hint, stage="cache") from error
         except OSError as error:
             if os_errors.is_full(error):
                 raise StorageFull(size_bytes, self._available() or 0, _RESERVE_BYTES) from error

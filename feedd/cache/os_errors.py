@@ -92,6 +92,16 @@ def stalled(directory: Path | str, waited_s: float) -> CacheUnavailable:
     )
 
 
+def vanishing(names: Names) -> CacheUnavailable:
+    """Return the error to raise if entries are gone right after they were fetched."""
+    return CacheUnavailable(
+        "cached shards vanish as soon as they are fetched",
+        object=names.where,
+        hint="find what removes files there, or pass another --cache-dir",
+        stage="cache",
+    )
+
+
 def too_small(refs: Sequence[ObjectRef], too_large: TooLarge, names: Names) -> CacheTooSmall:
     """Return the error to raise if even an empty cache could not hold ``refs`` together."""
     if too_large.quota:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from feedd.errors import CacheUnavailable
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from feedd.values import ObjectRef, ShardFile
 
 _T = TypeVar("_T")
+_AGAIN_MAX: Final = 2
 
 
 class Pins:
@@ -28,8 +29,8 @@ class Pins:
         return self._files
 
     def release(self) -> None:
-        """Drop the pins; a second call does nothing."""
-        release, self._release = self._release, None
+        """Drop the pins and the open files; a second call does nothing."""
+        release, self._release, self._files = self._release, None, ()
         if release is not None:
             release()
 
@@ -50,23 +51,25 @@ async def with_pinned(
 ) -> _T:
     """Return the result of ``read`` on the files of ``refs``, which stay pinned meanwhile.
 
-    If a file vanished or could not be read, that file is fetched again and ``read`` is called once more.
+    If a file vanished or could not be read, that file is fetched again and ``read`` is called again, twice at most.
 
     Args:
         cache: the cache that acquires and drops the shards.
         refs: the shards to read.
-        read: reads the files; may be called twice.
+        read: reads the files; may be called three times.
         first: acquires the shards the first time; None: the cache does.
 
     Raises:
-        Whatever the cache and ``read`` raise; CacheUnavailable only the second time.
+        Whatever the cache and ``read`` raise; CacheUnavailable only the third time.
     """
-    try:
-        with await (cache.acquire(refs) if first is None else first()) as pinned:
-            return await read(pinned.files)
-    except CacheUnavailable as error:
-        for ref in refs:
-            if ref.url == error.object:
-                await cache.discard(ref)
+    for _ in range(_AGAIN_MAX):
+        try:
+            with await (cache.acquire(refs) if first is None else first()) as pinned:
+                return await read(pinned.files)
+        except CacheUnavailable as error:
+            first = None
+            for ref in refs:
+                if ref.url == error.object:
+                    await cache.discard(ref)
     with await cache.acquire(refs) as pinned:
         return await read(pinned.files)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
@@ -32,9 +33,11 @@ if TYPE_CHECKING:
     from feedd.cache.policy.eviction_order import Entry
     from feedd.flow.singleflight import Flight
     from feedd.protocols import Clock, Recorder, ShardFetcher
-    from feedd.values import NextUses, ObjectRef
+    from feedd.values import NextUses, ObjectRef, ShardFile
 
 _CLOSE_DEADLINE_S = 60.0
+_QUIET_S = 60.0
+_OPENED_MAX = 3  # tries to open entries that vanish after each fetch
 _log = structlog.get_logger(__name__)
 
 
@@ -77,6 +80,8 @@ class PlacedCache(CacheView):
         self._cache_metrics = CacheMetrics(recorder)
         self._group = asyncio.TaskGroup()
         self._open = False
+        self._unsaid_count = 0  # vanished entries that no line of the log counts yet
+        self._quiet_until_s = -math.inf
 
     async def __aenter__(self) -> Self:
         """Open the storage and index the entries in it.
@@ -125,14 +130,13 @@ class PlacedCache(CacheView):
         while True:
             grant = await self._reserve(unique)
             try:
-                complete = await self._bring(grant)
+                files = await self._bring(grant)
             except BaseException:
                 self._undo(grant)
                 raise
-            if complete:
+            if files is not None:
                 break
             self._undo(grant)
-        files = {ref: self._storage.file(ref) for ref in unique}
         return Pins(tuple(files[ref] for ref in refs), lambda: self._undo(grant))
 
     def prefetch(self, refs: Sequence[ObjectRef], owner: str) -> None:
@@ -229,17 +233,51 @@ class PlacedCache(CacheView):
         self._fills.evict(outcome.evicted)
         return _Grant(outcome, [self._fills.join(entry) for entry in (*outcome.running, *outcome.missing)])
 
-    async def _bring(self, grant: _Grant) -> bool:
-        """Wait until all claimed entries are here. False: an entry was lost because another caller's refetch failed."""
+    async def _bring(self, grant: _Grant) -> dict[ObjectRef, ShardFile] | None:
+        """Return the open files of all claimed entries, once they are here.
+
+        Returns:
+            None: an entry was lost because another caller's refetch failed.
+
+        Raises:
+            CacheUnavailable: entries vanish again and again.
+        """
         try:
             reservation = grant.reservation
             lost_count = await self._refill(grant)
             self._cache_metrics.count(CACHE_HITS, len(reservation.present) - lost_count)
             self._cache_metrics.count(CACHE_MISSES, len(reservation.running) + len(reservation.missing) + lost_count)
-            await self._fills.arrive(grant.flights)
-            return all(entry.state is EntryState.COMMITTED for entry in reservation.entries)
+            for _ in range(_OPENED_MAX):
+                await self._fills.arrive(grant.flights)
+                if any(entry.state is not EntryState.COMMITTED for entry in reservation.entries):
+                    return None
+                files = await self._opened(grant)
+                if files is not None:
+                    return files
+            raise os_errors.vanishing(self._storage.names)
         finally:
             self._leave(grant)
+
+    async def _opened(self, grant: _Grant) -> dict[ObjectRef, ShardFile] | None:
+        """Return the open files of a grant's entries, or None after starting or joining fetches of lost entries."""
+        entries = grant.reservation.entries
+        before = [entry.generation for entry in entries]
+        opened = await self._storage.open_files([entry.ref for entry in entries])
+        if not self._open:
+            raise os_errors.closed()
+        files: dict[ObjectRef, ShardFile] = {}
+        for entry, generation, file in zip(entries, before, opened, strict=True):
+            if entry.generation == generation and not isinstance(file, Finding):
+                files[entry.ref] = file
+                continue
+            if entry.generation == generation and isinstance(file, Finding):
+                self._reopen(entry, file)
+            if entry.state is EntryState.RESERVED:
+                grant.flights.append(self._fills.join(entry))
+        if len(files) == len(entries):
+            return files
+        self._changed()
+        return None
 
     async def _refill(self, grant: _Grant) -> int:
         """Start or join fetches of corrupt entries, and return their number."""
@@ -276,7 +314,22 @@ class PlacedCache(CacheView):
         if entry.state is EntryState.COMMITTED:
             self._index.reopen(entry)
             self._cache_metrics.error(finding.value)
-            _log.warning("cached shard is corrupt or missing: fetching it again", url=entry.ref.url, got=finding.value)
+            self._say(entry, finding)
+
+    def _say(self, entry: Entry, finding: Finding) -> None:
+        """Log a lost entry. Files seldom vanish alone, so those that vanish soon after another are only counted."""
+        if finding is Finding.VANISHED:
+            self._unsaid_count += 1
+            if self._clock.monotonic_s() < self._quiet_until_s:
+                return
+            self._quiet_until_s = self._clock.monotonic_s() + _QUIET_S
+        _log.warning(
+            "cached shard is corrupt or missing: fetching it again",
+            url=entry.ref.url,
+            got=finding.value,
+            vanished_since_last_time=self._unsaid_count,
+        )
+        self._unsaid_count = 0
 
     def _leave(self, grant: _Grant) -> None:
         while grant.flights:

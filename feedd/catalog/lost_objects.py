@@ -189,7 +189,7 @@ def _version(file: ShardFile) -> _Version:
         CacheUnavailable: the file is missing.
     """
     try:
-        now = Path(file.path).stat()
+        now = os.fstat(file.fd) if file.fd >= 0 else Path(file.path).stat()
     except OSError as error:
         raise _unreadable(file, error) from error
     return _Version(file.ref, now.st_ino, now.st_mtime_ns)
@@ -280,13 +280,14 @@ def _in_line(failure: Failure, names: Sequence[str], place: Sequence[int]) -> Fa
 
 
 def _table(file: ShardFile) -> Table:
-    fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = file.fd if file.fd >= 0 else os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         size_bytes = file.ref.size_bytes
         table_bytes = min(head_bytes(os.pread(fd, HEAD_BYTES, file.data_at)), size_bytes)
         return parse(memoryview(os.pread(fd, table_bytes, file.data_at)), size_bytes)
     finally:
-        os.close(fd)
+        if file.fd < 0:
+            os.close(fd)
 
 
 def _folder(file: ShardFile, names: Sequence[str]) -> str:

@@ -22,9 +22,10 @@ from feedd.cli.hugepages import lacks_huge_pages
 from feedd.config.machine_defaults import default_workers, existing_parent, memory_bytes, network_gbits, usable_cores
 from feedd.config.types import UNIX_PREFIX, lane_address
 from feedd.daemon.wiring import cache_options
-from feedd.errors import CacheUnavailable
+from feedd.errors import CacheUnavailable, Unsupported
 from feedd.fetch.part_sizes import PartSize
 from feedd.flow import mounts
+from feedd.flow.sink_file import memory_file
 from feedd.lanes.lane import Lane
 from feedd.units import MIB, format_duration, format_size, parse_host_port
 from feedd.workers import sandbox
@@ -248,9 +249,11 @@ def _workers(config: Config) -> Finding:
 
 def _memfd() -> Finding:
     try:
-        fd = os.memfd_create("feedd-check", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    except (AttributeError, OSError) as error:
-        return Finding("shared memory", Verdict.CANNOT, f"memfd_create: {error}", "a seccomp profile may forbid it")
+        fd = memory_file("feedd-check")
+    except Unsupported as error:
+        return Finding("shared memory", Verdict.CANNOT, error.message, error.hint)
+    except OSError as error:
+        return Finding("shared memory", Verdict.CANNOT, f"memfd_create: {error.strerror}", "raise ulimit -n")
     with contextlib.closing(os.fdopen(fd, "wb", buffering=0)) as file:
         try:
             os.posix_fallocate(file.fileno(), 0, MIB)

@@ -74,8 +74,11 @@ def started_daemon(env: Mapping[str, str]) -> str | None:
     ``feedd_client.autostart`` decides where these daemons listen.
     """
     found: list[tuple[float, Path]] = []
-    for parent in (env.get("XDG_RUNTIME_DIR"), tempfile.gettempdir()):
-        folder = Path(parent or "/nowhere", f"feedd-{os.geteuid()}")
+    parents = [env.get("XDG_RUNTIME_DIR") or "/nowhere", "/tmp"]  # noqa: S108 - the owner is checked below
+    with contextlib.suppress(FileNotFoundError):  # no temporary folder is writable
+        parents.append(tempfile.gettempdir())
+    for parent in dict.fromkeys(parents):
+        folder = Path(parent, f"feedd-{os.geteuid()}")
         with contextlib.suppress(OSError):
             if folder.lstat().st_uid == os.geteuid() and not folder.is_symlink():
                 found += [(path.stat().st_mtime, path) for path in folder.glob("*/feedd.sock") if path.is_socket()]

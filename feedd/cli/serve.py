@@ -16,7 +16,7 @@ import typer
 
 from feedd import __version__
 from feedd.cache.ondisk.directory_lock import DirectoryLock
-from feedd.cache.ondisk.temporary_dirs import sweep
+from feedd.cache.ondisk.temporary_dirs import sweep, temporary_folder
 from feedd.cli.ephemeral import ephemeral_config, note_cache_dir
 from feedd.cli.flags import (
     AutotuneFlag,
@@ -106,7 +106,7 @@ def _supervise(effective: Effective, flags: Flags, *, ephemeral: bool, standby: 
     switches += ["--set", "drain.grace=0s"] if ephemeral else []
     common = [sys.executable, "-m", "feedd", "serve", *flags.arguments(), "--cache-dir", str(config.cache.dir)]
     prefix = f"feedd-lanes-{os.geteuid()}-"
-    sweep(Path(tempfile.gettempdir()), prefix)
+    sweep(temporary_folder(), prefix)
     with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as folder, DirectoryLock(Path(folder)):
 
         def arguments(lane: Lane) -> list[str]:

@@ -21,6 +21,7 @@ from feedd.convert.conversion_io import FileOut, MappedObject
 from feedd.convert.memory_limits import check_memory
 from feedd.convert.wanted_ranges import WholeObject
 from feedd.errors import BadShard, FeeddError
+from feedd.flow.sink_file import memory_file
 from feedd.formats.format_registry import format_for
 from feedd.formats.suffixes import BUNZIP2, GUNZIP, INFLATE, UNBROTLI, UNSNAPPY, UNXZ, UNZSTD, uncompressed
 from feedd.units import format_size
@@ -77,7 +78,7 @@ class ChainedConverter(WholeObject):
 
     def make(self, held: PartialObject, url: str, params: str, out: ShardWriter) -> str:
         """Decompress, then convert; see ``ShardConverter.make``. The decompressed size has the limit of any shard."""
-        fd, inner_url = os.memfd_create("feedd-unpacked", os.MFD_CLOEXEC), url
+        fd, inner_url = memory_file("feedd-unpacked"), url
         try:
             # the decompressed object and the shard may both be in memory
             memory_bytes = out.memory_bytes // 2 if isinstance(out, FileOut) else out.limit_bytes

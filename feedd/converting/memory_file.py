@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 
 from feedd.flow.pools import CACHE_DISK
 from feedd.flow.range_sinks import FileSink, MemorySink
-from feedd.flow.sink_file import SinkFile, file_pieces, write_at
+from feedd.flow.sink_file import SinkFile, file_pieces, memory_file, write_at
 from feedd.flow.tasks import run_to_end
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class MemoryFile:
     """
 
     def __init__(self, name: str, size_bytes: int = 0) -> None:
-        self.fd = os.memfd_create(name, os.MFD_CLOEXEC)
+        self.fd = memory_file(name)
         try:
             if size_bytes:
                 os.ftruncate(self.fd, size_bytes)

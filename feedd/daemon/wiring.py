@@ -26,7 +26,7 @@ from feedd.catalog.learned_counts import Learned
 from feedd.catalog.pack_reads import PackReads
 from feedd.catalog.sources import Sources
 from feedd.catalog.stages import PipelineOptions, Stages
-from feedd.config.machine_defaults import default_workers, existing_parent, memory_bytes
+from feedd.config.machine_defaults import default_workers, memory_bytes
 from feedd.converting.conversion_log import ConversionLog
 from feedd.converting.converter import Converter, ConverterOptions
 from feedd.converting.converting_cache import ConvertingCache
@@ -176,16 +176,12 @@ def decode_options(config: Config) -> DecodeOptions:
 
 
 def readable_by_workers(config: Config) -> tuple[str, ...]:
-    """Return what decode workers read besides their Python installation: the cache, tokenizers, the operator's folders.
+    """Return what decode workers read besides their Python installation: tokenizers, and the operator's folders.
 
-    If the cache's directory cannot be made yet, the nearest folder above it counts.
+    Workers get descriptors of the shards that they decode, so they need no access to the cache directory.
     """
-    cache = config.cache.dir
-    above = cache if cache.is_dir() else existing_parent(cache)
-    if above != cache:
-        _log.warning("decode workers may read the folder above the cache until the next start", folder=str(above))
     tokenizers = () if config.decode.tokenizers is None else (config.decode.tokenizers,)
-    return tuple(map(str, (above, *tokenizers, *config.decode.readable)))
+    return tuple(map(str, (*tokenizers, *config.decode.readable)))
 
 
 def workers_max(config: Config) -> int:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from feedd.errors import Internal, ResourceExhausted
 from feedd.flow.memory import HINT, CountedMap, OwnerBudget, available_bytes
 from feedd.flow.pools import CPU
+from feedd.flow.sink_file import memory_file
 from feedd.flow.tasks import run_to_end
 from feedd.units import format_size
 from feedd.values import SlotRef
@@ -60,7 +61,7 @@ def _allocate(size_bytes: int, first_bytes: int) -> int:
     _check_available(size_bytes)
     fd = -1
     try:
-        fd = os.memfd_create("feedd-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        fd = memory_file("feedd-arena")
         os.ftruncate(fd, size_bytes)
         os.posix_fallocate(fd, 0, first_bytes)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)

@@ -6,13 +6,15 @@ import errno
 import fcntl
 import functools
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, Final
 
+from feedd.errors import Unsupported
 from feedd.flow.file_writers import Writers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+_REFUSED: Final = frozenset({errno.EPERM, errno.EACCES, errno.ENOSYS})
 PIECE_BYTES = 256 << 10  # stays in the CPU cache
 
 
@@ -55,6 +57,55 @@ class SinkFile:
     def __del__(self) -> None:
         """Close a file that its owner lost."""
         self.close()
+
+
+class OpenFile:
+    """A descriptor that is closed with the last reference to this object.
+
+    An entry may leave the cache while a batch still reads it. Its descriptor's number must not name another file then.
+    """
+
+    __slots__ = ("fd",)
+    live: ClassVar[set[int]] = set()
+    """The descriptors of all objects that are not closed."""
+
+    def __init__(self, fd: int) -> None:
+        """Own ``fd``."""
+        self.fd = fd
+        self.live.add(fd)
+
+    def close(self) -> None:
+        """Close the descriptor, which has no user; idempotent."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            self.live.discard(fd)
+            os.close(fd)
+
+    def __del__(self) -> None:
+        """Close the descriptor if its owner did not."""
+        self.close()
+
+
+def memory_file(name: str) -> int:
+    """Return the descriptor of a new, empty memfd, which can be sealed; the caller closes it.
+
+    Args:
+        name: name shown in ``/proc``.
+
+    Raises:
+        Unsupported: this process may not create one. All batches need it, so the run cannot go on.
+        OSError: no descriptor or no memory is left.
+    """
+    try:
+        return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except OSError as error:
+        if error.errno not in _REFUSED:
+            raise
+        raise Unsupported(
+            f"the kernel refuses shared memory: memfd_create: {error.strerror}",
+            hint="allow the system call memfd_create in the seccomp profile of this container or sandbox",
+            stage="serve",
+        ) from error
 
 
 def is_in_memory(fd: int) -> bool:

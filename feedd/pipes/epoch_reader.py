@@ -16,7 +16,7 @@ from feedd.catalog.urls import parse_url
 from feedd.errors import FeeddError, ResourceExhausted
 from feedd.flow.budget import ByteBudget
 from feedd.flow.range_sinks import FileSink, MemorySink
-from feedd.flow.sink_file import SinkFile
+from feedd.flow.sink_file import SinkFile, memory_file
 from feedd.units import MIB
 from feedd.values import ByteRange
 
@@ -266,7 +266,7 @@ class EpochReader:
 
 def _memory_file() -> SinkFile:
     try:
-        fd = os.memfd_create("feedd-pipe", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        fd = memory_file("feedd-pipe")
         try:
             return SinkFile(fd)
         finally:

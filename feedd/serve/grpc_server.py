@@ -133,6 +133,9 @@ class FeedServer:
         self._health = _Checks()
         self._grpc: grpc.aio.Server | None = None
         self._admin_grpc: grpc.aio.Server | None = None
+        self._later: list[grpc.aio.Server] = []  # at sockets that replace removed ones
+        self._looking: asyncio.TimerHandle | None = None
+        self._unreplaced = ""  # why removed sockets were not replaced at the last look
 
     @property
     def state(self) -> Lifecycle:
@@ -175,7 +178,7 @@ class FeedServer:
             self._check_exposure(address)
         try:
             await self._stack.enter_async_context(self._tasks)
-            server = self._make_server()
+            self._grpc = server = self._make_server()
             for address in addresses:
                 await self._listen(server, address, published=published)
             await server.start()
@@ -188,6 +191,7 @@ class FeedServer:
             serving = self._spawn(self._arena_socket.serve(self._listeners))
             self._stack.callback(serving.cancel)
         self._state = Lifecycle.READY
+        self._look_later()
         await self._set_health(_Health.SERVING)
         _log.info("serving", addresses=self.addresses, daemon_id=self.daemon_id)
 
@@ -211,7 +215,7 @@ class FeedServer:
             )
 
     def _make_server(self) -> grpc.aio.Server:
-        self._grpc = server = grpc.aio.server(
+        server = grpc.aio.server(
             options=_grpc_options(
                 self._options, max(1, self._options.grpc_connections_max // len(self._options.listen))
             ),
@@ -234,12 +238,7 @@ class FeedServer:
 
     async def _listen_for_admins(self, path: Path, *, published: bool) -> None:
         """Serve administrators at a socket of their own, so that the file's permissions decide who is one."""
-        server = grpc.aio.server(options=_grpc_options(self._options, self._options.admin_connections_max))
-        server.add_generic_rpc_handlers((self._full_admin.handler(),))
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        reflection.enable_server_reflection(
-            (admin_service.SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server
-        )
+        server = self._make_admin_server()
         async with directory_lock(path.parent, self._clock):
             self._bind_unix(server, path, _ADMIN_MODE)
             if published:
@@ -247,6 +246,15 @@ class FeedServer:
         await server.start()
         self._admin_grpc = server
         _log.info("serving administrators", socket=str(path))
+
+    def _make_admin_server(self) -> grpc.aio.Server:
+        server = grpc.aio.server(options=_grpc_options(self._options, self._options.admin_connections_max))
+        server.add_generic_rpc_handlers((self._full_admin.handler(),))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        reflection.enable_server_reflection(
+            (admin_service.SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server
+        )
+        return server
 
     async def _listen(self, server: grpc.aio.Server, address: UnixAddress | TcpAddress, *, published: bool) -> None:
         if isinstance(address, UnixAddress):
@@ -268,18 +276,21 @@ class FeedServer:
         self.addresses.append(str(TcpAddress(address.host, port)))
 
     def _listen_unix(self, server: grpc.aio.Server, address: UnixAddress) -> None:
-        mode = self._options.socket_mode
-        private = self.sockets.private_path(address.arena_path)
-        try:
-            self._listeners.append(listen_unix(private, mode))
-            self.sockets.add(private, address.arena_path)
-        except OSError as error:
-            raise BadConfig(f"cannot listen on {address}: {error}", object=str(address), stage="serve") from error
-        self._bind_unix(server, address.path, mode)
+        self._listen_for_arenas(address.arena_path)
+        self._bind_unix(server, address.path, self._options.socket_mode)
         self._feed.arena_path = self._feed.arena_path or address.arena_path
         self.addresses.append(str(address))
 
-    def _bind_unix(self, server: grpc.aio.Server, path: Path, mode: int) -> None:
+    def _listen_for_arenas(self, path: Path) -> Path:
+        private = self.sockets.private_path(path)
+        try:
+            self._listeners.append(listen_unix(private, self._options.socket_mode))
+            self.sockets.add(private, path)
+        except OSError as error:
+            raise BadConfig(f"cannot listen on {path}: {error}", object=str(path), stage="serve") from error
+        return private
+
+    def _bind_unix(self, server: grpc.aio.Server, path: Path, mode: int) -> Path:
         private = self.sockets.private_path(path)
         try:
             with socket_umask(mode):
@@ -288,6 +299,73 @@ class FeedServer:
             self.sockets.add(private, path)
         except (OSError, RuntimeError) as error:
             raise BadConfig(f"cannot listen on {path}: {error}", object=str(path), stage="serve") from error
+        return private
+
+    # ------------------------------------------------------------------ sockets that others remove
+
+    def _look_later(self) -> None:
+        self._looking = asyncio.get_running_loop().call_later(self._options.look_s, self._look)
+
+    def _look(self) -> None:
+        """Replace sockets whose files were removed, for example by a cleaner of temporary folders."""
+        gone = self.sockets.look() if self._state is Lifecycle.READY else []
+        if gone:
+            self._spawn(self._listen_again(gone)).add_done_callback(lambda _: self._look_later())
+        else:
+            self._look_later()
+
+    async def _listen_again(self, gone: list[Path]) -> None:
+        """Bind new sockets at paths without a file. Connected clients stay connected to the former sockets."""
+        for path in gone:
+            try:
+                await self._replace(path)
+            except (BadConfig, OSError) as error:
+                if str(error) != self._unreplaced:
+                    _log.warning("a removed socket cannot be made again yet", socket=str(path), error=str(error))
+                self._unreplaced = str(error)
+            else:
+                _log.warning("a socket was removed: it is made again", socket=str(path))
+                self._unreplaced = ""
+
+    async def _replace(self, path: Path) -> None:
+        """Bind a new socket at a path and serve it.
+
+        Raises:
+            BadConfig: another daemon took the path, or it cannot be used.
+            OSError: the folder cannot be made.
+        """
+        self.sockets.make_folder(path)
+        server = None
+        async with directory_lock(path.parent, self._clock):
+            if path in {one.arena_path for one in self._unix_addresses}:
+                private = self._listen_for_arenas(path)
+            elif path == self._options.admin_socket:
+                server = self._make_admin_server()
+                private = self._bind_unix(server, path, _ADMIN_MODE)
+            else:
+                server = self._make_server()
+                private = self._bind_unix(server, path, self._options.socket_mode)
+            try:
+                self.sockets.publish()
+            except BaseException:
+                self.sockets.drop(private)
+                if server is None:
+                    self._listeners.pop().close()
+                else:
+                    await server.start()  # gRPC releases bound addresses only if a started server is stopped
+                    await server.stop(None)
+                raise
+        if server is None:
+            serving = self._spawn(self._arena_socket.serve(self._listeners[-1:]))
+            self._stack.callback(serving.cancel)
+        else:
+            await server.start()
+            self._later.append(server)
+
+    @property
+    def _unix_addresses(self) -> list[UnixAddress]:
+        parsed = map(parse_address, self._options.listen)
+        return [address for address in parsed if isinstance(address, UnixAddress)]
 
     async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus.ValueType) -> None:
         for service in ("", feed.SERVICE, admin_service.SERVICE):
@@ -317,6 +395,8 @@ class FeedServer:
         """Drain without grace if that was not done, then close everything; idempotent."""
         if self._state is Lifecycle.STOPPED:
             return
+        if self._looking is not None:
+            self._looking.cancel()
         try:
             if self._admin_grpc is not None:
                 await self._admin_grpc.stop(_RPC_GRACE_S)
@@ -325,7 +405,8 @@ class FeedServer:
                 if self._state is Lifecycle.STARTING:
                     await self._grpc.start()  # gRPC releases bound addresses only if a started server is stopped
                 await self._health.enter_graceful_shutdown()
-                await self._grpc.stop(_RPC_GRACE_S)
+                for server in (self._grpc, *self._later):
+                    await server.stop(_RPC_GRACE_S)
         finally:
             self._state = Lifecycle.STOPPED
             if self._feed.preopened is not None:

@@ -63,6 +63,7 @@ class ServeOptions:
         grpc_connections_max: upper bound of connections to all addresses together.
         admin_connections_max: upper bound of connections to the admin socket.
         hello_timeout_s: bound on the 21 bytes at the start of a lifeline.
+        look_s: time between two looks at the files of the Unix sockets, which are made again if they were removed.
         daemon_id: changes at each start; empty: a random id.
         lane_count: daemons that share this node; see ``feedd.lanes``.
         open_limits: limits of an Open request.
@@ -90,6 +91,7 @@ class ServeOptions:
     grpc_connections_max: int = 4096
     admin_connections_max: int = 64
     hello_timeout_s: float = 5.0
+    look_s: float = 10.0
     daemon_id: str = ""
     lane_count: int = 1
     open_limits: OpenLimits = field(default_factory=OpenLimits)

@@ -7,9 +7,12 @@ the private name when it ends, and so never the socket of a successor.
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
+import stat
 from typing import TYPE_CHECKING, NamedTuple
 
+from feedd.errors import BadConfig
 from feedd.serve.listen import remove_stale
 
 if TYPE_CHECKING:
@@ -31,6 +34,8 @@ class SocketFiles:
     def __init__(self) -> None:
         self._files: list[_SocketFile] = []
         self._spare_links: list[tuple[Path, Path]] = []  # a second name of a published socket, and the socket's path
+        self._folders: dict[Path, tuple[int, int]] = {}  # owner and mode of each folder above a socket
+        self._is_published = False
 
     @property
     def inodes(self) -> list[int]:
@@ -47,6 +52,9 @@ class SocketFiles:
     def add(self, private: Path, path: Path) -> None:
         """Take over a socket that was bound at ``private``."""
         self._files.append(_SocketFile(private, path, private.stat().st_ino))
+        for folder in path.parents:
+            found = folder.stat()
+            self._folders[folder] = found.st_uid, stat.S_IMODE(found.st_mode)
 
     def publish(self, replaceable: Iterable[int] = ()) -> None:
         """Give all sockets their public paths.
@@ -57,6 +65,7 @@ class SocketFiles:
         Raises:
             BadConfig: another daemon answers at a path.
         """
+        self._is_published = True
         former = {*replaceable, *self.inodes}
         for file in self._files:
             with contextlib.suppress(FileNotFoundError):
@@ -64,6 +73,46 @@ class SocketFiles:
                     remove_stale(file.path)
             with contextlib.suppress(FileNotFoundError):  # it is published already
                 file.private.rename(file.path)
+
+    def look(self) -> list[Path]:
+        """Return the published paths at which there is no socket any more; the other sockets are marked as in use.
+
+        Cleaners of temporary folders remove files that were not used for days.
+        """
+        gone = []
+        for path, inode in {file.path: file.inode for file in self._files if self._is_published}.items():
+            try:
+                if path.stat().st_ino == inode:
+                    os.utime(path)
+            except (FileNotFoundError, NotADirectoryError):
+                gone.append(path)
+        return gone
+
+    def make_folder(self, path: Path) -> None:
+        """Make the folders above a socket's path as they were when the socket was bound.
+
+        Raises:
+            BadConfig: a folder belongs to another user now.
+            OSError: a folder cannot be made.
+        """
+        for folder in reversed(path.parents):
+            owner, mode = self._folders[folder]
+            try:
+                folder.mkdir(mode)
+                folder.chmod(mode)  # whatever the umask is
+            except FileExistsError:
+                found = folder.stat()
+                if found.st_uid != owner:
+                    raise BadConfig(
+                        f"expected the folder {folder} of user {owner}, got one of user {found.st_uid}",
+                        object=str(folder),
+                        stage="serve",
+                    ) from None
+
+    def drop(self, private: Path) -> None:
+        """Forget a socket that was not published, and unlink it."""
+        self._files = [file for file in self._files if file.private != private]
+        private.unlink(missing_ok=True)
 
     def keep_links(self) -> None:
         """Give each published socket a second name, so that ``restore`` can undo a successor's ``publish``."""
@@ -87,7 +136,7 @@ class SocketFiles:
             spare.unlink(missing_ok=True)
         for file in self._files:
             for path in (file.private, file.path):
-                with contextlib.suppress(FileNotFoundError):
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                     if path.stat().st_ino == file.inode:
                         path.unlink()
         self._spare_links.clear()

@@ -49,9 +49,9 @@ class SimulatedStorage:
             os.close(fd)
         return Opened(CacheIndex(self._size_bytes))
 
-    def file(self, ref: ObjectRef) -> ShardFile:
-        """Return a file that has no bytes."""
-        return ShardFile(ref, os.devnull, entry_layout.data_at(ref))
+    async def open_files(self, refs: Sequence[ObjectRef]) -> list[ShardFile | Finding]:
+        """Return files that have no bytes."""
+        return [ShardFile(ref, os.devnull, entry_layout.data_at(ref)) for ref in refs]
 
     async def create(self, ref: ObjectRef) -> Draft:
         """Return a draft; all drafts share one empty file."""

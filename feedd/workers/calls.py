@@ -212,9 +212,9 @@ class IndexCall(Short):
 
     def packet(self, rows: range, request_id: int) -> Packet:  # noqa: ARG002 - the protocol's names
         """Return the request."""
-        (file,), fds = split.file_messages((self._file,))
+        (file,), fds, opened = split.file_messages((self._file,))
         request = IndexRequest(request_id, file, self._format_name, self._object_bytes, self._limits)
-        return Packet(encode(request), fds)
+        return Packet(encode(request), fds, opened)
 
     def accept(self, rows: range, answer: Answer, fds: list[int]) -> None:  # noqa: ARG002 - the protocol's names
         """Read the index's columns.
@@ -253,8 +253,8 @@ class PinCall(Short):
 
     def packet(self, rows: range, request_id: int) -> Packet:  # noqa: ARG002 - the protocol's names
         """Return the request."""
-        (file,), fds = split.file_messages((self._file,))
-        return Packet(encode(PinRequest(request_id, file, *self._span, self.recipe.encoding)), fds)
+        (file,), fds, opened = split.file_messages((self._file,))
+        return Packet(encode(PinRequest(request_id, file, *self._span, self.recipe.encoding)), fds, opened)
 
     def accept(self, rows: range, answer: Answer, fds: list[int]) -> None:  # noqa: ARG002 - the protocol's names
         """Take dtype and dimensions from the answer."""

@@ -117,7 +117,7 @@ class Dispatch:
         """Send a message without an answer to every worker, in order with its chunks."""
         for child in self._children.values():
             try:
-                child.send(*packet)
+                child.send(packet.payload, packet.fds)
             except ResourceExhausted as error:
                 child.kill(error.message)  # its successor gets every arena's message
 
@@ -239,6 +239,10 @@ class Dispatch:
         call = _pending(chunk.call)
         try:
             packet = call.work.packet(chunk.rows, chunk.id)
+        except FeeddError as error:
+            self._schedule.take_back(number)
+            self._fail(call, error)
+            return None
         except Exception as error:  # noqa: BLE001 - the caller must see every error
             self._schedule.take_back(number)
             self._fail(call, Internal(f"{type(error).__name__}: {error}", stage="decode"))

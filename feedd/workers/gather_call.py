@@ -86,7 +86,7 @@ class GatherCall(Short):
             renumber = np.zeros(len(task.files), np.uint16)
             renumber[used] = np.arange(len(used), dtype=np.uint16)
             file_no = renumber[file_no]
-        files, fds = split.file_messages([task.files[number] for number in used.tolist()])
+        files, fds, opened = split.file_messages([task.files[number] for number in used.tolist()])
         columns = tuple(
             ColumnMessage(
                 column.recipe.name,
@@ -111,7 +111,7 @@ class GatherCall(Short):
             self._are_consecutive,
             rows_at,
         )
-        return Packet(encode(request), fds)
+        return Packet(encode(request), fds, opened)
 
     def _written(self, units: range, file_no: bytes, ordinal: bytes) -> int:
         """Write the rows of some units to where their batches will lie; return the offset. -1: there is no room."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from feedd.errors import Internal
+from feedd.flow.sink_file import memory_file
 from feedd.shard_index import SAMPLES_MAX, NumberedIndex, RegularIndex, ShardIndex
 from feedd.workers.descriptors import out_of_descriptors
 from feedd.workers.messages import Indexed
@@ -55,7 +56,7 @@ def indexed(request_id: int, busy_s: float, index: ShardIndex, strides: Strides)
 
 def pack(index: ShardIndex, strides: Strides) -> int:
     """Return a new memfd with the columns; the caller closes it."""
-    fd = os.memfd_create("feedd-index", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    fd = memory_file("feedd-index")
     others = [number for number, stride in enumerate(strides) if stride is None]
     try:
         if index.is_regular:
@@ -75,7 +76,7 @@ def pack(index: ShardIndex, strides: Strides) -> int:
 
 def pack_values(values: NDArray[Any]) -> int:
     """Return a new memfd with an array's numbers; the caller closes it."""
-    fd = os.memfd_create("feedd-values", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    fd = memory_file("feedd-values")
     try:
         _write(fd, np.ascontiguousarray(values).view(np.uint8).data)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)

@@ -119,5 +119,6 @@ def _mapped(file: FileMessage, given: Sequence[int]) -> _MappedFile:
             raise OSError(f"{found.st_size} bytes in all")
         data = mmap.mmap(fd, file.size_bytes, mmap.MAP_SHARED, mmap.PROT_READ, offset=file.data_at)
     finally:
-        os.close(fd)
+        if file.given < 0:
+            os.close(fd)
     return _MappedFile(data, _identity(found), 0, 0.0)

@@ -6,11 +6,14 @@ have no reply, except that ``ReportStart`` leads to ``Started``.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import msgspec
 
-PROTOCOL: Final = 12
+if TYPE_CHECKING:
+    from feedd.flow.sink_file import OpenFile
+
+PROTOCOL: Final = 13
 """Bump it with every change here: a worker started after an upgrade on disk must not talk to an older daemon."""
 
 MESSAGE_BYTES_MAX: Final = 96 << 10
@@ -285,10 +288,12 @@ class Packet(NamedTuple):
     Attributes:
         payload: the encoded message.
         fds: descriptors to send with it; they stay the sender's.
+        opened: files among them that were opened for this packet, and are closed with it.
     """
 
     payload: bytes
     fds: tuple[int, ...] = ()
+    opened: tuple[OpenFile, ...] = ()
 
 
 request_decoder: Final = msgspec.msgpack.Decoder(Request)

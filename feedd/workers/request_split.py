@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import os
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from feedd.errors import CacheUnavailable
+from feedd.flow.sink_file import OpenFile
 from feedd.workers.messages import DecodeRequest, FieldMessage, FileMessage, MeasureRequest, Packet, encode
 
 if TYPE_CHECKING:
@@ -19,25 +22,56 @@ if TYPE_CHECKING:
 _FEW_FILES: Final = 8  # up to this many files are all sent: choosing among them costs as much as the request
 
 
-def file_messages(files: Sequence[ShardFile]) -> tuple[tuple[FileMessage, ...], tuple[int, ...]]:
-    """Return what a worker needs to map files, and the descriptors to send along."""
+class SentFiles(NamedTuple):
+    """What a worker needs to map files.
+
+    Attributes:
+        messages: one for each file.
+        fds: the descriptors to send along.
+        opened: files among them that are to be closed after that.
+    """
+
+    messages: tuple[FileMessage, ...]
+    fds: tuple[int, ...]
+    opened: tuple[OpenFile, ...] = ()
+
+
+def file_messages(files: Sequence[ShardFile]) -> SentFiles:
+    """Return what a worker needs to map files. Those that the cache could not keep open are opened.
+
+    Raises:
+        CacheUnavailable: a file cannot be opened.
+    """
     fds: list[int] = []
+    opened: list[OpenFile] = []
     found: list[FileMessage] = []
     for file in files:
+        fd = file.fd
+        if file.is_opened_late:
+            opened.append(_opened(file))
+            fd = opened[-1].fd
         given = -1
-        if file.fd >= 0:
+        if fd >= 0:
             given = len(fds)
-            fds.append(file.fd)
+            fds.append(fd)
         found.append(FileMessage(file.path, file.data_at, file.ref.size_bytes, file.ref.url, given))
-    return tuple(found), tuple(fds)
+    return SentFiles(tuple(found), tuple(fds), tuple(opened))
+
+
+def _opened(file: ShardFile) -> OpenFile:
+    try:
+        return OpenFile(os.open(file.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC))
+    except OSError as error:
+        raise CacheUnavailable(f"expected a file, got {error}", object=file.ref.url, stage="decode") from error
 
 
 def decode_packet(task: DecodeTask, rows: range, request_id: int) -> Packet:
     """Return the request to decode ``rows`` of ``task``."""
-    files, fds, renumber = _files(task.files, task.fields, rows)
+    files, renumber = _files(task.files, task.fields, rows)
     fields = tuple(_field(work, rows, renumber) for work in task.fields)
     seeds = task.seeds[rows.start : rows.stop].astype("<u8", copy=False).tobytes()
-    return Packet(encode(DecodeRequest(request_id, files, task.arena_id, task.slot_at, fields, seeds)), fds)
+    request = DecodeRequest(request_id, files.messages, task.arena_id, task.slot_at, fields, seeds)
+    return Packet(encode(request), files.fds, files.opened)
 
 
 def measure_packet(
@@ -50,26 +84,27 @@ def measure_packet(
     keep: bool = False,
 ) -> Packet:
     """Return the request to measure ``rows`` of one field, to read them as numbers, or to keep their values."""
-    needed, fds, renumber = _files(files, (work,), rows)
-    return Packet(encode(MeasureRequest(request_id, needed, _field(work, rows, renumber), values, keep)), fds)
+    needed, renumber = _files(files, (work,), rows)
+    request = MeasureRequest(request_id, needed.messages, _field(work, rows, renumber), values, keep)
+    return Packet(encode(request), needed.fds, needed.opened)
 
 
 def _files(
     files: Sequence[ShardFile], fields: Sequence[FieldWork], rows: range
-) -> tuple[tuple[FileMessage, ...], tuple[int, ...], NDArray[np.int32] | None]:
-    """Return the files that ``rows`` need, their descriptors, and their new numbers.
+) -> tuple[SentFiles, NDArray[np.int32] | None]:
+    """Return the files that ``rows`` need, and their new numbers.
 
     The numbers are int32[files], by old number; None: unchanged.
     """
     if len(files) <= _FEW_FILES and len(rows) > 1:  # the request for a single row is kept as small as possible
-        return *file_messages(files), None
+        return file_messages(files), None
     needed = np.zeros(len(files), np.bool_)
     for work in fields:
         needed[work.file_no[rows.start : rows.stop]] = True
     used = np.flatnonzero(needed)
     renumber = np.zeros(len(files), np.int32)
     renumber[used] = np.arange(len(used))
-    return *file_messages([files[old] for old in used.tolist()]), renumber
+    return file_messages([files[old] for old in used.tolist()]), renumber
 
 
 def _field(work: FieldWork, rows: range, renumber: NDArray[np.int32] | None) -> FieldMessage:

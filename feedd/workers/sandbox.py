@@ -1,8 +1,8 @@
 """What a decode worker gives up before it reads foreign bytes, and what the daemon hides from it.
 
 Decoders are native libraries, and shards may come from the internet. A worker therefore gains no rights by running
-programs, opens no socket, starts no program, looks into no other process, and reads no file but those of its Python
-installation and of the cache. Each measure is the kernel's; one that a kernel lacks is left out and reported.
+programs, opens no socket, starts no program, looks into no other process, and opens no file but those of its Python
+installation: shards come as descriptors. Each measure is the kernel's; a missing one is left out and reported.
 
 Numbers and layouts: Linux's ``prctl.h``, ``seccomp.h``, ``filter.h``, ``landlock.h`` and its tables of system calls.
 """
@@ -126,7 +126,7 @@ class Sandbox:
 
     Attributes:
         seccomp: system calls for sockets, programs and other processes are refused.
-        landlock: files outside of the Python installation and the cache cannot be opened; nothing can be written.
+        landlock: files outside of the Python installation cannot be opened; nothing can be written.
     """
 
     seccomp: bool

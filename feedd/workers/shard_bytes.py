@@ -49,8 +49,9 @@ class Shard:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """Close the file, because an open evicted file keeps its disk space. ``mapped_files`` keeps some longer."""
-        os.close(self._fd)
+        """Unmap the object. The descriptor stays the caller's, unless the file was opened by its path."""
+        if self._file.given < 0:
+            os.close(self._fd)
         # A traceback may still hold a slice: the mapping then goes with the traceback.
         with suppress(BufferError):
             if self._view is not None:
@@ -190,7 +191,7 @@ class Shards:
 
 
 def opened(file: FileMessage, given: Sequence[int]) -> int:
-    """Return a descriptor of a shard file, which the caller closes.
+    """Return the given descriptor of a shard file; if none is given, open the file, which the caller closes.
 
     Raises:
         OSError: the file cannot be opened.
@@ -200,7 +201,7 @@ def opened(file: FileMessage, given: Sequence[int]) -> int:
         return os.open(file.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     if file.given >= len(given):
         raise out_of_descriptors()
-    return os.dup(given[file.given])
+    return given[file.given]
 
 
 def unavailable(file: FileMessage, got: str) -> CacheUnavailable:

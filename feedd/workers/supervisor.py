@@ -212,7 +212,7 @@ class WorkerSupervisor:
         """Send a worker its first messages; kill it if they cannot be sent."""
         try:
             for packet in self._first_packets():
-                child.send(*packet)
+                child.send(packet.payload, packet.fds)
         except ResourceExhausted as error:
             child.kill(error.message)
             return False

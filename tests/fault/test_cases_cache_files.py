@@ -223,12 +223,13 @@ async def test_case_44_evicted_under_a_reader(rig: CacheRig, in_memory: bool) ->
         with await cache.acquire([a]) as pins:
             await served(rig, cache, [b])
             await served(rig, cache, [c])
-            assert read(pins.files[0]) == rig.fetcher.data(a)
-            reader = Path(pins.files[0].path).open("rb")  # noqa: SIM115, ASYNC230 - outlives its pin: that is the test
+            (file,) = pins.files
+            assert read(file) == rig.fetcher.data(a)
+            reader = Path(file.path).open("rb")  # noqa: SIM115, ASYNC230 - outlives its pin: that is the test
         with reader:
             await served(rig, cache, [b, c])
             assert not cache.holds(a)
-            reader.seek(pins.files[0].data_at)
+            reader.seek(file.data_at)
             assert reader.read() == rig.fetcher.data(a)
 
 

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import resource
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import structlog
 
 from feedd.cache import entry_layout, os_errors
-from feedd.cache.entry_storage import Draft, Names
+from feedd.cache.entry_storage import Draft, Finding, Names
 from feedd.cache.ondisk import entry_files as files
 from feedd.cache.ondisk import entry_verify as looking
 from feedd.cache.ondisk import recovery as boot
-from feedd.cache.ondisk.directory_lock import DirectoryLock
+from feedd.cache.ondisk.directory_lock import LOCK_NAME, DirectoryLock, open_locked
 from feedd.cache.ondisk.disk_thread import DiskThread
 from feedd.cache.ondisk.journal import record_of
 from feedd.cache.ondisk.recycled_files import Spares
 from feedd.errors import CacheUnavailable
+from feedd.flow import mounts
 from feedd.flow.range_sinks import FileSink
+from feedd.flow.sink_file import OpenFile
 from feedd.values import ShardFile
 
 if TYPE_CHECKING:
@@ -26,16 +32,27 @@ if TYPE_CHECKING:
 
     from feedd.cache.blocks import BlockSums
     from feedd.cache.cache_options import CacheOptions
-    from feedd.cache.entry_storage import Depth, Finding, Opened, UnindexedFile
+    from feedd.cache.entry_storage import Depth, Opened, UnindexedFile
     from feedd.flow.sink_file import SinkFile
     from feedd.values import ObjectRef
 
 _OPEN_DEADLINE_S = 300.0
 _LOOK_FLOOR_S = 30.0  # plus as long again for every 256 MiB: a disk that reads below 8 MiB/s has failed
 _LOOK_BYTES_PER_S = 8 << 20
-_FILES_KEPT = 4096
+_FILES_LEAST = 64
+_FILES_SHARE = 4  # open files may take one of so many descriptors
+_FILES_KEPT_S = 1.0  # no thread call per batch
 _SPARE_FOR_S = 1.0  # an eviction that makes room is followed by its fill at once
 _log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class _CachedFile:
+    """An open file, and whether it was used since the last look."""
+
+    file: ShardFile
+    descriptor: OpenFile
+    is_used: bool = True
 
 
 class DirectoryStorage:
@@ -44,10 +61,14 @@ class DirectoryStorage:
     def __init__(self, options: CacheOptions) -> None:
         self._options = options
         self._lock = DirectoryLock(options.directory)
+        self._folder_fd = -1
         self._spares = Spares()
         self._dropping: asyncio.TimerHandle | None = None
         self._runs: dict[ObjectRef, tuple[bytes, bytes]] = {}  # of entries written by earlier runs
-        self._files: dict[ObjectRef, ShardFile] = {}  # of entries requested lately; computing a path takes ten hashes
+        self._files: dict[ObjectRef, _CachedFile] = {}  # of entries requested lately
+        self._files_max = max(_FILES_LEAST, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _FILES_SHARE)
+        self._opening: dict[object, set[ObjectRef]] = {}  # entries that changed while a call opens files, by call
+        self._closing: asyncio.TimerHandle | None = None
 
     @property
     def names(self) -> Names:
@@ -81,19 +102,25 @@ class DirectoryStorage:
             if isinstance(error, TimeoutError):
                 raise os_errors.stalled(self._options.directory, _OPEN_DEADLINE_S) from error
             raise
+        self._disk.post(self._keep_cleaners_out)
         self._ledger = taken.ledger
         self._journal = taken.journal
         self._runs = taken.runs
         return taken.opened
 
-    def file(self, ref: ObjectRef) -> ShardFile:
-        """Return how to open an entry."""
-        file = self._files.get(ref)
-        if file is None:
-            if len(self._files) >= _FILES_KEPT:
-                self._files.clear()
-            file = self._files[ref] = ShardFile(ref, str(self._path(ref)), entry_layout.data_at(ref))
-        return file
+    async def open_files(self, refs: Sequence[ObjectRef]) -> list[ShardFile | Finding]:
+        """Return the open files of entries, or why a file cannot be opened. Files used lately are open already."""
+        answers: list[ShardFile | Finding | None] = []
+        for ref in refs:
+            cached = self._files.get(ref)
+            if cached is not None:
+                cached.is_used = True
+            answers.append(None if cached is None else cached.file)
+        missing = [at for at, answer in enumerate(answers) if answer is None]
+        if missing:
+            for at, file in zip(missing, await self._opened([refs[at] for at in missing]), strict=True):
+                answers[at] = file
+        return [answer for answer in answers if answer is not None]
 
     async def create(self, ref: ObjectRef) -> Draft:
         """Allocate a file."""
@@ -110,6 +137,7 @@ class DirectoryStorage:
         """Write the header, rename the file, and add it to the journal."""
         draft.published = True
         await self._disk.change(self._publish, draft, sums)
+        self._close_changed((draft.ref,))
 
     def abandon(self, draft: Draft) -> None:
         """Close and unlink the draft's file, after all jobs handed over before, cancelled or not."""
@@ -156,13 +184,15 @@ class DirectoryStorage:
 
     async def close(self, entries: Sequence[ObjectRef], deadline_s: float) -> bool:
         """Flush the file system, write the journal and release the lock."""
-        if self._dropping is not None:
-            self._dropping.cancel()
+        for timer in filter(None, (self._dropping, self._closing)):
+            timer.cancel()
+        self._files.clear()
         self._drop_spares()
         try:
             return await self._flush(entries, deadline_s)
         finally:
             self._disk.post(self._journal.close)
+            self._disk.post(self._let_cleaners_in)
             self._disk.post(self._lock.__exit__)
             await self._disk.close(deadline_s)
 
@@ -176,20 +206,109 @@ class DirectoryStorage:
             return False
         return True
 
+    async def _opened(self, refs: Sequence[ObjectRef]) -> list[ShardFile | Finding]:
+        if len(OpenFile.live) + len(refs) > self._files_max:
+            self._files.clear()
+        wanted = [(self._path(ref), ref) for ref in refs]
+        later = wanted[max(0, self._files_max - len(OpenFile.live)) :]  # opened whenever a worker needs them
+        del wanted[len(wanted) - len(later) :]
+        call = object()
+        changed = self._opening[call] = set()
+        try:
+            opened = await self._open_now(wanted) if wanted else []
+        finally:
+            del self._opening[call]
+        answers: list[ShardFile | Finding] = []
+        for (path, ref), found in zip(wanted, opened, strict=True):
+            if isinstance(found, Finding):
+                answers.append(found)
+                continue
+            file = ShardFile(ref, str(path), entry_layout.data_at(ref), fd=found.fd, owned=found)
+            answers.append(file)
+            if ref not in changed:
+                self._files[ref] = _CachedFile(file, found)
+        answers += [ShardFile(ref, str(path), entry_layout.data_at(ref), is_opened_late=True) for path, ref in later]
+        if self._files and self._closing is None:
+            self._closing = asyncio.get_running_loop().call_later(_FILES_KEPT_S, self._close_unused)
+        return answers
+
+    async def _open_now(self, wanted: Sequence[tuple[Path, ObjectRef]]) -> list[OpenFile | Finding]:
+        try:
+            async with asyncio.timeout(_LOOK_FLOOR_S):
+                try:
+                    return await self._disk.look(files.open_files, wanted)
+                except CacheUnavailable:
+                    if not self._files:
+                        raise
+                    self._files.clear()  # the limit on open files was reached
+                    return await self._disk.look(files.open_files, wanted)
+        except TimeoutError as error:
+            raise os_errors.stalled(self._options.directory, _LOOK_FLOOR_S) from error
+
+    def _close_unused(self) -> None:
+        """Close the files that were not used since the last call. Those of pinned entries close with their pins."""
+        self._closing = None
+        self._files = {ref: cached for ref, cached in self._files.items() if cached.is_used}
+        for cached in self._files.values():
+            cached.is_used = False
+        if self._files:
+            self._closing = asyncio.get_running_loop().call_later(_FILES_KEPT_S, self._close_unused)
+
+    def _close_changed(self, refs: Iterable[ObjectRef]) -> None:
+        """Close the files of entries that have another file from now on, or none."""
+        for ref in refs:
+            self._files.pop(ref, None)
+            for changed in self._opening.values():
+                changed.add(ref)
+
     def _drop_spares(self) -> None:
         self._dropping = None
         self._disk.post(self._spares.drop)
 
     def _forget(self, refs: Iterable[ObjectRef]) -> list[Path]:
         gone = list(refs)
+        for cached in [self._files[ref] for ref in gone if ref in self._files]:
+            cached.descriptor.close()  # now, because a file that is open anywhere gives no pages to the next fill
+        self._close_changed(gone)
         for ref in gone:
             self._runs.pop(ref, None)
         return [self._path(ref) for ref in gone]
 
     def _create(self, temp: Path, size_bytes: int) -> SinkFile:
+        if not files.is_at(self._options.directory / LOCK_NAME, self._lock.fd):
+            self._move_in()
         reserve_bytes = self._options.free_reserve_bytes
         file = self._spares.take(temp, size_bytes, reserve_bytes)
         return files.create(temp, size_bytes, reserve_bytes) if file is None else file
+
+    def _move_in(self) -> None:
+        """Lock the directory again, because it was removed, moved or emptied, or another one is mounted over it.
+
+        Raises:
+            CacheUnavailable: another process owns the directory, or it cannot be used.
+        """
+        directory = self._options.directory
+        if not self._options.allow_network_fs:
+            mounts.refuse_network(directory)
+        with contextlib.suppress(OSError):  # its file may lie on a file system that is gone
+            self._lock.__exit__()
+        self._lock.__enter__()
+        self._keep_cleaners_out()
+        self._journal.start(())
+        _log.warning(
+            "the cache directory was removed, moved or replaced: its shards are fetched again", directory=str(directory)
+        )
+
+    def _keep_cleaners_out(self) -> None:
+        """Lock the folder of the entries, because ``systemd-tmpfiles`` removes nothing from a locked folder."""
+        self._let_cleaners_in()
+        with contextlib.suppress(OSError):
+            self._folder_fd = open_locked(self._options.directory / entry_layout.FORMAT_FOLDER)
+
+    def _let_cleaners_in(self) -> None:
+        fd, self._folder_fd = self._folder_fd, -1
+        if fd >= 0:
+            os.close(fd)
 
     def _publish(self, draft: Draft, sums: BlockSums) -> None:
         ref, final = draft.ref, self._path(draft.ref)

@@ -28,11 +28,14 @@ class DirectoryLock:
     """An flock on ``<directory>/lock``; the directory is created if missing. A context manager.
 
     The file stays when the lock is released: removing it would let two owners lock two files of that name.
+
+    Attributes:
+        fd: descriptor of the locked file; -1: the lock is not held.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._fd = -1
+        self.fd = -1
 
     def __enter__(self) -> Self:
         """Lock the directory.
@@ -53,13 +56,13 @@ class DirectoryLock:
         except BaseException:
             os.close(fd)
             raise
-        self._fd = fd
+        self.fd = fd
         return self
 
     def __exit__(self, *exc: object) -> None:
         """Release the lock; harmless if it is not held."""
-        if self._fd >= 0:
-            fd, self._fd = self._fd, -1
+        if self.fd >= 0:
+            fd, self.fd = self.fd, -1
             try:
                 os.ftruncate(fd, 0)
             finally:
@@ -72,7 +75,7 @@ class DirectoryLock:
             CacheUnavailable: the id cannot be written.
         """
         try:
-            self._sign(self._fd)
+            self._sign(self.fd)
         except OSError as error:
             raise os_errors.unavailable(error, self._directory) from error
 
@@ -98,6 +101,22 @@ class DirectoryLock:
             ) from error
         except OSError as error:
             raise os_errors.unavailable(error, self._directory) from error
+
+
+def open_locked(folder: Path) -> int:
+    """Return a descriptor of a folder that is locked for as long as the descriptor is open; make the folder if missing.
+
+    Raises:
+        OSError: the folder cannot be made, opened or locked.
+    """
+    folder.mkdir(mode=0o700, exist_ok=True)
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
 
 
 def check_private(directory: Path, what: str = "cache directory") -> None:

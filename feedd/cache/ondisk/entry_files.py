@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from feedd.cache import entry_layout, os_errors
+from feedd.cache.entry_storage import Finding
 from feedd.cache.os_errors import StorageFull
-from feedd.flow.sink_file import SinkFile, write_at
+from feedd.flow.sink_file import OpenFile, SinkFile, write_at
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from feedd.cache.entry_layout import Header
+    from feedd.values import ObjectRef
+
+
+_OURS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})  # errors that say nothing about the file
+_GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 
 
 _NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -35,6 +42,48 @@ class Found:
     path: Path
     header: Header | None
     written_s: float
+
+
+def open_files(wanted: Sequence[tuple[Path, ObjectRef]]) -> list[OpenFile | Finding]:
+    """Open files for reading; a file of another length than its entry has vanished.
+
+    Raises:
+        CacheUnavailable: this process is out of descriptors or memory.
+    """
+    return [_opened(path, ref) for path, ref in wanted]
+
+
+def _opened(path: Path, ref: ObjectRef) -> OpenFile | Finding:
+    try:
+        file = OpenFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK))
+        return file if has_length(os.fstat(file.fd), ref) else Finding.VANISHED
+    except OSError as error:
+        return finding(error, path)
+
+
+def finding(error: OSError, path: Path) -> Finding:
+    """Return what an error says about an entry's file.
+
+    Raises:
+        CacheUnavailable: this process is out of descriptors or memory.
+    """
+    if error.errno in _OURS:
+        raise os_errors.unavailable(error, path) from error
+    return Finding.VANISHED if error.errno in _GONE else Finding.UNREADABLE
+
+
+def has_length(status: os.stat_result, ref: ObjectRef) -> bool:
+    """Whether a file is a regular one of an entry's length."""
+    return stat.S_ISREG(status.st_mode) and status.st_size == entry_layout.data_at(ref) + ref.size_bytes
+
+
+def is_at(path: Path, fd: int) -> bool:
+    """Whether a path leads to the open file."""
+    try:
+        here, ours = path.lstat(), os.fstat(fd)
+    except OSError:
+        return False
+    return (here.st_dev, here.st_ino) == (ours.st_dev, ours.st_ino)
 
 
 def free_bytes(directory: Path) -> int:

@@ -6,16 +6,14 @@ would kill the process.
 
 from __future__ import annotations
 
-import errno
 import os
-import stat
 import threading
 from struct import iter_unpack
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from awscrt.checksums import crc32c
 
-from feedd.cache import entry_layout, os_errors
+from feedd.cache import entry_layout
 from feedd.cache.entry_storage import Depth, Finding
 from feedd.cache.ondisk import entry_files as files
 from feedd.units import MIB
@@ -27,8 +25,6 @@ if TYPE_CHECKING:
     from feedd.cache.entry_layout import Header
     from feedd.values import ObjectRef
 
-_OURS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})  # errors that say nothing about the file
-_GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 _memory = threading.local()
 
 
@@ -51,9 +47,7 @@ def _look(path: Path, ref: ObjectRef, depth: Depth, believes: Callable[[Header],
         finally:
             os.close(fd)
     except OSError as error:
-        if error.errno in _OURS:
-            raise os_errors.unavailable(error, path) from error
-        return Finding.VANISHED if error.errno in _GONE else Finding.UNREADABLE
+        return files.finding(error, path)
 
 
 def look_at(fd: int, ref: ObjectRef, depth: Depth, believes: Callable[[Header], bool]) -> Finding:
@@ -66,7 +60,7 @@ def look_at(fd: int, ref: ObjectRef, depth: Depth, believes: Callable[[Header], 
 
 
 def _of_length(status: os.stat_result, ref: ObjectRef, further: Callable[[], Finding] | None = None) -> Finding:
-    if not stat.S_ISREG(status.st_mode) or status.st_size != entry_layout.data_at(ref) + ref.size_bytes:
+    if not files.has_length(status, ref):
         return Finding.VANISHED
     return further() if further is not None else Finding.WHOLE
 

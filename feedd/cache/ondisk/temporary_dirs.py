@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from feedd.cache.ondisk.directory_lock import DirectoryLock, was_owned
-from feedd.errors import CacheUnavailable
+from feedd.errors import BadConfig, CacheUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,10 +19,31 @@ if TYPE_CHECKING:
 _YOUNG_S = 60.0  # a directory younger than this may not have been locked by its process yet
 
 
+def temporary_folder() -> Path:
+    """Return the folder for temporary files.
+
+    Raises:
+        BadConfig: no folder is writable.
+    """
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError as error:
+        raise BadConfig(
+            "expected a writable folder for temporary files, got none",
+            object="TMPDIR",
+            hint="set TMPDIR to a writable folder, and FEEDD_CACHE__DIR to one on a disk with room for a cache",
+            stage="config",
+        ) from error
+
+
 @contextmanager
 def temporary_cache() -> Iterator[Path]:
-    """Yield a new cache directory, which is removed at the end; before, remove those of killed processes."""
-    parent = Path(tempfile.gettempdir())
+    """Yield a new cache directory, which is removed at the end; before, remove those of killed processes.
+
+    Raises:
+        BadConfig: no folder is writable.
+    """
+    parent = temporary_folder()
     sweep(parent)
     with tempfile.TemporaryDirectory(prefix=_prefix(), dir=parent, ignore_cleanup_errors=True) as folder:
         yield Path(folder)

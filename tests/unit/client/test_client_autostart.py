@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import sys
+import tempfile
 import time
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -282,14 +284,40 @@ def test_launches_have_names_of_their_own() -> None:
 
 
 def test_a_directory_of_somebody_else_is_not_trusted(short_dir: Path) -> None:
-    """A directory others can write to, or a path too long for a socket, is refused."""
+    """A directory others can write to is refused."""
     env = {"XDG_RUNTIME_DIR": str(short_dir)}
     path = base_dir(env)
     path.chmod(0o777)
     with pytest.raises(DaemonStartError, match="of this user only"):
         base_dir(env)
-    deep = short_dir / ("x" * 80)
-    deep.mkdir()
-    with pytest.raises(DaemonStartError, match="shorter"):
-        base_dir({"XDG_RUNTIME_DIR": str(deep)})
     assert os.getuid() == path.stat().st_uid
+
+
+@pytest.mark.parametrize("runtime", ["none", "long", "good"])
+@pytest.mark.parametrize("tmp", ["none", "long", "good"])
+@pytest.mark.parametrize("last", ["none", "good"])
+def test_the_directory_lies_where_a_socket_can(
+    short_dir: Path, monkeypatch: pytest.MonkeyPatch, runtime: str, tmp: str, last: str
+) -> None:
+    """It is in the first of three folders that is writable and short; without one, the error names the variables."""
+    folders = {}
+    for name, kind in (("runtime", runtime), ("tmp", tmp), ("last", last)):
+        folders[name] = short_dir / (name + "x" * (80 if kind == "long" else 0))
+        if kind != "none":
+            folders[name].mkdir()
+    monkeypatch.setattr(autostart, "_SHORT", str(folders["last"]))
+
+    def temporary() -> str:
+        if tmp == "none":
+            raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+        return str(folders["tmp"])
+
+    monkeypatch.setattr(tempfile, "gettempdir", temporary)
+    env = {"XDG_RUNTIME_DIR": str(folders["runtime"])}
+    kinds = {"runtime": runtime, "tmp": tmp, "last": last}
+    right = next((name for name, kind in kinds.items() if kind == "good"), None)
+    if right is None:
+        with pytest.raises(DaemonStartError, match=r"writable folder.*TMPDIR.*XDG_RUNTIME_DIR.*FEEDD_ADDRESS"):
+            base_dir(env)
+    else:
+        assert base_dir(env).parent == folders[right]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import socket
 import stat
 from pathlib import Path
@@ -18,6 +19,7 @@ from feedd.serve.server_options import ServeOptions, TlsFiles
 from feedd.values import Lifecycle
 from feedd.wire.feedd_pb2_grpc import FeedStub
 from tests.fakes.backend import FakeBackend, FakeScript
+from tests.fakes.fetchers import until
 from tests.fakes.tally import TallyRecorder
 from tests.unit.serve.certs import Authority
 from tests.unit.serve.raw_client import WAIT_S, attach, error_of, open_request, serving
@@ -294,3 +296,59 @@ async def test_stop_under_full_load_leaves_nothing(short_dir: Path) -> None:
         assert rig.server.sessions.count == 4
     for arena in arenas:
         arena.close()
+
+
+@pytest.mark.parametrize("lost", ["f.sock", "f.sock.arena", "f.sock.admin", "folder"])
+async def test_a_removed_socket_comes_back(short_dir: Path, lost: str) -> None:
+    """Sockets and folders that somebody removes are made again with their modes, and serve new clients."""
+    folder = short_dir / "made" / "below"
+    admin = folder / "f.sock.admin"
+    async with _server(f"unix://{folder}/f.sock", socket_mode=0o660, admin_socket=admin, look_s=0.05) as server:
+        (short_dir / "made").chmod(0o700)
+        paths = [folder, *folder.iterdir()]
+        modes = {path: stat.S_IMODE(path.stat().st_mode) for path in paths}
+        async with grpc.aio.insecure_channel(server.addresses[0]) as connected:
+            assert await _health(connected, "") == health_pb2.HealthCheckResponse.SERVING
+            for _ in range(2):
+                if lost == "folder":
+                    shutil.rmtree(short_dir / "made")
+                else:
+                    (folder / lost).unlink()
+                await until(lambda: all(path.exists() for path in paths))
+                assert {path: stat.S_IMODE(path.stat().st_mode) for path in paths} == modes
+            assert await _health(connected, "") == health_pb2.HealthCheckResponse.SERVING, "still connected"
+        for path in (folder / "f.sock", admin):
+            async with grpc.aio.insecure_channel(f"unix://{path}") as channel:
+                assert await _health(channel, "") == health_pb2.HealthCheckResponse.SERVING
+        with socket.socket(socket.AF_UNIX) as arena:
+            arena.connect(str(folder / "f.sock.arena"))
+    assert not list(folder.iterdir())
+
+
+async def test_a_socket_that_another_daemon_took_is_left_alone(short_dir: Path) -> None:
+    """Where another daemon has bound a removed socket's path meanwhile, that daemon keeps it."""
+    path = short_dir / "f.sock"
+    async with _server(f"unix://{path}", look_s=0.05) as server:
+        with socket.socket(socket.AF_UNIX) as other:
+            path.unlink()
+            other.bind(str(path))
+            other.listen()
+            inode = path.stat().st_ino
+            (short_dir / "f.sock.arena").unlink()
+            await until(lambda: server._unreplaced)
+            assert path.stat().st_ino == inode
+            with pytest.raises(BadConfig, match="in use"):
+                await server._replace(path)
+            assert path.stat().st_ino == inode
+            assert not (short_dir / "f.sock.arena").exists(), "half of a pair would mislead clients"
+    assert path.stat().st_ino == inode
+
+
+async def test_a_folder_of_another_user_gets_no_socket(short_dir: Path) -> None:
+    """Where a socket's folder was replaced by a folder of another user, no socket is bound there."""
+    folder = short_dir / "mine"
+    async with _server(f"unix://{folder}/f.sock") as server:
+        owner, mode = server.sockets._folders[folder]
+        server.sockets._folders[folder] = owner + 1, mode
+        with pytest.raises(BadConfig, match="expected the folder"):
+            await server._replace(folder / "f.sock")

@@ -6,18 +6,22 @@ import asyncio
 import itertools
 import mmap
 import shutil
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from feedd.cache import entry_layout
 from feedd.cache.entry_layout import FORMAT_FOLDER
+from feedd.cache.ondisk.directory import DirectoryStorage
 from feedd.errors import BadShard, CacheTooSmall, ObjectChanged
 from feedd.metrics import PIPELINE_BATCH_SECONDS
 from feedd.values import Cursor, EpochEnd, Topology
 from tests.fakes.feeding import ROOT, Taken, batches, copied, feeding, rank, take
+from tests.fakes.fetchers import until
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from feedd.values import ObjectRef
     from tests.fakes.feeding import Feeding
 
@@ -29,9 +33,16 @@ def expected(*counts: int) -> list[int]:
     return [shard * 100 + n for shard, count in enumerate(counts) for n in range(count)]
 
 
-def _lose(rig: Feeding, ref: ObjectRef) -> None:
+def _lose(directory: Path, ref: ObjectRef) -> None:
     """Remove a shard's file behind the cache's back."""
-    Path(rig.cache._storage.file(ref).path).unlink()
+    entry_layout.file_path(directory / "cache", ref).unlink()
+
+
+async def _closed(rig: Feeding) -> None:
+    """Wait until the cache has closed the files that no batch reads: open files stay readable when they are deleted."""
+    storage = rig.cache._storage
+    assert isinstance(storage, DirectoryStorage)
+    await until(lambda: not storage._files)
 
 
 async def test_every_sample_once_over_ranks_and_epochs(tmp_path: Path) -> None:
@@ -158,6 +169,7 @@ async def test_deleted_cache_files_are_fetched_again(tmp_path: Path) -> None:
         session = await rig.open(batch_size=16)
         assert len(await batches(session)) == 1
         shutil.rmtree(tmp_path / "cache" / FORMAT_FOLDER)
+        await _closed(rig)
         (batch,) = await batches(session)
         assert batch.ints() == expected(*[4] * 4)
         assert sorted(rig.store.reads) == sorted([f"train/{n:02d}.tar" for n in range(4)] * 2)
@@ -170,7 +182,8 @@ async def test_a_damaged_file_costs_one_fetch(tmp_path: Path) -> None:
         session = await rig.open(batch_size=16)
         assert len(await batches(session)) == 1
         (gone,) = [ref for ref in session._parts.view.refs if ref.key.endswith("02.tar")]
-        _lose(rig, gone)
+        _lose(tmp_path, gone)
+        await _closed(rig)
         (batch,) = await batches(session)
         assert batch.ints() == expected(*[4] * 4)
         assert rig.store.reads.count("train/02.tar") == 2
@@ -184,7 +197,7 @@ async def test_a_file_deleted_before_it_was_indexed(tmp_path: Path) -> None:
         session = await rig.open()
         (ref,) = [ref for ref in session._parts.view.refs if ref.key.endswith("01.tar")]
         with await rig.cache.acquire([ref]):
-            _lose(rig, ref)
+            _lose(tmp_path, ref)
         assert len(await batches(session)) == 2
 
 

@@ -1,0 +1,179 @@
+"""Entries are read by descriptors, which the cache opens for their readers and closes again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from feedd.cache.entry_storage import Finding
+from feedd.cache.ondisk import entry_files
+from feedd.cache.ondisk.directory import DirectoryStorage
+from feedd.cache.pins import with_pinned
+from feedd.errors import CacheUnavailable
+from feedd.metrics import CACHE_ERRORS
+from feedd.workers.request_split import file_messages
+from tests.fakes.caches import CacheRig
+from tests.fakes.fetchers import until
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from feedd.cache.shard_cache import PlacedCache
+    from feedd.values import ObjectRef, ShardFile
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> CacheRig:
+    """A cache in an empty directory."""
+    return CacheRig(tmp_path / "cache")
+
+
+def _storage(cache: PlacedCache) -> DirectoryStorage:
+    assert isinstance(cache._storage, DirectoryStorage)
+    return cache._storage
+
+
+def _bytes(file: ShardFile) -> bytes:
+    return os.pread(file.fd, file.ref.size_bytes, file.data_at)
+
+
+def _open_shards(rig: CacheRig) -> list[str]:
+    found = []
+    for fd in Path("/proc/self/fd").iterdir():
+        try:
+            target = str(fd.readlink())
+        except OSError:
+            continue  # of the listing itself
+        if target.startswith(str(rig.directory)) and ".shard" in target:
+            found.append(target)
+    return found
+
+
+async def _forget(rig: CacheRig, cache: PlacedCache) -> None:
+    """Wait until the cache has closed all files."""
+    await until(lambda: not _storage(cache)._files)
+    await until(lambda: not _open_shards(rig))
+
+
+@pytest.mark.parametrize("lost", ["file", "directory"])
+async def test_a_file_that_is_gone_when_it_is_opened_is_fetched_again(rig: CacheRig, lost: str) -> None:
+    """Where a file vanishes between two looks at it, its reader gets a fresh copy and no error."""
+    refs = rig.shards(3)
+    async with rig.open() as cache:
+        (await cache.acquire(refs)).release()
+        await _forget(rig, cache)
+        if lost == "file":
+            rig.entry_files()[0].unlink()
+        else:
+            shutil.rmtree(rig.directory)
+        with await cache.acquire(refs) as pins:
+            assert [_bytes(file) for file in pins.files] == [rig.fetcher.data(ref) for ref in refs]
+    assert rig.recorder.total(CACHE_ERRORS, reason="vanished") == (1 if lost == "file" else 3)
+
+
+async def test_a_file_that_always_vanishes_is_an_error(rig: CacheRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After three fetches the reader gets an error that names the directory, and nothing stays pinned."""
+    (ref,) = rig.shards(1)
+
+    async def vanished(_: DirectoryStorage, refs: Sequence[ObjectRef]) -> list[Finding]:
+        return [Finding.VANISHED for _ in refs]
+
+    monkeypatch.setattr(DirectoryStorage, "open_files", vanished)
+    async with rig.open() as cache:
+        with pytest.raises(CacheUnavailable, match="vanish as soon as they are fetched") as failure:
+            await cache.acquire([ref])
+        assert failure.value.object == str(rig.directory)
+    assert rig.fetcher.calls[ref.key] == 3
+
+
+async def test_a_reader_keeps_the_file_that_it_began_with(rig: CacheRig) -> None:
+    """An entry that is fetched again has another descriptor; the reader of the former file reads on."""
+    (ref,) = rig.shards(1)
+    async with rig.open() as cache:
+        with await cache.acquire([ref]) as former:
+            rig.entry_files()[0].unlink()
+            rig.clock.now_s += 2
+            with await cache.acquire([ref]) as latter:
+                inodes = {os.fstat(pins.files[0].fd).st_ino for pins in (former, latter)}
+                assert len(inodes) == 2
+                assert _bytes(former.files[0]) == _bytes(latter.files[0]) == rig.fetcher.data(ref)
+            with await cache.acquire([ref]) as again:
+                assert again.files[0].fd == latter_fd(cache, ref)
+        await _forget(rig, cache)
+
+
+def latter_fd(cache: PlacedCache, ref: ObjectRef) -> int:
+    """Return the descriptor that the cache keeps of an entry."""
+    return _storage(cache)._files[ref].file.fd
+
+
+async def test_descriptors_are_bounded(rig: CacheRig) -> None:
+    """Beyond a limit, files are opened for each request of a worker; unused files are closed after a moment."""
+    refs = rig.shards(8)
+    async with rig.open() as cache:
+        _storage(cache)._files_max = 2
+        with await cache.acquire(refs) as pins:
+            assert len(_open_shards(rig)) == 2
+            assert [file.is_opened_late for file in pins.files] == [False] * 2 + [True] * 6
+            sent = file_messages(pins.files)
+            assert [message.given for message in sent.messages] == list(range(8))
+            for fd, message, ref in zip(sent.fds, sent.messages, refs, strict=True):
+                assert os.pread(fd, ref.size_bytes, message.data_at) == rig.fetcher.data(ref)
+            del sent
+            assert len(_open_shards(rig)) == 2, "the others were closed with their request"
+            shutil.rmtree(rig.directory)
+            with pytest.raises(CacheUnavailable, match=refs[2].key):
+                file_messages(pins.files)
+        for ref in refs:
+            (await cache.acquire([ref])).release()
+            assert len(_open_shards(rig)) <= 2
+        await _forget(rig, cache)
+
+
+async def test_a_process_without_descriptors_closes_unused_files(
+    rig: CacheRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no descriptor is left, files that no reader needs are closed, and the entry is opened then."""
+    refs = rig.shards(4)
+    real, opened_counts = entry_files.open_files, []
+
+    def scarce(wanted: Sequence[tuple[Path, ObjectRef]]) -> object:
+        opened_counts.append(len(_open_shards(rig)))
+        if len(_open_shards(rig)) > 2:
+            raise CacheUnavailable("too many open files", stage="cache")
+        return real(wanted)
+
+    monkeypatch.setattr(entry_files, "open_files", scarce)
+    async with rig.open() as cache:
+        for ref in refs:
+            with await cache.acquire([ref]) as pins:
+                assert _bytes(pins.files[0]) == rig.fetcher.data(ref)
+    assert max(opened_counts) == 3
+
+
+@pytest.mark.parametrize("failures", [1, 2, 3])
+async def test_a_read_that_fails_is_done_again_twice(rig: CacheRig, failures: int) -> None:
+    """Bytes that cannot be read are fetched again and read again, twice at most; the third failure is an error."""
+    (ref,) = rig.shards(1)
+    tries = 0
+
+    async def read(files: tuple[ShardFile, ...]) -> bytes:
+        nonlocal tries
+        tries += 1
+        await asyncio.sleep(0)
+        if tries <= failures:
+            raise CacheUnavailable("expected bytes, got none", object=ref.url, stage="decode")
+        return _bytes(files[0])
+
+    async with rig.open() as cache:
+        if failures < 3:
+            assert await with_pinned(cache, [ref], read) == rig.fetcher.data(ref)
+        else:
+            with pytest.raises(CacheUnavailable, match="expected bytes"):
+                await with_pinned(cache, [ref], read)
+    assert rig.fetcher.calls[ref.key] == min(failures, 2) + 1
