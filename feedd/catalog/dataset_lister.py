@@ -13,6 +13,7 @@ from feedd.catalog.braces import Allowance
 from feedd.catalog.large_objects import may_have_spans, with_spans
 from feedd.catalog.megatron_index import check_types, read_documents
 from feedd.catalog.object_heads import with_heads
+from feedd.catalog.readable_objects import empty_objects
 from feedd.catalog.record_idx import idx_sizes
 from feedd.catalog.sidecar_counts import read_sidecars
 from feedd.catalog.token_windows import token_files
@@ -99,7 +100,10 @@ class DatasetLister:
         if only is None:
             return None
         listing = await CPU.run(only.listing, self._clock.monotonic_s())
-        return None if listing is None or await CPU.run(may_have_spans, listing, span_bytes) else listing
+        if listing is None or await CPU.run(may_have_spans, listing, span_bytes):
+            return None
+        await CPU.run(_note_empty, listing)
+        return listing
 
     async def _listed(self, resolved: Sequence[Resolved], cuts: Cuts, span_bytes: int) -> Listing:
         firsts = tuple(itertools.accumulate((len(one.refs) for one in resolved[:-1]), initial=0))
@@ -116,6 +120,7 @@ class DatasetLister:
         listing.formats = told.formats
         listing, told = await with_spans(self._sources, listing, told, span_bytes)
         listing.formats, listing.passed_over = told.formats, whole.passed_over.with_reasons(told.left_out)
+        await CPU.run(_note_empty, listing)
         listing.frozen = whole.frozen
         listing.counts = await CPU.run(self._learned.known, listing.refs, listing.format_of)
         await CPU.run(listing.add_counts, told.exact, told.claimed, told.by)
@@ -138,6 +143,11 @@ class DatasetLister:
         files, cut_told = await CPU.run(_with_cuts, whole, firsts, cuts, told)
         await check_types(self._sources, whole, files.dtypes)
         return cut_told
+
+
+def _note_empty(listing: Listing) -> None:
+    """Add the notice about objects without bytes."""
+    listing.passed_over = listing.passed_over.with_reasons({NoticeKind.EMPTY_OBJECTS: empty_objects(listing)})
 
 
 def _joined(resolved: Sequence[Resolved], firsts: Sequence[int]) -> Resolved:

@@ -21,6 +21,7 @@ from feedd.catalog.late_fields import LateFields
 from feedd.catalog.learned_counts import Learned
 from feedd.catalog.object_grouper import object_bytes
 from feedd.catalog.open_request import Request, shortened
+from feedd.catalog.readable_objects import refuse_too_large
 from feedd.catalog.wanted_columns import narrowed
 from feedd.dataset.step_counts import Uneven
 from feedd.errors import NotFound, ObjectChanged, Unsupported
@@ -145,6 +146,7 @@ class Pipeline:
     async def _listed(self, request: Request, listing: Listing, tables: Tables) -> Session:
         """Open a session on a listing."""
         spec, expected = request.spec, request.spec.session.expect_fingerprint
+        await CPU.run(refuse_too_large, listing, self.stages.cache.limit_bytes)
         mark = await CPU.run(request.fingerprint, listing)  # on a thread: the fingerprint covers a format per shard
         if expected and mark != expected:
             raise ObjectChanged(

@@ -26,6 +26,9 @@ EVENT: Final = "before-parse.*.ListObjectsV2"
 """Event of botocore; the wildcard runs before all handlers for S3, and so before botocore reads the body."""
 _PAGE: Final = "FeeddPage"
 _ROOT: Final = "ListBucketResult"
+ARCHIVED: Final = frozenset({"GLACIER", "DEEP_ARCHIVE"})
+"""Storage classes whose objects must be restored before they can be read; GLACIER_IR is none of them."""
+
 _BEGIN, _END = b"<Contents>", b"</Contents>"
 _ERROR: Final = re.compile(rb"\s*(<\?xml[^>]*>)?\s*<Error[\s>/]")
 _SINGLE: Final = frozenset({"IsTruncated", "NextContinuationToken", "KeyCount", "EncodingType"})
@@ -47,6 +50,7 @@ class Listed(NamedTuple):
     key: str
     size_bytes: int
     etag: str
+    archived: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +118,9 @@ def objects_of(page: Page) -> list[Listed]:
     """
     body = zlib.decompress(page.body) if page.compressed else page.body
     try:
-        found = _objects(ET.fromstring(body), page.prefix)  # noqa: S314 - as botocore's parser does; ``_page`` refuses DTDs
+        tree = ET.fromstring(body)  # noqa: S314 - as botocore's parser does; ``_page`` refuses DTDs
+        archived = _archived(tree) if any(f">{name}<".encode() in body for name in ARCHIVED) else None
+        found = _objects(tree, page.prefix, archived)
     except (ET.ParseError, LookupError, ValueError) as error:
         why = f"an object without {_local(str(error.args[0]))}" if isinstance(error, KeyError) else str(error)
         message = f"expected objects with key, size and etag, got {why}"
@@ -193,7 +199,13 @@ def _fields(root: ET.Element) -> dict[str, str]:
     return found | {"IsTruncated": truncated}
 
 
-def _objects(page: ET.Element, prefix: str) -> list[Listed]:
+def _archived(page: ET.Element) -> list[bool]:
+    """Return which objects of a page are of an archived storage class."""
+    space = page.tag[: page.tag.find("}") + 1]
+    return [item.findtext(f"{space}StorageClass") in ARCHIVED for item in page.iterfind(f"{space}Contents")]
+
+
+def _objects(page: ET.Element, prefix: str, archived: list[bool] | None) -> list[Listed]:
     space = page.tag[: page.tag.find("}") + 1]
     contents, key, size, etag = (space + name for name in ("Contents", "Key", "Size", "ETag"))
     names, sizes, tags = [], [], []
@@ -206,7 +218,9 @@ def _objects(page: ET.Element, prefix: str) -> list[Listed]:
     if page.findtext(space + "EncodingType") == "url":
         names = [_decoded(name, encoded=True) if "%" in name or "+" in name else name for name in names]
     _check(names, sizes, tags, prefix)
-    return list(map(Listed, names, map(int, sizes), tags))
+    if archived is None:
+        return list(map(Listed, names, map(int, sizes), tags))
+    return list(map(Listed, names, map(int, sizes), tags, archived))
 
 
 def _check(names: list[str], sizes: list[str], tags: list[str], prefix: str) -> None:
