@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Self
 from feedd.access import EVERYTHING, FILE_ROOT
 from feedd.catalog.bucket_stores import BucketStores, WorkLoopStore, is_s3
 from feedd.catalog.manifest import MANIFEST_BYTES_MAX, head_all, names_in
-from feedd.catalog.readable_objects import refuse_archived
 from feedd.catalog.skipped_log import SkippedLog
 from feedd.catalog.texts import Texts
 from feedd.catalog.url_listing import Resolved, UrlListing
@@ -206,6 +205,8 @@ class Sources:
         if not found and sidecar_refs:
             raise _nothing(" ".join(urls))
         if archived := [ref for taking in takings for ref in taking.archived]:
+            from feedd.catalog.archived_objects import refuse_archived  # noqa: PLC0415 - most runs have no such object
+
             await refuse_archived(archived, found, packs, self.store, self._options.heads_in_flight)
         versions = tuple(frozen.ref for frozen in whole if frozen is not None)
         return Resolved(tuple(found), tuple(sidecar_refs), tuple(packs), named, passed_over, counts, formats, versions)

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.catalog.dataset_lister import DatasetLister
+from feedd.catalog.dataset_lister import DatasetLister, empty_objects
 from feedd.catalog.learned_counts import Learned
-from feedd.catalog.readable_objects import empty_objects, refuse_too_large
 from feedd.clock import SystemClock
 from feedd.converting.converter import formed
 from feedd.dataset.listing import Listing
 from feedd.errors import CacheTooSmall, PermissionDenied
-from feedd.notices import Amount, NoticeKind
+from feedd.notices import Amount, NoticeKind, notices_of
+from feedd.sessions.opening import refuse_too_large
 from feedd.values import ArchivedRef, ObjectRef
 from tests.fakes.stores import serving, sources_over
 from tests.fakes.tars import tar_bytes
@@ -121,7 +121,7 @@ async def test_requests_for_archived_objects_are_bounded(
     server: S3Server, sources: Sources, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of very many, some that are spread over all are asked for, and the error says of how many it speaks."""
-    monkeypatch.setattr("feedd.catalog.readable_objects._PROBES_MAX", 4)
+    monkeypatch.setattr("feedd.catalog.archived_objects._PROBES_MAX", 4)
     for number in range(12):
         server.archive("bucket", f"t/{number:03d}.tar", storage_class="GLACIER")
     with pytest.raises(PermissionDenied, match=r"archived ones of 4 that were asked for: 4, .* \(t/000.tar, t/003.tar"):
@@ -171,5 +171,6 @@ async def test_a_listing_notes_its_empty_objects(server: S3Server, sources: Sour
     lister = DatasetLister(sources, SystemClock(), Learned())
     shards = (await lister.list([["s3://bucket/t/"]])).passed_over.reasons
     assert shards[NoticeKind.EMPTY_OBJECTS] == Amount(2, 0, ("t/013.tar", "t/014.tar"))
+    assert notices_of(shards)[0].kind.value == "empty-objects"
     pictures = (await lister.list([["s3://bucket/p/"]])).passed_over.reasons
     assert pictures[NoticeKind.EMPTY_OBJECTS] == Amount(1, 0, ("p/1.jpg",))
