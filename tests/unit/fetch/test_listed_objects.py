@@ -227,6 +227,14 @@ def test_an_object_that_is_not_as_s3_describes_it_is_refused(name: str, squeezed
     assert "secret" not in str(caught.value)
 
 
+def test_objects_that_only_seem_to_be_in_a_page_are_missed() -> None:
+    """A page is counted before it is parsed. What hides in an instruction of XML is then found to be no object."""
+    hidden = _WHOLE.replace(b"<Key>p/b", b"<?x </Contents><Contents>?><Key>p/b").replace(b"<KeyCount>3", b"<KeyCount>4")
+    page = page_from(hidden, "p/")
+    with pytest.raises(BadResponse, match="expected 4 objects in a page, got 3"):
+        objects_of(page)
+
+
 @pytest.mark.parametrize("etag", [b"", b"<ETag></ETag>", b"<ETag>&quot;&quot;</ETag>", b'<ETag>W/""</ETag>'])
 def test_a_listing_without_etags_is_refused_with_the_way_out(etag: bytes) -> None:
     """Versions could not be told apart, so the user is sent to a manifest, for which each object is asked."""

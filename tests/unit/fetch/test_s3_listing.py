@@ -171,6 +171,17 @@ async def test_a_page_that_stays_wrong_is_an_error_soon(name: str) -> None:
         assert len(server.requests) <= (9 if name in {"an error with status 200", "the token again"} else 4)
 
 
+async def test_a_directory_bucket_without_tokens_is_refused() -> None:
+    """Its keys have no order, so nothing but a token says where a listing goes on."""
+    answer = _http(listing_page(["train/b", "train/a"], more=True))
+    async with RawServer(answer, _http(listing_page(["train/c"]))) as server:
+        access = S3Options(endpoint_url=f"http://127.0.0.1:{server.port}", anonymous=True, addressing_style="path")
+        store = S3Store("bucket--x-s3", SourceOptions(s3={"*": access}))
+        with pytest.raises(BadResponse, match="expected a continuation token in a truncated page, got none"):
+            _ = [page async for page in store.list("train/")]
+        await store.close()
+
+
 async def test_an_endless_answer_is_not_read_to_its_end() -> None:
     """Of a body that goes on and on, little more than the bound is received, and the connection is given up."""
     sent_bytes = 0
