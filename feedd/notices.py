@@ -100,7 +100,7 @@ ABOUT: Final[Mapping[NoticeKind, About]] = {
         'use fewer tokens, or "last": "pad" in the recipe',
     ),
     NoticeKind.EMPTY_OBJECTS: About(
-        "objects have no bytes: shards among them have no samples, and pictures, sounds and arrays are bad samples",
+        "pictures, sounds and arrays have no bytes and are bad samples",
         "write them again if their upload broke off, or remove them",
     ),
     NoticeKind.UNREAD_COLUMNS: About(

@@ -6,7 +6,7 @@ import functools
 import itertools
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from feedd.catalog.braces import Allowance
 from feedd.catalog.large_objects import may_have_spans, with_spans
 from feedd.catalog.megatron_index import check_types, read_documents
 from feedd.catalog.object_heads import with_heads
-from feedd.catalog.object_kinds import PRIMARY, kind_of
+from feedd.catalog.object_kinds import PRIMARY, kind_of, may_be_empty
 from feedd.catalog.record_idx import idx_sizes
 from feedd.catalog.sidecar_counts import read_sidecars
 from feedd.catalog.token_windows import token_files
@@ -26,7 +26,8 @@ from feedd.converting.converter import formed
 from feedd.dataset.listing import Listing
 from feedd.dataset.object_names import split_name
 from feedd.dataset.packs import Packs
-from feedd.dataset.passed_over import PassedOver
+from feedd.dataset.passed_over import PassedOver, amount_of
+from feedd.errors import BadShard
 from feedd.flow.pools import CPU
 from feedd.flow.tasks import run_all
 from feedd.notices import EXAMPLES_MAX, Amount, NoticeKind, summed
@@ -40,11 +41,6 @@ if TYPE_CHECKING:
     from feedd.catalog.sources import Sources
     from feedd.catalog.token_windows import Cuts, TokenFiles
     from feedd.protocols import Clock
-
-
-_LINES: Final = "jsonl ndjson lines csv tsv txt text svm libsvm"
-_MAY_BE_EMPTY: Final = frozenset(f"{_LINES} tfrecord tfrecords rec recordio".split())
-"""Formats, and extensions, of which a file without bytes is whole: it has no lines or records."""
 
 
 class DatasetLister:
@@ -81,6 +77,7 @@ class DatasetLister:
         Raises:
             What ``Sources.resolve_all`` and ``with_spans`` raise.
             ObjectChanged: two counts of a shard differ.
+            BadShard: shards have no bytes, though their format needs some.
         """
         resolve = partial(self._sources.resolve_all, access=access, allowance=Allowance())
         cut = [one is not None for one in cuts] or [False] * len(sources)  # a .npy file of tokens is a shard
@@ -111,7 +108,7 @@ class DatasetLister:
         listing = await CPU.run(only.listing, self._clock.monotonic_s())
         if listing is None or await CPU.run(may_have_spans, listing, span_bytes):
             return None
-        await CPU.run(_note_empty, listing)
+        await CPU.run(judge_empty, listing)
         return listing
 
     async def _listed(self, resolved: Sequence[Resolved], cuts: Cuts, span_bytes: int) -> Listing:
@@ -129,7 +126,7 @@ class DatasetLister:
         listing.formats = told.formats
         listing, told = await with_spans(self._sources, listing, told, span_bytes)
         listing.formats, listing.passed_over = told.formats, whole.passed_over.with_reasons(told.left_out)
-        await CPU.run(_note_empty, listing)
+        await CPU.run(judge_empty, listing)
         listing.frozen = whole.frozen
         listing.counts = await CPU.run(self._learned.known, listing.refs, listing.format_of)
         await CPU.run(listing.add_counts, told.exact, told.claimed, told.by)
@@ -154,29 +151,30 @@ class DatasetLister:
         return cut_told
 
 
-def empty_objects(listing: Listing) -> Amount:
-    """Return the objects without bytes whose formats need some; takes microseconds for each empty object."""
-    found: list[str] = []
+def judge_empty(listing: Listing) -> None:
+    """Refuse shards without bytes whose format needs some, and add the notice about such objects in packs.
+
+    The run would end at the first of these shards. Objects in packs are samples, which the run's policy judges.
+
+    Raises:
+        BadShard: shards are empty; all of them are counted, and the first are named.
+    """
+    lost = []
     for number in np.flatnonzero(listing.sizes == 0).tolist():
-        key = listing.refs[number].key
-        kind = listing.format_of(number).partition(":")[0] or _extension(key)
-        if kind not in _MAY_BE_EMPTY:
-            found.append(key)
+        ref = listing.refs[number]
+        if not may_be_empty(ref.key, listing.format_of(number).partition(":")[0]):
+            lost.append(ref)
+    if lost:
+        message = f"expected shards with bytes, got empty ones: {amount_of(lost).text}"
+        hint = "write them again if their upload broke off, or leave them out"
+        raise BadShard(message, object=lost[0].url, hint=hint, stage="source")
+    found: list[str] = []
     for pack in listing.packs:
         if type(pack) is Packs:  # a line of a manifest is never empty, and a missing object is reported
             keys = map(pack.members.key, np.flatnonzero(pack.members.sizes == 0).tolist())
             found += (key for key in keys if kind_of(*split_name(key)) == PRIMARY)
-    return Amount(len(found), 0, tuple(found[:EXAMPLES_MAX]))
-
-
-def _extension(key: str) -> str:
-    """Return the extension of a name, without the number of a file (``part.tfrecord-00000-of-00128``)."""
-    return key[key.rfind("/") + 1 :].lower().rpartition(".")[2].partition("-")[0]
-
-
-def _note_empty(listing: Listing) -> None:
-    """Add the notice about objects without bytes."""
-    listing.passed_over = listing.passed_over.with_reasons({NoticeKind.EMPTY_OBJECTS: empty_objects(listing)})
+    amount = Amount(len(found), 0, tuple(found[:EXAMPLES_MAX]))
+    listing.passed_over = listing.passed_over.with_reasons({NoticeKind.EMPTY_OBJECTS: amount})
 
 
 def _joined(resolved: Sequence[Resolved], firsts: Sequence[int]) -> Resolved:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.catalog.dataset_lister import DatasetLister, empty_objects
+from feedd.catalog.dataset_lister import DatasetLister, judge_empty
 from feedd.catalog.learned_counts import Learned
 from feedd.clock import SystemClock
 from feedd.converting.converter import formed
 from feedd.dataset.listing import Listing
-from feedd.errors import CacheTooSmall, PermissionDenied
+from feedd.errors import BadShard, CacheTooSmall, PermissionDenied
 from feedd.notices import Amount, NoticeKind, notices_of
 from feedd.sessions.opening import refuse_too_large
 from feedd.values import ArchivedRef, ObjectRef
@@ -152,25 +153,37 @@ def test_shards_that_never_fit_into_the_cache_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "is_told"),
+    ("key", "is_lost"),
     [
         *((f"a.{ending}", True) for ending in ("tar", "parquet", "arrow", "npy", "h5", "tar.gz", "jsonl.gz", "mds")),
         *((f"a.{ending}", False) for ending in ("jsonl", "csv", "txt", "tfrecord", "tfrecord-00000-of-00002", "rec")),
     ],
 )
-def test_empty_objects_are_told_if_their_format_needs_bytes(key: str, is_told: bool) -> None:
+def test_empty_shards_are_refused_if_their_format_needs_bytes(key: str, is_lost: bool) -> None:
     """A file without lines or records is whole; other shards without bytes come from uploads that broke off."""
     listing = Listing.of([ObjectRef("s3://b", key, 0, "e"), ObjectRef("s3://b", "b.tar", 5, "e")], 0.0)
-    assert empty_objects(listing) == (Amount(1, 0, (key,)) if is_told else Amount())
+    with pytest.raises(BadShard, match=f"got empty ones: 1 .{key}.") if is_lost else contextlib.nullcontext():
+        judge_empty(listing)
 
 
 async def test_a_listing_notes_its_empty_objects(server: S3Server, sources: Sources) -> None:
-    """A notice counts them, among shards and among the pictures of packs; captions may be empty."""
+    """A notice counts empty pictures of packs; captions may be empty, and empty shards are an error."""
     for key in ("t/013.tar", "t/014.tar", "p/1.jpg", "p/2.txt"):
         server.put("bucket", key, b"")
     lister = DatasetLister(sources, SystemClock(), Learned())
-    shards = (await lister.list([["s3://bucket/t/"]])).passed_over.reasons
-    assert shards[NoticeKind.EMPTY_OBJECTS] == Amount(2, 0, ("t/013.tar", "t/014.tar"))
-    assert notices_of(shards)[0].kind.value == "empty-objects"
+    with pytest.raises(BadShard, match=r"got empty ones: 2 \(t/013.tar, t/014.tar\)"):
+        await lister.list([["s3://bucket/t/"]])
     pictures = (await lister.list([["s3://bucket/p/"]])).passed_over.reasons
+    assert notices_of(pictures)[0].kind.value == "empty-objects"
     assert pictures[NoticeKind.EMPTY_OBJECTS] == Amount(1, 0, ("p/1.jpg",))
+
+
+async def test_empty_shards_that_are_named_are_refused(server: S3Server, sources: Sources) -> None:
+    """A manifest, a format in the URL, or nothing else below the prefix: one error at the open names them."""
+    server.put("bucket", "t/013.tar", b"")
+    server.put("bucket", "e/0.tar", b"")
+    server.put("bucket", "names.json", b'[{"prefix": "s3://bucket/t/"}, "001.tar", "013.tar"]')
+    lister = DatasetLister(sources, SystemClock(), Learned())
+    for url in ("manifest+s3://bucket/names.json", "tar+s3://bucket/t/", "s3://bucket/e/"):
+        with pytest.raises(BadShard, match="expected shards with bytes, got empty ones: 1 "):
+            await lister.list([[url]])
