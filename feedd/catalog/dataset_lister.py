@@ -15,7 +15,7 @@ from feedd.catalog.braces import Allowance
 from feedd.catalog.large_objects import may_have_spans, with_spans
 from feedd.catalog.megatron_index import check_types, read_documents
 from feedd.catalog.object_heads import with_heads
-from feedd.catalog.object_kinds import PRIMARY, kind_of, may_be_empty
+from feedd.catalog.object_kinds import PRIMARY, kind_of, needs_bytes
 from feedd.catalog.record_idx import idx_sizes
 from feedd.catalog.sidecar_counts import read_sidecars
 from feedd.catalog.token_windows import token_files
@@ -162,7 +162,7 @@ def judge_empty(listing: Listing) -> None:
     lost = []
     for number in np.flatnonzero(listing.sizes == 0).tolist():
         ref = listing.refs[number]
-        if not may_be_empty(ref.key, listing.format_of(number).partition(":")[0]):
+        if needs_bytes(ref.key, listing.format_of(number).partition(":")[0]):
             lost.append(ref)
     if lost:
         message = f"expected shards with bytes, got empty ones: {amount_of(lost).text}"

@@ -155,8 +155,11 @@ def test_shards_that_never_fit_into_the_cache_are_refused() -> None:
 @pytest.mark.parametrize(
     ("key", "is_lost"),
     [
-        *((f"a.{ending}", True) for ending in ("tar", "parquet", "arrow", "npy", "h5", "tar.gz", "jsonl.gz", "mds")),
-        *((f"a.{ending}", False) for ending in ("jsonl", "csv", "txt", "tfrecord", "tfrecord-00000-of-00002", "rec")),
+        *((f"a.{ending}", True) for ending in ("tar", "parquet", "arrow", "npy", "h5", "tar.gz", "jsonl.gz", "mds-0")),
+        *(
+            (f"a.{ending}", False)
+            for ending in ("jsonl", "csv", "txt", "tfrecord", "tfrecord-00000-of-00002", "rec", "bin", "own")
+        ),
     ],
 )
 def test_empty_shards_are_refused_if_their_format_needs_bytes(key: str, is_lost: bool) -> None:
