@@ -9,6 +9,8 @@ import time
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
 
+import boto3
+import obstore.store
 import pytest
 
 from feedd.clock import SystemClock
@@ -241,20 +243,31 @@ async def test_a_store_of_version_1_is_read_whole_or_refused(honours: bool) -> N
 
 async def test_other_libraries_take_a_wrong_page_for_the_end() -> None:
     """The documents say so of boto3 and obstore: they return the first page's keys, and no error."""
-    boto3, obstore = pytest.importorskip("boto3"), pytest.importorskip("obstore.store")
     answers = (_http(_FIRST), _WRONG["xhtml"]) * 2
     async with RawServer(*answers) as server:
         url = f"http://127.0.0.1:{server.port}"
-        names = {"aws_access_key_id": "k", "aws_secret_access_key": "s", "region_name": "us-east-1"}
 
         def by_boto3() -> int:
-            with contextlib.closing(boto3.client("s3", endpoint_url=url, **names)) as client:
+            with contextlib.closing(
+                boto3.client(
+                    "s3",
+                    endpoint_url=url,
+                    region_name="us-east-1",
+                    aws_access_key_id="k",
+                    aws_secret_access_key="s",
+                )
+            ) as client:
                 pages = client.get_paginator("list_objects_v2").paginate(Bucket="bucket", Prefix="train/")
                 return sum(len(page.get("Contents", ())) for page in pages)
 
         def by_obstore() -> int:
-            options = {"client_options": {"allow_http": True}, "skip_signature": True, "region": "us-east-1"}
-            store = obstore.S3Store("bucket", endpoint=url, **options)
+            store = obstore.store.S3Store(
+                "bucket",
+                endpoint=url,
+                region="us-east-1",
+                skip_signature=True,
+                client_options={"allow_http": True},
+            )
             return sum(len(page) for page in store.list("train"))
 
         assert await asyncio.to_thread(by_boto3) == 2
