@@ -8,11 +8,14 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from feedd.access import EVERYTHING
 from feedd.catalog.braces import Allowance
 from feedd.catalog.large_objects import may_have_spans, with_spans
 from feedd.catalog.megatron_index import check_types, read_documents
 from feedd.catalog.object_heads import with_heads
+from feedd.catalog.object_kinds import PRIMARY, kind_of, needs_bytes
 from feedd.catalog.record_idx import idx_sizes
 from feedd.catalog.sidecar_counts import read_sidecars
 from feedd.catalog.token_windows import token_files
@@ -21,10 +24,13 @@ from feedd.catalog.wanted_columns import counting
 from feedd.convert.conversion_registry import check_named
 from feedd.converting.converter import formed
 from feedd.dataset.listing import Listing
-from feedd.dataset.passed_over import PassedOver
+from feedd.dataset.object_names import split_name
+from feedd.dataset.packs import Packs
+from feedd.dataset.passed_over import PassedOver, amount_of
+from feedd.errors import BadShard
 from feedd.flow.pools import CPU
 from feedd.flow.tasks import run_all
-from feedd.notices import Amount, NoticeKind, summed
+from feedd.notices import EXAMPLES_MAX, Amount, NoticeKind, summed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -71,6 +77,7 @@ class DatasetLister:
         Raises:
             What ``Sources.resolve_all`` and ``with_spans`` raise.
             ObjectChanged: two counts of a shard differ.
+            BadShard: shards have no bytes, though their format needs some.
         """
         resolve = partial(self._sources.resolve_all, access=access, allowance=Allowance())
         cut = [one is not None for one in cuts] or [False] * len(sources)  # a .npy file of tokens is a shard
@@ -99,7 +106,10 @@ class DatasetLister:
         if only is None:
             return None
         listing = await CPU.run(only.listing, self._clock.monotonic_s())
-        return None if listing is None or await CPU.run(may_have_spans, listing, span_bytes) else listing
+        if listing is None or await CPU.run(may_have_spans, listing, span_bytes):
+            return None
+        await CPU.run(judge_empty, listing)
+        return listing
 
     async def _listed(self, resolved: Sequence[Resolved], cuts: Cuts, span_bytes: int) -> Listing:
         firsts = tuple(itertools.accumulate((len(one.refs) for one in resolved[:-1]), initial=0))
@@ -116,6 +126,7 @@ class DatasetLister:
         listing.formats = told.formats
         listing, told = await with_spans(self._sources, listing, told, span_bytes)
         listing.formats, listing.passed_over = told.formats, whole.passed_over.with_reasons(told.left_out)
+        await CPU.run(judge_empty, listing)
         listing.frozen = whole.frozen
         listing.counts = await CPU.run(self._learned.known, listing.refs, listing.format_of)
         await CPU.run(listing.add_counts, told.exact, told.claimed, told.by)
@@ -138,6 +149,32 @@ class DatasetLister:
         files, cut_told = await CPU.run(_with_cuts, whole, firsts, cuts, told)
         await check_types(self._sources, whole, files.dtypes)
         return cut_told
+
+
+def judge_empty(listing: Listing) -> None:
+    """Refuse shards without bytes whose format needs some, and add the notice about such objects in packs.
+
+    The run would end at the first of these shards. Objects in packs are samples, which the run's policy judges.
+
+    Raises:
+        BadShard: shards are empty; all of them are counted, and the first are named.
+    """
+    lost = []
+    for number in np.flatnonzero(listing.sizes == 0).tolist():
+        ref = listing.refs[number]
+        if needs_bytes(ref.key, listing.format_of(number).partition(":")[0]):
+            lost.append(ref)
+    if lost:
+        message = f"expected shards with bytes, got empty ones: {amount_of(lost).text}"
+        hint = "write them again if their upload broke off, or leave them out"
+        raise BadShard(message, object=lost[0].url, hint=hint, stage="source")
+    found: list[str] = []
+    for pack in listing.packs:
+        if type(pack) is Packs:  # a line of a manifest is never empty, and a missing object is reported
+            keys = map(pack.members.key, np.flatnonzero(pack.members.sizes == 0).tolist())
+            found += (key for key in keys if kind_of(*split_name(key)) == PRIMARY)
+    amount = Amount(len(found), 0, tuple(found[:EXAMPLES_MAX]))
+    listing.passed_over = listing.passed_over.with_reasons({NoticeKind.EMPTY_OBJECTS: amount})
 
 
 def _joined(resolved: Sequence[Resolved], firsts: Sequence[int]) -> Resolved:

@@ -35,6 +35,12 @@ _OTHERS_ALONE: Final = frozenset({"zip"})
 _ONLY_LAST: Final = frozenset({"br", "snappy"})  # elsewhere in a name, br is Breton or Brazil
 _ANYWHERE: Final = frozenset({"gz", "bz2", "xz", "zst", "zstd", "zlib"})
 _COMPRESSED: Final = _ANYWHERE | _ONLY_LAST
+_WITH_HEADS: Final = (
+    "tar tgz parquet arrow ipc feather npy npz h5 hdf5 mds safetensors pt pth mdb tokens-llmc tokens-npy"
+)
+_NEVER_EMPTY: Final = frozenset(_WITH_HEADS.split()) | _ANYWHERE
+"""Formats, and extensions, of which no file without bytes can be read. Others may have no lines or records."""
+
 _NUMBERED: Final = re.compile(r"(.+)-\d+-of-\d+")  # ``x.tfrecord-00000-of-00128``
 _AMONG_SAMPLES: Final = {
     AmongSamples.SHARD: SHARD,
@@ -104,3 +110,14 @@ def is_known(name: str) -> bool:
     extension = split_name(name)[1]
     numbered = _NUMBERED.fullmatch(extension)
     return (numbered[1] if numbered else extension) in _ONLY_LAST
+
+
+def needs_bytes(key: str, named: str = "") -> bool:
+    """Whether a shard without bytes cannot be read.
+
+    Args:
+        key: its key.
+        named: its format, if the URL names one.
+    """
+    extension = key[key.rfind("/") + 1 :].lower().rpartition(".")[2].partition("-")[0]  # x.mds-00000-of-00128
+    return (_last(named) or extension) in _NEVER_EMPTY

@@ -15,7 +15,7 @@ import pytest
 import torch
 from pyarrow import ipc
 
-from feedd_client import BadRequestError, FeedDataset
+from feedd_client import AccessDenied, BadRequestError, BadShardError, FeedDataset
 from tests.fakes.files import parquet
 from tests.fakes.tars import tar_bytes
 from tests.unit.convert.test_arrays_form import hdf5
@@ -257,3 +257,22 @@ def test_decimals_that_lose_their_point_are_told(
         assert dataset.stats()["notices"]["unscaled-decimals"]["count"] == 1
     dataset, _ = read(url, daemon, fields={"n": "int"})
     assert (dataset.stats()["notices"], warned(caplog.records)) == ({}, [])
+
+
+def test_archived_and_empty_shards_are_told_when_a_dataset_opens(s3: S3Server, daemons: Callable[..., Daemon]) -> None:
+    """No batch comes, and no shard is fetched, before the error that names an archived shard or an empty one."""
+    for shard in range(4):
+        s3.put("data", f"a/{shard}.tar", tar_bytes([(f"{shard}", {"cls": b"1"})]))
+    s3.archive("data", "a/2.tar", storage_class="GLACIER")
+    daemon, url = daemons(), "s3://data/a/"
+    dataset = FeedDataset(url, batch_size=2, address=daemon.address)
+    with pytest.raises(AccessDenied, match=r"archived ones: 1, .* \(a/2.tar\)"):
+        next(iter(dataset))
+    assert not [request for request in s3.requests if request.op == "GET" and request.key != "a/2.tar"]
+    s3.archive("data", "a/2.tar", storage_class="GLACIER", restore='ongoing-request="false"')
+    assert read(url, daemon, fields={"cls": "int"})[1] == {"cls"}
+    s3.put("data", "a/4.tar", b"")
+    s3.requests.clear()
+    with pytest.raises(BadShardError, match=r"got empty ones: 1 \(a/4.tar\)"):
+        read(url, daemon, fields={"cls": "int"})
+    assert [request.range for request in s3.requests if request.op == "GET"] == ["bytes=0-0"]  # of a/2.tar

@@ -23,7 +23,7 @@ from feedd.errors import (
     StoreUnavailable,
     Throttled,
 )
-from feedd.fetch.hints import CHANGED_HINT, MISSING_HINT
+from feedd.fetch.hints import ARCHIVED, ARCHIVED_HINT, CHANGED_HINT, MISSING_HINT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -190,8 +190,7 @@ def _answered(error: boto.ClientError, request: RequestContext) -> FeeddError:  
     if code in _CREDENTIALS:
         return PermissionDenied(f"the store refused the credentials: {said}", hint=_credentials_hint(request), **where)
     if code == "InvalidObjectState":
-        hint = "restore it first (aws s3api restore-object), or leave it out"
-        return PermissionDenied("the object is archived", hint=hint, **where)
+        return PermissionDenied(ARCHIVED, hint=ARCHIVED_HINT, **where)
     if code in DENIED or code.startswith("KMS.") or status in {401, 403}:
         return PermissionDenied(f"access denied: {said}", hint=_grant(error, code, request), **where)
     if code in _CHANGED:

@@ -13,11 +13,12 @@ import structlog
 from feedd.errors import BadResponse, FeeddError, NotFound, ObjectChanged, StoreUnavailable, Unsupported
 from feedd.fetch.hints import CHANGED_HINT
 from feedd.fetch.s3.bucket_listing import list_pages
+from feedd.fetch.s3.listing_contents import ARCHIVED
 from feedd.fetch.s3.range_answer import RangeHead, answered_by, check_head, plain_etag
 from feedd.fetch.s3.sdk_client import S3Clients
 from feedd.fetch.s3.sdk_errors import RequestContext, code_of
 from feedd.fetch.s3.stored_checksums import S3Checksums
-from feedd.values import ObjectRef, ReadProgress
+from feedd.values import ArchivedRef, ObjectRef, ReadProgress
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
@@ -146,7 +147,8 @@ class S3Store:
         if "ContentLength" not in answer:
             message = "expected an object of known length, got an answer without content-length"
             raise Unsupported(message, object=request.url, hint=_TRANSCODED, stage="source")
-        return ObjectRef(self.root, key, int(answer["ContentLength"]), etag), answer.get("Metadata", {})
+        ref = (ArchivedRef if _is_archived(answer) else ObjectRef)(self.root, key, int(answer["ContentLength"]), etag)
+        return ref, answer.get("Metadata", {})
 
     async def put(self, key: str, data: bytes, over: str | None = None, facts: ObjectFacts | None = None) -> ObjectRef:
         """Create or replace one object and return its ref.
@@ -208,6 +210,12 @@ class S3Store:
             return BadResponse(message, object=ref.url, stage="source")
         said = f"etag {ref.etag} of {ref.size_bytes} bytes, got {now.etag} of {now.size_bytes} bytes"
         return ObjectChanged(f"expected {said}", object=ref.url, hint=CHANGED_HINT, stage="source")
+
+
+def _is_archived(answer: Mapping[str, Any]) -> bool:
+    """Whether a HEAD is about an object that must be restored. A listing does not tell this of Intelligent-Tiering."""
+    restored = 'ongoing-request="false"' in answer.get("Restore", "")
+    return not restored and (answer.get("StorageClass") in ARCHIVED or "ArchiveStatus" in answer)
 
 
 def _condition(over: str | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The SDK's HTTP session, with a close that waits for its sockets."""
+"""The SDK's HTTP session, with a bound on answers, and with a close that waits for its sockets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from aiobotocore.httpsession import AIOHTTPSession
 from aiohttp.client_proto import ResponseHandler
 from botocore.httpsession import create_urllib3_context, get_cert_path
 
+from feedd.errors import BadResponse
 from feedd.flow.file_versions import file_version
+from feedd.units import MIB
 
 if TYPE_CHECKING:
     import ssl
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from feedd.flow.file_versions import FileVersion
 
 _CLOSE_S = 5.0
+ANSWER_BYTES_MAX = 8 * MIB
+"""Largest answer that is no object's body: a page of 1,000 keys of 1,024 letters, each written as %XX, has 4 MiB."""
 
 
 def trusting(verify: bool | str) -> ssl.SSLContext:  # noqa: FBT001 - as botocore has it
@@ -88,7 +92,7 @@ class _Handler(ResponseHandler):
 
 
 class ClosingSession(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no types
-    """The SDK's session; closing it closes its sockets too.
+    """The SDK's session: it reads answers that are no object's body up to ``ANSWER_BYTES_MAX``, and closes its sockets.
 
     aiohttp waits for the connections it still keeps. Connections that it gave up because of an unread body may
     still be closing their TLS session, and no object tracks them.
@@ -104,6 +108,18 @@ class ClosingSession(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has n
         await super().__aexit__(kind, error, where)
         await self._transports.gone(_CLOSE_S)
 
+    async def send(self, request: Any) -> Any:  # noqa: ANN401 - botocore's request and response
+        """aiobotocore: send a request, and read the body of the answer unless the caller wants to.
+
+        Raises:
+            BadResponse: the answer is larger than ``ANSWER_BYTES_MAX``.
+        """
+        streams, request.stream_output = request.stream_output, True  # else the whole body would be read at once
+        answer = await super().send(request)
+        if not streams or answer.status_code >= 300:
+            answer._content = await _bounded(answer.raw)  # noqa: SLF001 - where botocore looks for a body that was read
+        return answer
+
     def _build_verify_context(self) -> ssl.SSLContext:
         """aiobotocore: build the TLS context, in a thread. It is shared, except with own certificates or a proxy."""
         own = self._cert_file or self._proxy_config.settings
@@ -116,3 +132,20 @@ class ClosingSession(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has n
         factory: Callable[[], ResponseHandler] = lambda: _Handler(loop, transports)  # noqa: E731 - typed here
         connector._factory = factory  # noqa: SLF001 - aiohttp offers nothing else that sees every connection
         return connector
+
+
+async def _bounded(raw: Any) -> bytes:  # noqa: ANN401 - aiohttp's ClientResponse
+    """Return the body of an answer."""
+    body = bytearray()
+    try:
+        async for piece in raw.content.iter_any():
+            body += piece
+            if len(body) > ANSWER_BYTES_MAX:
+                break
+        else:
+            return bytes(body)
+    except BaseException:
+        raw.close()
+        raise
+    raw.close()  # the rest is unread, so this connection cannot serve another request
+    raise BadResponse(f"expected an answer of at most {ANSWER_BYTES_MAX} bytes, got more", stage="source")
