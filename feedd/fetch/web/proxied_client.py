@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
+from urllib.request import getproxies
 
 import aiohttp
 from yarl import URL
 
 from feedd.errors import BadResponse, StoreUnavailable
 from feedd.fetch.s3.http_answer import Answer
+from feedd.fetch.web.web_client import has_proxy
 
 if TYPE_CHECKING:
     import ssl
@@ -20,14 +22,35 @@ if TYPE_CHECKING:
     from feedd.fetch.web.web_target import Target
 
 
+class Proxy(TypedDict, total=False):
+    """aiohttp's arguments for a request through a proxy; empty: the request goes to the server itself."""
+
+    proxy: URL
+    proxy_auth: aiohttp.BasicAuth | None
+
+
+def proxy_of(target: Target) -> Proxy:
+    """Return the proxy that the environment names for a target: HTTPS_PROXY, HTTP_PROXY, NO_PROXY.
+
+    aiohttp's ``trust_env`` would name it too. But that option also sends passwords of ``~/.netrc`` to servers.
+    """
+    if not has_proxy(target):
+        return {}
+    named = getproxies()[target.scheme]
+    url = URL(named if "://" in named else f"http://{named}")
+    user = None if url.user is None else aiohttp.BasicAuth(url.user, url.password or "")
+    return {"proxy": url.with_user(None), "proxy_auth": user}
+
+
 class ProxiedClient:
-    """One session of aiohttp, which knows proxies. Follows no redirects."""
+    """One session of aiohttp, which knows proxies. Follows no redirects, keeps no cookies, reads no netrc."""
 
     def __init__(self, limits: SourceOptions, tls: ssl.SSLContext) -> None:
         timeout = aiohttp.ClientTimeout(sock_connect=limits.connect_timeout_s, sock_read=limits.read_timeout_s)
         connector = aiohttp.TCPConnector(ssl=tls, limit=limits.connections_max)
+        jar = aiohttp.DummyCookieJar()
         self._session = aiohttp.ClientSession(
-            connector=connector, timeout=timeout, trust_env=True, auto_decompress=False
+            connector=connector, timeout=timeout, cookie_jar=jar, auto_decompress=False
         )
 
     async def request(self, target: Target, headers: Mapping[str, str], request: WebRequest) -> Answer:
@@ -37,7 +60,8 @@ class ProxiedClient:
             aiohttp.ClientError, OSError: the connection broke.
         """
         url = URL(target.url, encoded=True)
-        async with self._session.get(url, headers=headers, allow_redirects=False) as reply:
+        proxy = proxy_of(target)
+        async with self._session.get(url, headers=headers, allow_redirects=False, **proxy) as reply:
             answer = Answer()
             answer.drop_parser()
             answer.status, answer.complete = reply.status, True
