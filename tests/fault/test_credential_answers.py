@@ -239,3 +239,327 @@ async def test_any_framing_of_a_right_answer_is_read(
         else:
             use_metadata(monkeypatch, url)
         assert await listed(store) == 1
+
+
+async def test_an_endless_answer_is_cut(store: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An answer that is longer than any credentials is not kept in memory."""
+    body = b"x" * (credential_sources.ANSWER_BYTES_MAX + 1)
+    async with Service(answer(200, body, "text/xml")).running() as url:
+        use_web_identity(monkeypatch, tmp_path, url)
+        assert "expected at most" in (await refused(store)).message
+
+
+async def test_a_failing_service_is_asked_again(
+    store: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A service that fails at first costs time only."""
+    told = [answer(503, b"<ErrorResponse/>")] * 3
+    service = Service(lambda _verb, _path: told.pop() if told else answer(200, role_credentials(), "text/xml"))
+    async with service.running() as url:
+        use_web_identity(monkeypatch, tmp_path, url)
+        assert await listed(store) == 1
+
+
+@pytest.mark.parametrize(
+    ("told", "reason", "hint"),
+    [
+        ((answer(200, b"role"), answer(404, PAGE, "text/html")), "has no role", "attach a role"),
+        ((None, answer(401, PAGE, "text/html")), "did not answer the request for a token", "HttpPutResponseHopLimit"),
+        ((answer(403, b""), answer(401, PAGE, "text/html")), "refused the request", "HttpPutResponseHopLimit"),
+    ],
+    ids=["no role", "a hop too many", "token refused"],
+)
+async def test_the_metadata_service_says_what_is_wrong(
+    store: S3Server, told: tuple[bytes | None, bytes], reason: str, hint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The usual faults of the metadata service are told apart, each with what to do."""
+    async with Service(lambda verb, _path: told[verb == "GET"]).running() as url:
+        use_metadata(monkeypatch, url)
+        error = await refused(store)
+        assert reason in error.message
+        assert hint in error.hint
+
+
+async def test_no_metadata_service_is_no_fault(store: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outside of the cloud, where the metadata service's address leads nowhere, the error says how to give keys."""
+    use_metadata(monkeypatch, "http://127.0.0.1:1")
+    with pytest.raises(PermissionDenied, match="no usable credentials") as caught:
+        await listed(store)
+    assert "AWS_ACCESS_KEY_ID" in caught.value.hint
+
+
+PROCESSES: Final = {
+    "fails": ("echo please log in >&2; exit 3", "status 3 and said: please log in"),
+    "says no text": (r"printf '\\377\\376' >&2; exit 3", "status 3"),
+    "prints text": (f"echo {SECRET}", "no JSON"),
+    "prints nothing": ("true", "printed nothing"),
+    "prints a list": (f"echo '[\"{SECRET}\"]'", 'without "Version": 1'),
+    "prints another version": (f'echo \'{{"Version": "{SECRET}"}}\'', 'without "Version": 1'),
+    "prints half a key": (f'echo \'{{"Version": 1, "AccessKeyId": "{SECRET}"}}\'', "no SecretAccessKey"),
+    "prints a bad date": (
+        f'echo \'{{"Version": 1, "AccessKeyId": "a", "SecretAccessKey": "b", "Expiration": "{SECRET}"}}\'',
+        "cannot be used",
+    ),
+    "never stops printing": ("yes", "more than"),
+    "hangs": ("sleep 60", "did not end in time"),
+    "waits for a terminal": ("read line < /dev/tty; exit 4", "status"),
+}
+
+
+@pytest.mark.parametrize("case", PROCESSES)
+async def test_a_credential_process_that_gives_nothing(
+    store: S3Server, case: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A command that gives no credentials is named with its words, never with its arguments or its output, and ends."""
+    script, words = PROCESSES[case]
+    command = tmp_path / "login-tool"
+    command.write_text(f"#!/bin/sh\n{script}\n")
+    command.chmod(command.stat().st_mode | stat.S_IXUSR)
+    use_config(monkeypatch, tmp_path, f"[default]\ncredential_process = {command} --password {SECRET}\n")
+    if case == "hangs":
+        monkeypatch.setattr(credential_chain, "CREDENTIALS_DEADLINE_S", 1.0)
+    with capture_logs() as logs:
+        error = await refused(store)
+    assert isinstance(error, PermissionDenied)
+    assert "credential_process" in error.message
+    assert words in error.message
+    assert SECRET not in str(logs)
+
+
+async def test_a_command_that_does_not_exist(store: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A command that cannot be started is named."""
+    use_config(monkeypatch, tmp_path, "[default]\ncredential_process = /nonexistent/aws-vault exec\n")
+    assert "/nonexistent/aws-vault cannot be started" in (await refused(store)).message
+
+
+PROFILES: Final = {
+    "missing": ("", {"AWS_PROFILE": "train"}, "train", "AWS_PROFILE"),
+    "no INI": ("[default\nnot a line\n", {}, "Unable to parse", "configuration files"),
+    "MFA": (
+        f"[default]\nrole_arn = {ROLE}\nsource_profile = keys\nmfa_serial = arn:aws:iam::1:mfa/me\n"
+        f"[profile keys]\naws_access_key_id = a\naws_secret_access_key = {SECRET}\n",
+        {},
+        "MFA code",
+        "get-session-token",
+    ),
+    "source profile's command": (
+        f"[default]\nrole_arn = {ROLE}\nsource_profile = keys\n"
+        '[profile keys]\ncredential_process = /bin/sh -c "echo locked >&2; exit 1"\n',
+        {},
+        "/bin/sh ended with status 1 and said: locked",
+        "role",
+    ),
+    "source without credentials": (
+        f"[default]\nrole_arn = {ROLE}\ncredential_source = Ec2InstanceMetadata\n",
+        {},
+        "credential_source",
+        "role",
+    ),
+    "source profile that is missing": (
+        f"[default]\nrole_arn = {ROLE}\nsource_profile = keys\n",
+        {},
+        "keys",
+        "role",
+    ),
+    "half a key": ("[default]\naws_access_key_id = a\n", {}, "Partial credentials", "AWS"),
+    "not logged in": (
+        "[profile dev]\nsso_start_url = https://x.awsapps.example/start\nsso_region = us-east-1\n"
+        "sso_account_id = 123456789012\nsso_role_name = r\n",
+        {"AWS_PROFILE": "dev"},
+        "AWS SSO",
+        "aws sso login --profile dev",
+    ),
+    "not logged in to a session": (
+        "[profile dev]\nsso_session = s\nsso_account_id = 123456789012\nsso_role_name = r\n"
+        "[sso-session s]\nsso_start_url = https://x.awsapps.example/start\nsso_region = us-east-1\n",
+        {"AWS_PROFILE": "dev"},
+        "AWS SSO",
+        "aws sso login --profile dev",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", PROFILES)
+async def test_a_profile_that_cannot_be_used(
+    store: S3Server, case: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A fault of a profile is told with its reason and what to do, and without any prompt."""
+    text, environment, reason, hint = PROFILES[case]
+    use_config(monkeypatch, tmp_path, text)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    error = await refused(store)
+    assert isinstance(error, PermissionDenied)
+    assert reason in error.message
+    assert hint in error.hint
+
+
+async def test_a_login_that_ended(store: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An SSO token that expired is told with the command that renews it."""
+    start = "https://x.awsapps.example/start"
+    use_config(
+        monkeypatch,
+        tmp_path,
+        f"[profile dev]\nsso_start_url = {start}\nsso_region = us-east-1\nsso_account_id = 1\nsso_role_name = r\n",
+    )
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_PROFILE", "dev")
+    cache = tmp_path / ".aws/sso/cache"
+    cache.mkdir(parents=True)
+    name = hashlib.sha1(start.encode(), usedforsecurity=False).hexdigest()
+    held = {"startUrl": start, "region": "us-east-1", "accessToken": SECRET, "expiresAt": ends(-3600)}
+    (cache / f"{name}.json").write_text(json.dumps(held))
+    error = await refused(store)
+    assert "AWS SSO" in error.message
+    assert "aws sso login --profile dev" in error.hint
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads every file")
+async def test_an_unreadable_file_is_named(store: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A configuration file that exists but cannot be read is named; the SDK takes it for an empty one."""
+    file = use_config(monkeypatch, tmp_path, "[default]\naws_access_key_id = a\n")
+    file.chmod(0)
+    assert f"{file} cannot be read" in (await refused(store)).message
+
+
+async def test_an_empty_profile_variable_counts_as_unset(
+    store: S3Server, aws_credentials: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AWS_PROFILE without a value, as templates of jobs leave it, changes nothing."""
+    monkeypatch.setenv("AWS_PROFILE", "")
+    assert await listed(store) == 1
+
+
+async def test_a_token_file_that_is_rewritten(store: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A token file that is empty for a moment is read again; one that stays empty is named."""
+    async with Service(answer(200, role_credentials(), "text/xml")).running() as url:
+        file = use_web_identity(monkeypatch, tmp_path, url, token="")
+        error = await refused(store)
+        assert f"{file} is empty" in error.message
+        reads: list[str] = []
+        original = credential_sources.TokenFile.__call__
+
+        def read(self: credential_sources.TokenFile) -> str:
+            reads.append("")
+            if len(reads) == 3:
+                file.write_text("token")
+            return original(self)
+
+        monkeypatch.setattr(credential_sources.TokenFile, "__call__", read)
+        assert await listed(store) == 1
+        assert len(reads) >= 3
+
+
+async def test_a_token_that_sts_refuses_once(store: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A web identity token that expired in the file is asked with again, because the kubelet renews the file."""
+    expired = b"<ErrorResponse><Error><Code>ExpiredTokenException</Code><Message>old</Message></Error></ErrorResponse>"
+    told = [answer(200, role_credentials(), "text/xml"), answer(400, expired, "text/xml")]
+    async with Service(lambda _verb, _path: told.pop() if len(told) > 1 else told[0]).running() as url:
+        use_web_identity(monkeypatch, tmp_path, url)
+        assert await listed(store) == 1
+    async with Service(answer(400, expired, "text/xml")).running() as url:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_STS", url)
+        store.requests.clear()
+        error = await refused(store)
+        assert "ExpiredTokenException" in error.message
+        assert "AWS_WEB_IDENTITY_TOKEN_FILE" in error.hint
+
+
+@pytest.mark.parametrize("content", [None, "", "token"])
+async def test_the_token_file_of_a_container(
+    store: S3Server, content: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The container credential service gets the token of its file; a missing or empty file is named."""
+    file = tmp_path / "pod-token"
+    if content is not None:
+        file.write_text(content)
+    service = Service(answer(200, key_credentials(), "application/json"))
+    async with service.running() as url:
+        monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{url}/v1/credentials")
+        monkeypatch.setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", str(file))
+        if content:
+            assert await listed(store) == 1
+            assert "Authorization: token" in service.requests[0][2]
+        else:
+            error = await refused(store)
+            assert "container credential service" in error.message
+            assert str(file) in error.message
+            assert service.requests == []
+
+
+async def test_clocks_that_differ(store: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Credentials that have already expired, and signatures that STS finds too old, are told as a wrong clock."""
+    async with Service(answer(200, role_credentials(-3600), "text/xml")).running() as url:
+        use_web_identity(monkeypatch, tmp_path, url)
+        error = await refused(store)
+        assert "expired" in error.message
+        assert "clock" in error.hint
+    monkeypatch.delenv("AWS_WEB_IDENTITY_TOKEN_FILE")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    said = (
+        b"<ErrorResponse><Error><Code>SignatureDoesNotMatch</Code><Message>Signature expired: 1 is now earlier than 2"
+        b"</Message></Error></ErrorResponse>"
+    )
+    async with Service(answer(403, said, "text/xml")).running() as url:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_STS", url)
+        error = await refused(store, role_arn=ROLE)
+        assert "Signature expired" in error.message
+        assert "clock" in error.hint
+
+
+async def test_a_role_without_any_region(store: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """STS is asked in the bucket's region where the environment names none; without any, the error says so."""
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    service = Service(answer(200, role_credentials(action="AssumeRole"), "text/xml"))
+    async with service.running() as url:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_STS", url)
+        assert await listed(store, role_arn=ROLE, region="eu-west-1") == 1
+        assert "/eu-west-1/sts/aws4_request" in service.requests[0][2]
+        store.requests.clear()
+        error = await refused(store, role_arn=ROLE)
+        assert "region" in error.hint
+        monkeypatch.setenv("AWS_REGION", "us-west-2")
+        monkeypatch.setenv("AWS_DEFAULT_REGION", "us-west-2")
+        service.requests.clear()
+        assert await listed(store, role_arn=ROLE, region="eu-west-1") == 1
+        assert "/us-west-2/sts/aws4_request" in service.requests[0][2]
+
+
+async def test_a_role_that_may_not_be_assumed(store: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A refusal of STS keeps its reason."""
+    said = b"<ErrorResponse><Error><Code>AccessDenied</Code><Message>not authorized: sts</Message></Error></ErrorResponse>"
+    async with Service(answer(403, said, "text/xml")).running() as url:
+        use_web_identity(monkeypatch, tmp_path, url)
+        error = await refused(store)
+        assert "not authorized: sts" in error.message
+        assert "trust policy" in error.hint
+
+
+@pytest.mark.parametrize("told", [None, answer(200, PAGE, "text/html"), answer(503, b"")])
+async def test_a_refresh_that_fails_speaks_the_same_words(
+    store: S3Server, told: bytes | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Readers whose credentials ended all get the source's error, after one wait for all of them."""
+    service = Service(lambda _verb, _path: answer(200, key_credentials(life_s=3), "application/json"))
+    async with service.running() as url:
+        monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{url}/v1/credentials")
+        s3 = {"*": S3Options(endpoint_url=store.url)}
+        options = SourceOptions(s3=s3, attempts_max=1, connect_timeout_s=1, read_timeout_s=2)
+        async with Sources(options, TallyRecorder(), SystemClock()) as sources:
+            bucket = sources.store("s3://bucket")
+            assert (await bucket.head("one")).size_bytes == 1
+            service.told = told
+            await asyncio.sleep(3.1)  # now they have expired
+            service.requests.clear()
+            found = await asyncio.gather(*(bucket.head("one") for _ in range(8)), return_exceptions=True)
+            assert {type(error) for error in found} <= {StoreUnavailable, PermissionDenied}
+            assert all("container credential service" in str(error) for error in found)
+            assert len(service.requests) <= 4
+            service.told = answer(200, key_credentials(), "application/json")
+            await asyncio.sleep(credential_chain.FAILURE_SHARED_S)
+            assert (await bucket.head("one")).size_bytes == 1

@@ -286,17 +286,19 @@ def _cause(error: Exception, step: Step | None) -> tuple[str, str, bool]:  # noq
         return str(error), error.hint, error.passing
     if step is not None and not step.verb and isinstance(error, TimeoutError):
         return f"{step.name} did not end in time", "", True
-    if step is not None and step.verb and (step.error is not None or isinstance(error, TimeoutError)):
-        return _unanswered(step)
+    foreign = None
+    if step is not None and step.verb:
+        if not step.status:
+            return _unanswered(step)
+        foreign = _foreign(step, error)
+    if foreign is not None:
+        return foreign
     if isinstance(error, TimeoutError):
         return "no answer in time", "", True
     if isinstance(error, boto.NoRegionError):
         return _line(error), _REGION_HINT, False
     if isinstance(error, _NO_LOGIN):
         return _line(error), "", False
-    foreign = None if step is None or not step.verb else _foreign(step, error)
-    if foreign is not None:
-        return foreign
     if isinstance(error, boto.ClientError):
         skewed = _code(error) in _SKEWED or "Signature expired" in str(error) or "not yet current" in str(error)
         busy = _code(error) in _BUSY or (step is not None and step.status >= 500)
