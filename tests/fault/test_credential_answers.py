@@ -78,7 +78,7 @@ def key_credentials(life_s: float = 3600) -> bytes:
 class Service:
     """A web server with one answer to everything, or what a function of verb and path returns; None: it is silent."""
 
-    def __init__(self, told: bytes | None | Callable[[str, str], bytes | None]) -> None:
+    def __init__(self, told: bytes | Callable[[str, str], bytes | None] | None) -> None:
         self.told = told
         self.requests: list[tuple[str, str, str]] = []
 
@@ -246,7 +246,9 @@ async def test_an_endless_answer_is_cut(store: S3Server, monkeypatch: pytest.Mon
     body = b"x" * (credential_sources.ANSWER_BYTES_MAX + 1)
     async with Service(answer(200, body, "text/xml")).running() as url:
         use_web_identity(monkeypatch, tmp_path, url)
-        assert "expected at most" in (await refused(store)).message
+        error = await refused(store)
+        assert isinstance(error, PermissionDenied)
+        assert "expected an answer of at most" in error.message
 
 
 async def test_a_failing_service_is_asked_again(
@@ -336,15 +338,19 @@ PROFILES: Final = {
     "missing": ("", {"AWS_PROFILE": "train"}, "train", "AWS_PROFILE"),
     "no INI": ("[default\nnot a line\n", {}, "Unable to parse", "configuration files"),
     "MFA": (
-        f"[default]\nrole_arn = {ROLE}\nsource_profile = keys\nmfa_serial = arn:aws:iam::1:mfa/me\n"
-        f"[profile keys]\naws_access_key_id = a\naws_secret_access_key = {SECRET}\n",
+        (
+            f"[default]\nrole_arn = {ROLE}\nsource_profile = keys\nmfa_serial = arn:aws:iam::1:mfa/me\n"
+            f"[profile keys]\naws_access_key_id = a\naws_secret_access_key = {SECRET}\n"
+        ),
         {},
         "MFA code",
         "get-session-token",
     ),
     "source profile's command": (
-        f"[default]\nrole_arn = {ROLE}\nsource_profile = keys\n"
-        '[profile keys]\ncredential_process = /bin/sh -c "echo locked >&2; exit 1"\n',
+        (
+            f"[default]\nrole_arn = {ROLE}\nsource_profile = keys\n"
+            '[profile keys]\ncredential_process = /bin/sh -c "echo locked >&2; exit 1"\n'
+        ),
         {},
         "/bin/sh ended with status 1 and said: locked",
         "role",
@@ -363,15 +369,19 @@ PROFILES: Final = {
     ),
     "half a key": ("[default]\naws_access_key_id = a\n", {}, "Partial credentials", "AWS"),
     "not logged in": (
-        "[profile dev]\nsso_start_url = https://x.awsapps.example/start\nsso_region = us-east-1\n"
-        "sso_account_id = 123456789012\nsso_role_name = r\n",
+        (
+            "[profile dev]\nsso_start_url = https://x.awsapps.example/start\nsso_region = us-east-1\n"
+            "sso_account_id = 123456789012\nsso_role_name = r\n"
+        ),
         {"AWS_PROFILE": "dev"},
         "AWS SSO",
         "aws sso login --profile dev",
     ),
     "not logged in to a session": (
-        "[profile dev]\nsso_session = s\nsso_account_id = 123456789012\nsso_role_name = r\n"
-        "[sso-session s]\nsso_start_url = https://x.awsapps.example/start\nsso_region = us-east-1\n",
+        (
+            "[profile dev]\nsso_session = s\nsso_account_id = 123456789012\nsso_role_name = r\n"
+            "[sso-session s]\nsso_start_url = https://x.awsapps.example/start\nsso_region = us-east-1\n"
+        ),
         {"AWS_PROFILE": "dev"},
         "AWS SSO",
         "aws sso login --profile dev",
@@ -532,7 +542,9 @@ async def test_a_role_without_any_region(store: S3Server, monkeypatch: pytest.Mo
 
 async def test_a_role_that_may_not_be_assumed(store: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A refusal of STS keeps its reason."""
-    said = b"<ErrorResponse><Error><Code>AccessDenied</Code><Message>not authorized: sts</Message></Error></ErrorResponse>"
+    said = (
+        b"<ErrorResponse><Error><Code>AccessDenied</Code><Message>not authorized: sts</Message></Error></ErrorResponse>"
+    )
     async with Service(answer(403, said, "text/xml")).running() as url:
         use_web_identity(monkeypatch, tmp_path, url)
         error = await refused(store)
@@ -563,3 +575,10 @@ async def test_a_refresh_that_fails_speaks_the_same_words(
             service.told = answer(200, key_credentials(), "application/json")
             await asyncio.sleep(credential_chain.FAILURE_SHARED_S)
             assert (await bucket.head("one")).size_bytes == 1
+
+
+def test_the_check_says_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What ``feedd check`` says about credentials is what an open says."""
+    use_config(monkeypatch, tmp_path, '[default]\ncredential_process = /bin/sh -c "echo locked >&2; exit 1"\n')
+    with pytest.raises(PermissionDenied, match="credential_process failed: the command /bin/sh .* said: locked"):
+        find_credentials(S3Options())

@@ -270,8 +270,13 @@ def _failure(error: Exception, trail: Trail, session: AioSession, *, keeps_on: b
     """
     step = trail.steps[-1] if trail.steps else None
     reason, hint, passing = _cause(error, step)
-    if isinstance(error, TimeoutError) and not keeps_on:
-        passing = False  # who asks a silent source again waits for another deadline
+    if isinstance(error, (TimeoutError, SourceFault)) and not keeps_on:
+        passing = False  # the search was long enough for what may pass
+    return _refusal(trail, step, session, (reason, hint, passing))
+
+
+def _refusal(trail: Trail, step: Step | None, session: AioSession, cause: tuple[str, str, bool]) -> FeeddError:
+    reason, hint, passing = cause
     where = f" at {step.name}" if step is not None and step.verb else ""
     message = f"getting credentials from {_NAMES.get(trail.method, trail.method)}{where} failed: {reason}"
     hint = (hint or _HINTS.get(trail.method, _HINTS[""])).format(
@@ -321,6 +326,8 @@ def _unanswered(step: Step) -> tuple[str, str, bool]:
     if step.error is None or isinstance(step.error, (boto.ReadTimeoutError, asyncio.CancelledError)):
         return "it did not answer", _REACH_HINT, True
     inner = step.error.kwargs.get("error") if isinstance(step.error, boto.BotoCoreError) else None
+    if isinstance(inner, SourceFault):
+        return str(inner), "", False
     return f"the answer broke off: {_line(inner if isinstance(inner, BaseException) else step.error)}", "", True
 
 
@@ -365,8 +372,7 @@ def _unfound(session: AioSession, trail: Trail, error: boto.NoCredentialsError) 
         reason, hint, passing = _unanswered(last)
     else:
         reason, hint, passing = f"its answer holds no credentials (status {last.status})", "", False
-    fault = SourceFault(reason, hint=hint, passing=passing)
-    return _failure(fault, Trail(trail.method, [last]), session, keeps_on=False)
+    return _refusal(trail, last, session, (reason, hint, passing))
 
 
 _UNREACHED: Final = (boto.ConnectTimeoutError, boto.EndpointConnectionError)

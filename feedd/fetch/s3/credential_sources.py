@@ -303,7 +303,7 @@ class _BoundedAnswer(aiohttp.ClientResponse):
         """Return the body.
 
         Raises:
-            aiohttp.ClientPayloadError: it is too long.
+            SourceFault: it is too long.
         """
         if self._body is None:
             data = bytearray()
@@ -311,7 +311,7 @@ class _BoundedAnswer(aiohttp.ClientResponse):
                 data += piece
                 if len(data) > ANSWER_BYTES_MAX:
                     self.close()
-                    raise aiohttp.ClientPayloadError(f"expected at most {ANSWER_BYTES_MAX} bytes, got more")
+                    raise SourceFault(f"expected an answer of at most {ANSWER_BYTES_MAX} bytes, got more")
             self._body = bytes(data)
         return self._body
 
