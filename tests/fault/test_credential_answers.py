@@ -580,5 +580,5 @@ async def test_a_refresh_that_fails_speaks_the_same_words(
 def test_the_check_says_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """What ``feedd check`` says about credentials is what an open says."""
     use_config(monkeypatch, tmp_path, '[default]\ncredential_process = /bin/sh -c "echo locked >&2; exit 1"\n')
-    with pytest.raises(PermissionDenied, match="credential_process failed: the command /bin/sh .* said: locked"):
+    with pytest.raises(PermissionDenied, match=r"credential_process failed: the command /bin/sh .* said: locked"):
         find_credentials(S3Options())
