@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from feedd.errors import BadResponse, CacheUnavailable, FeeddError
 from feedd.fetch.s3.bodies import HEAD_BYTES_MAX, Files
-from feedd.fetch.s3.http_answer import Answer
+from feedd.fetch.s3.http_answer import INTERIM_MAX, Answer
 from feedd.fetch.s3.idle_timeout import IdleTimeout
 from feedd.fetch.s3.lazy_timer import LazyTimer
 from feedd.flow.range_sinks import MemorySink
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from feedd.fetch.s3.idle_timeout import Patience
     from feedd.range_sink import RangeSink
 
+_NO_BYTES = memoryview(b"")
 _NOTHING = MemorySink(memoryview(bytearray()))
 _NO_FILES = Files(None)
 _NOBODYS = ReadProgress()  # never written, since every body belongs to an exchange
@@ -32,6 +33,10 @@ class StaleConnection(ConnectionError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
+
+
+class UnframedBody(BadResponse):
+    """The head of a good answer does not tell how long its body is; another reader can receive such a body."""
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -75,6 +80,7 @@ class Connection(asyncio.BufferedProtocol):
         self._answer: Answer | None = None
         self._filled = 0  # bytes used of the scratch memory
         self._received_bytes = 0  # bytes received in total
+        self._interim_count = 0  # answers of the kind 1xx to the current request
 
     def __repr__(self) -> str:
         return f"Connection({self._served_count} served)"
@@ -194,6 +200,12 @@ class Connection(asyncio.BufferedProtocol):
                 self._filled = 0
                 self._read_behind_head(answer, data)
                 return
+            self._interim_count += 1
+            if self._interim_count > INTERIM_MAX:
+                message = (
+                    f"expected at most {INTERIM_MAX} answers before the final one, got more, of status {answer.status}"
+                )
+                raise BadResponse(message, stage="source")
         # the final head is yet to come, maybe after a 1xx answer
         if data.nbytes >= HEAD_BYTES_MAX:
             message = f"expected a head of at most {HEAD_BYTES_MAX} bytes, got a longer one"
@@ -209,9 +221,11 @@ class Connection(asyncio.BufferedProtocol):
             return
         answer.drop_parser()
         assert self._judge is not None
+        answer.first_bytes = data
         self._judge(answer)
-        if answer.size_bytes is None:  # chunked, or until the connection closes: the end of such a body is not certain
-            raise BadResponse("expected a body of a given length, got one without content-length", stage="source")
+        answer.first_bytes = _NO_BYTES
+        if answer.size_bytes is None:  # chunked, or until the connection closes
+            raise UnframedBody("expected a body of a given length, got one without content-length", stage="source")
         size_bytes = self._sink.size_bytes
         if answer.size_bytes != size_bytes or len(data) > size_bytes:
             got = max(answer.size_bytes, len(data))
@@ -275,7 +289,7 @@ class Connection(asyncio.BufferedProtocol):
         self._sink = _NOTHING
         self._progress = _NOBODYS
         self._judge = self._answer = self._shared = None
-        self._filled = 0
+        self._filled = self._interim_count = 0
 
     @property
     def _memory(self) -> memoryview:

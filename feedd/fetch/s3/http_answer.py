@@ -9,6 +9,8 @@ from feedd.errors import BadResponse
 _ERROR_BYTES_MAX = 64 * 1024  # S3's errors are a few hundred bytes; a longer page comes from a proxy and is not needed
 
 _HEAD_BYTES_MAX = 64 * 1024  # headers, and trailers of a chunked body, which could be endless
+INTERIM_MAX = 16
+"""Answers of the kind 1xx that may precede the final answer; most stores send none."""
 
 
 class _TooLongError(Exception):
@@ -23,6 +25,7 @@ class Answer:
         headers: names in lower case; repeated headers are joined by commas.
         address: the remote address.
         complete: an error's body has ended, or was cut off because it was too long.
+        first_bytes: bytes of a good answer's body that came with its head; only while its head is judged.
     """
 
     def __init__(self) -> None:
@@ -30,6 +33,7 @@ class Answer:
         self.headers: dict[str, str] = {}
         self.address = ""
         self.complete = False
+        self.first_bytes = memoryview(b"")
         self._keep_alive = False
         self._surplus = False
         self._head_bytes = 0

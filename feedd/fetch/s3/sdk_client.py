@@ -9,7 +9,7 @@ import gzip
 import json
 import os
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -40,7 +40,8 @@ from feedd.fetch.s3.sdk_errors import (
     date_of,
     translate,
 )
-from feedd.fetch.s3.sdk_transports import ClosingSession, trusting
+from feedd.fetch.s3.sdk_transports import ClosingSession
+from feedd.fetch.s3.trust import trusting
 from feedd.flow.pools import CPU
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ async def open_client(stack: contextlib.AsyncExitStack, s3: S3Options, limits: S
         BotoCoreError, ClientError: as botocore raises them; the caller translates.
     """
     session = AioSession(profile=s3.profile)
+    session.set_default_client_config(AioConfig(http_session_cls=ClosingSession))  # for clients of credential providers
     session.register_component("data_loader", _loader())
     session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=_timestamp)
     if not s3.anonymous:
@@ -81,7 +83,6 @@ async def open_client(stack: contextlib.AsyncExitStack, s3: S3Options, limits: S
         request_checksum_calculation="when_required",
         # loads the service model in a thread, because it is megabytes of JSON
         warm_up_loader_caches=True,
-        http_session_cls=ClosingSession,
         user_agent_extra="feedd",
     )
     region = s3.region or region_of_endpoint(s3.endpoint_url or _environment_endpoint())
@@ -102,7 +103,7 @@ def _environment_endpoint() -> str:
 def trusted_authorities(s3: S3Options) -> str:
     """Return the file or directory of certificates that clients trust; reads AWS configuration files."""
     configured = s3.ca_bundle or AioSession(profile=s3.profile).get_config_variable("ca_bundle")
-    return str(configured or get_cert_path(verify=True))
+    return str(configured or os.environ.get("REQUESTS_CA_BUNDLE") or get_cert_path(verify=True))
 
 
 @functools.cache
@@ -262,7 +263,7 @@ class S3Clients:
                     if remedy == "renew":
                         await self.renew(generation.client)
         except FOREIGN as error:
-            raise translate(error, request) from error
+            raise translate(error, self._at_endpoint(request)) from error
 
     async def renew(self, stale: object) -> None:
         """Replace the client ``stale`` unless another caller already has."""
@@ -282,6 +283,11 @@ class S3Clients:
         generation = self._current.value or await self._current.get()
         generation.user_count += 1
         return generation
+
+    def _at_endpoint(self, request: RequestContext) -> RequestContext:
+        """Return the request with the address that its client uses, which may come from the environment."""
+        generation = self._current.value
+        return request if generation is None else replace(request, endpoint=str(generation.client.meta.endpoint_url))
 
     def _skewed(self, error: BaseException, request: RequestContext, used_s: float) -> str:
         """Return ``clock`` if another signing time may help. For a refusal without a body, only the date tells."""
