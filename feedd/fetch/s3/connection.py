@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from feedd.errors import BadResponse, CacheUnavailable, FeeddError
 from feedd.fetch.s3.bodies import HEAD_BYTES_MAX, Files
-from feedd.fetch.s3.http_answer import INTERIM_MAX, Answer
+from feedd.fetch.s3.http_answer import Answer
 from feedd.fetch.s3.idle_timeout import IdleTimeout
 from feedd.fetch.s3.lazy_timer import LazyTimer
 from feedd.flow.range_sinks import MemorySink
@@ -80,7 +80,6 @@ class Connection(asyncio.BufferedProtocol):
         self._answer: Answer | None = None
         self._filled = 0  # bytes used of the scratch memory
         self._received_bytes = 0  # bytes received in total
-        self._interim_count = 0  # answers of the kind 1xx to the current request
 
     def __repr__(self) -> str:
         return f"Connection({self._served_count} served)"
@@ -200,12 +199,6 @@ class Connection(asyncio.BufferedProtocol):
                 self._filled = 0
                 self._read_behind_head(answer, data)
                 return
-            self._interim_count += 1
-            if self._interim_count > INTERIM_MAX:
-                message = (
-                    f"expected at most {INTERIM_MAX} answers before the final one, got more, of status {answer.status}"
-                )
-                raise BadResponse(message, stage="source")
         # the final head is yet to come, maybe after a 1xx answer
         if data.nbytes >= HEAD_BYTES_MAX:
             message = f"expected a head of at most {HEAD_BYTES_MAX} bytes, got a longer one"
@@ -289,7 +282,7 @@ class Connection(asyncio.BufferedProtocol):
         self._sink = _NOTHING
         self._progress = _NOBODYS
         self._judge = self._answer = self._shared = None
-        self._filled = self._interim_count = 0
+        self._filled = 0
 
     @property
     def _memory(self) -> memoryview:

@@ -13,7 +13,6 @@ from aiohttp.client_proto import ResponseHandler
 from botocore.httpsession import ProxyConfiguration, get_cert_path
 
 from feedd.fetch.proxy_rules import bypasses_proxies
-from feedd.fetch.s3.http_answer import INTERIM_MAX
 from feedd.fetch.s3.sdk_errors import foreign_answer
 from feedd.fetch.s3.trust import trusting
 
@@ -22,6 +21,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 _CLOSE_S = 5.0
+INTERIM_MAX = 16
+"""Answers of the kind 1xx that may precede the final answer; most stores send none."""
 
 
 class Transports:
