@@ -23,7 +23,7 @@ from botocore.httpsession import get_cert_path
 from botocore.loaders import JSONFileLoader, Loader, create_loader
 from botocore.utils import parse_timestamp
 
-from feedd.errors import BadConfig
+from feedd.errors import BadConfig, BadResponse
 from feedd.fetch.fetch_options import S3Options, SourceOptions
 from feedd.fetch.once import Once
 from feedd.fetch.s3.credential_chain import keep_until_expiry
@@ -239,7 +239,8 @@ class S3Clients:
         wrong time, and the bucket's region after a refusal for a wrong region.
 
         Raises:
-            FeeddError: what botocore or aiohttp raised, translated; StoreUnavailable past the deadline.
+            FeeddError: what botocore or aiohttp raised, translated; StoreUnavailable past the deadline; BadResponse
+                for an answer that is too long.
         """
         tried: set[str] = set()
         try:
@@ -264,6 +265,9 @@ class S3Clients:
                         await self.renew(generation.client)
         except FOREIGN as error:
             raise translate(error, self._at_endpoint(request)) from error
+        except BadResponse as error:
+            error.object = error.object or request.url  # the session does not know the URL
+            raise
 
     async def renew(self, stale: object) -> None:
         """Replace the client ``stale`` unless another caller already has."""

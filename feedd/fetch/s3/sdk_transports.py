@@ -1,4 +1,4 @@
-"""The SDK's HTTP session: it follows no redirect, names who answered, and waits for its sockets when it closes."""
+"""The SDK's HTTP session: it names who answered, bounds answers, follows no redirect, and waits for its sockets."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from aiohttp import ServerDisconnectedError
 from aiohttp.client_proto import ResponseHandler
 from botocore.httpsession import ProxyConfiguration, get_cert_path
 
+from feedd.errors import BadResponse
 from feedd.fetch.proxy_rules import bypasses_proxies
 from feedd.fetch.s3.sdk_errors import foreign_answer
 from feedd.fetch.s3.trust import trusting
+from feedd.units import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 _CLOSE_S = 5.0
 INTERIM_MAX = 16
 """Answers of the kind 1xx that may precede the final answer; most stores send none."""
+ANSWER_BYTES_MAX = 8 * MIB
+"""Largest answer that is no object's body: a page of 1,000 keys of 1,024 letters, each written as %XX, has 4 MiB."""
 
 
 class Transports:
@@ -127,15 +131,19 @@ class ClosingSession(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has n
         await self._transports.gone(_CLOSE_S)
 
     async def send(self, request: Any) -> Any:  # noqa: ANN401 - botocore's request and answer
-        """aiobotocore: send a request.
+        """aiobotocore: send a request, and read the body of the answer unless the caller wants to.
 
         Raises:
             ForeignAnswer: a refusal that does not come from a store.
+            BadResponse: the answer is larger than ``ANSWER_BYTES_MAX``.
         """
         self._plain = request.url.startswith("http:") and not self._proxy_config.proxy_url_for(request.url)
+        streams, request.stream_output = request.stream_output, True  # else the whole body would be read at once
         answer = await super().send(request)
+        if not streams or answer.status_code >= 300:
+            answer._content = await _bounded(answer.raw)  # noqa: SLF001 - where botocore looks for a body that was read
         if answer.status_code >= 300:
-            foreign = foreign_answer(request.method, answer.status_code, answer.headers, await answer.content)
+            foreign = foreign_answer(request.method, answer.status_code, answer.headers, answer._content)  # noqa: SLF001 - see above
             if foreign is not None:
                 raise foreign
         return answer
@@ -158,3 +166,20 @@ class ClosingSession(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has n
         factory: Callable[[], ResponseHandler] = lambda: _Handler(loop, transports)  # noqa: E731 - typed here
         connector._factory = factory  # noqa: SLF001 - aiohttp offers nothing else that sees every connection
         return connector
+
+
+async def _bounded(raw: Any) -> bytes:  # noqa: ANN401 - aiohttp's ClientResponse
+    """Return the body of an answer."""
+    body = bytearray()
+    try:
+        async for piece in raw.content.iter_any():
+            body += piece
+            if len(body) > ANSWER_BYTES_MAX:
+                break
+        else:
+            return bytes(body)
+    except BaseException:
+        raw.close()
+        raise
+    raw.close()  # the rest is unread, so this connection cannot serve another request
+    raise BadResponse(f"expected an answer of at most {ANSWER_BYTES_MAX} bytes, got more", stage="source")
