@@ -18,6 +18,7 @@ from urllib.parse import unquote_to_bytes
 from xml.etree import ElementTree as ET
 
 from feedd.errors import BadResponse, Unsupported
+from feedd.fetch.s3.who_answered import who_answered
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -101,8 +102,10 @@ def page_of(answer: Mapping[str, Any], prefix: str) -> Page:
         return _page(status, body, prefix)
     except (_NotWholeError, ET.ParseError, LookupError, ValueError) as error:  # of encodings, too
         why = str(error) if isinstance(error, _NotWholeError) else f"it is not well-formed XML: {error}"
-        message = f"expected a whole page of a listing, got {described(headers, body)} ({why})"
-        raise BadResponse(message, hint=_ENDPOINT_HINT, stage="source") from error
+        answerer = who_answered(status, headers, body)
+        shown = f"one from {answerer.name}" if answerer.is_foreign else described(headers, body)
+        message = f"expected a whole page of a listing, got {shown} ({why})"
+        raise BadResponse(message, hint=answerer.hint or _ENDPOINT_HINT, stage="source") from error
 
 
 def objects_of(page: Page) -> list[Listed]:

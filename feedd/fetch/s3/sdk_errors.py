@@ -299,8 +299,10 @@ def _answered(error: boto.ClientError, request: RequestContext) -> FeeddError:  
     if code in _TRANSIENT or not 400 <= status < 500:
         return StoreUnavailable(f"the store failed: {said}", **where)
     # S3 gives no reason in its answer to a HEAD.
-    bare = code == "400" and "x-amz-request-id" in headers and request.op in {"head", "read"}
-    hint = _SSE_C if bare or "Server Side Encryption" in str(error) else ""
+    of_s3 = "x-amz-request-id" in headers
+    bare = code == "400" and of_s3 and request.op in {"head", "read"}
+    elsewhere = "" if of_s3 else who_answered(status, headers, b"").hint
+    hint = _SSE_C if bare or "Server Side Encryption" in str(error) else elsewhere if code == str(status) else ""
     return BadRequest(f"the store refused the request: {said}: {_line(error)}", hint=hint, **where)
 
 

@@ -25,6 +25,7 @@ _PLACE_HINT: Final = (
     "check host and port of endpoint_url: they must be those of the S3 API, not of a console, a website or a proxy"
 )
 _SHOWN_CHARS: Final = 80
+_SECRET: Final = re.compile(r"[A-Za-z0-9+_=-]{24,}")  # a page may repeat a token or a signature
 _STORE_HEADERS: Final = ("x-amz-", "x-amzn-", "x-goog-", "x-guploader-", "x-minio-", "x-rgw-", "x-oss-")
 _PROXY_HEADERS: Final = frozenset(
     {"via", "proxy-authenticate", "proxy-connection", "proxy-status", "x-squid-error", "x-bluecoat-via"}
@@ -131,7 +132,7 @@ def _words(first: bytes) -> str:
 
 
 def _short(text: str) -> str:
-    line = " ".join("".join(char if char.isprintable() else " " for char in text).split())
+    line = _SECRET.sub("(redacted)", " ".join("".join(char if char.isprintable() else " " for char in text).split()))
     return line if len(line) <= _SHOWN_CHARS else f"{line[:_SHOWN_CHARS]}..."
 
 
