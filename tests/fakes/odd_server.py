@@ -19,7 +19,7 @@ _LISTING: Final = (
 ).encode()
 
 
-def http(status: int, body: bytes = b"", framing: str = "length", head_only: bool = False, **headers: str) -> bytes:
+def http(status: int, body: bytes = b"", framing: str = "length", **headers: str) -> bytes:
     """Return an answer; ``framing`` is ``length``, ``chunked`` or ``close``. Underscores in names stand for dashes."""
     lines = [f"HTTP/1.1 {status} Odd"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
@@ -29,9 +29,11 @@ def http(status: int, body: bytes = b"", framing: str = "length", head_only: boo
         "close": "Connection: close",
     }
     head = "\r\n".join([*lines, ends[framing], "", ""]).encode()
-    if head_only:
-        return head
     return head + (b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body) if framing == "chunked" else body)
+
+
+def _head_of(answer: bytes) -> bytes:
+    return answer.partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
 
 
 class OddServer:
@@ -93,7 +95,7 @@ class OddServer:
         if answer is None:
             await asyncio.Event().wait()
         elif kind == "head" and answer != b"right" and not answer.startswith(b"HTTP/1.1 1"):
-            answer = answer.partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
+            answer = _head_of(answer)
         framing = self.framing.get(kind, "length")
         writer.write(self._right(kind, head, framing) if answer == b"right" else answer or b"")
         await writer.drain()
@@ -108,7 +110,7 @@ class OddServer:
             return http(200, _LISTING, framing, content_type="application/xml", x_amz_request_id="1")
         facts = {"ETag": f'"{ETAG}"', "x-amz-request-id": "1", "content-type": "application/octet-stream"}
         if kind == "head":
-            return http(200, DATA, framing, head_only=True, **facts)
+            return _head_of(http(200, DATA, framing, **facts))
         ranges = [line for line in head.decode().split("\r\n") if line.lower().startswith("range: bytes=")]
         start, _, last = ranges[0].partition("=")[2].partition("-")
         facts["Content-Range"] = f"bytes {start}-{last}/{len(DATA)}"

@@ -6,10 +6,12 @@ A row of ``CELLS`` is an answer, a kind of request, and the outcome. Other kinds
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import datetime as dt
 import ssl
 import subprocess
+import zlib
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -77,8 +79,8 @@ CELLS: Final[list[tuple[str, str, type[errors.FeeddError] | None, str]]] = [
 @contextlib.asynccontextmanager
 async def _opened(kind: type[DirectStore | S3Store], url: str, **access: Any) -> AsyncIterator[RetryStore]:
     """Open a store as the daemon does, with few attempts, short deadlines, and a clock that does not wait."""
-    access = {"endpoint_url": url, "region": "us-east-1", "anonymous": True} | access
-    options = SourceOptions(s3={"*": S3Options(**access)}, read_timeout_s=0.5, connect_timeout_s=5)
+    reached = S3Options(endpoint_url=url, region="us-east-1", anonymous=True, **access)
+    options = SourceOptions(s3={"*": reached}, read_timeout_s=0.5, connect_timeout_s=5)
     limits = RetryLimits(RetryPolicy(attempts_max=_ATTEMPTS_MAX))
     store = RetryStore(kind("bucket", options), limits, TimelessClock(), TallyRecorder())
     try:
@@ -276,6 +278,16 @@ async def test_a_bucket_that_the_endpoint_holds_already_is_named(kind: type[Dire
                 await _ask(store, op)
 
 
+async def test_a_checksum_needs_no_length() -> None:
+    """A HEAD without Content-Length, of the listed ETag, gives the checksum that it states."""
+    async with OddServer() as server, _opened(S3Store, server.url) as store:
+        crc = base64.b64encode(zlib.crc32(DATA).to_bytes(4)).decode()
+        server.odd["head"] = http(200, b"", "chunked", etag=f'"{ETAG}"', x_amz_checksum_crc32=crc)
+        found = await store.checksum(_REF)
+        assert found is not None
+        assert found.digest == base64.b64decode(crc)
+
+
 @_KINDS
 @pytest.mark.parametrize("op", ["list", "head", "get"])
 async def test_no_redirect_is_followed(kind: type[DirectStore | S3Store], op: str) -> None:
@@ -296,7 +308,7 @@ async def test_etags_that_disagree_are_not_called_a_change(kind: type[DirectStor
     """If a listing has another ETag than the object, and still has it, then the object did not change."""
     async with OddServer() as server, _opened(kind, server.url) as store:
         server.odd["get"] = http(412, b"<Error><Code>PreconditionFailed</Code></Error>", x_amz_request_id="1")
-        server.odd["head"] = http(200, DATA, head_only=True, etag='"another"', x_amz_request_id="1")
+        server.odd["head"] = http(200, DATA, etag='"another"', x_amz_request_id="1")
         with pytest.raises(errors.Unsupported, match=f"still says {ETAG}.*another"):
             await _ask(store, "get")
         assert server.asked == ["get", "head", "list"]

@@ -8,6 +8,7 @@ import functools
 import gzip
 import json
 import os
+import re
 import threading
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _log = structlog.get_logger(__name__)
 _SESSION_NAME = "feedd"
+_PASSWORD = re.compile(r"//[^/@]*@")
 _SKEW_S = 300.0  # stores refuse signatures older than 15 minutes, some older than 5
 _RENEWED_S = 60.0  # refusals of a younger client do not come from old credentials
 _SERVICES = ("s3", "sts", "portal.sso", "oidc", "signin")  # of the endpoints: S3, and those of the credential chain
@@ -291,7 +293,9 @@ class S3Clients:
     def _at_endpoint(self, request: RequestContext) -> RequestContext:
         """Return the request with the address that its client uses, which may come from the environment."""
         generation = self._current.value
-        return request if generation is None else replace(request, endpoint=str(generation.client.meta.endpoint_url))
+        if generation is None:
+            return request
+        return replace(request, endpoint=_PASSWORD.sub("//", str(generation.client.meta.endpoint_url)))
 
     def _skewed(self, error: BaseException, request: RequestContext, used_s: float) -> str:
         """Return ``clock`` if another signing time may help. For a refusal without a body, only the date tells."""

@@ -89,7 +89,7 @@ _BUSY = frozenset({429, 503})
 _TRY_AGAIN = frozenset({408, 425})
 
 
-class ForeignAnswer(boto.BotoCoreError):  # type: ignore[misc]  # botocore has no types
+class ForeignAnswer(boto.BotoCoreError):
     """An answer with an error status that does not come from a store, so that its status is not the store's.
 
     Attributes:

@@ -260,7 +260,7 @@ class S3Store:
             page = await self.clients.call(ask, self.request_context("list", key), self._limits.read_deadline_s(0))
         except FeeddError:
             return ""
-        found = next((one for one in page.get("Contents", ()) if one.get("Key") == key), {})
+        found: Mapping[str, Any] = next((one for one in page.get("Contents", ()) if one.get("Key") == key), {})
         return str(found.get("ETag", "")).removeprefix("W/").strip('"')
 
 

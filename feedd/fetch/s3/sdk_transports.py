@@ -102,13 +102,12 @@ class _Unredirected:
         return self._session.request(*args, allow_redirects=False, **kwargs)
 
 
-class _Proxies(ProxyConfiguration):  # type: ignore[misc]  # botocore has no types
+class _Proxies(ProxyConfiguration):
     """The proxies of a session; NO_PROXY may hold networks."""
 
-    def proxy_url_for(self, url: str) -> str | None:
+    def proxy_url_for(self, url: str) -> Any:  # noqa: ANN401 - botocore's stubs forget that there may be none
         """botocore: return the proxy for a URL, or None."""
-        found: str | None = super().proxy_url_for(url)
-        return None if found is None or bypasses_proxies(urlsplit(url).hostname or "") else found
+        return None if bypasses_proxies(urlsplit(url).hostname or "") else super().proxy_url_for(url)
 
 
 class ClosingSession(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no types

@@ -46,19 +46,20 @@ def trusting(path: str) -> ssl.SSLContext:
 
 @functools.lru_cache(maxsize=4)
 def _trusting(path: str, _version: FileVersion) -> ssl.SSLContext:
-    context = ssl.create_default_context(**_places(path))
+    cafile, capath = _places(path)
+    context = ssl.create_default_context(cafile=cafile, capath=capath)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
     return context
 
 
-def _places(path: str) -> dict[str, str]:
-    """Return the arguments that load a file, or a folder whose names are hashes, as OpenSSL looks them up."""
+def _places(path: str) -> tuple[str | None, str | None]:
+    """Return a file, or a folder whose names are hashes as OpenSSL looks them up; the other is None."""
     if not Path(path).is_dir():
-        return {"cafile": path}
+        return path, None
     if not any(_HASHED.fullmatch(name) for name in os.listdir(path)):  # noqa: PTH208 - names are enough
         raise _unusable(path, "the folder holds no names like 1a2b3c4d.0; openssl rehash makes them")
-    return {"capath": path}
+    return None, path
 
 
 def _unusable(path: str, reason: str) -> BadConfig:
@@ -109,7 +110,7 @@ class Trust:
             version = file_version(path)
             if version == self._version:
                 return
-            context.load_verify_locations(**_places(path))
+            context.load_verify_locations(*_places(path))
         except (OSError, BadConfig):
             return  # in the middle of a rotation; the next look reads it
         self._version = version
