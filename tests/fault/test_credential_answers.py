@@ -20,6 +20,7 @@ from feedd.errors import FeeddError, PermissionDenied, StoreUnavailable
 from feedd.fetch.fetch_options import S3Options, SourceOptions
 from feedd.fetch.s3 import credential_chain, credential_sources
 from feedd.fetch.s3.credential_chain import find_credentials
+from feedd.fetch.s3.sdk_transports import ANSWER_BYTES_MAX
 from feedd.metrics import SOURCE_RETRIES
 from tests.fakes.s3.server import S3Server
 from tests.fakes.sinks import into
@@ -243,7 +244,7 @@ async def test_any_framing_of_a_right_answer_is_read(
 
 async def test_an_endless_answer_is_cut(store: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """An answer that is longer than any credentials is not kept in memory."""
-    body = b"x" * (credential_sources.ANSWER_BYTES_MAX + 1)
+    body = b"x" * (ANSWER_BYTES_MAX + 1)
     async with Service(answer(200, body, "text/xml")).running() as url:
         use_web_identity(monkeypatch, tmp_path, url)
         error = await refused(store)

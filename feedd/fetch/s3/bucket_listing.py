@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
 
     from feedd.fetch.fetch_options import SourceOptions
-    from feedd.fetch.s3.range_listing import Page
+    from feedd.fetch.s3.listing_contents import Page
     from feedd.fetch.s3.region import BucketFacts
     from feedd.fetch.s3.sdk_errors import RequestContext
 
@@ -37,31 +37,31 @@ async def list_pages(
     Folder markers (zero bytes, key ending in ``/``) are left out. The thread has ended when the generator is closed.
 
     Raises:
-        Unsupported: the store lists out of order.
-        BadResponse: an object has no key, size or etag.
+        Unsupported: the store lists out of order, without etags, or cannot continue a listing.
+        BadResponse: a page is not whole, or an object has no key or size.
         NotFound, PermissionDenied, StoreUnavailable: as the store answered.
     """
     sorts = not is_directory_bucket(bucket)
     root, order = f"s3://{bucket}", _Order(request, start_after)
     unsorted: list[ObjectRef] = []
 
-    def make() -> AsyncGenerator[Page, None]:
+    def make() -> AsyncGenerator[tuple[Page, str | None], None]:
         return _answers(bucket, request, limits, start_after if sorts else "", facts)
 
     answers = iterate_in_thread(make, name=f"feedd-list-{bucket}", ahead_count=_PAGES_AHEAD_COUNT)
     try:
         async with contextlib.aclosing(answers):
-            async for answer in answers:  # further pages are being requested meanwhile
-                refs = await CPU.run(_page, answer, root)
+            async for page, end in answers:  # further pages are being requested meanwhile
+                refs = await CPU.run(_refs, page, end, root)
                 if not sorts:
                     unsorted += refs
                 elif wanted := order.keep(refs):
                     yield wanted
-    except BadResponse as error:
-        error.object = request.url  # the parser of a page does not know the URL
+    except (BadResponse, Unsupported) as error:
+        error.object = request.url  # what judges a page does not know the URL
         raise
-    for page in await CPU.run(_sorted_pages, unsorted, request.url.removeprefix(f"{root}/"), order):
-        yield page
+    for wanted in await CPU.run(_sorted_pages, unsorted, request.url.removeprefix(f"{root}/"), order):
+        yield wanted
 
 
 def is_directory_bucket(bucket: str) -> bool:
@@ -71,7 +71,7 @@ def is_directory_bucket(bucket: str) -> bool:
 
 async def _answers(
     bucket: str, request: RequestContext, limits: SourceOptions, start_after: str, facts: BucketFacts
-) -> AsyncGenerator[Page, None]:
+) -> AsyncGenerator[tuple[Page, str | None], None]:
     """Request pages, with a client of the thread's own loop; runs in the thread."""
     s3 = limits.for_bucket(bucket)
     prefix = request.url.removeprefix(f"s3://{bucket}/")
@@ -83,13 +83,17 @@ async def _answers(
         fixed["Prefix"] = prefix[: prefix.rfind("/") + 1]
     async with contextlib.aclosing(S3Clients(s3, limits, facts)) as clients:
 
-        async def ask(query: Mapping[str, str]) -> Mapping[str, Any]:
+        async def ask(query: Mapping[str, str]) -> Page:
             async def send(client: Any) -> Mapping[str, Any]:  # noqa: ANN401 - see open_client
                 client.meta.events.register(contents.EVENT, contents.take, unique_id=contents.EVENT)
                 answer: Mapping[str, Any] = await client.list_objects_v2(**fixed, **query)
                 return answer
 
-            return await clients.call(send, request, limits.listing_deadline_s)
+            answer = await clients.call(send, request, limits.listing_deadline_s)
+            page = contents.page_of(answer, fixed["Prefix"])
+            if page.truncated and not page.token and not sorts:
+                raise BadResponse("expected a continuation token in a truncated page, got none", stage="source")
+            return page
 
         listing = RangeListing(ask, prefix, start_after, IN_FLIGHT_MAX if sorts else 1)
         async with contextlib.aclosing(listing.pages()) as pages:
@@ -97,12 +101,12 @@ async def _answers(
                 yield page
 
 
-def _page(page: Page, root: str) -> list[ObjectRef]:
-    """Return the objects of a page; takes about 10 microseconds per object."""
+def _refs(page: Page, end: str | None, root: str) -> list[ObjectRef]:
+    """Return the objects of a page up to a key; takes about 10 microseconds per object."""
     return [
         ObjectRef(root, one.key, one.size_bytes, one.etag.removeprefix("W/").strip('"'))
-        for one in contents.objects_of(page.answer)
-        if page.end is None or one.key <= page.end
+        for one in contents.objects_of(page)
+        if end is None or one.key <= end
     ]
 
 

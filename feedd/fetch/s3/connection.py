@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from feedd.fetch.s3.idle_timeout import Patience
     from feedd.range_sink import RangeSink
 
+_NO_BYTES = memoryview(b"")
 _NOTHING = MemorySink(memoryview(bytearray()))
 _NO_FILES = Files(None)
 _NOBODYS = ReadProgress()  # never written, since every body belongs to an exchange
@@ -32,6 +33,10 @@ class StaleConnection(ConnectionError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
+
+
+class UnframedBody(BadResponse):
+    """The head of a good answer does not tell how long its body is; another reader can receive such a body."""
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -209,9 +214,11 @@ class Connection(asyncio.BufferedProtocol):
             return
         answer.drop_parser()
         assert self._judge is not None
+        answer.first_bytes = data
         self._judge(answer)
-        if answer.size_bytes is None:  # chunked, or until the connection closes: the end of such a body is not certain
-            raise BadResponse("expected a body of a given length, got one without content-length", stage="source")
+        answer.first_bytes = _NO_BYTES
+        if answer.size_bytes is None:  # chunked, or until the connection closes
+            raise UnframedBody("expected a body of a given length, got one without content-length", stage="source")
         size_bytes = self._sink.size_bytes
         if answer.size_bytes != size_bytes or len(data) > size_bytes:
             got = max(answer.size_bytes, len(data))

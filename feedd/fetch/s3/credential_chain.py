@@ -23,7 +23,7 @@ from aiobotocore.credentials import (
 from botocore import exceptions as boto
 from botocore.utils import parse_timestamp
 
-from feedd.errors import FeeddError, PermissionDenied, StoreUnavailable
+from feedd.errors import BadResponse, FeeddError, PermissionDenied, StoreUnavailable
 from feedd.fetch.s3.credential_sources import SourceFault, Trail, begin_session, current_trail, providers_of
 from feedd.fetch.s3.who_answered import PROXY_HINT, Sender, tls_failure, who_answered
 from feedd.flow.open_progress import stage_within
@@ -325,9 +325,9 @@ def _unanswered(step: Step) -> tuple[str, str, bool]:
         return f"cannot connect: {_line(step.error)}", _REACH_HINT, True
     if step.error is None or isinstance(step.error, (boto.ReadTimeoutError, asyncio.CancelledError)):
         return "it did not answer", _REACH_HINT, True
+    if isinstance(step.error, BadResponse):
+        return step.error.message, _REACH_HINT, False
     inner = step.error.kwargs.get("error") if isinstance(step.error, boto.BotoCoreError) else None
-    if isinstance(inner, SourceFault):
-        return str(inner), "", False
     return f"the answer broke off: {_line(inner if isinstance(inner, BaseException) else step.error)}", "", True
 
 

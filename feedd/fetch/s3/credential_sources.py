@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 from urllib.parse import urlsplit
 
-import aiohttp
 from aiobotocore.config import AioConfig
 from aiobotocore.credentials import (
     AioAssumeRoleProvider,
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
 
     from feedd.fetch.fetch_options import S3Options
 
-ANSWER_BYTES_MAX: Final = MIB
 OUTPUT_BYTES_MAX: Final = MIB
 _STDERR_SHOWN: Final = 300
 _TOKEN_BYTES_MAX: Final = 64 * KIB
@@ -296,39 +294,8 @@ def _check_output(name: str, out: bytes) -> None:
             raise SourceFault(f"{name} printed no {key}")
 
 
-class _BoundedAnswer(aiohttp.ClientResponse):
-    """An answer of at most ``ANSWER_BYTES_MAX`` bytes."""
-
-    async def read(self) -> bytes:
-        """Return the body.
-
-        Raises:
-            SourceFault: it is too long.
-        """
-        if self._body is None:
-            data = bytearray()
-            async for piece in self.content.iter_any():
-                data += piece
-                if len(data) > ANSWER_BYTES_MAX:
-                    self.close()
-                    raise SourceFault(f"expected an answer of at most {ANSWER_BYTES_MAX} bytes, got more")
-            self._body = bytes(data)
-        return self._body
-
-
-class _Stubborn:
-    """A session of aiohttp that follows no redirect: a token or signature is for one host."""
-
-    def __init__(self, session: aiohttp.ClientSession) -> None:
-        self._session = session
-
-    async def request(self, *args: Any, **kwargs: Any) -> aiohttp.ClientResponse:  # noqa: ANN401 - handed through
-        """Send a request as the SDK asked for it."""
-        return await self._session.request(*args, **kwargs | {"allow_redirects": False})
-
-
 class _Session(ClosingSession):
-    """The SDK's session for STS, SSO and metadata services: notes who answered, follows no redirects, reads a bound."""
+    """The session for STS, SSO and metadata services. It notes each answer; who sent it is judged afterwards."""
 
     async def send(self, request: Any) -> Any:  # noqa: ANN401 - aiobotocore has no types
         """Send a request of the SDK."""
@@ -343,10 +310,8 @@ class _Session(ClosingSession):
         step.status, step.headers, step.first_bytes = answer.status_code, dict(answer.headers), body[:FIRST_BYTES]
         return answer
 
-    async def _get_session(self, proxy_url: str | None) -> _Stubborn:
-        session = await super()._get_session(proxy_url)
-        session._response_class = _BoundedAnswer  # noqa: SLF001 - aiobotocore makes the session
-        return _Stubborn(session)
+    def _judge(self, method: str, answer: Any) -> None:  # noqa: ANN401 - see send
+        """Let the SDK read any refusal: a metadata service refuses with a web page, and the SDK asks it otherwise."""
 
 
 class _CountedSession(_RefCountedSessionMixin, _Session):  # type: ignore[misc]  # aiobotocore has no types

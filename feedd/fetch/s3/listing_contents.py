@@ -1,18 +1,24 @@
-"""Takes the objects of a listing's page out of an answer before botocore parses the rest.
+"""Judges a page of a listing, and reads its objects.
 
-botocore's parser takes 20 us per object, most of it for fields that are not needed (dates, owners, storage classes).
-Its search for errors behind a 200 then reads everything again. A dataset's first batch waits for all pages, one after
-another. So botocore gets the page without its objects, and the next page is requested before they are parsed.
+A listing that is not whole makes a shorter dataset, which nothing later can notice. botocore reads an HTML page, an
+empty body and foreign XML as a listing without objects. So it gets none of a page: this module alone decides.
+
+botocore's parser also takes 20 us per object. A dataset's first batch waits for all pages, so ``page_of`` reads what
+surrounds the objects, and the next page is requested before ``objects_of`` reads them.
 """
 
 from __future__ import annotations
 
+import html
+import re
 import zlib
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import unquote_to_bytes
 from xml.etree import ElementTree as ET
 
-from feedd.errors import BadResponse
+from feedd.errors import BadResponse, Unsupported
+from feedd.fetch.s3.who_answered import who_answered
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,9 +26,20 @@ if TYPE_CHECKING:
 EVENT: Final = "before-parse.*.ListObjectsV2"
 """Event of botocore; the wildcard runs before all handlers for S3, and so before botocore reads the body."""
 _PAGE: Final = "FeeddPage"
-_COMPRESSED: Final = "FeeddCompressedPage"
+_ROOT: Final = "ListBucketResult"
 _BEGIN, _END = b"<Contents>", b"</Contents>"
-_ENCODED: Final = b"<EncodingType>url</EncodingType>"
+_ERROR: Final = re.compile(rb"\s*(<\?xml[^>]*>)?\s*<Error[\s>/]")
+_SINGLE: Final = frozenset({"IsTruncated", "NextContinuationToken", "KeyCount", "EncodingType"})
+_TITLE: Final = re.compile(rb"<title[^>]*>([^<]{1,200})", re.IGNORECASE)
+_SECRET: Final = re.compile(r"[A-Za-z0-9+_=-]{24,}")
+_SHOWN_CHARS_MAX: Final = 80
+_TAGS_MAX: Final = 250_000  # a page of 1,000 objects has some 24,000; a tree takes a hundred bytes for each
+_DIGITS_MAX: Final = 16  # ten petabytes: a larger size is a mistake, and sums of such sizes would overflow
+_ENDPOINT_HINT: Final = "check endpoint_url: this address may not be an S3 store, or a proxy answers in its place"
+_OUTSIDE_HINT: Final = (
+    "the store, or a gateway before it, ignores the prefix of a listing: name the objects in a manifest"
+)
+_ETAG_HINT: Final = "name the objects in a manifest (manifest+s3://): then each object is asked for its own etag"
 
 
 class Listed(NamedTuple):
@@ -33,77 +50,197 @@ class Listed(NamedTuple):
     etag: str
 
 
-def take(response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_: object) -> None:
-    """Handle ``EVENT``: take the objects out of the answer.
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page that is whole, as far as what surrounds its objects shows; ``objects_of`` checks the objects.
 
-    A page that may hold anything else between two objects, or their tags elsewhere, is left to botocore.
+    Attributes:
+        body: the XML.
+        prefix: the keys begin so.
+        count: number of objects.
+        first: key of the first object; empty: there is none.
+        last: key of the last object.
+        truncated: the store has more keys.
+        token: requests the next page; empty: the store gave none.
+        compressed: the body is compressed.
     """
+
+    body: bytes
+    prefix: str
+    count: int
+    first: str
+    last: str
+    truncated: bool
+    token: str
+    compressed: bool = False
+
+    def squeezed(self) -> Page:
+        """Return the page in a tenth of its memory."""
+        return self if self.compressed else replace(self, body=zlib.compress(self.body, 1), compressed=True)
+
+
+def take(response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_: object) -> None:
+    """Handle ``EVENT``: keep the body for ``page_of``. botocore reads errors, also those with status 200."""
     body: bytes = response_dict["body"]
-    if response_dict["status_code"] != 200 or b"<!" in body:  # neither a comment nor CDATA
-        return
+    if response_dict["status_code"] < 300 and not _ERROR.match(body):
+        response_dict["body"] = b""
+        customized_response_dict[_PAGE] = (response_dict["status_code"], response_dict["headers"], body)
+
+
+def page_of(answer: Mapping[str, Any], prefix: str) -> Page:
+    """Return the page of an answer that ``take`` has handled.
+
+    Args:
+        answer: the answer.
+        prefix: the requested prefix.
+
+    Raises:
+        BadResponse: the answer is not a whole page of a listing.
+    """
+    status, headers, body = answer[_PAGE]
+    try:
+        return _page(status, body, prefix)
+    except (_NotWholeError, ET.ParseError, LookupError, ValueError) as error:  # of encodings, too
+        why = str(error) if isinstance(error, _NotWholeError) else f"it is not well-formed XML: {error}"
+        answerer = who_answered(status, headers, body)
+        shown = f"one from {answerer.name}" if answerer.is_foreign else described(headers, body)
+        message = f"expected a whole page of a listing, got {shown} ({why})"
+        raise BadResponse(message, hint=answerer.hint or _ENDPOINT_HINT, stage="source") from error
+
+
+def objects_of(page: Page) -> list[Listed]:
+    """Return the objects of a page; takes microseconds per object.
+
+    Raises:
+        BadResponse: an object is not described the way S3 does, lies outside of the prefix, or is missing.
+        Unsupported: an object has no etag.
+    """
+    body = zlib.decompress(page.body) if page.compressed else page.body
+    try:
+        found = _objects(ET.fromstring(body), page.prefix)  # noqa: S314 - as botocore's parser does; ``_page`` refuses DTDs
+    except (ET.ParseError, LookupError, ValueError) as error:
+        why = f"an object without {_local(str(error.args[0]))}" if isinstance(error, KeyError) else str(error)
+        message = f"expected objects with key, size and etag, got {why}"
+        raise BadResponse(message, stage="source") from error
+    if len(found) != page.count:
+        raise BadResponse(f"expected {page.count} objects in a page, got {len(found)}", stage="source")
+    return found
+
+
+def described(headers: Mapping[str, str], body: bytes) -> str:
+    """Return what an answer seems to be, in one line: content type, server, title and first bytes; no secrets."""
+    kind = headers.get("content-type", "").partition(";")[0].strip() or "no content type"
+    server = f" from {_shown(headers['server'])!r}" if headers.get("server") else ""
+    if not body:
+        return f"{kind}{server}, an empty body"
+    title = _TITLE.search(body[:4096])
+    named = f", titled {_shown(html.unescape(title[1].decode('utf-8', 'replace')))!r}" if title else ""
+    first = _shown(body[: 4 * _SHOWN_CHARS_MAX].decode("utf-8", "replace"))
+    return f"{_shown(kind)}{server}{named}, that begins with {first!r}"
+
+
+class _NotWholeError(Exception):
+    """The answer is not a whole page; the text says why."""
+
+
+def _page(status: int, body: bytes, prefix: str) -> Page:
+    if status != 200:
+        raise _NotWholeError(f"its status is {status}")
+    if b"<!DOCTYPE" in body or b"\0" in body:  # entities, also in encodings that hide them
+        raise _NotWholeError("it has a document type or zero bytes")
+    if body.count(b"<") > _TAGS_MAX:
+        raise _NotWholeError(f"it has more than {_TAGS_MAX} tags")
     head, _begin, rest = body.partition(_BEGIN)
     objects, end, tail = rest.rpartition(_END)
-    if end and objects.count(_END) == objects.count(_BEGIN) == objects.count(_END + _BEGIN):
-        response_dict["body"] = head + tail
-        customized_response_dict[_PAGE] = body
+    count = objects.count(_END) + 1
+    frame = body
+    # A page that may hold anything else between two objects, a comment or CDATA, is read whole.
+    plain = end and b"<!" not in body and count - 1 == objects.count(_BEGIN) == objects.count(_END + _BEGIN)
+    if plain:
+        ends = [objects] if count == 1 else [objects.partition(_END)[0], objects.rpartition(_BEGIN)[2]]
+        frame = b"".join((head, *(_BEGIN + one + _END for one in ends), tail))
+    root = ET.fromstring(frame)  # noqa: S314 - see ``objects_of``
+    fields = _fields(root)
+    space = root.tag[: root.tag.find("}") + 1]
+    items = root.findall(f"{space}Contents")
+    if not plain:
+        count = len(items)
+    if (told := fields.get("KeyCount", str(count)).strip()) != str(count):
+        raise _NotWholeError(f"its KeyCount is {_shown(told)!r}, but it has {count} objects")
+    encoded = fields.get("EncodingType") == "url"
+    keys = [_decoded(item.findtext(f"{space}Key") or "", encoded=encoded) for item in items]
+    first, last = (keys[0], keys[-1]) if keys else ("", "")
+    if count and not (first and last):
+        raise _NotWholeError("it has objects without a key")
+    token = fields.get("NextContinuationToken", "")
+    return Page(body, prefix, count, first, last, fields["IsTruncated"] == "true", token)
 
 
-def objects_of(answer: Mapping[str, Any]) -> list[Listed]:
-    """Return the objects of an answer, whether botocore or this module parses them.
-
-    Raises:
-        BadResponse: an object is not described the way S3 does.
-    """
-    try:
-        page: bytes | None = answer.get(_PAGE)
-        if page is not None:
-            return _objects(ET.fromstring(page))  # noqa: S314 - as botocore's parser does
-        return [Listed(item["Key"], item["Size"], item["ETag"]) for item in answer.get("Contents", ())]
-    except (ET.ParseError, KeyError, ValueError) as error:
-        message = f"expected objects with key, size and etag, got {type(error).__name__}: {error}"
-        raise BadResponse(message, stage="source") from error
-
-
-def ends_of(answer: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the first and the last key of an answer; empty texts: it has no objects.
-
-    Raises:
-        BadResponse: an object is not described the way S3 does.
-    """
-    page: bytes | None = answer.get(_PAGE)
-    if page is None:
-        found = objects_of(answer)
-        return (found[0].key, found[-1].key) if found else ("", "")
-    encoding = _ENCODED if _ENCODED in page else b""
-    first = page[page.index(_BEGIN) : page.index(_END) + len(_END)]
-    last = page[page.rindex(_BEGIN) : page.rindex(_END) + len(_END)]
-    both = objects_of({_PAGE: b"".join((b"<Ends>", encoding, first, last, b"</Ends>"))})
-    return both[0].key, both[-1].key
+def _fields(root: ET.Element) -> dict[str, str]:
+    """Return the texts of what a page says besides its objects; they are checked as far as each stands alone."""
+    name = _local(root.tag)
+    if name != _ROOT:
+        raise _NotWholeError(f"its root is {_shown(name)!r}, not {_ROOT}")
+    found: dict[str, str] = {}
+    for child in root:
+        field = _local(child.tag)
+        if field == "CommonPrefixes" and "".join(child.itertext()).strip():
+            raise _NotWholeError("it has common prefixes in place of keys")
+        if field in _SINGLE:
+            if field in found:
+                raise _NotWholeError(f"it has {field} twice")
+            found[field] = child.text or ""
+    truncated = found.get("IsTruncated", "").strip().lower()
+    if truncated not in {"true", "false"}:
+        raise _NotWholeError(f"IsTruncated is {_shown(truncated)!r}" if truncated else "it has no IsTruncated")
+    return found | {"IsTruncated": truncated}
 
 
-def compressed(answer: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return an answer in a tenth of its memory, if this module took its objects; ``plain`` undoes it."""
-    page: bytes | None = answer.get(_PAGE)
-    return answer if page is None else {_COMPRESSED: zlib.compress(page, 1)}
-
-
-def plain(answer: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the answer that ``compressed`` was given, as far as ``objects_of`` reads it."""
-    page: bytes | None = answer.get(_COMPRESSED)
-    return answer if page is None else {_PAGE: zlib.decompress(page)}
-
-
-def _objects(page: ET.Element) -> list[Listed]:
+def _objects(page: ET.Element, prefix: str) -> list[Listed]:
     space = page.tag[: page.tag.find("}") + 1]
     contents, key, size, etag = (space + name for name in ("Contents", "Key", "Size", "ETag"))
-    encoded = page.findtext(space + "EncodingType") == "url"
-    found = []
+    names, sizes, tags = [], [], []
     for item in page:
-        if item.tag != contents:
-            continue
-        told = {child.tag: child.text or "" for child in item}
-        name = told[key]
-        if encoded:  # form encoding: AWS and MinIO write a space as "+", Ceph as "%20", all write a plus as "%2B"
-            name = unquote_to_bytes(name.replace("+", " ")).decode()
-        found.append(Listed(name, int(told[size]), told[etag]))
-    return found
+        if item.tag == contents:
+            told = {child.tag: child.text or "" for child in item}
+            names.append(told[key])
+            sizes.append(told[size])
+            tags.append(told.get(etag, ""))
+    if page.findtext(space + "EncodingType") == "url":
+        names = [_decoded(name, encoded=True) if "%" in name or "+" in name else name for name in names]
+    _check(names, sizes, tags, prefix)
+    return list(map(Listed, names, map(int, sizes), tags))
+
+
+def _check(names: list[str], sizes: list[str], tags: list[str], prefix: str) -> None:
+    """Check the columns of a page; together, because that takes a tenth of the time."""
+    if not names:
+        return
+    if not (min(names).startswith(prefix) and max(names).startswith(prefix)):  # then all between do
+        message = f"expected keys that begin with {prefix!r}, got others"
+        raise BadResponse(message, hint=_OUTSIDE_HINT, stage="source")
+    digits = "".join(sizes)
+    if not (digits.isascii() and digits.isdecimal()) or "" in sizes or len(max(sizes, key=len)) > _DIGITS_MAX:
+        wrong = next(one for one in sizes if not (one.isascii() and one.isdecimal()) or len(one) > _DIGITS_MAX)
+        raise ValueError(f"a size of {_shown(wrong)!r}")
+    marks = "".join(tags)
+    if not (marks.isascii() and marks.isprintable()):
+        raise ValueError("an etag with characters that cannot be printed")
+    if len(min(tags, key=len)) <= len('W/""') and not all(tag.removeprefix("W/").strip('"') for tag in tags):
+        message = "expected an etag for each listed object, got none"
+        raise Unsupported(message, hint=_ETAG_HINT, stage="source")
+
+
+def _decoded(name: str, *, encoded: bool) -> str:
+    """Return a key. In form encoding, AWS and MinIO write a space as "+", Ceph as "%20", all write a plus as "%2B"."""
+    return unquote_to_bytes(name.replace("+", " ")).decode() if encoded else name
+
+
+def _local(tag: str) -> str:
+    return tag[tag.find("}") + 1 :]
+
+
+def _shown(text: str) -> str:
+    """Return foreign text as one short printable line, without what may be a secret."""
+    plain = "".join(char if char.isprintable() else " " for char in text[:_SHOWN_CHARS_MAX])
+    return _SECRET.sub("(redacted)", " ".join(plain.split()))

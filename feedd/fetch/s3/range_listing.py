@@ -6,19 +6,18 @@ import asyncio
 import contextlib
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from feedd.errors import FeeddError
-from feedd.fetch.s3 import listing_contents as contents
+from feedd.errors import BadResponse, FeeddError, Unsupported
 from feedd.fetch.s3.key_ranges import KeyRanges
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 
     from feedd.fetch.s3.key_ranges import KeyRange
+    from feedd.fetch.s3.listing_contents import Page
 
-    Answer = Mapping[str, Any]
-    Ask = Callable[[Mapping[str, str]], Coroutine[object, object, Answer]]
+    Ask = Callable[[Mapping[str, str]], Coroutine[object, object, Page]]
     """Sends a request for a page with these arguments besides bucket and prefix."""
 
 IN_FLIGHT_MAX: Final = 16
@@ -28,17 +27,7 @@ _BUFFERED_MAX: Final = 4096
 """Compressed pages that wait for earlier ones, some 30 KB each. With more, only the first range is listed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
-    """A page of a listing.
-
-    Attributes:
-        answer: the store's answer; ``listing_contents.objects_of`` reads it.
-        end: the last key that belongs to the page's range; None: all keys do.
-    """
-
-    answer: Answer
-    end: str | None = None
+_V1_HINT: Final = "the store has only ListObjects V1: name the objects in a manifest (manifest+s3://)"
 
 
 @dataclass(slots=True, eq=False)
@@ -46,14 +35,41 @@ class _Stand:
     """How far a range is.
 
     Attributes:
-        token: continues after the latest page; empty: the range begins.
+        token: continues after the latest page; empty: the range begins, or goes on after its last key.
+        more: the store has more keys after the latest page.
+        tokens: tokens since the latest page that had keys.
         pages: pages that wait for earlier ranges.
         failed: the latest request failed.
     """
 
     token: str = ""
-    pages: deque[Answer] = field(default_factory=deque)
+    more: bool = False
+    tokens: set[str] = field(default_factory=set)
+    pages: deque[Page] = field(default_factory=deque)
     failed: bool = False
+
+    def follow(self, page: Page, position: str) -> None:
+        """Take over how the listing goes on after a page.
+
+        Args:
+            page: the page.
+            position: the last key of the range before this page; empty: there is none.
+
+        Raises:
+            BadResponse: the page leads nowhere.
+            Unsupported: the store gives no token, and ignores where a listing shall begin.
+        """
+        if position and not self.token and page.first and page.first <= position:
+            message = "expected keys after the last one, got earlier keys: a truncated page had no continuation token"
+            raise Unsupported(message, hint=_V1_HINT, stage="source")
+        if page.truncated and not page.token and not page.first:
+            message = "expected keys or a continuation token in a truncated page, got neither"
+            raise BadResponse(message, hint=_V1_HINT, stage="source")
+        if page.truncated and page.token and page.token in self.tokens | {self.token}:
+            message = "expected a new continuation token, got one that was used before"
+            raise BadResponse(message, hint="the listing would never end", stage="source")
+        self.tokens = {page.token} if page.first else self.tokens | {page.token}
+        self.token, self.more = page.token, page.truncated
 
 
 class RangeListing:
@@ -71,17 +87,17 @@ class RangeListing:
         self._ranges = KeyRanges(prefix, start_after)
         self._in_flight_max = in_flight_max
         self._stands: dict[KeyRange, _Stand] = {}
-        self._tasks: dict[asyncio.Task[Answer], KeyRange] = {}
-        self._ending: list[asyncio.Task[Answer]] = []
+        self._tasks: dict[asyncio.Task[Page], KeyRange] = {}
+        self._ending: list[asyncio.Task[Page]] = []
         self._root = self._ranges.ranges[0]
         self._confirmed = False  # the store begins pages where they are asked to begin
         self._buffered_count = 0
 
-    async def pages(self) -> AsyncGenerator[Page, None]:
-        """Yield all pages in the order of their keys.
+    async def pages(self) -> AsyncGenerator[tuple[Page, str | None], None]:
+        """Yield all pages in the order of their keys, each with the last key that belongs to it; None: all do.
 
         Raises:
-            FeeddError: what ``ask`` raised for the first range that is not complete.
+            FeeddError: what ``ask`` raised for the first range that is not complete, or its pages lead nowhere.
         """
         try:
             while self._ranges.ranges:
@@ -91,8 +107,8 @@ class RangeListing:
                     for task in ended:
                         if (one := self._tasks.pop(task, None)) is not None:
                             self._take(one, task)
-                while (page := self._next()) is not None:
-                    yield page
+                while (found := self._next()) is not None:
+                    yield found
         finally:
             await self._cancel()
 
@@ -119,11 +135,12 @@ class RangeListing:
         # ``pages`` waits for the end of each
         self._tasks[asyncio.get_running_loop().create_task(self._ask(query))] = one
 
-    def _take(self, one: KeyRange, task: asyncio.Task[Answer]) -> None:
+    def _take(self, one: KeyRange, task: asyncio.Task[Page]) -> None:
         """Take over the end of a request."""
         stand, first = self._stand(one), self._ranges.ranges[0] is one
         try:
-            answer = task.result()
+            page = task.result()
+            stand.follow(page, one.position)
         except FeeddError:
             # The store may be asked for too much. The range waits until it is the first, and is then requested again.
             self._in_flight_max = max(1, self._in_flight_max // 2)
@@ -133,16 +150,15 @@ class RangeListing:
             if not self._confirmed:
                 self._serially()
             return
-        stand.failed, stand.token = False, str(answer.get("NextContinuationToken") or "")
-        low, high = contents.ends_of(answer)
+        stand.failed = False
         if one is not self._root and not one.answered:
-            if low and low <= one.after:
+            if page.first and page.first <= one.after:
                 self._serially()
                 return
             self._confirmed = True
-        self._ranges.listed(one, low, high, more=bool(answer.get("IsTruncated")) and bool(stand.token))
-        if low:
-            stand.pages.append(answer if first else contents.compressed(answer))
+        self._ranges.listed(one, page.first, page.last, more=stand.more)
+        if page.first:
+            stand.pages.append(page if first else page.squeezed())
             self._buffered_count += 1
 
     def _serially(self) -> None:
@@ -152,10 +168,10 @@ class RangeListing:
         for task in self._ending:
             task.cancel()
             del self._tasks[task]
-        self._root.end, self._root.done = None, self._root.answered and not self._stand(self._root).token
+        self._root.end, self._root.done = None, self._root.answered and not self._stand(self._root).more
         self._ranges.ranges[:] = [one for one in self._ranges.ranges if one is self._root]  # none: it had all keys
 
-    def _next(self) -> Page | None:
+    def _next(self) -> tuple[Page, str | None] | None:
         """Return the next page in the order of keys, or None if it is not listed yet."""
         while self._ranges.ranges:
             one = self._ranges.ranges[0]
@@ -165,7 +181,7 @@ class RangeListing:
                 return None  # without ranges, more of the page belongs to it
             if stand.pages:
                 self._buffered_count -= 1
-                return Page(contents.plain(stand.pages.popleft()), one.end)
+                return stand.pages.popleft(), one.end
             if not one.done:
                 return None
             del self._ranges.ranges[0]

@@ -9,8 +9,9 @@ import functools
 import gzip
 import json
 import os
+import re
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -39,7 +40,8 @@ from feedd.fetch.s3.sdk_errors import (
     date_of,
     translate,
 )
-from feedd.fetch.s3.sdk_transports import ClosingSession, trusting
+from feedd.fetch.s3.sdk_transports import ClosingSession
+from feedd.fetch.s3.trust import trusting
 from feedd.flow.pools import CPU
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _log = structlog.get_logger(__name__)
+_PASSWORD = re.compile(r"//[^/@]*@")
 _SKEW_S = 300.0  # stores refuse signatures older than 15 minutes, some older than 5
 _REFRESH_SHARE = 0.8
 _RENEWED_S = 60.0  # refusals of a younger client do not come from old credentials
@@ -121,7 +124,7 @@ def _environment_endpoint() -> str:
 def trusted_authorities(s3: S3Options) -> str:
     """Return the file or directory of certificates that clients trust; reads AWS configuration files."""
     configured = s3.ca_bundle or begin_session(s3).get_config_variable("ca_bundle")
-    return str(configured or get_cert_path(verify=True))
+    return str(configured or os.environ.get("REQUESTS_CA_BUNDLE") or get_cert_path(verify=True))
 
 
 @functools.cache
@@ -248,7 +251,8 @@ class S3Clients:
         wrong time, and the bucket's region after a refusal for a wrong region.
 
         Raises:
-            FeeddError: what botocore or aiohttp raised, translated; StoreUnavailable past the deadline.
+            FeeddError: what botocore or aiohttp raised, translated; StoreUnavailable past the deadline; BadResponse
+                for an answer that is too long.
         """
         tried: set[str] = set()
         try:
@@ -272,9 +276,9 @@ class S3Clients:
                     if remedy == "renew":
                         await self.renew(generation.client)
         except FOREIGN as error:
-            raise translate(error, request) from error
+            raise translate(error, self._at_endpoint(request)) from error
         except FeeddError as error:
-            error.object = error.object or request.url  # the search for credentials does not know it
+            error.object = error.object or request.url  # neither the session nor the search for credentials knows it
             raise
 
     async def renew(self, stale: object) -> None:
@@ -300,6 +304,13 @@ class S3Clients:
             limit.reschedule(None if ends_s is None else ends_s + _now_s() - began_s)
         generation.user_count += 1
         return generation
+
+    def _at_endpoint(self, request: RequestContext) -> RequestContext:
+        """Return the request with the address that its client uses, which may come from the environment."""
+        generation = self._current.value
+        if generation is None:
+            return request
+        return replace(request, endpoint=_PASSWORD.sub("//", str(generation.client.meta.endpoint_url)))
 
     def _skewed(self, error: BaseException, request: RequestContext, used_s: float) -> str:
         """Return ``clock`` if another signing time may help. For a refusal without a body, only the date tells."""

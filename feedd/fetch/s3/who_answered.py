@@ -19,11 +19,13 @@ if TYPE_CHECKING:
 FIRST_BYTES: Final = 2048
 """How much of a body is enough to name its sender."""
 SCHEME_HINT: Final = "http:// or https://? check the scheme and the port of endpoint_url"
+_TLS_SCHEME_HINT: Final = "http:// or https://? check the scheme and the port of {place}"
 PROXY_HINT: Final = "check HTTPS_PROXY, HTTP_PROXY and NO_PROXY in the environment of the daemon"
 _PLACE_HINT: Final = (
     "check host and port of endpoint_url: they must be those of the S3 API, not of a console, a website or a proxy"
 )
 _SHOWN_CHARS: Final = 80
+_SECRET: Final = re.compile(r"[A-Za-z0-9+_=-]{24,}")  # a page may repeat a token or a signature
 _STORE_HEADERS: Final = ("x-amz-", "x-amzn-", "x-goog-", "x-guploader-", "x-minio-", "x-rgw-", "x-oss-")
 _PROXY_HEADERS: Final = frozenset(
     {"via", "proxy-authenticate", "proxy-connection", "proxy-status", "x-squid-error", "x-bluecoat-via"}
@@ -130,7 +132,7 @@ def _words(first: bytes) -> str:
 
 
 def _short(text: str) -> str:
-    line = " ".join("".join(char if char.isprintable() else " " for char in text).split())
+    line = _SECRET.sub("(redacted)", " ".join("".join(char if char.isprintable() else " " for char in text).split()))
     return line if len(line) <= _SHOWN_CHARS else f"{line[:_SHOWN_CHARS]}..."
 
 
@@ -140,7 +142,8 @@ class TlsFailure:
 
     Attributes:
         message: the cause, with OpenSSL's own words and code.
-        hint: what the user can do about it; may hold ``{bundle}``, the settings that name the authorities.
+        hint: what the user can do about it. ``{bundle}`` stands for the settings that name the authorities, and
+            ``{place}`` for the setting that names the host.
     """
 
     message: str
@@ -166,14 +169,14 @@ def tls_failure(error: BaseException) -> TlsFailure | None:
     if isinstance(found, ssl.SSLCertVerificationError):
         code, said = getattr(found, "verify_code", 0), getattr(found, "verify_message", "") or str(found)
         return TlsFailure(f"the certificate is not accepted: {said} (OpenSSL's code {code})", _certificate_hint(code))
-    reason = found.reason or ""
+    reason = getattr(found, "reason", "") or ""
     if not reason or any(part in reason for part in _BREAKS):
         return None
     if reason in {"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "HTTPS_PROXY_REQUEST", "PACKET_LENGTH_TOO_LONG"}:
-        return TlsFailure(f"the port does not speak TLS ({reason})", SCHEME_HINT)
+        return TlsFailure(f"the port does not speak TLS ({reason})", _TLS_SCHEME_HINT)
     if "CERTIFICATE_REQUIRED" in reason:
         return TlsFailure(f"the server wants a client certificate ({reason})", "feedd sends none")
-    return TlsFailure(f"client and server agree on no TLS connection ({reason})", SCHEME_HINT)
+    return TlsFailure(f"client and server agree on no TLS connection ({reason})", _TLS_SCHEME_HINT)
 
 
 def _certificate_hint(code: int) -> str:
@@ -182,7 +185,7 @@ def _certificate_hint(code: int) -> str:
     if code == _NOT_YET_VALID:
         return "set this machine's clock, or wait until the certificate is valid"
     if code in _FOREIGN_HOST:
-        return "the certificate is another host's: use a host name that it lists (subjectAltName) in endpoint_url"
+        return "the certificate is another host's: use a host name that it lists (subjectAltName) in {place}"
     return "set {bundle} to the certificate authority that signed it"
 
 
@@ -196,10 +199,10 @@ def _ssl_error(error: BaseException) -> ssl.SSLError | None:
         if not isinstance(one, BaseException) or id(one) in seen:
             continue
         seen.add(id(one))
-        if isinstance(one, ssl.SSLError) and (found is None or one.reason or hasattr(one, "verify_code")):
-            found = one
-            if one.reason or hasattr(one, "verify_code"):
-                return found
+        if isinstance(one, ssl.SSLError):
+            if getattr(one, "reason", "") or hasattr(one, "verify_code"):
+                return one
+            found = found or one
         held = getattr(one, "kwargs", None)
         todo += [getattr(one, name, None) for name in ("certificate_error", "os_error", "__cause__", "__context__")]
         if isinstance(held, dict):

@@ -13,7 +13,7 @@ import msgspec
 from yarl import URL
 
 from feedd.errors import BadResponse, NotFound, PermissionDenied, Throttled, Unsupported
-from feedd.fetch.web.proxied_client import proxy_of
+from feedd.fetch.web.proxied_client import through_proxy
 from feedd.fetch.web.web_client import REDIRECTS, REDIRECTS_MAX
 from feedd.fetch.web.web_errors import broken, refusal
 from feedd.fetch.web.web_target import Target, redirected, target_of
@@ -211,7 +211,7 @@ class HubApi:
         """Return the body of an answer and the URL of the next page, or where a redirect leads."""
         headers = {"User-Agent": "feedd", "Accept": "application/json", **self.secrets(target)}
         session = self._session or await self._open()
-        address, proxy = URL(target.url, encoded=True), proxy_of(target)
+        address, proxy = URL(target.url, encoded=True), through_proxy(target)
         async with session.get(address, headers=headers, allow_redirects=False, **proxy) as answer:
             names = {name.lower(): answer.headers[name] for name in answer.headers}
             if answer.status in REDIRECTS:

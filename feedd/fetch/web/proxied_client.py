@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING, TypedDict
-from urllib.request import getproxies
 
 import aiohttp
 from yarl import URL
 
 from feedd.errors import BadResponse, StoreUnavailable
+from feedd.fetch.proxy_rules import proxy_of
 from feedd.fetch.s3.http_answer import Answer
-from feedd.fetch.web.web_client import has_proxy
 
 if TYPE_CHECKING:
     import ssl
@@ -29,14 +28,14 @@ class Proxy(TypedDict, total=False):
     proxy_auth: aiohttp.BasicAuth | None
 
 
-def proxy_of(target: Target) -> Proxy:
+def through_proxy(target: Target) -> Proxy:
     """Return the proxy that the environment names for a target: HTTPS_PROXY, HTTP_PROXY, NO_PROXY.
 
     aiohttp's ``trust_env`` would name it too. But that option also sends passwords of ``~/.netrc`` to servers.
     """
-    if not has_proxy(target):
+    named = proxy_of(target.origin)
+    if not named:
         return {}
-    named = getproxies()[target.scheme]
     url = URL(named if "://" in named else f"http://{named}")
     user = None if url.user is None else aiohttp.BasicAuth(url.user, url.password or "")
     return {"proxy": url.with_user(None), "proxy_auth": user}
@@ -60,7 +59,7 @@ class ProxiedClient:
             aiohttp.ClientError, OSError: the connection broke.
         """
         url = URL(target.url, encoded=True)
-        proxy = proxy_of(target)
+        proxy = through_proxy(target)
         async with self._session.get(url, headers=headers, allow_redirects=False, **proxy) as reply:
             answer = Answer()
             answer.drop_parser()

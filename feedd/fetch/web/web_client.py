@@ -7,10 +7,10 @@ import os
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
-from urllib.request import getproxies, proxy_bypass
 
 from feedd.errors import BadResponse, PermissionDenied
 from feedd.fetch.fetch_options import S3Options
+from feedd.fetch.proxy_rules import proxy_of
 from feedd.fetch.s3.bodies import Files
 from feedd.fetch.s3.connection_pool import ConnectionPool, Endpoint
 from feedd.fetch.s3.sdk_client import trusted_authorities
@@ -153,7 +153,7 @@ class WebClient:
 
 def has_proxy(target: Target) -> bool:
     """Whether the environment names a proxy for a target."""
-    return bool(getproxies().get(target.scheme)) and not proxy_bypass(target.host)
+    return bool(proxy_of(target.origin))
 
 
 def web_authorities() -> str:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import bisect
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.errors import StoreUnavailable, Throttled
+from feedd.errors import BadResponse, StoreUnavailable, Throttled, Unsupported
 from feedd.fetch.s3 import listing_contents as contents
 from feedd.fetch.s3 import range_listing
 from feedd.fetch.s3.range_listing import RangeListing
+from tests.fakes.s3.listing_pages import listing_page, page_from
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from feedd.fetch.s3.listing_contents import Page
     from feedd.fetch.s3.range_listing import Ask
 
 KEYS = [f"p/{number:06d}.tar" for number in range(500)]
@@ -32,6 +34,7 @@ class Store:
         page: keys of a page.
         keys: all keys.
         most: the largest number of requests at the same time.
+        tokens: whether its truncated pages have continuation tokens.
     """
 
     def __init__(
@@ -39,9 +42,10 @@ class Store:
     ) -> None:
         self.ignores, self.late, self.failures, self.page = ignores, late, failures or {}, page
         self.keys = KEYS
+        self.tokens = True
         self.request_count = self.most = self._now = 0
 
-    async def ask(self, query: Mapping[str, str]) -> Mapping[str, Any]:
+    async def ask(self, query: Mapping[str, str]) -> Page:
         self.request_count += 1
         number, self._now = self.request_count, self._now + 1
         self.most = self._now if number - 1 in self.failures else max(self.most, self._now)
@@ -54,8 +58,7 @@ class Store:
         start = bisect.bisect_right(self.keys, after)
         keys = self.keys[start : start + self.page]
         more = start + self.page < len(self.keys)
-        found = [{"Key": key, "Size": 1, "ETag": "e"} for key in keys]
-        return {"Contents": found, "IsTruncated": more, "NextContinuationToken": keys[-1] if more else None}
+        return page_from(listing_page(keys, token=keys[-1] if more and self.tokens else "", more=more), "p/")
 
 
 async def _listed(store: Store, in_flight: int = 16, start_after: str = "") -> list[str]:
@@ -66,9 +69,9 @@ async def _listed_by(ask: Ask, in_flight: int = 16, start_after: str = "") -> li
     listing = RangeListing(ask, "p/", start_after, in_flight)
     return [
         one.key
-        async for page in listing.pages()
-        for one in contents.objects_of(page.answer)
-        if page.end is None or one.key <= page.end
+        async for page, end in listing.pages()
+        for one in contents.objects_of(page)
+        if end is None or one.key <= end
     ]
 
 
@@ -141,7 +144,7 @@ async def test_pages_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> N
     store = Store()
     waiting: list[int] = []
 
-    async def ask(query: Mapping[str, str]) -> Mapping[str, Any]:
+    async def ask(query: Mapping[str, str]) -> Page:
         if query.get("ContinuationToken", "z") < KEYS[100]:  # the first range
             waiting.append(store.request_count)
             if len(waiting) > 5:
@@ -155,3 +158,49 @@ async def test_pages_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> N
     gate.set()
     assert await listing == KEYS
     assert held < 5 + 5 + 16 < store.request_count
+
+
+@pytest.mark.parametrize("in_flight", [1, 16])
+async def test_a_store_without_tokens_is_listed_by_its_last_keys(in_flight: int) -> None:
+    """A truncated page without a token is followed by the keys after its last one, until none are left."""
+    store = Store()
+    store.tokens = False
+    assert await _listed(store, in_flight) == KEYS
+    assert await _listed(store, in_flight, start_after=KEYS[99]) == KEYS[100:]
+
+
+@pytest.mark.parametrize("in_flight", [1, 16])
+@pytest.mark.parametrize("page", [7, 100])
+async def test_a_store_that_cannot_go_on_is_refused(in_flight: int, page: int) -> None:
+    """Without tokens and without regard for where a listing shall begin, only the first page can be had."""
+    store = Store(ignores=True, page=page)
+    store.tokens = False
+    with pytest.raises(Unsupported, match=r"a truncated page had no continuation token .*only ListObjects V1"):
+        await _listed(store, in_flight)
+    assert store.request_count <= 3
+
+
+async def test_empty_pages_are_followed_and_their_tokens_must_be_new() -> None:
+    """Stores with many deleted versions send truncated pages without keys; a circle of tokens would never end."""
+    tokens = [*(f"t{number}" for number in range(30)), "t7"]
+
+    async def ask(query: Mapping[str, str]) -> Page:
+        at = tokens.index(query["ContinuationToken"]) + 1 if query else 0
+        keys = ["p/a"] if at == 3 else []
+        return page_from(listing_page(keys, token=tokens[at], more=at < last), "p/")
+
+    last = 29
+    assert await _listed_by(ask) == ["p/a"]
+    last = 100
+    with pytest.raises(BadResponse, match="a new continuation token, got one that was used before"):
+        await _listed_by(ask)
+
+
+async def test_a_truncated_page_with_neither_keys_nor_token_is_refused() -> None:
+    """Nothing says how the listing goes on."""
+
+    async def ask(_: Mapping[str, str]) -> Page:
+        return page_from(listing_page([], more=True), "p/")
+
+    with pytest.raises(BadResponse, match="expected keys or a continuation token in a truncated page, got neither"):
+        await _listed_by(ask)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ssl
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,6 +16,12 @@ from feedd.fetch.s3 import sdk_client as s3_client
 from feedd.fetch.s3.sdk_errors import RequestContext, translate
 
 READ = RequestContext("read", "s3://b/k", "http://store:9000", "old")
+
+
+def _refused(code: int) -> ssl.SSLCertVerificationError:
+    error = ssl.SSLCertVerificationError(1, "[SSL: CERTIFICATE_VERIFY_FAILED]")
+    error.verify_code, error.verify_message = code, "why"
+    return error
 
 
 def _answer(status: int, code: str, op: str = "read", **headers: str) -> errors.FeeddError:
@@ -50,7 +57,6 @@ def _answer(status: int, code: str, op: str = "read", **headers: str) -> errors.
         (400, "RequestTimeout", errors.StoreUnavailable, "RequestTimeout"),
         (200, "InternalError", errors.StoreUnavailable, "InternalError"),
         (400, "InvalidArgument", errors.BadRequest, "InvalidArgument"),
-        (400, "400", errors.BadRequest, "SSE-C"),
     ],
 )
 def test_answers(status: int, code: str, kind: type[errors.FeeddError], text: str) -> None:
@@ -59,6 +65,15 @@ def test_answers(status: int, code: str, kind: type[errors.FeeddError], text: st
     assert type(error) is kind
     assert text in str(error)
     assert (error.object, error.stage) == ("s3://b/k", "source")
+
+
+@pytest.mark.parametrize("op", ["head", "read", "list", "write"])
+@pytest.mark.parametrize("headers", [{}, {"x-amz-request-id": "1"}])
+def test_a_400_without_a_reason_means_sse_c_only_from_s3(op: str, headers: dict[str, str]) -> None:
+    """Only S3's own answer to a HEAD or a GET, which gives no reason, is about customers' keys."""
+    error = _answer(400, "400", op, **headers)
+    assert type(error) is errors.BadRequest
+    assert ("SSE-C" in error.hint) == (bool(headers) and op in {"head", "read"})
 
 
 def test_listing_names_its_own_permission() -> None:
@@ -108,7 +123,9 @@ def test_retry_after(said: str, expected: float | None) -> None:
         (boto.MissingDependencyException(msg="pip install x"), errors.BadConfig, "pip install x"),
         (boto.EndpointResolutionError(msg="no dual-stack there"), errors.BadConfig, "no dual-stack there"),
         (boto.UnsupportedS3AccesspointConfigurationError(msg="no fips there"), errors.BadConfig, "no fips there"),
-        (boto.SSLError(endpoint_url="u", error=OSError("CERTIFICATE_VERIFY_FAILED")), errors.BadConfig, "ca_bundle"),
+        (boto.SSLError(endpoint_url="u", error=_refused(20)), errors.BadConfig, "ca_bundle"),
+        (boto.SSLError(endpoint_url="u", error=_refused(10)), errors.BadConfig, "clock"),
+        (boto.SSLError(endpoint_url="u", error=_refused(62)), errors.BadConfig, "subjectAltName"),
         (boto.SSLError(endpoint_url="u", error=OSError("eof")), errors.StoreUnavailable, "eof"),
         (boto.ParamValidationError(report="Invalid bucket name"), errors.BadRequest, "Invalid bucket name"),
         (TimeoutError(), errors.StoreUnavailable, "in time"),
