@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import json
 import os
@@ -25,9 +24,10 @@ from feedd.metrics import SOURCE_RETRIES
 from tests.fakes.s3.server import S3Server
 from tests.fakes.sinks import into
 from tests.fakes.tally import TallyRecorder
+from tests.fakes.web_service import WebService
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 SECRET: Final = "do-not-show-this-key"
@@ -74,43 +74,6 @@ def key_credentials(life_s: float = 3600) -> bytes:
     """Return a metadata service's answer."""
     found = {"AccessKeyId": "POD", "SecretAccessKey": SECRET, "Token": "t", "Expiration": ends(life_s)}
     return json.dumps({"Code": "Success", **found}).encode()
-
-
-class Service:
-    """A web server with one answer to everything, or what a function of verb and path returns; None: it is silent."""
-
-    def __init__(self, told: bytes | Callable[[str, str], bytes | None] | None) -> None:
-        self.told = told
-        self.requests: list[tuple[str, str, str]] = []
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-            while True:
-                head = (await reader.readuntil(b"\r\n\r\n")).decode()
-                verb, path, _ = head.split(" ", 2)
-                self.requests.append((verb, path, head))
-                length = head.lower().partition("content-length: ")[2].partition("\r")[0]
-                await reader.readexactly(int(length or 0))
-                found = self.told(verb, path) if callable(self.told) else self.told
-                if found is None:
-                    await reader.read()  # until the client gives up
-                    break
-                writer.write(found)
-                await writer.drain()
-                if b"Content-Length" not in found and b"chunked" not in found:
-                    break
-        writer.close()
-
-    @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[str]:
-        """Serve; yields the URL."""
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        try:
-            yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        finally:
-            server.close()
-            for _ in range(50):
-                await asyncio.sleep(0)
 
 
 @pytest.fixture
@@ -198,7 +161,7 @@ async def test_a_foreign_answer_is_named(
 ) -> None:
     """An answer that is not the credential service's names its sender and the provider, and is not asked for again."""
     told, words = CELLS[cell]
-    service = Service(told)
+    service = WebService(told)
     async with service.running() as url:
         if source == "STS":
             use_web_identity(monkeypatch, tmp_path, url)
@@ -233,7 +196,7 @@ async def test_any_framing_of_a_right_answer_is_read(
             return frame(b"token", "text/plain")
         return frame(b"role" if path.endswith("/") else key_credentials(), "text/plain")
 
-    service = Service(frame(role_credentials(), "text/xml") if source == "STS" else metadata)
+    service = WebService(frame(role_credentials(), "text/xml") if source == "STS" else metadata)
     async with service.running() as url:
         if source == "STS":
             use_web_identity(monkeypatch, tmp_path, url)
@@ -245,7 +208,7 @@ async def test_any_framing_of_a_right_answer_is_read(
 async def test_an_endless_answer_is_cut(store: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """An answer that is longer than any credentials is not kept in memory."""
     body = b"x" * (ANSWER_BYTES_MAX + 1)
-    async with Service(answer(200, body, "text/xml")).running() as url:
+    async with WebService(answer(200, body, "text/xml")).running() as url:
         use_web_identity(monkeypatch, tmp_path, url)
         error = await refused(store)
         assert isinstance(error, PermissionDenied)
@@ -257,7 +220,7 @@ async def test_a_failing_service_is_asked_again(
 ) -> None:
     """A service that fails at first costs time only."""
     told = [answer(503, b"<ErrorResponse/>")] * 3
-    service = Service(lambda _verb, _path: told.pop() if told else answer(200, role_credentials(), "text/xml"))
+    service = WebService(lambda _verb, _path: told.pop() if told else answer(200, role_credentials(), "text/xml"))
     async with service.running() as url:
         use_web_identity(monkeypatch, tmp_path, url)
         assert await listed(store) == 1
@@ -276,7 +239,7 @@ async def test_the_metadata_service_says_what_is_wrong(
     store: S3Server, told: tuple[bytes | None, bytes], reason: str, hint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The usual faults of the metadata service are told apart, each with what to do."""
-    async with Service(lambda verb, _path: told[verb == "GET"]).running() as url:
+    async with WebService(lambda verb, _path: told[verb == "GET"]).running() as url:
         use_metadata(monkeypatch, url)
         error = await refused(store)
         assert reason in error.message
@@ -444,7 +407,7 @@ async def test_an_empty_profile_variable_counts_as_unset(
 
 async def test_a_token_file_that_is_rewritten(store: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A token file that is empty for a moment is read again; one that stays empty is named."""
-    async with Service(answer(200, role_credentials(), "text/xml")).running() as url:
+    async with WebService(answer(200, role_credentials(), "text/xml")).running() as url:
         file = use_web_identity(monkeypatch, tmp_path, url, token="")
         error = await refused(store)
         assert f"{file} is empty" in error.message
@@ -466,10 +429,10 @@ async def test_a_token_that_sts_refuses_once(store: S3Server, monkeypatch: pytes
     """A web identity token that expired in the file is asked with again, because the kubelet renews the file."""
     expired = b"<ErrorResponse><Error><Code>ExpiredTokenException</Code><Message>old</Message></Error></ErrorResponse>"
     told = [answer(200, role_credentials(), "text/xml"), answer(400, expired, "text/xml")]
-    async with Service(lambda _verb, _path: told.pop() if len(told) > 1 else told[0]).running() as url:
+    async with WebService(lambda _verb, _path: told.pop() if len(told) > 1 else told[0]).running() as url:
         use_web_identity(monkeypatch, tmp_path, url)
         assert await listed(store) == 1
-    async with Service(answer(400, expired, "text/xml")).running() as url:
+    async with WebService(answer(400, expired, "text/xml")).running() as url:
         monkeypatch.setenv("AWS_ENDPOINT_URL_STS", url)
         store.requests.clear()
         error = await refused(store)
@@ -485,7 +448,7 @@ async def test_the_token_file_of_a_container(
     file = tmp_path / "pod-token"
     if content is not None:
         file.write_text(content)
-    service = Service(answer(200, key_credentials(), "application/json"))
+    service = WebService(answer(200, key_credentials(), "application/json"))
     async with service.running() as url:
         monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{url}/v1/credentials")
         monkeypatch.setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", str(file))
@@ -501,7 +464,7 @@ async def test_the_token_file_of_a_container(
 
 async def test_clocks_that_differ(store: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Credentials that have already expired, and signatures that STS finds too old, are told as a wrong clock."""
-    async with Service(answer(200, role_credentials(-3600), "text/xml")).running() as url:
+    async with WebService(answer(200, role_credentials(-3600), "text/xml")).running() as url:
         use_web_identity(monkeypatch, tmp_path, url)
         error = await refused(store)
         assert "expired" in error.message
@@ -513,7 +476,7 @@ async def test_clocks_that_differ(store: S3Server, monkeypatch: pytest.MonkeyPat
         b"<ErrorResponse><Error><Code>SignatureDoesNotMatch</Code><Message>Signature expired: 1 is now earlier than 2"
         b"</Message></Error></ErrorResponse>"
     )
-    async with Service(answer(403, said, "text/xml")).running() as url:
+    async with WebService(answer(403, said, "text/xml")).running() as url:
         monkeypatch.setenv("AWS_ENDPOINT_URL_STS", url)
         error = await refused(store, role_arn=ROLE)
         assert "Signature expired" in error.message
@@ -526,7 +489,7 @@ async def test_a_role_without_any_region(store: S3Server, monkeypatch: pytest.Mo
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
-    service = Service(answer(200, role_credentials(action="AssumeRole"), "text/xml"))
+    service = WebService(answer(200, role_credentials(action="AssumeRole"), "text/xml"))
     async with service.running() as url:
         monkeypatch.setenv("AWS_ENDPOINT_URL_STS", url)
         assert await listed(store, role_arn=ROLE, region="eu-west-1") == 1
@@ -546,7 +509,7 @@ async def test_a_role_that_may_not_be_assumed(store: S3Server, monkeypatch: pyte
     said = (
         b"<ErrorResponse><Error><Code>AccessDenied</Code><Message>not authorized: sts</Message></Error></ErrorResponse>"
     )
-    async with Service(answer(403, said, "text/xml")).running() as url:
+    async with WebService(answer(403, said, "text/xml")).running() as url:
         use_web_identity(monkeypatch, tmp_path, url)
         error = await refused(store)
         assert "not authorized: sts" in error.message
@@ -558,7 +521,7 @@ async def test_a_refresh_that_fails_speaks_the_same_words(
     store: S3Server, told: bytes | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Readers whose credentials ended all get the source's error, after one wait for all of them."""
-    service = Service(lambda _verb, _path: answer(200, key_credentials(life_s=3), "application/json"))
+    service = WebService(lambda _verb, _path: answer(200, key_credentials(life_s=3), "application/json"))
     async with service.running() as url:
         monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{url}/v1/credentials")
         s3 = {"*": S3Options(endpoint_url=store.url)}

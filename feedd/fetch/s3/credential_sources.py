@@ -154,7 +154,13 @@ def _bound(provider: Any) -> None:  # noqa: ANN401 - aiobotocore has no types
     elif isinstance(provider, AioContainerProvider):
         fetcher, headers = provider._fetcher, provider._build_headers  # noqa: SLF001 - see above
         fetcher._session = _CountedSession(timeout=fetcher.TIMEOUT_SECONDS)  # noqa: SLF001 - see above
-        provider._build_headers = lambda: (_check_token(), headers())[1]  # noqa: SLF001 - see above
+
+        def checked() -> Any:  # noqa: ANN401 - handed through
+            if path := os.environ.get(_TOKEN_FILE):
+                TokenFile(path)()
+            return headers()
+
+        provider._build_headers = checked  # noqa: SLF001 - see above
     elif isinstance(provider, AioInstanceMetadataProvider):
         fetcher = provider._role_fetcher  # noqa: SLF001 - see above
         proxies = get_environ_proxies(fetcher._base_url)  # noqa: SLF001 - see above
@@ -204,11 +210,6 @@ class TokenFile:
             return data.decode()
         except UnicodeDecodeError:
             raise SourceFault(f"{name} holds no text") from None
-
-
-def _check_token() -> None:
-    if path := os.environ.get(_TOKEN_FILE):
-        TokenFile(path)()
 
 
 @dataclass(frozen=True, slots=True)

@@ -211,8 +211,8 @@ class HubApi:
         """Return the body of an answer and the URL of the next page, or where a redirect leads."""
         headers = {"User-Agent": "feedd", "Accept": "application/json", **self.secrets(target)}
         session = self._session or await self._open()
-        address, proxy = URL(target.url, encoded=True), through_proxy(target)
-        async with session.get(address, headers=headers, allow_redirects=False, **proxy) as answer:
+        sending = through_proxy(target, headers)
+        async with session.get(URL(target.url, encoded=True), allow_redirects=False, **sending) as answer:
             names = {name.lower(): answer.headers[name] for name in answer.headers}
             if answer.status in REDIRECTS:
                 return self._hop(target, names.get("location", ""), shown)

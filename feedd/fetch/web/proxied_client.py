@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import time
+from collections.abc import Mapping  # noqa: TC003 - a TypedDict's annotations may be resolved at run time
 from typing import TYPE_CHECKING, TypedDict
 
 import aiohttp
@@ -14,31 +16,38 @@ from feedd.fetch.s3.http_answer import Answer
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Mapping
 
     from feedd.fetch.fetch_options import SourceOptions
     from feedd.fetch.web.web_client import WebRequest
     from feedd.fetch.web.web_target import Target
 
 
-class Proxy(TypedDict, total=False):
-    """aiohttp's arguments for a request through a proxy; empty: the request goes to the server itself."""
+class Sending(TypedDict, total=False):
+    """aiohttp's arguments for a request, through a proxy or not."""
 
+    headers: Mapping[str, str]
     proxy: URL
-    proxy_auth: aiohttp.BasicAuth | None
+    proxy_headers: Mapping[str, str]
 
 
-def through_proxy(target: Target) -> Proxy:
-    """Return the proxy that the environment names for a target: HTTPS_PROXY, HTTP_PROXY, NO_PROXY.
+def through_proxy(target: Target, headers: Mapping[str, str]) -> Sending:
+    """Return how aiohttp sends a request: by the proxy that HTTPS_PROXY, HTTP_PROXY and NO_PROXY name, or directly.
 
-    aiohttp's ``trust_env`` would name it too. But that option also sends passwords of ``~/.netrc`` to servers.
+    aiohttp's ``trust_env`` would name it too. But that option also sends passwords of ``~/.netrc`` to servers. The
+    proxy's password goes into a header, because errors of aiohttp show URLs.
     """
     named = proxy_of(target.origin)
     if not named:
-        return {}
+        return {"headers": headers}
     url = URL(named if "://" in named else f"http://{named}")
-    user = None if url.user is None else aiohttp.BasicAuth(url.user, url.password or "")
-    return {"proxy": url.with_user(None), "proxy_auth": user}
+    if url.user is None:
+        return {"headers": headers, "proxy": url}
+    login = base64.b64encode(f"{url.user}:{url.password or ''}".encode()).decode()
+    own = {"Proxy-Authorization": f"Basic {login}"}
+    plain = url.with_user(None)
+    if target.scheme == "https":  # the proxy sees the head of CONNECT only
+        return {"headers": headers, "proxy": plain, "proxy_headers": own}
+    return {"headers": {**headers, **own}, "proxy": plain}
 
 
 class ProxiedClient:
@@ -59,8 +68,8 @@ class ProxiedClient:
             aiohttp.ClientError, OSError: the connection broke.
         """
         url = URL(target.url, encoded=True)
-        proxy = through_proxy(target)
-        async with self._session.get(url, headers=headers, allow_redirects=False, **proxy) as reply:
+        sending = through_proxy(target, headers)
+        async with self._session.get(url, allow_redirects=False, **sending) as reply:
             answer = Answer()
             answer.drop_parser()
             answer.status, answer.complete = reply.status, True
