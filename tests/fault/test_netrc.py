@@ -137,13 +137,18 @@ async def test_the_hub_gets_its_token_only(token: str, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(
     ("location", "words"),
-    [("http://other.example/api", "got a redirect to http://other.example"), ("", "a redirect with a location")],
+    [
+        ("http://other.example/api", "got a redirect to http://other.example"),
+        ("http://localhost:{port}/api", "got a redirect to http://localhost"),
+        ("", "a redirect with a location"),
+    ],
 )
 async def test_the_hubs_listing_stays_at_the_hub(location: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A redirect of the Hub's API to another host is refused, with the variable that would name that host."""
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     async with FakeHub() as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        location = location.format(port=hub.url.rpartition(":")[2])
         hub.refusals = [(307, {"Location": location} if location else {})] * 9
         store = HubStore("hf://datasets/owner/name", SourceOptions())
         try:
