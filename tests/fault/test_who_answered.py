@@ -333,3 +333,14 @@ async def test_answers_before_the_final_one_are_bounded(op: str) -> None:
         server.odd[op] = b"HTTP/1.1 100 Continue\r\n\r\n" * 10_000
         with pytest.raises(errors.StoreUnavailable, match="1xx"):
             await _ask(store, op)
+
+
+@_KINDS
+@pytest.mark.parametrize("op", ["list", "head", "get"])
+async def test_a_tls_alert_is_named(kind: type[DirectStore | S3Store], op: str) -> None:
+    """A TLS port that answers a plain request with an alert ends the first attempt and asks for the scheme."""
+    async with RawServer([b"\x15\x03\x03\x00\x02\x02\x46", b""]) as server:
+        async with _opened(kind, f"http://127.0.0.1:{server.port}") as store:
+            with pytest.raises(errors.BadConfig, match="a TLS port got a request without TLS"):
+                await _ask(store, op)
+        assert len(server.requests) == 1
