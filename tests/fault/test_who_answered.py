@@ -79,7 +79,7 @@ CELLS: Final[list[tuple[str, str, type[errors.FeeddError] | None, str]]] = [
 @contextlib.asynccontextmanager
 async def _opened(kind: type[DirectStore | S3Store], url: str, **access: Any) -> AsyncIterator[RetryStore]:
     """Open a store as the daemon does, with few attempts, short deadlines, and a clock that does not wait."""
-    reached = S3Options(endpoint_url=url, region="us-east-1", anonymous=True, **access)
+    reached = S3Options(**({"endpoint_url": url, "region": "us-east-1", "anonymous": True} | access))
     options = SourceOptions(s3={"*": reached}, read_timeout_s=0.5, connect_timeout_s=5)
     limits = RetryLimits(RetryPolicy(attempts_max=_ATTEMPTS_MAX))
     store = RetryStore(kind("bucket", options), limits, TimelessClock(), TallyRecorder())
@@ -300,6 +300,22 @@ async def test_no_redirect_is_followed(kind: type[DirectStore | S3Store], op: st
             async with _opened(kind, server.url) as store:
                 with pytest.raises(errors.BadConfig, match=f"redirects the request to {other.url}"):
                     await _ask(store, op)
+        assert not other.asked
+
+
+async def test_no_redirect_of_a_role_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client that assumes a role follows no redirect either: no credentials go to another host."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    async with OddServer() as other, OddServer() as sts, OddServer() as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_STS", sts.url)
+        sts.odd["get"] = http(307, location=f"{other.url}/bucket/{KEY}")
+        async with _opened(S3Store, server.url, anonymous=False, role_arn="arn:aws:iam::123456789012:role/r") as store:
+            with pytest.raises(errors.FeeddError):
+                await _ask(store, "list")
+        assert sts.asked
         assert not other.asked
 
 

@@ -167,7 +167,7 @@ _NEVER_AGREE: Final = (
     *("PROTOCOL", "HANDSHAKE_FAILURE", "CIPHER", "UNRECOGNIZED_NAME", "INSUFFICIENT_SECURITY", "LEGACY"),
     *("KEY_TOO_SMALL", "TOO_WEAK", "SIGNATURE_TYPE", "ALERT_UNKNOWN_CA", "ALERT_BAD_CERTIFICATE", "ACCESS_DENIED"),
 )
-"""Parts of OpenSSL's reasons for a handshake that fails each time. After others, such as damaged bytes, a try may pass."""
+"""Parts of OpenSSL's reasons for a handshake that fails each time; after other reasons, another try may pass."""
 
 TLS_ALERT: Final = b"\x15\x03"
 """The first bytes of a TLS alert, which a TLS port may send for a request without TLS."""
@@ -175,7 +175,7 @@ _NO_CLIENT_CERTIFICATE: Final = "ALERT_CERTIFICATE_REQUIRED"
 """Part of OpenSSL's reason; with TLS 1.3 it comes after the handshake, when libraries keep the text only."""
 
 
-def tls_failure(error: BaseException) -> TlsFailure | None:  # noqa: PLR0911 - one return per row of a table
+def tls_failure(error: BaseException) -> TlsFailure | None:
     """Return why a TLS handshake cannot succeed, however often it is tried; None: another try may pass.
 
     Args:
