@@ -66,16 +66,16 @@ class _Handler(ResponseHandler):
         super().__init__(loop)
         self._transports = transports
         self._interim_count = 0
-        self._begun = False
+        self._answer_seen = False
 
     def data_received(self, data: bytes) -> None:
         """Transport: hand bytes to aiohttp, which would wait for more if a TLS alert takes the place of an answer."""
-        if not self._begun and data.startswith(TLS_ALERT):
+        if not self._answer_seen and data.startswith(TLS_ALERT):
             self.set_exception(ClientPayloadError(f"expected an http answer, got {data[:8]!r}"))
             if self.transport is not None:
                 self.transport.abort()
             return
-        self._begun = True
+        self._answer_seen = True
         super().data_received(data)
 
     def feed_data(self, data: Any, size: int = 0) -> None:  # noqa: ANN401 - aiohttp's message and its body
