@@ -79,7 +79,7 @@ CELLS: Final[list[tuple[str, str, type[errors.FeeddError] | None, str]]] = [
 @contextlib.asynccontextmanager
 async def _opened(kind: type[DirectStore | S3Store], url: str, **access: Any) -> AsyncIterator[RetryStore]:
     """Open a store as the daemon does, with few attempts, short deadlines, and a clock that does not wait."""
-    reached = S3Options(endpoint_url=url, region="us-east-1", anonymous=True, **access)
+    reached = S3Options(**({"endpoint_url": url, "region": "us-east-1", "anonymous": True} | access))
     options = SourceOptions(s3={"*": reached}, read_timeout_s=0.5, connect_timeout_s=5)
     limits = RetryLimits(RetryPolicy(attempts_max=_ATTEMPTS_MAX))
     store = RetryStore(kind("bucket", options), limits, TimelessClock(), TallyRecorder())
@@ -303,6 +303,22 @@ async def test_no_redirect_is_followed(kind: type[DirectStore | S3Store], op: st
         assert not other.asked
 
 
+async def test_no_redirect_of_a_role_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client that assumes a role follows no redirect either: no credentials go to another host."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    async with OddServer() as other, OddServer() as sts, OddServer() as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_STS", sts.url)
+        sts.odd["get"] = http(307, location=f"{other.url}/bucket/{KEY}")
+        async with _opened(S3Store, server.url, anonymous=False, role_arn="arn:aws:iam::123456789012:role/r") as store:
+            with pytest.raises(errors.FeeddError):
+                await _ask(store, "list")
+        assert sts.asked
+        assert not other.asked
+
+
 @_KINDS
 async def test_etags_that_disagree_are_not_called_a_change(kind: type[DirectStore | S3Store]) -> None:
     """If a listing has another ETag than the object, and still has it, then the object did not change."""
@@ -333,3 +349,14 @@ async def test_answers_before_the_final_one_are_bounded(op: str) -> None:
         server.odd[op] = b"HTTP/1.1 100 Continue\r\n\r\n" * 10_000
         with pytest.raises(errors.StoreUnavailable, match="1xx"):
             await _ask(store, op)
+
+
+@_KINDS
+@pytest.mark.parametrize("op", ["list", "head", "get"])
+async def test_a_tls_alert_is_named(kind: type[DirectStore | S3Store], op: str) -> None:
+    """A TLS port that answers a plain request with an alert ends the first attempt and asks for the scheme."""
+    async with RawServer([b"\x15\x03\x03\x00\x02\x02\x46", b""]) as server:
+        async with _opened(kind, f"http://127.0.0.1:{server.port}") as store:
+            with pytest.raises(errors.BadConfig, match="a TLS port got a request without TLS"):
+                await _ask(store, op)
+        assert len(server.requests) == 1

@@ -176,6 +176,8 @@ class Connection(asyncio.BufferedProtocol):
             elif self._body is None or not self._body.whole:  # else all bytes have come and are being written
                 # not exc itself, because its traceback may refer to frames that hold the sink
                 got = self._got + (f", then {type(exc).__name__}: {exc}" if exc else "")
+                if self._filled:  # no head of an http answer; maybe a TLS alert
+                    got += f", the last were {bytes(self._memory[: min(self._filled, 8)])!r}"
                 kind = StaleConnection if silent and self._served_count else ConnectionResetError
                 self._fail(kind(got))
         self._idle.stop()

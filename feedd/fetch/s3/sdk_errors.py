@@ -26,7 +26,7 @@ from feedd.errors import (
 )
 from feedd.fetch.hints import CHANGED_HINT, MISSING_HINT
 from feedd.fetch.proxy_rules import proxy_of, proxy_variable
-from feedd.fetch.s3.who_answered import Sender, tls_failure, who_answered
+from feedd.fetch.s3.who_answered import LOGIN_STATUSES, Sender, tls_failure, who_answered
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -85,6 +85,7 @@ _REDIRECT_HINT = (
     "set endpoint_url to the address that serves objects itself"
 )
 _REPR = re.compile(r"\s*(?:\bssl:)?<[^<>]* at 0x[0-9a-f]+>")
+_LOCATION = re.compile(r"([A-Za-z]+://)(?:[^/?#@]*@)?([^/?#@\s]+)")
 _BUSY = frozenset({429, 503})
 _TRY_AGAIN = frozenset({408, 425})
 
@@ -212,6 +213,8 @@ def _transport(error: BaseException, request: RequestContext) -> FeeddError:
     if failure is not None:
         bundle = f"AWS_CA_BUNDLE, or ca_bundle under {request.table} in feedd.toml,"
         hint = failure.hint.format(bundle=bundle, place="endpoint_url")
+        if failure.foreign_host and "." in request.bucket:
+            hint = f'set addressing_style = "path" under {request.table}: no certificate covers a bucket with dots'
         return BadConfig(f"no TLS connection: {failure.message}", object=request.endpoint, hint=hint, stage="source")
     if isinstance(error, boto.ProxyConnectionError):
         return _proxy(error, request)
@@ -258,7 +261,7 @@ def _foreign(error: ForeignAnswer, request: RequestContext) -> FeeddError:
     where = {"object": request.url, "hint": hint, "stage": "source"}
     if status in _BUSY:
         return Throttled(message, retry_after_s=_retry_after_s(error.headers), **where)
-    if status >= 500 or status in _TRY_AGAIN:
+    if (status >= 500 or status in _TRY_AGAIN) and status not in LOGIN_STATUSES:
         return StoreUnavailable(message, **where)
     return BadConfig(message, **where)
 
@@ -339,8 +342,8 @@ def _bucket_twice(request: RequestContext) -> str:
 
 def _redirected(headers: Mapping[str, str], said: str, request: RequestContext) -> BadConfig:
     """Return the error for a redirect that names no region; of a Location, the path may hold a signature."""
-    parts = urlsplit(headers.get("location", ""))
-    place = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}" if parts.netloc else "another path"
+    found = _LOCATION.match(headers.get("location", ""))
+    place = found[1] + found[2] if found else "another path"
     message = f"{request.endpoint} redirects the request to {place}: {said}"
     return BadConfig(message, object=request.url, hint=_REDIRECT_HINT, stage="source")
 

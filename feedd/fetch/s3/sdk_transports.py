@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from aiobotocore.httpsession import AIOHTTPSession
-from aiohttp import ServerDisconnectedError
+from aiohttp import ClientPayloadError
 from aiohttp.client_proto import ResponseHandler
 from botocore.httpsession import ProxyConfiguration, get_cert_path
 
@@ -16,6 +16,7 @@ from feedd.errors import BadResponse
 from feedd.fetch.proxy_rules import bypasses_proxies
 from feedd.fetch.s3.sdk_errors import foreign_answer
 from feedd.fetch.s3.trust import trusting
+from feedd.fetch.s3.who_answered import TLS_ALERT
 from feedd.units import MIB
 
 if TYPE_CHECKING:
@@ -65,6 +66,17 @@ class _Handler(ResponseHandler):
         super().__init__(loop)
         self._transports = transports
         self._interim_count = 0
+        self._answer_seen = False
+
+    def data_received(self, data: bytes) -> None:
+        """Transport: hand bytes to aiohttp, which would wait for more if a TLS alert takes the place of an answer."""
+        if not self._answer_seen and data.startswith(TLS_ALERT):
+            self.set_exception(ClientPayloadError(f"expected an http answer, got {data[:8]!r}"))
+            if self.transport is not None:
+                self.transport.abort()
+            return
+        self._answer_seen = True
+        super().data_received(data)
 
     def feed_data(self, data: Any, size: int = 0) -> None:  # noqa: ANN401 - aiohttp's message and its body
         """ResponseHandler: queue a message; aiohttp itself queues 1xx answers without an end."""
@@ -73,7 +85,7 @@ class _Handler(ResponseHandler):
         if self._interim_count > INTERIM_MAX:
             if self.transport is not None:
                 self.transport.abort()
-            self.set_exception(ServerDisconnectedError(f"more than {INTERIM_MAX} answers of the kind 1xx"))
+            self.set_exception(ClientPayloadError(f"more than {INTERIM_MAX} answers of the kind 1xx"))
             return
         super().feed_data(data, size)
 

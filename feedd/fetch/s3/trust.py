@@ -46,14 +46,14 @@ def trusting(path: str) -> ssl.SSLContext:
 
 @functools.lru_cache(maxsize=4)
 def _trusting(path: str, _version: FileVersion) -> ssl.SSLContext:
-    cafile, capath = _places(path)
+    cafile, capath = _file_or_folder(path)
     context = ssl.create_default_context(cafile=cafile, capath=capath)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
     return context
 
 
-def _places(path: str) -> tuple[str | None, str | None]:
+def _file_or_folder(path: str) -> tuple[str | None, str | None]:
     """Return a file, or a folder whose names are hashes as OpenSSL looks them up; the other is None."""
     if not Path(path).is_dir():
         return path, None
@@ -110,7 +110,7 @@ class Trust:
             version = file_version(path)
             if version == self._version:
                 return
-            context.load_verify_locations(*_places(path))
+            context.load_verify_locations(*_file_or_folder(path))
         except (OSError, BadConfig):
             return  # in the middle of a rotation; the next look reads it
         self._version = version

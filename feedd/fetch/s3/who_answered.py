@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 FIRST_BYTES: Final = 2048
 """How much of a body is enough to name its sender."""
 SCHEME_HINT: Final = "http:// or https://? check the scheme and the port of endpoint_url"
+_AGREE_HINT: Final = "the server must offer TLS 1.2 or newer for the host name in {place}"
 _TLS_SCHEME_HINT: Final = "http:// or https://? check the scheme and the port of {place}"
 PROXY_HINT: Final = "check HTTPS_PROXY, HTTP_PROXY and NO_PROXY in the environment of the daemon"
 _PLACE_HINT: Final = (
@@ -35,7 +36,9 @@ _PROXY_SERVERS: Final = re.compile(
 )
 _PROLOGUE: Final = rb"(?:\xef\xbb\xbf)?\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*"
 _ROOT: Final = re.compile(_PROLOGUE + rb"<(?:[\w.-]+:)?([A-Za-z][\w.-]*)", re.DOTALL)
-_HTML: Final = re.compile(_PROLOGUE + rb"<(?:!doctype\s+html|html|head|body)\b", re.DOTALL | re.IGNORECASE)
+_HTML: Final = re.compile(
+    _PROLOGUE + rb"<(?:!doctype\s+html|html|head|body|script|meta|title|center|h1|div|p)\b", re.DOTALL | re.IGNORECASE
+)
 _TITLE: Final = re.compile(r"<title[^>]*>(.*?)</title", re.DOTALL | re.IGNORECASE)
 _TAGS: Final = re.compile(r"<(script|style)\b.*?(?:</\1\s*>|$)|<[^>]*(?:>|$)", re.DOTALL | re.IGNORECASE)
 _PLAIN_TO_TLS: Final = re.compile(
@@ -45,6 +48,8 @@ _PLAIN_TO_TLS: Final = re.compile(
     rb"|combination of host and port requires tls",  # Tomcat
     re.IGNORECASE,
 )
+LOGIN_STATUSES: Final = frozenset({407, 511})
+"""Statuses by which proxies and networks ask for a login; stores use neither."""
 _PAGE_TYPES: Final = frozenset({"text/html", "application/xhtml+xml"})
 
 
@@ -99,15 +104,15 @@ def who_answered(status: int, headers: Mapping[str, str], first_bytes: bytes) ->
     kind = lower.get("content-type", "").partition(";")[0].strip().lower()
     page = bool(_HTML.match(first)) or (kind in _PAGE_TYPES and not root)
     said = ", ".join(part for part in (f"status {status}", kind, _server(lower)) if part)
-    if status == 407:
+    if status in LOGIN_STATUSES:
         return Answerer(Sender.PROXY, f"a proxy that wants a user name and a password ({said})", PROXY_HINT)
     if 400 <= status < 500 and _PLAIN_TO_TLS.search(first):
         return Answerer(Sender.TLS_PORT, f"a TLS port that got a request without TLS ({said})", SCHEME_HINT)
     if any(name.startswith(_STORE_HEADERS) for name in lower) or (root and root[1] in {b"Error", b"ErrorResponse"}):
         return Answerer(Sender.STORE, f"a store ({said})")
-    words = _words(first) if page or not root else ""
-    proxied = not _PROXY_HEADERS.isdisjoint(lower) or bool(_PROXY_SERVERS.search(lower.get("server", "")))
-    if proxied and (page or words):
+    words = _words(first) if (page or not root) and "content-encoding" not in lower else ""
+    certain = "x-squid-error" in lower or bool(_PROXY_SERVERS.search(lower.get("server", "")))
+    if (certain and status >= 400) or ((page or words) and not _PROXY_HEADERS.isdisjoint(lower)):
         return Answerer(Sender.PROXY, f"a proxy or a web filter{words} ({said})", PROXY_HINT)
     if page:
         return Answerer(Sender.PAGE, f"a web page{words} ({said})", _PLACE_HINT)
@@ -124,6 +129,8 @@ def _server(headers: Mapping[str, str]) -> str:
 
 def _words(first: bytes) -> str:
     """Return the title of a page, or its first words, in quotes after a space; empty if there are none."""
+    if b"\0" in first:
+        return ""
     text = first.decode("utf-8", "replace")
     title = _TITLE.search(text)
     short = _short(html.unescape(title[1])) if title else ""
@@ -144,39 +151,55 @@ class TlsFailure:
         message: the cause, with OpenSSL's own words and code.
         hint: what the user can do about it. ``{bundle}`` stands for the settings that name the authorities, and
             ``{place}`` for the setting that names the host.
+        foreign_host: the certificate is another host's.
     """
 
     message: str
     hint: str
+    foreign_host: bool = False
 
 
 _EXPIRED: Final = 10
 _NOT_YET_VALID: Final = 9
 _FOREIGN_HOST: Final = frozenset({62, 64})
-_BREAKS: Final = ("EOF", "BAD_RECORD_MAC", "DECRYPT", "INTERNAL_ERROR")
-"""Parts of OpenSSL's reasons for a connection that broke, or was damaged, on its way; another try may pass."""
+_NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "HTTPS_PROXY_REQUEST", "PACKET_LENGTH_TOO_LONG"})
+_NEVER_AGREE: Final = (
+    *("PROTOCOL", "HANDSHAKE_FAILURE", "CIPHER", "UNRECOGNIZED_NAME", "INSUFFICIENT_SECURITY", "LEGACY"),
+    *("KEY_TOO_SMALL", "TOO_WEAK", "SIGNATURE_TYPE", "ALERT_UNKNOWN_CA", "ALERT_BAD_CERTIFICATE", "ACCESS_DENIED"),
+)
+"""Parts of OpenSSL's reasons for a handshake that fails each time; after other reasons, another try may pass."""
+
+TLS_ALERT: Final = b"\x15\x03"
+"""The first bytes of a TLS alert, which a TLS port may send for a request without TLS."""
+_NO_CLIENT_CERTIFICATE: Final = "ALERT_CERTIFICATE_REQUIRED"
+"""Part of OpenSSL's reason; with TLS 1.3 it comes after the handshake, when libraries keep the text only."""
 
 
 def tls_failure(error: BaseException) -> TlsFailure | None:
     """Return why a TLS handshake cannot succeed, however often it is tried; None: another try may pass.
 
     Args:
-        error: as a library raised it. The error of the ``ssl`` module may be its cause, context or attribute.
+        error: as a library raised it; it may wrap the error of the ``ssl`` module.
     """
-    found = _ssl_error(error)
-    if found is None or isinstance(found, (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)):
-        return None
+    chain = _chain(error)
+    text = " ".join(map(str, chain))
+    tls = [one for one in chain if isinstance(one, ssl.SSLError)]
+    # Errors of libraries inherit from ssl.SSLError as well, without its reason.
+    found = next((one for one in tls if getattr(one, "reason", "") or hasattr(one, "verify_code")), None)
+    if repr(TLS_ALERT)[:-1] in text:
+        return TlsFailure("a TLS port got a request without TLS", _TLS_SCHEME_HINT)
+    if _NO_CLIENT_CERTIFICATE in text:
+        return TlsFailure("the server wants a client certificate", "feedd sends none: let a gateway add it")
     if isinstance(found, ssl.SSLCertVerificationError):
         code, said = getattr(found, "verify_code", 0), getattr(found, "verify_message", "") or str(found)
-        return TlsFailure(f"the certificate is not accepted: {said} (OpenSSL's code {code})", _certificate_hint(code))
+        message = f"the certificate is not accepted: {said} (OpenSSL's code {code})"
+        return TlsFailure(message, _certificate_hint(code), code in _FOREIGN_HOST)
     reason = getattr(found, "reason", "") or ""
-    if not reason or any(part in reason for part in _BREAKS):
-        return None
-    if reason in {"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "HTTPS_PROXY_REQUEST", "PACKET_LENGTH_TOO_LONG"}:
+    if reason in _NO_TLS:
         return TlsFailure(f"the port does not speak TLS ({reason})", _TLS_SCHEME_HINT)
-    if "CERTIFICATE_REQUIRED" in reason:
-        return TlsFailure(f"the server wants a client certificate ({reason})", "feedd sends none")
-    return TlsFailure(f"client and server agree on no TLS connection ({reason})", _TLS_SCHEME_HINT)
+    if any(part in reason for part in _NEVER_AGREE):
+        return TlsFailure(f"client and server agree on no TLS connection ({reason})", _AGREE_HINT)
+    return None
 
 
 def _certificate_hint(code: int) -> str:
@@ -189,22 +212,15 @@ def _certificate_hint(code: int) -> str:
     return "set {bundle} to the certificate authority that signed it"
 
 
-def _ssl_error(error: BaseException) -> ssl.SSLError | None:
-    """Return the error of the ``ssl`` module behind ``error``. Libraries wrap it, and may inherit from it as well."""
+def _chain(error: BaseException) -> list[BaseException]:
+    """Return an error and those that it wraps. A mere cause is left out, because it may come after the handshake."""
+    found: list[BaseException] = []
     todo: list[object] = [error]
-    seen: set[int] = set()
-    found: ssl.SSLError | None = None
     while todo:
         one = todo.pop(0)
-        if not isinstance(one, BaseException) or id(one) in seen:
-            continue
-        seen.add(id(one))
-        if isinstance(one, ssl.SSLError):
-            if getattr(one, "reason", "") or hasattr(one, "verify_code"):
-                return one
-            found = found or one
-        held = getattr(one, "kwargs", None)
-        todo += [getattr(one, name, None) for name in ("certificate_error", "os_error", "__cause__", "__context__")]
-        if isinstance(held, dict):
-            todo.append(held.get("error"))
+        if isinstance(one, BaseException) and not any(one is other for other in found):
+            found.append(one)
+            todo += [getattr(one, name, None) for name in ("certificate_error", "os_error")]
+            held = getattr(one, "kwargs", None)
+            todo.append(held.get("error") if isinstance(held, dict) else None)
     return found

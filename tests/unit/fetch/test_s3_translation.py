@@ -7,6 +7,7 @@ import ssl
 from datetime import UTC, datetime
 from typing import Any
 
+import aiohttp
 import pytest
 from botocore import exceptions as boto
 from botocore.utils import parse_timestamp
@@ -21,6 +22,12 @@ READ = RequestContext("read", "s3://b/k", "http://store:9000", "old")
 def _refused(code: int) -> ssl.SSLCertVerificationError:
     error = ssl.SSLCertVerificationError(1, "[SSL: CERTIFICATE_VERIFY_FAILED]")
     error.verify_code, error.verify_message = code, "why"
+    return error
+
+
+def _handshake(reason: str) -> ssl.SSLError:
+    error = ssl.SSLError(1, f"[SSL: {reason}]")
+    error.reason = reason
     return error
 
 
@@ -76,6 +83,40 @@ def test_a_400_without_a_reason_means_sse_c_only_from_s3(op: str, headers: dict[
     assert ("SSE-C" in error.hint) == (bool(headers) and op in {"head", "read"})
 
 
+def test_dots_of_a_bucket_are_not_covered_by_a_certificate() -> None:
+    """For a bucket with dots, a certificate of another host is told with the style of addresses that avoids it."""
+    error = translate(boto.SSLError(endpoint_url="u", error=_refused(62)), RequestContext("list", "s3://a.b/", "h"))
+    assert "addressing_style" in error.hint
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "right"),
+    [
+        ("https://store/b", "https://store"),
+        ("https://store:9000/base/b/", "https://store:9000/base"),
+        ("https://b.store", "https://store"),
+        ("https://store/bb", ""),
+        ("https://bb.store", ""),
+    ],
+)
+@pytest.mark.parametrize("op", ["list", "head", "read"])
+def test_a_bucket_in_the_endpoint(endpoint: str, right: str, op: str) -> None:
+    """An endpoint that holds the bucket's name is told with the endpoint without it; another is not."""
+    response: Any = {"Error": {"Code": "NoSuchKey"}, "ResponseMetadata": {"HTTPStatusCode": 404, "HTTPHeaders": {}}}
+    error = translate(boto.ClientError(response, "Op"), RequestContext(op, "s3://b/k", endpoint))
+    assert error.hint.partition("set endpoint_url to ")[2] == right
+
+
+async def test_no_error_shows_an_object() -> None:
+    """An error of aiohttp prints its TLS context; the translated error names host and reason only."""
+    key: Any = aiohttp.client_reqrep.ConnectionKey("h", 443, True, ssl.create_default_context(), None, None, None, None)
+    raised = aiohttp.ClientConnectorError(key, OSError(errno.ECONNREFUSED, "refused"))
+    assert " object at 0x" in str(raised)
+    error = translate(boto.EndpointConnectionError(endpoint_url="u", error=raised), READ)
+    assert " object at 0x" not in str(error)
+    assert "h:443 [refused]" in str(error)
+
+
 def test_listing_names_its_own_permission() -> None:
     """A refused listing names s3:ListBucket."""
     assert "s3:ListBucket" in _answer(403, "AccessDenied", op="list").hint
@@ -127,6 +168,11 @@ def test_retry_after(said: str, expected: float | None) -> None:
         (boto.SSLError(endpoint_url="u", error=_refused(10)), errors.BadConfig, "clock"),
         (boto.SSLError(endpoint_url="u", error=_refused(62)), errors.BadConfig, "subjectAltName"),
         (boto.SSLError(endpoint_url="u", error=OSError("eof")), errors.StoreUnavailable, "eof"),
+        (ConnectionResetError("[SSL: TLSV13_ALERT_CERTIFICATE_REQUIRED]"), errors.BadConfig, "client certificate"),
+        (ssl.SSLError(1, "[SSL: DECRYPTION_FAILED_OR_BAD_RECORD_MAC]"), errors.StoreUnavailable, "broke off"),
+        (_handshake("SSLV3_ALERT_HANDSHAKE_FAILURE"), errors.BadConfig, "TLS 1.2 or newer"),
+        (_handshake("APPLICATION_DATA_AFTER_CLOSE_NOTIFY"), errors.StoreUnavailable, "broke off"),
+        (ssl.SSLEOFError(8, "EOF occurred"), errors.StoreUnavailable, "broke off"),
         (boto.ParamValidationError(report="Invalid bucket name"), errors.BadRequest, "Invalid bucket name"),
         (TimeoutError(), errors.StoreUnavailable, "in time"),
         (ConnectionResetError("reset"), errors.StoreUnavailable, "ConnectionResetError"),
