@@ -1,4 +1,4 @@
-"""A web server that answers all requests as it is told, and notes them."""
+"""A web server that answers all requests as it is reply, and notes them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 class WebService:
     """A web server with one answer to everything, or what a function of verb and path returns; None: it is silent."""
 
-    def __init__(self, told: bytes | Callable[[str, str], bytes | None] | None) -> None:
-        self.told = told
+    def __init__(self, reply: bytes | Callable[[str, str], bytes | None] | None) -> None:
+        self.reply = reply
         self.requests: list[tuple[str, str, str]] = []
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -25,7 +25,7 @@ class WebService:
                 self.requests.append((verb, path, head))
                 length = head.lower().partition("content-length: ")[2].partition("\r")[0]
                 await reader.readexactly(int(length or 0))
-                found = self.told(verb, path) if callable(self.told) else self.told
+                found = self.reply(verb, path) if callable(self.reply) else self.reply
                 if found is None:
                     await reader.read()  # until the client gives up
                     break

@@ -160,8 +160,8 @@ async def test_a_foreign_answer_is_named(
     store: S3Server, source: str, cell: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """An answer that is not the credential service's names its sender and the provider, and is not asked for again."""
-    told, words = CELLS[cell]
-    service = WebService(told)
+    reply, words = CELLS[cell]
+    service = WebService(reply)
     async with service.running() as url:
         if source == "STS":
             use_web_identity(monkeypatch, tmp_path, url)
@@ -219,15 +219,15 @@ async def test_a_failing_service_is_asked_again(
     store: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A service that fails at first costs time only."""
-    told = [answer(503, b"<ErrorResponse/>")] * 3
-    service = WebService(lambda _verb, _path: told.pop() if told else answer(200, role_credentials(), "text/xml"))
+    reply = [answer(503, b"<ErrorResponse/>")] * 3
+    service = WebService(lambda _verb, _path: reply.pop() if reply else answer(200, role_credentials(), "text/xml"))
     async with service.running() as url:
         use_web_identity(monkeypatch, tmp_path, url)
         assert await listed(store) == 1
 
 
 @pytest.mark.parametrize(
-    ("told", "reason", "hint"),
+    ("reply", "reason", "hint"),
     [
         ((answer(200, b"role"), answer(404, PAGE, "text/html")), "has no role", "attach a role"),
         ((None, answer(401, PAGE, "text/html")), "did not answer the request for a token", "HttpPutResponseHopLimit"),
@@ -236,10 +236,10 @@ async def test_a_failing_service_is_asked_again(
     ids=["no role", "a hop too many", "token refused"],
 )
 async def test_the_metadata_service_says_what_is_wrong(
-    store: S3Server, told: tuple[bytes | None, bytes], reason: str, hint: str, monkeypatch: pytest.MonkeyPatch
+    store: S3Server, reply: tuple[bytes | None, bytes], reason: str, hint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The usual faults of the metadata service are told apart, each with what to do."""
-    async with WebService(lambda verb, _path: told[verb == "GET"]).running() as url:
+    """Each usual fault of the metadata service has its own words, with what to do."""
+    async with WebService(lambda verb, _path: reply[verb == "GET"]).running() as url:
         use_metadata(monkeypatch, url)
         error = await refused(store)
         assert reason in error.message
@@ -357,7 +357,7 @@ PROFILES: Final = {
 async def test_a_profile_that_cannot_be_used(
     store: S3Server, case: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A fault of a profile is told with its reason and what to do, and without any prompt."""
+    """The error for a faulty profile has its reason and what to do, and nothing prompts."""
     text, environment, reason, hint = PROFILES[case]
     use_config(monkeypatch, tmp_path, text)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -370,7 +370,7 @@ async def test_a_profile_that_cannot_be_used(
 
 
 async def test_a_login_that_ended(store: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """An SSO token that expired is told with the command that renews it."""
+    """The error for an expired SSO token has the command that renews it."""
     start = "https://x.awsapps.example/start"
     use_config(
         monkeypatch,
@@ -389,7 +389,7 @@ async def test_a_login_that_ended(store: S3Server, monkeypatch: pytest.MonkeyPat
     assert "aws sso login --profile dev" in error.hint
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads every file")
+@pytest.mark.skipif(os.geteuid() == 0, reason="needs a user other than root, who reads every file")
 async def test_an_unreadable_file_is_named(store: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A configuration file that exists but cannot be read is named; the SDK takes it for an empty one."""
     file = use_config(monkeypatch, tmp_path, "[default]\naws_access_key_id = a\n")
@@ -428,8 +428,8 @@ async def test_a_token_file_that_is_rewritten(store: S3Server, monkeypatch: pyte
 async def test_a_token_that_sts_refuses_once(store: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A web identity token that expired in the file is asked with again, because the kubelet renews the file."""
     expired = b"<ErrorResponse><Error><Code>ExpiredTokenException</Code><Message>old</Message></Error></ErrorResponse>"
-    told = [answer(200, role_credentials(), "text/xml"), answer(400, expired, "text/xml")]
-    async with WebService(lambda _verb, _path: told.pop() if len(told) > 1 else told[0]).running() as url:
+    reply = [answer(200, role_credentials(), "text/xml"), answer(400, expired, "text/xml")]
+    async with WebService(lambda _verb, _path: reply.pop() if len(reply) > 1 else reply[0]).running() as url:
         use_web_identity(monkeypatch, tmp_path, url)
         assert await listed(store) == 1
     async with WebService(answer(400, expired, "text/xml")).running() as url:
@@ -463,7 +463,7 @@ async def test_the_token_file_of_a_container(
 
 
 async def test_clocks_that_differ(store: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Credentials that have already expired, and signatures that STS finds too old, are told as a wrong clock."""
+    """Credentials that have already expired, and signatures that STS finds too old, point to the clock."""
     async with WebService(answer(200, role_credentials(-3600), "text/xml")).running() as url:
         use_web_identity(monkeypatch, tmp_path, url)
         error = await refused(store)
@@ -516,9 +516,9 @@ async def test_a_role_that_may_not_be_assumed(store: S3Server, monkeypatch: pyte
         assert "trust policy" in error.hint
 
 
-@pytest.mark.parametrize("told", [None, answer(200, PAGE, "text/html"), answer(503, b"")])
+@pytest.mark.parametrize("reply", [None, answer(200, PAGE, "text/html"), answer(503, b"")])
 async def test_a_refresh_that_fails_speaks_the_same_words(
-    store: S3Server, told: bytes | None, monkeypatch: pytest.MonkeyPatch
+    store: S3Server, reply: bytes | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Readers whose credentials ended all get the source's error, after one wait for all of them."""
     service = WebService(lambda _verb, _path: answer(200, key_credentials(life_s=3), "application/json"))
@@ -529,14 +529,14 @@ async def test_a_refresh_that_fails_speaks_the_same_words(
         async with Sources(options, TallyRecorder(), SystemClock()) as sources:
             bucket = sources.store("s3://bucket")
             assert (await bucket.head("one")).size_bytes == 1
-            service.told = told
+            service.reply = reply
             await asyncio.sleep(3.1)  # now they have expired
             service.requests.clear()
             found = await asyncio.gather(*(bucket.head("one") for _ in range(8)), return_exceptions=True)
             assert {type(error) for error in found} <= {StoreUnavailable, PermissionDenied}
             assert all("container credential service" in str(error) for error in found)
             assert len(service.requests) <= 4
-            service.told = answer(200, key_credentials(), "application/json")
+            service.reply = answer(200, key_credentials(), "application/json")
             await asyncio.sleep(credential_chain.FAILURE_SHARED_S)
             assert (await bucket.head("one")).size_bytes == 1
 

@@ -1,7 +1,7 @@
 """Finds credentials, as a stage of its own before the first request, and keeps the old ones while a source is down.
 
-Whatever goes wrong here is told in this stage's words: which provider was asked, where, who answered, what to do. A
-store that was never asked is not blamed.
+An error of this stage has its own words: which provider was asked, where, who answered, what to do. The store, which
+was not asked, is not blamed.
 """
 
 from __future__ import annotations
