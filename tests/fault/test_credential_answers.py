@@ -20,6 +20,7 @@ from feedd.fetch.fetch_options import S3Options, SourceOptions
 from feedd.fetch.s3 import credential_chain, credential_sources
 from feedd.fetch.s3.credential_chain import find_credentials
 from feedd.fetch.s3.sdk_transports import ANSWER_BYTES_MAX
+from feedd.flow.open_progress import begin_open, enter_stage
 from feedd.metrics import SOURCE_RETRIES
 from tests.fakes.s3.server import S3Server
 from tests.fakes.sinks import into
@@ -167,11 +168,7 @@ async def test_a_foreign_answer_is_named(
             use_web_identity(monkeypatch, tmp_path, url)
         else:
             use_metadata(monkeypatch, url)
-        if cell == "never answers" and source == "STS":
-            monkeypatch.setattr(credential_chain, "CREDENTIALS_DEADLINE_S", 0.5)
-            error = await refused(store)
-        else:
-            error = await refused(store)
+        error = await refused(store)
         assert isinstance(error, PermissionDenied)
         assert source in error.message
         assert url in error.message
@@ -546,3 +543,23 @@ def test_the_check_says_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     use_config(monkeypatch, tmp_path, '[default]\ncredential_process = /bin/sh -c "echo locked >&2; exit 1"\n')
     with pytest.raises(PermissionDenied, match=r"credential_process failed: the command /bin/sh .* said: locked"):
         find_credentials(S3Options())
+
+
+async def test_an_open_that_ends_during_the_search_names_the_source(
+    store: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """An Open with less time than the search has says which source it waits for, and does not suspect the store."""
+    use_config(monkeypatch, tmp_path, "[default]\ncredential_process = /bin/sleep 60\n")
+    progress = begin_open()
+    enter_stage("listing s3://bucket/")
+    waiting = asyncio.create_task(listed(store))
+    async with asyncio.timeout(20):
+        while "credential_process" not in progress.stage:
+            await asyncio.sleep(0.01)
+    assert progress.stage == "getting credentials from credential_process for listing s3://bucket/"
+    assert "store" not in progress.suspect
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert progress.stage == "listing s3://bucket/"
+    assert "store" in progress.suspect

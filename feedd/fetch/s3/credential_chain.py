@@ -24,6 +24,7 @@ from botocore import exceptions as boto
 from botocore.utils import parse_timestamp
 
 from feedd.errors import BadResponse, FeeddError, PermissionDenied, StoreUnavailable
+from feedd.fetch.proxy_rules import proxy_of
 from feedd.fetch.s3.credential_sources import SourceFault, Trail, begin_session, current_trail, providers_of
 from feedd.fetch.s3.who_answered import PROXY_HINT, Sender, tls_failure, who_answered
 from feedd.flow.open_progress import stage_within
@@ -84,7 +85,7 @@ _REACH_HINT: Final = (
     "let this machine reach it: by a route, a VPC endpoint, a proxy (HTTPS_PROXY), or another address "
     "(region, AWS_ENDPOINT_URL_STS)"
 )
-_LOCAL_PROXY_HINT: Final = "keep requests to this address from the proxy: add {host} to NO_PROXY"
+_NO_PROXY_HINT: Final = "let the proxy pass requests to {host}, or add {host} to NO_PROXY"
 _TRUST_HINT: Final = "AWS_CA_BUNDLE, or ca_bundle in the bucket's table of feedd.toml,"
 _CLOCK_HINT: Final = "set this machine's clock"
 _ROTATED: Final = frozenset({"InvalidIdentityToken", "ExpiredTokenException", "IDPCommunicationError"})
@@ -114,8 +115,8 @@ async def get_credentials(session: AioSession, s3: S3Options, refresh_s: float, 
         PermissionDenied: a source gave none.
         StoreUnavailable: the same, but another try may help.
     """
-    trail = Trail()
-    with stage_within("getting credentials"):
+    with stage_within("this source of credentials") as enter:
+        trail = Trail(enter=enter)
         try:
             credentials, method = await _search(
                 lambda: _find(session, s3, trail, refresh_s), trail, CREDENTIALS_DEADLINE_S
@@ -132,7 +133,7 @@ async def _find(session: AioSession, s3: S3Options, trail: Trail, refresh_s: flo
     if s3.region and not session.get_config_variable("region"):
         session.set_config_variable("region", s3.region)  # for STS
     for provider in providers_of(session):
-        trail.method = provider.METHOD
+        _ask_next(trail, provider.METHOD)
         found = await provider.load()
         if found is not None:
             break
@@ -149,6 +150,11 @@ async def _find(session: AioSession, s3: S3Options, trail: Trail, refresh_s: flo
         keep_until_expiry(found, session, refresh_s)
     await found.get_frozen_credentials()
     return found, method
+
+
+def _ask_next(trail: Trail, method: str) -> None:
+    trail.method = method
+    trail.enter(f"getting credentials from {_NAMES.get(method, method)}")
 
 
 def keep_until_expiry(credentials: object, session: AioSession, deadline_s: float) -> None:
@@ -183,7 +189,7 @@ class _Patient:
         held = self._credentials
         trail = current_trail.get()
         if trail is not None:  # the first credentials: the search has its own deadline and words
-            trail.method = str(held.method)
+            _ask_next(trail, str(held.method))
             return await self._new()
         good = held._frozen_credentials is not None and not held._is_expired()  # noqa: SLF001 - see above
         if good and time.monotonic() < self._ask_at_s:
@@ -270,7 +276,8 @@ def _failure(error: Exception, trail: Trail, session: AioSession, *, keeps_on: b
     """
     step = trail.steps[-1] if trail.steps else None
     reason, hint, passing = _cause(error, step)
-    if isinstance(error, (TimeoutError, SourceFault)) and not keeps_on:
+    silent = step is not None and isinstance(step.error, (boto.ReadTimeoutError, boto.ConnectTimeoutError))
+    if (silent or isinstance(error, (TimeoutError, SourceFault))) and not keeps_on:
         passing = False  # the search was long enough for what may pass
     return _refusal(trail, step, session, (reason, hint, passing))
 
@@ -340,6 +347,8 @@ def _foreign(step: Step, error: Exception) -> tuple[str, str, bool] | None:
     found = who_answered(step.status, step.headers, step.first_bytes)
     if found.sender in {Sender.PROXY, Sender.TLS_PORT, Sender.PAGE}:
         hint = found.hint if found.sender is not Sender.PAGE else _REACH_HINT
+        if proxy_of(step.name):
+            hint = _NO_PROXY_HINT
         return f"{found.name} answered", hint, step.status >= 500
     if not step.first_bytes.strip():
         return f"an empty answer (status {step.status})", _REACH_HINT, step.status >= 500
@@ -367,7 +376,7 @@ def _unfound(session: AioSession, trail: Trail, error: boto.NoCredentialsError) 
         reason, hint, passing = "the instance has no role (status 404)", _ROLE_HINT, False
     elif foreign is not None:
         reason, hint, passing = foreign
-        hint = _LOCAL_PROXY_HINT if hint == PROXY_HINT else _HINTS["iam-role"]
+        hint = hint if hint == _NO_PROXY_HINT else _HINTS["iam-role"]
     elif last.error is not None:
         reason, hint, passing = _unanswered(last)
     else:

@@ -36,7 +36,7 @@ from feedd.fetch.s3.who_answered import FIRST_BYTES
 from feedd.units import KIB, MIB
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from feedd.fetch.fetch_options import S3Options
 
@@ -96,10 +96,12 @@ class Trail:
     Attributes:
         method: botocore's name of the provider that is asked; empty: none yet.
         steps: what the providers did, in order.
+        enter: names the step for the user who waits.
     """
 
     method: str = ""
     steps: list[Step] = field(default_factory=list)
+    enter: Callable[[str], None] = lambda _: None
 
 
 current_trail: ContextVar[Trail | None] = ContextVar("credential_trail", default=None)
