@@ -554,7 +554,7 @@ async def test_an_open_that_ends_during_the_search_names_the_source(
     enter_stage("listing s3://bucket/")
     waiting = asyncio.create_task(listed(store))
     async with asyncio.timeout(20):
-        while "credential_process" not in progress.stage:
+        while "credential_process" not in progress.stage:  # noqa: ASYNC110 - set by another thread
             await asyncio.sleep(0.01)
     assert progress.stage == "getting credentials from credential_process for listing s3://bucket/"
     assert "store" not in progress.suspect
