@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from feedd.errors import FeeddError
 
 TEXT_MAX = 512
@@ -47,6 +50,22 @@ def enter_stage(stage: str) -> None:
     progress = _current.get()
     if progress is not None:
         progress.stage = stage
+
+
+@contextmanager
+def stage_within(step: str) -> Iterator[None]:
+    """Add a step to the stage of the current Open while the block runs; does nothing outside of an Open."""
+    progress = _current.get()
+    if progress is None:
+        yield
+        return
+    before = progress.stage
+    during = progress.stage = f"{step} for {before}"
+    try:
+        yield
+    finally:
+        if progress.stage == during:  # other parts of the Open may have gone on
+            progress.stage = before
 
 
 def note_retry(error: FeeddError) -> None:

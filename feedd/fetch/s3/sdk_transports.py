@@ -154,10 +154,14 @@ class ClosingSession(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has n
         if not streams or answer.status_code >= 300:
             answer._content = await _bounded(answer.raw)  # noqa: SLF001 - where botocore looks for a body that was read
         if answer.status_code >= 300:
-            foreign = foreign_answer(request.method, answer.status_code, answer.headers, answer._content)  # noqa: SLF001 - see above
-            if foreign is not None:
-                raise foreign
+            self._judge(request.method, answer)
         return answer
+
+    def _judge(self, method: str, answer: Any) -> None:  # noqa: ANN401 - see send
+        """Refuse an answer of another than a store."""
+        foreign = foreign_answer(method, answer.status_code, answer.headers, answer._content)  # noqa: SLF001 - see send
+        if foreign is not None:
+            raise foreign
 
     def _build_verify_context(self) -> ssl.SSLContext:
         """aiobotocore: build the TLS context, in a thread. It is shared, except with own certificates or a proxy."""

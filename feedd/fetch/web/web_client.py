@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from feedd.values import ReadProgress
 
 REDIRECTS_MAX: Final = 5
-_REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
+REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _POOLS_MAX: Final = 64
 
 
@@ -93,7 +93,7 @@ class WebClient:
         """
         for _ in range(REDIRECTS_MAX + 1):
             answer = await self._exchange(target, request)
-            if answer.status not in _REDIRECTS:
+            if answer.status not in REDIRECTS:
                 return answer, target
             request.hop(answer, target)
             target = redirected(target, answer.headers.get("location", ""), answer.address, request.url)
