@@ -79,7 +79,8 @@ CELLS: Final[list[tuple[str, str, type[errors.FeeddError] | None, str]]] = [
 @contextlib.asynccontextmanager
 async def _opened(kind: type[DirectStore | S3Store], url: str, **access: Any) -> AsyncIterator[RetryStore]:
     """Open a store as the daemon does, with few attempts, short deadlines, and a clock that does not wait."""
-    reached = S3Options(**({"endpoint_url": url, "region": "us-east-1", "anonymous": True} | access))
+    settings: dict[str, Any] = {"endpoint_url": url, "region": "us-east-1", "anonymous": True} | access
+    reached = S3Options(**settings)
     options = SourceOptions(s3={"*": reached}, read_timeout_s=0.5, connect_timeout_s=5)
     limits = RetryLimits(RetryPolicy(attempts_max=_ATTEMPTS_MAX))
     store = RetryStore(kind("bucket", options), limits, TimelessClock(), TallyRecorder())
