@@ -259,14 +259,17 @@ async def test_a_dead_proxy_is_named(
 async def test_a_tunnel_that_is_refused_is_named(
     monkeypatch: pytest.MonkeyPatch, kind: type[DirectStore | S3Store], op: str
 ) -> None:
-    """A proxy that wants a password before it opens a tunnel ends the first attempt."""
+    """A proxy that wants a password, with or without a tunnel, ends the first attempt and is told with its variable."""
     monkeypatch.delenv("no_proxy", raising=False)
-    async with RawServer(http(407, proxy_authenticate="Basic"), http(407)) as proxy:
-        monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{proxy.port}")
-        async with _opened(kind, "https://store.example:9000") as store:
-            with pytest.raises(errors.BadConfig, match="the proxy that https_proxy names wants a user name"):
-                await _ask(store, op)
-        assert len(proxy.requests) == 1
+    async with RawServer(http(407), http(407)) as proxy:
+        for scheme in ("http", "https"):
+            asked = len(proxy.requests)
+            monkeypatch.setenv(f"{scheme}_proxy", f"http://127.0.0.1:{proxy.port}")
+            async with _opened(kind, f"{scheme}://store.example:9000") as store:
+                with pytest.raises(errors.BadConfig, match=f"{scheme}_proxy.*store.example to NO_PROXY") as caught:
+                    await _ask(store, op)
+                assert "wants a user name" in caught.value.message
+            assert len(proxy.requests) == asked + 1
 
 
 @_KINDS

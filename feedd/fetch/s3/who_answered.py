@@ -103,7 +103,7 @@ def who_answered(status: int, headers: Mapping[str, str], first_bytes: bytes) ->
     root = _ROOT.match(first)
     kind = lower.get("content-type", "").partition(";")[0].strip().lower()
     page = bool(_HTML.match(first)) or (kind in _PAGE_TYPES and not root)
-    said = ", ".join(part for part in (f"status {status}", kind, _server(lower)) if part)
+    said = ", ".join(part for part in (f"status {status}", _short(kind), _server(lower)) if part)
     if status in LOGIN_STATUSES:
         return Answerer(Sender.PROXY, f"a proxy that wants a user name and a password ({said})", PROXY_HINT)
     if 400 <= status < 500 and _PLAIN_TO_TLS.search(first):
