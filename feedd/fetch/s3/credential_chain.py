@@ -117,7 +117,7 @@ async def get_credentials(session: AioSession, s3: S3Options, refresh_s: float, 
     trail = Trail()
     with stage_within("getting credentials"):
         try:
-            credentials, method = await _asked(
+            credentials, method = await _search(
                 lambda: _find(session, s3, trail, refresh_s), trail, CREDENTIALS_DEADLINE_S
             )
         except boto.NoCredentialsError as error:
@@ -192,7 +192,7 @@ class _Patient:
             raise copy.copy(self._failed)
         trail = Trail(str(held.method))
         try:
-            return await _asked(self._new, trail, self._deadline_s)
+            return await _search(self._new, trail, self._deadline_s)
         except Exception as error:
             failed = _failure(error, trail, self._session, keeps_on=True)
             if not good:
@@ -209,8 +209,8 @@ class _Patient:
             return self._valid()
 
     async def _new(self) -> Mapping[str, str]:
-        asked = self._ask()
-        found = await asked if inspect.isawaitable(asked) else asked
+        pending = self._ask()
+        found = await pending if inspect.isawaitable(pending) else pending
         if not found:
             raise boto.NoCredentialsError
         ends = found.get("expiry_time")
@@ -234,7 +234,7 @@ class _Patient:
         }
 
 
-async def _asked(ask: Callable[[], Awaitable[_T]], trail: Trail, deadline_s: float) -> _T:
+async def _search(ask: Callable[[], Awaitable[_T]], trail: Trail, deadline_s: float) -> _T:
     """Ask a source within a deadline, and some more times for a cause that may pass within seconds."""
     held = current_trail.set(trail)
     try:

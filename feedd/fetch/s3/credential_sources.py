@@ -105,7 +105,7 @@ class Trail:
 current_trail: ContextVar[Trail | None] = ContextVar("credential_trail", default=None)
 
 
-def _begun(step: Step) -> Step:
+def _noted(step: Step) -> Step:
     trail = current_trail.get()
     if trail is not None:
         trail.steps.append(step)
@@ -234,7 +234,7 @@ async def _run(*argv: str, **_: object) -> _Ended:
         SourceFault: it cannot be started, or printed no credentials.
     """
     name = f"the command {argv[0]}"
-    step = _begun(Step(name))
+    step = _noted(Step(name))
     pipe, null = subprocess.PIPE, subprocess.DEVNULL
     try:
         process = await asyncio.create_subprocess_exec(
@@ -301,7 +301,7 @@ class _Session(ClosingSession):
     async def send(self, request: Any) -> Any:  # noqa: ANN401 - aiobotocore has no types
         """Send a request of the SDK."""
         parts = urlsplit(request.url)
-        step = _begun(Step(f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}", str(request.method)))
+        step = _noted(Step(f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}", str(request.method)))
         try:
             answer = await super().send(request)
             body = await answer.content

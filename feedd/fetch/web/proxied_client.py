@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Mapping  # noqa: TC003 - a TypedDict's annotations may be resolved at run time
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 from yarl import URL
@@ -16,22 +15,15 @@ from feedd.fetch.s3.http_answer import Answer
 
 if TYPE_CHECKING:
     import ssl
+    from collections.abc import Mapping
 
     from feedd.fetch.fetch_options import SourceOptions
     from feedd.fetch.web.web_client import WebRequest
     from feedd.fetch.web.web_target import Target
 
 
-class Sending(TypedDict, total=False):
-    """aiohttp's arguments for a request, through a proxy or not."""
-
-    headers: Mapping[str, str]
-    proxy: URL
-    proxy_headers: Mapping[str, str]
-
-
-def through_proxy(target: Target, headers: Mapping[str, str]) -> Sending:
-    """Return how aiohttp sends a request: by the proxy that HTTPS_PROXY, HTTP_PROXY and NO_PROXY name, or directly.
+def through_proxy(target: Target, headers: Mapping[str, str]) -> dict[str, Any]:
+    """Return aiohttp's arguments for a request: by the proxy of HTTPS_PROXY, HTTP_PROXY and NO_PROXY, or directly.
 
     aiohttp's ``trust_env`` would name it too. But that option also sends passwords of ``~/.netrc`` to servers. The
     proxy's password goes into a header, because errors of aiohttp show URLs.
