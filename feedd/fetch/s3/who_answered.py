@@ -27,7 +27,10 @@ _PLACE_HINT: Final = (
 )
 _SHOWN_CHARS: Final = 80
 _SECRET: Final = re.compile(r"[A-Za-z0-9+_=-]{24,}")  # a page may repeat a token or a signature
-_STORE_HEADERS: Final = ("x-amz-", "x-amzn-", "x-goog-", "x-guploader-", "x-minio-", "x-rgw-", "x-oss-")
+_STORE_HEADERS: Final = (
+    *("x-amz-", "x-amzn-", "x-goog-", "x-guploader-", "x-minio-", "x-rgw-", "x-oss-", "x-cos-", "x-obs-"),
+    "opc-request-id",
+)
 _PROXY_HEADERS: Final = frozenset(
     {"via", "proxy-authenticate", "proxy-connection", "proxy-status", "x-squid-error", "x-bluecoat-via"}
 )
