@@ -27,7 +27,10 @@ _PLACE_HINT: Final = (
 )
 _SHOWN_CHARS: Final = 80
 _SECRET: Final = re.compile(r"[A-Za-z0-9+_=-]{24,}")  # a page may repeat a token or a signature
-_STORE_HEADERS: Final = ("x-amz-", "x-amzn-", "x-goog-", "x-guploader-", "x-minio-", "x-rgw-", "x-oss-")
+_STORE_HEADERS: Final = (
+    *("x-amz-", "x-amzn-", "x-goog-", "x-guploader-", "x-minio-", "x-rgw-", "x-oss-", "x-cos-", "x-obs-"),
+    "opc-request-id",
+)
 _PROXY_HEADERS: Final = frozenset(
     {"via", "proxy-authenticate", "proxy-connection", "proxy-status", "x-squid-error", "x-bluecoat-via"}
 )
@@ -103,7 +106,7 @@ def who_answered(status: int, headers: Mapping[str, str], first_bytes: bytes) ->
     root = _ROOT.match(first)
     kind = lower.get("content-type", "").partition(";")[0].strip().lower()
     page = bool(_HTML.match(first)) or (kind in _PAGE_TYPES and not root)
-    said = ", ".join(part for part in (f"status {status}", kind, _server(lower)) if part)
+    said = ", ".join(part for part in (f"status {status}", _short(kind), _server(lower)) if part)
     if status in LOGIN_STATUSES:
         return Answerer(Sender.PROXY, f"a proxy that wants a user name and a password ({said})", PROXY_HINT)
     if 400 <= status < 500 and _PLAIN_TO_TLS.search(first):

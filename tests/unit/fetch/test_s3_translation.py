@@ -11,10 +11,13 @@ import aiohttp
 import pytest
 from botocore import exceptions as boto
 from botocore.utils import parse_timestamp
+from hypothesis import given
+from hypothesis import strategies as st
 
 from feedd import errors
 from feedd.fetch.s3 import sdk_client as s3_client
 from feedd.fetch.s3.sdk_errors import RequestContext, translate
+from feedd.fetch.s3.who_answered import Sender, who_answered
 
 READ = RequestContext("read", "s3://b/k", "http://store:9000", "old")
 
@@ -183,6 +186,60 @@ def test_transport(raised: Exception, kind: type[errors.FeeddError], text: str) 
     error = translate(raised, READ)
     assert type(error) is kind
     assert text in str(error)
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "body", "sender", "shown"),
+    [
+        (200, {"Content-Type": "text/html"}, b"<title>A &amp; B</title>", Sender.PAGE, '"A & B"'),
+        (
+            200,
+            {"Content-Type": "text/html", "Content-Encoding": "gzip"},
+            b"\x1f\x8b\x08zip",
+            Sender.PAGE,
+            "a web page (",
+        ),
+        (403, {}, b"\xef\xbb\xbf <!-- x --><!DOCTYPE html><p>No</p>", Sender.PAGE, '"No"'),
+        (403, {}, b"<script>go()</script>", Sender.PAGE, "a web page ("),
+        (200, {}, b'<?xml version="1.0"?><!DOCTYPE html PUBLIC "x"><html><title>X</title>', Sender.PAGE, '"X"'),
+        (404, {"X-Amz-Request-Id": "1", "Content-Type": "text/html"}, b"<html></html>", Sender.STORE, "a store"),
+        (404, {}, b'<?xml version="1.0"?>\n<Error><Code>NoSuchKey</Code>', Sender.STORE, "a store"),
+        (403, {"Content-Type": "text/html"}, b"<ErrorResponse><Error>", Sender.STORE, "a store"),
+        (503, {"Server": "squid/6"}, b"", Sender.PROXY, "server squid/6"),
+        (502, {"Via": "1.1 gate", "Content-Type": "text/html"}, b"<h1>Bad Gateway</h1>", Sender.PROXY, "Bad Gateway"),
+        (511, {}, b"", Sender.PROXY, "password"),
+        (404, {"Content-Type": "application/json"}, b'{"message":"no route"}', Sender.TEXT, "no route"),
+        (400, {}, b"The plain HTTP request was sent to HTTPS port", Sender.TLS_PORT, "TLS port"),
+        (400, {}, b"You're speaking plain HTTP to an SSL-enabled server port.", Sender.TLS_PORT, "TLS port"),
+        (403, {"Via": "1.1 gate"}, b"", Sender.UNKNOWN, "no header of S3"),
+        (200, {}, b"<ListBucketResult>", Sender.UNKNOWN, "no header of S3"),
+    ],
+)
+def test_the_sender_of_an_answer(status: int, headers: dict[str, str], body: bytes, sender: Sender, shown: str) -> None:
+    """Status, headers and first bytes tell a store from web pages, proxies, other services and ports."""
+    found = who_answered(status, headers, body)
+    assert found.sender is sender
+    assert shown in found.name
+    assert found.is_foreign == (sender not in {Sender.STORE, Sender.UNKNOWN})
+
+
+def test_good_answers_and_tokens_are_not_shown() -> None:
+    """Credentials in a good answer, and long tokens in any answer, stay out of the sentence."""
+    token = "abcDEF0123456789abcDEF0123456789"
+    assert "hidden" not in who_answered(200, {}, b'{"SecretAccessKey": "hidden"}').name
+    assert token not in who_answered(403, {"Server": token}, f"<title>{token}</title>".encode()).name
+
+
+@given(
+    st.integers(100, 599),
+    st.dictionaries(st.sampled_from(["Via", "Server", "content-type", "x-amz-id-2"]), st.text(max_size=200)),
+    st.binary(max_size=4096) | st.text(alphabet="<>!-?htmlxtitle/ \n", max_size=4096).map(str.encode),
+)
+def test_any_answer_has_a_sender(status: int, headers: dict[str, str], body: bytes) -> None:
+    """Any answer gives one short printable line."""
+    name = who_answered(status, headers, body).name
+    assert name.isprintable()
+    assert len(name) < 500
 
 
 @pytest.mark.parametrize(
