@@ -261,7 +261,7 @@ PROCESSES: Final = {
     "prints half a key": (f'echo \'{{"Version": 1, "AccessKeyId": "{SECRET}"}}\'', "no SecretAccessKey"),
     "prints a bad date": (
         f'echo \'{{"Version": 1, "AccessKeyId": "a", "SecretAccessKey": "b", "Expiration": "{SECRET}"}}\'',
-        "cannot be used",
+        "Expiration that is no date",
     ),
     "never stops printing": ("yes", "more than"),
     "hangs": ("sleep 60", "did not end in time"),
@@ -271,7 +271,7 @@ PROCESSES: Final = {
 
 @pytest.mark.parametrize("case", PROCESSES)
 async def test_a_credential_process_that_gives_nothing(
-    store: S3Server, case: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    store: S3Server, case: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A command that gives no credentials is named with its words, never with its arguments or its output, and ends."""
     script, words = PROCESSES[case]
@@ -286,7 +286,7 @@ async def test_a_credential_process_that_gives_nothing(
     assert isinstance(error, PermissionDenied)
     assert "credential_process" in error.message
     assert words in error.message
-    assert SECRET not in str(logs)
+    assert SECRET not in f"{logs} {caplog.text}"
 
 
 async def test_a_command_that_does_not_exist(store: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -563,3 +563,32 @@ async def test_an_open_that_ends_during_the_search_names_the_source(
         await waiting
     assert progress.stage == "listing s3://bucket/"
     assert "store" in progress.suspect
+
+
+@pytest.mark.parametrize("status", [403, 404, 405])
+async def test_a_metadata_service_without_tokens_is_asked_without(
+    store: S3Server, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service of the first version refuses the request for a token with a page, and gives credentials without."""
+
+    def reply(verb: str, path: str) -> bytes:
+        if verb == "PUT":
+            return answer(status, PAGE, "text/html")
+        return answer(200, b"role" if path.endswith("/") else key_credentials())
+
+    async with WebService(reply).running() as url:
+        use_metadata(monkeypatch, url)
+        assert await listed(store) == 1
+
+
+async def test_a_proxy_before_the_metadata_service_is_named(store: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a proxy gets the requests to the metadata service, the hint says how to keep them from the proxy."""
+    service = WebService(answer(403, PAGE, "text/html"))
+    async with service.running() as url:
+        use_metadata(monkeypatch, "http://169.254.169.254")
+        monkeypatch.setenv("http_proxy", url)
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        error = await refused(store)
+        assert 'web page "Sign in"' in error.message
+        assert "169.254.169.254 to NO_PROXY" in error.hint
+        assert service.requests

@@ -29,7 +29,7 @@ from aiobotocore.credentials import (
 from aiobotocore.session import AioSession
 from aiobotocore.utils import _RefCountedSessionMixin
 from botocore.configprovider import ConstantProvider
-from botocore.utils import get_environ_proxies
+from botocore.utils import get_environ_proxies, parse_timestamp
 
 from feedd.fetch.s3.sdk_transports import ClosingSession
 from feedd.fetch.s3.who_answered import FIRST_BYTES
@@ -295,6 +295,11 @@ def _check_output(name: str, out: bytes) -> None:
     for key in ("AccessKeyId", "SecretAccessKey"):
         if not isinstance(found.get(key), str) or not found[key]:
             raise SourceFault(f"{name} printed no {key}")
+    if found.get("Expiration"):
+        try:
+            parse_timestamp(found["Expiration"])
+        except (ValueError, TypeError, OverflowError):
+            raise SourceFault(f"{name} printed an Expiration that is no date") from None
 
 
 class _Session(ClosingSession):
