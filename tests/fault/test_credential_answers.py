@@ -19,6 +19,7 @@ from feedd.errors import FeeddError, PermissionDenied, StoreUnavailable
 from feedd.fetch.fetch_options import S3Options, SourceOptions
 from feedd.fetch.s3 import credential_chain, credential_sources
 from feedd.fetch.s3.credential_chain import find_credentials
+from feedd.fetch.s3.sdk_store import S3Store
 from feedd.fetch.s3.sdk_transports import ANSWER_BYTES_MAX
 from feedd.flow.open_progress import begin_open, enter_stage
 from feedd.metrics import SOURCE_RETRIES
@@ -592,3 +593,19 @@ async def test_a_proxy_before_the_metadata_service_is_named(store: S3Server, mon
         assert 'web page "Sign in"' in error.message
         assert "169.254.169.254 to NO_PROXY" in error.hint
         assert service.requests
+
+
+async def test_readers_share_one_failed_search(
+    store: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Readers that wait for the same client get the same error after one search, not after one each."""
+    command, count = tmp_path / "login-tool", tmp_path / "count"
+    command.write_text(f"#!/bin/sh\necho x >> {count}\nexit 1\n")
+    command.chmod(command.stat().st_mode | stat.S_IXUSR)
+    use_config(monkeypatch, tmp_path, f"[default]\ncredential_process = {command}\n")
+    monkeypatch.setattr("feedd.fetch.s3.sdk_client.FAILURE_SHARED_S", 3600.0)
+    bucket = S3Store("bucket", SourceOptions(s3={"*": S3Options(endpoint_url=store.url)}))
+    found = await asyncio.gather(*(bucket.head("one") for _ in range(8)), return_exceptions=True)
+    await bucket.close()
+    assert {type(error) for error in found} == {PermissionDenied}
+    assert count.read_text().split() == ["x"]
