@@ -40,6 +40,7 @@ class NoticeKind(enum.Enum):
     UNUSED_COUNTS = "unused-counts"
     CUT_TAILS = "cut-tails"
     SHORT_FILES = "short-files"
+    EMPTY_OBJECTS = "empty-objects"
     UNREAD_COLUMNS = "unread-columns"
     PICKLED_COLUMNS = "pickled-columns"
     RESERVED_NAMES = "reserved-names"
@@ -98,6 +99,10 @@ ABOUT: Final[Mapping[NoticeKind, About]] = {
         "token files are shorter than a window, and none of their tokens is in a sample",
         'use fewer tokens, or "last": "pad" in the recipe',
     ),
+    NoticeKind.EMPTY_OBJECTS: About(
+        "objects have no bytes: shards among them have no samples, and pictures, sounds and arrays are bad samples",
+        "write them again if their upload broke off, or remove them",
+    ),
     NoticeKind.UNREAD_COLUMNS: About(
         "columns, arrays and tar members that feedd cannot read are in no batch",
         "write them as numbers, text, bytes or lists of numbers, or name the fields you need in fields=",
@@ -152,6 +157,15 @@ class Amount:
         examples = (self.examples + other.examples)[:EXAMPLES_MAX]
         return Amount(self.count + other.count, self.size_bytes + other.size_bytes, examples)
 
+    @property
+    def text(self) -> str:
+        """Count, size and first names."""
+        names = ", ".join(map(_shown, self.examples))
+        more = self.count - len(self.examples)
+        listed = f"{names} and {more} more" if names and more > 0 else names
+        size = f", {format_size(self.size_bytes)}" if self.size_bytes else ""
+        return f"{self.count}{size}{f' ({listed})' if listed else ''}"
+
 
 @dataclass(frozen=True, slots=True)
 class Notice:
@@ -168,12 +182,8 @@ class Notice:
     @property
     def text(self) -> str:
         """The notice as one line, of at most ``TEXT_CHARS_MAX`` characters."""
-        about, amount = ABOUT[self.kind], self.amount
-        names = ", ".join(map(_shown, amount.examples))
-        more = amount.count - len(amount.examples)
-        listed = f"{names} and {more} more" if names and more > 0 else names
-        size = f", {format_size(amount.size_bytes)}" if amount.size_bytes else ""
-        said = f"{about.what}: {amount.count}{size}{f' ({listed})' if listed else ''}"
+        about = ABOUT[self.kind]
+        said = f"{about.what}: {self.amount.text}"
         return (f"{said}; {about.hint}" if about.hint else said)[:TEXT_CHARS_MAX]
 
 

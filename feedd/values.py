@@ -57,6 +57,21 @@ class ObjectRef:
         return f"{self.root}{self.key}" if self.root == "file://" else f"{self.root}/{self.key}"
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ArchivedRef(ObjectRef):
+    """An object that may have to be restored before it can be read. It equals the plain ref of the same version."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ObjectRef) and self.plain == (other.plain if isinstance(other, ArchivedRef) else other)
+
+    __hash__ = ObjectRef.__hash__
+
+    @property
+    def plain(self) -> ObjectRef:
+        """The same version as any other object."""
+        return ObjectRef(self.root, self.key, self.size_bytes, self.etag, self.conversion)
+
+
 NextUses: TypeAlias = "Callable[[Sequence[ObjectRef]], Sequence[float]]"
 """Returns when each shard is needed next, on any scale: later times are needed later, ``inf`` never."""
 

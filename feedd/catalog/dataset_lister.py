@@ -6,13 +6,16 @@ import functools
 import itertools
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
 
 from feedd.access import EVERYTHING
 from feedd.catalog.braces import Allowance
 from feedd.catalog.large_objects import may_have_spans, with_spans
 from feedd.catalog.megatron_index import check_types, read_documents
 from feedd.catalog.object_heads import with_heads
+from feedd.catalog.object_kinds import PRIMARY, kind_of
 from feedd.catalog.record_idx import idx_sizes
 from feedd.catalog.sidecar_counts import read_sidecars
 from feedd.catalog.token_windows import token_files
@@ -21,10 +24,12 @@ from feedd.catalog.wanted_columns import counting
 from feedd.convert.conversion_registry import check_named
 from feedd.converting.converter import formed
 from feedd.dataset.listing import Listing
+from feedd.dataset.object_names import split_name
+from feedd.dataset.packs import Packs
 from feedd.dataset.passed_over import PassedOver
 from feedd.flow.pools import CPU
 from feedd.flow.tasks import run_all
-from feedd.notices import Amount, NoticeKind, summed
+from feedd.notices import EXAMPLES_MAX, Amount, NoticeKind, summed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,6 +40,11 @@ if TYPE_CHECKING:
     from feedd.catalog.sources import Sources
     from feedd.catalog.token_windows import Cuts, TokenFiles
     from feedd.protocols import Clock
+
+
+_LINES: Final = "jsonl ndjson lines csv tsv txt text svm libsvm"
+_MAY_BE_EMPTY: Final = frozenset(f"{_LINES} tfrecord tfrecords rec recordio".split())
+"""Formats, and extensions, of which a file without bytes is whole: it has no lines or records."""
 
 
 class DatasetLister:
@@ -99,7 +109,10 @@ class DatasetLister:
         if only is None:
             return None
         listing = await CPU.run(only.listing, self._clock.monotonic_s())
-        return None if listing is None or await CPU.run(may_have_spans, listing, span_bytes) else listing
+        if listing is None or await CPU.run(may_have_spans, listing, span_bytes):
+            return None
+        await CPU.run(_note_empty, listing)
+        return listing
 
     async def _listed(self, resolved: Sequence[Resolved], cuts: Cuts, span_bytes: int) -> Listing:
         firsts = tuple(itertools.accumulate((len(one.refs) for one in resolved[:-1]), initial=0))
@@ -116,6 +129,7 @@ class DatasetLister:
         listing.formats = told.formats
         listing, told = await with_spans(self._sources, listing, told, span_bytes)
         listing.formats, listing.passed_over = told.formats, whole.passed_over.with_reasons(told.left_out)
+        await CPU.run(_note_empty, listing)
         listing.frozen = whole.frozen
         listing.counts = await CPU.run(self._learned.known, listing.refs, listing.format_of)
         await CPU.run(listing.add_counts, told.exact, told.claimed, told.by)
@@ -138,6 +152,31 @@ class DatasetLister:
         files, cut_told = await CPU.run(_with_cuts, whole, firsts, cuts, told)
         await check_types(self._sources, whole, files.dtypes)
         return cut_told
+
+
+def empty_objects(listing: Listing) -> Amount:
+    """Return the objects without bytes whose formats need some; takes microseconds for each empty object."""
+    found: list[str] = []
+    for number in np.flatnonzero(listing.sizes == 0).tolist():
+        key = listing.refs[number].key
+        kind = listing.format_of(number).partition(":")[0] or _extension(key)
+        if kind not in _MAY_BE_EMPTY:
+            found.append(key)
+    for pack in listing.packs:
+        if type(pack) is Packs:  # a line of a manifest is never empty, and a missing object is reported
+            keys = map(pack.members.key, np.flatnonzero(pack.members.sizes == 0).tolist())
+            found += (key for key in keys if kind_of(*split_name(key)) == PRIMARY)
+    return Amount(len(found), 0, tuple(found[:EXAMPLES_MAX]))
+
+
+def _extension(key: str) -> str:
+    """Return the extension of a name, without the number of a file (``part.tfrecord-00000-of-00128``)."""
+    return key[key.rfind("/") + 1 :].lower().rpartition(".")[2].partition("-")[0]
+
+
+def _note_empty(listing: Listing) -> None:
+    """Add the notice about objects without bytes."""
+    listing.passed_over = listing.passed_over.with_reasons({NoticeKind.EMPTY_OBJECTS: empty_objects(listing)})
 
 
 def _joined(resolved: Sequence[Resolved], firsts: Sequence[int]) -> Resolved:

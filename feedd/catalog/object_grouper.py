@@ -19,6 +19,7 @@ from feedd.catalog.object_kinds import COMPANION, LINES, PRIMARY, SHARD, is_tabl
 from feedd.dataset.object_names import split_name
 from feedd.dataset.pack_borders import borders
 from feedd.dataset.packs import Members, Packs, packed_tag, texts_at
+from feedd.dataset.passed_over import amount_of
 from feedd.notices import EXAMPLES_MAX, Amount, NoticeKind, summed
 
 if TYPE_CHECKING:
@@ -270,10 +271,7 @@ class ObjectGrouper:
         for ref in lost:
             kind = self._ignored.reason(ref.key, ref.size_bytes) if self._ignored is not None else None
             found.setdefault(kind or otherwise(ref.key), []).append(ref)
-        return {
-            kind: Amount(len(refs), sum(ref.size_bytes for ref in refs), tuple(ref.key for ref in refs[:EXAMPLES_MAX]))
-            for kind, refs in found.items()
-        }
+        return {kind: amount_of(refs) for kind, refs in found.items()}
 
 
 def _among_shards(key: str) -> NoticeKind:

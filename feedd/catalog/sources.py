@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from feedd.access import Access
     from feedd.catalog.braces import Allowance
+    from feedd.catalog.manifest import Names
     from feedd.dataset.packs import Packs
     from feedd.fetch.fetch_options import SourceOptions
     from feedd.flow.loop_thread import WorkLoop
@@ -203,6 +204,10 @@ class Sources:
             passed_over = passed_over.plus(passed)
         if not found and sidecar_refs:
             raise _nothing(" ".join(urls))
+        if archived := [ref for taking in takings for ref in taking.archived]:
+            from feedd.catalog.archived_objects import refuse_archived  # noqa: PLC0415 - most runs have no such object
+
+            await refuse_archived(archived, found, packs, self.store, self._options.heads_in_flight)
         versions = tuple(frozen.ref for frozen in whole if frozen is not None)
         return Resolved(tuple(found), tuple(sidecar_refs), tuple(packs), named, passed_over, counts, formats, versions)
 
@@ -258,6 +263,12 @@ class Sources:
         except NotFound:
             return None
 
+    async def _heads_of(self, names: Names, taking: UrlListing) -> list[ObjectRef | None]:
+        """Return the current versions of the objects of an augmented manifest, and note which are archived."""
+        refs = await head_all(names, self._head_if_there, self._options.heads_in_flight)
+        await CPU.run(taking.note_archived, refs)
+        return refs
+
     async def head(self, url: str, access: Access = EVERYTHING) -> ObjectRef:
         """Return the current version of one object or file.
 
@@ -303,7 +314,7 @@ class Sources:
 
             found = await self.texts.parse(ref, functools.partial(parse_lines, url=location.url))
             await CPU.run(access.check_names, found.names, location.url)
-            heads = head_all(found.names, self._head_if_there, self._options.heads_in_flight)
+            heads = self._heads_of(found.names, taking)
             taking.take_packs(await found.packs(ref, heads))
             return
         names = await self.texts.parse(ref, functools.partial(names_in, url=location.url))

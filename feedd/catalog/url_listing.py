@@ -15,6 +15,7 @@ from feedd.dataset.passed_over import PassedOver
 from feedd.dataset.sidecars import is_sidecar
 from feedd.dataset.splits import with_one_split
 from feedd.errors import Unsupported
+from feedd.values import ArchivedRef
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -72,6 +73,7 @@ class UrlListing:
     Attributes:
         location: the URL.
         sidecar_refs: sidecars, which tell of samples and hold none.
+        archived: objects that may have to be restored before they can be read.
         count: number of collected objects.
         frozen: the manifest that lists the objects; None: a store lists them.
     """
@@ -82,6 +84,7 @@ class UrlListing:
         self._format = location.format not in {"", _FILES}
         self._named = shards or self._format
         self.sidecar_refs: dict[ObjectRef, None] = {}
+        self.archived: list[ObjectRef] = []
         self.count = 0
         self.frozen: Frozen | None = None
         self._gatherings: list[ObjectGrouper] = []
@@ -131,6 +134,10 @@ class UrlListing:
         """Add objects of one store that URLs name, in their order; they are grouped later, and none is ignored."""
         self._listed = refs
 
+    def note_archived(self, refs: Sequence[ObjectRef | None]) -> None:
+        """Note which of some objects are archived."""
+        self.archived += [ref.plain for ref in refs if isinstance(ref, ArchivedRef)]
+
     def take_packs(self, packs: Packs) -> None:
         """Take the packs of an augmented manifest, which is the whole URL."""
         self._packs = packs
@@ -168,6 +175,9 @@ class UrlListing:
 
     def _take(self, page: list[ObjectRef]) -> None:
         self.count += len(page)
+        if ArchivedRef in set(map(type, page)):
+            self.note_archived(page)
+            page = [ref.plain if isinstance(ref, ArchivedRef) else ref for ref in page]
         sidecar_refs = [ref for ref in page if is_sidecar(ref.key) and ref.key != self._exact]
         self.sidecar_refs.update(dict.fromkeys(sidecar_refs))
         self._gatherings[-1].add([ref for ref in page if ref not in self.sidecar_refs] if sidecar_refs else page)

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 from feedd.notices import EXAMPLES_MAX, Amount, NoticeKind, summed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+
+    from feedd.values import ObjectRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,3 +35,8 @@ class PassedOver:
     def with_reasons(self, more: Mapping[NoticeKind, Amount]) -> PassedOver:
         """Return a copy with more notices about the data."""
         return replace(self, reasons=summed([self.reasons, more]))
+
+
+def amount_of(refs: Sequence[ObjectRef]) -> Amount:
+    """Return count, size and first names of some objects."""
+    return Amount(len(refs), sum(ref.size_bytes for ref in refs), tuple(ref.key for ref in refs[:EXAMPLES_MAX]))

@@ -10,6 +10,10 @@ CHANGED_HINT = (
     "or write the next manifest with feedd index --manifest if the URL begins with frozen+"
 )
 MISSING_HINT = "check bucket and key; the object may have been deleted since it was listed"
+ARCHIVED: Final = "the object is archived"
+"""Message of the refusal to read an object that must be restored before."""
+
+ARCHIVED_HINT = "restore it first (aws s3api restore-object), or leave it out"
 PATH_HINTS: Final = {
     errno.EACCES: "run feedd as a user with that permission",
     errno.EDQUOT: "free space, or raise the user's disk quota, and run the command again",

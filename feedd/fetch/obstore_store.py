@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import importlib
+import itertools
 import os
 import re
 import time
@@ -158,6 +159,8 @@ class ObstoreStore:
         pages = aiter(self._obstore.list(store, folder.rstrip("/"), chunk_size=_PAGE_COUNT))
         found: list[Mapping[str, Any]] = []
         while (page := await self._call(anext(pages, None), url)) is not None:
+            if any(not str(one["path"]).startswith(folder) for one in page):
+                raise BadResponse(f"expected keys that begin with {folder!r}, got others", object=url, stage="source")
             found += page
         return found
 
@@ -240,4 +243,7 @@ def _sorted_refs(root: str, found: Sequence[Mapping[str, Any]], url: str, start_
         if len(parts) > 1:
             folders.add("/".join(parts[:-1]))
     refs = _refs(root, [meta for meta in found if meta["size"] or meta["path"] not in folders], url)
-    return sorted((ref for ref in refs if ref.key > start_after), key=lambda ref: ref.key)
+    refs = sorted((ref for ref in refs if ref.key > start_after), key=lambda ref: ref.key)
+    if twice := next((one.key for one, other in itertools.pairwise(refs) if one.key == other.key), None):
+        raise BadResponse(f"expected each key once, got {twice!r} twice", object=url, stage="source")
+    return refs

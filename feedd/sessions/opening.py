@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from feedd.batching.assembler import KEY_SPECS, Assembler, AssemblerOptions
 from feedd.batching.bad_samples import BadSampleOptions
 from feedd.batching.batch_recipes import estimated_bytes, resolve
@@ -22,8 +24,9 @@ from feedd.catalog.learned_counts import Learned
 from feedd.catalog.object_grouper import object_bytes
 from feedd.catalog.open_request import Request, shortened
 from feedd.catalog.wanted_columns import narrowed
+from feedd.dataset.passed_over import amount_of
 from feedd.dataset.step_counts import Uneven
-from feedd.errors import NotFound, ObjectChanged, Unsupported
+from feedd.errors import CacheTooSmall, NotFound, ObjectChanged, Unsupported
 from feedd.flow.arena import Arena
 from feedd.flow.memory import ArenaBudget
 from feedd.flow.open_progress import enter_stage
@@ -44,6 +47,7 @@ from feedd.sessions.prefetch_driver import PrefetchDriver, ReaderGroups
 from feedd.sessions.rank_plan import planned, windows_of
 from feedd.sessions.shared_batches import WINDOW_BATCHES
 from feedd.sessions.slot_counts import fixed_bytes, may_differ, run_and_slots, slots_for, within
+from feedd.units import format_size
 from feedd.values import Cursor, SessionInfo
 
 if TYPE_CHECKING:
@@ -145,6 +149,7 @@ class Pipeline:
     async def _listed(self, request: Request, listing: Listing, tables: Tables) -> Session:
         """Open a session on a listing."""
         spec, expected = request.spec, request.spec.session.expect_fingerprint
+        await CPU.run(refuse_too_large, listing, self.stages.cache.limit_bytes)
         mark = await CPU.run(request.fingerprint, listing)  # on a thread: the fingerprint covers a format per shard
         if expected and mark != expected:
             raise ObjectChanged(
@@ -315,6 +320,20 @@ class Pipeline:
         self.stages.pool.attach(one.number, arena.fd, arena.size_bytes, one.request.spec.owner)
         one.undo.callback(self.stages.pool.detach, one.number)
         return arena
+
+
+def refuse_too_large(listing: Listing, limit_bytes: int) -> None:
+    """Refuse a dataset with shards that can never be in the cache; spans of large objects are shards of their own.
+
+    Raises:
+        CacheTooSmall: shards are larger than the cache; all of them are counted, and the first are named.
+    """
+    numbers = np.flatnonzero(listing.sizes > limit_bytes).tolist() if limit_bytes else []
+    lost = [ref for ref in map(listing.refs.__getitem__, numbers) if ref.conversion is None]  # others change their size
+    if lost:
+        message = f"expected shards of at most {format_size(limit_bytes)}, the cache's limit, got larger ones: "
+        hint = "raise cache.size, or write smaller shards: only files of tokens and .npy files are read in spans"
+        raise CacheTooSmall(message + amount_of(lost).text, object=lost[0].url, hint=hint, stage="cache")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.errors import BadConfig, PermissionDenied, StoreUnavailable, Throttled, Unsupported
+from feedd.errors import BadConfig, BadResponse, PermissionDenied, StoreUnavailable, Throttled, Unsupported
 from feedd.fetch.fetch_options import SourceOptions
 from feedd.fetch.obstore_store import ObstoreStore
 from feedd.values import ByteRange
 from tests.conformance import object_store_suite as suite
 from tests.conformance.object_store_suite import Bed, collect, read
 from tests.fakes.azure import AzureServer
+from tests.fakes.raw_server import RawServer
 from tests.fakes.s3.faults import Fault
+from tests.fakes.s3.listing_pages import listing_page
 from tests.fakes.s3.server import S3Server
 from tests.fakes.sinks import into
 
@@ -147,3 +149,25 @@ async def test_each_page_of_a_listing_has_its_own_deadline(monkeypatch: pytest.M
     assert [ref.key for ref in await collect(store, "d/")] == ["d/0", "d/1", "d/2"]
     assert len(set(begun_before)) == 3
     await store.close()
+
+
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [
+        (["d/a", "private/b"], "expected keys that begin with 'd/', got others"),
+        (["d/a", "d/a"], "expected each key once, got 'd/a' twice"),
+    ],
+)
+async def test_listings_that_cannot_be_right_are_refused(
+    monkeypatch: pytest.MonkeyPatch, keys: list[str], why: str
+) -> None:
+    """Keys outside of the folder, and keys that come twice: nothing of such a listing is read."""
+    monkeypatch.setenv("GOOGLE_SKIP_SIGNATURE", "true")
+    body = listing_page(keys)
+    head = f"HTTP/1.1 200 OK\r\nContent-Type: application/xml\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    async with RawServer(head + body) as server:
+        monkeypatch.setenv("GOOGLE_BASE_URL", f"http://127.0.0.1:{server.port}")
+        store = ObstoreStore("gs://bucket", SourceOptions())
+        with pytest.raises(BadResponse, match=why):
+            await collect(store, "d/")
+        await store.close()

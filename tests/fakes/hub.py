@@ -25,7 +25,7 @@ class FakeHub:
 
     ``requests`` are (server, path with query, headers) of what came in. ``refusals`` answers the coming requests of the
     hub, one each. ``lifetime_s`` is how long the addresses of bytes are valid; ``revoked`` refuses them at once.
-    ``next_url`` is what listings name as their next page.
+    ``next_url`` is what listings name as their next page. ``rows`` come at the end of each listing.
     """
 
     def __init__(self, *, page_count: int = 1000) -> None:
@@ -33,6 +33,7 @@ class FakeHub:
         self.requests: list[tuple[str, str, Mapping[str, str]]] = []
         self.refusals: list[tuple[int, dict[str, str]]] = []
         self.lifetime_s = 3600.0
+        self.rows: list[dict[str, object]] = []
         self.revoked: set[str] = set()
         self.url = self.cdn_url = self.next_url = ""
         self._page_count = page_count
@@ -121,7 +122,7 @@ class FakeHub:
                     entries[name] = {"type": "directory", "oid": "0" * 40, "size": 0, "path": name}
             if recursive or len(parts) == 1:
                 entries[path] = _entry(path, data)
-        rows = list(entries.values())
+        rows = [*entries.values(), *self.rows]
         at = int(request.query.get("cursor", "0"))
         headers = {}
         if at + self._page_count < len(rows) or self.next_url:

@@ -14,7 +14,7 @@ from feedd.fetch.s3.range_listing import IN_FLIGHT_MAX, RangeListing
 from feedd.fetch.s3.sdk_client import S3Clients
 from feedd.fetch.threaded import iterate_in_thread
 from feedd.flow.pools import CPU
-from feedd.values import ObjectRef
+from feedd.values import ArchivedRef, ObjectRef
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
@@ -104,7 +104,9 @@ async def _answers(
 def _refs(page: Page, end: str | None, root: str) -> list[ObjectRef]:
     """Return the objects of a page up to a key; takes about 10 microseconds per object."""
     return [
-        ObjectRef(root, one.key, one.size_bytes, one.etag.removeprefix("W/").strip('"'))
+        (ArchivedRef if one.archived else ObjectRef)(
+            root, one.key, one.size_bytes, one.etag.removeprefix("W/").strip('"')
+        )
         for one in contents.objects_of(page)
         if end is None or one.key <= end
     ]

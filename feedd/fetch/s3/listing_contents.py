@@ -9,7 +9,6 @@ surrounds the objects, and the next page is requested before ``objects_of`` read
 
 from __future__ import annotations
 
-import html
 import re
 import zlib
 from dataclasses import dataclass, replace
@@ -23,14 +22,18 @@ from feedd.fetch.s3.who_answered import who_answered
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from feedd.fetch.s3.who_answered import Answerer
+
 EVENT: Final = "before-parse.*.ListObjectsV2"
 """Event of botocore; the wildcard runs before all handlers for S3, and so before botocore reads the body."""
 _PAGE: Final = "FeeddPage"
 _ROOT: Final = "ListBucketResult"
+ARCHIVED: Final = frozenset({"GLACIER", "DEEP_ARCHIVE"})
+"""Storage classes whose objects must be restored before they can be read; GLACIER_IR is none of them."""
+
 _BEGIN, _END = b"<Contents>", b"</Contents>"
 _ERROR: Final = re.compile(rb"\s*(<\?xml[^>]*>)?\s*<Error[\s>/]")
 _SINGLE: Final = frozenset({"IsTruncated", "NextContinuationToken", "KeyCount", "EncodingType"})
-_TITLE: Final = re.compile(rb"<title[^>]*>([^<]{1,200})", re.IGNORECASE)
 _SECRET: Final = re.compile(r"[A-Za-z0-9+_=-]{24,}")
 _SHOWN_CHARS_MAX: Final = 80
 _TAGS_MAX: Final = 250_000  # a page of 1,000 objects has some 24,000; a tree takes a hundred bytes for each
@@ -48,6 +51,7 @@ class Listed(NamedTuple):
     key: str
     size_bytes: int
     etag: str
+    archived: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +107,7 @@ def page_of(answer: Mapping[str, Any], prefix: str) -> Page:
     except (_NotWholeError, ET.ParseError, LookupError, ValueError) as error:  # of encodings, too
         why = str(error) if isinstance(error, _NotWholeError) else f"it is not well-formed XML: {error}"
         answerer = who_answered(status, headers, body)
-        shown = f"one from {answerer.name}" if answerer.is_foreign else described(headers, body)
-        message = f"expected a whole page of a listing, got {shown} ({why})"
+        message = f"expected a whole page of a listing, got {_described(answerer, body)} ({why})"
         raise BadResponse(message, hint=answerer.hint or _ENDPOINT_HINT, stage="source") from error
 
 
@@ -117,7 +120,9 @@ def objects_of(page: Page) -> list[Listed]:
     """
     body = zlib.decompress(page.body) if page.compressed else page.body
     try:
-        found = _objects(ET.fromstring(body), page.prefix)  # noqa: S314 - as botocore's parser does; ``_page`` refuses DTDs
+        tree = ET.fromstring(body)  # noqa: S314 - as botocore's parser does; ``_page`` refuses DTDs
+        archived = _archived(tree) if any(f">{name}<".encode() in body for name in ARCHIVED) else None
+        found = _objects(tree, page.prefix, archived)
     except (ET.ParseError, LookupError, ValueError) as error:
         why = f"an object without {_local(str(error.args[0]))}" if isinstance(error, KeyError) else str(error)
         message = f"expected objects with key, size and etag, got {why}"
@@ -127,16 +132,12 @@ def objects_of(page: Page) -> list[Listed]:
     return found
 
 
-def described(headers: Mapping[str, str], body: bytes) -> str:
-    """Return what an answer seems to be, in one line: content type, server, title and first bytes; no secrets."""
-    kind = headers.get("content-type", "").partition(";")[0].strip() or "no content type"
-    server = f" from {_shown(headers['server'])!r}" if headers.get("server") else ""
+def _described(answerer: Answerer, body: bytes) -> str:
+    """Return the sender of an answer and its first bytes, in one line without secrets."""
     if not body:
-        return f"{kind}{server}, an empty body"
-    title = _TITLE.search(body[:4096])
-    named = f", titled {_shown(html.unescape(title[1].decode('utf-8', 'replace')))!r}" if title else ""
+        return f"an empty body from {answerer.name}"
     first = _shown(body[: 4 * _SHOWN_CHARS_MAX].decode("utf-8", "replace"))
-    return f"{_shown(kind)}{server}{named}, that begins with {first!r}"
+    return f"one from {answerer.name}, which begins with {first!r}"
 
 
 class _NotWholeError(Exception):
@@ -196,7 +197,13 @@ def _fields(root: ET.Element) -> dict[str, str]:
     return found | {"IsTruncated": truncated}
 
 
-def _objects(page: ET.Element, prefix: str) -> list[Listed]:
+def _archived(page: ET.Element) -> list[bool]:
+    """Return which objects of a page are of an archived storage class."""
+    space = page.tag[: page.tag.find("}") + 1]
+    return [item.findtext(f"{space}StorageClass") in ARCHIVED for item in page.iterfind(f"{space}Contents")]
+
+
+def _objects(page: ET.Element, prefix: str, archived: list[bool] | None) -> list[Listed]:
     space = page.tag[: page.tag.find("}") + 1]
     contents, key, size, etag = (space + name for name in ("Contents", "Key", "Size", "ETag"))
     names, sizes, tags = [], [], []
@@ -209,7 +216,9 @@ def _objects(page: ET.Element, prefix: str) -> list[Listed]:
     if page.findtext(space + "EncodingType") == "url":
         names = [_decoded(name, encoded=True) if "%" in name or "+" in name else name for name in names]
     _check(names, sizes, tags, prefix)
-    return list(map(Listed, names, map(int, sizes), tags))
+    if archived is None:
+        return list(map(Listed, names, map(int, sizes), tags))
+    return list(map(Listed, names, map(int, sizes), tags, archived))
 
 
 def _check(names: list[str], sizes: list[str], tags: list[str], prefix: str) -> None:

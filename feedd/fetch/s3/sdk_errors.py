@@ -24,7 +24,7 @@ from feedd.errors import (
     StoreUnavailable,
     Throttled,
 )
-from feedd.fetch.hints import CHANGED_HINT, MISSING_HINT
+from feedd.fetch.hints import ARCHIVED, ARCHIVED_HINT, CHANGED_HINT, MISSING_HINT
 from feedd.fetch.proxy_rules import proxy_of, proxy_variable
 from feedd.fetch.s3.who_answered import LOGIN_STATUSES, Sender, tls_failure, who_answered
 
@@ -290,8 +290,7 @@ def _answered(error: boto.ClientError, request: RequestContext) -> FeeddError:  
     if code in _CREDENTIALS:
         return PermissionDenied(f"the store refused the credentials: {said}", hint=_credentials_hint(request), **where)
     if code == "InvalidObjectState":
-        hint = "restore it first (aws s3api restore-object), or leave it out"
-        return PermissionDenied("the object is archived", hint=hint, **where)
+        return PermissionDenied(ARCHIVED, hint=ARCHIVED_HINT, **where)
     if code in DENIED or code.startswith("KMS.") or status in {401, 403}:
         return PermissionDenied(f"access denied: {said}", hint=_grant(error, code, request), **where)
     if code in _CHANGED:

@@ -14,11 +14,12 @@ import structlog
 from feedd.errors import BadResponse, FeeddError, NotFound, ObjectChanged, StoreUnavailable, Unsupported
 from feedd.fetch.hints import CHANGED_HINT
 from feedd.fetch.s3.bucket_listing import list_pages
+from feedd.fetch.s3.listing_contents import ARCHIVED
 from feedd.fetch.s3.range_answer import RangeHead, answered_by, check_head, plain_etag
 from feedd.fetch.s3.sdk_client import S3Clients
 from feedd.fetch.s3.sdk_errors import RequestContext, code_of
 from feedd.fetch.s3.stored_checksums import S3Checksums
-from feedd.values import ObjectRef, ReadProgress
+from feedd.values import ArchivedRef, ObjectRef, ReadProgress
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
@@ -151,7 +152,8 @@ class S3Store:
         size_bytes = answer.get("ContentLength")
         if size_bytes is None:  # a proxy that compresses leaves it out
             size_bytes = await self._size_by_range(key, etag, request)
-        return ObjectRef(self.root, key, int(size_bytes), etag), answer.get("Metadata", {})
+        ref = (ArchivedRef if _is_archived(answer) else ObjectRef)(self.root, key, int(size_bytes), etag)
+        return ref, answer.get("Metadata", {})
 
     async def _size_by_range(self, key: str, etag: str, request: RequestContext) -> int:
         """Return an object's size as the answer to a GET of its first byte states it.
@@ -272,6 +274,12 @@ def _stated_range(refusal: BaseException | None) -> str:
     """Return the Content-Range of a refused range; empty if the refusal states none."""
     response: Mapping[str, Any] = getattr(refusal, "response", {})
     return str(response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("content-range", ""))
+
+
+def _is_archived(answer: Mapping[str, Any]) -> bool:
+    """Whether a HEAD is about an object that must be restored. A listing does not tell this of Intelligent-Tiering."""
+    restored = 'ongoing-request="false"' in answer.get("Restore", "")
+    return not restored and (answer.get("StorageClass") in ARCHIVED or "ArchiveStatus" in answer)
 
 
 def _condition(over: str | None) -> dict[str, Any]:

@@ -142,16 +142,22 @@ class HubApi:
         url = f"{self._api}/tree/{commit}" + (f"/{path}" if path else "")
         url += f"?recursive={'true' if recursive else 'false'}&expand=false&limit=1000"
         found: list[Entry] = []
-        shown = f"{self._root}/{folder}"
+        shown, asked = f"{self._root}/{folder}", set[str]()
         for _ in range(_PAGES_MAX):
+            asked.add(url)
             try:
                 data, url = await self._get(url, shown)
             except NotFound:
                 return []
             entries: list[Entry] = await self._parsed(_TREE, data, shown)
+            if any(not one.path.startswith(folder) or one.content_bytes < 0 for one in entries):
+                message = f"expected files below {folder!r} with their sizes, got others"
+                raise BadResponse(message, object=shown, stage="source")
             found += entries
             if not url:
                 return found
+            if url in asked:
+                raise BadResponse("expected a new page, got one that was read before", object=shown, stage="source")
         message = f"expected a listing of at most {_PAGES_MAX} pages, got more"
         raise BadResponse(message, object=shown, stage="source")
 

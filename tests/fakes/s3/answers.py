@@ -94,13 +94,18 @@ def encoded_key(text: str) -> str:
 
 
 class Answers:
-    """From request to reply; no I/O but the objects'."""
+    """From request to reply; no I/O but the objects'.
+
+    Attributes:
+        archived: headers of objects in an archive, which can be read if ``x-amz-restore`` says that they are restored.
+    """
 
     def __init__(self, objects: Objects, checksums: Checksums | None = None) -> None:
         self._objects = objects
         self._session_count = 0
         self._checksums = checksums or Checksums()
         self._metadata: dict[tuple[str, str], dict[str, str]] = {}  # of objects that came by PUT
+        self.archived: dict[tuple[str, str], dict[str, str]] = {}
 
     def answer(self, request: Request, fault: Fault) -> Reply:
         """Return the good reply, or the error the fault asks for."""
@@ -189,6 +194,10 @@ class Answers:
         headers = {"ETag": f'"{etag}"', "Accept-Ranges": "bytes", "Content-Type": "binary/octet-stream"}
         headers["Last-Modified"] = "Wed, 01 Jan 2025 00:00:00 GMT"
         headers.update(self._metadata.get((request.bucket, request.key), {}))
+        archive = self.archived.get((request.bucket, request.key), {})
+        if archive and request.op == "GET" and 'ongoing-request="false"' not in archive.get("x-amz-restore", ""):
+            return _error(403, "InvalidObjectState", request)
+        headers.update(archive)
         headers.update(fault.headers)
         start, end = 0, stored.size_bytes
         match = _RANGE.fullmatch(request.range or "")
@@ -210,6 +219,9 @@ class Answers:
         headers["Content-Range"] = f"bytes {start + shift}-{end - 1 + shift}/{stored.size_bytes}"
         return Reply(206, headers, stored=stored, start=start, size=end - start)
 
+    def _storage_class(self, bucket: str, key: str) -> str:
+        return self.archived.get((bucket, key), {}).get("x-amz-storage-class", "STANDARD")
+
     def _list(self, request: Request) -> Reply:
         query = request.query
         prefix, count = query.get("prefix", ""), min(1000, int(query.get("max-keys", "1000")))
@@ -227,7 +239,7 @@ class Answers:
         parts += [
             f"<Contents><Key>{shown(key)}</Key><LastModified>2025-01-01T00:00:00.000Z</LastModified>"
             f"<ETag>&quot;{stored.etag}&quot;</ETag><Size>{stored.size_bytes}</Size>"
-            "<StorageClass>STANDARD</StorageClass></Contents>"
+            f"<StorageClass>{self._storage_class(request.bucket, key)}</StorageClass></Contents>"
             for key, stored in page
         ]
         name = "http://s3.amazonaws.com/doc/2006-03-01/"

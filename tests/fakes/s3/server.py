@@ -192,6 +192,11 @@ class S3Server:
         self._objects.create(bucket)
         return self._objects.put_endless(bucket, key, size_bytes).etag
 
+    def archive(self, bucket: str, key: str, **headers: str) -> None:
+        """Put an object into an archive, told by these headers of ``x-amz-``: see ``Answers.archived``."""
+        named = {f"x-amz-{name.replace('_', '-')}": value for name, value in headers.items()}
+        self._answers.archived[bucket, key] = named
+
     def create_bucket(self, bucket: str) -> None:
         """Make an empty bucket."""
         self._objects.create(bucket)
@@ -223,6 +228,7 @@ class S3Server:
         self.calm()
         for bucket in self._objects.buckets():
             self._objects.remove(bucket)
+        self._answers.archived.clear()
         self.hang_up()
         self.requests.clear()
         self._ops.clear()

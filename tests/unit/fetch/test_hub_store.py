@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.errors import NotFound, ObjectChanged, PermissionDenied, StoreUnavailable, Throttled, Unsupported
+from feedd.errors import (
+    BadResponse,
+    NotFound,
+    ObjectChanged,
+    PermissionDenied,
+    StoreUnavailable,
+    Throttled,
+    Unsupported,
+)
 from feedd.fetch.fetch_options import SourceOptions
 from feedd.fetch.web.hub_api import hub_token
 from feedd.fetch.web.hub_store import HubStore
@@ -225,3 +233,21 @@ async def test_a_restarted_daemon_reads_what_was_listed_before(hub: FakeHub) -> 
         (ref,) = await collect(store, "data/")
     async with opened() as store:
         assert await read(store, ObjectRef(ref.root, ref.key, ref.size_bytes, ref.etag), 0, 3) == OLD[:3]
+
+
+@pytest.mark.parametrize(("path", "size"), [("other/b.tar", 1), ("b.tar", 1), ("dat", 1), ("data/b.tar", -1)])
+async def test_files_outside_of_the_folder_are_refused(hub: FakeHub, path: str, size: int) -> None:
+    """A listing of a folder that names other files, or sizes that cannot be, is no listing of it."""
+    hub.rows = [{"type": "file", "oid": "0" * 40, "path": path, "size": size}]
+    async with opened() as store:
+        with pytest.raises(BadResponse, match="expected files below 'data/' with their sizes, got others"):
+            await collect(store, "data/")
+
+
+async def test_a_listing_without_an_end_is_refused(hub: FakeHub) -> None:
+    """A page that names itself as the next one ends the listing with an error, after one more request."""
+    hub.next_url = f"{hub.url}/api/datasets/owner/name/tree/{hub.commit_of('README.md')}/data?recursive=true&cursor=0"
+    async with opened() as store:
+        with pytest.raises(BadResponse, match="expected a new page, got one that was read before"):
+            await collect(store, "data/")
+    assert len([path for path in hub.paths("hub") if "/tree/" in path]) == 2

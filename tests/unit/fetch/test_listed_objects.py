@@ -65,8 +65,8 @@ def test_objects_are_those_botocore_reads(objects: list[tuple[str, int, str]], e
     body = _page(objects, encoded=encoded, spaced=spaced)
     page, known = page_from(body), _botocore_reads(body)
     found = objects_of(page)
-    assert found == [(one["Key"], one["Size"], one["ETag"]) for one in known.get("Contents", [])]
-    assert [tuple(one) for one in found] == [(key, size, f'"{etag}"') for key, size, etag in objects]
+    assert [one[:3] for one in found] == [(one["Key"], one["Size"], one["ETag"]) for one in known.get("Contents", [])]
+    assert [one[:3] for one in found] == [(key, size, f'"{etag}"') for key, size, etag in objects]
     assert (page.truncated, page.token, page.count) == (True, known["NextContinuationToken"], known["KeyCount"])
     assert (page.first, page.last) == ((objects[0][0], objects[-1][0]) if objects else ("", ""))
     assert objects_of(page.squeezed()) == found
@@ -162,7 +162,7 @@ NOT_WHOLE = {
 def test_what_is_not_a_whole_page_is_refused(name: str) -> None:
     """An error that names the content type and says why, before anything is taken for a listing."""
     body, why = NOT_WHOLE[name]
-    with pytest.raises(BadResponse, match="expected a whole page of a listing, got text/x") as caught:
+    with pytest.raises(BadResponse, match=r"expected a whole page of a listing, got .*\(status 200, text/x") as caught:
         page_from(body, "p/", headers={"content-type": "text/x; charset=utf-8"})
     assert why in caught.value.message
     assert caught.value.message.isprintable()
@@ -187,7 +187,7 @@ def test_an_error_is_left_to_botocore() -> None:
 
 def test_the_error_tells_who_answered_and_no_secret() -> None:
     """Content type, server, title and first bytes are shown, printable and short; long words may be secrets."""
-    with pytest.raises(BadResponse, match=re.escape("from 'nginx', titled 'MinIO & Console', that begins with")):
+    with pytest.raises(BadResponse, match=r'"MinIO & Console".*, text/html, server nginx., which begins with'):
         page_from(_HTML, headers={"content-type": "text/html", "server": "nginx"})
     secret = "AKIAIOSFODNN7EXAMPLEwJalrXUtnFEMI"
     with pytest.raises(BadResponse) as caught:
@@ -196,7 +196,7 @@ def test_the_error_tells_who_answered_and_no_secret() -> None:
         )
     assert secret[:24] not in caught.value.message
     assert caught.value.message.isprintable()
-    assert "no content type" in caught.value.message
+    assert "status 200, server s (redacted)" in caught.value.message
     assert len(caught.value.message) < 400
 
 
@@ -225,6 +225,14 @@ def test_an_object_that_is_not_as_s3_describes_it_is_refused(name: str, squeezed
     with pytest.raises(BadResponse, match=re.escape(why)) as caught:
         objects_of(page.squeezed() if squeezed else page)
     assert "secret" not in str(caught.value)
+
+
+def test_objects_that_only_seem_to_be_in_a_page_are_missed() -> None:
+    """A page is counted before it is parsed. What hides in an instruction of XML is then found to be no object."""
+    hidden = _WHOLE.replace(b"<Key>p/b", b"<?x </Contents><Contents>?><Key>p/b").replace(b"<KeyCount>3", b"<KeyCount>4")
+    page = page_from(hidden, "p/")
+    with pytest.raises(BadResponse, match="expected 4 objects in a page, got 3"):
+        objects_of(page)
 
 
 @pytest.mark.parametrize("etag", [b"", b"<ETag></ETag>", b"<ETag>&quot;&quot;</ETag>", b'<ETag>W/""</ETag>'])

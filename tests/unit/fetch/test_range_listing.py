@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import bisect
+import re
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from feedd.errors import BadResponse, StoreUnavailable, Throttled, Unsupported
+from feedd.errors import BadResponse, FeeddError, StoreUnavailable, Throttled, Unsupported
+from feedd.fetch.s3 import bucket_listing, range_listing
 from feedd.fetch.s3 import listing_contents as contents
-from feedd.fetch.s3 import range_listing
 from feedd.fetch.s3.range_listing import RangeListing
+from feedd.fetch.s3.sdk_errors import RequestContext
+from tests.budget import budget
 from tests.fakes.s3.listing_pages import listing_page, page_from
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from feedd.fetch.s3.listing_contents import Page
     from feedd.fetch.s3.range_listing import Ask
@@ -35,6 +40,7 @@ class Store:
         keys: all keys.
         most: the largest number of requests at the same time.
         tokens: whether its truncated pages have continuation tokens.
+        damage: what becomes of its answers, by the number of the request.
     """
 
     def __init__(
@@ -43,6 +49,7 @@ class Store:
         self.ignores, self.late, self.failures, self.page = ignores, late, failures or {}, page
         self.keys = KEYS
         self.tokens = True
+        self.damage: dict[int, Callable[[bytes], bytes]] = {}
         self.request_count = self.most = self._now = 0
 
     async def ask(self, query: Mapping[str, str]) -> Page:
@@ -58,7 +65,8 @@ class Store:
         start = bisect.bisect_right(self.keys, after)
         keys = self.keys[start : start + self.page]
         more = start + self.page < len(self.keys)
-        return page_from(listing_page(keys, token=keys[-1] if more and self.tokens else "", more=more), "p/")
+        body = listing_page(keys, token=keys[-1] if more and self.tokens else "", more=more)
+        return page_from(self.damage.get(number, bytes)(body), "p/")
 
 
 async def _listed(store: Store, in_flight: int = 16, start_after: str = "") -> list[str]:
@@ -204,3 +212,46 @@ async def test_a_truncated_page_with_neither_keys_nor_token_is_refused() -> None
 
     with pytest.raises(BadResponse, match="expected keys or a continuation token in a truncated page, got neither"):
         await _listed_by(ask)
+
+
+_DAMAGE = {
+    "cut": lambda body: body[: len(body) // 2],
+    "html": lambda _: b"<!doctype html><html><title>Sign in</title></html>",
+    "empty": lambda _: b"",
+    "no token": lambda body: re.sub(rb"<NextContinuationToken>.*?</NextContinuationToken>", b"", body),
+    "no end": lambda body: re.sub(rb"<IsTruncated>.*?</IsTruncated>", b"", body),
+    "an object lost": lambda body: re.sub(rb"<Contents>.*?</Contents>", b"", body, count=1),
+    "all objects lost": lambda body: re.sub(rb"<Contents>.*</Contents>", b"", body),
+    "an object twice": lambda body: re.sub(rb"(<Contents>.*?</Contents>)", rb"\1\1", body, count=1),
+    "the first object last": lambda body: re.sub(rb"(<Contents>.*?</Contents>)(.*)(</List)", rb"\2\1\3", body),
+}
+
+
+@settings(max_examples=budget(150), deadline=None)
+@given(
+    st.dictionaries(st.integers(1, 70), st.sampled_from(sorted(_DAMAGE)), max_size=8),
+    st.sampled_from([1, 4, 16]),
+    st.booleans(),
+    st.booleans(),
+)
+def test_a_listing_of_damaged_pages_is_whole_or_an_error(
+    damage: dict[int, str], in_flight: int, has_tokens: bool, ignores: bool
+) -> None:
+    """Whatever happens to which pages, and whatever the store knows: all keys in order, or an error."""
+    store = Store(ignores=ignores)
+    store.tokens = has_tokens
+    store.damage = {number: _DAMAGE[name] for number, name in damage.items()}
+    try:
+        found = asyncio.run(_read(store, in_flight))
+    except FeeddError:
+        assert damage or (ignores and not has_tokens)
+        return
+    assert found == KEYS
+
+
+async def _read(store: Store, in_flight: int) -> list[str]:
+    """Read a listing as a bucket's is read, its order included."""
+    order = bucket_listing._Order(RequestContext("list", "s3://b/p/", ""), "")
+    listing = RangeListing(store.ask, "p/", "", in_flight)
+    refs = [ref async for page, end in listing.pages() for ref in order.keep(bucket_listing._refs(page, end, "s3://b"))]
+    return [ref.key for ref in refs]

@@ -38,7 +38,7 @@ def test_keys_of_each_store_are_read_as_botocore_reads_them(store: str) -> None:
     body = (FOLDER / f"{store}.xml").read_bytes()
     expected = [(key, number, f'"{number:032x}"') for number, key in enumerate(KEYS[store])]
     assert _read_by_botocore(body) == expected
-    assert objects_of(page_from(body)) == expected
+    assert [one[:3] for one in objects_of(page_from(body))] == expected
 
 
 def test_no_page_lacks_a_printable_character() -> None:

@@ -171,6 +171,17 @@ async def test_a_page_that_stays_wrong_is_an_error_soon(name: str) -> None:
         assert len(server.requests) <= (9 if name in {"an error with status 200", "the token again"} else 4)
 
 
+async def test_a_directory_bucket_without_tokens_is_refused() -> None:
+    """Its keys have no order, so nothing but a token says where a listing goes on."""
+    answer = _http(listing_page(["train/b", "train/a"], more=True))
+    async with RawServer(answer, _http(listing_page(["train/c"]))) as server:
+        access = S3Options(endpoint_url=f"http://127.0.0.1:{server.port}", anonymous=True, addressing_style="path")
+        store = S3Store("bucket--x-s3", SourceOptions(s3={"*": access}))
+        with pytest.raises(BadResponse, match="expected a continuation token in a truncated page, got none"):
+            _ = [page async for page in store.list("train/")]
+        await store.close()
+
+
 async def test_an_endless_answer_is_not_read_to_its_end() -> None:
     """Of a body that goes on and on, little more than the bound is received, and the connection is given up."""
     sent_bytes = 0
@@ -226,3 +237,25 @@ async def test_a_store_of_version_1_is_read_whole_or_refused(honours: bool) -> N
                 _ = [page async for page in listing_of]
             assert caught.value.object == "s3://bucket/train/"
     await ended.wait()
+
+
+async def test_other_libraries_take_a_wrong_page_for_the_end() -> None:
+    """The documents say so of boto3 and obstore: they return the first page's keys, and no error."""
+    boto3, obstore = pytest.importorskip("boto3"), pytest.importorskip("obstore.store")
+    answers = (_http(_FIRST), _WRONG["xhtml"]) * 2
+    async with RawServer(*answers) as server:
+        url = f"http://127.0.0.1:{server.port}"
+        names = {"aws_access_key_id": "k", "aws_secret_access_key": "s", "region_name": "us-east-1"}
+
+        def by_boto3() -> int:
+            with contextlib.closing(boto3.client("s3", endpoint_url=url, **names)) as client:
+                pages = client.get_paginator("list_objects_v2").paginate(Bucket="bucket", Prefix="train/")
+                return sum(len(page.get("Contents", ())) for page in pages)
+
+        def by_obstore() -> int:
+            options = {"client_options": {"allow_http": True}, "skip_signature": True, "region": "us-east-1"}
+            store = obstore.S3Store("bucket", endpoint=url, **options)
+            return sum(len(page) for page in store.list("train"))
+
+        assert await asyncio.to_thread(by_boto3) == 2
+        assert await asyncio.to_thread(by_obstore) == 2
