@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -24,11 +25,13 @@ async def iterate_in_thread(
 ) -> AsyncGenerator[T, None]:
     """Yield what ``make()`` yields; it runs in a thread, at most ``ahead_count`` items ahead.
 
-    Close the generator (``contextlib.aclosing``): the thread is cancelled and joined before that returns. Errors of the
-    iterator are raised here unchanged.
+    It runs in the caller's context, so it may name its steps in the caller's Open. Close the generator
+    (``contextlib.aclosing``): the thread is cancelled and joined before that returns. Errors of the iterator are raised
+    here unchanged.
     """
     pump = _Pump(make, ahead_count)
-    thread = threading.Thread(target=pump.run, name=name, daemon=True)
+    context = contextvars.copy_context()
+    thread = threading.Thread(target=context.run, args=(pump.run,), name=name, daemon=True)
     thread.start()
     try:
         while True:

@@ -160,7 +160,7 @@ async def _answer(path: Path, page: str) -> tuple[int, bytes | None]:
     try:
         async with (
             aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(path)), timeout=timeout) as session,
-            session.get(f"http://lane{page}") as answer,
+            session.get(f"http://lane{page}", allow_redirects=False) as answer,
         ):
             return answer.status, await answer.read()
     except (aiohttp.ClientError, OSError, TimeoutError):

@@ -16,6 +16,7 @@ from feedd import __version__
 from feedd.errors import BadConfig
 
 try:
+    import requests
     from opentelemetry import trace
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import Resource
@@ -173,5 +174,19 @@ def open_spans() -> OtelSpans:
     if not os.environ.get("OTEL_SERVICE_NAME") and "service.name" not in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", ""):
         own["service.name"] = "feedd"
     provider = TracerProvider(resource=Resource.create(own), shutdown_on_exit=False)
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(session=_session())))
     return OtelSpans(provider)
+
+
+def _session() -> requests.Session | None:
+    """Return a session that sends only the headers of ``OTEL_EXPORTER_OTLP_HEADERS``, and only to the collector.
+
+    Without ``auth``, requests would send the user's password of ``~/.netrc`` in their place. Proxies and authorities
+    come from the environment. None: the operator names a session of his own, by OpenTelemetry's variable.
+    """
+    if any(name.startswith("OTEL_") and name.endswith("_CREDENTIAL_PROVIDER") for name in os.environ):
+        return None
+    session = requests.Session()
+    session.auth = lambda request: request
+    session.max_redirects = 0
+    return session

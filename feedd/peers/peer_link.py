@@ -108,7 +108,8 @@ class PeerLink:
 
         def judge(answer: Answer) -> None:
             head = answer.headers
-            got = RangeHead(answer.status, head.get("etag", ""), head.get("content-range"), answer.size_bytes)
+            etag, content_range = head.get("etag", ""), head.get("content-range")
+            got = RangeHead(answer.status, etag, content_range, answer.size_bytes, head, answer.first_bytes)
             check_head(got, ref, span, request)
 
         try:

@@ -286,7 +286,7 @@ def _unknown() -> NotFound:
 def _late(spec: OpenSpec, progress: OpenProgress, deadline_s: float) -> FeeddError:
     """Return the error of an Open that took too long; an Open nearly always waits for the store."""
     message = f"the dataset did not open within {format_duration(deadline_s)}: no answer while {progress}"
-    hint = "check endpoint, region, proxy and network of the store; for a slow store raise open_timeout_s"
+    hint = f"check {progress.suspect}; if it is only slow, raise open_timeout_s"
     return StoreUnavailable(message, object=spec.data.urls[0], hint=hint, stage="serve")
 
 

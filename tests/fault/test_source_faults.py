@@ -14,10 +14,10 @@ from feedd.errors import (
     BadResponse,
     FeeddError,
     NotFound,
-    ObjectChanged,
     PermissionDenied,
     StoreUnavailable,
     Throttled,
+    Unsupported,
 )
 from feedd.metrics import FETCH_BYTES, FETCH_PARTS, SOURCE_BYTES, SOURCE_RETRIES
 from tests.budget import PATIENT_S
@@ -77,11 +77,9 @@ LASTING = {
     "extra bytes": (fault.extra_bytes(1), BadResponse),
     "wrong content-range": (fault.wrong_content_range(), BadResponse),
     "200 for a range": (fault.whole_object(), BadResponse),
-    "chunks": (fault.chunked(), BadResponse),
-    "until close": (fault.until_close(), BadResponse),
     "403 in chunks": (replace(fault.denied(), framing="chunked"), PermissionDenied),
     "404 until close": (replace(fault.missing(), framing="close", ending="close"), NotFound),
-    "changed etag": (fault.changed_etag(), ObjectChanged),
+    "changed etag": (fault.changed_etag(), Unsupported),
     "403": (fault.denied(), PermissionDenied),
     "404": (fault.missing(), NotFound),
     "expired token": (fault.expired_token(), PermissionDenied),
@@ -98,12 +96,20 @@ async def test_lasting_faults_end_in_the_right_error(
         await rig.fetch()
     assert type(caught.value) is error
     assert caught.value.object == "s3://bucket/key"
-    assert caught.value.__cause__ is not None or error in {BadResponse, ObjectChanged}
+    assert caught.value.__cause__ is not None or error in {BadResponse, Unsupported}
     attempts = sum(request.op == "GET" for request in server.requests)
     # being told to slow down ends with the deadline, not with the attempts: then the quota and its probes are the bound
     assert attempts <= (6 + 16 + rig.options.retry_deadline_s / 4 + 8 if error is Throttled else 6 * 4)
     if not error.retryable:
         assert rig.recorder.total(SOURCE_RETRIES) == 0
+
+
+@pytest.mark.parametrize("unframed", [fault.chunked(), fault.until_close()], ids=["chunks", "until close"])
+async def test_bodies_without_a_length_are_read_right(server: S3Server, rig: Rig, unframed: Fault) -> None:
+    """A body that states no length is received, and its bytes are counted; nothing is retried."""
+    server.script("bucket", "key", always=unframed)
+    assert await rig.fetch() == DATA
+    assert rig.recorder.total(SOURCE_RETRIES) == 0
 
 
 async def test_fetch_works_again_after_an_error(server: S3Server, rig: Rig) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from feedd.fetch.s3.idle_timeout import Patience
     from feedd.range_sink import RangeSink
 
+_NO_BYTES = memoryview(b"")
 _NOTHING = MemorySink(memoryview(bytearray()))
 _NO_FILES = Files(None)
 _NOBODYS = ReadProgress()  # never written, since every body belongs to an exchange
@@ -32,6 +33,10 @@ class StaleConnection(ConnectionError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
+
+
+class UnframedBody(BadResponse):
+    """The head of a good answer does not tell how long its body is; another reader can receive such a body."""
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -171,6 +176,8 @@ class Connection(asyncio.BufferedProtocol):
             elif self._body is None or not self._body.whole:  # else all bytes have come and are being written
                 # not exc itself, because its traceback may refer to frames that hold the sink
                 got = self._got + (f", then {type(exc).__name__}: {exc}" if exc else "")
+                if self._filled:  # no head of an http answer; maybe a TLS alert
+                    got += f", the last were {bytes(self._memory[: min(self._filled, 8)])!r}"
                 kind = StaleConnection if silent and self._served_count else ConnectionResetError
                 self._fail(kind(got))
         self._idle.stop()
@@ -209,9 +216,11 @@ class Connection(asyncio.BufferedProtocol):
             return
         answer.drop_parser()
         assert self._judge is not None
+        answer.first_bytes = data
         self._judge(answer)
-        if answer.size_bytes is None:  # chunked, or until the connection closes: the end of such a body is not certain
-            raise BadResponse("expected a body of a given length, got one without content-length", stage="source")
+        answer.first_bytes = _NO_BYTES
+        if answer.size_bytes is None:  # chunked, or until the connection closes
+            raise UnframedBody("expected a body of a given length, got one without content-length", stage="source")
         size_bytes = self._sink.size_bytes
         if answer.size_bytes != size_bytes or len(data) > size_bytes:
             got = max(answer.size_bytes, len(data))

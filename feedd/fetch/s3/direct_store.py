@@ -17,11 +17,12 @@ from feedd.errors import BadResponse, ObjectChanged
 from feedd.fetch.once import Once
 from feedd.fetch.pages import closing_pages
 from feedd.fetch.s3.bodies import Files
+from feedd.fetch.s3.connection import UnframedBody
 from feedd.fetch.s3.connection_pool import ConnectionPool, Endpoint
 from feedd.fetch.s3.range_answer import RangeHead, answered_by, check_head
 from feedd.fetch.s3.request_signing import Template, catch_template
 from feedd.fetch.s3.sdk_client import trusted_authorities
-from feedd.fetch.s3.sdk_errors import MOVED, code_of
+from feedd.fetch.s3.sdk_errors import MOVED, ForeignAnswer, code_of, foreign_answer
 from feedd.fetch.s3.sdk_store import S3Store
 from feedd.fetch.s3.transfer_threads import TransferThreads
 from feedd.fetch.s3.trust import Trust
@@ -69,6 +70,7 @@ class DirectStore:
         self._trust = Trust(lambda: trusted_authorities(self._s3))
         self._transfer_threads: TransferThreads | None = None
         self._logged: set[str] = set()
+        self._obstacle = ""  # why only the SDK can receive this store's answers
 
     def __repr__(self) -> str:
         return f"DirectStore({self._sdk!r})"
@@ -139,14 +141,18 @@ class DirectStore:
     async def _read(self, client: Any, part: _Part) -> str:  # noqa: ANN401 - see open_client
         """Read the part, or return why the SDK must read it."""
         template = await self._template(client)
-        obstacle = template.obstacle
+        obstacle = template.obstacle or self._obstacle
         if template.proxied and self._limits.transport == "auto":
             obstacle = "a proxy is set for this endpoint"
         if obstacle:
             return obstacle
-        refusal = await self._exchange(template, part)
-        if refusal is not None and code_of(refusal) in MOVED:
-            refusal = await self._exchange(await self._moved(client, template, part.ref.key), part)
+        try:
+            refusal = await self._exchange(template, part)
+            if refusal is not None and code_of(refusal) in MOVED:
+                refusal = await self._exchange(await self._moved(client, template, part.ref.key), part)
+        except UnframedBody:
+            self._obstacle = "the store sends bodies without content-length"
+            return self._obstacle
         if refusal is not None:
             raise refusal
         return ""
@@ -161,7 +167,8 @@ class DirectStore:
         def judge(answer: Answer) -> None:
             head = answer.headers
             progress.answered_by = answered_by(head, answer.address)
-            got = RangeHead(answer.status, head.get("etag", ""), head.get("content-range"), answer.size_bytes)
+            etag, content_range = head.get("etag", ""), head.get("content-range")
+            got = RangeHead(answer.status, etag, content_range, answer.size_bytes, head, answer.first_bytes)
             check_head(got, ref, span, part.request)
 
         # a resumed part starts later but ends at the same byte
@@ -170,6 +177,9 @@ class DirectStore:
             return None
         template.refused()
         progress.answered_by = answered_by(answer.headers, answer.address)
+        foreign = foreign_answer("GET", answer.status, answer.headers, answer.body)
+        if foreign is not None:
+            raise foreign
         return _client_error(answer)
 
     async def _moved(self, client: Any, template: Template, key: str) -> Template:  # noqa: ANN401 - see open_client
@@ -181,7 +191,7 @@ class DirectStore:
 
     async def _find(self, client: Any, key: str) -> Template:  # noqa: ANN401 - see open_client
         # The GET that follows gives the better error, since an answer to a HEAD has no body.
-        with contextlib.suppress(ClientError):
+        with contextlib.suppress(ClientError, ForeignAnswer):
             # The SDK follows the redirect and remembers it.
             await client.head_object(Bucket=self._bucket, Key=key, **self._payer)
         template = await self._caught(client)

@@ -23,6 +23,7 @@ class Answer:
         headers: names in lower case; repeated headers are joined by commas.
         address: the remote address.
         complete: an error's body has ended, or was cut off because it was too long.
+        first_bytes: bytes of a good answer's body that came with its head; only while its head is judged.
     """
 
     def __init__(self) -> None:
@@ -30,6 +31,7 @@ class Answer:
         self.headers: dict[str, str] = {}
         self.address = ""
         self.complete = False
+        self.first_bytes = memoryview(b"")
         self._keep_alive = False
         self._surplus = False
         self._head_bytes = 0

@@ -9,7 +9,6 @@ surrounds the objects, and the next page is requested before ``objects_of`` read
 
 from __future__ import annotations
 
-import html
 import re
 import zlib
 from dataclasses import dataclass, replace
@@ -18,9 +17,12 @@ from urllib.parse import unquote_to_bytes
 from xml.etree import ElementTree as ET
 
 from feedd.errors import BadResponse, Unsupported
+from feedd.fetch.s3.who_answered import who_answered
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from feedd.fetch.s3.who_answered import Answerer
 
 EVENT: Final = "before-parse.*.ListObjectsV2"
 """Event of botocore; the wildcard runs before all handlers for S3, and so before botocore reads the body."""
@@ -32,7 +34,6 @@ ARCHIVED: Final = frozenset({"GLACIER", "DEEP_ARCHIVE"})
 _BEGIN, _END = b"<Contents>", b"</Contents>"
 _ERROR: Final = re.compile(rb"\s*(<\?xml[^>]*>)?\s*<Error[\s>/]")
 _SINGLE: Final = frozenset({"IsTruncated", "NextContinuationToken", "KeyCount", "EncodingType"})
-_TITLE: Final = re.compile(rb"<title[^>]*>([^<]{1,200})", re.IGNORECASE)
 _SECRET: Final = re.compile(r"[A-Za-z0-9+_=-]{24,}")
 _SHOWN_CHARS_MAX: Final = 80
 _TAGS_MAX: Final = 250_000  # a page of 1,000 objects has some 24,000; a tree takes a hundred bytes for each
@@ -105,8 +106,9 @@ def page_of(answer: Mapping[str, Any], prefix: str) -> Page:
         return _page(status, body, prefix)
     except (_NotWholeError, ET.ParseError, LookupError, ValueError) as error:  # of encodings, too
         why = str(error) if isinstance(error, _NotWholeError) else f"it is not well-formed XML: {error}"
-        message = f"expected a whole page of a listing, got {described(headers, body)} ({why})"
-        raise BadResponse(message, hint=_ENDPOINT_HINT, stage="source") from error
+        answerer = who_answered(status, headers, body)
+        message = f"expected a whole page of a listing, got {_described(answerer, body)} ({why})"
+        raise BadResponse(message, hint=answerer.hint or _ENDPOINT_HINT, stage="source") from error
 
 
 def objects_of(page: Page) -> list[Listed]:
@@ -130,16 +132,12 @@ def objects_of(page: Page) -> list[Listed]:
     return found
 
 
-def described(headers: Mapping[str, str], body: bytes) -> str:
-    """Return what an answer seems to be, in one line: content type, server, title and first bytes; no secrets."""
-    kind = headers.get("content-type", "").partition(";")[0].strip() or "no content type"
-    server = f" from {_shown(headers['server'])!r}" if headers.get("server") else ""
+def _described(answerer: Answerer, body: bytes) -> str:
+    """Return the sender of an answer and its first bytes, in one line without secrets."""
     if not body:
-        return f"{kind}{server}, an empty body"
-    title = _TITLE.search(body[:4096])
-    named = f", titled {_shown(html.unescape(title[1].decode('utf-8', 'replace')))!r}" if title else ""
+        return f"an empty body from {answerer.name}"
     first = _shown(body[: 4 * _SHOWN_CHARS_MAX].decode("utf-8", "replace"))
-    return f"{_shown(kind)}{server}{named}, that begins with {first!r}"
+    return f"one from {answerer.name}, which begins with {first!r}"
 
 
 class _NotWholeError(Exception):

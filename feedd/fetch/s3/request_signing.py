@@ -23,8 +23,9 @@ from urllib.parse import urlsplit
 
 from botocore import UNSIGNED
 from botocore.awsrequest import AWSRequest
-from botocore.utils import get_environ_proxies, percent_encode
+from botocore.utils import percent_encode
 
+from feedd.fetch.proxy_rules import proxy_of
 from feedd.fetch.s3.clock_skew import SIGNATURES
 from feedd.fetch.s3.sigv4 import Pattern
 from feedd.flow.lru import WeightedLru
@@ -228,7 +229,7 @@ def _template(signing: Mapping[str, Any]) -> Template:
         context=dict(request.context),
         signer=signing["request_signer"],
         obstacle=obstacle,
-        proxied=bool(get_environ_proxies(request.url).get(parts.scheme)),
+        proxied=bool(proxy_of(request.url)),
     )
 
 

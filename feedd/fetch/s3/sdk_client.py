@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import functools
 import gzip
 import json
 import os
+import re
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 from aiobotocore.config import AioConfig
-from aiobotocore.credentials import AioAssumeRoleCredentialFetcher, AioDeferredRefreshableCredentials
-from aiobotocore.session import AioSession
 from botocore import UNSIGNED
-from botocore.exceptions import NoCredentialsError
 from botocore.httpsession import get_cert_path
 from botocore.loaders import JSONFileLoader, Loader, create_loader
 from botocore.utils import parse_timestamp
 
-from feedd.errors import BadConfig, BadResponse
+from feedd.errors import BadConfig, FeeddError
 from feedd.fetch.fetch_options import S3Options, SourceOptions
 from feedd.fetch.once import Once
-from feedd.fetch.s3.credential_chain import keep_until_expiry
+from feedd.fetch.s3.credential_chain import FAILURE_SHARED_S, get_credentials
+from feedd.fetch.s3.credential_sources import begin_session
 from feedd.fetch.s3.region import BucketFacts, region_of_endpoint
 from feedd.fetch.s3.sdk_errors import (
     BARE,
@@ -40,7 +40,8 @@ from feedd.fetch.s3.sdk_errors import (
     date_of,
     translate,
 )
-from feedd.fetch.s3.sdk_transports import ClosingSession, trusting
+from feedd.fetch.s3.sdk_transports import ClosingSession
+from feedd.fetch.s3.trust import trusting
 from feedd.flow.pools import CPU
 
 if TYPE_CHECKING:
@@ -49,26 +50,47 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _log = structlog.get_logger(__name__)
-_SESSION_NAME = "feedd"
+_PASSWORD = re.compile(r"//[^/@]*@")
 _SKEW_S = 300.0  # stores refuse signatures older than 15 minutes, some older than 5
+_REFRESH_SHARE = 0.8
 _RENEWED_S = 60.0  # refusals of a younger client do not come from old credentials
 _SERVICES = ("s3", "sts", "portal.sso", "oidc", "signin")  # of the endpoints: S3, and those of the credential chain
 
 
-async def open_client(stack: contextlib.AsyncExitStack, s3: S3Options, limits: SourceOptions) -> Any:  # noqa: ANN401 - botocore builds its clients at run time, they have no type
+async def open_client(
+    stack: contextlib.AsyncExitStack,
+    s3: S3Options,
+    limits: SourceOptions,
+    *,
+    renewed: bool = False,
+) -> Any:  # noqa: ANN401 - botocore builds its clients at run time, they have no type
     """Open a client into ``stack``; botocore's own retries are off, because a wrapper retries.
+
+    Credentials are found first, in a stage with its own deadline.
+
+    Args:
+        stack: closes the client.
+        s3: access options of the bucket.
+        limits: deadlines and counts.
+        renewed: there was a client before, so its source of credentials worked.
 
     Raises:
         BadConfig: the endpoint is malformed.
-        BotoCoreError, ClientError: as botocore raises them; the caller translates.
+        PermissionDenied, StoreUnavailable: there are no credentials; see ``get_credentials``.
+        BotoCoreError, ClientError, TimeoutError: as botocore raises them; the caller translates.
     """
-    session = AioSession(profile=s3.profile)
+    session = begin_session(s3)
     session.register_component("data_loader", _loader())
     session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=_timestamp)
     if not s3.anonymous:
-        if s3.role_arn:
-            await _assume(session, s3.role_arn)
-        keep_until_expiry(await session.get_credentials())
+        # a refresh happens within a request, and must end before it
+        refresh_s = _REFRESH_SHARE * (limits.connect_timeout_s + limits.read_timeout_s)
+        await get_credentials(session, s3, refresh_s, renewed=renewed)
+    async with asyncio.timeout(limits.connect_timeout_s + limits.read_timeout_s):
+        return await _enter(stack, session, s3, limits)
+
+
+async def _enter(stack: contextlib.AsyncExitStack, session: Any, s3: S3Options, limits: SourceOptions) -> Any:  # noqa: ANN401 - see open_client
     config = AioConfig(
         connect_timeout=limits.connect_timeout_s,
         read_timeout=limits.read_timeout_s,
@@ -101,8 +123,8 @@ def _environment_endpoint() -> str:
 
 def trusted_authorities(s3: S3Options) -> str:
     """Return the file or directory of certificates that clients trust; reads AWS configuration files."""
-    configured = s3.ca_bundle or AioSession(profile=s3.profile).get_config_variable("ca_bundle")
-    return str(configured or get_cert_path(verify=True))
+    configured = s3.ca_bundle or begin_session(s3).get_config_variable("ca_bundle")
+    return str(configured or os.environ.get("REQUESTS_CA_BUNDLE") or get_cert_path(verify=True))
 
 
 @functools.cache
@@ -182,18 +204,6 @@ def _timestamp(text: Any) -> datetime:  # noqa: ANN401 - text or a number, as th
     return moment
 
 
-async def _assume(session: AioSession, role_arn: str) -> None:
-    source = await session.get_credentials()
-    if source is None:
-        raise NoCredentialsError
-    keep_until_expiry(source)
-    fetcher = AioAssumeRoleCredentialFetcher(
-        session.create_client, source, role_arn, extra_args={"RoleSessionName": _SESSION_NAME}
-    )
-    refreshing = AioDeferredRefreshableCredentials(fetcher.fetch_credentials, "assume-role")
-    session._credentials = refreshing  # noqa: SLF001 - botocore takes a role from configuration files only
-
-
 def _now_s() -> float:
     return asyncio.get_running_loop().time()
 
@@ -229,6 +239,9 @@ class S3Clients:
         self._limits = limits
         self.facts = facts or BucketFacts()
         self._current: Once[_Generation] = Once(self._open)
+        self._opened = False
+        self._failed: FeeddError | None = None
+        self._failed_at_s = 0.0
 
     async def call(self, ask: Callable[[Any], Awaitable[T]], request: RequestContext, deadline_s: float) -> T:
         """Run ``ask`` with a client, and once more for each cause that a second try can fix.
@@ -243,9 +256,9 @@ class S3Clients:
         """
         tried: set[str] = set()
         try:
-            async with asyncio.timeout(deadline_s):
+            async with asyncio.timeout(deadline_s) as limit:
                 while True:
-                    generation = await self._taken()
+                    generation = await self._taken(limit)
                     used_s, region = self.facts.clock.offset_s, self.facts.region.name
                     try:
                         return await ask(generation.client)
@@ -263,9 +276,9 @@ class S3Clients:
                     if remedy == "renew":
                         await self.renew(generation.client)
         except FOREIGN as error:
-            raise translate(error, request) from error
-        except BadResponse as error:
-            error.object = error.object or request.url  # the session does not know the URL
+            raise translate(error, self._at_endpoint(request)) from error
+        except FeeddError as error:
+            error.object = error.object or request.url  # neither the session nor the search for credentials knows it
             raise
 
     async def renew(self, stale: object) -> None:
@@ -281,11 +294,23 @@ class S3Clients:
         if generation is not None:
             await self._retire(generation)
 
-    async def _taken(self) -> _Generation:
-        """Return the current client and count one more user."""
-        generation = self._current.value or await self._current.get()
+    async def _taken(self, limit: asyncio.Timeout) -> _Generation:
+        """Return the current client and count one more user. The request's time stops while a client is opened."""
+        generation = self._current.value
+        if generation is None:
+            began_s, ends_s = _now_s(), limit.when()
+            limit.reschedule(None)  # opening has deadlines of its own
+            generation = await self._current.get()
+            limit.reschedule(None if ends_s is None else ends_s + _now_s() - began_s)
         generation.user_count += 1
         return generation
+
+    def _at_endpoint(self, request: RequestContext) -> RequestContext:
+        """Return the request with the address that its client uses, which may come from the environment."""
+        generation = self._current.value
+        if generation is None:
+            return request
+        return replace(request, endpoint=_PASSWORD.sub("//", str(generation.client.meta.endpoint_url)))
 
     def _skewed(self, error: BaseException, request: RequestContext, used_s: float) -> str:
         """Return ``clock`` if another signing time may help. For a refusal without a body, only the date tells."""
@@ -314,9 +339,15 @@ class S3Clients:
         await self._close_unused(generation)
 
     async def _open(self) -> _Generation:
+        if self._failed is not None and _now_s() - self._failed_at_s < FAILURE_SHARED_S:
+            raise copy.copy(self._failed)
         async with contextlib.AsyncExitStack() as stack:
-            async with asyncio.timeout(self._limits.connect_timeout_s + self._limits.read_timeout_s):
-                client = await open_client(stack, self._s3, self._limits)
+            try:
+                client = await open_client(stack, self._s3, self._limits, renewed=self._opened)
+            except FeeddError as error:
+                self._failed, self._failed_at_s = error, _now_s()
+                raise
+            self._opened, self._failed = True, None
             self.facts.clock.attach(client)
             self.facts.region.attach(client)
             return _Generation(client, stack.pop_all(), _now_s())

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import errno
-import ssl
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from aiobotocore import httpsession
 from botocore import exceptions as boto
@@ -24,9 +25,13 @@ from feedd.errors import (
     Throttled,
 )
 from feedd.fetch.hints import ARCHIVED, ARCHIVED_HINT, CHANGED_HINT, MISSING_HINT
+from feedd.fetch.proxy_rules import proxy_of, proxy_variable
+from feedd.fetch.s3.who_answered import LOGIN_STATUSES, Sender, tls_failure, who_answered
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from feedd.fetch.s3.who_answered import Answerer
 
 EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"})
 
@@ -75,6 +80,46 @@ _BAD_CONFIG = (
 )
 
 _SSE_C = "objects encrypted with a customer's key (SSE-C) cannot be read: copy them to SSE-S3 or SSE-KMS"
+_REDIRECT_HINT = (
+    "feedd sends requests for a bucket to its endpoint only, and follows no Location: "
+    "set endpoint_url to the address that serves objects itself"
+)
+_REPR = re.compile(r"\s*(?:\bssl:)?<[^<>]* at 0x[0-9a-f]+>")
+_LOCATION = re.compile(r"([A-Za-z]+://)(?:[^/?#@]*@)?([^/?#@\s]+)")
+_BUSY = frozenset({429, 503})
+_TRY_AGAIN = frozenset({408, 425})
+
+
+class ForeignAnswer(boto.BotoCoreError):
+    """An answer with an error status that does not come from a store, so that its status is not the store's.
+
+    Attributes:
+        status: HTTP status.
+        headers: names in lower case.
+        answerer: its sender.
+    """
+
+    fmt = "expected an s3 answer, got one from {name}"
+
+    def __init__(self, status: int, headers: Mapping[str, str], answerer: Answerer) -> None:
+        super().__init__(name=answerer.name)
+        self.status, self.headers, self.answerer = status, headers, answerer
+
+
+def foreign_answer(method: str, status: int, headers: Mapping[str, str], body: bytes) -> ForeignAnswer | None:
+    """Return the error for an answer with an error status if its status is not the store's own, else None.
+
+    Also for a redirect of a HEAD that names no region. botocore would look for the region by a HEAD again, without end.
+
+    Args:
+        method: of the request.
+        status: HTTP status, 300 or more.
+        headers: names in lower case.
+        body: the beginning of the body, or all of it.
+    """
+    answerer = who_answered(status, headers, body)
+    lost = method == "HEAD" and 300 <= status < 400 and "x-amz-bucket-region" not in headers
+    return ForeignAnswer(status, headers, answerer) if answerer.is_foreign or lost else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +141,14 @@ class RequestContext:
     pays: bool = False
 
     @property
+    def bucket(self) -> str:
+        """Name of the bucket."""
+        return self.url.removeprefix("s3://").partition("/")[0]
+
+    @property
     def table(self) -> str:
         """The table of feedd.toml that holds this bucket's settings."""
-        return f'[s3."{self.url.removeprefix("s3://").partition("/")[0]}"]'
+        return f'[s3."{self.bucket}"]'
 
 
 def code_of(error: BaseException) -> str:
@@ -122,10 +172,15 @@ def region_of(response: Mapping[str, Any]) -> str:
     return str(headers.get("x-amz-bucket-region") or response.get("Error", {}).get("Region", ""))
 
 
-def translate(error: BaseException, request: RequestContext) -> FeeddError:
+def translate(error: BaseException, request: RequestContext) -> FeeddError:  # noqa: PLR0911 - one return per row of a table
     """Return the translated error; raise it ``from`` the original."""
     if isinstance(error, boto.ClientError):
         return _answered(error, request)
+    if isinstance(error, ForeignAnswer):
+        return _foreign(error, request)
+    if isinstance(inner := _inner(error), FeeddError):  # raised inside of the SDK
+        inner.object = inner.object or request.url
+        return inner
     if isinstance(error, _NO_CREDENTIALS):
         return PermissionDenied(
             f"there are no usable credentials: {_line(error)}",
@@ -154,18 +209,61 @@ def _transport(error: BaseException, request: RequestContext) -> FeeddError:
         hint = "raise the limit of open files (ulimit -n)"
         message = f"no descriptor is free for a connection: {_cause(error)}"
         return ResourceExhausted(message, object=request.url, hint=hint, stage="source")
-    if isinstance(error, (boto.SSLError, ssl.SSLError)) and "CERTIFICATE_VERIFY_FAILED" in str(error):
-        hint = (
-            f"set AWS_CA_BUNDLE, or ca_bundle under {request.table} in feedd.toml, to the store's certificate authority"
-        )
-        return BadConfig("the store's certificate is not trusted", object=request.endpoint, hint=hint, stage="source")
-    if isinstance(error, (boto.EndpointConnectionError, boto.ConnectTimeoutError, boto.ProxyConnectionError)):
+    failure = tls_failure(error)
+    if failure is not None:
+        bundle = f"AWS_CA_BUNDLE, or ca_bundle under {request.table} in feedd.toml,"
+        hint = failure.hint.format(bundle=bundle, place="endpoint_url")
+        if failure.foreign_host and "." in request.bucket:
+            hint = f'set addressing_style = "path" under {request.table}: no certificate covers a bucket with dots'
+        return BadConfig(f"no TLS connection: {failure.message}", object=request.endpoint, hint=hint, stage="source")
+    if isinstance(error, boto.ProxyConnectionError):
+        return _proxy(error, request)
+    if isinstance(error, (boto.EndpointConnectionError, boto.ConnectTimeoutError)):
         message = f"cannot connect to {request.endpoint}: {_cause(error)}"
         hint = "check endpoint_url, region, proxy and network"
         return StoreUnavailable(message, object=request.url, hint=hint, stage="source")
     if isinstance(error, (boto.ReadTimeoutError, TimeoutError)):
         return StoreUnavailable("no answer in time", object=request.url, stage="source")
     return StoreUnavailable(f"the answer broke off: {_cause(error)}", object=request.url, stage="source")
+
+
+def _proxy(error: boto.ProxyConnectionError, request: RequestContext) -> FeeddError:
+    """Return the error of a connection to a proxy, or of a proxy that opens no tunnel."""
+    named = f"the proxy that {_variable(request.endpoint)} names"
+    status = getattr(_inner(error), "status", 0)
+    where = {"object": request.url, "hint": _proxy_hint(request.endpoint), "stage": "source"}
+    if status == 407:
+        return BadConfig(f"{named} wants a user name and a password (status 407)", **where)
+    if status and status < 500:
+        return BadConfig(f"{named} refuses connections to {request.endpoint}: status {status}", **where)
+    if status:
+        return StoreUnavailable(f"{named} cannot reach {request.endpoint}: status {status}", **where)
+    return StoreUnavailable(f"cannot connect to {named}: {_cause(error)}", **where)
+
+
+def _variable(endpoint: str) -> str:
+    return proxy_variable(endpoint) or "HTTPS_PROXY or HTTP_PROXY"
+
+
+def _proxy_hint(endpoint: str) -> str:
+    host = urlsplit(endpoint).hostname or "the store's host"
+    return f"correct {_variable(endpoint)}, or add {host} to NO_PROXY, in the environment of the daemon"
+
+
+def _foreign(error: ForeignAnswer, request: RequestContext) -> FeeddError:
+    """Return the error for an answer of someone else: no code of it says anything about credentials or keys."""
+    status, answerer = error.status, error.answerer
+    if 300 <= status < 400:
+        return _redirected(error.headers, str(status), request)
+    proxied = answerer.sender is Sender.PROXY and proxy_of(request.endpoint)
+    hint = _proxy_hint(request.endpoint) if proxied else answerer.hint
+    message = f"expected an s3 answer from {request.endpoint}, got one from {answerer.name}"
+    where = {"object": request.url, "hint": hint, "stage": "source"}
+    if status in _BUSY:
+        return Throttled(message, retry_after_s=_retry_after_s(error.headers), **where)
+    if (status >= 500 or status in _TRY_AGAIN) and status not in LOGIN_STATUSES:
+        return StoreUnavailable(message, **where)
+    return BadConfig(message, **where)
 
 
 def _answered(error: boto.ClientError, request: RequestContext) -> FeeddError:  # noqa: PLR0911 - one return per row of a table
@@ -177,6 +275,8 @@ def _answered(error: boto.ClientError, request: RequestContext) -> FeeddError:  
     said = f"{status} {code}" if code != str(status) else code
     if code in _MISSING:
         return _missing(code, request)
+    if 300 <= status < 400 and "location" in headers and not region_of(error.response):
+        return _redirected(headers, said, request)
     if code in MOVED:
         region = region_of(error.response)
         name = region or "its region"
@@ -200,8 +300,11 @@ def _answered(error: boto.ClientError, request: RequestContext) -> FeeddError:  
         return Throttled(f"the store asked to slow down: {said}", retry_after_s=_retry_after_s(headers), **where)
     if code in _TRANSIENT or not 400 <= status < 500:
         return StoreUnavailable(f"the store failed: {said}", **where)
-    # An answer to a HEAD gives no reason.
-    hint = _SSE_C if code == "400" or "Server Side Encryption" in str(error) else ""
+    # S3 gives no reason in its answer to a HEAD.
+    of_s3 = "x-amz-request-id" in headers
+    bare = code == "400" and of_s3 and request.op in {"head", "read"}
+    elsewhere = "" if of_s3 else who_answered(status, headers, b"").hint
+    hint = _SSE_C if bare or "Server Side Encryption" in str(error) else elsewhere if code == str(status) else ""
     return BadRequest(f"the store refused the request: {said}: {_line(error)}", hint=hint, **where)
 
 
@@ -217,10 +320,31 @@ def _grant(error: boto.ClientError, code: str, request: RequestContext) -> str:
 
 
 def _missing(code: str, request: RequestContext) -> NotFound:
+    twice = _bucket_twice(request)
     if code == "NoSuchBucket" or request.op == "list":
-        hint = "check the bucket's name and region"
+        hint = twice or "check the bucket's name and region"
         return NotFound(f"there is no such bucket at {request.endpoint}", object=request.url, hint=hint, stage="source")
-    return NotFound("the object does not exist", object=request.url, hint=MISSING_HINT, stage="source")
+    return NotFound("the object does not exist", object=request.url, hint=twice or MISSING_HINT, stage="source")
+
+
+def _bucket_twice(request: RequestContext) -> str:
+    """Return the hint for an endpoint that holds the bucket as well, at the end of its path or before its host."""
+    bucket, parts = request.bucket, urlsplit(request.endpoint)
+    if parts.path.rstrip("/").endswith(f"/{bucket}"):
+        right = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix(f'/{bucket}')}"
+    elif parts.netloc.startswith(f"{bucket}."):
+        right = f"{parts.scheme}://{parts.netloc.removeprefix(f'{bucket}.')}{parts.path}"
+    else:
+        return ""
+    return f"the endpoint already holds the bucket's name: set endpoint_url to {right}"
+
+
+def _redirected(headers: Mapping[str, str], said: str, request: RequestContext) -> BadConfig:
+    """Return the error for a redirect that names no region; of a Location, the path may hold a signature."""
+    found = _LOCATION.match(headers.get("location", ""))
+    place = found[1] + found[2] if found else "another path"
+    message = f"{request.endpoint} redirects the request to {place}: {said}"
+    return BadConfig(message, object=request.url, hint=_REDIRECT_HINT, stage="source")
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:
@@ -231,7 +355,8 @@ def _retry_after_s(headers: Mapping[str, str]) -> float | None:
 
 
 def _line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+    """Return the text of an error without the addresses of objects, which libraries print."""
+    return _REPR.sub("", " ".join(str(error).split())) or type(error).__name__
 
 
 def _inner(error: BaseException) -> BaseException:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import re
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from feedd.range_sink import RangeSink
     from feedd.values import ByteRange, ObjectChecksum
 
+_TOTAL = re.compile(r"bytes (?:0-0|\*)/([0-9]{1,16})")
+_ETAGS_HINT = "name the objects in a manifest (manifest+s3://...): then a HEAD of each object tells its ETag"
 _TRANSCODED = "if the store decompresses the object on the way (Content-Encoding: gzip), clear its Content-Encoding"
 _log = structlog.get_logger(__name__)
 
@@ -113,12 +116,14 @@ class S3Store:
             )
             raw = answer["Body"].raw_stream
             try:
-                noted.answered_by = _sender(answer["ResponseMetadata"]["HTTPHeaders"], raw)
+                headers = answer["ResponseMetadata"]["HTTPHeaders"]
+                noted.answered_by = _sender(headers, raw)
                 head = RangeHead(
                     answer["ResponseMetadata"]["HTTPStatusCode"],
                     str(answer.get("ETag", "")),
                     answer.get("ContentRange"),
                     answer.get("ContentLength"),
+                    headers,
                 )
                 check_head(head, ref, span, request)
                 await _receive(raw.content, sink, request, noted)
@@ -143,12 +148,39 @@ class S3Store:
             return answer
 
         answer = await self.clients.call(ask, request, self._limits.read_deadline_s(0))
-        etag = plain_etag(str(answer.get("ETag", "")), request)
-        if "ContentLength" not in answer:
+        etag = _etag_of(answer, request)
+        size_bytes = answer.get("ContentLength")
+        if size_bytes is None:  # a proxy that compresses leaves it out
+            size_bytes = await self._size_by_range(key, etag, request)
+        ref = (ArchivedRef if _is_archived(answer) else ObjectRef)(self.root, key, int(size_bytes), etag)
+        return ref, answer.get("Metadata", {})
+
+    async def _size_by_range(self, key: str, etag: str, request: RequestContext) -> int:
+        """Return an object's size as the answer to a GET of its first byte states it.
+
+        Raises:
+            Unsupported: that answer does not state it either.
+            FeeddError: as the store answered.
+        """
+
+        async def ask(client: Any) -> str:  # noqa: ANN401 - see open_client
+            answer = await client.get_object(
+                Bucket=self._bucket, Key=key, Range="bytes=0-0", IfMatch=f'"{etag}"', **self._payer
+            )
+            answer["Body"].raw_stream.close()
+            return str(answer.get("ContentRange", ""))
+
+        try:
+            stated = await self.clients.call(ask, request, self._limits.read_deadline_s(1))
+        except ObjectChanged as refused:  # an empty object has no first byte
+            stated = _stated_range(refused.__cause__)
+            if not stated:
+                raise
+        match = _TOTAL.fullmatch(stated)
+        if match is None:
             message = "expected an object of known length, got an answer without content-length"
             raise Unsupported(message, object=request.url, hint=_TRANSCODED, stage="source")
-        ref = (ArchivedRef if _is_archived(answer) else ObjectRef)(self.root, key, int(answer["ContentLength"]), etag)
-        return ref, answer.get("Metadata", {})
+        return int(match[1])
 
     async def put(self, key: str, data: bytes, over: str | None = None, facts: ObjectFacts | None = None) -> ObjectRef:
         """Create or replace one object and return its ref.
@@ -185,7 +217,7 @@ class S3Store:
             return answer
 
         answer = await self.clients.call(ask, request, self._limits.whole_deadline_s(len(data)))
-        return ObjectRef(self.root, key, len(data), plain_etag(str(answer.get("ETag", "")), request))
+        return ObjectRef(self.root, key, len(data), _etag_of(answer, request))
 
     async def close(self) -> None:
         """Close all connections; idempotent."""
@@ -197,19 +229,51 @@ class S3Store:
 
     async def explained(self, changed: ObjectChanged, ref: ObjectRef) -> FeeddError:
         """Return the error for a version that is gone, with the current version, which a refused GET does not name."""
-        if changed.__cause__ is None:
-            return changed  # the answer came from another version and named it
-        try:
-            now = await self.head(ref.key)
-        except NotFound as gone:
-            return gone
-        except FeeddError:
+        got = ""
+        if changed.__cause__ is not None:  # else the answer came from another version and named it
+            try:
+                now = await self.head(ref.key)
+            except NotFound as gone:
+                return gone
+            except FeeddError:
+                return changed
+            if (now.etag, now.size_bytes) == (ref.etag, ref.size_bytes):
+                message = f"the store refused a range of an unchanged object: {changed.__cause__}"
+                return BadResponse(message, object=ref.url, stage="source")
+            got = f"got {now.etag} of {now.size_bytes} bytes"
+        if await self._listed_etag(ref.key) == ref.etag:
+            message = f"the store's ETags disagree: its listing still says {ref.etag} ({got or changed.message})"
+            return Unsupported(message, object=ref.url, hint=_ETAGS_HINT, stage="source")
+        if not got:
             return changed
-        if (now.etag, now.size_bytes) == (ref.etag, ref.size_bytes):
-            message = f"the store refused a range of an unchanged object: {changed.__cause__}"
-            return BadResponse(message, object=ref.url, stage="source")
-        said = f"etag {ref.etag} of {ref.size_bytes} bytes, got {now.etag} of {now.size_bytes} bytes"
-        return ObjectChanged(f"expected {said}", object=ref.url, hint=CHANGED_HINT, stage="source")
+        message = f"expected etag {ref.etag} of {ref.size_bytes} bytes, {got}"
+        return ObjectChanged(message, object=ref.url, hint=CHANGED_HINT, stage="source")
+
+    async def _listed_etag(self, key: str) -> str:
+        """Return the ETag that a listing has for an object now; empty if it has none, or if there is no answer."""
+
+        async def ask(client: Any) -> Mapping[str, Any]:  # noqa: ANN401 - see open_client
+            page: Mapping[str, Any] = await client.list_objects_v2(
+                Bucket=self._bucket, Prefix=key, MaxKeys=1, **self._payer
+            )
+            return page
+
+        try:
+            page = await self.clients.call(ask, self.request_context("list", key), self._limits.read_deadline_s(0))
+        except FeeddError:
+            return ""
+        found: Mapping[str, Any] = next((one for one in page.get("Contents", ()) if one.get("Key") == key), {})
+        return str(found.get("ETag", "")).removeprefix("W/").strip('"')
+
+
+def _etag_of(answer: Mapping[str, Any], request: RequestContext) -> str:
+    return plain_etag(str(answer.get("ETag", "")), request, answer["ResponseMetadata"]["HTTPHeaders"])
+
+
+def _stated_range(refusal: BaseException | None) -> str:
+    """Return the Content-Range of a refused range; empty if the refusal states none."""
+    response: Mapping[str, Any] = getattr(refusal, "response", {})
+    return str(response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("content-range", ""))
 
 
 def _is_archived(answer: Mapping[str, Any]) -> bool:

@@ -1,47 +1,33 @@
-"""The SDK's HTTP session, with a bound on answers, and with a close that waits for its sockets."""
+"""The SDK's HTTP session: it names who answered, bounds answers, follows no redirect, and waits for its sockets."""
 
 from __future__ import annotations
 
 import asyncio
-import functools
+import ssl
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from aiobotocore.httpsession import AIOHTTPSession
+from aiohttp import ClientPayloadError
 from aiohttp.client_proto import ResponseHandler
-from botocore.httpsession import create_urllib3_context, get_cert_path
+from botocore.httpsession import ProxyConfiguration, get_cert_path
 
 from feedd.errors import BadResponse
-from feedd.flow.file_versions import file_version
+from feedd.fetch.proxy_rules import bypasses_proxies
+from feedd.fetch.s3.sdk_errors import foreign_answer
+from feedd.fetch.s3.trust import trusting
+from feedd.fetch.s3.who_answered import TLS_ALERT
 from feedd.units import MIB
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Callable
     from types import TracebackType
 
-    from feedd.flow.file_versions import FileVersion
-
 _CLOSE_S = 5.0
+INTERIM_MAX = 16
+"""Answers of the kind 1xx that may precede the final answer; most stores send none."""
 ANSWER_BYTES_MAX = 8 * MIB
 """Largest answer that is no object's body: a page of 1,000 keys of 1,024 letters, each written as %XX, has 4 MiB."""
-
-
-def trusting(verify: bool | str) -> ssl.SSLContext:  # noqa: FBT001 - as botocore has it
-    """Return the TLS context of a certificate file, read once per file, since reading takes 30 ms for each listing.
-
-    Raises:
-        OSError: the file does not exist, or holds no certificates.
-    """
-    path = verify if isinstance(verify, str) else get_cert_path(verify=True) or ""
-    return _trusting(path, file_version(path))
-
-
-@functools.lru_cache(maxsize=4)
-def _trusting(path: str, _version: FileVersion) -> ssl.SSLContext:
-    context: ssl.SSLContext = create_urllib3_context()
-    context.check_hostname = True
-    context.load_verify_locations(path)
-    return context
 
 
 class Transports:
@@ -74,11 +60,34 @@ class Transports:
 
 
 class _Handler(ResponseHandler):
-    """aiohttp's protocol, which also reports to ``Transports``."""
+    """aiohttp's protocol, which also reports to ``Transports``, and which bounds the answers before the final one."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, transports: Transports) -> None:
         super().__init__(loop)
         self._transports = transports
+        self._interim_count = 0
+        self._answer_seen = False
+
+    def data_received(self, data: bytes) -> None:
+        """Transport: hand bytes to aiohttp, which would wait for more if a TLS alert takes the place of an answer."""
+        if not self._answer_seen and data.startswith(TLS_ALERT):
+            self.set_exception(ClientPayloadError(f"expected an http answer, got {data[:8]!r}"))
+            if self.transport is not None:
+                self.transport.abort()
+            return
+        self._answer_seen = True
+        super().data_received(data)
+
+    def feed_data(self, data: Any, size: int = 0) -> None:  # noqa: ANN401 - aiohttp's message and its body
+        """ResponseHandler: queue a message; aiohttp itself queues 1xx answers without an end."""
+        interim = 100 <= data[0].code < 200
+        self._interim_count = self._interim_count + 1 if interim else 0
+        if self._interim_count > INTERIM_MAX:
+            if self.transport is not None:
+                self.transport.abort()
+            self.set_exception(ClientPayloadError(f"more than {INTERIM_MAX} answers of the kind 1xx"))
+            return
+        super().feed_data(data, size)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Transport: connected."""
@@ -91,8 +100,30 @@ class _Handler(ResponseHandler):
         super().connection_lost(exc)
 
 
+class _Unredirected:
+    """An aiohttp session that answers redirects like other answers.
+
+    aiohttp would follow a Location to any host, with the session's token. botocore follows a bucket to its region.
+    """
+
+    def __init__(self, session: Any) -> None:  # noqa: ANN401 - aiohttp's ClientSession
+        self._session = session
+
+    def request(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - handed through
+        """Begin a request; returns what aiohttp returns."""
+        return self._session.request(*args, allow_redirects=False, **kwargs)
+
+
+class _Proxies(ProxyConfiguration):
+    """The proxies of a session; NO_PROXY may hold networks."""
+
+    def proxy_url_for(self, url: str) -> Any:  # noqa: ANN401 - botocore's stubs forget that there may be none
+        """botocore: return the proxy for a URL, or None."""
+        return None if bypasses_proxies(urlsplit(url).hostname or "") else super().proxy_url_for(url)
+
+
 class ClosingSession(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no types
-    """The SDK's session: it reads answers that are no object's body up to ``ANSWER_BYTES_MAX``, and closes its sockets.
+    """The SDK's session. It follows no redirect, refuses answers of others than stores, and closes its sockets.
 
     aiohttp waits for the connections it still keeps. Connections that it gave up because of an unread body may
     still be closing their TLS session, and no object tracks them.
@@ -100,7 +131,9 @@ class ClosingSession(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has n
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - handed through
         super().__init__(*args, **kwargs)
+        self._proxy_config = _Proxies(kwargs.get("proxies"), kwargs.get("proxies_config"))
         self._transports = Transports()
+        self._plain = False
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
@@ -108,23 +141,39 @@ class ClosingSession(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has n
         await super().__aexit__(kind, error, where)
         await self._transports.gone(_CLOSE_S)
 
-    async def send(self, request: Any) -> Any:  # noqa: ANN401 - botocore's request and response
+    async def send(self, request: Any) -> Any:  # noqa: ANN401 - botocore's request and answer
         """aiobotocore: send a request, and read the body of the answer unless the caller wants to.
 
         Raises:
+            ForeignAnswer: a refusal that does not come from a store.
             BadResponse: the answer is larger than ``ANSWER_BYTES_MAX``.
         """
+        self._plain = request.url.startswith("http:") and not self._proxy_config.proxy_url_for(request.url)
         streams, request.stream_output = request.stream_output, True  # else the whole body would be read at once
         answer = await super().send(request)
         if not streams or answer.status_code >= 300:
             answer._content = await _bounded(answer.raw)  # noqa: SLF001 - where botocore looks for a body that was read
+        if answer.status_code >= 300:
+            self._judge(request.method, answer)
         return answer
+
+    def _judge(self, method: str, answer: Any) -> None:  # noqa: ANN401 - see send
+        """Refuse an answer of another than a store."""
+        foreign = foreign_answer(method, answer.status_code, answer.headers, answer._content)  # noqa: SLF001 - see send
+        if foreign is not None:
+            raise foreign
 
     def _build_verify_context(self) -> ssl.SSLContext:
         """aiobotocore: build the TLS context, in a thread. It is shared, except with own certificates or a proxy."""
+        if self._plain:  # the authorities are not needed, and may be missing; this context trusts none
+            return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         own = self._cert_file or self._proxy_config.settings
-        opened: ssl.SSLContext = super()._build_verify_context() if own or not self._verify else trusting(self._verify)
+        path = get_cert_path(self._verify)
+        opened: ssl.SSLContext = super()._build_verify_context() if own or not path else trusting(path)
         return opened
+
+    async def _get_session(self, proxy_url: str | None) -> Any:  # noqa: ANN401 - takes the place of aiohttp's session
+        return _Unredirected(await super()._get_session(proxy_url))
 
     async def _create_connector(self, proxy_url: str | None) -> Any:  # noqa: ANN401 - aiohttp's connector, handed through
         connector = await super()._create_connector(proxy_url)

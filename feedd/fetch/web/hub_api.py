@@ -14,8 +14,10 @@ from yarl import URL
 
 from feedd.access import climbs
 from feedd.errors import BadResponse, NotFound, PermissionDenied, Throttled, Unsupported
+from feedd.fetch.web.proxied_client import through_proxy
+from feedd.fetch.web.web_client import REDIRECTS, REDIRECTS_MAX
 from feedd.fetch.web.web_errors import broken, refusal
-from feedd.fetch.web.web_target import Target, check_key, target_of
+from feedd.fetch.web.web_target import Target, check_key, redirected, target_of
 from feedd.flow.pools import CPU, LOCAL_FILES
 from feedd.units import MIB
 
@@ -211,10 +213,23 @@ class HubApi:
 
     async def _answer(self, url: str, shown: str) -> tuple[bytes, str]:
         target = target_of(url)
+        for _ in range(REDIRECTS_MAX + 1):
+            found = await self._sent(target, shown)
+            if not isinstance(found, Target):
+                return found
+            target = found
+        message = f"expected at most {REDIRECTS_MAX} redirects, got more, the last to {target.origin}"
+        raise BadResponse(message, object=shown, stage="source")
+
+    async def _sent(self, target: Target, shown: str) -> tuple[bytes, str] | Target:
+        """Return the body of an answer and the URL of the next page, or where a redirect leads."""
         headers = {"User-Agent": "feedd", "Accept": "application/json", **self.secrets(target)}
         session = self._session or await self._open()
-        async with session.get(URL(target.url, encoded=True), headers=headers, max_redirects=5) as answer:
+        sending = through_proxy(target, headers)
+        async with session.get(URL(target.url, encoded=True), allow_redirects=False, **sending) as answer:
             names = {name.lower(): answer.headers[name] for name in answer.headers}
+            if answer.status in REDIRECTS:
+                return self._hop(target, names.get("location", ""), shown)
             if answer.status != 200:
                 raise self.refused(answer.status, names, shown)
             data = bytearray()
@@ -225,6 +240,15 @@ class HubApi:
                     raise BadResponse(message, object=shown, stage="source")
             following = answer.links.get("next")
             return bytes(data), "" if following is None else self._next(str(following["url"]), shown)
+
+    def _hop(self, before: Target, location: str, shown: str) -> Target:
+        """Return where a redirect of the API leads; a renamed dataset redirects within the Hub."""
+        found = redirected(before, location, "", shown)
+        if found.host != self.endpoint.host or (found.scheme == before.scheme and found.port != before.port):
+            message = f"expected the hub's listing from {self.endpoint.origin}, got a redirect to {found.origin}"
+            hint = f"if that is the Hub to use, set HF_ENDPOINT={found.origin} where the daemon runs"
+            raise Unsupported(message, object=shown, hint=hint, stage="source")
+        return found
 
     def _next(self, url: str, shown: str) -> str:
         if target_of(url).origin != self.endpoint.origin:
@@ -237,7 +261,8 @@ class HubApi:
         timeout = aiohttp.ClientTimeout(
             sock_connect=self._limits.connect_timeout_s, sock_read=self._limits.read_timeout_s
         )
-        self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=True)
+        jar = aiohttp.DummyCookieJar()
+        self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, cookie_jar=jar)
         return self._session
 
     async def _parsed(self, decoder: msgspec.json.Decoder[_T], data: bytes, shown: str) -> _T:

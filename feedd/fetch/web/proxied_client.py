@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 from yarl import URL
 
 from feedd.errors import BadResponse, StoreUnavailable
+from feedd.fetch.proxy_rules import proxy_of
 from feedd.fetch.s3.http_answer import Answer
 
 if TYPE_CHECKING:
@@ -20,14 +22,35 @@ if TYPE_CHECKING:
     from feedd.fetch.web.web_target import Target
 
 
+def through_proxy(target: Target, headers: Mapping[str, str]) -> dict[str, Any]:
+    """Return aiohttp's arguments for a request: by the proxy of HTTPS_PROXY, HTTP_PROXY and NO_PROXY, or directly.
+
+    aiohttp's ``trust_env`` would name it too. But that option also sends passwords of ``~/.netrc`` to servers. The
+    proxy's password goes into a header, because errors of aiohttp show URLs.
+    """
+    named = proxy_of(target.origin)
+    if not named:
+        return {"headers": headers}
+    url = URL(named if "://" in named else f"http://{named}")
+    if url.user is None:
+        return {"headers": headers, "proxy": url}
+    login = base64.b64encode(f"{url.user}:{url.password or ''}".encode()).decode()
+    own = {"Proxy-Authorization": f"Basic {login}"}
+    plain = url.with_user(None)
+    if target.scheme == "https":  # the proxy sees the head of CONNECT only
+        return {"headers": headers, "proxy": plain, "proxy_headers": own}
+    return {"headers": {**headers, **own}, "proxy": plain}
+
+
 class ProxiedClient:
-    """One session of aiohttp, which knows proxies. Follows no redirects."""
+    """One session of aiohttp, which knows proxies. Follows no redirects, keeps no cookies, reads no netrc."""
 
     def __init__(self, limits: SourceOptions, tls: ssl.SSLContext) -> None:
         timeout = aiohttp.ClientTimeout(sock_connect=limits.connect_timeout_s, sock_read=limits.read_timeout_s)
         connector = aiohttp.TCPConnector(ssl=tls, limit=limits.connections_max)
+        jar = aiohttp.DummyCookieJar()
         self._session = aiohttp.ClientSession(
-            connector=connector, timeout=timeout, trust_env=True, auto_decompress=False
+            connector=connector, timeout=timeout, cookie_jar=jar, auto_decompress=False
         )
 
     async def request(self, target: Target, headers: Mapping[str, str], request: WebRequest) -> Answer:
@@ -37,7 +60,8 @@ class ProxiedClient:
             aiohttp.ClientError, OSError: the connection broke.
         """
         url = URL(target.url, encoded=True)
-        async with self._session.get(url, headers=headers, allow_redirects=False) as reply:
+        sending = through_proxy(target, headers)
+        async with self._session.get(url, allow_redirects=False, **sending) as reply:
             answer = Answer()
             answer.drop_parser()
             answer.status, answer.complete = reply.status, True

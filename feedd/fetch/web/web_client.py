@@ -7,10 +7,10 @@ import os
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
-from urllib.request import getproxies, proxy_bypass
 
 from feedd.errors import BadResponse, PermissionDenied
 from feedd.fetch.fetch_options import S3Options
+from feedd.fetch.proxy_rules import proxy_of
 from feedd.fetch.s3.bodies import Files
 from feedd.fetch.s3.connection_pool import ConnectionPool, Endpoint
 from feedd.fetch.s3.sdk_client import trusted_authorities
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from feedd.values import ReadProgress
 
 REDIRECTS_MAX: Final = 5
-_REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
+REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _POOLS_MAX: Final = 64
 
 
@@ -93,7 +93,7 @@ class WebClient:
         """
         for _ in range(REDIRECTS_MAX + 1):
             answer = await self._exchange(target, request)
-            if answer.status not in _REDIRECTS:
+            if answer.status not in REDIRECTS:
                 return answer, target
             request.hop(answer, target)
             target = redirected(target, answer.headers.get("location", ""), answer.address, request.url)
@@ -153,7 +153,7 @@ class WebClient:
 
 def has_proxy(target: Target) -> bool:
     """Whether the environment names a proxy for a target."""
-    return target.scheme in getproxies() and not proxy_bypass(target.host)
+    return bool(proxy_of(target.origin))
 
 
 def web_authorities() -> str:

@@ -19,12 +19,13 @@ from feedd.errors import (
 )
 from feedd.fetch.hints import CHANGED_HINT
 from feedd.fetch.s3.sdk_errors import RequestContext, translate
+from feedd.fetch.s3.who_answered import tls_failure
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _RATE_LIMIT: Final = re.compile(r"\br\s*=\s*0\s*;\s*t\s*=\s*([0-9]{1,6})")
-_TRUST_HINT: Final = "set SSL_CERT_FILE, where the daemon runs, to the certificate authority of this host"
+_BUNDLE: Final = "SSL_CERT_FILE, where the daemon runs,"
 _MISSING_HINT: Final = "check the URL; a web server has no prefixes, so each object is named whole"
 _DENIED_HINT: Final = "feedd sends no credentials to web servers: copy the data to a bucket, or open it to this machine"
 
@@ -77,9 +78,11 @@ def broken(error: BaseException, url: str, origin: str) -> FeeddError:
         url: the object.
         origin: scheme and host of the connection.
     """
+    failure = tls_failure(error)
+    if failure is not None:
+        message = f"no TLS connection to {origin}: {failure.message}"
+        return BadConfig(message, object=url, hint=failure.hint.format(bundle=_BUNDLE, place="the URL"), stage="source")
     found = translate(error, RequestContext("read", url, origin))
-    if isinstance(found, BadConfig):
-        found.message, found.hint = f"the certificate of {origin} is not trusted", _TRUST_HINT
-    elif found.hint and isinstance(found, StoreUnavailable):
+    if found.hint and isinstance(found, StoreUnavailable):
         found.hint = "check the host's name, proxy and network"
     return found

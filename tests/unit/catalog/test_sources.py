@@ -183,7 +183,7 @@ async def test_settings_by_bucket(server: S3Server) -> None:
     """A bucket's own settings win over the default ones; requests are measured."""
     by_bucket = {
         "bucket": S3Options(endpoint_url=server.url, anonymous=True, requester_pays=True),
-        "*": S3Options(endpoint_url="not a url"),
+        "*": S3Options(endpoint_url="not a url", anonymous=True),
     }
     recorder = TallyRecorder()
     async with Sources(SourceOptions(s3=by_bucket), recorder, SystemClock()) as sources:
@@ -207,10 +207,10 @@ async def test_no_credentials_says_how_to_give_some(server: S3Server) -> None:
 
 
 async def test_unknown_profile(server: S3Server) -> None:
-    """A profile that does not exist is BadConfig and named."""
+    """A profile that does not exist is an error of the credentials, and named."""
     options = SourceOptions(s3={"*": S3Options(endpoint_url=server.url, profile="nobody")})
     async with Sources(options, TallyRecorder(), SystemClock()) as sources:
-        with pytest.raises(BadConfig, match="nobody"):
+        with pytest.raises(PermissionDenied, match="nobody"):
             await sources.resolve(["s3://bucket/one"])
 
 

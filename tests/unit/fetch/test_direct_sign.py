@@ -328,13 +328,12 @@ async def test_catching_leaves_the_client_usable() -> None:
 
 
 async def test_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody's requests are not sent unsigned: the error is botocore's."""
+    """Without credentials no client is opened, so no request is sent unsigned."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
-    async with _client(WAYS["path"].s3) as client:
-        template = await catch_template(client, "bucket", {})
-        with pytest.raises(NoCredentialsError):
-            await template.sign("a", HEADERS)
+    with pytest.raises(NoCredentialsError):
+        async with _client(WAYS["path"].s3):
+            pass
 
 
 async def test_proxy_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

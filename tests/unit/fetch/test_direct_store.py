@@ -139,7 +139,7 @@ async def test_name_must_match_the_certificate(tmp_path: Path) -> None:
         etag = server.put("bucket", "key", DATA)
         url = server.url.replace("127.0.0.1", "localhost")  # the certificate is for the address
         async with opened(url, ca_bundle=str(authority.ca_path)) as store:
-            with pytest.raises(BadConfig, match="certificate is not trusted"):
+            with pytest.raises(BadConfig, match=r"certificate is not accepted: .*OpenSSL's code 6[24]"):
                 await read(store, ObjectRef("s3://bucket", "key", len(DATA), etag))
 
 

@@ -33,7 +33,6 @@ FAULTS = {
     "reset in body": fault.reset_in_body(5_000_000),
     "cut": fault.cut_body(5_000_000),
     "longer": fault.extra_bytes(10),
-    "chunks": fault.chunked(),
     "hang": fault.hang_in_body(5_000_000),
 }
 

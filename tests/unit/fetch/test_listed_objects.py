@@ -162,7 +162,7 @@ NOT_WHOLE = {
 def test_what_is_not_a_whole_page_is_refused(name: str) -> None:
     """An error that names the content type and says why, before anything is taken for a listing."""
     body, why = NOT_WHOLE[name]
-    with pytest.raises(BadResponse, match="expected a whole page of a listing, got text/x") as caught:
+    with pytest.raises(BadResponse, match=r"expected a whole page of a listing, got .*\(status 200, text/x") as caught:
         page_from(body, "p/", headers={"content-type": "text/x; charset=utf-8"})
     assert why in caught.value.message
     assert caught.value.message.isprintable()
@@ -187,7 +187,7 @@ def test_an_error_is_left_to_botocore() -> None:
 
 def test_the_error_tells_who_answered_and_no_secret() -> None:
     """Content type, server, title and first bytes are shown, printable and short; long words may be secrets."""
-    with pytest.raises(BadResponse, match=re.escape("from 'nginx', titled 'MinIO & Console', that begins with")):
+    with pytest.raises(BadResponse, match=r'"MinIO & Console".*, text/html, server nginx., which begins with'):
         page_from(_HTML, headers={"content-type": "text/html", "server": "nginx"})
     secret = "AKIAIOSFODNN7EXAMPLEwJalrXUtnFEMI"
     with pytest.raises(BadResponse) as caught:
@@ -196,7 +196,7 @@ def test_the_error_tells_who_answered_and_no_secret() -> None:
         )
     assert secret[:24] not in caught.value.message
     assert caught.value.message.isprintable()
-    assert "no content type" in caught.value.message
+    assert "status 200, server s (redacted)" in caught.value.message
     assert len(caught.value.message) < 400
 
 

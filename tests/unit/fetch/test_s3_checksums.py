@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING
 import pytest
 import structlog
 
-from feedd.errors import BadResponse, NotFound, ObjectChanged, PermissionDenied, StoreUnavailable, Throttled
+from feedd.errors import (
+    BadResponse,
+    NotFound,
+    ObjectChanged,
+    PermissionDenied,
+    StoreUnavailable,
+    Throttled,
+    Unsupported,
+)
 from feedd.fetch.fetch_options import S3Options, SourceOptions
 from feedd.fetch.s3.sdk_store import S3Store
 from tests.fakes.s3 import faults as fault
@@ -96,7 +104,7 @@ async def test_parts_that_are_not_told(server: S3Server, store: S3Store, refusal
         ("HEAD", fault.missing(), NotFound),
         ("HEAD", fault.slow_down(), Throttled),
         ("HEAD", fault.internal_error(), StoreUnavailable),
-        ("HEAD", fault.changed_etag(), ObjectChanged),
+        ("HEAD", fault.changed_etag(), Unsupported),
         ("ATTRIBUTES", fault.slow_down(), Throttled),
         ("ATTRIBUTES", fault.internal_error(), StoreUnavailable),
     ],

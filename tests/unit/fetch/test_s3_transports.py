@@ -115,7 +115,7 @@ async def test_a_rehearsal_that_fails_is_nobodys_error(monkeypatch: pytest.Monke
     """Whatever the SDK makes of it: whoever needs a client meets it again."""
     met: list[str] = []
 
-    async def open_client(*_: object) -> None:
+    async def open_client(*_: object, **__: object) -> None:
         met.append("client")
         raise TypeError("an option this version does not know")
 

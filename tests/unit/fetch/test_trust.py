@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from feedd.errors import BadConfig
 from feedd.fetch.s3 import trust as module
 from feedd.fetch.s3.trust import Trust
 from tests.unit.serve.certs import Authority
@@ -51,5 +52,5 @@ async def test_the_file_is_looked_at_once_a_minute(tmp_path: Path) -> None:
     context = await trust.context()
     authority.ca_path.unlink()
     assert await trust.context() is context
-    with pytest.raises(OSError, match="No such file"):
+    with pytest.raises(BadConfig, match="No such file"):
         await Trust(lambda: str(authority.ca_path)).context()

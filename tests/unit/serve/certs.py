@@ -31,7 +31,13 @@ class Authority:
         self.ca_path.write_bytes(cert.public_bytes(serialization.Encoding.PEM))
 
     def _builder(
-        self, subject: x509.Name, public_key: ec.EllipticCurvePublicKey, *, is_ca: bool
+        self,
+        subject: x509.Name,
+        public_key: ec.EllipticCurvePublicKey,
+        *,
+        is_ca: bool,
+        start: dt.datetime = _START,
+        end: dt.datetime = _END,
     ) -> x509.CertificateBuilder:
         return (
             x509.CertificateBuilder()
@@ -39,17 +45,19 @@ class Authority:
             .issuer_name(self._name)
             .public_key(public_key)
             .serial_number(x509.random_serial_number())
-            .not_valid_before(_START)
-            .not_valid_after(_END)
+            .not_valid_before(start)
+            .not_valid_after(end)
             .add_extension(x509.BasicConstraints(ca=is_ca, path_length=None), critical=True)
             .add_extension(_LOOPBACK, critical=False)
         )
 
-    def issue(self, name: str) -> tuple[Path, Path]:
+    def issue(self, name: str, start: dt.datetime = _START, end: dt.datetime = _END) -> tuple[Path, Path]:
         """Return paths of a certificate and its key."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        cert = self._builder(subject, key.public_key(), is_ca=False).sign(self._key, hashes.SHA256())
+        cert = self._builder(subject, key.public_key(), is_ca=False, start=start, end=end).sign(
+            self._key, hashes.SHA256()
+        )
         cert_path, key_path = self._folder / f"{name}.pem", self._folder / f"{name}.key"
         cert_path.write_bytes(cert.public_bytes(serialization.Encoding.PEM))
         key_path.write_bytes(

@@ -1,0 +1,368 @@
+"""Answers that do not come from a store: each ends at once, or after few tries, in a sentence that names the cause.
+
+A row of ``CELLS`` is an answer, a kind of request, and the outcome. Other kinds of requests add rows and a ``_ask``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import datetime as dt
+import ssl
+import subprocess
+import zlib
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from feedd import errors
+from feedd.fetch.fetch_options import S3Options, SourceOptions
+from feedd.fetch.retry_policy import RetryPolicy
+from feedd.fetch.retrying_store import RetryLimits, RetryStore
+from feedd.fetch.s3.direct_store import DirectStore
+from feedd.fetch.s3.sdk_store import S3Store
+from feedd.values import ByteRange, ObjectRef
+from tests.fakes.odd_server import DATA, ETAG, KEY, OddServer, http
+from tests.fakes.raw_server import RawServer
+from tests.fakes.sinks import into
+from tests.fakes.tally import TallyRecorder
+from tests.fakes.timeless import TimelessClock
+from tests.unit.serve.certs import Authority
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+_ATTEMPTS_MAX: Final = 3
+_CONSOLE: Final = b"<!doctype html><html><head><title>MinIO Console</title></head><body></body></html>"
+_FILTER: Final = b"<html><body>Blocked by policy</body></html>"
+_REF: Final = ObjectRef("s3://bucket", KEY, len(DATA), ETAG)
+_KINDS: Final = pytest.mark.parametrize("kind", [DirectStore, S3Store])
+
+ODD: Final[dict[str, bytes | None]] = {
+    "html 200": http(200, _CONSOLE, content_type="text/html", server="MinIO Console"),
+    "empty 200": http(200),
+    "html 403": http(403, _FILTER, content_type="text/html", via="1.1 filter"),
+    "407": http(407, proxy_authenticate="Basic"),
+    "redirect": http(307, location="http://127.0.0.1:9/elsewhere?signature=secret"),
+    "never answers": None,
+}
+CELLS: Final[list[tuple[str, str, type[errors.FeeddError] | None, str]]] = [
+    ("html 200", "list", errors.BadResponse, 'a web page "MinIO Console" (status 200, text/html'),
+    ("html 200", "head", errors.BadResponse, "a web page (status 200, text/html"),
+    ("html 200", "get", errors.BadResponse, "a web page"),
+    ("empty 200", "list", errors.BadResponse, "an empty body"),
+    ("empty 200", "head", errors.BadResponse, "no header of S3 (status 200)"),
+    ("empty 200", "get", errors.BadResponse, "no header of S3 (status 200)"),
+    ("html 403", "list", errors.BadConfig, 'a proxy or a web filter "Blocked by policy" (status 403, text/html'),
+    ("html 403", "head", errors.BadConfig, "a proxy or a web filter (status 403, text/html"),
+    ("html 403", "get", errors.BadConfig, 'a proxy or a web filter "Blocked by policy" (status 403, text/html'),
+    ("407", "list", errors.BadConfig, "a proxy that wants a user name and a password"),
+    ("407", "head", errors.BadConfig, "a proxy that wants a user name and a password"),
+    ("407", "get", errors.BadConfig, "a proxy that wants a user name and a password"),
+    ("redirect", "list", errors.BadConfig, "redirects the request to http://127.0.0.1:9: 307"),
+    ("redirect", "head", errors.BadConfig, "redirects the request to http://127.0.0.1:9: 307"),
+    ("redirect", "get", errors.BadConfig, "redirects the request to http://127.0.0.1:9: 307"),
+    ("close", "list", None, ""),
+    ("close", "head", None, ""),
+    ("close", "get", None, ""),
+    ("chunked", "list", None, ""),
+    ("chunked", "head", None, ""),
+    ("chunked", "get", None, ""),
+    ("never answers", "list", errors.StoreUnavailable, "no answer in time"),
+    ("never answers", "head", errors.StoreUnavailable, "no answer in time"),
+    ("never answers", "get", errors.StoreUnavailable, "no answer in time"),
+]
+
+
+@contextlib.asynccontextmanager
+async def _opened(kind: type[DirectStore | S3Store], url: str, **access: Any) -> AsyncIterator[RetryStore]:
+    """Open a store as the daemon does, with few attempts, short deadlines, and a clock that does not wait."""
+    settings: dict[str, Any] = {"endpoint_url": url, "region": "us-east-1", "anonymous": True} | access
+    reached = S3Options(**settings)
+    options = SourceOptions(s3={"*": reached}, read_timeout_s=0.5, connect_timeout_s=5)
+    limits = RetryLimits(RetryPolicy(attempts_max=_ATTEMPTS_MAX))
+    store = RetryStore(kind("bucket", options), limits, TimelessClock(), TallyRecorder())
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def _ask(store: RetryStore, op: str) -> object:
+    """Send a request of one kind and return what it must give."""
+    if op == "list":
+        return [ref async for page in store.list("train/") for ref in page]
+    if op == "head":
+        return [await store.head(KEY)]
+    memory = bytearray(len(DATA))
+    await store.read_into(_REF, ByteRange(0, len(DATA)), into(memory))
+    return bytes(memory)
+
+
+@_KINDS
+@pytest.mark.parametrize(("answer", "op", "error", "text"), CELLS, ids=[f"{row[1]}-{row[0]}" for row in CELLS])
+async def test_each_odd_answer_is_named(
+    kind: type[DirectStore | S3Store], answer: str, op: str, error: type[errors.FeeddError] | None, text: str
+) -> None:
+    """An answer that no store gives names its sender and is not retried without need; one that can be read is read."""
+    async with OddServer() as server, _opened(kind, server.url) as store:
+        if error is None:
+            server.framing[op] = answer
+            assert await _ask(store, op) == (DATA if op == "get" else [_REF])
+            return
+        server.odd[op] = ODD[answer]
+        with pytest.raises(error) as caught:
+            await _ask(store, op)
+        assert type(caught.value) is error
+        assert text in str(caught.value)
+        assert caught.value.object.startswith("s3://bucket/train/")
+        assert "secret" not in str(caught.value)
+        if (answer, op, kind) == ("html 200", "get", DirectStore):  # the SDK hands out no body of such an answer
+            assert '"MinIO Console"' in caught.value.message
+        looked_up = answer == "redirect" and kind is DirectStore  # the bucket's region, once
+        assert server.asked.count(op) <= (_ATTEMPTS_MAX if error.retryable else 1 + looked_up)
+
+
+class _Certificates:
+    """An authority that other clients do not know, and certificates of it."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self.authority = Authority(folder)
+
+    def server(self, **validity: dt.datetime) -> ssl.SSLContext:
+        """Return the context of a server whose certificate has that validity."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*self.authority.issue("store", **validity))
+        return context
+
+
+_NOW: Final = dt.datetime.now(dt.UTC)  # noqa: TID251 - certificates state dates
+_DAY: Final = dt.timedelta(days=1)
+
+
+@_KINDS
+@pytest.mark.parametrize("op", ["list", "head", "get"])
+@pytest.mark.parametrize(
+    ("validity", "trusted", "host", "text"),
+    [
+        ({"end": _NOW - _DAY}, True, "127.0.0.1", "expired (OpenSSL's code 10)"),
+        ({"start": _NOW + _DAY}, True, "127.0.0.1", "not yet valid (OpenSSL's code 9)"),
+        ({}, True, "localhost", "subjectAltName"),
+        ({}, False, "127.0.0.1", "AWS_CA_BUNDLE"),
+    ],
+    ids=["expired", "not yet valid", "another host's", "unknown authority"],
+)
+async def test_a_certificate_that_is_refused_says_why(
+    tmp_path: Path, kind: type[DirectStore | S3Store], op: str, validity: Any, trusted: bool, host: str, text: str
+) -> None:
+    """A certificate that is not accepted ends the first attempt, with OpenSSL's reason and code."""
+    right, other = _Certificates(tmp_path / "right"), _Certificates(tmp_path / "other")
+    bundle = str((right if trusted else other).authority.ca_path)
+    async with OddServer(right.server(**validity)) as server:
+        url = server.url.replace("127.0.0.1", host)
+        async with _opened(kind, url, ca_bundle=bundle) as store:
+            with pytest.raises(errors.BadConfig) as caught:
+                await _ask(store, op)
+            assert text in str(caught.value)
+            assert "the certificate is not accepted" in caught.value.message
+            assert " object at 0x" not in str(caught.value)
+
+
+@_KINDS
+@pytest.mark.parametrize("op", ["list", "head", "get"])
+async def test_the_scheme_of_a_port_is_named(tmp_path: Path, kind: type[DirectStore | S3Store], op: str) -> None:
+    """TLS to a plain port, and plain requests to a TLS port, end the first attempt and ask for the scheme."""
+    async with OddServer() as plain:
+        async with _opened(kind, plain.url.replace("http:", "https:")) as store:
+            with pytest.raises(errors.BadConfig, match=r"WRONG_VERSION_NUMBER.*http:// or https://\?"):
+                await _ask(store, op)
+        plain.odd[op] = b"HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n"
+        plain.framing[op] = "close"
+        async with _opened(kind, plain.url) as store:
+            wanted = "endpoint_url|http:// or https://" if op == "head" else r"TLS port.*http:// or https://\?"
+            with pytest.raises(errors.BadRequest, match=wanted) as caught:
+                await _ask(store, op)
+            assert "SSE-C" not in str(caught.value)
+
+
+@_KINDS
+@pytest.mark.parametrize("op", ["list", "head", "get"])
+@pytest.mark.parametrize("bundle", ["missing", "no-pem", "folder", "unreadable"])
+async def test_authorities_that_cannot_be_read_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[DirectStore | S3Store], op: str, bundle: str
+) -> None:
+    """A missing or wrong file of authorities ends the first attempt, is named with its variable, and spares http."""
+    path = tmp_path / bundle
+    if bundle == "no-pem":
+        path.write_text("no certificate")
+    elif bundle == "folder":
+        path.mkdir()
+    elif bundle == "unreadable":
+        path = path / "below" / "a.pem"
+        path.parent.parent.write_text("a file where a folder should be")
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(path))
+    certificates = _Certificates(tmp_path / "right")
+    async with OddServer(certificates.server()) as server, _opened(kind, server.url) as store:
+        with pytest.raises(errors.BadConfig, match="certificate authorities") as caught:
+            await _ask(store, op)
+        assert str(path) in str(caught.value)
+        assert "AWS_CA_BUNDLE" in caught.value.hint
+    async with OddServer() as plain, _opened(kind, plain.url) as store:
+        assert await _ask(store, op)
+
+
+@_KINDS
+@pytest.mark.parametrize("op", ["list", "head", "get"])
+@pytest.mark.parametrize("variable", ["AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE"])
+async def test_listings_and_objects_trust_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[DirectStore | S3Store], op: str, variable: str
+) -> None:
+    """A file of authorities, or a folder as openssl rehash makes it, counts for each kind of request."""
+    certificates = _Certificates(tmp_path / "right")
+    folder = tmp_path / "rehashed"
+    folder.mkdir()
+    pem = certificates.authority.ca_path
+    command = ("openssl", "x509", "-hash", "-noout", "-in", str(pem))
+    found = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=True)
+    (folder / f"{found.stdout.strip()}.0").write_bytes(pem.read_bytes())
+    for path in (pem, folder):
+        monkeypatch.setenv(variable, str(path))
+        async with OddServer(certificates.server()) as server, _opened(kind, server.url) as store:
+            assert await _ask(store, op)
+
+
+@_KINDS
+@pytest.mark.parametrize("op", ["list", "head", "get"])
+async def test_a_dead_proxy_is_named(
+    monkeypatch: pytest.MonkeyPatch, kind: type[DirectStore | S3Store], op: str
+) -> None:
+    """An error of a proxy names the variable that sets it; NO_PROXY may name the network of the store."""
+    monkeypatch.setenv("http_proxy", "http://user:secret@127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    async with OddServer() as server:
+        async with _opened(kind, server.url) as store:
+            with pytest.raises(errors.StoreUnavailable, match="the proxy that http_proxy names") as caught:
+                await _ask(store, op)
+            assert "NO_PROXY" in caught.value.hint
+            assert " object at 0x" not in str(caught.value)
+            assert "secret" not in str(caught.value)
+        monkeypatch.setenv("no_proxy", "10.0.0.0/8, 127.0.0.0/8")
+        async with _opened(kind, server.url) as store:
+            assert await _ask(store, op)
+
+
+@_KINDS
+@pytest.mark.parametrize("op", ["list", "head", "get"])
+async def test_a_tunnel_that_is_refused_is_named(
+    monkeypatch: pytest.MonkeyPatch, kind: type[DirectStore | S3Store], op: str
+) -> None:
+    """A proxy that wants a password, with or without a tunnel, ends the first attempt and is told with its variable."""
+    monkeypatch.delenv("no_proxy", raising=False)
+    async with RawServer(http(407), http(407)) as proxy:
+        for scheme in ("http", "https"):
+            asked = len(proxy.requests)
+            monkeypatch.setenv(f"{scheme}_proxy", f"http://127.0.0.1:{proxy.port}")
+            async with _opened(kind, f"{scheme}://store.example:9000") as store:
+                with pytest.raises(errors.BadConfig, match=f"{scheme}_proxy.*store.example to NO_PROXY") as caught:
+                    await _ask(store, op)
+                assert "wants a user name" in caught.value.message
+            assert len(proxy.requests) == asked + 1
+
+
+@_KINDS
+@pytest.mark.parametrize("op", ["list", "head", "get"])
+async def test_a_bucket_that_the_endpoint_holds_already_is_named(kind: type[DirectStore | S3Store], op: str) -> None:
+    """If the endpoint ends in the bucket, a missing bucket or key is told with the endpoint that would be right."""
+    async with OddServer() as server:
+        body = b"<Error><Code>NoSuchKey</Code></Error>"
+        server.odd = dict.fromkeys(("list", "head", "get"), http(404, body, x_amz_request_id="1"))
+        async with _opened(kind, f"{server.url}/bucket") as store:
+            with pytest.raises(errors.NotFound, match=f"set endpoint_url to {server.url}$"):
+                await _ask(store, op)
+
+
+async def test_a_checksum_needs_no_length() -> None:
+    """A HEAD without Content-Length, of the listed ETag, gives the checksum that it states."""
+    async with OddServer() as server, _opened(S3Store, server.url) as store:
+        crc = base64.b64encode(zlib.crc32(DATA).to_bytes(4)).decode()
+        server.odd["head"] = http(200, b"", "chunked", etag=f'"{ETAG}"', x_amz_checksum_crc32=crc)
+        found = await store.checksum(_REF)
+        assert found is not None
+        assert found.digest == base64.b64decode(crc)
+
+
+@_KINDS
+@pytest.mark.parametrize("op", ["list", "head", "get"])
+async def test_no_redirect_is_followed(kind: type[DirectStore | S3Store], op: str) -> None:
+    """A redirect to another host is not followed: nothing is sent there, neither a token nor a request."""
+    async with OddServer() as other, OddServer() as server:
+        body = b"<Error><Code>TemporaryRedirect</Code></Error>"
+        for status in (301, 302, 303, 307, 308):
+            odd = http(status, body, location=f"{other.url}/bucket/{KEY}?list-type=2")
+            server.odd = dict.fromkeys(("list", "head", "get"), odd)
+            async with _opened(kind, server.url) as store:
+                with pytest.raises(errors.BadConfig, match=f"redirects the request to {other.url}"):
+                    await _ask(store, op)
+        assert not other.asked
+
+
+async def test_no_redirect_of_a_role_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client that assumes a role follows no redirect either: no credentials go to another host."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    async with OddServer() as other, OddServer() as sts, OddServer() as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_STS", sts.url)
+        sts.odd["get"] = http(307, location=f"{other.url}/bucket/{KEY}")
+        async with _opened(S3Store, server.url, anonymous=False, role_arn="arn:aws:iam::123456789012:role/r") as store:
+            with pytest.raises(errors.FeeddError):
+                await _ask(store, "list")
+        assert sts.asked
+        assert not other.asked
+
+
+@_KINDS
+async def test_etags_that_disagree_are_not_called_a_change(kind: type[DirectStore | S3Store]) -> None:
+    """If a listing has another ETag than the object, and still has it, then the object did not change."""
+    async with OddServer() as server, _opened(kind, server.url) as store:
+        server.odd["get"] = http(412, b"<Error><Code>PreconditionFailed</Code></Error>", x_amz_request_id="1")
+        server.odd["head"] = http(200, DATA, etag='"another"', x_amz_request_id="1")
+        with pytest.raises(errors.Unsupported, match=f"still says {ETAG}.*another"):
+            await _ask(store, "get")
+        assert server.asked == ["get", "head", "list"]
+
+
+@_KINDS
+@pytest.mark.parametrize("etag", [{}, {"etag": '""'}])
+async def test_an_object_without_an_etag_is_named(kind: type[DirectStore | S3Store], etag: dict[str, str]) -> None:
+    """A store that sends objects without an ETag gets that sentence after few attempts."""
+    async with OddServer() as server, _opened(kind, server.url) as store:
+        whole = f"bytes 0-{len(DATA) - 1}/{len(DATA)}"
+        server.odd["get"] = http(206, DATA, content_range=whole, x_amz_request_id="1", **etag)
+        with pytest.raises(errors.BadResponse, match="expected an object with an ETag header"):
+            await _ask(store, "get")
+        assert server.asked == ["get"] * _ATTEMPTS_MAX
+
+
+@pytest.mark.parametrize("op", ["list", "head"])
+async def test_answers_before_the_final_one_are_bounded(op: str) -> None:
+    """A server that sends 100 Continue without an end is given up, and its answers are not kept."""
+    async with OddServer() as server, _opened(S3Store, server.url) as store:
+        server.odd[op] = b"HTTP/1.1 100 Continue\r\n\r\n" * 10_000
+        with pytest.raises(errors.StoreUnavailable, match="1xx"):
+            await _ask(store, op)
+
+
+@_KINDS
+@pytest.mark.parametrize("op", ["list", "head", "get"])
+async def test_a_tls_alert_is_named(kind: type[DirectStore | S3Store], op: str) -> None:
+    """A TLS port that answers a plain request with an alert ends the first attempt and asks for the scheme."""
+    async with RawServer([b"\x15\x03\x03\x00\x02\x02\x46", b""]) as server:
+        async with _opened(kind, f"http://127.0.0.1:{server.port}") as store:
+            with pytest.raises(errors.BadConfig, match="a TLS port got a request without TLS"):
+                await _ask(store, op)
+        assert len(server.requests) == 1
