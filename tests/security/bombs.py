@@ -409,7 +409,7 @@ BOMBS: Final[dict[str, Bomb]] = {
     ),
     "MDS of 10 million rows": Bomb(_one("shard.00000.mds.zstd", lambda: zstandard.compress(_mds_rows(10 * _MILLION)))),
     "MDS that states 2^32 rows": Bomb(_one("shard.00000.mds", lambda: b"\xff" * 8 + bytes(999))),
-    "LitData of 20 million items": Bomb(lambda: _litdata(2 * _MILLION)),
+    "LitData of two million empty items": Bomb(lambda: _litdata(2 * _MILLION)),
     "LitData that states 2^32 items": Bomb(
         lambda: {**_litdata(10), "chunk-0-0.bin": b"\xff" * 4 + bytes(44)}, {"a": "int"}
     ),
@@ -454,7 +454,7 @@ BOMBS: Final[dict[str, Bomb]] = {
         _one("0.safetensors", lambda: struct.pack("<Q", 1 << 40) + b"{" + bytes(99))
     ),
     "safetensors with a nested header": Bomb(_one("0.safetensors", lambda: _tensors(b'{"a":' * (2 * _MILLION)))),
-    "safetensors of 500,000 tensors": Bomb(
+    "safetensors of 200,000 tensors": Bomb(
         _one(
             "0.safetensors",
             lambda: _tensors(
@@ -468,7 +468,9 @@ BOMBS: Final[dict[str, Bomb]] = {
         lambda: {
             "0.idx": b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, 1 << 40, 1 << 40) + bytes(99),
             "0.bin": bytes(64),
-        }
+        },
+        {"tokens": "array"},
+        "megatron+",
     ),
     # samples
     "PNG of 16,384 by 16,384 pixels": Bomb(lambda: _in_tar("png", _picture("PNG", 16384)), {"png": "image:32x32"}),
