@@ -58,6 +58,7 @@ class ThreadChild(Child):
         self._outbox = deque()
         self.gone = self._loop.create_future()
         self.killed_for = ""
+        self._oom_kill_count = 0
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.settimeout(0.0)
         self._process = _Process(self._socket, theirs)  # type: ignore[assignment]  # as much of one as is asked for

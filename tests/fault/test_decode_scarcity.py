@@ -114,6 +114,22 @@ async def test_a_request_whose_descriptors_cannot_go_along_fails(
         os.close(out)
 
 
+@pytest.mark.parametrize(
+    ("kills", "ending"), [((4, 4), "SIGKILL"), ((4, 5), "SIGKILL, because the control group ran out of memory")]
+)
+async def test_a_kill_for_want_of_memory_is_named(
+    kills: tuple[int, int], ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that dies by SIGKILL while its control group counts a kill says that memory ran out."""
+    counts = iter(kills)
+    monkeypatch.setattr("feedd.workers.worker_process.oom_kills", lambda: next(counts))
+    child = Child(DecodeOptions(), lambda *_: None)
+    os.kill(child.pid, signal.SIGKILL)
+    await child.gone
+    await child.reap()
+    assert child.ending == ending
+
+
 async def test_what_waits_in_the_outbox_is_sent_when_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """A packet that had to wait for the socket, and then finds no room for its descriptor, goes when there is some."""
     got: list[bytes] = []

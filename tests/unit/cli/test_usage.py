@@ -145,6 +145,25 @@ def test_errors_are_one_clean_line(
     assert (outcome.code, outcome.err) == (code, f"feedd: error: {error.message}\n{hint}")
 
 
+@pytest.mark.parametrize(
+    "error", [Internal("no answer from https://h/x?sig=abcdef"), ValueError("https://u:abcdef@h/")]
+)
+def test_no_message_holds_a_secret(
+    feedd: Feedd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """An error's line and the traceback of a defect are written without secrets, and the command fails."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("feedd.cli.cache.scan", fail)
+    outcome = feedd("cache", "ls", "--cache-dir", tmp_path)
+    assert outcome.code == 1
+    assert "(redacted)" in outcome.err
+    assert "abcdef" not in outcome.err
+    assert ("Traceback" in outcome.err) == isinstance(error, ValueError)
+
+
 def test_debug_shows_the_traceback(feedd: Feedd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With FEEDD_DEBUG=1 the error itself comes through."""
 
