@@ -31,7 +31,7 @@ def test_a_refusal_names_the_call_and_the_way_out(code: int, monkeypatch: pytest
         with pytest.raises(OSError, match=os.strerror(code)):
             memory_file("feedd-test")
     else:
-        with pytest.raises(Unsupported, match="shared memory: memfd_create.*seccomp profile"):
+        with pytest.raises(Unsupported, match=r"shared memory: memfd_create.*seccomp profile"):
             memory_file("feedd-test")
 
 
