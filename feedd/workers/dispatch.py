@@ -213,26 +213,29 @@ class Dispatch:
     # ------------------------------------------------------------------ dispatch
 
     def _pump(self) -> None:
-        """Send chunks while there are chunks and workers with room."""
+        """Send chunks while there are chunks, workers with room, and descriptors."""
         while (assigned := self._schedule.assign()) is not None:
             number, chunk = assigned
             packet = self._packet(number, chunk)
-            if packet is not None and self._sent(number, chunk, packet) and self._schedule.running(number) is chunk:
+            if packet is None:
+                continue
+            try:
+                self._send(number, chunk, packet)
+            except ResourceExhausted as error:
+                if self._schedule.busy_count > 1 or self._schedule.running(number) is not chunk:
+                    self._schedule.put_back(number, chunk)  # until a worker answers, and thus received descriptors
+                    break
+                self._schedule.take_back(number)
+                self._fail(_pending(chunk.call), error)
+                continue
+            if self._schedule.running(number) is chunk:
                 self._arm(number)
         self._meter.note(time.monotonic(), self._schedule.busy_count, queued=self._schedule.queued)
 
-    def _sent(self, number: int, chunk: Chunk, packet: Packet) -> bool:
-        """Send a request; if its descriptors cannot be sent, its call fails and others continue."""
-        call = _pending(chunk.call)
-        try:
-            if chunk.suspect:
-                self._children[number].send(encode(ReportStart(chunk.id)))
-            self._children[number].send(packet.payload, packet.fds)
-        except ResourceExhausted as error:
-            self._schedule.take_back(number)
-            self._fail(call, error)
-            return False
-        return True
+    def _send(self, number: int, chunk: Chunk, packet: Packet) -> None:
+        if chunk.suspect:
+            self._children[number].send(encode(ReportStart(chunk.id)))
+        self._children[number].send(packet.payload, packet.fds)
 
     def _packet(self, number: int, chunk: Chunk) -> Packet | None:
         """Return the request, or None if the chunk had to be taken back."""

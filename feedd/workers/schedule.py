@@ -162,6 +162,11 @@ class Schedule:
         self._engaged_count -= chunk.call.alone
         self._moved(worker, -1)
 
+    def put_back(self, worker: int, chunk: Chunk) -> None:
+        """Undo the last assignment to ``worker``, which was ``chunk``; the chunk is the first in line."""
+        self.take_back(worker)
+        self._put_first([chunk])
+
     def divide(self, chunk: Chunk) -> None:
         """Queue the halves of a chunk that was taken back, first in line, because its request was too large."""
         middle = (chunk.rows.start + chunk.rows.stop) // 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import json
 import os
 import re
@@ -150,10 +149,6 @@ class Child:
                 return
             self._outbox.append((payload, copies(fds)))
         except OSError as error:
-            if error.errno == errno.ETOOMANYREFS:  # workers have yet to receive what was sent
-                self._outbox.append((payload, copies(fds)))
-                self._loop.call_later(_RETRY_S, self._flush)
-                return
             if error.errno in SCARCE:
                 raise out_of_descriptors(str(error.strerror)) from error
             return  # the worker closed its connection; its last answers may still wait to be read

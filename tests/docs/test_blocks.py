@@ -172,7 +172,7 @@ AUGMENTED = _json('"source-ref"')
 
 def test_no_json_is_left_out() -> None:
     """Each JSON block has a test, here or beside the other settings."""
-    others = ["Statement", "uptime_s", "ordinal", '"label": 0', "event loop"]
+    others = ["Statement", "uptime_s", "ordinal", '"label": 0', "event loop", "log lines were dropped"]
     seen = {block for part in others for block in _json(part)} | {*RECIPES, *MANIFESTS, *AUGMENTED}
     assert {block for block in blocks() if block.language == "json"} == seen
 

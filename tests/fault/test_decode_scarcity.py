@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gzip
 import os
 import resource
 import signal
 import socket
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 from structlog.testing import capture_logs
@@ -65,7 +66,7 @@ def no_more_files() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def refuse(*_: object) -> None:
+def refuse(*_: object) -> NoReturn:
     """Answer as the kernel does where too many descriptors are under way."""
     raise OSError(errno.ETOOMANYREFS, os.strerror(errno.ETOOMANYREFS))
 
@@ -109,6 +110,46 @@ async def test_a_request_whose_descriptors_cannot_go_along_fails(
             assert (await rig.decode({"x": "bytes"}))[1]["x"] == [b"1", b"2"]
             assert rig.recorder.total(metrics.DECODE_RESTARTS) == 0
             assert rig.recorder.total(metrics.DECODE_TASKS) == 0
+    finally:
+        os.close(source)
+        os.close(out)
+
+
+async def test_a_request_waits_for_descriptors_that_other_requests_carry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without room for descriptors while a worker is busy, a request is sent when the worker has answered."""
+    source, out = (os.memfd_create(name, os.MFD_CLOEXEC) for name in ("source", "out"))
+    size_bytes = os.write(source, gzip.compress(b"{}\n"))
+    whole = (ByteRange(0, size_bytes),)
+    task = MakeTask(Conversion("gunzip"), "s3://b/x.gz", size_bytes, whole, source, out, 0, 1 << 20, 1 << 20)
+    refused = asyncio.Event()
+
+    def refuse_once(*given: Any) -> int:
+        if refused.is_set():
+            return send_fds(*given)
+        refused.set()
+        return refuse()
+
+    try:
+        async with decoding([shard(tmp_path)], DecodeOptions()) as rig, asyncio.TaskGroup() as group:
+            (worker,) = rig.pool.worker_pids
+            os.kill(worker, signal.SIGSTOP)
+            try:
+                decoded = group.create_task(rig.decode({"x": "bytes"}))
+                for _ in range(10):
+                    await asyncio.sleep(0)
+                assert rig.pool._dispatch._schedule.busy_count
+                send_fds = socket.send_fds
+                monkeypatch.setattr(socket, "send_fds", refuse_once)
+                made = group.create_task(rig.pool.make(task))
+                await asyncio.wait_for(refused.wait(), LIMIT_S)
+                assert not made.done()
+            finally:
+                os.kill(worker, signal.SIGCONT)
+            assert (await decoded)[1]["x"] == [b"1", b"2"]
+            await asyncio.wait_for(made, LIMIT_S)
+            assert rig.recorder.total(metrics.DECODE_RESTARTS) == 0
     finally:
         os.close(source)
         os.close(out)
