@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self
+
+import structlog
 
 from feedd.access import EVERYTHING, FILE_ROOT
 from feedd.catalog.bucket_stores import BucketStores, WorkLoopStore, is_s3
 from feedd.catalog.manifest import MANIFEST_BYTES_MAX, head_all, names_in
-from feedd.catalog.skipped_log import SkippedLog
 from feedd.catalog.texts import Texts
 from feedd.catalog.url_listing import Resolved, UrlListing
 from feedd.catalog.url_lists import UrlList, lists_of, runs_of
@@ -27,6 +28,7 @@ from feedd.flow.budget import ByteBudget
 from feedd.flow.loop_thread import CallersLoop
 from feedd.flow.pools import CPU, LOCAL_FILES
 from feedd.metrics import PIPELINE_LISTING
+from feedd.notices import OBJECTS_EVENT, notices_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -39,6 +41,9 @@ if TYPE_CHECKING:
     from feedd.flow.loop_thread import WorkLoop
     from feedd.protocols import Clock, ObjectStore, Recorder
     from feedd.values import ObjectRef
+
+_REPORTED_MAX: Final = 256  # URLs to remember
+_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,26 @@ class Scheduled:
     waiting_count: int
     waiting_bytes: int
     in_flight_count: int
+
+
+class _SkippedLog:
+    """Logs skipped objects, once while they stay the same."""
+
+    def __init__(self) -> None:
+        self._reported: dict[str, PassedOver] = {}
+
+    def report(self, url: str, passed: PassedOver) -> None:
+        """Log the skipped objects of a URL, if there are any that were not logged before."""
+        if not passed.count or self._reported.get(url) == passed:
+            return
+        self._reported.pop(url, None)
+        self._reported[url] = passed
+        if len(self._reported) > _REPORTED_MAX:
+            del self._reported[next(iter(self._reported))]
+        notices = notices_of(passed.reasons)
+        log = _log.warning if any(notice.warns for notice in notices) else _log.info
+        why = [notice.text for notice in notices]
+        log(OBJECTS_EVENT, url=url, objects=passed.count, first=list(passed.keys), why=why)
 
 
 class Sources:
@@ -81,7 +106,7 @@ class Sources:
         self.buckets = BucketStores(options, recorder, clock)
         self._heads = TurnGate(options.heads_in_flight)  # on the work loop, like the stores
         self._closed = False
-        self._skipped_log = SkippedLog()
+        self._skipped_log = _SkippedLog()
         self.ranges = _range_fetcher(self.buckets, options, recorder, clock)
         self._book = PackBook(self.ranges.turns)
         self._fetcher = ObjectsFetcher(self.ranges, self._book, self.work_loop)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -12,7 +13,6 @@ from feedd import metrics
 from feedd.errors import BadRequest, Draining, FeeddError, Internal, ResourceExhausted
 from feedd.workers.calls import Work, error_of
 from feedd.workers.descriptors import DESCRIPTORS_MAX
-from feedd.workers.load_meter import Meter
 from feedd.workers.messages import MESSAGE_BYTES_MAX, Failed, ReportStart, encode
 from feedd.workers.schedule import DEPTH, Call, Chunk, Schedule, spread
 from feedd.workers.worker_count import Load
@@ -45,6 +45,40 @@ class Pending(Call):
         self.work = work
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.error: FeeddError | None = None
+
+
+@dataclass(slots=True)
+class Meter:
+    """Measures how long workers had work, and how long work waited. Pure: callers pass the time.
+
+    Attributes:
+        at_s: time of the last note.
+    """
+
+    at_s: float
+    _busy_count: int = 0
+    _queued: bool = False
+    _began_s: float = -1.0
+    _busy_s: float = 0.0
+    _queued_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._began_s = self.at_s
+
+    def note(self, now_s: float, busy_count: int, *, queued: bool) -> None:
+        """Record the state from ``now_s`` on: the number of busy workers, and whether work waits in queues."""
+        elapsed_s = now_s - self.at_s
+        self._busy_s += elapsed_s * self._busy_count
+        if self._queued:
+            self._queued_s += elapsed_s
+        self.at_s, self._busy_count, self._queued = now_s, busy_count, queued
+
+    def take(self, now_s: float) -> tuple[float, float, float]:
+        """Return seconds since the last call, busy worker-seconds and queued seconds in them; start again at zero."""
+        self.note(now_s, self._busy_count, queued=self._queued)
+        taken = now_s - self._began_s, self._busy_s, self._queued_s
+        self._began_s, self._busy_s, self._queued_s = now_s, 0.0, 0.0
+        return taken
 
 
 class Dispatch:

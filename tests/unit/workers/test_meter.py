@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedd.workers.load_meter import Meter
+from feedd.workers.dispatch import Meter
 
 
 def test_states_count_for_as_long_as_they_last() -> None:
