@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -39,6 +40,8 @@ class SentFiles(NamedTuple):
 def file_messages(files: Sequence[ShardFile]) -> SentFiles:
     """Return what a worker needs to map files. Those that the cache could not keep open are opened.
 
+    The cache has just opened and closed these files in a thread, so no open waits for the disk here.
+
     Raises:
         CacheUnavailable: a file cannot be opened.
     """
@@ -60,9 +63,15 @@ def file_messages(files: Sequence[ShardFile]) -> SentFiles:
 
 def _opened(file: ShardFile) -> OpenFile:
     try:
-        return OpenFile(os.open(file.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC))
+        # A FIFO that another process put there must not hold up the loop.
+        opened = OpenFile(os.open(file.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK))
+        status = os.fstat(opened.fd)
     except OSError as error:
         raise CacheUnavailable(f"expected a file, got {error}", object=file.ref.url, stage="decode") from error
+    if not stat.S_ISREG(status.st_mode) or status.st_size != file.data_at + file.ref.size_bytes:
+        got = f"{stat.filemode(status.st_mode)} of {status.st_size} bytes at {file.path}"
+        raise CacheUnavailable(f"expected a regular file of its length, got {got}", object=file.ref.url, stage="decode")
+    return opened
 
 
 def decode_packet(task: DecodeTask, rows: range, request_id: int) -> Packet:

@@ -7,7 +7,7 @@ import contextlib
 import os
 import resource
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from feedd.flow.sink_file import SinkFile
     from feedd.values import ObjectRef
 
+_T = TypeVar("_T")
 _OPEN_DEADLINE_S = 300.0
 _LOOK_FLOOR_S = 30.0  # plus as long again for every 256 MiB: a disk that reads below 8 MiB/s has failed
 _LOOK_BYTES_PER_S = 8 << 20
@@ -215,7 +216,9 @@ class DirectoryStorage:
         call = object()
         changed = self._opening[call] = set()
         try:
-            opened = await self._open_now(wanted) if wanted else []
+            opened = await self._open_now(files.open_files, wanted) if wanted else []
+            # The loop opens these files again, so a thread must find out first whether the disk answers.
+            checked = await self._open_now(files.check_files, later) if later else []
         finally:
             del self._opening[call]
         answers: list[ShardFile | Finding] = []
@@ -227,21 +230,25 @@ class DirectoryStorage:
             answers.append(file)
             if ref not in changed:
                 self._files[ref] = _CachedFile(file, found)
-        answers += [ShardFile(ref, str(path), entry_layout.data_at(ref), is_opened_late=True) for path, ref in later]
+        for (path, ref), finding in zip(later, checked, strict=True):
+            late = ShardFile(ref, str(path), entry_layout.data_at(ref), is_opened_late=True)
+            answers.append(late if finding is Finding.WHOLE else finding)
         if self._files and self._closing is None:
             self._closing = asyncio.get_running_loop().call_later(_FILES_KEPT_S, self._close_unused)
         return answers
 
-    async def _open_now(self, wanted: Sequence[tuple[Path, ObjectRef]]) -> list[OpenFile | Finding]:
+    async def _open_now(
+        self, job: Callable[[Sequence[tuple[Path, ObjectRef]]], list[_T]], wanted: Sequence[tuple[Path, ObjectRef]]
+    ) -> list[_T]:
         try:
             async with asyncio.timeout(_LOOK_FLOOR_S):
                 try:
-                    return await self._disk.look(files.open_files, wanted)
+                    return await self._disk.look(job, wanted)
                 except CacheUnavailable:
                     if not self._files:
                         raise
                     self._files.clear()  # the limit on open files was reached
-                    return await self._disk.look(files.open_files, wanted)
+                    return await self._disk.look(job, wanted)
         except TimeoutError as error:
             raise os_errors.stalled(self._options.directory, _LOOK_FLOOR_S) from error
 

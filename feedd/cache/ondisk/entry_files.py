@@ -53,6 +53,19 @@ def open_files(wanted: Sequence[tuple[Path, ObjectRef]]) -> list[OpenFile | Find
     return [_opened(path, ref) for path, ref in wanted]
 
 
+def check_files(wanted: Sequence[tuple[Path, ObjectRef]]) -> list[Finding]:
+    """Open files one after the other and close them again: ``WHOLE`` if a file can be opened and has its length.
+
+    Raises:
+        CacheUnavailable: this process is out of descriptors or memory.
+    """
+    found = []
+    for path, ref in wanted:
+        file = _opened(path, ref)
+        found.append(file if isinstance(file, Finding) else Finding.WHOLE)
+    return found
+
+
 def _opened(path: Path, ref: ObjectRef) -> OpenFile | Finding:
     try:
         file = OpenFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK))

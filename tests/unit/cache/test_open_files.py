@@ -135,6 +135,55 @@ async def test_descriptors_are_bounded(rig: CacheRig) -> None:
         await _forget(rig, cache)
 
 
+def _fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def _folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def _short(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
+
+
+_REPLACED = {"fifo": _fifo, "folder": _folder, "short": _short, "gone": Path.unlink}
+
+
+@pytest.mark.parametrize("how", _REPLACED)
+async def test_a_file_that_is_opened_late_is_checked_by_the_cache(rig: CacheRig, how: str) -> None:
+    """Beyond the limit of open files, an entry whose file was replaced, cut or removed is fetched again by the cache."""
+    (ref,) = rig.shards(1)
+    async with rig.open() as cache:
+        _storage(cache)._files_max = 0
+        (await cache.acquire([ref])).release()
+        _REPLACED[how](rig.entry_files()[0])
+        rig.clock.now_s += 2
+        if how == "folder":  # nothing can be renamed to its path, which is an error and no wait
+            with pytest.raises(CacheUnavailable):
+                await cache.acquire([ref])
+            return
+        with await cache.acquire([ref]) as pins:
+            assert pins.files[0].is_opened_late
+            sent = file_messages(pins.files)
+            assert os.pread(sent.fds[0], ref.size_bytes, sent.messages[0].data_at) == rig.fetcher.data(ref)
+        assert rig.fetcher.calls[ref.key] == 2
+
+
+@pytest.mark.parametrize("how", _REPLACED)
+async def test_a_file_that_is_opened_late_never_blocks_the_loop(rig: CacheRig, how: str) -> None:
+    """A file that is replaced, cut or removed between the cache's check and a request is a miss, and no wait."""
+    (ref,) = rig.shards(1)
+    async with rig.open() as cache:
+        _storage(cache)._files_max = 0
+        with await cache.acquire([ref]) as pins:
+            _REPLACED[how](rig.entry_files()[0])
+            with pytest.raises(CacheUnavailable, match=ref.key):
+                file_messages(pins.files)
+
+
 async def test_a_process_without_descriptors_closes_unused_files(
     rig: CacheRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
