@@ -45,7 +45,7 @@ class Found:
 
 
 def open_files(wanted: Sequence[tuple[Path, ObjectRef]]) -> list[OpenFile | Finding]:
-    """Open files for reading; a file of another length than its entry has vanished.
+    """Open files for reading; a file of another length than its entry has vanished, one of another entry is torn.
 
     Raises:
         CacheUnavailable: this process is out of descriptors or memory.
@@ -69,7 +69,10 @@ def check_files(wanted: Sequence[tuple[Path, ObjectRef]]) -> list[Finding]:
 def _opened(path: Path, ref: ObjectRef) -> OpenFile | Finding:
     try:
         file = OpenFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK))
-        return file if has_length(os.fstat(file.fd), ref) else Finding.VANISHED
+        if not has_length(os.fstat(file.fd), ref):
+            return Finding.VANISHED
+        header = read_header(file.fd)  # another entry's file of the same length may lie at this path
+        return file if header is not None and header.ref == ref else Finding.TORN
     except OSError as error:
         return finding(error, path)
 

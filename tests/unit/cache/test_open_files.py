@@ -149,6 +149,26 @@ def _short(path: Path) -> None:
     os.truncate(path, path.stat().st_size - 1)
 
 
+@pytest.mark.parametrize("how", ["linked", "swapped"])
+async def test_the_file_of_another_entry_is_never_read(rig: CacheRig, how: str) -> None:
+    """An entry at whose path another entry's file of the same length lies is fetched again, and read exactly."""
+    one, other = rig.fetcher.put("one", b"1" * 9000), rig.fetcher.put("two", b"2" * 9000)
+    async with rig.open() as cache:
+        (await cache.acquire([one, other])).release()
+        await _forget(rig, cache)
+        first, second = rig.entry_files()
+        if how == "linked":
+            second.unlink()
+            second.hardlink_to(first)
+        else:
+            first.rename(first.with_suffix(".moved"))
+            second.rename(first)
+            first.with_suffix(".moved").rename(second)
+        rig.clock.now_s += 2
+        with await cache.acquire([one, other]) as pins:
+            assert [_bytes(file) for file in pins.files] == [b"1" * 9000, b"2" * 9000]
+
+
 _REPLACED = {"fifo": _fifo, "folder": _folder, "short": _short, "gone": Path.unlink}
 
 
