@@ -150,8 +150,7 @@ def _ephemeral(named: str | None, reason: OSError | None = None) -> str:
         socket_path = directory / "feedd.sock"
     address = f"unix://{socket_path}"
     if not (shm.holds_alive() and named):
-        directory.mkdir(mode=0o700, exist_ok=True)
-        with _locked(directory / "lock"):
+        with _locked(directory / "lock", makes_folder=True):
             if not _try_hold(socket_path):
                 how = killed(address)
                 former = f": {how}" if how else ""
@@ -263,14 +262,38 @@ def _try_hold(socket_path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock file against other processes; the kernel frees the lock of a process that dies."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+def _locked(path: Path, *, makes_folder: bool = False) -> Iterator[None]:
+    """Hold an exclusive lock file against other processes; the kernel frees the lock of a process that dies.
+
+    A daemon that ends removes the folder of its lock file, and so does a sweep. The lock of a removed file is worth
+    nothing, so the file at the path is locked again then.
+
+    Raises:
+        OSError: the folder is gone, or the file cannot be made in it.
+    """
+    while True:
+        if makes_folder:
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except FileNotFoundError:
+            if makes_folder and path.parent.parent.is_dir():
+                continue
+            raise
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            if _is_at(path, fd):
+                yield
+                return
+        finally:
+            os.close(fd)
+
+
+def _is_at(path: Path, fd: int) -> bool:
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
+        return os.path.samestat(path.lstat(), os.fstat(fd))
+    except FileNotFoundError:
+        return False
 
 
 def _sweep(base: Path) -> None:

@@ -17,7 +17,7 @@ import typer
 from feedd import __version__
 from feedd.cache.ondisk.directory_lock import DirectoryLock
 from feedd.cache.ondisk.temporary_dirs import sweep, temporary_folder
-from feedd.cli.ephemeral import ephemeral_config, note_cache_dir
+from feedd.cli.ephemeral import ephemeral_config, note_cache_dir, remove_launch_folder
 from feedd.cli.flags import (
     AutotuneFlag,
     CacheDirFlag,
@@ -94,6 +94,8 @@ def serve(
             _log_to_stderr(effective)
             remove_other_lanes(effective.config.cache.dir, 1)
             code = _run(effective, _StartOptions(ephemeral, standby, takeover), greets=True)
+    if ephemeral and effective.config.lanes == 1 and not code:
+        remove_launch_folder(effective.config)
     raise typer.Exit(code)
 
 

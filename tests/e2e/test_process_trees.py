@@ -37,7 +37,7 @@ def _caches(folder: Path) -> list[Path]:
 
 @pytest.mark.nightly
 def test_two_trees_at_once(short_dir: Path) -> None:
-    """Two unrelated trainers without any daemon or setting each get one; both caches are gone with them."""
+    """Two unrelated trainers without any daemon or setting each get one; caches, logs and locks are gone with them."""
     (short_dir / "data").mkdir()
     (short_dir / "data" / "0.tar").write_bytes(numbered(0, 8))
     env = os.environ | {"TMPDIR": str(short_dir), "FEEDD_CACHE__FREE_RESERVE": "1MiB"}
@@ -60,6 +60,7 @@ def test_two_trees_at_once(short_dir: Path) -> None:
         assert [_status_of(page) for page in pages] == [200, 200]
         assert [_status_of(f"{page.rpartition('/')[0][:-1]}/") for page in pages] == [404, 404]
         assert [_status_of(f"{'/'.join(page.split('/')[:3])}/healthz") for page in pages] == [404, 404]
+        logs = "".join(path.read_text() for path in short_dir.glob("feedd-*/*/feedd.log"))
     finally:
         told = [trainer.communicate(timeout=PATIENT_S) for trainer in trainers]
     assert firsts == [b"got\n"] * 2, told
@@ -67,12 +68,11 @@ def test_two_trees_at_once(short_dir: Path) -> None:
     lines = [line for _, text in told for line in text.decode().splitlines() if "started a feedd daemon" in line]
     assert {line.partition(" Cache: ")[2].partition(". Log: ")[0] for line in lines} == caches, "each says its own"
     assert {line.partition(" Web page: ")[2] for line in lines} == pages, "each says its own"
-    logs = "".join(path.read_text() for path in short_dir.glob("feedd-*/*/feedd.log"))
     assert '"event": "status page"' in logs
     assert not [page for page in pages if page.split("/")[3] in logs], "a token is in a log"
     deadline_s = time.monotonic() + PATIENT_S
-    while _caches(short_dir):
-        assert time.monotonic() < deadline_s, "a cache outlived its process tree"
+    while left := [*_caches(short_dir), *short_dir.glob("feedd-*/*")]:
+        assert time.monotonic() < deadline_s, f"{left} outlived the process tree"
         time.sleep(0.05)
 
 

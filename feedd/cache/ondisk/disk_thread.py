@@ -31,7 +31,7 @@ class DiskThread:
 
     async def change(self, job: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run ``job`` after all changes handed over before; cancelling the wait does not cancel the job."""
-        return await asyncio.shield(self._changes.begin(job, *args, **kwargs))
+        return await _waited(self._changes.begin(job, *args, **kwargs))
 
     def post(self, job: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
         """Hand over a change without waiting for it; an exception goes to ``failed`` on the loop.
@@ -50,7 +50,7 @@ class DiskThread:
 
     async def look(self, job: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run ``job``, which changes nothing, without waiting for changes."""
-        return await asyncio.shield(self._looks.begin(job, *args, **kwargs))
+        return await _waited(self._looks.begin(job, *args, **kwargs))
 
     async def close(self, deadline_s: float) -> None:
         """Finish all changes handed over, then end the threads; threads stuck past the deadline are abandoned."""
@@ -69,3 +69,15 @@ class DiskThread:
             # Busy threads are not joined: the disk hangs, or this call was cancelled.
             self._changes.close(wait=idle)
             self._looks.close(wait=idle)
+
+
+async def _waited(job: asyncio.Future[T]) -> T:
+    """Return a job's result. If the wait is cancelled, the job runs on, and its error belongs to nothing any more."""
+    job.add_done_callback(_retrieve)
+    return await asyncio.shield(job)
+
+
+def _retrieve(job: asyncio.Future[T]) -> None:
+    """Mark a job's error as read: asyncio logs errors without a reader as defects."""
+    if not job.cancelled():
+        job.exception()

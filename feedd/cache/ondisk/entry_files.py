@@ -71,10 +71,10 @@ def _opened(path: Path, ref: ObjectRef) -> OpenFile | Finding:
         file = OpenFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK))
         if not has_length(os.fstat(file.fd), ref):
             return Finding.VANISHED
-        header = read_header(file.fd)  # another entry's file of the same length may lie at this path
-        return file if header is not None and header.ref == ref else Finding.TORN
     except OSError as error:
         return finding(error, path)
+    header = read_header(file.fd)  # another entry's file of the same length may lie at this path
+    return file if header is not None and header.ref == ref else Finding.TORN
 
 
 def finding(error: OSError, path: Path) -> Finding:

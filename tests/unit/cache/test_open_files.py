@@ -174,7 +174,7 @@ _REPLACED = {"fifo": _fifo, "folder": _folder, "short": _short, "gone": Path.unl
 
 @pytest.mark.parametrize("how", _REPLACED)
 async def test_a_file_that_is_opened_late_is_checked_by_the_cache(rig: CacheRig, how: str) -> None:
-    """Beyond the limit of open files, an entry whose file was replaced, cut or removed is fetched again by the cache."""
+    """Beyond the limit of open files, an entry whose file was replaced, cut or removed is fetched again."""
     (ref,) = rig.shards(1)
     async with rig.open() as cache:
         _storage(cache)._files_max = 0

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.cli.ephemeral import CACHE_FILE, note_cache_dir
+from feedd.cli import ephemeral
+from feedd.cli.ephemeral import CACHE_FILE, note_cache_dir, remove_launch_folder
 from feedd.cli.running_daemon import daemon_address, started_daemon
 from feedd.cli.top import _page_url
 from feedd.config import Config
 from feedd.errors import BadConfig, NotFound
+from feedd.observe.recent_log import RecentLog
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,6 +39,34 @@ def test_the_note_of_the_cache_follows_no_link(tmp_path: Path) -> None:
         note_cache_dir(config)
         assert (tmp_path / CACHE_FILE).read_text() == str(tmp_path / "c")
     assert (tmp_path / "precious").read_text() == "mine"
+
+
+@pytest.mark.parametrize("why", ["", "error", "locked", "served", "foreign"])
+def test_a_launch_leaves_nothing_but_a_log_with_errors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    """A daemon that ends well removes its launch's folder, unless it logged an error or a client uses the folder."""
+    folder = tmp_path / "launch"
+    folder.mkdir()
+    config = Config.model_validate({"listen": [f"unix://{folder}/feedd.sock"], "cache": {"dir": str(tmp_path / "c")}})
+    note_cache_dir(config)
+    monkeypatch.setattr(ephemeral, "RECENT", recent := RecentLog())
+    with (folder / "lock").open("w") as lock, (folder / "feedd.log").open("w") as log:
+        if why == "foreign":  # the log of another daemon
+            (folder / "feedd.log").rename(folder / "former.log")
+            (folder / "feedd.log").touch()
+        monkeypatch.setattr(ephemeral, "_STDERR", log.fileno())
+        recent.note(None, "", {"event": "cache is limited", "level": "warning"})
+        if why == "error":
+            recent.note(None, "", {"event": "fell over", "level": "error"})
+        if why == "locked":
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if why == "served":
+            (folder / "feedd.sock").touch()
+        remove_launch_folder(config)
+    assert folder.exists() == bool(why)
+    if why:
+        assert {path.name for path in folder.iterdir()} >= {"lock", "feedd.log", CACHE_FILE}
 
 
 def test_the_last_one_is_taken(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

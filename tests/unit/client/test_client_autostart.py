@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
+import shutil
 import socket
 import sys
 import tempfile
+import threading
 import time
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -126,6 +129,38 @@ def test_ranks_share_one_daemon_that_ends_with_them(trainers: _Trainers) -> None
     (line,) = [line for line in trainers.errors().splitlines() if "started a feedd daemon for this job" in line]
     assert f"deleted (set FEEDD_CACHE__DIR to keep it). Cache: /cache/of/{pid}. Log: {home}/feedd.log" in line
     assert int(pid) > 0
+
+
+def test_a_removed_lock_is_locked_again(tmp_path: Path) -> None:
+    """A client that waits for a lock whose folder is removed meanwhile makes both again, and excludes later clients."""
+    path, began, ends = tmp_path / "launch" / "lock", threading.Event(), threading.Event()
+
+    def wait_for_it() -> None:
+        began.set()
+        with autostart._locked(path, makes_folder=True):
+            locked.set()
+            ends.wait(PATIENT_S)
+
+    locked = threading.Event()
+    waiter = threading.Thread(target=wait_for_it)
+    with autostart._locked(path, makes_folder=True):
+        waiter.start()
+        assert began.wait(PATIENT_S)
+        _until(lambda: "FLOCK" in _waited_locks(path.stat().st_ino))
+        shutil.rmtree(path.parent)
+    try:
+        assert locked.wait(PATIENT_S)
+        with path.open() as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        ends.set()
+        waiter.join()
+
+
+def _waited_locks(inode: int) -> str:
+    """Return the lines of the kernel's list that tell of a wait for a file's lock."""
+    lines = Path("/proc/locks").read_text().splitlines()
+    return "".join(line for line in lines if "->" in line and f":{inode} " in line)
 
 
 @pytest.mark.slow
