@@ -144,7 +144,7 @@ def _limits(root: Path, _period: int) -> list[tuple[Path, int]]:
         if limit is not None:
             found.append((path.parent, limit))
     # Version 1 names the lowest limit of all groups above, also of those that a container hides.
-    for path in [path for path in files if path.name == _LIMIT_FILES[-1] and path.exists()][:1]:
+    for path in [path for path in files if path.name == _LIMIT_FILES[-1] and _is_there(path)][:1]:
         limit = _stat(path.parent).get("hierarchical_memory_limit")
         if limit is not None:
             found.append((path.parent, limit))
@@ -198,7 +198,7 @@ def _below(mount: _Mount) -> list[Path]:
     else:
         return []
     folders = [group, *group.parents]
-    return [folder for folder in folders if folder.is_relative_to(mount.folder) and folder.is_dir()]
+    return [folder for folder in folders if folder.is_relative_to(mount.folder) and _is_there(folder)]
 
 
 def _search(folder: Path, depth: int) -> Path | None:
@@ -219,6 +219,14 @@ def _stat(folder: Path) -> dict[str, int]:
 def _number(path: Path) -> int | None:
     text = _text(path).strip()
     return int(text) if text.isdecimal() else None  # "max": no limit
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        path.stat()
+    except OSError:  # also where this user may not look
+        return False
+    return True
 
 
 def _text(path: Path) -> str:

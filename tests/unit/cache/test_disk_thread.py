@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import subprocess
 import sys
 import threading
@@ -43,6 +44,28 @@ async def test_cancelled_wait_does_not_cancel_the_job() -> None:
     await disk.change(lambda: None)
     assert seen == ["done"]
     await disk.close(20.0)
+
+
+async def test_the_error_of_an_abandoned_job_is_no_defect() -> None:
+    """The error of a job whose caller was cancelled is not logged as an exception that nothing retrieved."""
+    found: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: found.append(context))
+    disk = DiskThread(found.append)
+    for begin in (disk.change, disk.look):
+        go = threading.Event()
+
+        def fail(go: threading.Event = go) -> None:
+            go.wait(PATIENT_S)
+            raise OSError("the disk is gone")
+
+        waiting = asyncio.ensure_future(begin(fail))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        go.set()
+    await disk.close(PATIENT_S)
+    gc.collect()
+    assert found == []
 
 
 async def test_looking_does_not_wait_for_changes() -> None:

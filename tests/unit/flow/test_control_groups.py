@@ -233,6 +233,22 @@ def test_kills_are_counted(tmp_path: Path) -> None:
     assert oom_kills(tmp_path / "none") == 0
 
 
+@pytest.mark.parametrize("hidden", ["group", "tree"])
+def test_what_cannot_be_looked_at_is_no_limit(hidden: str, tmp_path: Path) -> None:
+    """Groups that the system does not let this process look at limit nothing, and reading them raises nothing."""
+    root, name = tmp_path, "x" * 300  # the error for this name is none of those that mean "not there"
+    if hidden == "group":
+        _tree(root, f"0::/{name}\n", [_v2()], {f"{_OWN}/memory.max": str(500 * MIB)})
+        assert memory_limit_bytes(root) == 500 * MIB, "the group above can be looked at"
+    else:
+        root /= name
+        assert memory_limit_bytes(root) is None
+    assert cpu_limit(root) is None
+    assert oom_kills(root) == 0
+    memory_left_bytes(root)
+    available_bytes(root)
+
+
 @given(st.text(), st.text(), st.text())
 def test_any_texts_are_read(cgroup: str, mounts: str, number: str) -> None:
     """Whatever the kernel's tables say, reading them raises nothing."""
