@@ -21,7 +21,7 @@ from tests.fakes.caches import CacheRig
 from tests.fakes.fetchers import until
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from feedd.cache.shard_cache import PlacedCache
     from feedd.values import ObjectRef, ShardFile
@@ -169,7 +169,7 @@ async def test_the_file_of_another_entry_is_never_read(rig: CacheRig, how: str) 
             assert [_bytes(file) for file in pins.files] == [b"1" * 9000, b"2" * 9000]
 
 
-_REPLACED = {"fifo": _fifo, "folder": _folder, "short": _short, "gone": Path.unlink}
+_REPLACED: dict[str, Callable[[Path], None]] = {"fifo": _fifo, "folder": _folder, "short": _short, "gone": Path.unlink}
 
 
 @pytest.mark.parametrize("how", _REPLACED)
