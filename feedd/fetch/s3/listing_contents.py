@@ -17,6 +17,7 @@ from urllib.parse import unquote_to_bytes
 from xml.etree import ElementTree as ET
 
 from feedd.errors import BadResponse, Unsupported
+from feedd.fetch.s3.sdk_errors import ForeignAnswer
 from feedd.fetch.s3.who_answered import who_answered
 
 if TYPE_CHECKING:
@@ -108,7 +109,8 @@ def page_of(answer: Mapping[str, Any], prefix: str) -> Page:
         why = str(error) if isinstance(error, _NotWholeError) else f"it is not well-formed XML: {error}"
         answerer = who_answered(status, headers, body)
         message = f"expected a whole page of a listing, got {_described(answerer, body)} ({why})"
-        raise BadResponse(message, hint=answerer.hint or _ENDPOINT_HINT, stage="source") from error
+        foreign = ForeignAnswer(status, headers, answerer) if answerer.is_foreign else error
+        raise BadResponse(message, hint=answerer.hint or _ENDPOINT_HINT, stage="source") from foreign
 
 
 def objects_of(page: Page) -> list[Listed]:
