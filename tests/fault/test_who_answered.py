@@ -9,6 +9,7 @@ import asyncio
 import base64
 import contextlib
 import datetime as dt
+import gzip
 import socket
 import ssl
 import subprocess
@@ -545,6 +546,47 @@ async def test_a_page_that_wants_a_client_certificate_is_named(kind: type[Direct
             await _ask(store, op)
         assert "client_certificate" in caught.value.hint
         assert server.asked == [op]
+
+
+async def test_listings_that_a_gateway_writes_otherwise_are_read() -> None:
+    """A listing that is packed with gzip, or that writes IsTruncated as a digit, has the same objects."""
+    head, tail = ("<ListBucketResult><IsTruncated>", "</IsTruncated><KeyCount>1</KeyCount><Contents>")
+    item = f"<Key>{KEY}</Key><Size>{len(DATA)}</Size><ETag>&quot;{ETAG}&quot;</ETag></Contents></ListBucketResult>"
+    plain = {said: f"{head}{said}{tail}{item}".encode() for said in ("false", "0", "False")}
+    packed = gzip.compress(plain["false"])
+    async with OddServer() as server, _opened(S3Store, server.url) as store:
+        for body in plain.values():
+            server.odd["list"] = http(200, body)
+            assert await _ask(store, "list") == [_REF]
+        server.odd["list"] = http(200, packed, content_encoding="gzip")
+        assert await _ask(store, "list") == [_REF]
+        for broken in (packed[:-9], gzip.compress(bytes(9 << 20))):
+            server.odd["list"] = http(200, broken, content_encoding="gzip")
+            with pytest.raises(errors.BadResponse, match="expected a whole page"):
+                await _ask(store, "list")
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "text"),
+    [(204, errors.BadResponse, "expected status 200"), (304, errors.StoreUnavailable, "the store failed: 304")],
+)
+async def test_a_head_with_another_status_has_no_size(status: int, error: type[errors.FeeddError], text: str) -> None:
+    """A HEAD that is answered with 204 or 304 makes no empty object, and is called no redirect."""
+    async with OddServer() as server, _opened(S3Store, server.url) as store:
+        server.odd["head"] = http(status, etag=f'"{ETAG}"')
+        with pytest.raises(error, match=text):
+            await _ask(store, "head")
+
+
+async def test_a_page_in_answer_to_a_write_is_named() -> None:
+    """A web page with status 200 in answer to a PUT is named, and is not called a failure of the store."""
+    async with OddServer() as server:
+        options = SourceOptions(s3={"*": S3Options(endpoint_url=server.url, region="us-east-1", anonymous=True)})
+        store = S3Store("bucket", options)
+        server.odd["get"] = ODD["html 200"]  # the server's word for all that is neither a listing nor a HEAD
+        with pytest.raises(errors.BadConfig, match='a web page "MinIO Console"'):
+            await store.put(KEY, b"data")
+        await store.close()
 
 
 _PASSING: Final = {

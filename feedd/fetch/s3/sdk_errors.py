@@ -120,7 +120,7 @@ def foreign_answer(method: str, status: int, headers: Mapping[str, str], body: b
         body: the beginning of the body, or all of it.
     """
     answerer = who_answered(status, headers, body)
-    lost = method == "HEAD" and 300 <= status < 400 and "x-amz-bucket-region" not in headers
+    lost = method == "HEAD" and 300 <= status < 400 and status != 304 and "x-amz-bucket-region" not in headers
     return ForeignAnswer(status, headers, answerer) if answerer.is_foreign or lost else None
 
 

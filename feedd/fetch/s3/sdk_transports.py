@@ -130,10 +130,11 @@ class ClosingSession(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has n
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - handed through
+        pair = kwargs.pop("client_cert", None)  # aiobotocore would read the files too
+        certificate, key = pair if isinstance(pair, tuple) else (pair, None)
         super().__init__(*args, **kwargs)
         self._proxy_config = _Proxies(kwargs.get("proxies"), kwargs.get("proxies_config"))
-        shown = Shown(self._cert_file, self._key_file or "") if self._cert_file else None
-        self._cert_file = self._key_file = None  # aiobotocore would read them too
+        shown = Shown(certificate, key or "") if certificate else None
         self._trust = Trust(lambda: str(get_cert_path(self._verify)), shown)
         self._tls: ssl.SSLContext | None = None
         self._transports = Transports()
@@ -149,7 +150,7 @@ class ClosingSession(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has n
         """aiobotocore: send a request, and read the body of the answer unless the caller wants to.
 
         Raises:
-            ForeignAnswer: a refusal that does not come from a store.
+            ForeignAnswer: a refusal, or an answer to a PUT without an ETag, that does not come from a store.
             BadResponse: the answer is larger than ``ANSWER_BYTES_MAX``.
         """
         self._plain = request.url.startswith("http:") and not self._proxy_config.proxy_url_for(request.url)
@@ -159,7 +160,7 @@ class ClosingSession(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has n
         answer = await super().send(request)
         if not streams or answer.status_code >= 300:
             answer._content = await _bounded(answer.raw)  # noqa: SLF001 - where botocore looks for a body that was read
-        if answer.status_code >= 300:
+        if answer.status_code >= 300 or (request.method == "PUT" and "etag" not in answer.headers):
             self._judge(request.method, answer)
         return answer
 
@@ -174,8 +175,8 @@ class ClosingSession(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has n
         if self._plain:  # the authorities are not needed, and may be missing; this context trusts none
             return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         path = get_cert_path(self._verify)
-        own = self._proxy_config.settings or not path
-        opened: ssl.SSLContext = super()._build_verify_context() if own else trusting(path)
+        own = bool(self._proxy_config.settings)
+        opened: ssl.SSLContext = trusting(path) if path and not own else super()._build_verify_context()
         return opened
 
     def _build_ssl_contexts(self, proxy_url: str | None) -> Any:  # noqa: ANN401 - the contexts of server and proxy
