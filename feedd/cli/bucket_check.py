@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from feedd.catalog.urls import Location
     from feedd.config import Config
     from feedd.fetch.fetch_options import SourceOptions
-    from feedd.fetch.s3.region import BucketFacts
     from feedd.protocols import ObjectStore
     from feedd.values import ObjectRef
 
