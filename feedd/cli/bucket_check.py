@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from feedd.catalog.urls import Location
     from feedd.config import Config
     from feedd.fetch.fetch_options import SourceOptions
-    from feedd.fetch.s3.region import BucketFacts
     from feedd.protocols import ObjectStore
     from feedd.values import ObjectRef
 
@@ -125,7 +124,7 @@ async def _bucket(location: Location, options: SourceOptions, steps: _Steps) -> 
     from feedd.fetch.s3.sdk_store import S3Store  # noqa: PLC0415 - see examine_url
 
     facts = BucketFacts()
-    if not (await _credentials(location, options, steps) and await _address(location, options, facts, steps)):
+    if not (await _credentials(location, options, steps) and await _address(location, options, steps)):
         return
     kind = S3Store if options.transport == "aiobotocore" else DirectStore
     store = kind(location.bucket, options, facts)
@@ -154,11 +153,11 @@ async def _credentials(location: Location, options: SourceOptions, steps: _Steps
     return True
 
 
-async def _address(location: Location, options: SourceOptions, facts: BucketFacts, steps: _Steps) -> bool:
+async def _address(location: Location, options: SourceOptions, steps: _Steps) -> bool:
     """Report the endpoint and region of requests, as the SDK derives them from configuration and environment."""
     from feedd.fetch.s3.sdk_store import S3Store  # noqa: PLC0415 - see examine_url
 
-    store = S3Store(location.bucket, options, facts)
+    store = S3Store(location.bucket, options)  # without the bucket's facts: nothing is sent, so nothing is answered
 
     async def ask(client: object) -> tuple[str, str]:
         meta = client.meta  # type: ignore[attr-defined]  # botocore builds its clients at run time

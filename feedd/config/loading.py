@@ -273,6 +273,10 @@ def _cross_checks(config: Config, origins: Mapping[str, str]) -> list[Problem]:
             f"expected tls.client_ca for {', '.join(beyond)}, which other machines can reach: without client "
             "certificates anybody there may read; or set security.allow_anonymous_tcp = true",
         )
+    for bucket, s3 in config.s3.items():
+        if s3.client_key and not s3.client_certificate:
+            expected = f'expected client_certificate in [s3."{bucket}"] as well: a key alone is not shown'
+            problem(f's3."{bucket}".client_key', expected)
     found += _peer_checks(config, origins)
     part_size = config.fetch.part_size
     if part_size != "auto" and part_size > config.fetch.bytes_in_flight:

@@ -316,6 +316,12 @@ class S3Config(Section):
     anonymous: bool = Field(default=False, description="send unsigned requests, for public buckets")
     requester_pays: bool = Field(default=False, description="agree to pay for requests to this bucket")
     ca_bundle: ReadableFile | None = Field(None, description="PEM file of authorities to trust for this endpoint")
+    client_certificate: ReadableFile | None = Field(
+        None, description="PEM file with the certificate to show, if the endpoint asks for one"
+    )
+    client_key: ReadableFile | None = Field(
+        None, description="PEM file with the key of client_certificate; default: client_certificate holds it"
+    )
 
 
 class Config(Section):

@@ -27,6 +27,8 @@ class S3Options:
         anonymous: send no credentials.
         requester_pays: accept to be charged.
         ca_bundle: file of certificates to trust instead of the system's.
+        client_certificate: PEM file with the certificate to show to a server that asks for one.
+        client_key: PEM file with its private key; None: ``client_certificate`` holds it.
     """
 
     endpoint_url: str | None = None
@@ -37,6 +39,8 @@ class S3Options:
     anonymous: bool = False
     requester_pays: bool = False
     ca_bundle: str | None = None
+    client_certificate: str | None = None
+    client_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

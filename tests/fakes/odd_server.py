@@ -41,6 +41,7 @@ class OddServer:
 
     Attributes:
         odd: answer by kind of request: ``list``, ``head``, ``get``; None: silence. Other kinds are answered right.
+        odd_count: how many requests ``odd`` answers; later ones are answered right.
         framing: how the end of right answers is told, by kind of request.
         asked: the kinds of all requests, in order.
         heads: the heads of all requests.
@@ -48,6 +49,7 @@ class OddServer:
 
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.odd: dict[str, bytes | None] = {}
+        self.odd_count = 1_000_000
         self.framing: dict[str, str] = {}
         self.asked: list[str] = []
         self.heads: list[bytes] = []
@@ -91,7 +93,8 @@ class OddServer:
         kind = "list" if b"list-type=" in head.partition(b"\r\n")[0] else "head" if head.startswith(b"HEAD") else "get"
         self.asked.append(kind)
         self.heads.append(head)
-        answer = self.odd.get(kind, b"right")
+        answer = self.odd.get(kind, b"right") if self.odd_count > 0 else b"right"
+        self.odd_count -= kind in self.odd
         if answer is None:
             await asyncio.Event().wait()
         elif kind == "head" and answer != b"right" and not answer.startswith(b"HTTP/1.1 1"):

@@ -9,17 +9,22 @@ import asyncio
 import base64
 import contextlib
 import datetime as dt
+import gzip
+import socket
 import ssl
 import subprocess
+import threading
 import zlib
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
+from cryptography.hazmat.primitives import serialization
 
 from feedd import errors
 from feedd.fetch.fetch_options import S3Options, SourceOptions
 from feedd.fetch.retry_policy import RetryPolicy
 from feedd.fetch.retrying_store import RetryLimits, RetryStore
+from feedd.fetch.s3 import trust
 from feedd.fetch.s3.direct_store import DirectStore
 from feedd.fetch.s3.sdk_store import S3Store
 from feedd.values import ByteRange, ObjectRef
@@ -31,7 +36,7 @@ from tests.fakes.timeless import TimelessClock
 from tests.unit.serve.certs import Authority
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
 _ATTEMPTS_MAX: Final = 3
@@ -366,3 +371,272 @@ async def test_a_tls_alert_is_named(kind: type[DirectStore | S3Store], op: str) 
             with pytest.raises(errors.BadConfig, match="a TLS port got a request without TLS"):
                 await _ask(store, op)
         assert len(server.requests) == 1
+
+
+def _demanding(certificates: _Certificates, version: ssl.TLSVersion) -> ssl.SSLContext:
+    """Return the context of a server that wants a certificate of its own authority from clients."""
+    context = certificates.server()
+    context.maximum_version = version
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(certificates.authority.ca_path)
+    return context
+
+
+@contextlib.contextmanager
+def _refusing(context: ssl.SSLContext) -> Iterator[tuple[str, list[ssl.SSLError]]]:
+    """Refuse clients in their handshake with OpenSSL's alerts, which asyncio's server does not send."""
+    refused: list[ssl.SSLError] = []
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):  # the listener was shut down
+            while True:
+                peer, _address = listener.accept()
+                peer.settimeout(5)
+                with peer, context.wrap_socket(peer, server_side=True, do_handshake_on_connect=False) as tls:
+                    try:
+                        tls.do_handshake()
+                    except ssl.SSLError as error:
+                        refused.append(error)
+                    with contextlib.suppress(OSError):
+                        socket.socket.shutdown(tls, socket.SHUT_WR)
+                        while socket.socket.recv(tls, 4096):  # a reset would overtake the alert
+                            pass
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield f"https://127.0.0.1:{listener.getsockname()[1]}", refused
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join(5)
+
+
+_VERSIONS: Final = pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+
+
+@_KINDS
+@_VERSIONS
+@pytest.mark.parametrize("joined", [False, True], ids=["two files", "one file"])
+async def test_a_client_certificate_is_shown(
+    tmp_path: Path, kind: type[DirectStore | S3Store], version: ssl.TLSVersion, joined: bool
+) -> None:
+    """Listings, HEADs and GETs show the bucket's client certificate to a server that demands one."""
+    certificates = _Certificates(tmp_path / "right")
+    certificate, key = certificates.authority.issue("client")
+    shown = {"client_certificate": str(certificate), "client_key": str(key)}
+    if joined:
+        certificate.write_bytes(key.read_bytes() + certificate.read_bytes())
+        del shown["client_key"]
+    bundle = str(certificates.authority.ca_path)
+    async with (
+        OddServer(_demanding(certificates, version)) as server,
+        _opened(kind, server.url, ca_bundle=bundle, **shown) as store,
+    ):
+        assert await _ask(store, "list") == [_REF]
+        assert await _ask(store, "head") == [_REF]
+        assert await _ask(store, "get") == DATA
+
+
+@_KINDS
+@_VERSIONS
+@pytest.mark.parametrize("op", ["list", "head", "get"])
+@pytest.mark.parametrize("shows", ["none", "foreign", "expired"])
+async def test_a_client_certificate_that_lacks_says_what_to_set(
+    tmp_path: Path, kind: type[DirectStore | S3Store], version: ssl.TLSVersion, op: str, shows: str
+) -> None:
+    """Without a client certificate that the server accepts, the first attempt ends and names the options."""
+    certificates, other = _Certificates(tmp_path / "right"), _Certificates(tmp_path / "other")
+    shown: dict[str, str] = {}
+    if shows != "none":
+        issuer, validity = (other, {}) if shows == "foreign" else (certificates, {"end": _NOW - _DAY})
+        pair = issuer.authority.issue("client", **validity)
+        shown = dict(zip(("client_certificate", "client_key"), map(str, pair), strict=True))
+    bundle = str(certificates.authority.ca_path)
+    with _refusing(_demanding(certificates, version)) as (url, refused):
+        async with _opened(kind, url, ca_bundle=bundle, **shown) as store:
+            with pytest.raises(errors.BadConfig, match=r"client certificate|HANDSHAKE_FAILURE") as caught:
+                await _ask(store, op)
+            assert "set client_certificate and client_key under [s3." in caught.value.hint
+        assert len(refused) <= 2  # aiohttp connects once more by itself
+
+
+@_KINDS
+@pytest.mark.parametrize("op", ["list", "head", "get"])
+@pytest.mark.parametrize(
+    ("fault", "option", "text"),
+    [
+        ("missing certificate", "client_certificate", "No such file"),
+        ("missing key", "client_key", "No such file"),
+        ("broken certificate", "client_certificate", "no certificate in PEM form"),
+        ("broken key", "client_key", "no private key in PEM form"),
+        ("no key", "client_certificate", "no private key in PEM form"),
+        ("another's key", "client_key", "does not belong to the certificate"),
+        ("encrypted key", "client_key", "the key is encrypted"),
+    ],
+)
+async def test_a_client_certificate_that_cannot_be_read_is_named(
+    tmp_path: Path, kind: type[DirectStore | S3Store], op: str, fault: str, option: str, text: str
+) -> None:
+    """A client certificate or key that cannot be used ends the first attempt with file and option."""
+    certificates = _Certificates(tmp_path / "right")
+    certificate, key = certificates.authority.issue("client")
+    faulty = certificate if option == "client_certificate" else key
+    shown = {"client_certificate": str(certificate), "client_key": str(key)}
+    if fault.startswith("missing"):
+        faulty.unlink()
+    elif fault.startswith("broken"):
+        faulty.write_text("-----BEGIN NOTHING-----\n")
+    elif fault == "no key":
+        del shown["client_key"]
+    elif fault == "another's key":
+        key.write_bytes(certificates.authority.issue("other")[1].read_bytes())
+    else:
+        secret = serialization.BestAvailableEncryption(b"passphrase")
+        plain = serialization.load_pem_private_key(key.read_bytes(), None)
+        form, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+        key.write_bytes(plain.private_bytes(form, pkcs8, secret))
+    bundle = str(certificates.authority.ca_path)
+    async with OddServer(certificates.server()) as server:
+        async with _opened(kind, server.url, ca_bundle=bundle, **shown) as store:
+            with pytest.raises(errors.BadConfig, match=text) as caught:
+                await _ask(store, op)
+            assert str(faulty) in str(caught.value)
+            assert option in caught.value.hint
+        assert not server.asked
+
+
+@_KINDS
+async def test_a_client_certificate_that_is_renewed_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[DirectStore | S3Store]
+) -> None:
+    """A store that is open shows a renewed certificate on later connections; half of a new pair changes nothing."""
+    monkeypatch.setattr(trust, "_LOOK_S", 0.0)
+    certificates, other = _Certificates(tmp_path / "right"), _Certificates(tmp_path / "other")
+    certificate, key = certificates.authority.issue("client")
+    shown = {"client_certificate": str(certificate), "client_key": str(key)}
+    bundle = str(certificates.authority.ca_path)
+    async with OddServer(_demanding(certificates, ssl.TLSVersion.TLSv1_3)) as server:
+        server.framing = dict.fromkeys(("list", "head", "get"), "close")  # each request has a connection
+        async with _opened(kind, server.url, ca_bundle=bundle, **shown) as store:
+            assert await _ask(store, "head") == [_REF]
+            assert await _ask(store, "get") == DATA
+            foreign_certificate, foreign_key = other.authority.issue("client")
+            certificate.write_bytes(foreign_certificate.read_bytes())
+            assert await _ask(store, "head") == [_REF]
+            assert await _ask(store, "get") == DATA
+            key.write_bytes(foreign_key.read_bytes())
+            with pytest.raises(errors.StoreUnavailable):  # asyncio's server sends no alert
+                await _ask(store, "head")
+            renewed_certificate, renewed_key = certificates.authority.issue("renewed")
+            certificate.write_bytes(renewed_certificate.read_bytes())
+            key.write_bytes(renewed_key.read_bytes())
+            assert await _ask(store, "head") == [_REF]
+            assert await _ask(store, "get") == DATA
+
+
+@_KINDS
+@pytest.mark.parametrize("op", ["list", "get"])
+async def test_a_page_that_wants_a_client_certificate_is_named(kind: type[DirectStore | S3Store], op: str) -> None:
+    """What nginx answers to a client without a certificate names the options, and no credentials."""
+    async with OddServer() as server, _opened(kind, server.url) as store:
+        page = b"<html><head><title>400 No required SSL certificate was sent</title></head><body></body></html>"
+        server.odd[op] = http(400, page, content_type="text/html", server="nginx")
+        with pytest.raises(errors.BadConfig, match="wants one") as caught:
+            await _ask(store, op)
+        assert "client_certificate" in caught.value.hint
+        assert server.asked == [op]
+
+
+async def test_listings_that_a_gateway_writes_otherwise_are_read() -> None:
+    """A listing that is packed with gzip, or that writes IsTruncated as a digit, has the same objects."""
+    head, tail = ("<ListBucketResult><IsTruncated>", "</IsTruncated><KeyCount>1</KeyCount><Contents>")
+    item = f"<Key>{KEY}</Key><Size>{len(DATA)}</Size><ETag>&quot;{ETAG}&quot;</ETag></Contents></ListBucketResult>"
+    plain = {said: f"{head}{said}{tail}{item}".encode() for said in ("false", "0", "False")}
+    packed = gzip.compress(plain["false"])
+    async with OddServer() as server, _opened(S3Store, server.url) as store:
+        for body in plain.values():
+            server.odd["list"] = http(200, body)
+            assert await _ask(store, "list") == [_REF]
+        server.odd["list"] = http(200, packed, content_encoding="gzip")
+        assert await _ask(store, "list") == [_REF]
+        for broken in (packed[:-9], gzip.compress(bytes(9 << 20))):
+            server.odd["list"] = http(200, broken, content_encoding="gzip")
+            with pytest.raises(errors.BadResponse, match="expected a whole page"):
+                await _ask(store, "list")
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "text"),
+    [(204, errors.BadResponse, "expected status 200"), (304, errors.StoreUnavailable, "the store failed: 304")],
+)
+async def test_a_head_with_another_status_has_no_size(status: int, error: type[errors.FeeddError], text: str) -> None:
+    """A HEAD that is answered with 204 or 304 makes no empty object, and is called no redirect."""
+    async with OddServer() as server, _opened(S3Store, server.url) as store:
+        server.odd["head"] = http(status, etag=f'"{ETAG}"')
+        with pytest.raises(error, match=text):
+            await _ask(store, "head")
+
+
+async def test_a_page_in_answer_to_a_write_is_named() -> None:
+    """A web page with status 200 in answer to a PUT is named, and is not called a failure of the store."""
+    async with OddServer() as server:
+        options = SourceOptions(s3={"*": S3Options(endpoint_url=server.url, region="us-east-1", anonymous=True)})
+        store = S3Store("bucket", options)
+        server.odd["get"] = ODD["html 200"]  # the server's word for all that is neither a listing nor a HEAD
+        with pytest.raises(errors.BadConfig, match='a web page "MinIO Console"'):
+            await store.put(KEY, b"data")
+        await store.close()
+
+
+_PASSING: Final = {
+    "html 200": ODD["html 200"],
+    "html 401": http(401, _FILTER, content_type="text/html"),
+    "html 403": ODD["html 403"],
+    "html 404": http(404, _FILTER, content_type="text/html"),
+    "html 502": http(502, _FILTER, content_type="text/html"),
+    "html 503": http(503, _FILTER, content_type="text/html"),
+    "407": ODD["407"],
+    "bare 403": http(403),
+    "bare 404": http(404),
+    "bare 429": http(429),
+    "json 403": http(403, b'{"message": "Forbidden"}', content_type="application/json"),
+    "login": http(302, location="https://login.example/start"),
+}
+
+
+@_KINDS
+@pytest.mark.parametrize("op", ["list", "get"])
+@pytest.mark.parametrize("answer", _PASSING)
+async def test_a_foreign_answer_in_the_middle_is_retried(
+    kind: type[DirectStore | S3Store], op: str, answer: str
+) -> None:
+    """Once an endpoint has answered well, a moment of another's answers is retried, as it ends a run otherwise."""
+    async with OddServer() as server, _opened(kind, server.url) as store:
+        right = await _ask(store, op)
+        server.odd[op], server.odd_count = _PASSING[answer], _ATTEMPTS_MAX - 1
+        assert await _ask(store, op) == right
+        server.odd[op], server.odd_count = _PASSING[answer], 1000
+        asked = len(server.asked)
+        # Throttling is bounded by time alone.
+        if "503" not in answer and "429" not in answer:
+            with pytest.raises(errors.StoreUnavailable):
+                await _ask(store, op)
+            assert server.asked[asked:].count(op) == _ATTEMPTS_MAX
+
+
+@_KINDS
+async def test_a_refusal_of_the_store_itself_is_not_retried(kind: type[DirectStore | S3Store]) -> None:
+    """After good answers, a refusal of the store is believed at once."""
+    async with OddServer() as server, _opened(kind, server.url) as store:
+        await _ask(store, "get")
+        for status, code, error in (
+            (403, "AccessDenied", errors.PermissionDenied),
+            (404, "NoSuchKey", errors.NotFound),
+        ):
+            body = f"<Error><Code>{code}</Code></Error>".encode()
+            server.odd["get"] = http(status, body, content_type="application/xml")
+            asked = len(server.asked)
+            with pytest.raises(error):
+                await _ask(store, "get")
+            assert server.asked[asked:].count("get") == 1

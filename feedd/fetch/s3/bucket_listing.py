@@ -84,13 +84,11 @@ async def _answers(
     async with contextlib.aclosing(S3Clients(s3, limits, facts)) as clients:
 
         async def ask(query: Mapping[str, str]) -> Page:
-            async def send(client: Any) -> Mapping[str, Any]:  # noqa: ANN401 - see open_client
+            async def send(client: Any) -> Page:  # noqa: ANN401 - see open_client
                 client.meta.events.register(contents.EVENT, contents.take, unique_id=contents.EVENT)
-                answer: Mapping[str, Any] = await client.list_objects_v2(**fixed, **query)
-                return answer
+                return contents.page_of(await client.list_objects_v2(**fixed, **query), fixed["Prefix"])
 
-            answer = await clients.call(send, request, limits.listing_deadline_s)
-            page = contents.page_of(answer, fixed["Prefix"])
+            page = await clients.call(send, request, limits.listing_deadline_s)
             if page.truncated and not page.token and not sorts:
                 raise BadResponse("expected a continuation token in a truncated page, got none", stage="source")
             return page

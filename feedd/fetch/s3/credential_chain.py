@@ -26,7 +26,7 @@ from botocore.utils import parse_timestamp
 from feedd.errors import BadResponse, FeeddError, PermissionDenied, StoreUnavailable
 from feedd.fetch.proxy_rules import proxy_of
 from feedd.fetch.s3.credential_sources import SourceFault, Trail, begin_session, current_trail, providers_of
-from feedd.fetch.s3.who_answered import PROXY_HINT, Sender, tls_failure, who_answered
+from feedd.fetch.s3.who_answered import CERTIFICATE_HINT, PROXY_HINT, Sender, tls_failure, who_answered
 from feedd.flow.open_progress import stage_within
 
 if TYPE_CHECKING:
@@ -325,7 +325,11 @@ def _cause(error: Exception, step: Step | None) -> tuple[str, str, bool]:  # noq
 def _unanswered(step: Step) -> tuple[str, str, bool]:
     failure = tls_failure(step.error) if step.error is not None else None
     if failure is not None:
-        return failure.message, failure.hint.replace("{bundle}", _TRUST_HINT), False
+        return (
+            failure.message,
+            failure.hint.replace("{bundle}", _TRUST_HINT).replace("{certificate}", CERTIFICATE_HINT),
+            False,
+        )
     if isinstance(step.error, boto.ProxyConnectionError):
         return _line(step.error), PROXY_HINT, False
     if isinstance(step.error, (boto.ConnectTimeoutError, boto.EndpointConnectionError)):

@@ -128,8 +128,10 @@ def begin_session(s3: S3Options) -> AioSession:
         session.get_component("config_store").set_config_provider("profile", ConstantProvider(named))
     if s3.ca_bundle:
         session.set_config_variable("ca_bundle", s3.ca_bundle)
+    shown = (s3.client_certificate, s3.client_key) if s3.client_key else s3.client_certificate
     session.set_default_client_config(
         AioConfig(
+            client_cert=shown,
             connect_timeout=_CONNECT_S,
             read_timeout=_READ_S,
             retries={"total_max_attempts": 2, "mode": "standard"},

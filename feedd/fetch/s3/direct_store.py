@@ -25,7 +25,7 @@ from feedd.fetch.s3.sdk_client import trusted_authorities
 from feedd.fetch.s3.sdk_errors import MOVED, ForeignAnswer, code_of, foreign_answer
 from feedd.fetch.s3.sdk_store import S3Store
 from feedd.fetch.s3.transfer_threads import TransferThreads
-from feedd.fetch.s3.trust import Trust
+from feedd.fetch.s3.trust import Trust, shown_by
 from feedd.flow.pools import LOCAL_FILES
 from feedd.values import ReadProgress
 
@@ -53,6 +53,10 @@ class _Part:
     request: RequestContext
 
 
+class _ObstacleError(Exception):
+    """Only the SDK can receive an answer; the text says why."""
+
+
 class DirectStore:
     """One bucket. Reads by itself, and leaves listings, HEADs and proxies to an ``S3Store``.
 
@@ -67,7 +71,7 @@ class DirectStore:
         self._payer = {"RequestPayer": "requester"} if self._s3.requester_pays else {}
         self._templates: tuple[object, Once[Template]] | None = None  # with the client they were caught from
         self._pools: dict[str, ConnectionPool] = {}
-        self._trust = Trust(lambda: trusted_authorities(self._s3))
+        self._trust = Trust(lambda: trusted_authorities(self._s3), shown_by(self._s3))
         self._transfer_threads: TransferThreads | None = None
         self._logged: set[str] = set()
         self._obstacle = ""  # why only the SDK can receive this store's answers
@@ -114,19 +118,19 @@ class DirectStore:
 
         noted = progress or ReadProgress()
 
-        async def ask(client: Any) -> str:  # noqa: ANN401 - see open_client
-            return await self._read(client, _Part(ref, span, sink, noted, request))
+        async def ask(client: Any) -> None:  # noqa: ANN401 - see open_client
+            await self._read(client, _Part(ref, span, sink, noted, request))
 
         try:
-            obstacle = await self._sdk.clients.call(ask, request, self._limits.read_deadline_s(span.size_bytes))
+            await self._sdk.clients.call(ask, request, self._limits.read_deadline_s(span.size_bytes))
         except BadResponse as error:
             noted.filled_bytes = 0
             error.object = request.url  # a connection does not know its object
             raise
         except ObjectChanged as changed:
             raise await self._sdk.explained(changed, ref) from changed.__cause__
-        if obstacle:
-            self._hand_over(obstacle)
+        except _ObstacleError as obstacle:
+            self._hand_over(str(obstacle))
             await self._sdk.read_into(ref, span, sink, noted)
 
     async def close(self) -> None:
@@ -138,24 +142,23 @@ class DirectStore:
             for pool in self._pools.values():
                 stack.push_async_callback(pool.aclose)
 
-    async def _read(self, client: Any, part: _Part) -> str:  # noqa: ANN401 - see open_client
-        """Read the part, or return why the SDK must read it."""
+    async def _read(self, client: Any, part: _Part) -> None:  # noqa: ANN401 - see open_client
+        """Read the part, or raise why the SDK must read it."""
         template = await self._template(client)
         obstacle = template.obstacle or self._obstacle
         if template.proxied and self._limits.transport == "auto":
             obstacle = "a proxy is set for this endpoint"
         if obstacle:
-            return obstacle
+            raise _ObstacleError(obstacle)
         try:
             refusal = await self._exchange(template, part)
             if refusal is not None and code_of(refusal) in MOVED:
                 refusal = await self._exchange(await self._moved(client, template, part.ref.key), part)
         except UnframedBody:
             self._obstacle = "the store sends bodies without content-length"
-            return self._obstacle
+            raise _ObstacleError(self._obstacle) from None
         if refusal is not None:
             raise refusal
-        return ""
 
     async def _exchange(self, template: Template, part: _Part) -> ClientError | None:
         """Receive the part and return None, or return the refusal."""

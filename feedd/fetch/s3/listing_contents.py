@@ -17,6 +17,8 @@ from urllib.parse import unquote_to_bytes
 from xml.etree import ElementTree as ET
 
 from feedd.errors import BadResponse, Unsupported
+from feedd.fetch.s3.sdk_errors import ForeignAnswer
+from feedd.fetch.s3.sdk_transports import ANSWER_BYTES_MAX
 from feedd.fetch.s3.who_answered import who_answered
 
 if TYPE_CHECKING:
@@ -86,9 +88,21 @@ class Page:
 def take(response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_: object) -> None:
     """Handle ``EVENT``: keep the body for ``page_of``. botocore reads errors, also those with status 200."""
     body: bytes = response_dict["body"]
+    if response_dict["headers"].get("content-encoding", "").strip().lower() == "gzip":  # a gateway did it, unasked
+        body = response_dict["body"] = _unpacked(body)
     if response_dict["status_code"] < 300 and not _ERROR.match(body):
         response_dict["body"] = b""
         customized_response_dict[_PAGE] = (response_dict["status_code"], response_dict["headers"], body)
+
+
+def _unpacked(body: bytes) -> bytes:
+    """Return a gzip stream's content, or the body itself if it is none, is cut off, or is too long."""
+    reader = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+    try:
+        content = reader.decompress(body, ANSWER_BYTES_MAX)
+    except zlib.error:
+        return body
+    return content if reader.eof else body
 
 
 def page_of(answer: Mapping[str, Any], prefix: str) -> Page:
@@ -108,7 +122,8 @@ def page_of(answer: Mapping[str, Any], prefix: str) -> Page:
         why = str(error) if isinstance(error, _NotWholeError) else f"it is not well-formed XML: {error}"
         answerer = who_answered(status, headers, body)
         message = f"expected a whole page of a listing, got {_described(answerer, body)} ({why})"
-        raise BadResponse(message, hint=answerer.hint or _ENDPOINT_HINT, stage="source") from error
+        foreign = ForeignAnswer(status, headers, answerer) if answerer.is_foreign else error
+        raise BadResponse(message, hint=answerer.hint or _ENDPOINT_HINT, stage="source") from foreign
 
 
 def objects_of(page: Page) -> list[Listed]:
@@ -192,6 +207,7 @@ def _fields(root: ET.Element) -> dict[str, str]:
                 raise _NotWholeError(f"it has {field} twice")
             found[field] = child.text or ""
     truncated = found.get("IsTruncated", "").strip().lower()
+    truncated = {"1": "true", "0": "false"}.get(truncated, truncated)  # booleans of XML have two forms
     if truncated not in {"true", "false"}:
         raise _NotWholeError(f"IsTruncated is {_shown(truncated)!r}" if truncated else "it has no IsTruncated")
     return found | {"IsTruncated": truncated}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from feedd.errors import BadResponse, ObjectChanged
 from feedd.fetch.hints import CHANGED_HINT
+from feedd.fetch.s3.sdk_errors import ForeignAnswer
 from feedd.fetch.s3.who_answered import FIRST_BYTES, who_answered
 
 if TYPE_CHECKING:
@@ -60,7 +61,8 @@ def plain_etag(
     if not etag:
         answerer = who_answered(status, headers, bytes(first[:FIRST_BYTES]))
         message = f"expected an object with an ETag header, got none from {answerer.name}"
-        raise BadResponse(message, object=request.url, hint=answerer.hint or _NO_ETAG_HINT, stage="source")
+        foreign = ForeignAnswer(status, headers, answerer) if answerer.is_foreign else None
+        raise BadResponse(message, object=request.url, hint=answerer.hint or _NO_ETAG_HINT, stage="source") from foreign
     return etag
 
 

@@ -101,7 +101,9 @@ class BucketFacts:
     Attributes:
         clock: the store's time.
         region: the bucket's region.
+        answered: the kinds of requests (``RequestContext.op``) that the store has answered well.
     """
 
     clock: ClockOffset = field(default_factory=ClockOffset)
     region: BucketRegion = field(default_factory=BucketRegion)
+    answered: set[str] = field(default_factory=set)

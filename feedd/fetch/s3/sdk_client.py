@@ -22,7 +22,7 @@ from botocore.httpsession import get_cert_path
 from botocore.loaders import JSONFileLoader, Loader, create_loader
 from botocore.utils import parse_timestamp
 
-from feedd.errors import BadConfig, FeeddError
+from feedd.errors import BadConfig, BadResponse, FeeddError, StoreUnavailable
 from feedd.fetch.fetch_options import S3Options, SourceOptions
 from feedd.fetch.once import Once
 from feedd.fetch.s3.credential_chain import FAILURE_SHARED_S, get_credentials
@@ -38,6 +38,7 @@ from feedd.fetch.s3.sdk_errors import (
     RequestContext,
     code_of,
     date_of,
+    of_another,
     translate,
 )
 from feedd.fetch.s3.sdk_transports import ClosingSession
@@ -261,7 +262,9 @@ class S3Clients:
                     generation = await self._taken(limit)
                     used_s, region = self.facts.clock.offset_s, self.facts.region.name
                     try:
-                        return await ask(generation.client)
+                        answer = await ask(generation.client)
+                        self.facts.answered.add(request.op)
+                        return answer  # noqa: TRY300 - the clauses below belong to the same try
                     except FOREIGN as error:
                         elsewhere = "region" if region != self.facts.region.name and code_of(error) in MOVED else ""
                         remedy = elsewhere or self._skewed(error, request, used_s)
@@ -276,10 +279,29 @@ class S3Clients:
                     if remedy == "renew":
                         await self.renew(generation.client)
         except FOREIGN as error:
-            raise translate(error, self._at_endpoint(request)) from error
+            translated = translate(error, self._at_endpoint(request))
+            raise (self._passing(translated, error, request) or translated) from error
         except FeeddError as error:
             error.object = error.object or request.url  # neither the session nor the search for credentials knows it
-            raise
+            passing = self._passing(error, error.__cause__, request)
+            if passing is None:
+                raise
+            raise passing from error.__cause__
+
+    def _passing(
+        self, error: FeeddError, cause: BaseException | None, request: RequestContext
+    ) -> StoreUnavailable | None:
+        """Return the error to raise in place of one that may pass; None: there is no better.
+
+        An endpoint that answered the same kind of request well is configured right. What a load balancer, a proxy or a
+        TLS terminator in between then says may pass, and must not end a run in its middle.
+        """
+        if request.op not in self.facts.answered or not (isinstance(error, BadConfig) or of_another(cause, request)):
+            return None
+        if isinstance(error, StoreUnavailable) and not isinstance(error, BadResponse):
+            return None  # it is retried as often already
+        message = f"{error.message}; earlier requests were answered well"
+        return StoreUnavailable(message, object=error.object, hint=error.hint, stage=error.stage)
 
     async def renew(self, stale: object) -> None:
         """Replace the client ``stale`` unless another caller already has."""

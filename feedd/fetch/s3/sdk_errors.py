@@ -87,6 +87,8 @@ _REDIRECT_HINT = (
 _REPR = re.compile(r"\s*(?:\bssl:)?<[^<>]* at 0x[0-9a-f]+>")
 _LOCATION = re.compile(r"([A-Za-z]+://)(?:[^/?#@]*@)?([^/?#@\s]+)")
 _BUSY = frozenset({429, 503})
+_UNSAID = frozenset({304, 412, 416})
+"""Statuses that some stores send without a body."""
 _TRY_AGAIN = frozenset({408, 425})
 
 
@@ -118,8 +120,20 @@ def foreign_answer(method: str, status: int, headers: Mapping[str, str], body: b
         body: the beginning of the body, or all of it.
     """
     answerer = who_answered(status, headers, body)
-    lost = method == "HEAD" and 300 <= status < 400 and "x-amz-bucket-region" not in headers
+    lost = method == "HEAD" and 300 <= status < 400 and status != 304 and "x-amz-bucket-region" not in headers
     return ForeignAnswer(status, headers, answerer) if answerer.is_foreign or lost else None
+
+
+def of_another(error: BaseException | None, request: RequestContext) -> bool:
+    """Whether an answer does not come from a store, as far as it shows; S3 has a body in each refusal of a GET."""
+    if isinstance(error, ForeignAnswer):
+        return True
+    if not isinstance(error, boto.ClientError) or request.op not in {"read", "list"}:
+        return False
+    meta: Mapping[str, Any] = error.response.get("ResponseMetadata", {})
+    status = int(meta.get("HTTPStatusCode", 0))
+    unsaid = code_of(error) == str(status) and status not in _UNSAID
+    return unsaid and who_answered(status, meta.get("HTTPHeaders", {}), b"").sender is not Sender.STORE
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +226,8 @@ def _transport(error: BaseException, request: RequestContext) -> FeeddError:
     failure = tls_failure(error)
     if failure is not None:
         bundle = f"AWS_CA_BUNDLE, or ca_bundle under {request.table} in feedd.toml,"
-        hint = failure.hint.format(bundle=bundle, place="endpoint_url")
+        shown = f"set client_certificate and client_key under {request.table} in feedd.toml"
+        hint = failure.hint.format(bundle=bundle, certificate=shown, place="endpoint_url")
         if failure.foreign_host and "." in request.bucket:
             hint = f'set addressing_style = "path" under {request.table}: no certificate covers a bucket with dots'
         return BadConfig(f"no TLS connection: {failure.message}", object=request.endpoint, hint=hint, stage="source")

@@ -149,6 +149,10 @@ class S3Store:
 
         answer = await self.clients.call(ask, request, self._limits.read_deadline_s(0))
         etag = _etag_of(answer, request)
+        status = answer["ResponseMetadata"]["HTTPStatusCode"]
+        if status != 200:  # its length says nothing about the object
+            message = f"expected status 200 for a HEAD, got {status}"
+            raise BadResponse(message, object=request.url, stage="source")
         size_bytes = answer.get("ContentLength")
         if size_bytes is None:  # a proxy that compresses leaves it out
             size_bytes = await self._size_by_range(key, etag, request)

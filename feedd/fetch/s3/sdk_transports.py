@@ -15,7 +15,7 @@ from botocore.httpsession import ProxyConfiguration, get_cert_path
 from feedd.errors import BadResponse
 from feedd.fetch.proxy_rules import bypasses_proxies
 from feedd.fetch.s3.sdk_errors import foreign_answer
-from feedd.fetch.s3.trust import trusting
+from feedd.fetch.s3.trust import Shown, Trust, trusting
 from feedd.fetch.s3.who_answered import TLS_ALERT
 from feedd.units import MIB
 
@@ -130,8 +130,13 @@ class ClosingSession(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has n
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - handed through
+        pair = kwargs.pop("client_cert", None)  # aiobotocore would read the files too
+        certificate, key = pair if isinstance(pair, tuple) else (pair, None)
         super().__init__(*args, **kwargs)
         self._proxy_config = _Proxies(kwargs.get("proxies"), kwargs.get("proxies_config"))
+        shown = Shown(certificate, key or "") if certificate else None
+        self._trust = Trust(lambda: str(get_cert_path(self._verify)), shown)
+        self._tls: ssl.SSLContext | None = None
         self._transports = Transports()
         self._plain = False
 
@@ -145,15 +150,17 @@ class ClosingSession(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has n
         """aiobotocore: send a request, and read the body of the answer unless the caller wants to.
 
         Raises:
-            ForeignAnswer: a refusal that does not come from a store.
+            ForeignAnswer: a refusal, or an answer to a PUT without an ETag, that does not come from a store.
             BadResponse: the answer is larger than ``ANSWER_BYTES_MAX``.
         """
         self._plain = request.url.startswith("http:") and not self._proxy_config.proxy_url_for(request.url)
+        if self._tls is not None:
+            await self._trust.context()  # files that changed count for later connections
         streams, request.stream_output = request.stream_output, True  # else the whole body would be read at once
         answer = await super().send(request)
         if not streams or answer.status_code >= 300:
             answer._content = await _bounded(answer.raw)  # noqa: SLF001 - where botocore looks for a body that was read
-        if answer.status_code >= 300:
+        if answer.status_code >= 300 or (request.method == "PUT" and "etag" not in answer.headers):
             self._judge(request.method, answer)
         return answer
 
@@ -164,18 +171,25 @@ class ClosingSession(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has n
             raise foreign
 
     def _build_verify_context(self) -> ssl.SSLContext:
-        """aiobotocore: build the TLS context, in a thread. It is shared, except with own certificates or a proxy."""
+        """aiobotocore: build the TLS context, in a thread. It is shared, except with settings of a proxy."""
         if self._plain:  # the authorities are not needed, and may be missing; this context trusts none
             return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        own = self._cert_file or self._proxy_config.settings
         path = get_cert_path(self._verify)
-        opened: ssl.SSLContext = super()._build_verify_context() if own or not path else trusting(path)
+        own = bool(self._proxy_config.settings)
+        opened: ssl.SSLContext = trusting(path) if path and not own else super()._build_verify_context()
         return opened
+
+    def _build_ssl_contexts(self, proxy_url: str | None) -> Any:  # noqa: ANN401 - the contexts of server and proxy
+        """aiobotocore: build the TLS contexts, in a thread. A proxy does not get the client certificate."""
+        server, proxy = super()._build_ssl_contexts(proxy_url)
+        return self._tls or server, proxy
 
     async def _get_session(self, proxy_url: str | None) -> Any:  # noqa: ANN401 - takes the place of aiohttp's session
         return _Unredirected(await super()._get_session(proxy_url))
 
     async def _create_connector(self, proxy_url: str | None) -> Any:  # noqa: ANN401 - aiohttp's connector, handed through
+        if not self._plain and self._verify:
+            self._tls = await self._trust.context()
         connector = await super()._create_connector(proxy_url)
         loop, transports = asyncio.get_running_loop(), self._transports
         factory: Callable[[], ResponseHandler] = lambda: _Handler(loop, transports)  # noqa: E731 - typed here

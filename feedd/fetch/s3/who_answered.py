@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 FIRST_BYTES: Final = 2048
 """How much of a body is enough to name its sender."""
 SCHEME_HINT: Final = "http:// or https://? check the scheme and the port of endpoint_url"
-_AGREE_HINT: Final = "the server must offer TLS 1.2 or newer for the host name in {place}"
+CERTIFICATE_HINT: Final = "set client_certificate and client_key in the bucket's table of feedd.toml"
+_AGREE_HINT: Final = (
+    "the server must offer TLS 1.2 or newer for the host name in {place}; "
+    "if it wants a client certificate: {certificate}"
+)
 _TLS_SCHEME_HINT: Final = "http:// or https://? check the scheme and the port of {place}"
 PROXY_HINT: Final = "check HTTPS_PROXY, HTTP_PROXY and NO_PROXY in the environment of the daemon"
 _PLACE_HINT: Final = (
@@ -51,6 +55,10 @@ _PLAIN_TO_TLS: Final = re.compile(
     rb"|combination of host and port requires tls",  # Tomcat
     re.IGNORECASE,
 )
+_CERTIFICATE_WANTED: Final = re.compile(
+    rb"no required ssl certificate was sent|the ssl certificate error", re.IGNORECASE
+)
+"""What nginx says, with status 400, to a client without a certificate, or with one that it does not accept."""
 LOGIN_STATUSES: Final = frozenset({407, 511})
 """Statuses by which proxies and networks ask for a login; stores use neither."""
 _PAGE_TYPES: Final = frozenset({"text/html", "application/xhtml+xml"})
@@ -111,6 +119,12 @@ def who_answered(status: int, headers: Mapping[str, str], first_bytes: bytes) ->
         return Answerer(Sender.PROXY, f"a proxy that wants a user name and a password ({said})", PROXY_HINT)
     if 400 <= status < 500 and _PLAIN_TO_TLS.search(first):
         return Answerer(Sender.TLS_PORT, f"a TLS port that got a request without TLS ({said})", SCHEME_HINT)
+    if 400 <= status < 500 and _CERTIFICATE_WANTED.search(first):
+        return Answerer(
+            Sender.PAGE,
+            f"a server that does not accept the client certificate, or wants one ({said})",
+            CERTIFICATE_HINT,
+        )
     if any(name.startswith(_STORE_HEADERS) for name in lower) or (root and root[1] in {b"Error", b"ErrorResponse"}):
         return Answerer(Sender.STORE, f"a store ({said})")
     words = _words(first) if (page or not root) and "content-encoding" not in lower else ""
@@ -152,8 +166,8 @@ class TlsFailure:
 
     Attributes:
         message: the cause, with OpenSSL's own words and code.
-        hint: what the user can do about it. ``{bundle}`` stands for the settings that name the authorities, and
-            ``{place}`` for the setting that names the host.
+        hint: what the user can do about it. ``{bundle}`` stands for the settings that name the authorities,
+            ``{certificate}`` for what gives a client certificate, and ``{place}`` for the setting that names the host.
         foreign_host: the certificate is another host's.
     """
 
@@ -168,7 +182,7 @@ _FOREIGN_HOST: Final = frozenset({62, 64})
 _NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "HTTPS_PROXY_REQUEST", "PACKET_LENGTH_TOO_LONG"})
 _NEVER_AGREE: Final = (
     *("PROTOCOL", "HANDSHAKE_FAILURE", "CIPHER", "UNRECOGNIZED_NAME", "INSUFFICIENT_SECURITY", "LEGACY"),
-    *("KEY_TOO_SMALL", "TOO_WEAK", "SIGNATURE_TYPE", "ALERT_UNKNOWN_CA", "ALERT_BAD_CERTIFICATE", "ACCESS_DENIED"),
+    *("KEY_TOO_SMALL", "TOO_WEAK", "SIGNATURE_TYPE"),
 )
 """Parts of OpenSSL's reasons for a handshake that fails each time; after other reasons, another try may pass."""
 
@@ -176,9 +190,14 @@ TLS_ALERT: Final = b"\x15\x03"
 """The first bytes of a TLS alert, which a TLS port may send for a request without TLS."""
 _NO_CLIENT_CERTIFICATE: Final = "ALERT_CERTIFICATE_REQUIRED"
 """Part of OpenSSL's reason; with TLS 1.3 it comes after the handshake, when libraries keep the text only."""
+_CLIENT_REFUSED: Final = re.compile(
+    r"ALERT_(?:UNKNOWN_CA|BAD_CERTIFICATE|CERTIFICATE_(?:EXPIRED|REVOKED|UNKNOWN)|UNSUPPORTED_CERTIFICATE"
+    r"|ACCESS_DENIED|DECRYPT_ERROR)"
+)
+"""Alerts about the certificate of the client, or about its absence in TLS 1.2."""
 
 
-def tls_failure(error: BaseException) -> TlsFailure | None:
+def tls_failure(error: BaseException) -> TlsFailure | None:  # noqa: PLR0911 - one return per row of a table
     """Return why a TLS handshake cannot succeed, however often it is tried; None: another try may pass.
 
     Args:
@@ -192,7 +211,11 @@ def tls_failure(error: BaseException) -> TlsFailure | None:
     if repr(TLS_ALERT)[:-1] in text:
         return TlsFailure("a TLS port got a request without TLS", _TLS_SCHEME_HINT)
     if _NO_CLIENT_CERTIFICATE in text:
-        return TlsFailure("the server wants a client certificate", "feedd sends none: let a gateway add it")
+        return TlsFailure("the server wants a client certificate", "{certificate}")
+    if refused := _CLIENT_REFUSED.search(text):
+        return TlsFailure(
+            f"the server does not accept the client certificate, or wants one ({refused[0]})", "{certificate}"
+        )
     if isinstance(found, ssl.SSLCertVerificationError):
         code, said = getattr(found, "verify_code", 0), getattr(found, "verify_message", "") or str(found)
         message = f"the certificate is not accepted: {said} (OpenSSL's code {code})"

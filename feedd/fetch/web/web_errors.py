@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _RATE_LIMIT: Final = re.compile(r"\br\s*=\s*0\s*;\s*t\s*=\s*([0-9]{1,6})")
+_CERTIFICATE: Final = "feedd shows web servers none: let a gateway add it"
 _BUNDLE: Final = "SSL_CERT_FILE, where the daemon runs,"
 _MISSING_HINT: Final = "check the URL; a web server has no prefixes, so each object is named whole"
 _DENIED_HINT: Final = "feedd sends no credentials to web servers: copy the data to a bucket, or open it to this machine"
@@ -81,7 +82,8 @@ def broken(error: BaseException, url: str, origin: str) -> FeeddError:
     failure = tls_failure(error)
     if failure is not None:
         message = f"no TLS connection to {origin}: {failure.message}"
-        return BadConfig(message, object=url, hint=failure.hint.format(bundle=_BUNDLE, place="the URL"), stage="source")
+        hint = failure.hint.format(bundle=_BUNDLE, certificate=_CERTIFICATE, place="the URL")
+        return BadConfig(message, object=url, hint=hint, stage="source")
     found = translate(error, RequestContext("read", url, origin))
     if found.hint and isinstance(found, StoreUnavailable):
         found.hint = "check the host's name, proxy and network"

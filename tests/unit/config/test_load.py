@@ -200,6 +200,8 @@ def test_halves_of_tls_are_refused(tmp_path: Path) -> None:
     pem = tmp_path / "x.pem"
     pem.write_text("")
     assert [p.name for p in _problems({"tls.cert": (str(pem), "f")}, {})] == ["tls.key"]
+    name = 's3."*".client_key'
+    assert [p.name for p in _problems({name: (str(pem), "f")}, {})] == [name]
     assert [p.name for p in _problems({"tls.client_ca": (str(pem), "f")}, {})] == ["tls.client_ca"]
     (problem,) = _problems({"tls.cert": (str(tmp_path / "none"), "f")}, {})
     assert "expected a readable file" in problem.expected

@@ -125,7 +125,7 @@ NOT_WHOLE = {
     "twice": (_WHOLE + _WHOLE, "not well-formed XML"),
     "no IsTruncated": (re.sub(rb"<IsTruncated>.*</IsTruncated>", b"", _WHOLE), "no IsTruncated"),
     "an empty IsTruncated": (_WHOLE.replace(b">true<", b"><"), "no IsTruncated"),
-    "a strange IsTruncated": (_WHOLE.replace(b">true<", b">1<"), "IsTruncated is '1'"),
+    "a strange IsTruncated": (_WHOLE.replace(b">true<", b">2<"), "IsTruncated is '2'"),
     "two IsTruncated": (
         _WHOLE.replace(b"<IsTruncated>", b"<IsTruncated>false</IsTruncated><IsTruncated>"),
         "IsTruncated twice",

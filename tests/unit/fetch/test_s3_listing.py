@@ -171,7 +171,8 @@ async def test_a_page_that_stays_wrong_is_an_error_soon(name: str) -> None:
         with pytest.raises(FeeddError) as caught:
             _ = [page async for page in _retrying(store).list("train/")]
         assert caught.value.object == "s3://bucket/train/"
-        assert len(server.requests) <= (9 if name in {"an error with status 200", "the token again"} else 4)
+        often = {"an error with status 200", "the token again", "html", "xhtml"}  # the last: it may pass
+        assert len(server.requests) <= (9 if name in often else 4)
 
 
 async def test_a_directory_bucket_without_tokens_is_refused() -> None:

@@ -103,7 +103,9 @@ async def test_certificates_are_read_once_for_each_file(tmp_path: Path) -> None:
     assert first.check_hostname
     assert [one["subject"] for one in first.get_ca_certs()]
     with_its_own = ClosingSession(verify=path, client_cert=authority.issue("client"))
-    assert with_its_own._build_verify_context() is not first
+    connector = await with_its_own._create_connector(None)
+    assert connector._ssl is not first
+    await connector.close()
     by_proxy = ClosingSession(verify=path, proxies_config={"proxy_ca_bundle": path})
     assert by_proxy._build_verify_context() is not first
     assert ClosingSession(verify=False)._build_verify_context().verify_mode is ssl.CERT_NONE
