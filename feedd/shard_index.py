@@ -23,7 +23,9 @@ _BLOCK: Final = 10**4  # number of ordinals with the same first four digits
 ORDER_BYTES: Final = 24
 """Memory of a sample in the order of an epoch: readers keep three shuffled windows."""
 
-_OBJECT_TIMES: Final = ORDER_BYTES + 16  # each byte may be a sample with a field, as in text of short lines
+_OBJECT_TIMES: Final = 12  # most objects are much larger than their index
+_CONVERTED_TIMES: Final = 40  # of a compressed table of labels
+_CONVERTED_BYTES: Final = 128 << 20
 
 SAMPLES_MAX: Final = 1 << 26
 """Maximum number of samples of a shard, and of its fields times its samples."""
@@ -41,15 +43,19 @@ class IndexLimits(NamedTuple):
     samples: int = SAMPLES_MAX
 
     @classmethod
-    def of(cls, index_bytes: int, object_bytes: int) -> IndexLimits:
+    def of(cls, index_bytes: int, object_bytes: int, *, is_converted: bool) -> IndexLimits:
         """Return the limits of an object.
 
         Args:
             index_bytes: ``decode.index_size``.
             object_bytes: size of the object in its store. A large object may have a larger index.
+            is_converted: whether the object may expand: a compressed table has many rows for its size. If not, each
+                byte may be a sample.
         """
         size_bytes = max(index_bytes, _OBJECT_TIMES * object_bytes)
-        return cls(size_bytes, min(SAMPLES_MAX, size_bytes // ORDER_BYTES))
+        if is_converted:
+            size_bytes = max(size_bytes, min(_CONVERTED_TIMES * object_bytes, _CONVERTED_BYTES))
+        return cls(size_bytes, min(SAMPLES_MAX, max(size_bytes // ORDER_BYTES, 0 if is_converted else object_bytes)))
 
     def check(self, columns_bytes: int, samples: int, url: str) -> None:
         """Refuse an index.

@@ -158,7 +158,7 @@ class DecodeConfig(Section):
     index_size: Size = Field(
         48 * MIB,
         ge=MIB,
-        description="most memory of the index of one shard; 40 times the size of its object if that is more",
+        description="most memory of the index of one shard; 12 times the size of its object if that is more",
     )
     nice: int = Field(0, ge=0, le=19, description="niceness of workers; above 0 the trainer has priority")
     task_deadline: Duration = Field(60.0, gt=0, description="maximum time for one task; then its worker is replaced")

@@ -130,7 +130,8 @@ class DecodePool:
             Unsupported: the format is unknown.
             ResourceExhausted: no more files may be open.
         """
-        limits = IndexLimits.of(self._options.index_bytes, object_bytes)
+        is_converted = file.ref.conversion is not None
+        limits = IndexLimits.of(self._options.index_bytes, object_bytes, is_converted=is_converted)
         call = IndexCall(file, format_name, object_bytes, limits)
         await self._dispatch.do(call, 1)
         assert call.index is not None
@@ -148,7 +149,7 @@ class DecodePool:
             Unsupported: the conversion is unknown, or a library is missing.
             ResourceExhausted: not enough memory for the shard, or no more files may be open.
         """
-        limits = IndexLimits.of(self._options.index_bytes, task.size_bytes)
+        limits = IndexLimits.of(self._options.index_bytes, task.size_bytes, is_converted=True)
         call = MakeCall(task, limits)
         await self._dispatch.do(call, 1)
         told = call.outcome if isinstance(call.outcome, ConvertedShard) else call.outcome.plan

@@ -37,7 +37,7 @@ def port() -> Iterator[int]:
 @pytest.fixture
 def _first_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process has logged nothing about ranks yet."""
-    monkeypatch.setattr(passes, "_warned", [])
+    monkeypatch.setattr(passes, "_warned", bytearray(1))
 
 
 def _env(port: int, rank: int, run: str, **more: str) -> dict[str, str]:
