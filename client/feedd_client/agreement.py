@@ -60,9 +60,9 @@ def group_store() -> GroupStore | None:
     if not process_group_ready():
         return None
     store: Any = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - torch has no public way
-    while isinstance(store, dist.PrefixStore):
+    while hasattr(store, "underlying_store"):  # a prefix in front of another store
         store = store.underlying_store
-    if not isinstance(store, dist.TCPStore):
+    if not hasattr(store, "port"):  # of a file, or within the process
         return None
     return GroupStore(store.host, store.port, dist.get_rank(), dist.get_world_size())
 
