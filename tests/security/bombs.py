@@ -174,7 +174,7 @@ def _parquet(table: pa.Table, **options: Any) -> bytes:
 
 def _labels(rows: int) -> list[str]:
     """Return one of three words for each row, in no order."""
-    return np.random.default_rng(rows).choice(["yes", "no", "maybe"], rows).tolist()
+    return list(map(str, np.random.default_rng(rows).choice(["yes", "no", "maybe"], rows)))
 
 
 def _numbers(rows: int) -> pa.Table:
