@@ -1,7 +1,7 @@
 """Which URLs an owner may read, and which keys climb out of their folder. Pure.
 
 A rule is the start of URLs, matched letter by letter, as S3 matches a prefix: ``s3://bucket/train/``. A rule of a
-bucket alone means the whole bucket, and a rule of a folder means everything below the folder.
+bucket or dataset alone means the whole of it, and a rule of a folder means everything below the folder.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ _WEB: Final = ("https://", "http://")
 """Servers that this machine may reach and others may not, such as those of its private network."""
 _DOTS: Final = re.compile(r"(?<![^/\\?#&=;:@])[ +]*\.[. +]*(?![^/\\?#&=;:@])")
 """A part of a path or query that has only dots and spaces. Some systems drop spaces and dots at the end of a name."""
+_HUB_PARTS: Final = 3
+"""Parts of a dataset's name on the Hub: ``datasets/OWNER/NAME``."""
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 _MARKED: Final = re.compile(r"[^A-Za-z0-9_/.,=()!~*$'-]|[/=]\.|^\.")
 """What a key has that must be looked at closely."""
@@ -174,8 +176,10 @@ def _shortest(match: re.Match[bytes]) -> bytes:
     return bytes([low[0] & 0x3F if low else 0x40 | (high[0] & 0x3F)])
 
 
-def completed(rule: str) -> str:
+def completed(rule: str) -> tuple[str, ...]:
     """Return a rule as it is matched: with a slash after a bucket alone, and after the path of a folder or file.
+
+    A rule of a dataset of the Hub alone covers its revisions too, and no other dataset whose name begins alike.
 
     Raises:
         ValueError: the text is no start of a URL.
@@ -188,8 +192,12 @@ def completed(rule: str) -> str:
     if f"{scheme}://" == FILE_ROOT:
         if rest and not rest.startswith("/"):
             raise ValueError(f"expected three slashes, file:///data/, got {rule!r}")
-        return f"{FILE_ROOT}{rest.rstrip('/')}/"
-    return rule if "/" in rest or not rest else f"{rule}/"
+        return (f"{FILE_ROOT}{rest.rstrip('/')}/",)
+    parts = rest.split("/")
+    if not parts[-1] or len(parts) > (_HUB_PARTS if scheme == "hf" else 1):
+        return (rule,)
+    is_dataset = len(parts) == _HUB_PARTS and "@" not in rest
+    return (f"{rule}/", f"{rule}@") if is_dataset else (f"{rule}/",)
 
 
 def _refused(url: str, why: str = "") -> PermissionDenied:

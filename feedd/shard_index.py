@@ -19,10 +19,13 @@ if TYPE_CHECKING:
 
 _DIGITS: Final = 8
 _BLOCK: Final = 10**4  # number of ordinals with the same first four digits
-_OBJECT_TIMES: Final = 12  # most objects are much larger than their index
 
 ORDER_BYTES: Final = 24
 """Memory of a sample in the order of an epoch: readers keep three shuffled windows."""
+
+_OBJECT_TIMES: Final = 12  # most objects are much larger than their index
+_CONVERTED_TIMES: Final = 40  # of a compressed table of labels
+_CONVERTED_BYTES: Final = 128 << 20
 
 SAMPLES_MAX: Final = 1 << 26
 """Maximum number of samples of a shard, and of its fields times its samples."""
@@ -46,9 +49,12 @@ class IndexLimits(NamedTuple):
         Args:
             index_bytes: ``decode.index_size``.
             object_bytes: size of the object in its store. A large object may have a larger index.
-            is_converted: whether the object may expand. If not, each byte may be a sample.
+            is_converted: whether the object may expand: a compressed table has many rows for its size. If not, each
+                byte may be a sample.
         """
         size_bytes = max(index_bytes, _OBJECT_TIMES * object_bytes)
+        if is_converted:
+            size_bytes = max(size_bytes, min(_CONVERTED_TIMES * object_bytes, _CONVERTED_BYTES))
         return cls(size_bytes, min(SAMPLES_MAX, max(size_bytes // ORDER_BYTES, 0 if is_converted else object_bytes)))
 
     def check(self, columns_bytes: int, samples: int, url: str) -> None:

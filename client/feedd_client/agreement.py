@@ -8,7 +8,7 @@ import logging
 import threading
 from collections import deque
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 from torch import distributed as dist
@@ -37,6 +37,34 @@ _LEFT: Final = -1
 def process_group_ready() -> bool:
     """Return whether torch.distributed is available and initialised in this process."""
     return dist.is_available() and dist.is_initialized()
+
+
+class GroupStore(NamedTuple):
+    """The store of a process group, for processes that cannot use the group: DataLoader workers.
+
+    Attributes:
+        host: where rank 0 serves it.
+        port: its port.
+        rank: rank in the group.
+        process_count: size of the group.
+    """
+
+    host: str
+    port: int
+    rank: int
+    process_count: int
+
+
+def group_store() -> GroupStore | None:
+    """Return the store of this process's group, or of the process that it was forked from; None: there is none."""
+    if not process_group_ready():
+        return None
+    store: Any = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - torch has no public way
+    while hasattr(store, "underlying_store"):  # a prefix in front of another store
+        store = store.underlying_store
+    if not hasattr(store, "port"):  # of a file, or within the process
+        return None
+    return GroupStore(store.host, store.port, dist.get_rank(), dist.get_world_size())
 
 
 class Agreement:
@@ -91,8 +119,10 @@ class Agreement:
             return mine, dist.all_reduce(mine, dist.ReduceOp.MIN, group=self._group, async_op=True)
 
 
-def compare_in_store(env: Mapping[str, str], world_size: int, name: str, fingerprint: bytes) -> str:
-    """Compare a fingerprint with the rank that stored one of the same name first, in the store of torchrun's agent.
+def compare_in_store(
+    env: Mapping[str, str], world_size: int, name: str, fingerprint: bytes, group: GroupStore | None = None
+) -> str:
+    """Compare a fingerprint with the rank that stored one of the same name first, in a group's or torchrun's store.
 
     Waits for no other rank, and at most ``STORE_S`` for the store. Only connects: a port that ``init_process_group``
     may need later is never bound.
@@ -102,6 +132,7 @@ def compare_in_store(env: Mapping[str, str], world_size: int, name: str, fingerp
         world_size: number of processes whose ranks read this dataset together.
         name: the same for ranks that must see the same data.
         fingerprint: fingerprint of the dataset, not empty.
+        group: the store of the process group of the process that started this one; None: it has none.
 
     Returns:
         Why the fingerprint was not compared; empty: it was, and is the same.
@@ -109,15 +140,18 @@ def compare_in_store(env: Mapping[str, str], world_size: int, name: str, fingerp
     Raises:
         RanksDisagree: the first rank has another fingerprint.
     """
-    if not dist.is_available() or env.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+    if group is not None:
+        host, port, rank, processes = group
+    elif not dist.is_available() or env.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return "torchrun's store is not available"
-    try:
-        host, port, rank = env["MASTER_ADDR"], int(env["MASTER_PORT"]), int(env["RANK"])
-        processes = int(env["WORLD_SIZE"])
-    except (KeyError, ValueError):
-        return "MASTER_ADDR, MASTER_PORT, RANK or WORLD_SIZE is missing or invalid"
+    else:
+        try:
+            host, port, rank = env["MASTER_ADDR"], int(env["MASTER_PORT"]), int(env["RANK"])
+            processes = int(env["WORLD_SIZE"])
+        except (KeyError, ValueError):
+            return "MASTER_ADDR, MASTER_PORT, RANK or WORLD_SIZE is missing or invalid"
     if processes != world_size:
-        return f"torchrun has started {processes} processes, but {world_size} read the dataset"
+        return f"the job has {processes} processes, but {world_size} read the dataset"
     attempt = "/".join(env.get(one, "") for one in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"))
     said: list[str | None] = []
 

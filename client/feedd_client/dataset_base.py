@@ -15,6 +15,8 @@ from feedd_client.runtime import Runtime
 from feedd_client.stats import LoaderStats
 
 if TYPE_CHECKING:
+    from feedd_client.agreement import GroupStore
+    from feedd_client.epochs import Epochs
     from feedd_client.options import FeedOptions
     from feedd_client.topology import Topology
 
@@ -25,6 +27,8 @@ class DatasetBase(IterableDataset[Any]):
     _options: FeedOptions
     _address: str | None
     _topology: Topology | None
+    _epochs: Epochs
+    _parent_store: GroupStore | None = None
     _topology_state: dict[str, int]
 
     @property
@@ -44,7 +48,8 @@ class DatasetBase(IterableDataset[Any]):
         state = self.__dict__.copy()
         for name in ("_runtime", "_ranks", "_stats", "_asker"):
             del state[name]
-        state["_topology"] = self._ranks.local_topology()  # a spawned worker has no process group to ask
+        # A spawned worker has no process group to ask.
+        state["_topology"], state["_parent_store"] = self._ranks.local_topology(), self._ranks.store
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -58,6 +63,6 @@ class DatasetBase(IterableDataset[Any]):
     def _reset_process_state(self) -> None:
         accelerated.adapt(DatasetBase)
         self._runtime = Runtime(self._address, PrivateCopies(self._options.copy_bytes))
-        self._ranks = Ranks(self._options, self._topology)
+        self._ranks = Ranks(self._options, self._topology, self._epochs, self._parent_store)
         self._stats = LoaderStats()
         self._asker = Asker(self._options, self._ranks, self._runtime)

@@ -16,7 +16,7 @@ from feedd_client.errors import BadOptionError, StateError
 
 _WORKERS_MAX: Final = 1024
 _POLL_S: Final = 0.002
-_BYTES: Final = 8 * (2 + 4 * _WORKERS_MAX)
+_BYTES: Final = 8 * (3 + 4 * _WORKERS_MAX)
 
 
 class Epochs:
@@ -37,7 +37,8 @@ class Epochs:
         # Cell 0: the epoch. Cell 1 + w: the epoch of DataLoader worker w. Last cell: 1 once a pass has begun.
         self._cells = numbers[: 2 + _WORKERS_MAX]
         # For each worker: the pass in which it loaded a state, its process id, the state's epoch.
-        self._loaded = numbers[2 + _WORKERS_MAX :].view(_WORKERS_MAX, 3)
+        self._loaded = numbers[2 + _WORKERS_MAX : -1].view(_WORKERS_MAX, 3)
+        self._warned = numbers[-1:]  # 1 once a process has logged that ranks cannot compare
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the counts, for a copy that shares nothing."""
@@ -63,6 +64,12 @@ class Epochs:
     def begin(self) -> None:
         """Record that a pass has begun."""
         self._cells[-1] = 1
+
+    def first_warning(self) -> bool:
+        """Return whether no process has called this method before; of several workers only the first one calls it."""
+        is_first = not bool(self._warned[0])
+        self._warned[0] = 1
+        return is_first
 
     def current(self, worker_id: int | None = None) -> int:
         """Return the epoch of the next pass.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import mmap
 import os
 import socket
 from dataclasses import replace
@@ -11,12 +12,22 @@ from typing import TYPE_CHECKING, Final
 
 from torch import distributed as dist
 
-from feedd_client.agreement import LOOKAHEAD_MAX, Agreement, Join, compare_in_store, digest, process_group_ready
+from feedd_client.agreement import (
+    LOOKAHEAD_MAX,
+    Agreement,
+    Join,
+    compare_in_store,
+    digest,
+    group_store,
+    process_group_ready,
+)
 from feedd_client.errors import BadOptionError, FeedError, TopologyError
 from feedd_client.state import recipe_of
 from feedd_client.topology import Topology, detect, folded, from_ranks, local_env
 
 if TYPE_CHECKING:
+    from feedd_client.agreement import GroupStore
+    from feedd_client.epochs import Epochs
     from feedd_client.feeder import Feeder
     from feedd_client.iterator import PassPlan
     from feedd_client.opener import Consumer
@@ -29,10 +40,11 @@ _WORKERS_HINT: Final = (
 )
 _NOT_COMPARED: Final = (
     "the %d ranks cannot compare the objects that they read, so different listings are not detected: %s. Call"
-    " torch.distributed.init_process_group before the first pass and use num_workers=0, or read a frozen+ manifest"
+    " torch.distributed.init_process_group before the first pass, or read a frozen+ manifest"
 )
 _FROZEN: Final = "frozen+"
-_warned: Final[list[str]] = []
+_warned: Final = mmap.mmap(-1, 1)
+"""Whether this process, or one that shares this memory by a fork, has logged that ranks cannot compare."""
 _log: Final = logging.getLogger("feedd_client")
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
@@ -40,12 +52,22 @@ _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 class Ranks:
     """This process's view of the other ranks. One object per dataset and process.
 
+    Args:
+        options: the dataset's options.
+        explicit: topology that the user gave; None: it is found out.
+        epochs: what the dataset's processes share.
+        parent_store: the store of the parent's process group; None: it has none, or this process is no worker.
+
     Attributes:
         compared: whether this rank has compared its data with other ranks; None: there was nothing to compare yet.
     """
 
-    def __init__(self, options: FeedOptions, explicit: Topology | None) -> None:
+    def __init__(
+        self, options: FeedOptions, explicit: Topology | None, epochs: Epochs, parent_store: GroupStore | None = None
+    ) -> None:
         self._options = options
+        self._epochs = epochs
+        self._parent_store = parent_store
         self._explicit = explicit
         self._agreement: Agreement | None = None
         self.compared: bool | None = None
@@ -75,6 +97,11 @@ class Ranks:
         if found is None:  # only the nodes are unknown
             return f"rank={dist.get_rank()}, world_size={dist.get_world_size()}"
         return f"rank={found.rank}, world_size={found.world_size}"
+
+    @property
+    def store(self) -> GroupStore | None:
+        """The store of the process group of this process, or of the process that started it."""
+        return group_store() or self._parent_store
 
     def local_topology(self) -> Topology | None:
         """Return the topology that is known without asking other ranks; None if there is none, or no process group."""
@@ -125,7 +152,8 @@ class Ranks:
     ) -> PassPlan:
         """Compare data and position with all ranks, if a process group connects them, and choose how the pass ends.
 
-        Without a group, the first pass compares data through torchrun's store, or logs that ranks cannot compare.
+        DataLoader workers compare through the store of their parent's group. Without a group, the first pass compares
+        through torchrun's store, or logs that ranks cannot compare.
 
         Raises:
             RanksDisagree: data or positions differ.
@@ -162,7 +190,7 @@ class Ranks:
         return replace(plan, join=Join(self._group(), max(0, lookahead)))
 
     def _compare_without_group(self, fingerprint: bytes, topology: Topology) -> None:
-        """Compare this rank's data through torchrun's store; log it once in this process if that is not possible.
+        """Compare this rank's data through a store; log it once, for all workers of this rank, if that is not possible.
 
         Raises:
             RanksDisagree: another rank sees other data.
@@ -170,11 +198,11 @@ class Ranks:
         options = self._options
         size = (topology.world_size, topology.node_count, options.wire_batch_size, options.partitions)
         name = f"{digest(recipe_of(options), options.all_urls, options.samples, size):x}"
-        why_not = compare_in_store(os.environ, topology.world_size * options.replicas, name, fingerprint)
+        why_not = compare_in_store(os.environ, topology.world_size * options.replicas, name, fingerprint, self.store)
         self.compared = not why_not
         frozen = all(url.startswith(_FROZEN) for url in options.all_urls)  # nodes list nothing
-        if why_not and not frozen and not _warned:
-            _warned.append(why_not)
+        if why_not and not frozen and self._epochs.first_warning() and not _warned[0]:
+            _warned[0] = 1
             _log.warning(_NOT_COMPARED, topology.world_size, why_not)
 
     def _can_agree(self, topology: Topology) -> bool:

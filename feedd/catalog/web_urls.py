@@ -52,6 +52,8 @@ def _web(url: str, scheme: str, rest: str) -> tuple[str, str]:
         raise _bad("expected a URL without user name and password", scheme, hint)  # the URL holds a secret
     if not re.fullmatch(r"[a-z0-9._:-]+", host):
         raise _bad(f"expected a host after {scheme}://, got {authority!r}", url)
+    if not {"?", "#"}.isdisjoint(authority):  # the key is what follows the slash, so they would be lost
+        raise _bad(f"expected a slash after the host, got {authority!r}", url)
     if "#" in key:
         raise _bad("expected a URL without a fragment", url, "write %23 for a # in a name")
     if "\\" in key:

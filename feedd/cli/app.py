@@ -104,11 +104,12 @@ def main() -> None:
     take_stderr()
     configure_logging("text", "warning")  # to stderr, because stdout is for results; serve configures its own logs
     try:
-        app()
-    except FeeddError as error:
-        from feedd.cli.error_report import report  # noqa: PLC0415 - imports the configuration
+        try:
+            app()
+        except FeeddError as error:
+            from feedd.cli.error_report import report  # noqa: PLC0415 - imports the configuration
 
-        sys.exit(report(error))
+            sys.exit(report(error))
     except Exception:  # noqa: BLE001 - as the interpreter would, but without secrets
         sys.stderr.write(f"{redact_traceback(traceback.format_exc())}\n")
         sys.exit(1)

@@ -233,7 +233,9 @@ def _absolute(path: Path) -> Path:
 
 def _url_rules(value: Any) -> Any:  # noqa: ANN401 - the user may write any type
     value = split_list(value)
-    return [completed(rule) if isinstance(rule, str) else rule for rule in value] if isinstance(value, list) else value
+    if not isinstance(value, list):
+        return value
+    return [one for rule in value for one in (completed(rule) if isinstance(rule, str) else (rule,))]
 
 
 Size = Annotated[int, BeforeValidator(_size), SizeUnit]

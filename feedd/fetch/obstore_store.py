@@ -153,10 +153,12 @@ class ObstoreStore:
         )
         return found
 
+    async def _pages(self, folder: str) -> Any:  # noqa: ANN401 - see _opened
+        return aiter(self._obstore.list(await self._opened(), folder.rstrip("/"), chunk_size=_PAGE_COUNT))
+
     async def _all_below(self, folder: str, url: str) -> Sequence[Mapping[str, Any]]:
         """Return all objects in a folder; each page has a deadline of its own."""
-        store = await self._call(self._opened(), url)
-        pages = aiter(self._obstore.list(store, folder.rstrip("/"), chunk_size=_PAGE_COUNT))
+        pages = await self._call(self._pages(folder), url)
         found: list[Mapping[str, Any]] = []
         while (page := await self._call(anext(pages, None), url)) is not None:
             if any(not str(one["path"]).startswith(folder) for one in page):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.errors import BadConfig, BadResponse, PermissionDenied, StoreUnavailable, Throttled, Unsupported
+from feedd.errors import BadConfig, BadRequest, BadResponse, PermissionDenied, StoreUnavailable, Throttled, Unsupported
 from feedd.fetch.fetch_options import SourceOptions
 from feedd.fetch.obstore_store import ObstoreStore
 from feedd.values import ByteRange
@@ -171,3 +171,14 @@ async def test_listings_that_cannot_be_right_are_refused(
         with pytest.raises(BadResponse, match=why):
             await collect(store, "d/")
         await store.close()
+
+
+@pytest.mark.parametrize("key", ["a/../b", "../b", "a/./b", "a/..", "a//b"])
+async def test_a_key_that_climbs_is_no_request(bed: Bed, key: str) -> None:
+    """A key with dots as parts is an error in a daemon without rules too, and never another object."""
+    bed.put("b", b"private")
+    bed.put("a/b", b"public")
+    with pytest.raises(BadRequest):
+        await bed.store.head(key)
+    with pytest.raises(BadRequest):
+        await collect(bed.store, f"{key}/")

@@ -172,6 +172,34 @@ def _parquet(table: pa.Table, **options: Any) -> bytes:
     return sink.getvalue()
 
 
+def _labels(rows: int) -> list[str]:
+    """Return one of three words for each row, in no order."""
+    return list(map(str, np.random.default_rng(rows).choice(["yes", "no", "maybe"], rows)))
+
+
+def _numbers(rows: int) -> pa.Table:
+    return pa.table({"a": np.random.default_rng(rows).integers(0, 100, rows)})
+
+
+def _csv_gz(rows: int) -> bytes:
+    lines = "".join(f"{number},{label}\n" for number, label in enumerate(_labels(rows)))
+    return gzip.compress(f"id,label\n{lines}".encode())
+
+
+HONEST: Final[dict[str, tuple[int, Callable[[int], bytes]]]] = {
+    "numbers.parquet": (2_000_000, lambda rows: _parquet(_numbers(rows), compression="zstd")),
+    "labels.parquet": (1_000_000, lambda rows: _parquet(pa.table({"id": np.arange(rows), "label": _labels(rows)}))),
+    "labels.csv.gz": (2_000_000, _csv_gz),
+    "labels.txt.gz": (1_000_000, lambda rows: gzip.compress("".join(f"{one}\n" for one in _labels(rows)).encode())),
+    "numbers.jsonl.gz": (
+        1_000_000,
+        lambda rows: gzip.compress("".join(f'{{"a":{one}}}\n' for one in range(rows)).encode()),
+    ),
+    "digits.txt": (1_000_000, lambda rows: b"".join(b"%d\n" % (number % 12) for number in range(rows))),
+}
+"""Small files that hide nothing: their number of rows, and how they are made."""
+
+
 def _large_value(rows: int) -> pa.Table:
     indices, values = pa.array(np.zeros(rows, np.int32)), pa.array(["x" * (4 * MIB)])
     return pa.table({"a": pa.DictionaryArray.from_arrays(indices, values)})

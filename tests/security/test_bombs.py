@@ -10,7 +10,7 @@ import pytest
 
 from feedd_client import FeedDataset
 from tests.e2e.daemon import Daemon
-from tests.security.bombs import BOMBS, RISE_BYTES, SETTINGS, WORKER_BYTES, laid, opened
+from tests.security.bombs import BOMBS, HONEST, RISE_BYTES, SETTINGS, WORKER_BYTES, laid, opened
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,3 +54,12 @@ def test_a_bomb_is_bounded(daemon: Daemon, bomb: Bomb, tmp_path: Path) -> None:
     if bomb.reads:
         assert f"the first of {bomb.reads} rows" in found.said, found
     assert _healthy(daemon, tmp_path / "healthy") == 40
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_a_small_file_with_many_rows_is_read(daemon: Daemon, name: str, tmp_path: Path) -> None:
+    """The limits that stop bombs let small files with a million rows or more pass."""
+    rows, make = HONEST[name]
+    (tmp_path / name).write_bytes(make(rows))
+    dataset = FeedDataset(f"file://{tmp_path}/", batch_size=1 << 16, address=daemon.address, copy=True)
+    assert sum(len(next(iter(batch.values()))) for batch in dataset) == rows

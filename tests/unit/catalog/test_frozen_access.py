@@ -110,7 +110,7 @@ async def test_a_manifest_on_a_web_server_that_climbs_is_refused(key: str) -> No
     keys = [*(f"good-{number}.tar" for number in range(5000)), key]
     with _lenient({f"/team/evil/{_NAME}": _frozen(*keys), "/private/secret.txt": b"secret..."}) as server:
         async with _sources() as sources:
-            for access in (EVERYTHING, Access((completed(f"{server.url}/team/"),))):
+            for access in (EVERYTHING, Access(completed(f"{server.url}/team/"))):
                 for url in (f"frozen+{server.url}/team/evil/{_NAME}", f"text+frozen+{server.url}/team/evil/{_NAME}"):
                     with pytest.raises(BadRequest, match="expected objects below the manifest's folder, got the key"):
                         await sources.resolve([url], access)

@@ -241,7 +241,7 @@ async def test_rules_for_a_folder_do_not_cover_files_beside_it(sources: Sources,
     for name in ("public-secret.tar", "public2/x.tar"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"x")
-    access = Access((completed(f"file://{tmp_path}/public"),))
+    access = Access(completed(f"file://{tmp_path}/public"))
     with pytest.raises(NotFound):
         await sources.resolve([f"file://{tmp_path}/public"], access)
     (tmp_path / "public").mkdir()

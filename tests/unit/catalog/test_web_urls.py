@@ -46,6 +46,8 @@ def test_roots_and_keys(url: str, root: str, key: str) -> None:
         "https:///x",
         "https://user:secret@h/x",
         "https://h/a#b",
+        "https://h?q/a",
+        "https://h#f/a",
         "https://h/a/../b",
         "https://h/a/%2E%2e/b",
         "https://h/a\\b",

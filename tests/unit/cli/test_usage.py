@@ -165,12 +165,15 @@ def test_no_message_holds_a_secret(
 
 
 def test_debug_shows_the_traceback(feedd: Feedd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With FEEDD_DEBUG=1 the error itself comes through."""
+    """With FEEDD_DEBUG=1 the error's traceback is written, without secrets."""
 
     def fail(*_: object) -> None:
-        raise Internal("broken")
+        raise Internal("broken: https://h/x?sig=abcdef")
 
     monkeypatch.setattr("feedd.cli.cache.scan", fail)
     monkeypatch.setenv("FEEDD_DEBUG", "1")
-    with pytest.raises(Internal):
-        feedd("cache", "ls", "--cache-dir", tmp_path)
+    outcome = feedd("cache", "ls", "--cache-dir", tmp_path)
+    assert outcome.code == 1
+    assert "Traceback" in outcome.err
+    assert "broken" in outcome.err
+    assert "abcdef" not in outcome.err

@@ -27,19 +27,24 @@ def main() -> None:
             found[name] = dataset.stats()["ranks_compared"]
         dataset.close()
 
+    workers = DataLoader(FeedDataset("s3://b/", batch_size=4, address=address, uneven="allow"), None, num_workers=1)
+    found["epochs"] = [sum(1 for _ in workers) for _ in range(3)]  # new workers for each epoch
     read("same", FeedDataset("s3://b/", batch_size=4, address=address, uneven="allow"))
     read("differ", FeedDataset("s3://b/", batch_size=4, address=changed, uneven="allow"))
     if os.environ["RANK"] == "0":
         read("alone", FeedDataset("s3://b/only-here/", batch_size=4, address=address, uneven="allow"))
     dist.init_process_group("gloo")  # its port is still free
     read("group", FeedDataset("s3://b/", batch_size=4, address=address, uneven="allow"))
-    # Workers cannot use the group of the process that started them.
-    data = FeedDataset("s3://b/", batch_size=4, address=changed, uneven="allow")
-    try:
-        found["workers_steps"] = sum(1 for _ in DataLoader(data, batch_size=None, num_workers=1))
-    except RanksDisagree as error:
-        found["workers"] = str(error)
-    dist.barrier()
+    # Workers cannot use the group of the process that started them, but its store.
+    for start in ("fork", "spawn"):
+        data = FeedDataset("s3://b/", batch_size=4, address=changed, uneven="allow")
+        try:
+            found[f"{start}_steps"] = sum(
+                1 for _ in DataLoader(data, None, num_workers=1, multiprocessing_context=start)
+            )
+        except RanksDisagree as error:
+            found[start] = str(error)
+        dist.barrier()
     dist.destroy_process_group()
     Path(folder, os.environ["RANK"]).write_text(json.dumps(found))
 

@@ -37,7 +37,7 @@ def port() -> Iterator[int]:
 @pytest.fixture
 def _first_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process has logged nothing about ranks yet."""
-    monkeypatch.setattr(passes, "_warned", [])
+    monkeypatch.setattr(passes, "_warned", bytearray(1))
 
 
 def _env(port: int, rank: int, run: str, **more: str) -> dict[str, str]:
@@ -119,9 +119,10 @@ def test_ranks_that_cannot_compare_say_so_once(bench: Bench, caplog: pytest.LogC
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("launcher", ["torchrun", later("torchrun with a fixed port"), "none"])
 def test_ranks_under_torchrun_and_without(short_dir: Path, launcher: str) -> None:
-    """With an agent's store differing ranks get an error, workers too; without it training goes on after a warning.
+    """With an agent's store differing ranks get an error, and workers in any case if the parent has a group.
 
-    In all cases the port of a later process group stays free, and a rank that reads alone waits for none.
+    Without both, training goes on after one warning of each rank, also with workers and several epochs. In all cases
+    the port of a later process group stays free, and a rank that reads alone waits for none.
     """
     with socket.create_server(("127.0.0.1", 0)) as free:
         master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
@@ -144,13 +145,14 @@ def test_ranks_under_torchrun_and_without(short_dir: Path, launcher: str) -> Non
     assert [rank.returncode for rank in ranks] == [0] * len(ranks), said
     found = [json.loads((short_dir / str(rank)).read_text()) for rank in (0, 1)]
     agent = launcher != "none"
-    for name in ("differ", "workers"):
+    for name in ("differ", "fork", "spawn"):
         errors = [one[name] for one in found if isinstance(one.get(name), str)]
-        assert len(errors) == (1 if agent else 0), found
+        assert len(errors) == (1 if agent or name != "differ" else 0), found
         assert all("expected the same dataset fingerprint on all ranks" in error for error in errors)
     for one in found:
         assert one["same"] is agent
         assert one["same_steps"] == one["group_steps"] == 4
         assert one["group"] is True
+        assert one["epochs"] == [4, 4, 4]
     assert found[0]["alone"] is agent
     assert "".join(said).count("ranks cannot compare") == (0 if agent else 2)

@@ -39,11 +39,20 @@ from feedd.owner import Owner
         ("https://h/open/", "http://h", "open/a.tar", False),
         ("https://h", "https://h:8080", "x", False),
         ("hf://datasets/o/", "hf://datasets/o/n@main", "x", True),
+        ("hf://datasets/o/n", "hf://datasets/o/n", "data/x", True),
+        ("hf://datasets/o/n", "hf://datasets/o/n@main", "data/x", True),
+        ("hf://datasets/o/n", "hf://datasets/o/n-private", "data/x", False),
+        ("hf://datasets/o/n@v1", "hf://datasets/o/n@v1", "x", True),
+        ("hf://datasets/o/n@v1", "hf://datasets/o/n@v10", "x", False),
+        ("hf://datasets/o", "hf://datasets/o/n", "x", True),
+        ("hf://datasets/o", "hf://datasets/other/n", "x", False),
+        ("hf://datasets/o/n/data/", "hf://datasets/o/n", "data/x", True),
+        ("hf://datasets/o/n/data/", "hf://datasets/o/n", "database/x", False),
     ],
 )
 def test_a_rule_is_the_start_of_urls(rule: str, root: str, key: str, covered: bool) -> None:
     """Letter by letter for stores; folder by folder for files."""
-    assert Access((completed(rule),)).covers(root, key) is covered
+    assert Access(completed(rule)).covers(root, key) is covered
 
 
 def test_shared_daemons_read_buckets_only() -> None:

@@ -87,7 +87,9 @@ def test_equal_lines_take_no_memory(line: bytes) -> None:
 def test_a_large_object_may_have_a_large_index(index_bytes: int, object_bytes: int, is_converted: bool) -> None:
     """Limits grow with the option and with the object, and never exceed what a format supports."""
     limits = IndexLimits.of(index_bytes, object_bytes, is_converted=is_converted)
-    assert limits.size_bytes == max(index_bytes, 12 * object_bytes)
+    assert limits.size_bytes == max(
+        index_bytes, 12 * object_bytes, min(40 * object_bytes, 128 << 20) if is_converted else 0
+    )
     assert limits.samples == min(CELLS_MAX, max(limits.size_bytes // 24, 0 if is_converted else object_bytes))
     limits.check(0, limits.samples, "")
     if limits.size_bytes > 24:
