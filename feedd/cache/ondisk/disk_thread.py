@@ -31,7 +31,7 @@ class DiskThread:
 
     async def change(self, job: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run ``job`` after all changes handed over before; cancelling the wait does not cancel the job."""
-        return await _waited(self._changes.begin(job, *args, **kwargs))
+        return await _shielded(self._changes.begin(job, *args, **kwargs))
 
     def post(self, job: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
         """Hand over a change without waiting for it; an exception goes to ``failed`` on the loop.
@@ -50,7 +50,7 @@ class DiskThread:
 
     async def look(self, job: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run ``job``, which changes nothing, without waiting for changes."""
-        return await _waited(self._looks.begin(job, *args, **kwargs))
+        return await _shielded(self._looks.begin(job, *args, **kwargs))
 
     async def close(self, deadline_s: float) -> None:
         """Finish all changes handed over, then end the threads; threads stuck past the deadline are abandoned."""
@@ -71,10 +71,13 @@ class DiskThread:
             self._looks.close(wait=idle)
 
 
-async def _waited(job: asyncio.Future[T]) -> T:
-    """Return a job's result. If the wait is cancelled, the job runs on, and its error belongs to nothing any more."""
+def _shielded(job: asyncio.Future[T]) -> asyncio.Future[T]:
+    """Return a future of a job that runs on if the wait is cancelled; its error then belongs to nothing any more.
+
+    No coroutine may keep ``job`` in a variable: the traceback of a cancelled wait would hold its result, an open file.
+    """
     job.add_done_callback(_retrieve)
-    return await asyncio.shield(job)
+    return asyncio.shield(job)
 
 
 def _retrieve(job: asyncio.Future[T]) -> None:

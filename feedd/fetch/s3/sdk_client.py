@@ -279,27 +279,23 @@ class S3Clients:
                     if remedy == "renew":
                         await self.renew(generation.client)
         except FOREIGN as error:
-            translated = translate(error, self._at_endpoint(request))
-            raise (self._passing(translated, error, request) or translated) from error
+            raise self._lasting(translate(error, self._at_endpoint(request)), error, request) from error
         except FeeddError as error:
             error.object = error.object or request.url  # neither the session nor the search for credentials knows it
-            passing = self._passing(error, error.__cause__, request)
-            if passing is None:
-                raise
-            raise passing from error.__cause__
+            raise self._lasting(error, error.__cause__, request) from error.__cause__
 
-    def _passing(
-        self, error: FeeddError, cause: BaseException | None, request: RequestContext
-    ) -> StoreUnavailable | None:
-        """Return the error to raise in place of one that may pass; None: there is no better.
+    def _lasting(self, error: FeeddError, cause: BaseException | None, request: RequestContext) -> FeeddError:
+        """Return ``error``, or the error to raise in its place if another try may pass.
+
+        No caller may keep the answer in a variable: its traceback would keep the caller's frame, and so the target.
 
         An endpoint that answered the same kind of request well is configured right. What a load balancer, a proxy or a
         TLS terminator in between then says may pass, and must not end a run in its middle.
         """
         if request.op not in self.facts.answered or not (isinstance(error, BadConfig) or of_another(cause, request)):
-            return None
+            return error
         if isinstance(error, StoreUnavailable) and not isinstance(error, BadResponse):
-            return None  # it is retried as often already
+            return error  # it is retried as often already
         message = f"{error.message}; earlier requests were answered well"
         return StoreUnavailable(message, object=error.object, hint=error.hint, stage=error.stage)
 
