@@ -122,7 +122,7 @@ class ShardFile:
         inflight: the object is being fetched, and only the awaited parts are present.
         fd: descriptor of the file, for reading, which the cache owns; -1: open ``path``.
         is_opened_late: so many files are open that the daemon opens ``path`` for each request of a worker.
-        owned: keeps ``fd`` open while this object lives; None: the cache closes ``fd``.
+        owned: keeps ``fd`` open while this object lives; None: the owner of ``fd`` closes it.
     """
 
     ref: ObjectRef
@@ -133,6 +133,11 @@ class ShardFile:
     fd: int = -1
     owned: object = field(default=None, compare=False, repr=False)
     is_opened_late: bool = False
+
+    @property
+    def is_anonymous(self) -> bool:
+        """Whether the file has no name in a directory; ``path`` is then one of ``/proc``."""
+        return self.path.startswith("/proc/")
 
 
 class FieldKind(enum.Enum):

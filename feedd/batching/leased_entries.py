@@ -92,7 +92,7 @@ class LeasedEntries:
             columns: where the values of each field lie in the file; None: at irregular distances.
             file: the file.
         """
-        if columns is None or not self._is_usable or (file.fd >= 0 and file.owned is None) or file.inflight:
+        if columns is None or not self._is_usable or file.is_anonymous or file.inflight:
             return
         placed = _placed(columns, file)
         if placed is None or shard in self._entries or len(self._entries) >= _ENTRIES_MAX:

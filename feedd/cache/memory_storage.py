@@ -13,7 +13,7 @@ from feedd.cache.ondisk.disk_thread import DiskThread
 from feedd.cache.os_errors import StorageFull
 from feedd.cache.policy.cache_index import CacheIndex
 from feedd.errors import CacheUnavailable, Unsupported
-from feedd.flow.sink_file import SinkFile, memory_file
+from feedd.flow.sink_file import OpenFile, SinkFile, memory_file
 from feedd.units import MIB, format_size
 from feedd.values import ShardFile
 
@@ -45,7 +45,7 @@ class MemoryStorage:
     def __init__(self, size_bytes: int, available: Callable[[], int | None]) -> None:
         self._size_bytes = size_bytes
         self._available = available
-        self._fds: dict[ObjectRef, int] = {}  # changed on the loop; the descriptors are closed in the thread
+        self._files: dict[ObjectRef, OpenFile] = {}  # changed on the loop; closed in the thread
 
     @property
     def names(self) -> Names:
@@ -96,19 +96,21 @@ class MemoryStorage:
         await self._disk.change(_seal, draft)
         draft.published = True
         self.remove((draft.ref,))  # an earlier file of the object, found damaged
-        self._fds[draft.ref] = draft.fd
+        self._files[draft.ref] = OpenFile(draft.fd)
 
     def abandon(self, draft: Draft) -> None:
         """Close the draft's file."""
-        if self._fds.get(draft.ref) == draft.fd:
-            del self._fds[draft.ref]
-        self._disk.post(_free, draft)
+        file = self._files.get(draft.ref)
+        if not draft.published:
+            self._disk.post(_free, draft)
+        elif file is not None and file.fd == draft.fd:
+            self.remove((draft.ref,))
 
     def remove(self, refs: Iterable[ObjectRef]) -> None:
-        """Close files; processes that have one mapped keep it."""
-        fds = [self._fds.pop(ref) for ref in refs if ref in self._fds]
-        if fds:
-            self._disk.post(_close, fds)
+        """Close files that have no reader, the others with their last one; processes that have one mapped keep it."""
+        files = [self._files.pop(ref) for ref in refs if ref in self._files]
+        if files:
+            self._disk.post(files.clear)
 
     def evict(self, refs: Iterable[ObjectRef]) -> None:
         """Close files; their size is sealed, so their pages cannot be reused."""
@@ -117,7 +119,7 @@ class MemoryStorage:
     async def look(self, refs: Sequence[ObjectRef], depth: Depth) -> list[Finding]:
         """Report which entries exist."""
         del depth
-        return [Finding.WHOLE if ref in self._fds else Finding.VANISHED for ref in refs]
+        return [Finding.WHOLE if ref in self._files else Finding.VANISHED for ref in refs]
 
     async def identify(self, unindexed: Sequence[UnindexedFile]) -> list[ObjectRef]:
         """Return nothing: memory starts without files to examine."""
@@ -127,13 +129,13 @@ class MemoryStorage:
     async def close(self, entries: Sequence[ObjectRef], deadline_s: float) -> bool:
         """Free all memory and stop the thread."""
         del entries
-        self.remove(tuple(self._fds))
+        self.remove(tuple(self._files))
         await self._disk.close(deadline_s)
         return True
 
     def _file(self, ref: ObjectRef) -> ShardFile:
-        fd = self._fds[ref]
-        return ShardFile(ref, f"/proc/{os.getpid()}/fd/{fd}", entry_layout.data_at(ref), fd=fd)
+        file = self._files[ref]
+        return ShardFile(ref, f"/proc/{os.getpid()}/fd/{file.fd}", entry_layout.data_at(ref), fd=file.fd, owned=file)
 
     def _create(self, ref: ObjectRef, made: list[Draft]) -> None:
         size_bytes = entry_layout.data_at(ref) + ref.size_bytes
@@ -181,7 +183,3 @@ def _free_all(drafts: Sequence[Draft]) -> None:
     for draft in drafts:
         _free(draft)
 
-
-def _close(fds: Sequence[int]) -> None:
-    for fd in fds:
-        os.close(fd)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
 from feedd.errors import StoreUnavailable
 from tests.budget import PATIENT_S
@@ -148,7 +148,12 @@ async def _play(script: list[tuple[str, object]], directory: Path, disk: BadDisk
         run.check()
 
 
+_DISCARDED = [("acquire", [0]), ("settle", None), ("discard", 0), ("acquire", [0]), ("settle", None)]
+"""A reader keeps what it has pinned while another reader has the entry fetched again."""
+
+
 @settings(max_examples=40, deadline=None)
+@example(script=_DISCARDED, standby=False)
 @given(script=st.lists(steps, max_size=25), standby=st.booleans())
 def test_tiers(script: list[tuple[str, object]], *, standby: bool) -> None:
     """Whatever happens in whatever order: right bytes, bounded tiers, no deadlock, all gauges zero at the end."""
