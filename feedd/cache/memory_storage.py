@@ -182,4 +182,3 @@ def _free(draft: Draft) -> None:
 def _free_all(drafts: Sequence[Draft]) -> None:
     for draft in drafts:
         _free(draft)
-
