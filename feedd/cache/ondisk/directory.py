@@ -135,10 +135,13 @@ class DirectoryStorage:
         return Draft(ref, file, temp)
 
     async def publish(self, draft: Draft, sums: BlockSums) -> None:
-        """Write the header, rename the file, and add it to the journal."""
+        """Write the header, rename the file, add it to the journal, and keep it open for the reader that waits."""
         draft.published = True
-        await self._disk.change(self._publish, draft, sums)
+        is_kept = len(OpenFile.live) < self._files_max
+        found = await self._disk.change(self._publish, draft, sums, is_kept=is_kept)
         self._close_changed((draft.ref,))
+        if found is not None and len(OpenFile.live) <= self._files_max:  # others were published meanwhile
+            self._keep(draft.ref, found)
 
     def abandon(self, draft: Draft) -> None:
         """Close and unlink the draft's file, after all jobs handed over before, cancelled or not."""
@@ -222,20 +225,26 @@ class DirectoryStorage:
         finally:
             del self._opening[call]
         answers: list[ShardFile | Finding] = []
-        for (path, ref), found in zip(wanted, opened, strict=True):
+        for (_, ref), found in zip(wanted, opened, strict=True):
             if isinstance(found, Finding):
                 answers.append(found)
-                continue
-            file = ShardFile(ref, str(path), entry_layout.data_at(ref), fd=found.fd, owned=found)
-            answers.append(file)
-            if ref not in changed:
-                self._files[ref] = _CachedFile(file, found)
+            else:
+                answers.append(self._shard_file(ref, found) if ref in changed else self._keep(ref, found))
         for (path, ref), finding in zip(later, checked, strict=True):
             late = ShardFile(ref, str(path), entry_layout.data_at(ref), is_opened_late=True)
             answers.append(late if finding is Finding.WHOLE else finding)
-        if self._files and self._closing is None:
-            self._closing = asyncio.get_running_loop().call_later(_FILES_KEPT_S, self._close_unused)
         return answers
+
+    def _keep(self, ref: ObjectRef, opened: OpenFile) -> ShardFile:
+        """Keep an entry's file open until it was not used for a while."""
+        file = self._shard_file(ref, opened)
+        self._files[ref] = _CachedFile(file, opened)
+        if self._closing is None:
+            self._closing = asyncio.get_running_loop().call_later(_FILES_KEPT_S, self._close_unused)
+        return file
+
+    def _shard_file(self, ref: ObjectRef, opened: OpenFile) -> ShardFile:
+        return ShardFile(ref, str(self._path(ref)), entry_layout.data_at(ref), fd=opened.fd, owned=opened)
 
     async def _open_now(
         self, job: Callable[[Sequence[tuple[Path, ObjectRef]]], list[_T]], wanted: Sequence[tuple[Path, ObjectRef]]
@@ -317,7 +326,7 @@ class DirectoryStorage:
         if fd >= 0:
             os.close(fd)
 
-    def _publish(self, draft: Draft, sums: BlockSums) -> None:
+    def _publish(self, draft: Draft, sums: BlockSums, *, is_kept: bool) -> OpenFile | None:
         ref, final = draft.ref, self._path(draft.ref)
         start = entry_layout.data_at(ref)
         assert draft.temp is not None, "drafts of a directory have a file"
@@ -326,9 +335,10 @@ class DirectoryStorage:
         except OSError as error:
             raise os_errors.unavailable(error, draft.temp) from error
         header = entry_layout.pack_header(ref, self._ledger.boot, self._ledger.run, table)
-        files.publish(draft.file, header, draft.temp, final)
+        opened = files.publish(draft.file, header, draft.temp, final, is_kept=is_kept)
         self._runs.pop(ref, None)
         self._journal.add(record_of(ref, self._ledger.boot, self._ledger.run))
+        return opened
 
     def _list(self, entries: Sequence[ObjectRef]) -> None:
         own = self._ledger.boot, self._ledger.run

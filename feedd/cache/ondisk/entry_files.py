@@ -26,6 +26,7 @@ _OURS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})  # errors t
 _GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 
 
+_READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -68,7 +69,7 @@ def check_files(wanted: Sequence[tuple[Path, ObjectRef]]) -> list[Finding]:
 
 def _opened(path: Path, ref: ObjectRef) -> OpenFile | Finding:
     try:
-        file = OpenFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK))
+        file = OpenFile(os.open(path, _READ))
         if not has_length(os.fstat(file.fd), ref):
             return Finding.VANISHED
     except OSError as error:
@@ -164,8 +165,11 @@ def _emptied(top: Path) -> int:
     return count
 
 
-def publish(file: SinkFile, header: bytes, temp: Path, final: Path) -> None:
+def publish(file: SinkFile, header: bytes, temp: Path, final: Path, *, is_kept: bool = False) -> OpenFile | None:
     """Write the header of a filled file and rename the file to its final name.
+
+    Returns:
+        The file, open for reading, if it ``is_kept``; None: it is closed, also if it cannot be opened.
 
     Raises:
         CacheUnavailable: the file cannot be written or renamed, for example because the directory was removed
@@ -177,6 +181,9 @@ def publish(file: SinkFile, header: bytes, temp: Path, final: Path) -> None:
         temp.rename(final)
     except OSError as error:
         raise os_errors.unavailable(error, final) from error
+    with contextlib.suppress(OSError):  # a reader opens it, or learns why that fails
+        return OpenFile(os.open(final, _READ)) if is_kept else None
+    return None
 
 
 def remove(*paths: Path) -> None:

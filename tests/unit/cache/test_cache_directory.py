@@ -358,9 +358,9 @@ async def test_a_large_entry_that_has_arrived_is_published_at_once(
     def noted(name: str) -> None:
         work = getattr(DirectoryStorage, name)
 
-        def run(self: DirectoryStorage, *arguments: object) -> object:
+        def run(self: DirectoryStorage, *arguments: object, **named: object) -> object:
             done.append(name)
-            return work(self, *arguments)
+            return work(self, *arguments, **named)
 
         monkeypatch.setattr(DirectoryStorage, name, run)
 

@@ -119,7 +119,8 @@ async def test_descriptors_are_bounded(rig: CacheRig) -> None:
         _storage(cache)._files_max = 2
         with await cache.acquire(refs) as pins:
             assert len(_open_shards(rig)) == 2
-            assert [file.is_opened_late for file in pins.files] == [False] * 2 + [True] * 6
+            late = [file.ref.key for file in pins.files if file.is_opened_late]
+            assert len(late) == 6
             sent = file_messages(pins.files)
             assert [message.given for message in sent.messages] == list(range(8))
             for fd, message, ref in zip(sent.fds, sent.messages, refs, strict=True):
@@ -127,7 +128,7 @@ async def test_descriptors_are_bounded(rig: CacheRig) -> None:
             del sent
             assert len(_open_shards(rig)) == 2, "the others were closed with their request"
             shutil.rmtree(rig.directory)
-            with pytest.raises(CacheUnavailable, match=refs[2].key):
+            with pytest.raises(CacheUnavailable, match=late[0]):
                 file_messages(pins.files)
         for ref in refs:
             (await cache.acquire([ref])).release()
@@ -203,6 +204,21 @@ async def test_a_file_that_is_opened_late_never_blocks_the_loop(rig: CacheRig, h
                 file_messages(pins.files)
 
 
+async def test_a_fetched_entry_is_open_for_its_reader(rig: CacheRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first reader of an entry waits for no second opening, and the file is closed when it was not used lately."""
+    (ref,) = rig.shards(1)
+    opened: list[object] = []
+    monkeypatch.setattr(entry_files, "open_files", opened.append)
+    async with rig.open() as cache:
+        with await cache.acquire([ref]) as pins:
+            assert _bytes(pins.files[0]) == rig.fetcher.data(ref)
+        storage = _storage(cache)
+        storage._close_unused()
+        storage._close_unused()
+        assert not _open_shards(rig)
+    assert not opened
+
+
 async def test_a_process_without_descriptors_closes_unused_files(
     rig: CacheRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,6 +232,9 @@ async def test_a_process_without_descriptors_closes_unused_files(
             raise CacheUnavailable("too many open files", stage="cache")
         return real(wanted)
 
+    async with rig.open() as cache:
+        for ref in refs:
+            (await cache.acquire([ref])).release()
     monkeypatch.setattr(entry_files, "open_files", scarce)
     async with rig.open() as cache:
         for ref in refs:
