@@ -212,10 +212,7 @@ async def test_a_fetched_entry_is_open_for_its_reader(rig: CacheRig, monkeypatch
     async with rig.open() as cache:
         with await cache.acquire([ref]) as pins:
             assert _bytes(pins.files[0]) == rig.fetcher.data(ref)
-        storage = _storage(cache)
-        storage._close_unused()
-        storage._close_unused()
-        assert not _open_shards(rig)
+        await _forget(rig, cache)
     assert not opened
 
 
