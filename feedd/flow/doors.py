@@ -122,7 +122,7 @@ class Door:
         """Return the next connection, non-blocking, which has a place."""
         loop = asyncio.get_running_loop()
         while True:
-            # One connection in a turn of the loop: those that are here are read, and dropped ones closed, in between.
+            # One connection a turn: between two, the loop reads others and closes those that were dropped.
             await asyncio.sleep(0)
             try:
                 sock, address = await loop.sock_accept(listener)

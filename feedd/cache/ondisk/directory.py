@@ -56,6 +56,10 @@ class _CachedFile:
     is_used: bool = True
 
 
+def _cached(ref: ObjectRef, path: Path, opened: OpenFile) -> _CachedFile:
+    return _CachedFile(ShardFile(ref, str(path), entry_layout.data_at(ref), fd=opened.fd, owned=opened), opened)
+
+
 class DirectoryStorage:
     """Files of a directory: an ``EntryStorage``. One thread changes the directory, a few threads read it."""
 
@@ -141,7 +145,7 @@ class DirectoryStorage:
         found = await self._disk.change(self._publish, draft, sums, is_kept=is_kept)
         self._close_changed((draft.ref,))
         if found is not None and len(OpenFile.live) <= self._files_max:  # others were published meanwhile
-            self._keep(draft.ref, found)
+            self._keep(found)
 
     def abandon(self, draft: Draft) -> None:
         """Close and unlink the draft's file, after all jobs handed over before, cancelled or not."""
@@ -225,26 +229,24 @@ class DirectoryStorage:
         finally:
             del self._opening[call]
         answers: list[ShardFile | Finding] = []
-        for (_, ref), found in zip(wanted, opened, strict=True):
+        for (path, ref), found in zip(wanted, opened, strict=True):
             if isinstance(found, Finding):
                 answers.append(found)
-            else:
-                answers.append(self._shard_file(ref, found) if ref in changed else self._keep(ref, found))
+                continue
+            cached = _cached(ref, path, found)
+            answers.append(cached.file)
+            if ref not in changed:
+                self._keep(cached)
         for (path, ref), finding in zip(later, checked, strict=True):
             late = ShardFile(ref, str(path), entry_layout.data_at(ref), is_opened_late=True)
             answers.append(late if finding is Finding.WHOLE else finding)
         return answers
 
-    def _keep(self, ref: ObjectRef, opened: OpenFile) -> ShardFile:
+    def _keep(self, cached: _CachedFile) -> None:
         """Keep an entry's file open until it was not used for a while."""
-        file = self._shard_file(ref, opened)
-        self._files[ref] = _CachedFile(file, opened)
+        self._files[cached.file.ref] = cached
         if self._closing is None:
             self._closing = asyncio.get_running_loop().call_later(_FILES_KEPT_S, self._close_unused)
-        return file
-
-    def _shard_file(self, ref: ObjectRef, opened: OpenFile) -> ShardFile:
-        return ShardFile(ref, str(self._path(ref)), entry_layout.data_at(ref), fd=opened.fd, owned=opened)
 
     async def _open_now(
         self, job: Callable[[Sequence[tuple[Path, ObjectRef]]], list[_T]], wanted: Sequence[tuple[Path, ObjectRef]]
@@ -326,7 +328,7 @@ class DirectoryStorage:
         if fd >= 0:
             os.close(fd)
 
-    def _publish(self, draft: Draft, sums: BlockSums, *, is_kept: bool) -> OpenFile | None:
+    def _publish(self, draft: Draft, sums: BlockSums, *, is_kept: bool) -> _CachedFile | None:
         ref, final = draft.ref, self._path(draft.ref)
         start = entry_layout.data_at(ref)
         assert draft.temp is not None, "drafts of a directory have a file"
@@ -338,7 +340,7 @@ class DirectoryStorage:
         opened = files.publish(draft.file, header, draft.temp, final, is_kept=is_kept)
         self._runs.pop(ref, None)
         self._journal.add(record_of(ref, self._ledger.boot, self._ledger.run))
-        return opened
+        return None if opened is None else _cached(ref, final, opened)
 
     def _list(self, entries: Sequence[ObjectRef]) -> None:
         own = self._ledger.boot, self._ledger.run
