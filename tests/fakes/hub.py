@@ -26,8 +26,8 @@ class FakeHub:
     """One dataset, ``owner/name``, on the test's own loop; a context manager.
 
     ``requests`` are (server, path with query, headers) of what came in. ``refusals`` answers the coming requests of the
-    hub, one each; None lets one pass. ``lifetime_s`` is how long the addresses of bytes are valid; ``revoked`` refuses them at once.
-    ``next_url`` is what listings name as their next page. ``rows`` come at the end of each listing.
+    hub, one each; None lets one pass. ``lifetime_s`` is how long the addresses of bytes are valid; ``revoked`` refuses
+    them at once. ``next_url`` is what listings name as their next page. ``rows`` come at the end of each listing.
     """
 
     def __init__(self, *, page_count: int = 1000) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ssl
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from aiobotocore.httpsession import AIOHTTPSession
 from aiohttp import ClientPayloadError
@@ -119,7 +118,7 @@ class _Proxies(ProxyConfiguration):
 
     def proxy_url_for(self, url: str) -> Any:  # noqa: ANN401 - botocore's stubs forget that there may be none
         """botocore: return the proxy for a URL, or None."""
-        return None if bypasses_proxies(urlsplit(url).hostname or "") else super().proxy_url_for(url)
+        return None if bypasses_proxies(url) else super().proxy_url_for(url)
 
 
 class ClosingSession(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no types

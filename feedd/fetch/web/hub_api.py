@@ -187,26 +187,24 @@ class HubApi:
         code, said = headers.get("x-error-code", ""), headers.get("x-error-message", "")
         where = {"object": url, "stage": "source"}
         reason = f"status {status} {code}".rstrip()
-        if not code and (foreign := of_another(status, headers, url, pages=False)) is not None:
-            return foreign
-        if code == "EntryNotFound":
-            return _NoEntry(f"the object does not exist: {reason}", hint=f"see the files at {self.page}/tree/main", **where)
+        foreign = None if code else of_another(status, headers, url, pages=False)
         if code == "GatedRepo":
             hint = f"accept its terms at {self.page}, with the account whose token the daemon has in HF_TOKEN"
             return PermissionDenied(f"the dataset is gated: {reason}", hint=hint, **where)
         if code == "RevisionNotFound":
             hint = f"see the branches and tags at {self.page}/refs"
             return NotFound(f"the dataset has no such revision: {reason}", hint=hint, **where)
-        if code == "RepoNotFound" or (status == 401 and not self._token):
+        if code == "RepoNotFound" or (status == 401 and not self._token and foreign is None):
             hint = "check owner and name; for a private dataset, set HF_TOKEN where the daemon runs"
             return NotFound(f"there is no such dataset, or it is private: {reason}", hint=hint, **where)
-        if status in {401, 403}:
+        if status in {401, 403} and foreign is None:
             hint = f"check that the token in HF_TOKEN is valid and may read {self.page}"
             return PermissionDenied(f"the hub refused the token: {said or reason}", hint=hint, **where)
-        found = refusal(status, headers, url, etag)
+        found = foreign or refusal(status, headers, url, etag)
         if isinstance(found, Throttled):
             found.hint = _LIMIT_HINT
         elif isinstance(found, NotFound):
+            found = (_NoEntry if code == "EntryNotFound" else NotFound)(f"the object does not exist: {reason}", **where)
             found.hint = f"see the files at {self.page}/tree/main"
         return found
 

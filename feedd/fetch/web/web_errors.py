@@ -60,10 +60,9 @@ def refusal(status: int, headers: Mapping[str, str], url: str, etag: str = "") -
         etag: requested version; empty: any.
     """
     foreign = of_another(status, headers, url, pages=True)
-    if foreign is not None:
-        return foreign
-    if status in {401, 403}:
-        return PermissionDenied(f"access denied: status {status}", object=url, hint=_DENIED_HINT, stage="source")
+    if foreign is not None or status in {401, 403}:
+        said = f"access denied: status {status}"
+        return foreign or PermissionDenied(said, object=url, hint=_DENIED_HINT, stage="source")
     if status in {404, 410}:
         return NotFound(f"the object does not exist: status {status}", object=url, hint=_MISSING_HINT, stage="source")
     if etag and status in {412, 416}:
@@ -107,6 +106,6 @@ def broken(error: BaseException, url: str, origin: str) -> FeeddError:
         hint = failure.hint.format(bundle=_BUNDLE, certificate=_CERTIFICATE, place="the URL")
         return BadConfig(message, object=url, hint=hint, stage="source")
     found = translate(error, RequestContext("read", url, origin))
-    if found.hint and isinstance(found, StoreUnavailable):
+    if found.hint and "NO_PROXY" not in found.hint and isinstance(found, StoreUnavailable):
         found.hint = "check the host's name, proxy and network"
     return found
