@@ -10,6 +10,7 @@ import base64
 import contextlib
 import datetime as dt
 import gzip
+import re
 import socket
 import ssl
 import subprocess
@@ -628,6 +629,36 @@ async def test_odd_lists_of_parts_make_no_checksum(answer: bytes | str) -> None:
         server.odd["get"] = body
         assert await store.checksum(_REF) is None
         assert server.asked.count("get") <= 3
+
+
+_GZIP: Final = {
+    "etag": f'"{ETAG}"',
+    "content_range": f"bytes 0-{len(DATA) - 1}/{len(DATA)}",
+    "content_encoding": "gzip",
+}
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "text"),
+    [
+        (b"\0\0\x12\x04\0\0\0\0\0", errors.StoreUnavailable, "the beginning of a head: b'\\x00\\x00\\x12\\x04"),
+        (b"HTTP/1.1 100 Continue\r\n\r\n" * 1000, errors.BadResponse, "at most 16 answers of the kind 1xx"),
+        (
+            http(206, gzip.compress(DATA), **_GZIP),
+            errors.BadResponse,
+            "Content-Encoding 'gzip': a gateway may compress",
+        ),
+    ],
+    ids=["HTTP/2", "1xx without end", "gzip"],
+)
+async def test_a_body_that_does_not_come_says_what_came(
+    answer: bytes, error: type[errors.FeeddError], text: str
+) -> None:
+    """An answer that never becomes a body ends with what was received in its place."""
+    async with OddServer() as server, _opened(DirectStore, server.url) as store:
+        server.odd["get"] = answer
+        with pytest.raises(error, match=re.escape(text)):
+            await _ask(store, "get")
 
 
 async def test_a_page_in_answer_to_a_write_is_named() -> None:

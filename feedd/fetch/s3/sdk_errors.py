@@ -245,7 +245,8 @@ def _transport(error: BaseException, request: RequestContext) -> FeeddError:
         hint = behind or "check endpoint_url, region, proxy and network"
         return StoreUnavailable(message, object=request.url, hint=hint, stage="source")
     if isinstance(error, (boto.ReadTimeoutError, TimeoutError)):
-        return StoreUnavailable("no answer in time", object=request.url, hint=behind, stage="source")
+        came = f": {error}" if type(error) is TimeoutError and str(error) else ""
+        return StoreUnavailable(f"no answer in time{came}", object=request.url, hint=behind, stage="source")
     message = f"the answer broke off: {_cause(error)}"
     return StoreUnavailable(message, object=request.url, hint=behind, stage="source")
 

@@ -13,6 +13,7 @@ from botocore.httpsession import ProxyConfiguration, get_cert_path
 
 from feedd.errors import BadResponse
 from feedd.fetch.proxy_rules import bypasses_proxies
+from feedd.fetch.s3.http_answer import INTERIM_MAX
 from feedd.fetch.s3.sdk_errors import foreign_answer
 from feedd.fetch.s3.trust import Shown, Trust, trusting
 from feedd.fetch.s3.who_answered import TLS_ALERT
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 _CLOSE_S = 5.0
-INTERIM_MAX = 16
-"""Answers of the kind 1xx that may precede the final answer; most stores send none."""
 ANSWER_BYTES_MAX = 8 * MIB
 """Largest answer that is no object's body: a page of 1,000 keys of 1,024 letters, each written as %XX, has 4 MiB."""
 
