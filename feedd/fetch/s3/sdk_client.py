@@ -51,7 +51,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _log = structlog.get_logger(__name__)
-_RAISED = (*FOREIGN, ValueError)  # botocore's parser raises the latter for a date or a number that is none
+_RAISED: tuple[type[BaseException], ...] = (
+    *FOREIGN,
+    ValueError,
+)  # botocore's parser raises the latter for a date or a number that is none
 _PASSWORD = re.compile(r"//[^/@]*@")
 _SKEW_S = 300.0  # stores refuse signatures older than 15 minutes, some older than 5
 _REFRESH_SHARE = 0.8
