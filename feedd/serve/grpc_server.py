@@ -77,8 +77,8 @@ def _grpc_options(options: ServeOptions, connections_max: int) -> list[tuple[str
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
         ("grpc.http2.max_ping_strikes", 0),  # clients may ping at any rate: a paused trainer is not abuse
         ("grpc.server_handshake_timeout_ms", 5_000),  # a connection that never speaks HTTP/2 holds a descriptor
-        # A connection without calls as well, soon enough for an open that waits. Clients connect again by themselves.
-        ("grpc.max_connection_idle_ms", 30_000),
+        # A connection without calls as well: an open waits for its place. Clients connect again by themselves.
+        ("grpc.max_connection_idle_ms", 5_000),
     ]
 
 
