@@ -81,11 +81,11 @@ class _Requests(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # the stubs 
         if handler is None or handler.request_streaming:
             return handler
 
-        async def one(_requests: Any, context: _Context) -> Any:  # noqa: ANN401 - any message
+        async def answer_once(_requests: Any, context: _Context) -> Any:  # noqa: ANN401 - any message
             request = await self._request(context)
             return None if request is grpc.aio.EOF else await handler.unary_unary(request, context)
 
-        async def several(_requests: Any, context: _Context) -> None:  # noqa: ANN401 - any message
+        async def answer_stream(_requests: Any, context: _Context) -> None:  # noqa: ANN401 - any message
             request = await self._request(context)
             if request is grpc.aio.EOF:
                 return
@@ -99,8 +99,8 @@ class _Requests(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # the stubs 
 
         codec = handler.request_deserializer, handler.response_serializer
         if handler.response_streaming:
-            return grpc.stream_stream_rpc_method_handler(several, *codec)
-        return grpc.stream_unary_rpc_method_handler(one, *codec)
+            return grpc.stream_stream_rpc_method_handler(answer_stream, *codec)
+        return grpc.stream_unary_rpc_method_handler(answer_once, *codec)
 
     async def _request(self, context: _Context) -> Any:  # noqa: ANN401 - any message
         message = f"expected the request of a call within {self._wait_s:g} s, got none"
