@@ -225,7 +225,9 @@ def test_idle_connections_leave_descriptors_for_the_work(port: str, said: str) -
     with contextlib.ExitStack() as stack:
         home = stack.enter_context(open_folder())
         tcp_port = free_port()
-        settings, env, listen = (), {}, (f"127.0.0.1:{tcp_port}",)
+        listen = (f"127.0.0.1:{tcp_port}",)
+        settings: tuple[str, ...] = ()
+        env: dict[str, str] = {}
         if port == "tls":
             authority = Authority(home)
             cert, key = authority.issue("localhost")
