@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 def proxy_of(url: str) -> str:
     """Return the proxy that the environment names for ``url``; empty: there is none, or NO_PROXY excludes it."""
     parts = urlsplit(url)
-    return "" if bypasses_proxies(parts.hostname or "") else getproxies().get(parts.scheme, "")
+    proxy = getproxies().get(parts.scheme, "")
+    return "" if not proxy or bypasses_proxies(parts.hostname or "") else proxy
 
 
 def bypasses_proxies(host: str) -> bool:
