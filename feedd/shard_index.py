@@ -137,7 +137,7 @@ class ShardIndex:
         """Return starts and sizes, int64[ordinals] each, of one field of some samples."""
         return self.starts[column, ordinals], self.sizes[column, ordinals]
 
-    def place(self, column: int, ordinal: int) -> tuple[int, int]:
+    def cell(self, column: int, ordinal: int) -> tuple[int, int]:
         """Return start and size of one field of one sample."""
         start, size = self.cells(column, np.array([ordinal], np.int64))
         return int(start[0]), int(size[0])
@@ -299,7 +299,7 @@ class PackedIndex(NumberedIndex):
     """The index of samples whose keys are their numbers, in little memory.
 
     A field has a stride or a column. Each read of ``starts``, ``sizes`` or the keys makes them anew, so read single
-    samples by ``cells``, ``place`` and ``key``.
+    samples by ``cells``, ``cell`` and ``key``.
     """
 
     __slots__ = ("columns",)

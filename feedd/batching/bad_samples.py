@@ -234,7 +234,7 @@ def failure_of(
     field = next((one for one in recipe if one.name == bad.field), None)
     sources = (bad.field,) if field is None else field.sources
     known = [index.fields.index(source) for source in sources if source in index.fields]
-    places = {column: index.place(column, ordinal) for column in range(len(index.fields))}
+    places = {column: index.cell(column, ordinal) for column in range(len(index.fields))}
     held = [column for column in known if places[column][1] >= 0]
     absent = None if held else missing_reason(index, known, ordinal)
     if absent is not None:

@@ -80,7 +80,7 @@ def missing_reason(index: ShardIndex, columns: Sequence[int], ordinal: int) -> M
         return None
     for column in columns or range(len(index.fields)):
         number = int(index.reasons[column, ordinal])
-        start, size = index.place(column, ordinal)
+        start, size = index.cell(column, ordinal)
         if size >= 0 or number not in _TEXTS:
             continue
         why = Why(number)

@@ -221,7 +221,7 @@ class EpochMap:
             key = rng.derive(rng.SAMPLES, self._options.seed, self._options.epoch, window)
             places = rng.narrow_permutation(count, key)
         else:
-            places = np.arange(count, dtype=rng.narrow(count))
+            places = np.arange(count, dtype=rng.index_type(count))
         before = before.astype(places.dtype)
         if shards.shape[0] == 1:
             return np.broadcast_to(shards, places.shape), places if before[0] == 0 else places - before[0]

@@ -73,7 +73,7 @@ def permutation(count: int, key: int) -> NDArray[np.int64]:
     return np.argsort(_words(count, key)) if found is None else found
 
 
-def narrow(count: int) -> type[np.signedinteger]:
+def index_type(count: int) -> type[np.signedinteger]:
     """Return the type of the numbers of ``count`` samples that are kept."""
     return np.int32 if count <= np.iinfo(np.int32).max else np.int64
 
@@ -82,8 +82,8 @@ def narrow_permutation(count: int, key: int) -> NDArray[np.signedinteger]:
     """Return ``permutation`` as int32 if the numbers fit. At no time does this take more memory than that."""
     words = _words(count, key)
     found = _ascending_in_place(words)
-    if found is None or narrow(count) is np.int64:
-        return permutation(count, key).astype(narrow(count), copy=False)
+    if found is None or index_type(count) is np.int64:
+        return permutation(count, key).astype(index_type(count), copy=False)
     halves = words.view(np.int32)
     for first in range(0, count, _PIECE_WORDS):
         piece = found[first : first + _PIECE_WORDS]

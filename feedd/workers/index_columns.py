@@ -138,7 +138,7 @@ def unpack(fd: int, reply: Indexed, limit_bytes: int = 1 << 62) -> ShardIndex:
     samples, fields = reply.sample_count, reply.fields
     cells, is_numbered = samples * len(fields), reply.key_bytes == _NUMBERED
     if is_numbered:
-        taken_bytes = sum(width * (samples + 1 if is_joined else 2 * samples) for width, is_joined, _ in reply.forms)
+        taken_bytes = sum(width * (samples + 1 if is_joined else 2 * samples) for width, is_joined, _ in reply.layouts)
     else:
         taken_bytes = 16 * cells + 8 * samples + reply.key_bytes
     taken_bytes += cells if reply.has_reasons else 0
@@ -148,7 +148,7 @@ def unpack(fd: int, reply: Indexed, limit_bytes: int = 1 << 62) -> ShardIndex:
         raise Internal(f"expected a shard index of {taken_bytes} bytes, got {os.fstat(fd).st_size}", stage="decode")
     data = _Columns(fd)
     if is_numbered:
-        forms = iter(reply.forms)
+        forms = iter(reply.layouts)
         columns = tuple(data.column(samples, *next(forms)) if one is None else None for one in reply.strides)
         told = reply.encodings, reply.notes, reply.unread
         return PackedIndex(fields, columns, reply.strides, samples, *told, data.reasons(reply))
@@ -209,10 +209,10 @@ def _check(reply: Indexed) -> None:
     if len(reply.strides) != len(reply.fields):
         raise Internal(f"expected strides of {len(reply.fields)} fields, got {len(reply.strides)}", stage="decode")
     columns = reply.strides.count(None) if reply.key_bytes == _NUMBERED else 0
-    if len(reply.forms) != columns or any(
-        width not in {4, 8} or not -_GAP_MAX <= gap <= _GAP_MAX for width, _, gap in reply.forms
+    if len(reply.layouts) != columns or any(
+        width not in {4, 8} or not -_GAP_MAX <= gap <= _GAP_MAX for width, _, gap in reply.layouts
     ):
-        raise Internal(f"expected the forms of {columns} columns, got {reply.forms[:4]}", stage="decode")
+        raise Internal(f"expected the forms of {columns} columns, got {reply.layouts[:4]}", stage="decode")
 
 
 def _keys(fd: int, size_bytes: int, at: int) -> bytes:

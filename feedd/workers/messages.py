@@ -196,7 +196,7 @@ class Indexed(msgspec.Struct, frozen=True, array_like=True, tag="indexed"):
     has_reasons: bool = False
     strides: tuple[tuple[int, int, int] | None, ...] = ()  # see ``ShardIndex``
     is_regular: bool = False  # see ``ShardIndex``; the memfd is empty
-    forms: tuple[tuple[int, int, int], ...] = ()  # of each ``PackedColumn``: bytes of a number, no sizes or 0, gap
+    layouts: tuple[tuple[int, int, int], ...] = ()  # of each ``PackedColumn``: bytes of a number, no sizes or 0, gap
 
 
 class ConvertedAnswer(msgspec.Struct, frozen=True, array_like=True, tag="converted"):

@@ -76,7 +76,7 @@ def test_a_worker_tells_little_of_columns(
             assert [one.tolist() for one in found] == [starts[number].tolist(), sizes[number].tolist()]
         assert set(sent.sizes_of([number]).tolist()) == set(sizes[number].tolist())
         if samples:
-            assert sent.place(number, samples - 1) == (starts[number, -1], sizes[number, -1])
+            assert sent.cell(number, samples - 1) == (starts[number, -1], sizes[number, -1])
     assert sent.sizes_of(range(len(fields))).max(initial=-2) == sizes.max(initial=-2)
     assert sent.key_blob == numbered(samples)[0]
     assert sent.is_regular == (broken == "regular")

@@ -178,13 +178,13 @@ def test_numbers_of_an_index_are_checked_before_memory_is_taken() -> None:
                     columns.unpack(fd, said)
         for form, size_bytes in (((8, 0, 0), 16000), ((4, 0, 0), 8000), ((4, 1, 0), 4004), ((8, 1, 9), 8008)):
             os.truncate(fd, size_bytes)
-            said = Indexed(1, 0.0, ("cls",), 1000, -1, strides=(None,), forms=(form,))
+            said = Indexed(1, 0.0, ("cls",), 1000, -1, strides=(None,), layouts=(form,))
             with pytest.raises(Internal, match=f"at most {size_bytes - 1} bytes, got {size_bytes}"):
                 columns.unpack(fd, said, size_bytes - 1)
             assert columns.unpack(fd, said, size_bytes).sample_count == 1000
         for forms in ((), ((4, 0, 0),) * 2, ((3, 0, 0),), ((1 << 40, 0, 0),), ((-8, 0, 0),), ((4, 0, 1 << 62),)):
             with pytest.raises(Internal, match="expected the forms of 1 columns"):
-                columns.unpack(fd, Indexed(1, 0.0, ("cls",), 1000, -1, strides=(None,), forms=forms))
+                columns.unpack(fd, Indexed(1, 0.0, ("cls",), 1000, -1, strides=(None,), layouts=forms))
         said = Indexed(1, 0.0, ("cls",), 3, 0, strides=((0, 4, 4),) * 2, is_regular=True)
         with pytest.raises(Internal, match="expected strides of 1 fields, got 2"):
             columns.unpack(fd, said)
