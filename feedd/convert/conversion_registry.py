@@ -88,7 +88,6 @@ _SPECS: Final = (
     _text("csv-pipe", attribute="PIPE_CONVERTER"),
     _text("csv-semicolon", attribute="SEMICOLON_CONVERTER"),
     _table("hdf5", attribute="HDF5_CONVERTER", counts_apart=True, magic=(b"\x89HDF\r\n\x1a\n",)),
-    ConversionSpec("libsvm", "feedd.convert.libsvm", "LIBSVM_CONVERTER"),
     _table("npz", attribute="NPZ_CONVERTER", counts_apart=True),
     _table(PARQUET, attribute="PARQUET_CONVERTER", outlined=True, magic=(b"PAR1", b"PARE")),
     _text("tsv", attribute="TSV_CONVERTER"),

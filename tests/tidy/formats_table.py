@@ -38,7 +38,6 @@ _FIELDS: Final = {
     "hdf5": "arrays of as many rows",
     "join": "as in RecordIO, where records lie in several parts",
     "jsonl": "`json`; its members by `key`",
-    "libsvm": "`label`, `indices`, `values`, and `qid` where lines have one",
     "litdata": "paths of leaves, as `index.json` has them",
     "litdata-arrow": "columns, where items are dicts of plain values",
     "lmdb": "key and value",

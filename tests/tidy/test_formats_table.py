@@ -62,7 +62,7 @@ def test_what_is_said_of_compressed_shards_is_so(row: tuple[str, ...]) -> None:
     assert said == ("yes" if found else "no")
 
 
-@pytest.mark.parametrize("name", ["libsvm", "text", "jsonl", "recordio"])
+@pytest.mark.parametrize("name", ["text", "jsonl", "recordio"])
 def test_fields_are_called_as_is_said(name: str) -> None:
     """Of formats whose fields have names of their own the table has them all."""
     fields = next(row[2] for row in rows() if row[0] == name)

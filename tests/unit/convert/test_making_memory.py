@@ -16,7 +16,6 @@ import pytest
 from feedd.convert import arrow_pieces, hdf5_file
 from feedd.convert.arrow_pieces import ColumnReader
 from feedd.convert.arrow_types import column_encoding
-from feedd.convert.libsvm import LIBSVM_CONVERTER
 from feedd.convert.memory_limits import LEAST_BYTES, at_most
 from feedd.convert.table_converters import ARROW_CONVERTER, HDF5_CONVERTER, NPZ_CONVERTER, PARQUET_CONVERTER
 from feedd.errors import BadShard, ResourceExhausted
@@ -143,16 +142,12 @@ def test_lists_of_no_rows_need_no_offsets() -> None:
 
 
 def test_what_is_known_to_need_more_is_refused_before() -> None:
-    """Arrays whose rows do not lie one after another are read whole; so are the numbers of a text."""
+    """Arrays whose rows do not lie one after another are read whole."""
     sink = io.BytesIO()
     np.savez(sink, x=np.asfortranarray(np.arange(1 << 17, dtype=np.float64).reshape(-1, 2)))
     assert write(NPZ_CONVERTER, sink.getvalue(), 2 << 20)
     with pytest.raises(ResourceExhausted, match=r"2MiB of x.npy, .*got room for 1MiB"):
         write(NPZ_CONVERTER, sink.getvalue(), 1 << 20)
-    text = b"1 1:2\n" * 10_000
-    assert write(LIBSVM_CONVERTER, text, 4 << 20)
-    with pytest.raises(ResourceExhausted, match="its numbers"):
-        write(LIBSVM_CONVERTER, text, 1 << 20)
 
 
 def test_large_chunks_of_hdf5_are_unpacked_once(monkeypatch: pytest.MonkeyPatch) -> None:
