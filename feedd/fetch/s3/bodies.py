@@ -151,8 +151,9 @@ class MovedBody:
             OSError: no descriptor or thread is left; the transport continues as before.
         """
         sock_fd = self._transport.get_extra_info("socket").fileno()
-        if isinstance(self._transport, TlsTransport):
-            move: BodyTransfer = DecryptedTransfer(self._transport.cipher, sock_fd, sink, progress, self._over)
+        cipher = self._transport.cipher if isinstance(self._transport, TlsTransport) else None
+        if cipher is not None:
+            move: BodyTransfer = DecryptedTransfer(cipher, sock_fd, sink, progress, self._over)
         else:
             move = SplicedTransfer(sock_fd, sink, progress, self._over)
         move.first = bytes(first)
@@ -247,7 +248,7 @@ class Files:
                 body.received(len(first))
             return body
         assert self._transfer_threads is not None, "bodies for files need threads"
-        small = sink.size_bytes < _WORTH_IT_BYTES
+        small = sink.size_bytes < _WORTH_IT_BYTES or (isinstance(transport, TlsTransport) and transport.cipher is None)
         if small and not sink.waits_for_disk:
             return self._written(sink, progress, first)
         try:

@@ -1,4 +1,8 @@
-"""Kept connections to one endpoint, spread over its addresses."""
+"""Kept connections to one endpoint, spread over its addresses, or through a proxy.
+
+A proxy opens a tunnel (CONNECT) to an endpoint with TLS. For an endpoint without TLS it gets each request with the
+endpoint's URL in its first line.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +15,17 @@ import struct
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from botocore.exceptions import ConnectTimeoutError, EndpointConnectionError
+from botocore.exceptions import ConnectTimeoutError, EndpointConnectionError, ProxyConnectionError
 
-from feedd.errors import ResourceExhausted
+from feedd.errors import BadResponse, ResourceExhausted
 from feedd.fetch.once import Once
+from feedd.fetch.proxy_rules import proxy_for
 from feedd.fetch.s3.addresses import Addresses
-from feedd.fetch.s3.bodies import Files
+from feedd.fetch.s3.bodies import HEAD_BYTES_MAX, Files
 from feedd.fetch.s3.connection import Connection, StaleConnection
+from feedd.fetch.s3.http_answer import Answer
 from feedd.fetch.s3.idle_connections import Idle
 from feedd.fetch.s3.idle_timeout import Patience
 from feedd.fetch.s3.tls_transport import TlsEndpoint, TlsTransport
@@ -30,7 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable
 
     from feedd.fetch.fetch_options import SourceOptions
-    from feedd.fetch.s3.http_answer import Answer
+    from feedd.fetch.proxy_rules import Proxy
+    from feedd.fetch.s3.trust import Trust
     from feedd.range_sink import RangeSink
 
 _IDLE_S = 4.0  # S3 closes connections that were idle for about five seconds
@@ -54,6 +61,8 @@ class Endpoint:
         tls: context for TLS; None: plain.
         check: called with each address of the host, before it is used; may raise a FeeddError. None: all may be used.
         patience: how long its answers may be silent; None: as long as the pool's read timeout.
+        proxy: carries the connections; it resolves the host then, and no address is checked. None: there is none.
+        proxy_tls: context for TLS to the proxy itself; None: plain.
     """
 
     url: str
@@ -62,6 +71,131 @@ class Endpoint:
     tls: ssl.SSLContext | None
     check: Callable[[str], object] | None = None
     patience: Patience | None = None
+    proxy: Proxy | None = None
+    proxy_tls: ssl.SSLContext | None = None
+
+    @property
+    def first_hop(self) -> tuple[str, int]:
+        """Host and port that connections lead to."""
+        return (self.host, self.port) if self.proxy is None else (self.proxy.host, self.proxy.port)
+
+    def through_proxy(self, request: bytes) -> bytes:
+        """Return a request as the proxy of an endpoint without TLS gets it."""
+        if self.proxy is None or self.tls is not None:
+            return request
+        verb, _, rest = request.partition(b" ")
+        first, _, lines = rest.partition(b"\r\n")
+        login = f"Proxy-Authorization: {self.proxy.login}\r\n" if self.proxy.login else ""
+        return b"%b %b%b\r\n%b%b" % (verb, self.url.encode(), first, login.encode(), lines)
+
+    def unreachable(self, error: BaseException | str) -> Exception:
+        """Return botocore's error for a connection that cannot be opened."""
+        if self.proxy is not None:
+            return ProxyConnectionError(proxy_url=self.proxy.url, error=error)
+        return EndpointConnectionError(endpoint_url=self.url, error=error)
+
+
+async def endpoint_of(
+    url: str, host: str, port: int, trust: Trust, check: Callable[[str], object] | None = None
+) -> Endpoint:
+    """Return an endpoint with its TLS contexts, and with the proxy that the environment names for it.
+
+    Args:
+        url: scheme and authority.
+        host: name or literal address, without brackets.
+        port: TCP port.
+        trust: trusted certificates; read only if there is TLS.
+        check: called with each address of the host; see ``Endpoint``.
+
+    Raises:
+        BadConfig: the proxy's URL or a file of certificates cannot be used.
+    """
+    proxy = proxy_for(url)
+    tls = await trust.context() if url.startswith("https:") else None
+    proxy_tls = await trust.for_proxy().context() if proxy is not None and proxy.scheme == "https" else None
+    return Endpoint(url, host, port, tls, check, proxy=proxy, proxy_tls=proxy_tls)
+
+
+class TunnelRefused(ConnectionError):
+    """A proxy opens no tunnel.
+
+    Attributes:
+        status: status of its answer.
+    """
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"the proxy answered CONNECT with status {status}")
+        self.status = status
+
+
+class ProxyTunnel(asyncio.BufferedProtocol):
+    """Asks a proxy for a tunnel; then the transport belongs to the protocol above. ``opened`` is done then.
+
+    Args:
+        endpoint: where the tunnel leads.
+        above: is connected once the proxy has agreed.
+    """
+
+    def __init__(self, endpoint: Endpoint, above: TlsTransport) -> None:
+        assert endpoint.proxy is not None, "a tunnel leads through a proxy"
+        host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
+        place = f"{host}:{endpoint.port}"
+        login = f"Proxy-Authorization: {endpoint.proxy.login}\r\n" if endpoint.proxy.login else ""
+        self._request = f"CONNECT {place} HTTP/1.1\r\nHost: {place}\r\n{login}\r\n".encode()
+        self._above = above
+        self._memory = memoryview(bytearray(HEAD_BYTES_MAX))
+        self._filled = 0
+        self._transport: Any = None  # of whichever loop: uvloop's are no asyncio.Transport
+        self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Transport: connected to the proxy."""
+        self._transport = transport
+        self._transport.write(self._request)
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - a head is small
+        """Transport: return the buffer for the next bytes."""
+        return self._memory[self._filled :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Transport: read the proxy's answer."""
+        self._filled += nbytes
+        head = bytes(self._memory[: self._filled])
+        end = head.find(b"\r\n\r\n") + 4
+        if end < 4:
+            if self._filled == HEAD_BYTES_MAX:
+                self._fail(BadResponse("expected a short answer to CONNECT, got a longer one", stage="source"))
+            return
+        answer = Answer()
+        try:
+            answer.feed(head[:end])
+        except BadResponse as error:
+            self._fail(error)
+            return
+        answer.drop_parser()
+        if not 200 <= answer.status < 300:
+            self._fail(TunnelRefused(answer.status))
+        elif end < self._filled:  # a TLS server waits for the client
+            self._fail(BadResponse("expected an empty answer to CONNECT, got more bytes", stage="source"))
+        elif not self.opened.done():  # the waiting task may have been cancelled
+            self._transport.set_protocol(self._above)
+            self._above.connection_made(self._transport)
+            self.opened.set_result(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Transport: lost before the proxy agreed."""
+        self._fail(exc or ConnectionResetError("the proxy closed the connection"))
+
+    def abort(self) -> None:
+        """Abort the connection."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _fail(self, error: Exception) -> None:
+        if not self.opened.done():
+            self.opened.set_exception(error)
+            self.opened.exception()  # retrieved, so that asyncio logs nothing if the waiting task was cancelled
+        self.abort()
 
 
 class ConnectionPool:
@@ -86,7 +220,8 @@ class ConnectionPool:
         self._addresses = Addresses()
         self._resolution: Once[float] = Once(self._resolve)
         self._closing: set[socket.socket] = set()  # sockets of handshakes that were broken off
-        self._tls = endpoint.tls and TlsEndpoint(endpoint.tls, endpoint.host)
+        self._tls = None if endpoint.tls is None else TlsEndpoint(endpoint.tls, endpoint.host)
+        self._proxy_tls = None if endpoint.proxy_tls is None else TlsEndpoint(endpoint.proxy_tls, endpoint.first_hop[0])
         self._closed = False
 
     def __repr__(self) -> str:
@@ -107,9 +242,11 @@ class ConnectionPool:
 
         Raises:
             EndpointConnectionError, ConnectTimeoutError: botocore's, if no address could be connected to.
+            ProxyConnectionError: the same, of a proxy, or if the proxy opens no tunnel.
             ResourceExhausted: no descriptor became free in time.
         """
         progress = progress or ReadProgress()
+        request = self._endpoint.through_proxy(request)
         async with self._permits:
             last = self._sent_to.get(subject)
             avoid = () if last is None else (last,)
@@ -124,6 +261,8 @@ class ConnectionPool:
                     continue  # each round uses up an idle connection, and new connections are not stale
                 if answer.status < 300:
                     self._sent_to.pop(subject, None)
+                if self._endpoint.proxy is not None:
+                    answer.address = ""  # the proxy's own address says nothing about the endpoint
                 return answer
 
     async def aclose(self) -> None:
@@ -202,6 +341,8 @@ class ConnectionPool:
             async with asyncio.timeout(self._limits.connect_timeout_s):
                 return await self._open(avoid, due)
         except TimeoutError as error:
+            if self._endpoint.proxy is not None:
+                raise self._endpoint.unreachable(TimeoutError("timed out")) from error
             raise ConnectTimeoutError(endpoint_url=self._endpoint.url, error="timed out") from error
 
     async def _open(self, avoid: Collection[str], due: str | None) -> Connection:
@@ -221,9 +362,9 @@ class ConnectionPool:
                 continue
             if self._closed:
                 await self._drop([connection])
-                raise EndpointConnectionError(endpoint_url=self._endpoint.url, error="the pool is closed")
+                raise self._endpoint.unreachable("the pool is closed")
             if connection.lost.done():  # lost before it was registered
-                raise EndpointConnectionError(endpoint_url=self._endpoint.url, error="closed at once")
+                raise self._endpoint.unreachable("closed at once")
             self.connections.add(connection)
             return connection
 
@@ -260,19 +401,20 @@ class ConnectionPool:
                     return await self._connect_to(address)
             except ssl.SSLCertVerificationError:
                 raise
+            except TunnelRefused as error:  # the proxy answered, at whichever address
+                raise self._endpoint.unreachable(error) from error
             except OSError as error:  # TimeoutError is one
                 if error.errno in _NO_DESCRIPTOR:
                     raise
                 self._addresses.failed(address, self._loop.time())
                 last = error
-        raise EndpointConnectionError(endpoint_url=self._endpoint.url, error=last) from last
+        raise self._endpoint.unreachable(last or OSError("it has no address")) from last
 
     async def _connect_to(self, address: str) -> Connection:
-        endpoint = self._endpoint
         sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
         try:
             sock.setblocking(False)  # noqa: FBT003 - the standard library's
-            await self._loop.sock_connect(sock, (address, endpoint.port))
+            await self._loop.sock_connect(sock, (address, self._endpoint.first_hop[1]))
         except BaseException:
             sock.close()
             raise
@@ -280,20 +422,38 @@ class ConnectionPool:
         self._closing.add(sock)
         connection = Connection(self._patience, self._forget, address, self._files)
         connection.round_trip_s = round_trip_s(sock)
-        tls_transport = self._tls and TlsTransport(self._tls, connection)
+        layers = self._layers(connection)
         try:
-            await self._loop.create_connection(lambda: tls_transport or connection, sock=sock)
-            if tls_transport:
-                await tls_transport.shaken
+            await self._loop.create_connection(lambda: layers[0][0] if layers else connection, sock=sock)
+            for _, ready in layers:
+                await ready
         except BaseException:
             connection.drop()
-            if tls_transport:
-                tls_transport.abort()  # during the handshake the connection has no transport yet
+            for layer, _ in layers:
+                layer.abort()  # until the last layer is ready, the connection has no transport
             raise
         finally:
             self._closing = {one for one in self._closing if one.fileno() >= 0}
         self._closing.discard(sock)  # the connection owns the socket from here on
         return connection
+
+    def _layers(self, connection: Connection) -> list[tuple[TlsTransport | ProxyTunnel, asyncio.Future[None]]]:
+        """Return what stands between the socket and a connection, lowest first, each with the future of its start."""
+        if self._tls is None:
+            if self._proxy_tls is None:
+                return []
+            to_proxy = TlsTransport(self._proxy_tls, connection)
+            return [(to_proxy, to_proxy.shaken)]
+        tls = TlsTransport(self._tls, connection)
+        layers: list[tuple[TlsTransport | ProxyTunnel, asyncio.Future[None]]] = [(tls, tls.shaken)]
+        if self._endpoint.proxy is None:
+            return layers
+        tunnel = ProxyTunnel(self._endpoint, tls)
+        layers.insert(0, (tunnel, tunnel.opened))
+        if self._proxy_tls is not None:
+            to_proxy = TlsTransport(self._proxy_tls, tunnel)
+            layers.insert(0, (to_proxy, to_proxy.shaken))
+        return layers
 
     def _forget(self, connection: Connection) -> None:
         self.connections.discard(connection)
@@ -315,7 +475,7 @@ class ConnectionPool:
                 found = await _addresses_of(endpoint)
         except OSError as error:
             if not self._addresses:
-                raise EndpointConnectionError(endpoint_url=endpoint.url, error=error) from error
+                raise endpoint.unreachable(error) from error
         else:
             self._addresses.learn(found)
         return loop.time()
@@ -334,18 +494,19 @@ def round_trip_s(sock: socket.socket) -> float | None:
 
 
 async def _addresses_of(endpoint: Endpoint) -> list[str]:
-    """Return the addresses of an endpoint's host.
+    """Return the addresses of an endpoint's host, or of its proxy.
 
     Raises:
         OSError: the host has none, or the resolver does not answer.
         FeeddError: one of them may not be used.
     """
+    host, port = endpoint.first_hop
     try:
-        found = [str(ipaddress.ip_address(endpoint.host))]
+        found = [str(ipaddress.ip_address(host))]
     except ValueError:
-        rows = await DNS.run(socket.getaddrinfo, endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
+        rows = await DNS.run(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
         found = [str(where[0]) for *_, where in rows]
-    if endpoint.check is not None:
+    if endpoint.check is not None and endpoint.proxy is None:
         for address in found:
             endpoint.check(address)
     return found

@@ -18,7 +18,7 @@ from feedd.fetch.once import Once
 from feedd.fetch.pages import closing_pages
 from feedd.fetch.s3.bodies import Files
 from feedd.fetch.s3.connection import UnframedBody
-from feedd.fetch.s3.connection_pool import ConnectionPool, Endpoint
+from feedd.fetch.s3.connection_pool import ConnectionPool, endpoint_of
 from feedd.fetch.s3.range_answer import RangeHead, answered_by, check_head
 from feedd.fetch.s3.request_signing import Template, catch_template
 from feedd.fetch.s3.sdk_client import trusted_authorities
@@ -146,8 +146,6 @@ class DirectStore:
         """Read the part, or raise why the SDK must read it."""
         template = await self._template(client)
         obstacle = template.obstacle or self._obstacle
-        if template.proxied and self._limits.transport == "auto":
-            obstacle = "a proxy is set for this endpoint"
         if obstacle:
             raise _ObstacleError(obstacle)
         try:
@@ -210,10 +208,13 @@ class DirectStore:
         return await catch_template(client, self._bucket, self._payer)
 
     async def _pool(self, template: Template) -> ConnectionPool:
-        tls = await self._trust.context() if template.scheme == "https" else None
+        if template.scheme == "https":
+            await self._trust.context()  # files that changed count for later connections
         pool = self._pools.get(template.origin)
         if pool is None:
-            endpoint = Endpoint(template.origin, template.host, template.port, tls)
+            endpoint = await endpoint_of(template.origin, template.host, template.port, self._trust)
+            pool = self._pools.get(template.origin)  # another request may have opened it meanwhile
+        if pool is None:
             if self._transfer_threads is None:
                 self._transfer_threads = TransferThreads(self._limits.transfer_threads)
             pool = self._pools[template.origin] = ConnectionPool(endpoint, self._limits, Files(self._transfer_threads))

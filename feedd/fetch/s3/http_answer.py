@@ -21,7 +21,7 @@ class Answer:
     Attributes:
         status: HTTP status; 0 until the head is complete.
         headers: names in lower case; repeated headers are joined by commas.
-        address: the remote address.
+        address: the remote address; empty: the endpoint's is not known.
         complete: an error's body has ended, or was cut off because it was too long.
         first_bytes: bytes of a good answer's body that came with its head; only while its head is judged.
     """

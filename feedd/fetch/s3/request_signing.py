@@ -25,7 +25,6 @@ from botocore import UNSIGNED
 from botocore.awsrequest import AWSRequest
 from botocore.utils import percent_encode
 
-from feedd.fetch.proxy_rules import proxy_of
 from feedd.fetch.s3.clock_skew import SIGNATURES
 from feedd.fetch.s3.sigv4 import Pattern
 from feedd.flow.lru import WeightedLru
@@ -95,7 +94,6 @@ class Template:
         context: botocore's context for the signer.
         signer: the client's own signer.
         obstacle: why only the SDK can send such requests; empty: the direct transport can.
-        proxied: the environment names a proxy for this endpoint.
         now_s: the monotonic clock.
     """
 
@@ -108,7 +106,6 @@ class Template:
     context: Mapping[str, Any]
     signer: Any
     obstacle: str
-    proxied: bool
     now_s: Callable[[], float] = time.monotonic
     _signed: WeightedLru[str, tuple[str, float]] = field(default_factory=lambda: WeightedLru(_SIGNED_MAX))
     _latest: _Latest = field(default_factory=_Latest)
@@ -229,7 +226,6 @@ def _template(signing: Mapping[str, Any]) -> Template:
         context=dict(request.context),
         signer=signing["request_signer"],
         obstacle=obstacle,
-        proxied=bool(proxy_of(request.url)),
     )
 
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from feedd.fetch.s3.connection import Connection
+    from feedd.fetch.s3.connection_pool import ProxyTunnel
+
 
 _RECORD_BYTES = 16 << 10
 _RECEIVE_BYTES = 64 << 10  # bytes read at a time on the loop: heads, small bodies, and the start of large ones
@@ -66,11 +68,11 @@ class TlsTransport(asyncio.BufferedProtocol):
         above: gets the decrypted bytes; at the end of file it loses the connection.
     """
 
-    def __init__(self, endpoint: TlsEndpoint, above: Connection) -> None:
+    def __init__(self, endpoint: TlsEndpoint, above: Connection | ProxyTunnel) -> None:
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._endpoint = endpoint
         self._tls = endpoint.begin(self._incoming, self._outgoing)
-        self._above = above
+        self._above: Connection | ProxyTunnel | TlsTransport = above
         self._session_seen = False
         self._transport: Any = None  # of whichever loop: uvloop's are no asyncio.Transport
         self._paused = False
@@ -82,9 +84,9 @@ class TlsTransport(asyncio.BufferedProtocol):
         return f"TlsTransport({self._tls.version()})"
 
     @property
-    def cipher(self) -> Cipher:
-        """The cipher; its borrower pauses reading first and resumes it afterwards."""
-        return Cipher(self._tls, self._incoming)
+    def cipher(self) -> Cipher | None:
+        """The cipher; its borrower pauses reading first and resumes it afterwards. None: there is another below it."""
+        return None if isinstance(self._transport, TlsTransport) else Cipher(self._tls, self._incoming)
 
     # ------------------------------------------------------------ called by the transport
 
@@ -134,6 +136,14 @@ class TlsTransport(asyncio.BufferedProtocol):
         """Abort the connection."""
         if self._transport is not None:
             self._transport.abort()
+
+    def close(self) -> None:
+        """Close the connection once everything is sent."""
+        self._transport.close()
+
+    def set_protocol(self, above: TlsTransport) -> None:
+        """Hand the decrypted bytes from here on to the TLS layer of a tunnel through a proxy."""
+        self._above = above
 
     def is_closing(self) -> bool:
         """Whether the connection is closed or closing."""

@@ -189,6 +189,10 @@ class Trust:
             await LOCAL_FILES.run(self._renew, path, context)
         return context
 
+    def for_proxy(self) -> Trust:
+        """Return the same trust for connections to a proxy, which does not get the client certificate."""
+        return self if self._shown is None else Trust(self._authorities)
+
     def _make(self) -> tuple[str, ssl.SSLContext]:
         path = self._authorities()
         with contextlib.suppress(OSError, BadConfig):  # ``trusting`` tells what is wrong with it

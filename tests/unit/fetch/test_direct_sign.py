@@ -336,15 +336,6 @@ async def test_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
             pass
 
 
-async def test_proxy_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A proxy counts for endpoints that are not excepted from it."""
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
-    for no_proxy, proxied in (("", True), ("127.0.0.1", False)):
-        monkeypatch.setenv("no_proxy", no_proxy)
-        async with _client(WAYS["path"].s3) as client:
-            assert (await catch_template(client, "bucket", {})).proxied is proxied
-
-
 async def test_other_signatures_are_an_obstacle() -> None:
     """Versions of the signature that we cannot vouch for are left to the SDK."""
     async with _client(AWS) as client:

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from feedd.catalog.sources import Sources
 from feedd.clock import SystemClock
-from feedd.errors import BadConfig, BadResponse, StoreUnavailable
+from feedd.errors import BadConfig, BadResponse
 from feedd.fetch.fetch_options import S3Options, SourceOptions
 from feedd.fetch.s3.connection_pool import round_trip_s
 from feedd.fetch.s3.direct_store import DirectStore
@@ -73,22 +73,6 @@ async def test_reads_go_past_the_sdk(server: S3Server) -> None:
         assert by_sdk(server) == [False] * 3
         assert server.connection_count == connections + 1
         assert logs == []
-
-
-@pytest.mark.parametrize(("transport", "sdk"), [("auto", True), ("direct", False)], ids=["auto", "direct"])
-async def test_proxy_is_left_to_the_sdk(
-    server: S3Server, monkeypatch: pytest.MonkeyPatch, transport: Transport, sdk: bool
-) -> None:
-    """With a proxy in the environment ``auto`` reads through the SDK, which knows proxies, and says so once."""
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    ref = ObjectRef("s3://bucket", "key", len(DATA), server.put("bucket", "key", DATA))
-    async with opened(server.url, transport) as store:
-        with capture_logs() as logs:
-            for _ in range(2):
-                with contextlib.suppress(StoreUnavailable):  # nobody is at the proxy's address
-                    await read(store, ref)
-        assert [entry["reason"] for entry in logs] == ["a proxy is set for this endpoint"] * sdk
-        assert by_sdk(server) == [] if sdk else [False, False]
 
 
 async def test_sdk_on_request(server: S3Server) -> None:

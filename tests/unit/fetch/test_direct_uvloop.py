@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import ssl
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,6 +19,7 @@ from feedd.fetch.s3.direct_store import DirectStore
 from feedd.fetch.s3.lazy_timer import LazyTimer
 from feedd.values import ByteRange, ObjectRef
 from tests.budget import PATIENT_S
+from tests.fakes.forward_proxy import ForwardProxy
 from tests.fakes.s3 import faults as fault
 from tests.fakes.s3.server import S3Server
 from tests.fakes.sinks import into
@@ -24,7 +27,6 @@ from tests.unit.serve.certs import Authority
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.slow  # over a real server
 
@@ -140,3 +142,34 @@ def test_a_timer_that_is_due_at_once_can_be_moved() -> None:
             await fired.wait()
 
     uvloop.run(run())
+
+
+def test_a_body_through_a_proxy(
+    server: tuple[S3Server, SourceOptions, ObjectRef], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On uvloop, too, a tunnel hands its transport over, also if the proxy has TLS of its own."""
+    running, options, ref = server
+    (tmp_path / "proxy").mkdir()
+    authority = Authority(tmp_path / "proxy")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*authority.issue("proxy"))
+    bundle = tmp_path / "both.pem"
+    bundle.write_bytes(authority.ca_path.read_bytes() + Path(options.s3["*"].ca_bundle or "").read_bytes())
+    options = replace(options, s3={"*": replace(options.s3["*"], ca_bundle=str(bundle))}, read_timeout_s=PATIENT_S)
+
+    async def through(tls: ssl.SSLContext | None) -> None:
+        async with ForwardProxy(int(running.url.rpartition(":")[2]), tls) as proxy:
+            monkeypatch.setenv("http_proxy", proxy.url)
+            monkeypatch.setenv("https_proxy", proxy.url)
+            target = bytearray(len(DATA))
+            store = DirectStore("bucket", options)
+            try:
+                await store.read_into(ref, ByteRange(0, len(DATA)), into(target))
+            finally:
+                await store.close()
+            assert target == DATA
+            assert proxy.heads
+
+    monkeypatch.delenv("no_proxy", raising=False)
+    for tls in (None, context):
+        uvloop.run(through(tls))

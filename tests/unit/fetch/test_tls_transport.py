@@ -134,7 +134,9 @@ async def test_what_is_behind_a_pause_is_left_for_others(context: ssl.SSLContext
     wire.deliver(tls_transport)
     assert above.pieces == [b"head"]
     assert not wire.is_closing()
-    assert tls_transport.cipher.tls.read(100) == b"body"
+    cipher = tls_transport.cipher
+    assert cipher is not None
+    assert cipher.tls.read(100) == b"body"
     above.tls_transport = None
     tls_transport.resume_reading()
     assert wire.is_closing()
