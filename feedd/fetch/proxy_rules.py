@@ -71,7 +71,8 @@ def proxy_for(url: str) -> Proxy | None:
 
 def proxy_of(url: str) -> str:
     """Return the proxy that the environment names for ``url``; empty: there is none, or NO_PROXY excludes it."""
-    return "" if bypasses_proxies(url) else getproxies().get(urlsplit(url).scheme, "")
+    proxy = getproxies().get(urlsplit(url).scheme, "")
+    return "" if not proxy or bypasses_proxies(url) else proxy
 
 
 def bypasses_proxies(url: str) -> bool:

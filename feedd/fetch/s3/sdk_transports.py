@@ -117,7 +117,8 @@ class _Proxies(ProxyConfiguration):
 
     def proxy_url_for(self, url: str) -> Any:  # noqa: ANN401 - botocore's stubs forget that there may be none
         """botocore: return the proxy for a URL, or None."""
-        return None if bypasses_proxies(url) else super().proxy_url_for(url)
+        proxy = super().proxy_url_for(url)  # first, because most sessions have none: NO_PROXY is read at each request
+        return None if proxy is None or bypasses_proxies(url) else proxy
 
 
 class ClosingSession(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no types
