@@ -15,7 +15,7 @@ from yarl import URL
 from feedd.access import climbs
 from feedd.errors import BadResponse, NotFound, PermissionDenied, Throttled, Unsupported
 from feedd.fetch.proxy_rules import proxy_for
-from feedd.fetch.s3.who_answered import FIRST_BYTES, who_answered
+from feedd.fetch.s3.errors import FIRST_BYTES, who_answered
 from feedd.fetch.web.web_client import REDIRECTS, REDIRECTS_MAX
 from feedd.fetch.web.web_errors import broken, of_another, refusal
 from feedd.fetch.web.web_target import Target, check_key, redirected, target_of
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from feedd.errors import FeeddError
     from feedd.fetch.fetch_options import SourceOptions
-    from feedd.fetch.s3.trust import Trust
+    from feedd.fetch.s3.tls import Trust
 
 _T = TypeVar("_T")
 _HUB: Final = "https://huggingface.co"

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Final
 from feedd.errors import BadResponse, PermissionDenied
 from feedd.fetch.fetch_options import S3Options
 from feedd.fetch.s3.bodies import Files
-from feedd.fetch.s3.connection_pool import ConnectionPool, endpoint_of
-from feedd.fetch.s3.sdk_client import trusted_authorities
-from feedd.fetch.s3.transfer_threads import TransferThreads
-from feedd.fetch.s3.trust import Trust
+from feedd.fetch.s3.client import trusted_authorities
+from feedd.fetch.s3.pool import ConnectionPool, endpoint_of
+from feedd.fetch.s3.tls import Trust
+from feedd.fetch.s3.transfer import TransferThreads
 from feedd.fetch.web.web_target import redirected
 from feedd.flow.pools import LOCAL_FILES
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
 
     from feedd.fetch.fetch_options import SourceOptions
-    from feedd.fetch.s3.http_answer import Answer
+    from feedd.fetch.s3.connection import Answer
     from feedd.fetch.web.web_target import Target
     from feedd.range_sink import RangeSink
     from feedd.values import ReadProgress
