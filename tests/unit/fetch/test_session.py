@@ -187,7 +187,12 @@ def test_no_proxy_is_read_only_where_a_proxy_is_set(
 ) -> None:
     """Reading it takes as long as the rest of a small request, so requests of sessions without a proxy do not."""
     asked = list[str]()
-    monkeypatch.setattr(s3_session, "bypasses_proxies", lambda host: bool(asked.append(host)))
+
+    def bypasses(url: str) -> bool:
+        asked.append(url)
+        return False
+
+    monkeypatch.setattr(s3_session, "bypasses_proxies", bypasses)
     session = ClosingSession(proxies=proxies)
     assert session._proxy_config.proxy_url_for("http://10.0.0.1/bucket") == (proxies or {}).get("http")
-    assert asked == (["10.0.0.1"] if proxies else [])
+    assert asked == (["http://10.0.0.1/bucket"] if proxies else [])
