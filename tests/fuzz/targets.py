@@ -21,11 +21,11 @@ import numpy as np
 import pyarrow as pa
 import zstandard
 
-from feedd.convert.conversion_registry import get as conversion_of
 from feedd.formats.megatron import MegatronIndex, with_index_file
 from feedd.formats.tokens import LLMC, NPY, RAW, TokenWindows, with_windows
 from feedd.recipe.predecoded import rows_params
 from feedd.recipe.recipe import parse_field
+from feedd.tables.registry import get as conversion_of
 from tests.fakes import making
 from tests.fakes.files import npy, parquet
 from tests.fakes.megatron import megatron

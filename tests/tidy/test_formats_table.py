@@ -9,10 +9,10 @@ import pyarrow.csv
 import pytest
 
 from feedd.conversion import text_of
-from feedd.convert import conversion_registry as forms
 from feedd.errors import FeeddError
 from feedd.formats import format_registry as formats
 from feedd.formats.suffixes import endings
+from feedd.tables import registry as forms
 from tests.fakes.made import made_of
 from tests.fakes.making import make
 from tests.fuzz.targets import TARGETS

@@ -13,8 +13,8 @@ import pyarrow.csv
 import pytest
 
 from feedd.cache.entry_layout import CONVERSIONS_VERSION
-from feedd.convert.conversion_registry import get
-from feedd.convert.table_converters import TYPES
+from feedd.tables.converters import TYPES
+from feedd.tables.registry import get
 from tests.fakes.files import parquet
 from tests.fakes.making import HeldBytes, OutBytes, make
 from tests.fakes.recordio import dmlc

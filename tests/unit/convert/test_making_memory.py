@@ -13,13 +13,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from feedd.convert import arrow_pieces, hdf5_file
-from feedd.convert.arrow_pieces import ColumnReader
-from feedd.convert.arrow_types import column_encoding
-from feedd.convert.memory_limits import LEAST_BYTES, at_most
-from feedd.convert.table_converters import ARROW_CONVERTER, HDF5_CONVERTER, NPZ_CONVERTER, PARQUET_CONVERTER
 from feedd.errors import BadShard, ResourceExhausted
 from feedd.formats.view_file import ViewFile
+from feedd.tables import arrow_columns as arrow_pieces
+from feedd.tables import hdf5 as hdf5_file
+from feedd.tables.arrow_columns import ColumnReader, column_encoding
+from feedd.tables.converters import ARROW_CONVERTER, HDF5_CONVERTER, NPZ_CONVERTER, PARQUET_CONVERTER
+from feedd.tables.memory import LEAST_BYTES, at_most
 from tests.fakes.made import answer_to, making
 from tests.fakes.making import HeldBytes, OutBytes, make
 from tests.unit.convert.test_arrow_form import arrow
@@ -152,7 +152,7 @@ def test_what_is_known_to_need_more_is_refused_before() -> None:
 
 def test_large_chunks_of_hdf5_are_unpacked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many pieces their rows are read in; where they do not fit into memory they are refused."""
-    monkeypatch.setattr("feedd.convert.array_pieces.PIECE_BYTES", 4096)
+    monkeypatch.setattr("feedd.tables.arrays.PIECE_BYTES", 4096)
     values = np.random.default_rng(0).integers(0, 255, (4000, 40), np.uint8)
     sink = io.BytesIO()
     with h5py.File(sink, "w") as file:

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from feedd.convert.table_writer import ColumnEncoding, Piece
 from feedd.errors import BadRecipe
 from feedd.recipe.params import DIMS_MAX, DTYPES, SAMPLE_BYTES_MAX
+from feedd.tables.writer import ColumnEncoding, Piece
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
+
 
 PIECE_BYTES: Final = 16 << 20
 _TIMES: Final = "mM"

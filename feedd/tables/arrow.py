@@ -9,17 +9,17 @@ import pyarrow as pa
 import pyarrow.types as kinds
 from pyarrow import ipc
 
-from feedd.convert.arrow_blocks import is_file, row_count
-from feedd.convert.arrow_pieces import ColumnReader
-from feedd.convert.arrow_types import column_encoding, unscaled
-from feedd.convert.columnar import chosen, refusing, unread
-from feedd.convert.table_writer import TableWriter, write_outline
+from feedd.tables.arrow_blocks import is_file, row_count
+from feedd.tables.arrow_columns import ColumnReader, column_encoding, unscaled
+from feedd.tables.columns import chosen, refusing, unread
+from feedd.tables.writer import TableWriter, write_outline
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from feedd.convert.table_writer import ColumnEncoding, Piece
     from feedd.protocols import ShardWriter
+    from feedd.tables.writer import ColumnEncoding, Piece
+
 
 Reader: TypeAlias = "ipc.RecordBatchFileReader | ipc.RecordBatchStreamReader"
 

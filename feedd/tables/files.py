@@ -8,8 +8,8 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Self
 
-from feedd.convert.memory_limits import LEAST_BYTES, NO_LIMIT_BYTES
 from feedd.errors import BadShard, ResourceExhausted
+from feedd.tables.memory import LEAST_BYTES, NO_LIMIT_BYTES
 from feedd.units import format_size
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from feedd.values import ByteRange
+
 
 NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EFBIG})
 
@@ -65,7 +66,7 @@ class FileOut:
         url: named in errors.
         entry_bytes: size of the file if it is a cache entry, which takes no memory. Bytes beyond it are only counted,
             because a shard that became larger needs another entry. Below zero: a file in memory, which grows.
-        call_bytes: memory that one call may take, see ``memory_limits.call_limit``.
+        call_bytes: memory that one call may take, see ``memory.call_limit``.
 
     Attributes:
         free_bytes: memory that is free for the conversion; half of ``memory_bytes`` if the shard is in memory too.

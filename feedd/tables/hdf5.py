@@ -13,18 +13,19 @@ from typing import TYPE_CHECKING, Any, Final
 import h5py
 import numpy as np
 
-from feedd.convert.array_pieces import PIECE_BYTES, array_encoding, piece, same_count, step_rows
-from feedd.convert.columnar import chosen, refusing, strict_params, unread, wanted_by
-from feedd.convert.memory_limits import check_memory, memory_left
-from feedd.convert.table_writer import ColumnEncoding, Piece, TableWriter
 from feedd.errors import BadShard, Unsupported
 from feedd.formats.view_file import ViewFile
 from feedd.recipe.params import DTYPES
+from feedd.tables.arrays import PIECE_BYTES, array_encoding, piece, same_count, step_rows
+from feedd.tables.columns import chosen, refusing, strict_params, unread, wanted_by
+from feedd.tables.memory import check_memory, memory_left
+from feedd.tables.writer import ColumnEncoding, Piece, TableWriter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from feedd.protocols import ShardWriter
+
 
 _OBJECTS_MAX: Final = 16384
 _ROWS_FIRST: Final = 64  # rows of variable length to read first; later steps follow from the sizes before

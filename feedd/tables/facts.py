@@ -22,6 +22,7 @@ from feedd.values import ObjectRef
 if TYPE_CHECKING:
     from pathlib import Path
 
+
 _FILE_BYTES_MAX: Final = 256 << 20
 _ROWS_MAX: Final = 1 << 18
 

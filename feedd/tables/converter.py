@@ -3,43 +3,53 @@
 from __future__ import annotations
 
 import asyncio
+import bisect
 import math
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from feedd.convert import conversion_registry as registry
-from feedd.convert.whole_table import TablePlan
-from feedd.converting.conversion_log import ConversionFact
-from feedd.converting.fresh_shards import FreshShards
-from feedd.converting.growing_table import GrowingTable
-from feedd.converting.memory_file import MemoryFile, copy_into, note_all_written
-from feedd.converting.object_ranges import CHARGE_BYTES_MAX, FetchedRanges, ObjectRanges, charge_bytes
-from feedd.converting.worker_conversions import WorkerConversions
-from feedd.errors import BadShard, CacheUnavailable, ResourceExhausted, StoreUnavailable
+from feedd.errors import BadShard, CacheUnavailable, FeeddError, ResourceExhausted, StoreUnavailable
 from feedd.fetch.inflight_packs import InflightPacks
 from feedd.flow.budget import ByteBudget
 from feedd.flow.lru import WeightedLru
 from feedd.flow.memory import available_bytes
 from feedd.flow.pools import CACHE_DISK
 from feedd.flow.range_sinks import FileSink
-from feedd.flow.tasks import within
+from feedd.flow.tasks import run_all, within
+from feedd.metrics import PIPELINE_MADE, PIPELINE_MADE_BYTES, PIPELINE_MADE_SECONDS, PIPELINE_MAKING
+from feedd.tables import registry
+from feedd.tables.converters import TYPES
+from feedd.tables.facts import ConversionFact
+from feedd.tables.files import MappedObject
+from feedd.tables.objects import (
+    CHARGE_BYTES_MAX,
+    FetchedRanges,
+    MemoryFile,
+    ObjectRanges,
+    charge_bytes,
+    copy_into,
+    joined,
+    note_all_written,
+)
+from feedd.tables.registry import requests_max
+from feedd.tables.task import ConvertedShard, MakeTask, TablePlan
 from feedd.units import MIB, format_duration, format_size
 from feedd.values import ByteRange
-from feedd.workers.work import ConvertedShard, MakeTask
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
-    from feedd.converting.conversion_log import ConversionLog
     from feedd.protocols import FetchWatch, Recorder, SpanFetcher
     from feedd.range_sink import RangeSink
     from feedd.shard_index import ShardIndex
+    from feedd.tables.facts import ConversionLog
+    from feedd.tables.task import MissingRanges
     from feedd.values import ObjectRef
-    from feedd.workers.work import MissingRanges
 
     Make = Callable[[MakeTask], Awaitable[ConvertedShard | MissingRanges]]
+
 
 _RESERVE_BYTES: Final = 256 * MIB  # memory that conversions leave to other parts
 _MISJUDGED_MAX: Final = 1024  # objects whose footer told a wrong size
@@ -333,3 +343,304 @@ def _unknown(shard: ObjectRef, got: str) -> CacheUnavailable:
 
 def _whenever() -> float:
     return math.inf
+
+
+_PARTS_AT_ONCE: Final = 3  # of a table: one is fetched while others are converted
+
+
+class WorkerConversions:
+    """Conversions by workers.
+
+    Args:
+        ranges: fetches ranges of objects.
+        make: has a worker convert an object.
+        limit_bytes: maximum size of one converted shard.
+        makings: maximum number of workers that convert at one time; outlines do not count.
+        recorder: counts conversions.
+        inflight: told about tables that grow.
+
+    Attributes:
+        make: as given.
+        expect: called with a converter's name before an object is fetched for it.
+    """
+
+    def __init__(
+        self,
+        ranges: ObjectRanges,
+        make: Make,
+        limit_bytes: int,
+        makings: int,
+        recorder: Recorder,
+        inflight: InflightPacks,
+    ) -> None:
+        self.make = make
+        self._inflight = inflight
+        self.expect: Callable[[str], None] = lambda _: None
+        self._ranges = ranges
+        self._limit_bytes = limit_bytes
+        self._semaphore = asyncio.Semaphore(makings)
+        self._recorder = recorder
+
+    async def converted_or_planned(
+        self, ref: ObjectRef, task: MakeTask, source: FetchedRanges, urgency: Callable[[], float], *, may_plan: bool
+    ) -> ConvertedShard | TablePlan:
+        """Fetch the ranges that the conversion needs, until a worker has made the shard, or knows its layout.
+
+        Args:
+            ref: the object.
+            task: the conversion.
+            source: ranges that are there; gets the others.
+            urgency: see ``FetchWatch``.
+            may_plan: if the object tells the layout of the shard, return that, and fetch no values.
+        """
+        plain, conversion = replace(ref, conversion=None), task.conversion
+        self.expect(conversion.name)
+        converter, rounds = registry.get(conversion.name), requests_max(conversion.name)
+        try:
+            wanted = converter.wanted(MappedObject(-1, ref.size_bytes), conversion.params) if not source.spans else ()
+            for _ in range(rounds):
+                await self._ranges.fetch(plain, wanted, source, urgency, again=conversion.params == TYPES)
+                outcome = await self._ask_worker(replace(task, spans=source.spans, source_fd=source.file.fd))
+                if isinstance(outcome, ConvertedShard):
+                    self._count(conversion.name, outcome)
+                    return outcome
+                if may_plan and outcome.plan is not None and outcome.plan.size_bytes <= self._limit_bytes:
+                    source.plan = outcome.plan
+                    return outcome.plan
+                wanted = outcome.ranges
+        except FeeddError as error:
+            error.object = error.object or ref.url
+            raise
+        message = f"expected to convert the object, got {rounds} requests for more of its ranges"
+        raise BadShard(message, object=ref.url, stage="decode")
+
+    async def fill(
+        self,
+        growing: GrowingTable,
+        task: MakeTask,
+        source: FetchedRanges,
+        urgency: Callable[[], float],
+        *,
+        readable: bool,
+    ) -> bool:
+        """Convert a table into its entry, some row groups at a time; return False if the object contradicts its footer.
+
+        Args:
+            growing: the table.
+            task: the conversion.
+            source: has the footer; gets the other ranges.
+            urgency: see ``FetchWatch``.
+            readable: whether the index of the table is known, so that rows can be read while others are converted.
+        """
+        footer, plain = source.spans, replace(growing.ref, conversion=None)
+        busy_s = 0.0
+        fits = True
+
+        async def convert_parts() -> None:
+            nonlocal busy_s, fits
+            while fits and (part := growing.begin()) is not None:
+                ranges = growing.ranges_in(part)
+                await self._ranges.fetch(plain, ranges, source, urgency, again=False)
+                spans = joined((*footer, *ranges))
+                groups = growing.groups_in(part)
+                made = await self._ask_worker(replace(task, spans=spans, source_fd=source.file.fd, groups=groups))
+                assert isinstance(made, ConvertedShard), "all ranges are there"
+                fits = fits and made.size_bytes == growing.shard.size_bytes
+                if fits:
+                    busy_s += made.busy_s
+                    growing.finish(part)
+                    self._inflight.progressed(growing)
+
+        whole = False
+        if readable:
+            self._inflight.began(growing)
+        try:
+            await run_all(convert_parts() for _ in range(_PARTS_AT_ONCE))
+            whole = fits
+        except FeeddError as error:
+            error.object = error.object or growing.ref.url
+            raise
+        finally:
+            self._inflight.ended(growing, whole=whole)
+        if fits:
+            self._count(task.conversion.name, ConvertedShard(growing.shard.size_bytes, _TABLE, busy_s))
+        return fits
+
+    async def _ask_worker(self, task: MakeTask) -> ConvertedShard | MissingRanges:
+        """Let a worker convert an object. If images kill it, retry without decoding them: they are then bad samples."""
+        async with nullcontext() if registry.is_outline(task.conversion) else self._semaphore:
+            try:
+                return await self.make(task)
+            except BadShard:
+                conversion = registry.undecoded(task.conversion)
+                if conversion == task.conversion:
+                    raise
+            return await self.make(replace(task, conversion=conversion))
+
+    def _count(self, converter: str, made: ConvertedShard) -> None:
+        self._recorder.count(PIPELINE_MADE, conversion=converter)
+        self._recorder.count(PIPELINE_MADE_BYTES, made.size_bytes, conversion=converter)
+        self._recorder.count(PIPELINE_MADE_SECONDS, made.busy_s, conversion=converter)
+
+
+_COUNT_MAX: Final = 8  # or more, as long as all together are small
+SMALL_BYTES: Final = 64 * MIB
+"""Bytes of all shards together, below which more of them may be in memory."""
+
+
+@dataclass(slots=True)
+class FreshShard:
+    """One shard.
+
+    Attributes:
+        file: the shard, or ranges of its object.
+        size_bytes: size of the shard.
+    """
+
+    file: MemoryFile | FetchedRanges
+    size_bytes: int
+
+
+class FreshShards:
+    """The shards in memory, the oldest first. They own their memory.
+
+    Args:
+        recorder: measures the memory.
+
+    Attributes:
+        on_free: called when the memory of a shard is free.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.on_free: Callable[[], None] = lambda: None
+        self._recorder = recorder
+        self._shards: dict[ObjectRef, FreshShard] = {}
+
+    def __len__(self) -> int:
+        return len(self._shards)
+
+    def __contains__(self, shard: ObjectRef) -> bool:
+        return shard in self._shards
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all shards together."""
+        return sum(fresh.size_bytes for fresh in self._shards.values())
+
+    def put(self, shard: ObjectRef, file: MemoryFile | FetchedRanges) -> None:
+        """Keep a shard, and own ``file``; an earlier one of the same name is freed."""
+        self.drop(shard)
+        if isinstance(file, MemoryFile):
+            self._recorder.move(PIPELINE_MAKING, shard.size_bytes)
+        self._shards[shard] = FreshShard(file, shard.size_bytes)
+
+    def take(self, shard: ObjectRef) -> FreshShard | None:
+        """Return a shard, which the caller frees; None: it is not in memory."""
+        return self._shards.pop(shard, None)
+
+    def free(self, fresh: FreshShard) -> None:
+        """Free the memory of a shard that was taken."""
+        if isinstance(fresh.file, MemoryFile):
+            self._recorder.move(PIPELINE_MAKING, -fresh.size_bytes)
+        fresh.file.close()
+        self.on_free()
+
+    def drop(self, shard: ObjectRef) -> None:
+        """Free the memory of a shard, if it is in memory."""
+        fresh = self.take(shard)
+        if fresh is not None:
+            self.free(fresh)
+
+    def drop_oldest(self) -> None:
+        """Free the memory of the shard that has been in memory for longest."""
+        self.drop(next(iter(self._shards)))
+
+    def make_room(self) -> None:
+        """Drop the oldest shards until another one may come."""
+        while len(self) >= _COUNT_MAX and self.size_bytes >= SMALL_BYTES:
+            self.drop_oldest()
+
+    def keep_only(self, wanted: Callable[[ObjectRef], bool]) -> None:
+        """Free the memory of shards that are not wanted any more."""
+        for shard in [one for one in self._shards if not wanted(one)]:
+            self.drop(shard)
+
+
+_PART_BYTES_MAX: Final = 16 << 20  # fetched for one part: enough for the rate, and little of the memory
+
+
+class GrowingTable:
+    """A table being converted: an ``InflightPack`` whose objects are rows. Used on one event loop; bookkeeping only.
+
+    A reader awaits the first and the last row that it needs, and gets all rows between them.
+
+    Args:
+        ref: the object, as listed.
+        shard: the table.
+        sink: the table's place in a file.
+        plan: the row groups.
+        hurried: whether a reader waits now. Then the first part is one item of ``plan.groups``, and each later part is
+            twice as large, because small parts take more CPU time.
+
+    Attributes:
+        ref: as given.
+        shard: as given.
+        file_sink: as given.
+    """
+
+    def __init__(self, ref: ObjectRef, shard: ObjectRef, sink: FileSink, plan: TablePlan, *, hurried: bool) -> None:
+        self.ref, self.shard, self.file_sink = ref, shard, sink
+        self._groups = plan.groups
+        self._row_ends = [one.row_end for one in plan.groups]
+        self._left = set(range(len(plan.groups)))  # not begun
+        self._undone = set(self._left)
+        self._needed: dict[int, range] = {}  # in ``plan.groups``, by ticket
+        self._count_max = 1 if hurried else len(plan.groups)
+
+    def missing(self, objects: set[int]) -> set[int]:
+        """Return ``objects`` unless all rows from the first to the last one are there."""
+        return set() if self._undone.isdisjoint(self._items_with(objects)) else objects
+
+    def whole(self, objects: set[int]) -> bool:
+        """Whether all rows from the first to the last one are there."""
+        return not self.missing(objects)
+
+    def expedite(self, ticket: int, objects: set[int]) -> None:
+        """Convert these rows before others."""
+        self._needed[ticket] = self._items_with(objects)
+
+    def begin(self) -> range | None:
+        """Return the next part to convert, as indices in ``plan.groups``; None: all have begun."""
+        if not self._left:
+            return None
+        needed = (index for _, indices in sorted(self._needed.items()) for index in indices if index in self._left)
+        start = end = next(needed, min(self._left))
+        size_bytes = 0
+        while end in self._left and end - start < self._count_max:
+            size_bytes += sum(span.size_bytes for span in self._groups[end].ranges)
+            if end > start and size_bytes > _PART_BYTES_MAX:
+                break
+            end += 1
+        self._count_max *= 2
+        part = range(start, end)
+        self._left.difference_update(part)
+        return part
+
+    def finish(self, part: range) -> None:
+        """Record that a part is there."""
+        self._undone.difference_update(part)
+
+    def groups_in(self, part: range) -> range:
+        """Return the numbers of the row groups of a part."""
+        start = self._groups[part.start - 1].group_end if part.start else 0
+        return range(start, self._groups[part.stop - 1].group_end)
+
+    def ranges_in(self, part: range) -> tuple[ByteRange, ...]:
+        """Return the ranges of the object that a part is converted from."""
+        return tuple(span for one in self._groups[part.start : part.stop] for span in one.ranges)
+
+    def _items_with(self, rows: set[int]) -> range:
+        if not rows:
+            return range(0)
+        first, last = (bisect.bisect_right(self._row_ends, row) for row in (min(rows), max(rows)))
+        return range(first, last + 1)

@@ -9,21 +9,22 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from feedd.convert.array_pieces import array_encoding, piece, same_count, step_rows
-from feedd.convert.columnar import chosen, refusing, strict_params, unread
-from feedd.convert.memory_limits import check_memory
-from feedd.convert.table_writer import TableWriter
 from feedd.errors import BadSample, BadShard
 from feedd.formats.npy_header import NpyHeader, read_npy_head
 from feedd.formats.view_file import ViewFile
+from feedd.tables.arrays import array_encoding, piece, same_count, step_rows
+from feedd.tables.columns import chosen, refusing, strict_params, unread
+from feedd.tables.memory import check_memory
+from feedd.tables.writer import TableWriter
 from feedd.values import ByteRange
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import IO
 
-    from feedd.convert.table_writer import ColumnEncoding, Piece
     from feedd.protocols import ShardWriter
+    from feedd.tables.writer import ColumnEncoding, Piece
+
 
 _SUFFIX: Final = ".npy"
 _HEAD_BYTES: Final = 66 << 10

@@ -9,18 +9,19 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Final
 
-from feedd.convert import arrow_blocks
-from feedd.convert.columnar import ROWS_ONLY, is_head, loaded
-from feedd.convert.wanted_ranges import WholeObject, coalesced, everything, lacking
 from feedd.errors import BadShard, Unsupported
 from feedd.formats.litdata import ARROW_END
+from feedd.tables import arrow_blocks
+from feedd.tables.columns import ROWS_ONLY, is_head, loaded
+from feedd.tables.ranges import WholeObject, coalesced, everything, lacking
 from feedd.values import ByteRange
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from feedd.convert.whole_table import TablePlan
     from feedd.protocols import PartialObject, PlacedWriter, ShardWriter
+    from feedd.tables.task import TablePlan
+
 
 _SCHEMA_BYTES: Final = 1 << 20
 """Bytes at an object's start that list its columns, unless there are very many."""
@@ -49,7 +50,7 @@ _LENGTH_BYTES: Final = 4  # size of the length of the Arrow file in a LitData ch
 class TableConverter(WholeObject):
     """``protocols.ShardConverter`` from columns to a table; stateless.
 
-    Its parameters name columns, see ``convert.columnar.params_of``.
+    Its parameters name columns, see ``tables.columns.params_of``.
 
     Args:
         name: name of the conversion.
@@ -107,7 +108,7 @@ class ArrowConverter(TableConverter):
 class DelimitedConverter(TableConverter):
     """``protocols.ShardConverter`` of CSV and similar text; stateless.
 
-    Its parameters name columns and their types (see ``convert.columnar.typed_params``), or are ``TYPES``.
+    Its parameters name columns and their types (see ``tables.columns.typed_params``), or are ``TYPES``.
     """
 
     def wanted(self, held: PartialObject, params: str) -> tuple[ByteRange, ...]:
@@ -185,7 +186,7 @@ class ParquetConverter(TableConverter):
 
         Raises:
             BadShard: not a Parquet file.
-            BadRecipe, Unsupported: see ``convert.columnar.chosen``.
+            BadRecipe, Unsupported: see ``tables.columns.chosen``.
         """
         return self.wanted_and_plan(held, params)[0]
 
@@ -212,7 +213,7 @@ class ParquetConverter(TableConverter):
 
         Raises:
             BadShard: not a Parquet file, or larger than a shard may be.
-            BadRecipe, Unsupported: see ``convert.columnar.chosen``.
+            BadRecipe, Unsupported: see ``tables.columns.chosen``.
         """
         name: str = self._loaded(url).write(held.data, url, params, out, _parquet_footer(held, url))
         return name
@@ -242,8 +243,8 @@ def _parquet_footer(held: PartialObject, url: str) -> ByteRange:
     return ByteRange(start, size)
 
 
-_ARROW: Final = "feedd.convert.arrow_file"
-_TEXT: Final = "feedd.convert.delimited_file"
+_ARROW: Final = "feedd.tables.arrow"
+_TEXT: Final = "feedd.tables.delimited"
 
 ARROW_CONVERTER: Final = ArrowConverter("arrow", _ARROW, "parquet")
 CSV_CONVERTER: Final = DelimitedConverter("csv", _TEXT, "parquet", ",")
@@ -251,6 +252,6 @@ TSV_CONVERTER: Final = DelimitedConverter("tsv", _TEXT, "parquet", "\t")
 SEMICOLON_CONVERTER: Final = DelimitedConverter("csv-semicolon", _TEXT, "parquet", ";")
 PIPE_CONVERTER: Final = DelimitedConverter("csv-pipe", _TEXT, "parquet", "|")
 LITDATA_ARROW_CONVERTER: Final = LitDataArrowConverter("litdata-arrow", _ARROW, "parquet")
-PARQUET_CONVERTER: Final = ParquetConverter("parquet", "feedd.convert.parquet_file", "parquet")
-NPZ_CONVERTER: Final = NpzConverter("npz", "feedd.convert.npz_file", "formats")
-HDF5_CONVERTER: Final = TableConverter("hdf5", "feedd.convert.hdf5_file", "hdf5")
+PARQUET_CONVERTER: Final = ParquetConverter("parquet", "feedd.tables.parquet", "parquet")
+NPZ_CONVERTER: Final = NpzConverter("npz", "feedd.tables.npz", "formats")
+HDF5_CONVERTER: Final = TableConverter("hdf5", "feedd.tables.hdf5", "hdf5")

@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from feedd.convert.arrow_pieces import ColumnReader
-from feedd.convert.arrow_types import column_encoding, file_of, leaf_count, plain, unscaled
-from feedd.convert.columnar import chosen, is_head, refusing, unread
-from feedd.convert.table_writer import ROWS_MAX, ColumnEncoding, TableWriter, write_outline
-from feedd.convert.wanted_ranges import coalesced
-from feedd.convert.whole_table import RowGroups, TablePlan, WholeTable
 from feedd.errors import BadShard
+from feedd.tables.arrow_columns import ColumnReader, column_encoding, file_of, leaf_count, plain, unscaled
+from feedd.tables.columns import chosen, is_head, refusing, unread
+from feedd.tables.ranges import coalesced
+from feedd.tables.task import RowGroups, TablePlan
+from feedd.tables.writer import ROWS_MAX, ColumnEncoding, TableWriter, WholeTable, write_outline
 from feedd.values import ByteRange
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from feedd.convert.table_writer import Piece
     from feedd.protocols import PlacedWriter, ShardWriter
+    from feedd.tables.writer import Piece
+
 
 _WHAT: Final = "a Parquet file"
 _PAGE_HEAD_BYTES_MAX: Final = 256  # the head of a dictionary page has no statistics of values
@@ -62,7 +62,7 @@ def chunks(data: memoryview, params: str, footer: ByteRange) -> tuple[list[ByteR
 
     Args:
         data: the file, with its footer present.
-        params: see ``convert.columnar.params_of``.
+        params: see ``tables.columns.params_of``.
         footer: range of the footer, including its last 8 bytes.
     """
     with refusing(_WHAT, ""):
@@ -79,7 +79,7 @@ def write_groups(data: memoryview, url: str, params: str, out: PlacedWriter, foo
     Args:
         data: the file, with its footer and the values of the row groups present.
         url: named in errors.
-        params: see ``convert.columnar.params_of``.
+        params: see ``tables.columns.params_of``.
         out: the table.
         footer: see ``chunks``.
         groups: numbers of the row groups. With the first one, the ends of the table are written.

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from feedd.protocols import ShardWriter
 
+
 LEAST_BYTES: Final = 256 << 20
 """Memory that every conversion may take; imported libraries count too."""
 

@@ -11,14 +11,14 @@ import msgspec
 import numpy as np
 
 from feedd.codecs.codec_registry import make_prefix
-from feedd.convert.conversion_registry import READY
-from feedd.convert.table_writer import Piece, TableWriter
-from feedd.convert.wanted_ranges import WholeObject
 from feedd.errors import Internal
 from feedd.formats import format_registry as formats
 from feedd.formats.missing_reasons import HAS, table_marks
 from feedd.recipe.params import SAMPLE_BYTES_MAX, ImageParams
 from feedd.recipe.predecoded import HEAD, PIXELS, RowsParams, original_mark, prefix_of
+from feedd.tables.ranges import WholeObject
+from feedd.tables.registry import READY
+from feedd.tables.writer import Piece, TableWriter
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from feedd.shard_index import ShardIndex
 
     Cell: TypeAlias = list[memoryview | bytes]
+
 
 _PIECE_BYTES: Final = 16 << 20
 _CELL_BYTES: Final = 9  # bytes of an end and a mark

@@ -10,12 +10,13 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Final
 
-from feedd.convert.columnar import refusing
-from feedd.convert.wanted_ranges import coalesced, everything, lacking
+from feedd.tables.columns import refusing
+from feedd.tables.ranges import coalesced, everything, lacking
 from feedd.values import ByteRange
 
 if TYPE_CHECKING:
     from feedd.protocols import PartialObject
+
 
 MAGIC: Final = b"ARROW1"
 _START: Final = ByteRange(0, 8)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from feedd.protocols import PartialObject
 
+
 _GAP_BYTES_MAX: Final = 1 << 20
 """A request costs about as much as this many bytes."""
 

@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Final, cast
 import msgspec
 
 from feedd.conversion import PARAMS_BYTES_MAX, Conversion
-from feedd.convert import columnar
-from feedd.convert.columnar import head_params
-from feedd.convert.counting import COUNT, PARQUET
 from feedd.errors import Unsupported
 from feedd.formats import format_registry as formats
 from feedd.formats.format_registry import format_for
+from feedd.formats.outline import REQUESTS_MAX, is_outlined
 from feedd.formats.suffixes import (
     BUNZIP2,
     EXTENSION_CONVERTERS,
@@ -31,13 +29,22 @@ from feedd.formats.suffixes import (
     uncompressed,
 )
 from feedd.recipe.predecoded import RowsParams, rows_text
+from feedd.tables import columns
+from feedd.tables.columns import ROWS_ONLY, head_params
 
 if TYPE_CHECKING:
-    from feedd.convert.compression import CompressedConverter
     from feedd.protocols import ShardConverter
+    from feedd.tables.compression import CompressedConverter
 
-_COMPRESSION: Final = "feedd.convert.compression"
-_TABLES: Final = "feedd.convert.table_converters"
+
+COUNT: Final = "count"
+"""The conversion of a shard's headers to the number of its samples; it is requested, and never derived from a name."""
+
+PARQUET: Final = "parquet"
+_REQUESTS_MAX: Final = 16
+
+_COMPRESSION: Final = "feedd.tables.compression"
+_TABLES: Final = "feedd.tables.converters"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +56,8 @@ class ConversionSpec:
         module: where the converter is; imported at first use.
         attribute: its name there.
         unpacks: it only decompresses, and another conversion may follow.
-        columnar: it makes a table, and its parameters may name columns (``convert.columnar.params_of``).
-        typed: its parameters may also state column types, because text does not (``columnar.typed_params``).
+        columnar: it makes a table, and its parameters may name columns (``tables.columns.params_of``).
+        typed: its parameters may also state column types, because text does not (``columns.typed_params``).
         outlined: the beginning or the footer of an object tells its columns.
         counts_apart: the arrays of one object may differ in their numbers of rows.
         magic: what the bytes of its objects begin with; empty: that tells nothing.
@@ -81,7 +88,7 @@ _SPECS: Final = (
     _unpack(UNZSTD, attribute="UNZSTD_CONVERTER"),
     _unpack(UNBROTLI, attribute="UNBROTLI_CONVERTER"),
     _unpack(UNSNAPPY, attribute="UNSNAPPY_CONVERTER"),
-    ConversionSpec("join", "feedd.convert.recordio_join", "JOIN_CONVERTER", url_names=_JOINS),
+    ConversionSpec("join", "feedd.tables.recordio_join", "JOIN_CONVERTER", url_names=_JOINS),
     _table("litdata-arrow", attribute="LITDATA_ARROW_CONVERTER", url_names=(("litdata-arrow", ""),)),
     _table("arrow", attribute="ARROW_CONVERTER", outlined=True, magic=(b"ARROW1",)),
     _text("csv", attribute="CSV_CONVERTER"),
@@ -105,9 +112,9 @@ HEAD_BYTES: Final = (4 << 20, 32 << 20)
 object up to the first size does not need this conversion."""
 
 _OWN: Final = {
-    READY: ConversionSpec(READY, "feedd.convert.predecode", "ROWS_CONVERTER"),
-    HEAD: ConversionSpec(HEAD, "feedd.convert.first_samples", "HEAD_CONVERTER"),
-    COUNT: ConversionSpec(COUNT, "feedd.convert.sample_count", "COUNT_CONVERTER"),
+    READY: ConversionSpec(READY, "feedd.tables.predecode", "ROWS_CONVERTER"),
+    HEAD: ConversionSpec(HEAD, "feedd.tables.outlines", "HEAD_CONVERTER"),
+    COUNT: ConversionSpec(COUNT, "feedd.tables.outlines", "COUNT_CONVERTER"),
 }
 
 _BY_FORMAT: Final = {name: Conversion(spec.name, params) for spec in _SPECS for name, params in spec.url_names}
@@ -318,7 +325,7 @@ def predecode_conversion(conversion: Conversion | None, params: str) -> Conversi
 def is_outline(conversion: Conversion | None) -> bool:
     """Whether ``head_conversion`` returned a conversion."""
     return is_head(conversion) or (
-        conversion is not None and is_columnar(conversion) and columnar.is_head(conversion.params)
+        conversion is not None and is_columnar(conversion) and columns.is_head(conversion.params)
     )
 
 
@@ -354,6 +361,30 @@ def only_unpacks(conversion: Conversion | None) -> bool:
     return spec is not None and spec.unpacks
 
 
+def count_conversion(conversion: Conversion | None, format_name: str) -> Conversion | None:
+    """Return the conversion of an object's headers to the number of its samples; None: the whole object is needed.
+
+    Args:
+        conversion: the shard's conversion; None if it has none.
+        format_name: format of the object, if it has no conversion.
+    """
+    spec = None if conversion is not None else formats.find(format_name.partition(":")[0])
+    fits = len(format_name.encode()) <= PARAMS_BYTES_MAX
+    return Conversion(COUNT, format_name) if spec is not None and fits and is_outlined(spec) else None
+
+
+def only_counts(conversion: Conversion | None) -> bool:
+    """Whether a conversion reads few bytes of an object, and never the whole."""
+    if conversion is None:
+        return False
+    return conversion.name == COUNT or (conversion.name == PARQUET and conversion.params == ROWS_ONLY)
+
+
+def requests_max(name: str) -> int:
+    """Return how many times a converter may ask for further ranges of an object."""
+    return REQUESTS_MAX if name == COUNT else _REQUESTS_MAX
+
+
 def undecoded(conversion: Conversion) -> Conversion:
     """Return a conversion to predecoded images that keeps every sample encoded; return other conversions unchanged."""
     if not is_ready(conversion):
@@ -370,7 +401,7 @@ def get(name: str) -> ShardConverter:
     """
     packed, then, inner = name.partition(THEN)
     if then and not is_unpacked(packed):
-        from feedd.convert.compression import ChainedConverter  # noqa: PLC0415 - loaded when such data is found
+        from feedd.tables.compression import ChainedConverter  # noqa: PLC0415 - loaded when such data is found
 
         return ChainedConverter(cast("CompressedConverter", get(packed)), get(inner))
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -9,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as kinds
 
-from feedd.convert.arrow_types import dtype_of, file_of, is_bytes, is_list, plain
-from feedd.convert.table_writer import ROWS_MAX, Piece
 from feedd.errors import BadShard
+from feedd.recipe.params import DIMS_MAX, DTYPES, SAMPLE_BYTES_MAX
+from feedd.tables.writer import ROWS_MAX, ColumnEncoding, Piece
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,12 +20,10 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from numpy.typing import NDArray
 
-    from feedd.convert.table_writer import ColumnEncoding
 
 _SPREAD_BYTES_MAX: Final = 64 << 20
 """Dictionaries and runs may expand to far more than their own size. They are expanded in pieces of about this size."""
 
-_DEPTH_MAX: Final = 16
 
 _WIDE_NUMBERS: Final = {16: 2, 32: 4}  # bytes of a decimal, and its number of int64 words
 _NARROW_TIMES: Final = {"date32[day]": "<i4", "time32[s]": "<i4", "time32[ms]": "<i4"}
@@ -52,7 +51,7 @@ class ColumnReader:
 
     Args:
         name: the column's name, for errors.
-        how: the column's encoding, see ``arrow_types.column_encoding``.
+        how: the column's encoding, see ``column_encoding``.
         url: named in errors.
     """
 
@@ -134,7 +133,7 @@ class ColumnReader:
         return _Flat(self._scalars(array, valid), 1, None, valid)
 
     def _scalars(self, array: pa.Array, valid: NDArray[np.bool_] | None) -> NDArray[np.generic]:
-        """Return one number per row, with the dtype of ``arrow_types.dtype_of``."""
+        """Return one number per row, with the dtype of ``dtype_of``."""
         type_, dtype = array.type, np.dtype(dtype_of(array.type))
         if kinds.is_boolean(type_):
             return _bits(array)
@@ -272,3 +271,113 @@ def _value_bytes_max(array: pa.Array) -> int:
     if of_numbers and len(array) and (kinds.is_list(type_) or kinds.is_large_list(type_)):
         return max(1, int(np.diff(np.asarray(array.offsets)).max()) * _value_bytes_max(array.values))
     return max(1, int(array.nbytes))
+
+
+BYTES: Final = "bytes"
+PATH: Final = "path"
+
+_DTYPE_OF: Final = {"halffloat": "float16", "float": "float32", "double": "float64"}
+_DEPTH_MAX: Final = 16
+
+
+def plain(type_: pa.DataType) -> pa.DataType:
+    """Return the value type of a dictionary, of runs or of an extension."""
+    for _ in range(_DEPTH_MAX):
+        if isinstance(type_, pa.BaseExtensionType):
+            type_ = type_.storage_type
+        elif kinds.is_dictionary(type_) or kinds.is_run_end_encoded(type_):
+            type_ = type_.value_type
+        else:
+            break
+    return type_
+
+
+def dtype_of(type_: pa.DataType) -> str:
+    """Return the dtype that numbers of the type are stored as, or an empty string for other types."""
+    type_ = plain(type_)
+    if kinds.is_decimal(type_) or kinds.is_temporal(type_):
+        return "" if kinds.is_interval(type_) else "int64"
+    name = _DTYPE_OF.get(str(type_), str(type_))
+    return name if name in DTYPES else ""
+
+
+def is_list(type_: pa.DataType) -> bool:
+    """Whether values are lists of any length."""
+    views = (getattr(kinds, name, None) for name in ("is_list_view", "is_large_list_view"))  # only in newer versions
+    return bool(
+        kinds.is_list(type_) or kinds.is_large_list(type_) or any(check is not None and check(type_) for check in views)
+    )
+
+
+def is_bytes(type_: pa.DataType) -> bool:
+    """Whether values are strings or binary of any length."""
+    return is_text(type_) or bool(kinds.is_binary(type_) or kinds.is_large_binary(type_) or str(type_) == "binary_view")
+
+
+def is_text(type_: pa.DataType) -> bool:
+    """Whether values are strings."""
+    return bool(kinds.is_string(type_) or kinds.is_large_string(type_) or str(type_) == "string_view")
+
+
+def file_of(type_: pa.DataType) -> str:
+    """Return the child with the value if the type is a struct of a file's bytes and path, else an empty string."""
+    if not kinds.is_struct(type_):
+        return ""
+    names = {type_.field(number).name for number in range(type_.num_fields)}
+    whole = BYTES in names and names <= {BYTES, PATH} and is_bytes(plain(type_.field(BYTES).type))
+    return BYTES if whole and type_.num_fields == len(names) else ""
+
+
+def column_encoding(type_: pa.DataType) -> ColumnEncoding | None:
+    """Return the encoding of a column of the type, or None if it cannot be a field."""
+    type_ = plain(type_)
+    if kinds.is_null(type_):
+        return ColumnEncoding("", None)
+    dtype = dtype_of(type_)
+    if dtype:
+        return ColumnEncoding(dtype, np.dtype(dtype).itemsize, dtype)
+    if is_bytes(type_):
+        return ColumnEncoding("text" if is_text(type_) else "", None)
+    if kinds.is_fixed_size_binary(type_):
+        return ColumnEncoding("", type_.byte_width or None)
+    if file_of(type_):
+        return ColumnEncoding("", None)
+    return _list_encoding(type_)
+
+
+def _list_encoding(type_: pa.DataType) -> ColumnEncoding | None:
+    sides: list[int] = []
+    fixed = True
+    for _ in range(_DEPTH_MAX):
+        if is_list(type_):
+            fixed = False
+        elif kinds.is_fixed_size_list(type_):
+            sides.append(type_.list_size)
+        else:
+            break
+        type_ = plain(type_.value_type)
+    dtype = dtype_of(type_)
+    if not dtype:
+        return None
+    width = math.prod(sides) * np.dtype(dtype).itemsize
+    if not fixed or not 0 < width <= SAMPLE_BYTES_MAX or len(sides) > DIMS_MAX:
+        return ColumnEncoding(f"{dtype}[]", None, dtype)
+    return ColumnEncoding(f"{dtype}[{','.join(map(str, sides))}]", width, dtype)
+
+
+def unscaled(type_: pa.DataType) -> bool:
+    """Whether the type is a decimal with a scale, or a list of these: its numbers are stored unscaled."""
+    type_ = plain(type_)
+    for _ in range(_DEPTH_MAX):
+        if not (is_list(type_) or kinds.is_fixed_size_list(type_)):
+            break
+        type_ = plain(type_.value_type)
+    return bool(kinds.is_decimal(type_) and type_.scale)
+
+
+def leaf_count(type_: pa.DataType) -> int:
+    """Return the number of Parquet leaf columns that store a column of the type."""
+    type_ = plain(type_)
+    if type_.num_fields and not kinds.is_run_end_encoded(type_):
+        return sum(leaf_count(type_.field(number).type) for number in range(type_.num_fields))
+    return 1

@@ -16,14 +16,14 @@ import zlib
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Final, NoReturn, Protocol, TypeAlias, cast
 
-from feedd.convert.columnar import loaded, needs
-from feedd.convert.conversion_io import FileOut, MappedObject
-from feedd.convert.memory_limits import check_memory
-from feedd.convert.wanted_ranges import WholeObject
 from feedd.errors import BadShard, FeeddError
 from feedd.flow.sink_file import memory_file
 from feedd.formats.format_registry import format_for
 from feedd.formats.suffixes import BUNZIP2, GUNZIP, INFLATE, UNBROTLI, UNSNAPPY, UNXZ, UNZSTD, uncompressed
+from feedd.tables.columns import loaded, needs
+from feedd.tables.files import FileOut, MappedObject
+from feedd.tables.memory import check_memory
+from feedd.tables.ranges import WholeObject
 from feedd.units import format_size
 from feedd.values import ByteRange
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from feedd.protocols import PartialObject, ShardConverter, ShardWriter
+
 
 _IN_BYTES: Final = 128 << 10
 _OUT_BYTES: Final = 1 << 20

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from feedd.conversion import PARAMS_BYTES_MAX
-from feedd.convert.memory_limits import no_memory
 from feedd.errors import BadRecipe, BadShard, FeeddError, Internal, Unsupported
+from feedd.tables.memory import no_memory
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
     from types import ModuleType
+
 
 WantedColumns = tuple[tuple[str, ...], ...]
 """The requested columns: for each field its possible names, as recipes spell them. An empty tuple means all columns."""
@@ -55,7 +56,7 @@ class Typed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
 
 def text_encoding(type_name: str) -> str:
-    """Return the encoding of such a text column, see ``recipe.encodings`` and ``arrow_types.column_encoding``."""
+    """Return the encoding of such a text column, see ``recipe.encodings`` and ``arrow_columns.column_encoding``."""
     return "int64" if type_name.startswith(_TIMES) else _STORED.get(type_name, type_name)
 
 

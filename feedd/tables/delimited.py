@@ -1,32 +1,227 @@
-"""Reads rows of delimited text as Arrow columns, and finds bad rows.
+"""Converts columns of CSV to pieces of a table.
 
-A row with more or fewer values than the first is bad. So is a value that does not have its column's type. All other
-rows keep their values and places. It is an error only if most rows are bad.
+A column has numbers if all its values are numbers. The same holds for booleans, dates and times. Otherwise it is text.
+If a column's type is specified (``tables.columns.Typed``), values of other types are bad (``DelimitedText``). An
+empty value is missing in a typed column, and empty text in a text column.
 """
 
 from __future__ import annotations
 
+import csv
+import itertools
 import re
+from codecs import BOM_UTF8
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 from pyarrow import csv as arrow_csv
 
-from feedd.convert.bad_rows import are_most, row_positions, with_reason
 from feedd.errors import BadShard
-from feedd.formats.missing_reasons import Why, marks_of
+from feedd.formats.missing_reasons import HAS, Why, marks_of
 from feedd.formats.table import NOTES_MAX
+from feedd.tables.arrow_columns import ColumnReader, column_encoding
+from feedd.tables.columns import Typed, chosen, refusing, typed_by
+from feedd.tables.converters import DELIMITER
+from feedd.tables.writer import TableWriter, check_columns
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
-    from feedd.convert.columnar import Typed
+    from feedd.protocols import ShardWriter
+    from feedd.tables.writer import Piece
 
+
+_HEAD_BYTES_MAX: Final = 1 << 20
+_BYTES_MAX: Final = (1 << 31) - (1 << 20)
+_ROWS_BYTES_MAX: Final = 64 << 10
+_ROWS_LOOKED_AT: Final = 16
+_COMMA: Final = ","
+_OTHERS: Final = (";", "\t", "|")
+_QUOTE, _LF = b'"\n'
 _VALUE_SHOWN: Final = 80
+_NULL: Final = "null"
+
+
+def write(data: memoryview, url: str, params: str, out: ShardWriter, delimiter: str) -> str:
+    """Write the wanted columns as a table; return the name of its format."""
+    if len(data) > _BYTES_MAX:
+        message = f"expected at most {_BYTES_MAX} bytes of text, got {len(data)}"
+        raise BadShard(message, object=url, hint="store smaller shards", stage="decode")
+    with refusing("rows of values", url):
+        typed = typed_by(params)
+        told = bool(typed.types or typed.rest)  # from the dataset's first shard, so this shard is not examined
+        delimiter = typed.delimiter or (delimiter if told else delimiter_of(data, delimiter))
+        first = _first_row(data, delimiter)
+        if first is None:
+            return TableWriter(out, 0, url).finish()
+        check_columns(len(first), url)
+        named = _is_header(first, typed)
+        if not named and typed.types and not _numbered(typed.types):
+            got = ", ".join(first)[:_VALUE_SHOWN]
+            message = f"the dataset's first shard has a row of column names, but this shard begins with {got}"
+            raise BadShard(message, object=url, stage="decode")
+        cells = _cells(first, named=named)
+        columns = chosen(params, cells, {}, url)
+        text = DelimitedText(data, first if named else list(cells), delimiter, named=named)
+        rows = _read(text, cells, columns, typed, url)
+        writer = TableWriter(out, rows.table.num_rows, url)
+        for name in columns:
+            column = rows.table[cells[name]]
+            how = column_encoding(column.type)
+            assert how is not None, "text is made of types that can be fields"
+            reader = ColumnReader(name, how, url)
+            pieces = _pieces(column, reader, out.limit_bytes)
+            writer.add(name, how, marked(pieces, rows.marks_of(cells[name]), how.width))
+            writer.note(rows.notes.get(cells[name], ()))
+        writer.note(rows.lengths, whole=True)
+        return writer.finish()
+
+
+def _read(text: DelimitedText, cells: dict[str, str], columns: list[str], typed: Typed, url: str) -> Rows:
+    """Return the wanted columns of all rows; if none exists, return any column, because rows are counted."""
+    if columns:
+        return text.read([cells[name] for name in columns], typed, url)
+    name, cell = next(iter(cells.items()))
+    return text.read([cell], Typed(types={name.lower(): "binary"}), url)
+
+
+def delimiter_of(data: memoryview, own: str) -> str:
+    """Return the delimiter. It differs from the conversion's own only if that splits the first rows into no columns.
+
+    The delimiter is then one that splits all first rows into the same number of columns. Spreadsheets write semicolons
+    and tabs.
+
+    Args:
+        data: the object, or its start.
+        own: the conversion's delimiter; only a comma is checked.
+    """
+    if own != _COMMA:
+        return own
+    lengths = _lengths(data, own)
+    if not lengths or len(set(lengths)) == 1 < lengths[0]:
+        return own
+    found = (other for other in _OTHERS if len(set(cut := _lengths(data, other))) == 1 < cut[0])
+    return next(found, own)
+
+
+def _lengths(data: memoryview, delimiter: str) -> list[int]:
+    """Return the number of values in each of the first rows."""
+    text = data[:_ROWS_BYTES_MAX]
+    rows = list(itertools.islice(_rows(text, delimiter), _ROWS_LOOKED_AT + 1))
+    if len(text) < len(data) and 1 < len(rows) <= _ROWS_LOOKED_AT:
+        rows.pop()  # may be cut short
+    return [len(row) for row in rows[:_ROWS_LOOKED_AT]]
+
+
+def _first_row(data: memoryview, delimiter: str) -> list[str] | None:
+    """Return the values of the first line that is not empty, or None if there is none."""
+    return next(_rows(data[:_HEAD_BYTES_MAX], delimiter), None)
+
+
+def _rows(data: memoryview, delimiter: str) -> Iterator[list[str]]:
+    """Yield the values of lines that are not empty."""
+    text = bytes(data).removeprefix(BOM_UTF8)
+    lines = text.decode("utf-8", "replace").replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    rows = csv.reader((line + "\n" for line in lines), delimiter=delimiter)
+    return (row for row in rows if row)
+
+
+def _cells(first: list[str], *, named: bool) -> dict[str, str]:
+    """Return each column's name, with pyarrow's name for it."""
+    return {cell.strip(): cell for cell in first} if named else {str(at): str(at) for at in range(len(first))}
+
+
+def _is_header(first: list[str], typed: Typed) -> bool:
+    """Whether a first row has column names.
+
+    It has names if no cell is a number or empty, and all cells differ. It has none if columns are requested by number,
+    or were numbered in the dataset's first shard. Only the first may be empty: pandas writes its index without a name.
+    """
+    lower = [cell.strip().lower() for cell in first]
+    wanted = {name for names in typed.columns for name in names}
+    if wanted and wanted.isdisjoint(lower) and _numbered(wanted):
+        return False
+    if typed.types and _numbered(typed.types):
+        return False
+    return len(set(lower)) == len(lower) > 0 and not any(map(_is_number, lower)) and all(lower[1:] or lower)
+
+
+def _numbered(names: Iterable[str]) -> bool:
+    return all(name.isdecimal() for name in names)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text.replace(",", ".", 1))  # a decimal comma, as many countries write it
+    except ValueError:
+        return False
+    return True
+
+
+def tells_types(data: memoryview, delimiter: str) -> bool:
+    """Whether the start of an object determines its column types: it has whole rows with values."""
+    try:
+        found = _types(data[: _rows_end(data)], delimiter_of(data, delimiter), "")
+        return not {_NULL}.issuperset((found or {}).values())
+    except Exception:  # noqa: BLE001 - reading the whole object raises lasting errors again
+        return False
+
+
+def write_types(data: memoryview, url: str, out: ShardWriter, delimiter: str, *, whole: bool) -> None:
+    """Write the types of all columns of an object, or of its start, as JSON by their names in lower case.
+
+    If the delimiter is not the conversion's own, it is added as ``DELIMITER``.
+
+    Raises:
+        BadShard: the object has no rows of values.
+    """
+    if len(data) > _BYTES_MAX:
+        message = f"expected at most {_BYTES_MAX} bytes of text, got {len(data)}"
+        raise BadShard(message, object=url, hint="store smaller shards", stage="decode")
+    with refusing("rows of values", url):
+        sign = delimiter_of(data, delimiter)
+        found = _types(data if whole else data[: _rows_end(data)], sign, url) or {}
+    if found and sign != delimiter:
+        found[DELIMITER] = sign
+    out.write(msgspec.json.encode(found))
+
+
+def _types(data: memoryview, delimiter: str, url: str) -> dict[str, str] | None:
+    """Return the type of each column (``null`` without values), or None if the object is empty."""
+    first = _first_row(data, delimiter) if len(data) else None
+    if first is None:
+        return None
+    check_columns(len(first), url)
+    named = _is_header(first, Typed())
+    cells = _cells(first, named=named)
+    text = DelimitedText(data, first if named else list(cells), delimiter, named=named)
+    table = text.read([*cells.values()], Typed(), "").table
+    return {name.lower(): str(table[cell].type) for name, cell in cells.items()}
+
+
+def whole_rows(data: memoryview) -> memoryview:
+    """Return the whole rows of an object's start."""
+    return data[: _rows_end(data)]
+
+
+def _rows_end(data: memoryview) -> int:
+    """Return the end of the last whole row: a line end with an even number of quotes before it."""
+    raw = np.frombuffer(data, np.uint8)
+    odd = np.bitwise_xor.accumulate(raw == _QUOTE)
+    ends = np.flatnonzero((raw == _LF) & ~odd)
+    return int(ends[-1]) + 1 if len(ends) else 0
+
+
+def _pieces(column: pa.ChunkedArray, reader: ColumnReader, memory_bytes: int) -> Iterator[Piece]:
+    for array in column.chunks:
+        yield from reader.pieces(array, memory_bytes)
+
+
 _SMALL_BYTES: Final = 1 << 20
 _VALUES_AT_ONCE: Final = 1 << 14
 _TRIES_MAX: Final = 20_000
@@ -296,3 +491,53 @@ def _is_text(data: memoryview) -> bool:
 
 def _quoted(value: bytes) -> bytes:
     return b'"%b"' % value.replace(b'"', b'""') if _SPECIAL.search(value) else value
+
+
+_BAD_ALWAYS: Final = 16
+
+
+def are_most(bad: int, rows: int) -> bool:
+    """Whether so many rows are bad that the object is not damaged but has another format than the recipe expects."""
+    return bad > max(_BAD_ALWAYS, rows // 2)
+
+
+def marked(pieces: Iterable[Piece], marks: NDArray[np.uint8] | None, width: int | None) -> Iterator[Piece]:
+    """Yield the pieces of a column with the reasons of bad rows.
+
+    Args:
+        pieces: pieces of all rows.
+        marks: uint8[rows], see ``formats.missing_reasons``: rows that are not ``HAS`` are bad. None: no row is bad.
+        width: bytes of a value; None: each piece has sizes.
+    """
+    at = 0
+    for piece in pieces:
+        if marks is None:
+            yield piece
+            continue
+        count = len(piece.sizes) if piece.sizes is not None else piece.values.nbytes // (width or 1)
+        own = marks[at : at + count]
+        at += count
+        if not (own == HAS).all():
+            there = np.uint8(HAS) if piece.valid is None else (piece.valid == HAS).astype(np.uint8)
+            piece = replace(piece, valid=np.where(own == HAS, there, own).astype(np.uint8))  # noqa: PLW2901 - as marked
+        yield piece
+
+
+def row_positions(bad: NDArray[np.int64], rows: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Return the index of the good row for each place, int64[rows], and which places are bad, bool[rows].
+
+    Args:
+        bad: places of bad rows, in order.
+        rows: number of rows, good and bad.
+    """
+    lost = np.zeros(rows, np.bool_)
+    lost[bad] = True
+    return np.cumsum(~lost) - 1, lost
+
+
+def with_reason(why: Why, bad: NDArray[np.bool_], marks: NDArray[np.uint8] | None) -> NDArray[np.uint8] | None:
+    """Return marks with one more reason for bad rows; a row that is already bad keeps its reason."""
+    if not bad.any():
+        return marks
+    known = np.full(len(bad), HAS, np.uint8) if marks is None else marks
+    return np.where(bad & (known == HAS), HAS + int(why), known).astype(np.uint8)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
+import msgspec
 import numpy as np
 
-from feedd.convert.whole_table import aligned, bytes_of, encoded_foot
 from feedd.errors import BadShard
 from feedd.formats.framing import index_limits, unread_of
 from feedd.formats.missing_reasons import ALL, HAS
 from feedd.formats.table import (
+    ALIGN_BYTES,
     COLUMNS_MAX,
     MAGIC,
     NOTE_CHARS_MAX,
@@ -21,6 +22,7 @@ from feedd.formats.table import (
     TableColumn,
     TableFoot,
     TableKeys,
+    regular_index,
 )
 from feedd.shard_index import CELL_BYTES
 
@@ -29,7 +31,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from feedd.protocols import ShardWriter
+    from feedd.protocols import PlacedWriter, ShardWriter
+    from feedd.shard_index import RegularIndex
+
 
 ROWS_MAX: Final = 1 << 26
 """Maximum number of rows that an index supports, see ``framing.ShardErrors.check_cells``."""
@@ -238,3 +242,110 @@ class _Marks:
         if valid is not None and not (valid == HAS).all():
             assert len(valid) == count, f"{len(valid)} marks for {count} rows"
             self.holes.append((at, valid))
+
+
+@dataclass(frozen=True, slots=True)
+class WholeTable:
+    """The layout of a table without missing values.
+
+    Attributes:
+        foot: what the table tells about itself.
+        end: the end of the last column, aligned.
+    """
+
+    foot: TableFoot
+    end: int
+
+    @classmethod
+    def of(cls, rows: int, columns: Iterable[tuple[str, ColumnEncoding]], unread: Mapping[str, str]) -> Self | None:
+        """Return the layout; None: the width of a column varies.
+
+        Args:
+            rows: number of rows.
+            columns: names and encodings, in the order in which they are written.
+            unread: see ``TableWriter.leave_out``.
+        """
+        at = aligned(len(MAGIC))
+        placed: list[TableColumn] = []
+        for name, how in columns:
+            if how.width is None:
+                return None
+            placed.append(TableColumn(name, how.encoding, at, how.width))
+            at = aligned(at + rows * how.width)
+        return cls(TableFoot(rows, tuple(placed), unread=unread_of(unread)), at)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of the values of a row."""
+        return sum(column.width for column in self.foot.columns)
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the table."""
+        return self.end + len(encoded_foot(self.foot))
+
+    def index(self, url: str) -> RegularIndex | None:
+        """Return the index of the table; None: the table has columns whose values have no bytes."""
+        return regular_index(self.foot, url)
+
+    def write_rows(
+        self, out: PlacedWriter, column: TableColumn, rows: range, pieces: Iterable[Piece], url: str
+    ) -> bool:
+        """Write some rows of a column to their places; return False if a value is missing.
+
+        Args:
+            out: the table.
+            column: one of the table's.
+            rows: numbers of the rows.
+            pieces: the values of these rows.
+            url: named in errors.
+
+        Raises:
+            BadShard: there are other numbers of rows than expected.
+        """
+        at = column.at + rows.start * column.width
+        wanted_bytes, written_bytes = len(rows) * column.width, 0
+        out.move_to(at)
+        for piece in pieces:
+            if piece.valid is not None and not (piece.valid == HAS).all():
+                return False
+            written_bytes += piece.values.nbytes
+            if written_bytes > wanted_bytes:
+                break
+            out.write(bytes_of(piece.values))
+        if written_bytes != wanted_bytes:
+            message = (
+                f"expected {wanted_bytes} bytes of {len(rows)} rows of column {column.name!r}, got {written_bytes}"
+            )
+            raise BadShard(message, object=url, stage="decode")
+        return True
+
+    def write_ends(self, out: PlacedWriter) -> None:
+        """Write what lies between the columns, and the foot."""
+        at = 0
+        out.move_to(at)
+        out.write(MAGIC)
+        at = len(MAGIC)
+        for column in self.foot.columns:
+            out.move_to(at)
+            out.write(bytes(column.at - at))
+            at = column.at + self.foot.rows * column.width
+        out.move_to(at)
+        out.write(bytes(self.end - at))
+        out.write(encoded_foot(self.foot))
+
+
+def aligned(at: int) -> int:
+    """Return the offset at which a buffer begins that follows others up to ``at``."""
+    return at + -at % ALIGN_BYTES
+
+
+def bytes_of(values: NDArray[np.generic]) -> memoryview:
+    """Return the bytes of an array, in C order."""
+    return np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
+
+
+def encoded_foot(told: TableFoot) -> bytes:
+    """Return the end of a table."""
+    foot = msgspec.json.encode(told)
+    return foot + len(foot).to_bytes(4, "little") + MAGIC

@@ -12,16 +12,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from feedd.convert.wanted_ranges import WholeObject
 from feedd.errors import BadShard, Unsupported
 from feedd.formats.format_registry import format_for
 from feedd.formats.protobuf import MessageReader, NotAMessage
 from feedd.formats.recordio import MAGIC, PartsReader, head
+from feedd.tables.ranges import WholeObject
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from feedd.protocols import PartialObject, ShardWriter
+
 
 JOIN: Final = "join"
 DMLC, CONCAT = "dmlc", "concat"
