@@ -178,7 +178,7 @@ async def _open(
     open_page = None if config.status is None else partial(open_status, config.status, source, life.access)
     page = NodePage(open_page, life.access, standby=life.standby)
     await page.open_early(stack, config.listen)
-    standby = _standing_by(life) if life.standby else None
+    standby = _as_standby(life) if life.standby else None
     pipeline = await stack.enter_async_context(
         open_pipeline(config, life.recorder, life.clock, config.access_rules, standby=standby)
     )
@@ -213,7 +213,7 @@ async def _open(
 
 
 @asynccontextmanager
-async def _standing_by(life: _Life) -> AsyncIterator[None]:
+async def _as_standby(life: _Life) -> AsyncIterator[None]:
     """Wait until the former daemon has ended; everything but its directory and sockets is open."""
     life.state.move(Lifecycle.STANDBY, cache=str(life.config.cache.dir))
     async with owner_gone(life.config.cache.dir):
