@@ -23,7 +23,6 @@ from feedd.tables.objects import CHARGE_BYTES_MAX, charge_bytes
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 
-    from feedd.cache.borrowed_cache import BorrowedCache
     from feedd.cache.cache_report import CacheEntry, CacheStats
     from feedd.cache.tiers import AnyCache
     from feedd.flow.singleflight import Flight
@@ -44,7 +43,7 @@ class ConvertingCache:
     Opening and closing the inner cache is up to others, except for ``close``.
     """
 
-    def __init__(self, inner: AnyCache | BorrowedCache, converter: Converter) -> None:
+    def __init__(self, inner: AnyCache, converter: Converter) -> None:
         self._inner = inner
         self._converter = converter
         self._group = asyncio.TaskGroup()
@@ -274,7 +273,7 @@ class ConversionWishes:
 
     def __init__(
         self,
-        inner: AnyCache | BorrowedCache,
+        inner: AnyCache,
         converter: Converter,
         flights: SingleFlight[ObjectRef, ObjectRef],
         bring: Callable[[ObjectRef], Awaitable[ObjectRef]],
