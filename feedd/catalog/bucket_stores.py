@@ -13,11 +13,10 @@ from feedd.catalog.urls import S3_SCHEME, parse_url
 from feedd.fetch.concurrency_limit import ConcurrencyLimit
 from feedd.fetch.hedge_policy import HedgePolicy, Hedger
 from feedd.fetch.hedging_store import HedgeStore
-from feedd.fetch.limiting_store import LimitStore
 from feedd.fetch.local_store import LocalStore
-from feedd.fetch.metering_store import MeteredStore
 from feedd.fetch.pages import closing_pages
 from feedd.fetch.part_sizes import PartSize
+from feedd.fetch.requests import RequestStore
 from feedd.fetch.retry_policy import RetryPolicy, RetryQuota
 from feedd.fetch.retrying_store import RetryLimits, RetryStore
 from feedd.fetch.s3.store import S3Store
@@ -102,12 +101,12 @@ class BucketStores:
 
     def use(self, bare: ObjectStore) -> ObjectStore:
         """Add the stages to a store, use it for its root, and return it."""
-        metered = MeteredStore(self._traced(bare, requests=True), self._recorder, self._clock)
-        limited = LimitStore(metered, self._options.parts_in_flight * PARTS_PER_PLACE + self._options.heads_in_flight)
+        requests_max = self._options.parts_in_flight * PARTS_PER_PLACE + self._options.heads_in_flight
+        sent = RequestStore(self._traced(bare, requests=True), requests_max, self._recorder, self._clock)
         state = self.state(bare.root)
-        hedged: ObjectStore = limited
+        hedged: ObjectStore = sent
         if state.hedger is not None and bare.root != FILE_ROOT:
-            hedged = HedgeStore(limited, state.hedger, self._recorder)
+            hedged = HedgeStore(sent, state.hedger, self._recorder)
         found = self._stores[bare.root] = self._traced(self._retried(bare, hedged), requests=False)
         return found
 

@@ -12,10 +12,9 @@ from feedd.errors import NotFound
 from feedd.fetch.fetch_options import S3Options, SourceOptions
 from feedd.fetch.hedge_policy import HedgePolicy, Hedger
 from feedd.fetch.hedging_store import HedgeStore
-from feedd.fetch.limiting_store import LimitStore
 from feedd.fetch.local_store import LocalStore
 from feedd.fetch.memory_store import MemoryStore
-from feedd.fetch.metering_store import MeteredStore
+from feedd.fetch.requests import RequestStore
 from feedd.fetch.retry_policy import RetryPolicy
 from feedd.fetch.retrying_store import RetryLimits, RetryStore
 from feedd.fetch.s3.store import S3Store
@@ -36,9 +35,9 @@ if TYPE_CHECKING:
     from feedd.protocols import ObjectStore
 
 KINDS = ["memory", "local", "direct", "direct-tls", "sdk"]
-KINDS += ["hedge/direct", "metered+limit+retry/local", "metered+limit+hedge+retry/direct"]
-OTHERS = ["limit/memory", "retry/memory", "metered/memory", "hedge/memory", "hedge/direct-tls", "hedge/sdk"]
-OTHERS += ["metered+limit+retry/direct"]
+KINDS += ["hedge/direct", "request+retry/local", "request+hedge+retry/direct"]
+OTHERS = ["request/memory", "retry/memory", "hedge/memory", "hedge/direct-tls", "hedge/sdk"]
+OTHERS += ["request+retry/direct"]
 
 
 def _beds(*without: str) -> list[Any]:
@@ -94,10 +93,9 @@ def _eager() -> Hedger:
 def _wrapped(names: str, inner: ObjectStore) -> ObjectStore:
     recorder, clock = TallyRecorder(), TimelessClock()
     wrappers: dict[str, Callable[[ObjectStore], ObjectStore]] = {
-        "limit": lambda store: LimitStore(store, 2),
+        "request": lambda store: RequestStore(store, 2, recorder, clock),
         "retry": lambda store: RetryStore(store, RetryLimits(RetryPolicy()), clock, recorder),
         "hedge": lambda store: HedgeStore(store, _eager(), recorder),
-        "metered": lambda store: MeteredStore(store, recorder, clock),
     }
     for name in filter(None, names.split("+")):
         inner = wrappers[name](inner)
