@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.cli.bucket_check import examine_url
-from feedd.cli.machine_check import Verdict
+from feedd.cli.check import Verdict, examine_url
 from feedd.config import load
 from feedd.errors import BadRequest
 from tests.fakes.s3.checksums import Kept
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from feedd.cli.machine_check import Finding
+    from feedd.cli.check import Finding
     from tests.unit.cli.conftest import Feedd
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("first_loop", "aws_credentials")]
