@@ -10,13 +10,13 @@ from tests.tidy.house import file_counts, range_way, single_importers, sizes
 
 BOUNDS: Final = {
     "files": 712,
-    "lines": 109_000,
-    "functions": 7_230,
-    "classes": 1_320,
+    "lines": 109_500,
+    "functions": 7_260,
+    "classes": 1_325,
     "short modules with one importer": 116,
     "files that name an option": 10,
-    "test files": 752,
-    "lines of tests": 106_000,
+    "test files": 756,
+    "lines of tests": 107_000,
 }
 """Lowered with each step that makes one smaller, never raised without a reason in docs/decisions/0040-sizes.md.
 
