@@ -194,9 +194,9 @@ def _summary(url: str, listing: Listing) -> PeekReport:
 
 
 def _format(listing: Listing, shard: int) -> str:
-    from feedd.convert.conversion_registry import only_unpacks  # noqa: PLC0415 - see run_async
     from feedd.dataset.pack_layout import has_lines, is_pack  # noqa: PLC0415 - see run_async
     from feedd.formats.format_registry import format_for  # noqa: PLC0415 - see run_async
+    from feedd.tables.registry import only_unpacks  # noqa: PLC0415 - see run_async
 
     ref = listing.refs[shard]
     if is_pack(ref):

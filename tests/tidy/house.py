@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from tests.tidy.tree import Source
 
 _PRODUCT = str(ROOT / "feedd") + "/"
-_WAY: Final = {"cache", "converting", "fetch", "flow"}
+_WAY: Final = {"cache", "fetch", "flow", "tables"}
 _ASIDE: Final = {"DiskWatch", "S3Checksums", "ClosingSession"}  # watch the disk, ask for a checksum
 _WAIT_S: Final = 20.0
 _COUNTS: Final = "--counts"
