@@ -73,7 +73,6 @@ def source_options(config: Config, access_rules: AccessRules | None = None) -> S
         retry_deadline_s=fetch.retry_deadline,
         connect_timeout_s=fetch.connect_timeout,
         read_timeout_s=fetch.read_timeout,
-        transport=fetch.transport,
         verify=fetch.verify,
         hedge_share=fetch.hedge_share,
         traced=config.trace.sample > 0,

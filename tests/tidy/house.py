@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 _PRODUCT = str(ROOT / "feedd") + "/"
 _WAY: Final = {"cache", "fetch", "flow", "tables"}
-_ASIDE: Final = {"DiskWatch", "S3Store", "S3Checksums", "ClosingSession"}  # watch the disk, ask for a checksum
+_ASIDE: Final = {"DiskWatch", "S3Checksums", "ClosingSession"}  # watch the disk, ask for a checksum
 _WAIT_S: Final = 20.0
 _COUNTS: Final = "--counts"
 _SHARDS, _SAMPLES, _BATCH_SIZE = 4, 96, 32

@@ -1,7 +1,8 @@
-"""Reads what the machine counts: cores, pressure, disks, and the threads of daemons and trainers."""
+"""Reads what the machine counts: cores, pressure, disks, GPUs, and the threads of daemons and trainers."""
 
 from __future__ import annotations
 
+import importlib
 import os
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import psutil
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
 _PRESSURE: Final = Path("/proc/pressure/cpu")
 _BLOCK_DEVICES: Final = Path("/sys/dev/block")
@@ -152,3 +153,50 @@ def _process(pid: int) -> ProcessReading | None:
     except (psutil.Error, OSError):
         return ProcessReading(main_s)
     return ProcessReading(main_s, io.write_chars, io.write_count)
+
+
+class GpuReader:
+    """Asks NVML for the utilisation of GPUs: the share of the last 1/6 to 1 s in which a kernel ran."""
+
+    def __init__(self) -> None:
+        """Open NVML; without driver or package there are no GPUs."""
+        self._nvml: Any = None
+        self._devices: list[Any] = []
+        try:
+            self._nvml = importlib.import_module("pynvml")
+            self._nvml.nvmlInit()
+            count = self._nvml.nvmlDeviceGetCount()
+            self._devices = [self._nvml.nvmlDeviceGetHandleByIndex(number) for number in range(count)]
+        except ImportError:
+            return
+        except Exception as error:  # noqa: BLE001 - NVML's own class, known only once it is imported
+            self._check(error)
+
+    def busy(self, pids: Collection[int]) -> float | None:
+        """Return the utilisation of the least busy GPU that one of ``pids`` uses, from 0 to 1.
+
+        In a container NVML may not see the processes; then all GPUs count. None: no GPU tells its utilisation.
+        """
+        readings = [reading for device in self._devices if (reading := self._reading(device)) is not None]
+        used = [share for share, users in readings if not users.isdisjoint(pids)]
+        return min(used or [share for share, _ in readings], default=None)
+
+    def close(self) -> None:
+        """Close NVML."""
+        if self._devices:
+            self._nvml.nvmlShutdown()
+            self._devices = []
+
+    def _reading(self, device: Any) -> tuple[float, set[int]] | None:  # noqa: ANN401 - a C pointer
+        """Return a GPU's utilisation and the processes that compute on it; None: it does not tell, as with MIG."""
+        try:
+            share = self._nvml.nvmlDeviceGetUtilizationRates(device).gpu / 100
+            return share, {one.pid for one in self._nvml.nvmlDeviceGetComputeRunningProcesses(device)}
+        except Exception as error:  # noqa: BLE001 - see __init__
+            self._check(error)
+            return None
+
+    def _check(self, error: Exception) -> None:
+        """Raise an error that is not NVML's."""
+        if not isinstance(error, self._nvml.NVMLError):
+            raise error

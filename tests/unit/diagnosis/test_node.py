@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from feedd import metrics
-from feedd.diagnosis import machine_reader, node_sampler
-from feedd.diagnosis.machine_reader import MachineReader, MachineReading
-from feedd.diagnosis.node_sampler import NodeSampler, Readers
+from feedd.diagnosis import machine, node
+from feedd.diagnosis.machine import GpuReader, MachineReader, MachineReading
+from feedd.diagnosis.node import measure
 from feedd.wire import feedd_pb2 as pb
 from tests.budget import PATIENT_S
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows of these tests are short."""
-    monkeypatch.setattr(node_sampler, "POLL_S", 0.02)
+    monkeypatch.setattr(node, "POLL_S", 0.02)
 
 
 def _sample(metric: Metric, value: float, suffix: str = "", **labels: str) -> pb.Sample:
@@ -58,7 +58,7 @@ def _entry(times: pb.TrainerTimes | None, age_s: float = 0.2, **facts: Any) -> p
 
 
 async def _measure(daemon: _Daemon, job: str = "", seconds: float = 0.06) -> Window:
-    return await NodeSampler([daemon], job=job, local=False).measure(seconds)
+    return await measure([daemon], seconds, job=job, local=False)
 
 
 async def _rank(first: pb.SessionEntry | None, last: pb.SessionEntry) -> RankWindow:
@@ -243,16 +243,13 @@ async def test_the_machine_can_be_another(tmp_path: Path) -> None:
             links = {"eth0": (10_000 * len(found), 2_000_000)}
             return replace(found[-1], disk_busy_s=0.01 * len(found), links=links)
 
-    class _Gpus:
+    class _Gpus(GpuReader):
         def busy(self, _pids: object) -> float:
             return 0.4
 
-        def close(self) -> None:
-            pass
-
     entry = _entry(pb.TrainerTimes(wall_s=4, steps=8))
-    readers = Readers(_Gpus, lambda pids, _: _Machine(pids, str(tmp_path)))
-    window = await NodeSampler([_Daemon(None, entry)], readers=readers).measure(0.06)
+    daemon = _Daemon(None, entry)
+    window = await measure([daemon], 0.06, gpus=_Gpus, machine=lambda pids, _: _Machine(pids, str(tmp_path)))
     assert window.gpu_busy == pytest.approx(0.4)
     assert window.disk == "nvme1n1 EBS"
     assert len(found) > 1
@@ -277,7 +274,7 @@ def test_disks_tell_their_kind(tmp_path: Path, name: str, model: str | None, rot
         if content is not None:
             (disk / file).parent.mkdir(parents=True, exist_ok=True)
             (disk / file).write_text(content)
-    assert machine_reader._disk_kind(disk) == kind
+    assert machine._disk_kind(disk) == kind
 
 
 def test_a_directory_that_is_gone_has_no_disk(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The daemon that owns a cache directory: commands ask it, because they must not touch its directory."""
+"""Runs the work of a command: on an event loop of its own, or by the daemon that owns the cache."""
 
 from __future__ import annotations
 
@@ -16,13 +16,49 @@ from feedd.config.types import UNIX_PREFIX, is_unix
 from feedd.errors import FeeddError, NotFound
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 
     from feedd.config import Config
+    from feedd.daemon.signals import StopRequests
     from feedd.lanes.node_client import NodeClient
     from feedd.serve.server_options import CacheState
 
 _T = TypeVar("_T")
+
+
+def run_async(work: Coroutine[object, object, _T]) -> _T:
+    """Return the result of ``work``, run on an event loop of its own.
+
+    Raises:
+        As ``work`` does; of several errors at once, the one to show.
+    """
+    # uvloop and the daemon's parts take long to import; a wrong flag is reported before that.
+    import uvloop  # noqa: PLC0415 - see above
+
+    from feedd.daemon.failures import single  # noqa: PLC0415 - see above
+
+    try:
+        return uvloop.run(work)
+    except BaseExceptionGroup as group:
+        raise single(group) from group
+
+
+def run_stoppable(work: Callable[[StopRequests], Coroutine[object, object, _T]]) -> _T:
+    """Return the result of ``work``, run as by ``run_async``; it is given the signals that came.
+
+    Raises:
+        As ``run_async`` does.
+    """
+    # The SDK takes most of a second to import; a wrong flag is reported before that.
+    from feedd.daemon.signals import StopRequests, handled  # noqa: PLC0415 - see above
+
+    async def run() -> _T:
+        requests = StopRequests()
+        with handled(requests):
+            return await work(requests)
+
+    return run_async(run())
+
 
 AddressFlag = Annotated[
     str | None,
