@@ -102,7 +102,7 @@ def _of_job(address: str, job: str, seconds: float) -> Window:
         raise NotFound(
             "expected a trainer that takes batches, got none",
             object=job or address,
-            hint="run feedd doctor while the job trains, or give it a URL; clients before protocol 1.12 tell no times",
+            hint="run feedd doctor while the job trains, or give it a URL",
             stage="cli",
         )
     return window
