@@ -21,31 +21,29 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
 
+    from feedd.cache.cache import Cache
     from feedd.cache.cache_options import CacheOptions
-    from feedd.cache.tiers import AnyCache
     from feedd.protocols import PinnedShards
     from feedd.values import ObjectRef
 
 
-class BorrowedCache(PendingCache["AnyCache"]):
+class BorrowedCache(PendingCache):
     """A ``ShardCache`` over a directory that another daemon owns, and after ``own`` over the cache of this daemon.
 
     Until then it changes nothing in the directory. An entry in use stays open, so the owner may remove it, and does not
     write to it: see ``recycled_files``. Whoever acquires a shard that is not there waits for ``own``.
     """
 
-    def __init__(self, options: CacheOptions, cache: AnyCache, memory_bytes: int = 0) -> None:
+    def __init__(self, options: CacheOptions, cache: Cache) -> None:
         """Prepare to borrow.
 
         Args:
             options: names the directory.
             cache: this daemon's cache, not open yet.
-            memory_bytes: size of this daemon's memory tier.
         """
         super().__init__()
         self._options = options
         self._inner = cache
-        self._expected_bytes = options.size_bytes + memory_bytes
         self._wishes: dict[str, Sequence[ObjectRef]] = {}
         self._verified: set[ObjectRef] = set()
         self._settled = asyncio.Event()  # owned, or closed
@@ -127,7 +125,7 @@ class BorrowedCache(PendingCache["AnyCache"]):
     @property
     def limit_bytes(self) -> int:
         """Upper limit of the bytes of all entries; before ``own``, as configured."""
-        return self._expected_bytes if self._cache is None else self._cache.limit_bytes
+        return self._options.size_bytes if self._cache is None else self._cache.limit_bytes
 
     def holds(self, ref: ObjectRef) -> bool:
         """Whether the cache holds the whole object; before ``own``: as far as it was acquired."""

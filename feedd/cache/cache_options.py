@@ -28,6 +28,7 @@ class CacheOptions:
         verified_for_s: time for which a verified entry is not verified again.
         quotas: upper limits of disk bytes by URL prefix; the longest matching prefix counts; see ``Quotas``.
         allow_network_fs: accept a directory on NFS, SMB or FUSE too. fuse-overlayfs is always accepted.
+        bypass_bytes: upper limit of the memory for shards while the disk cannot be used; 0: none is used.
     """
 
     directory: Path
@@ -39,12 +40,14 @@ class CacheOptions:
     verified_for_s: float = 600.0
     quotas: Mapping[str, int] = field(default_factory=dict)
     allow_network_fs: bool = False
+    bypass_bytes: int = 0
 
     def __post_init__(self) -> None:
         if self.size_bytes <= 0:
             raise ValueError(f"expected size_bytes above 0, got {self.size_bytes}")
-        if self.free_reserve_bytes < 0:
-            raise ValueError(f"expected free_reserve_bytes of 0 or more, got {self.free_reserve_bytes}")
+        if self.free_reserve_bytes < 0 or self.bypass_bytes < 0:
+            got = f"{self.free_reserve_bytes} and {self.bypass_bytes}"
+            raise ValueError(f"expected free_reserve_bytes and bypass_bytes of 0 or more, got {got}")
         if self.fill_deadline_s <= 0:
             raise ValueError(f"expected fill_deadline_s above 0, got {self.fill_deadline_s}")
         if self.verify not in {"use", "boot", "off"}:

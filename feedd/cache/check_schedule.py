@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -15,6 +14,7 @@ from feedd.flow.singleflight import SingleFlight
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from feedd.cache.cache_options import CacheOptions
     from feedd.cache.entry_storage import EntryStorage
     from feedd.cache.policy.eviction_order import Entry
     from feedd.protocols import Clock
@@ -25,19 +25,6 @@ _COMPACT_SLACK: Final = 64
 _Look = tuple["Entry", Depth]
 
 
-@dataclass(frozen=True, slots=True)
-class CheckRule:
-    """How closely entries are verified.
-
-    Attributes:
-        blocks: compare the bytes with their checksums at the first use.
-        again_s: compare them again at a use this long after the last verification; inf: never again.
-    """
-
-    blocks: bool = True
-    again_s: float = math.inf
-
-
 class Checks:
     """Verifies entries: the bytes when an entry goes into use, the length of its file from time to time.
 
@@ -45,11 +32,12 @@ class Checks:
     verification share one.
     """
 
-    def __init__(self, group: asyncio.TaskGroup, place: EntryStorage, clock: Clock, rule: CheckRule) -> None:
-        self._storage = place
+    def __init__(self, group: asyncio.TaskGroup, storage: EntryStorage, clock: Clock, options: CacheOptions) -> None:
+        self._storage = storage
         self._clock = clock
-        self._rule = rule
-        self._whole_s: dict[Entry, float] = {}  # when each entry was last found whole, by checksum if the rule says so
+        self._by_blocks = options.verify != "off"
+        self._again_s = options.verified_for_s if options.verify == "use" else math.inf
+        self._whole_s: dict[Entry, float] = {}  # when each entry was last found whole, as closely as options ask
         self._verifying: dict[Entry, int] = {}
         self._flights: SingleFlight[_Look, Finding] = SingleFlight(group)
         self._doubted_s = -math.inf
@@ -71,8 +59,8 @@ class Checks:
         now_s = self._clock.monotonic_s()
         whole_s = self._whole_s.get(entry)
         idle = entry.pins <= 1 or entry in self._verifying  # the caller's own pin
-        if whole_s is None or (idle and now_s - whole_s >= self._rule.again_s):
-            return Depth.BLOCKS if self._rule.blocks else Depth.HEADER
+        if whole_s is None or (idle and now_s - whole_s >= self._again_s):
+            return Depth.BLOCKS if self._by_blocks else Depth.HEADER
         return Depth.LENGTH if entry.seen_s <= max(now_s - _SEEN_FOR_S, self._doubted_s) else None
 
     async def look(self, entries: Sequence[Entry]) -> list[Finding]:

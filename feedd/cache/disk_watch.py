@@ -6,7 +6,7 @@ import asyncio
 import math
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -14,17 +14,15 @@ from feedd.cache.ondisk.probe import Prober
 from feedd.cache.policy.health import DiskHealth, DiskState, HealthOptions, Symptom, symptom
 from feedd.errors import CacheUnavailable
 from feedd.flow.tasks import within
-from feedd.metrics import CACHE_DISK_STATE, CACHE_ERRORS
+from feedd.metrics import CACHE_DISK_STATE
 from feedd.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from feedd.metrics import Metric
     from feedd.protocols import Clock, Recorder
 
 _log = structlog.get_logger(__name__)
-_DOUBTS = frozenset({"unreadable", "torn"})  # reasons of CACHE_ERRORS that may be the disk's fault
 
 
 @dataclass(eq=False, slots=True)
@@ -34,7 +32,7 @@ class _Operation:
 
 
 class DiskWatch:
-    """Tracks the health of a disk. ``async with``; the one background task waits for something to probe.
+    """Tracks the health of a disk. The one background task waits for something to probe.
 
     A slow operation is not the disk's fault while a probe succeeds, because the store may be slow. Only if the probe
     fails or hangs too, the operation is given up and counted as an error.
@@ -51,26 +49,21 @@ class DiskWatch:
         self._operations: set[_Operation] = set()
         self._wake = asyncio.Event()
         self._idle = True
-        self._group = asyncio.TaskGroup()
         self._task: asyncio.Task[None] | None = None
 
-    async def __aenter__(self) -> Self:
+    def start(self, group: asyncio.TaskGroup) -> None:
         """Start watching the disk."""
-        await self._group.__aenter__()
-        self._task = self._group.create_task(self._watch())
+        self._task = group.create_task(self._watch())
         self._publish()
-        return self
 
-    async def __aexit__(self, *_: object) -> None:
-        """Stop watching the disk."""
-        assert self._task is not None
+    def close(self) -> None:
+        """Stop watching the disk; harmless if it is not watched."""
+        if self._task is None:
+            return
         self._task.cancel()
-        try:
-            await self._group.__aexit__(None, None, None)
-        finally:
-            self._prober.close()
-            for state in DiskState:
-                self._recorder.gauge(CACHE_DISK_STATE, 0, state=state.value)
+        self._prober.close()
+        for state in DiskState:
+            self._recorder.gauge(CACHE_DISK_STATE, 0, state=state.value)
 
     @property
     def state(self) -> DiskState:
@@ -141,10 +134,6 @@ class DiskWatch:
         self._doubt_count += 1
         self._wake.set()
 
-    def listen(self, recorder: Recorder) -> Recorder:
-        """Return a recorder for the cache on this disk; broken entries that it counts trigger a probe."""
-        return _Listening(recorder, self)
-
     def filled(self) -> None:
         """Record that a fill succeeded."""
         self._health.filled()
@@ -207,25 +196,3 @@ class DiskWatch:
     def _publish(self) -> None:
         for state in DiskState:
             self._recorder.gauge(CACHE_DISK_STATE, float(state is self._reported), state=state.value)
-
-
-class _Listening:
-    """Passes everything to another ``Recorder`` and reports suspicious cache errors to the watch."""
-
-    def __init__(self, recorder: Recorder, watch: DiskWatch) -> None:
-        self._recorder = recorder
-        self._watch = watch
-
-    def count(self, metric: Metric, amount: float = 1.0, **labels: str) -> None:
-        self._recorder.count(metric, amount, **labels)
-        if metric is CACHE_ERRORS and labels["reason"] in _DOUBTS:
-            self._watch.doubted()
-
-    def gauge(self, metric: Metric, value: float, **labels: str) -> None:
-        self._recorder.gauge(metric, value, **labels)
-
-    def move(self, metric: Metric, delta: float, **labels: str) -> None:
-        self._recorder.move(metric, delta, **labels)
-
-    def observe(self, metric: Metric, value: float, times: int = 1, /, **labels: str) -> None:
-        self._recorder.observe(metric, value, times, **labels)

@@ -13,6 +13,7 @@ from feedd.cache.ondisk.disk_thread import DiskThread
 from feedd.cache.os_errors import StorageFull
 from feedd.cache.policy.cache_index import CacheIndex
 from feedd.errors import CacheUnavailable, Unsupported
+from feedd.flow.memory import available_bytes
 from feedd.flow.sink_file import OpenFile, SinkFile, memory_file
 from feedd.units import MIB, format_size
 from feedd.values import ShardFile
@@ -42,7 +43,8 @@ class MemoryStorage:
     control group must have the step's bytes plus the reserve left.
     """
 
-    def __init__(self, size_bytes: int, available: Callable[[], int | None]) -> None:
+    def __init__(self, size_bytes: int, available: Callable[[], int | None] = available_bytes) -> None:
+        """Take at most ``size_bytes``, and never more than ``available`` reports as left."""
         self._size_bytes = size_bytes
         self._available = available
         self._files: dict[ObjectRef, OpenFile] = {}  # changed on the loop; closed in the thread

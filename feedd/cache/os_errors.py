@@ -30,6 +30,7 @@ _HINTS = {
     errno.ENFILE: "raise the machine's limit on open files",
     errno.EIO: "the disk failed: see the kernel's log, and pass another --cache-dir",
 }
+_MAY_PASS = _FULL | {errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
 _ONE_HINT = "write smaller shards: only files of tokens and .npy files are read in spans (fetch.span_size)"
 
 
@@ -52,6 +53,15 @@ class StorageFull(Exception):
 def is_full(error: OSError) -> bool:
     """Whether the disk, its inodes or the user's disk quota ran out."""
     return error.errno in _FULL
+
+
+def may_pass(error: CacheUnavailable) -> bool:
+    """Whether a later try may open the directory: it is full, failing or not writable.
+
+    A wrong path or another owner needs the operator.
+    """
+    cause = error.__cause__
+    return isinstance(cause, StorageFull) or (isinstance(cause, OSError) and cause.errno in _MAY_PASS)
 
 
 def unavailable(error: OSError, path: Path) -> CacheUnavailable:

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING
 
 from feedd.cache.cache_report import CacheStats
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from feedd.cache.cache import Cache
     from feedd.cache.cache_report import CacheEntry
-    from feedd.cache.caches import DiskCache
-    from feedd.cache.tiers import TieredCache
     from feedd.values import NextUses, ObjectRef
 
-_Cache = TypeVar("_Cache", bound="DiskCache | TieredCache")
 
-
-class PendingCache(Generic[_Cache]):
+class PendingCache:
     """Passes calls on to a cache, once it is open; until then it is empty."""
 
     def __init__(self) -> None:
-        self._cache: _Cache | None = None
+        self._cache: Cache | None = None
         self._next_uses: NextUses | None = None
 
     def note_next_use(self, times: NextUses, refs: Sequence[ObjectRef] | None = None) -> None:
@@ -47,7 +44,7 @@ class PendingCache(Generic[_Cache]):
         """Return the whole entries, in no particular order."""
         return [] if self._cache is None else self._cache.entries()
 
-    def _opened(self, cache: _Cache) -> None:
+    def _opened(self, cache: Cache) -> None:
         self._cache = cache
         if self._next_uses is not None:
             cache.note_next_use(self._next_uses)

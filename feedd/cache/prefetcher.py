@@ -75,10 +75,11 @@ class Prefetcher:
         self._started_count = self._started_bytes = 0
 
     def wish(self, owner: str, refs: Sequence[ObjectRef]) -> None:
-        """Replace the owner's list; an empty list also gives up running fills that no other owner wants."""
+        """Replace the owner's list; running fills go on."""
         self._wishes.replace(owner, refs)
-        if refs:
-            return
+
+    def give_up(self, owner: str) -> None:
+        """End the running fills that only this owner has wished for."""
         for entry, early in tuple(self._running.items()):
             early.owners.discard(owner)
             if not early.owners and not self._wishes.wanted(entry.ref):

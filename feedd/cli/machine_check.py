@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from feedd.cache.late_disk import RETRY_S, may_pass
+from feedd.cache.cache import RETRY_S
 from feedd.cache.ondisk.directory_lock import DirectoryLock, check_private
 from feedd.cache.ondisk.inspection import disk_bytes
 from feedd.cache.ondisk.recovery import limit_bytes
-from feedd.cache.os_errors import is_full, unavailable
+from feedd.cache.os_errors import is_full, may_pass, unavailable
 from feedd.cli.hugepages import lacks_huge_pages
 from feedd.config.machine_defaults import default_workers, existing_parent, memory_bytes, network_gbits, usable_cores
 from feedd.config.types import UNIX_PREFIX, lane_address
@@ -76,9 +76,8 @@ def _without_disk(config: Config, error: CacheUnavailable) -> tuple[Verdict, str
     """Return the verdict on a cache directory that cannot be used now, and what the daemon does until it can."""
     if not config.cache.bypass or not may_pass(error):
         return Verdict.CANNOT, ""
-    memory = config.cache.memory or config.cache.bypass
     return Verdict.DEGRADED, (
-        f"; the daemon would keep shards in {format_size(memory)} of memory, "
+        f"; the daemon would keep shards in {format_size(config.cache.bypass)} of memory, "
         f"and try the directory again every {format_duration(RETRY_S)}"
     )
 

@@ -180,7 +180,7 @@ def _run(effective: Effective, options: _StartOptions, *, greets: bool) -> int:
 def _greet(effective: Effective, addresses: Sequence[str], page: str | None, cache_bytes: int) -> None:
     """Print, on a terminal, that the daemon is ready and what to do next."""
     cache = effective.config.cache
-    size = format_size(min(cache.size, cache_bytes))  # the disk may have less room; a memory tier does not count
+    size = format_size(min(cache.size, cache_bytes))  # the disk may have less room
     lines = [
         f"feedd {__version__} is ready. Ctrl-C stops it.",
         f"  address       {addresses[0]}",

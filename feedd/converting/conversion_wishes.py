@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from feedd.cache.borrowed_cache import BorrowedCache
-    from feedd.cache.tiers import AnyCache
+    from feedd.cache.cache import Cache
     from feedd.converting.converter import Converter
     from feedd.flow.singleflight import Flight, SingleFlight
     from feedd.values import ObjectRef
@@ -34,7 +34,7 @@ class ConversionWishes:
 
     def __init__(
         self,
-        inner: AnyCache | BorrowedCache,
+        inner: Cache | BorrowedCache,
         converter: Converter,
         flights: SingleFlight[ObjectRef, ObjectRef],
         bring: Callable[[ObjectRef], Awaitable[ObjectRef]],

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
 
     from feedd.cache.borrowed_cache import BorrowedCache
+    from feedd.cache.cache import Cache
     from feedd.cache.cache_report import CacheEntry, CacheStats
-    from feedd.cache.tiers import AnyCache
     from feedd.converting.converter import Converter
     from feedd.protocols import PinnedShards
     from feedd.shard_index import ShardIndex
@@ -41,7 +41,7 @@ class ConvertingCache:
     Opening and closing the inner cache is up to others, except for ``close``.
     """
 
-    def __init__(self, inner: AnyCache | BorrowedCache, converter: Converter) -> None:
+    def __init__(self, inner: Cache | BorrowedCache, converter: Converter) -> None:
         self._inner = inner
         self._converter = converter
         self._group = asyncio.TaskGroup()

@@ -85,7 +85,6 @@ def lane_config(config: Config, lane: Lane) -> Config:
             cache,
             dir=lane.cache_dir(cache.dir),
             size=lane.part(cache.size, MIB),
-            memory=lane.part(cache.memory),
             bypass=lane.part(cache.bypass),
             quotas={url: lane.part(size) for url, size in cache.quotas.items()},
         ),

@@ -68,6 +68,8 @@ class BooksCache:
 
     def prefetch(self, refs: Sequence[ObjectRef], owner: str) -> None:
         self._prefetcher.wish(owner, refs)
+        if not refs:
+            self._prefetcher.give_up(owner)
         self._pump()
 
     def note_next_use(self, times: NextUses, refs: Sequence[ObjectRef] | None = None) -> None:

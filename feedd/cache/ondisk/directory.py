@@ -24,6 +24,7 @@ from feedd.errors import CacheUnavailable
 from feedd.flow import mounts
 from feedd.flow.range_sinks import FileSink
 from feedd.flow.sink_file import OpenFile
+from feedd.units import format_size
 from feedd.values import ShardFile
 
 if TYPE_CHECKING:
@@ -111,6 +112,13 @@ class DirectoryStorage:
         self._ledger = taken.ledger
         self._journal = taken.journal
         self._runs = taken.runs
+        limit_bytes = taken.opened.index.limit_bytes
+        if limit_bytes < self._options.size_bytes:
+            _log.warning(
+                "cache is limited by the disk, not by its configured size",
+                cache=f"{self._options.directory}, {format_size(self._options.size_bytes)}",
+                limit=format_size(limit_bytes),
+            )
         return taken.opened
 
     async def open_files(self, refs: Sequence[ObjectRef]) -> list[ShardFile | Finding]:

@@ -83,6 +83,10 @@ class CacheIndex:
         """Upper limit of committed plus reserved bytes."""
         return self.space.limit_bytes
 
+    def __len__(self) -> int:
+        """Number of all entries, reserved ones included."""
+        return len(self._entries)
+
     def __iter__(self) -> Iterator[Entry]:
         """Iterate over all entries, reserved ones included."""
         return iter(self._entries.values())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedd.cache.borrowed_cache import BorrowedCache
-from feedd.cache.caches import DiskCache
+from feedd.cache.cache import Cache
 from feedd.errors import Draining
 from tests.fakes.caches import CacheRig, rig_on
 from tests.fakes.fetchers import until
@@ -29,7 +29,7 @@ def rig(tmp_path: Path) -> Iterator[CacheRig]:
 @asynccontextmanager
 async def _borrowed(rig: CacheRig) -> AsyncIterator[BorrowedCache]:
     options = rig.options()
-    async with BorrowedCache(options, DiskCache(options, rig.fetcher, rig.recorder, rig.clock)) as cache:
+    async with BorrowedCache(options, Cache(options, rig.fetcher, rig.recorder, rig.clock)) as cache:
         yield cache
 
 

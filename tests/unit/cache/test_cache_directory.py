@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedd.cache import entry_layout
+from feedd.cache.cache import Cache
 from feedd.cache.cache_options import CacheOptions
-from feedd.cache.caches import DiskCache
 from feedd.cache.entry_storage import Depth
 from feedd.cache.ondisk import inspection as inspect
 from feedd.cache.ondisk import recovery as boot
@@ -185,7 +185,7 @@ async def test_no_room_for_any_cache(rig: CacheRig) -> None:
     """A free-space reserve that the disk cannot grant is an error at start, with the numbers."""
     options = CacheOptions(rig.directory, size_bytes=1 << 20, free_reserve_bytes=1 << 60)
     with pytest.raises(CacheUnavailable, match=r"and a reserve of .* need more disk space than the .* free"):
-        async with DiskCache(options, rig.fetcher, rig.recorder, SystemClock()):
+        async with Cache(options, rig.fetcher, rig.recorder, SystemClock()):
             pass
 
 
@@ -216,13 +216,13 @@ async def test_file_seen_a_moment_ago_is_not_looked_at_again(rig: CacheRig, monk
     (ref,) = rig.shards(1)
     looks: list[Depth] = []
     async with rig.open() as cache:
-        real = cache._storage.look
+        real = cache._disk._storage.look
 
         async def counted(refs: list[ObjectRef], depth: Depth) -> list[Finding]:
             looks.append(depth)
             return await real(refs, depth)
 
-        monkeypatch.setattr(cache._storage, "look", counted)
+        monkeypatch.setattr(cache._disk._storage, "look", counted)
         for step_s in (0.0, 0.5, 0.25, 2.0, 0.5, 2.0):
             rig.clock.now_s += step_s
             with await cache.acquire([ref]) as pins:
@@ -237,13 +237,13 @@ async def test_a_damaged_file_has_the_others_looked_at(rig: CacheRig, monkeypatc
         with await cache.acquire([damaged, other]):
             pass
         looks: list[ObjectRef] = []
-        real = cache._storage.look
+        real = cache._disk._storage.look
 
         async def noted(refs: list[ObjectRef], depth: Depth) -> list[Finding]:
             looks.extend(refs)
             return await real(refs, depth)
 
-        monkeypatch.setattr(cache._storage, "look", noted)
+        monkeypatch.setattr(cache._disk._storage, "look", noted)
         for drop, expected in ((cache.renew, []), (cache.discard, [other])):
             await drop(damaged)
             with await cache.acquire([other]) as pins:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from feedd.cache.cache import Cache
 from feedd.cache.cache_options import CacheOptions
-from feedd.cache.caches import DiskCache
 from feedd.cli.machine_check import Verdict, examine
 from feedd.clock import SystemClock
 from feedd.config import load
@@ -39,7 +39,7 @@ async def test_a_directory_on_a_network_is_refused(tmp_path: Path, lies_on: Call
     rig = CacheRig(tmp_path / "cache")
     options = CacheOptions(rig.directory, size_bytes=1 << 20, free_reserve_bytes=0)
     with pytest.raises(CacheUnavailable) as caught:
-        async with DiskCache(options, rig.fetcher, rig.recorder, SystemClock()):
+        async with Cache(options, rig.fetcher, rig.recorder, SystemClock()):
             pass
     assert kind in str(caught.value)
     assert str(rig.directory) in str(caught.value)
@@ -47,7 +47,7 @@ async def test_a_directory_on_a_network_is_refused(tmp_path: Path, lies_on: Call
     assert "cache.allow_network_fs" in caught.value.hint
     assert not rig.directory.exists()
     allowed = CacheOptions(rig.directory, size_bytes=1 << 20, free_reserve_bytes=0, allow_network_fs=True)
-    async with DiskCache(allowed, rig.fetcher, rig.recorder, SystemClock()) as cache:
+    async with Cache(allowed, rig.fetcher, rig.recorder, SystemClock()) as cache:
         assert cache.limit_bytes
 
 
@@ -56,7 +56,7 @@ async def test_a_rootless_container_keeps_its_cache_on_its_root(tmp_path: Path, 
     lies_on("fuse.fuse-overlayfs")
     rig = CacheRig(tmp_path / "cache")
     options = CacheOptions(rig.directory, size_bytes=1 << 20, free_reserve_bytes=0)
-    async with DiskCache(options, rig.fetcher, rig.recorder, SystemClock()) as cache:
+    async with Cache(options, rig.fetcher, rig.recorder, SystemClock()) as cache:
         assert cache.limit_bytes
 
 

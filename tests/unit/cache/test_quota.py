@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.cache.caches import DiskCache
+from feedd.cache.cache import Cache
 from feedd.errors import CacheTooSmall
 from tests.budget import PATIENT_S
 from tests.fakes.caches import SLOT_BYTES, CacheRig
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 TRAIN = f"{ROOT}/train/"
 
 
-def cache_of(rig: CacheRig, slots: int) -> DiskCache:
+def cache_of(rig: CacheRig, slots: int) -> Cache:
     """Return a cache in which the dataset may take so many shards."""
     options = replace(rig.options(), quotas={TRAIN: slots * SLOT_BYTES})
-    return DiskCache(options, rig.fetcher, rig.recorder, rig.clock)
+    return Cache(options, rig.fetcher, rig.recorder, rig.clock)
 
 
-def held(cache: DiskCache) -> set[str]:
+def held(cache: Cache) -> set[str]:
     """Return the names of what is in it."""
     return {entry.url.removeprefix(f"{ROOT}/") for entry in cache.entries()}
 

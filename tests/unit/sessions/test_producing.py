@@ -40,7 +40,7 @@ def _lose(directory: Path, ref: ObjectRef) -> None:
 
 async def _closed(rig: Feeding) -> None:
     """Wait until the cache has closed the files that no batch reads: open files stay readable when they are deleted."""
-    storage = rig.cache._storage
+    storage = rig.cache._disk._storage
     assert isinstance(storage, DirectoryStorage)
     await until(lambda: not storage._files)
 

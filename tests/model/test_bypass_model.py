@@ -1,4 +1,4 @@
-"""Two tiers under random demands, releases, wishes and a disk that fails and heals: bytes bounded, nothing leaks."""
+"""A cache with a bypass under random demands, wishes and a disk that fails and heals: bytes bounded, nothing leaks."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from hypothesis import example, given, settings
 
 from feedd.errors import StoreUnavailable
 from tests.budget import PATIENT_S
+from tests.fakes.bypass import BypassRig, disk_of, memory_of
 from tests.fakes.caches import SHARD_BYTES, SLOT_BYTES
 from tests.fakes.disks import BadDisk
 from tests.fakes.fetchers import until
 from tests.fakes.next_uses import note_next_use
-from tests.fakes.tiers import TieredRig
 
 if TYPE_CHECKING:
+    from feedd.cache.cache import Cache
     from feedd.cache.pins import Pins
-    from feedd.cache.tiers import TieredCache
     from feedd.values import ObjectRef
 
 SHARD_COUNT = 9
@@ -51,9 +51,9 @@ steps = st.one_of(
 class _Run:
     """One example."""
 
-    rig: TieredRig
+    rig: BypassRig
     disk: BadDisk
-    cache: TieredCache
+    cache: Cache
     refs: list[ObjectRef]
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     leases: list[asyncio.Event] = field(default_factory=list)
@@ -114,11 +114,11 @@ class _Run:
 
     def check(self) -> None:
         """What holds at every moment."""
-        for tier, slots in ((self.cache._memory, MEMORY_SLOTS), (self.cache._disk, DISK_SLOTS)):
+        for tier, slots in ((memory_of(self.cache), MEMORY_SLOTS), (disk_of(self.cache), DISK_SLOTS)):
             assert tier.stats.committed_bytes + tier.stats.reserved_bytes <= slots * SLOT_BYTES
         if not self.ever_failed:
             in_memory, on_disk = (
-                {entry.url for entry in tier.entries()} for tier in (self.cache._memory, self.cache._disk)
+                {entry.url for entry in tier.entries()} for tier in (memory_of(self.cache), disk_of(self.cache))
             )
             assert not in_memory & on_disk
 
@@ -135,11 +135,11 @@ class _Run:
         assert (self.cache.stats.pin_count, self.cache.stats.waiting_count) == (0, 0)
 
 
-async def _play(script: list[tuple[str, object]], directory: Path, disk: BadDisk, *, standby: bool) -> None:
-    rig = TieredRig(directory / "cache", memory_bytes=MEMORY_SLOTS * SLOT_BYTES, standby=standby)
+async def _play(script: list[tuple[str, object]], directory: Path, disk: BadDisk) -> None:
+    rig = BypassRig(directory / "cache", bypass_bytes=MEMORY_SLOTS * SLOT_BYTES)
     rig.probe = disk.probe  # type: ignore[method-assign]  # the disk's own answer
     refs = [rig.shard(f"s{number}", SHARD_BYTES) for number in range(SHARD_COUNT)]
-    async with rig.open_tiers(capacity=DISK_SLOTS) as cache:
+    async with rig.open(capacity=DISK_SLOTS) as cache:
         run = _Run(rig, disk, cache, refs)
         for name, value in script:
             await run.step(name, value)
@@ -153,9 +153,9 @@ _DISCARDED = [("acquire", [0]), ("settle", None), ("discard", 0), ("acquire", [0
 
 
 @settings(max_examples=40, deadline=None)
-@example(script=_DISCARDED, standby=False)
-@given(script=st.lists(steps, max_size=25), standby=st.booleans())
-def test_tiers(script: list[tuple[str, object]], *, standby: bool) -> None:
+@example(script=_DISCARDED)
+@given(script=st.lists(steps, max_size=25))
+def test_bypass(script: list[tuple[str, object]]) -> None:
     """Whatever happens in whatever order: right bytes, bounded tiers, no deadlock, all gauges zero at the end."""
     with pytest.MonkeyPatch.context() as patch, BadDisk().under(patch) as disk, tempfile.TemporaryDirectory() as folder:
-        asyncio.run(_play(script, Path(folder), disk, standby=standby))
+        asyncio.run(_play(script, Path(folder), disk))
