@@ -20,12 +20,15 @@ if TYPE_CHECKING:
 _DIGITS: Final = 8
 _BLOCK: Final = 10**4  # number of ordinals with the same first four digits
 
-ORDER_BYTES: Final = 24
-"""Memory of a sample in the order of an epoch: readers keep three shuffled windows."""
+ORDER_BYTES: Final = 16
+"""Memory of a sample in the orders of epochs: a reader has two windows while it sorts a third."""
+
+CELL_BYTES: Final = 4
+"""Least memory of a sample in a column of a ``PackedIndex``."""
 
 _OBJECT_TIMES: Final = 12  # most objects are much larger than their index
-_CONVERTED_TIMES: Final = 40  # of a compressed table of labels
-_CONVERTED_BYTES: Final = 128 << 20
+_CONVERTED_TIMES: Final = 6  # a compressed object is much smaller than what it holds
+_NARROW: Final = np.iinfo(np.int32)
 
 SAMPLES_MAX: Final = 1 << 26
 """Maximum number of samples of a shard, and of its fields times its samples."""
@@ -49,12 +52,9 @@ class IndexLimits(NamedTuple):
         Args:
             index_bytes: ``decode.index_size``.
             object_bytes: size of the object in its store. A large object may have a larger index.
-            is_converted: whether the object may expand: a compressed table has many rows for its size. If not, each
-                byte may be a sample.
+            is_converted: whether the object may expand. If not, each byte may be a sample.
         """
-        size_bytes = max(index_bytes, _OBJECT_TIMES * object_bytes)
-        if is_converted:
-            size_bytes = max(size_bytes, min(_CONVERTED_TIMES * object_bytes, _CONVERTED_BYTES))
+        size_bytes = max(index_bytes, (_CONVERTED_TIMES if is_converted else _OBJECT_TIMES) * object_bytes)
         return cls(size_bytes, min(SAMPLES_MAX, max(size_bytes // ORDER_BYTES, 0 if is_converted else object_bytes)))
 
     def check(self, columns_bytes: int, samples: int, url: str) -> None:
@@ -137,8 +137,13 @@ class ShardIndex:
         """Return starts and sizes, int64[ordinals] each, of one field of some samples."""
         return self.starts[column, ordinals], self.sizes[column, ordinals]
 
-    def sizes_of(self, columns: Sequence[int]) -> NDArray[np.int64]:
-        """Return the sizes of some fields, int64[], of all samples; of a regular index, of one sample."""
+    def cell(self, column: int, ordinal: int) -> tuple[int, int]:
+        """Return start and size of one field of one sample."""
+        start, size = self.cells(column, np.array([ordinal], np.int64))
+        return int(start[0]), int(size[0])
+
+    def sizes_of(self, columns: Sequence[int]) -> NDArray[np.integer]:
+        """Return the sizes of some fields of all samples; of a field with a stride, of one sample."""
         return self.sizes[columns].reshape(-1)
 
     def encoding_of(self, column: int) -> str:
@@ -238,11 +243,136 @@ class NumberedIndex(ShardIndex):
         return NumberedIndex(fields, starts, sizes, self._sample_count, *told, first=self._first)
 
 
-class RegularIndex(NumberedIndex):
+class PackedColumn(NamedTuple):
+    """Where the values of one field lie, int32 if they all lie below 2 GiB, else int64.
+
+    Attributes:
+        starts: start of each value. Without ``sizes``, one more, as if another value followed.
+        sizes: size of each value, -1: the sample lacks it. None: ``gap`` bytes lie between each value and the next.
+        gap: see ``sizes``.
+    """
+
+    starts: NDArray[np.signedinteger]
+    sizes: NDArray[np.signedinteger] | None
+    gap: int = 0
+
+    @classmethod
+    def of(cls, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> PackedColumn:
+        """Pack a column."""
+        ends = starts + sizes
+        gap = int(starts[1] - ends[0]) if len(starts) > 1 else 0
+        is_joined = (
+            len(starts) > 0
+            and abs(gap) <= _NARROW.max
+            and bool((sizes >= 0).all())
+            and bool((starts[1:] - ends[:-1] == gap).all())
+        )
+        low = int(starts.min(initial=0))
+        high = max(int(starts.max(initial=0)), int(ends.max(initial=0)) + max(gap, 0))
+        dtype = np.int32 if _NARROW.min <= low and high <= _NARROW.max else np.int64
+        if not is_joined:
+            return cls(starts.astype(dtype), sizes.astype(dtype))
+        return cls(np.append(starts, ends[-1:] + gap).astype(dtype), None, gap)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory."""
+        return self.starts.nbytes + (0 if self.sizes is None else self.sizes.nbytes)
+
+    def cells(self, ordinals: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return starts and sizes of some samples."""
+        starts = self.starts[ordinals].astype(np.int64)
+        if self.sizes is not None:
+            return starts, self.sizes[ordinals].astype(np.int64)
+        return starts, self.starts[ordinals + 1] - starts - self.gap
+
+    def every_size(self) -> NDArray[np.signedinteger]:
+        """Return the sizes of all samples, in this column's type."""
+        if self.sizes is not None:
+            return self.sizes
+        sizes = np.diff(self.starts)
+        sizes -= self.gap
+        return sizes
+
+
+class PackedIndex(NumberedIndex):
+    """The index of samples whose keys are their numbers, in little memory.
+
+    A field has a stride or a column. Each read of ``starts``, ``sizes`` or the keys makes them anew, so read single
+    samples by ``cells``, ``cell`` and ``key``.
+    """
+
+    __slots__ = ("columns",)
+
+    columns: tuple[PackedColumn | None, ...]
+
+    def __init__(
+        self,
+        fields: tuple[str, ...],
+        columns: tuple[PackedColumn | None, ...],
+        strides: Strides,
+        sample_count: int,
+        encodings: tuple[str, ...],
+        notes: tuple[tuple[int, int, str], ...] = (),
+        unread: tuple[tuple[str, str], ...] = (),
+        reasons: NDArray[np.uint8] | None = None,
+    ) -> None:
+        """Create an index; see ``NumberedIndex``. ``columns``: of each field without a stride; None for the others."""
+        self._set(fields=fields, columns=columns, strides=strides, encodings=encodings, notes=notes, unread=unread)
+        self._set(reasons=reasons, _sample_count=sample_count, _first=0)
+
+    @classmethod
+    def of(cls, index: NumberedIndex, strides: Strides) -> PackedIndex:
+        """Pack an index with these strides."""
+        columns = tuple(
+            PackedColumn.of(index.starts[number], index.sizes[number]) if stride is None else None
+            for number, stride in enumerate(strides)
+        )
+        told = index.encodings, index.notes, index.unread, index.reasons
+        return cls(index.fields, columns, strides, index.sample_count, *told)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory of the columns."""
+        columns_bytes = sum(column.nbytes for column in self.columns if column is not None)
+        return columns_bytes + (0 if self.reasons is None else self.reasons.nbytes)
+
+    @property
+    def starts(self) -> NDArray[np.int64]:
+        """int64[field, sample], see ``ShardIndex``."""
+        return self._every(0)
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """int64[field, sample], see ``ShardIndex``."""
+        return self._every(1)
+
+    def cells(self, column: int, ordinals: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return starts and sizes, int64[ordinals] each, of one field of some samples."""
+        packed = self.columns[column]
+        if packed is not None:
+            return packed.cells(ordinals)
+        at, step, size = self.strides[column] or (0, 0, 0)
+        return at + step * ordinals, np.full(len(ordinals), size, np.int64)
+
+    def sizes_of(self, columns: Sequence[int]) -> NDArray[np.integer]:
+        """Return the sizes of some fields; see ``ShardIndex``."""
+        found: list[NDArray[np.integer]] = [np.zeros(0, np.int64)]
+        for column in columns if self._sample_count else ():
+            packed, stride = self.columns[column], self.strides[column]
+            found.append(np.array((stride or (0, 0, 0))[2:]) if packed is None else packed.every_size())
+        return found[1] if len(found) == 2 else np.concatenate(found)
+
+    def _every(self, which: int) -> NDArray[np.int64]:
+        every = np.arange(self._sample_count, dtype=np.int64)
+        columns = [self.cells(column, every)[which] for column in range(len(self.fields))]
+        return np.array(columns, np.int64).reshape(len(columns), self._sample_count)
+
+
+class RegularIndex(PackedIndex):
     """The index of samples whose fields all lie at regular distances, as in a table, and whose keys are their numbers.
 
-    It takes no memory per sample: the columns of a million rows with four fields would take 80 MB. Each read of
-    ``starts``, ``sizes`` or the keys makes them anew, so read single samples by ``cells`` and ``key``.
+    It takes no memory per sample: the columns of a million rows with four fields would take 80 MB.
     """
 
     __slots__ = ()
@@ -258,8 +388,7 @@ class RegularIndex(NumberedIndex):
     ) -> None:
         """Create an index; see ``ShardIndex``. Every field has a stride."""
         assert None not in strides, "a field without a stride needs columns"
-        self._set(fields=fields, strides=strides, encodings=encodings, notes=notes, unread=unread, reasons=None)
-        self._set(_sample_count=sample_count, _first=0)
+        super().__init__(fields, (None,) * len(fields), strides, sample_count, encodings, notes, unread)
 
     def numbered_from(self, first: int) -> RegularIndex:
         """Return the index of the same samples with keys from ``first`` on."""
@@ -272,36 +401,6 @@ class RegularIndex(NumberedIndex):
     def is_regular(self) -> bool:
         """Whether strides and numbers tell everything: yes."""
         return True
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of memory of the columns: there are none."""
-        return 0
-
-    @property
-    def starts(self) -> NDArray[np.int64]:
-        """int64[field, sample], see ``ShardIndex``."""
-        return self._column(0)
-
-    @property
-    def sizes(self) -> NDArray[np.int64]:
-        """int64[field, sample], see ``ShardIndex``."""
-        return self._column(1)
-
-    def cells(self, column: int, ordinals: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return starts and sizes, int64[ordinals] each, of one field of some samples."""
-        at, step, size = self.strides[column] or (0, 0, 0)
-        return at + step * ordinals, np.full(len(ordinals), size, np.int64)
-
-    def sizes_of(self, columns: Sequence[int]) -> NDArray[np.int64]:
-        """Return the size of some fields in every sample; see ``ShardIndex``."""
-        strides = [self.strides[column] or (0, 0, 0) for column in columns]
-        return np.array([size for _, _, size in strides] if self._sample_count else [], np.int64)
-
-    def _column(self, which: int) -> NDArray[np.int64]:
-        every = np.arange(self._sample_count, dtype=np.int64)
-        columns = [self.cells(column, every)[which] for column in range(len(self.fields))]
-        return np.array(columns, np.int64).reshape(len(columns), self._sample_count)
 
 
 def numbered(sample_count: int, first: int = 0) -> tuple[bytes, NDArray[np.int64]]:

@@ -22,6 +22,7 @@ from feedd_client.errors import (
 )
 from feedd_client.session import CLOSE_TIMEOUT_S, Session
 from feedd_client.topology import daemon_of, planned_lanes
+from feedd_client.transport import FULL_HINT, is_full, parse_address
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,6 +40,7 @@ NEAR_S: Final = 30.0  # a daemon that is being replaced usually answers again wi
 NEAR_BACKOFF_S: Final = 0.1  # retry interval until then: probing a socket costs microseconds
 STANDBY_S: Final = 1.0  # a successor that stands by answers within this time
 STANDBY_BACKOFF_S: Final = 0.02  # retry interval until then, because it is a part of the trainer's pause
+_CUTS_MAX: Final = 3  # opens that are cut off in a row, although the daemon has a place for each
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,8 @@ class Opener:
         """Open a session; retry on the errors in ``retry`` until ``timeout_s`` is over.
 
         Once a fingerprint is known (``expect``), every further session must be of the same dataset. After a daemon
-        reported that it is shutting down, an unreachable daemon is also retried until its successor listens.
+        reported that it is shutting down, an unreachable daemon is also retried until its successor listens. A daemon
+        that has no place for a connection is always retried, because it drops silent connections after some seconds.
 
         Raises:
             FeedError: the last error.
@@ -117,7 +120,7 @@ class Opener:
         deadline_s = began_s + timeout_s
         backoff_s = BACKOFF_FIRST_S
         told = False
-        leaving: Draining | None = None
+        patience = _Patience(retry)
         while True:
             left_s = max(deadline_s - time.monotonic(), 0.1)
             try:
@@ -125,18 +128,15 @@ class Opener:
                 granted = self._ask(endpoint, epoch, min(left_s, self._options.open_timeout_s))
                 return _adopted(endpoint, granted, self._needs_minor, self.lane_count or 1)
             except FeedError as error:
-                gone = leaving is not None and isinstance(error, DaemonUnreachable)
-                if not (gone or isinstance(error, retry)):
+                if not patience.covers(error):
                     raise
                 backoff_s = min(backoff_s, _backoff_max_s(error, time.monotonic() - began_s))
                 pause_s = backoff_s * random.uniform(0.5, 1.0)  # noqa: S311 - jitter needs no secrecy
                 if time.monotonic() + pause_s >= deadline_s or stop.wait(pause_s):
-                    if leaving is None or isinstance(error, Draining):
+                    if patience.leaving is None or isinstance(error, Draining):
                         raise
-                    raise error from leaving
-                if isinstance(error, Draining):
-                    leaving = error
-                if not told and isinstance(error, (ResourceError, Draining)):  # this may take long, so log it
+                    raise error from patience.leaving
+                if not told and (patience.full or isinstance(error, (ResourceError, Draining))):  # this may take long
                     _log.warning("cannot open yet, trying again for up to %.0f s: %s", timeout_s, str(error))
                     told = True
                 self.forget()
@@ -226,6 +226,39 @@ class Opener:
             mix=pb.Mix(mode=options.mix, samples_per_epoch=options.samples_per_epoch or 0) if options.sources else None,
             decoded_cache=options.decoded_cache,
         )
+
+
+class _Patience:
+    """Which errors an open waits out.
+
+    Attributes:
+        leaving: what a daemon said that shut down; None: no daemon did.
+        full: the last error was that the daemon had no place for a connection.
+    """
+
+    def __init__(self, retry: tuple[type[FeedError], ...]) -> None:
+        self._retry = retry
+        self._cut_count = 0
+        self.leaving: Draining | None = None
+        self.full = False
+
+    def covers(self, error: FeedError) -> bool:
+        """Return whether to try again after ``error``. Its hint says so if the daemon has no place."""
+        self.full = False
+        if isinstance(error, Draining):
+            self.leaving = error
+        if isinstance(error, self._retry):
+            return True
+        if not isinstance(error, DaemonUnreachable) or not error.reconnect:
+            return False
+        if self.leaving is not None:
+            return True
+        full = is_full(parse_address(error.object))
+        self._cut_count = 0 if full else self._cut_count + 1
+        if full:
+            self.full = True
+            error.hint = FULL_HINT
+        return full or (full is None and self._cut_count < _CUTS_MAX)
 
 
 def _backoff_max_s(error: FeedError, elapsed_s: float) -> float:

@@ -40,6 +40,13 @@ if TYPE_CHECKING:
 _log: Final = logging.getLogger("feedd_client")
 UDS_PATH_MAX: Final = 100  # the kernel's limit of 108 bytes, less ".arena" and the terminating zero
 CONNECT_TIMEOUT_S: Final = 5.0
+FULL_HINT: Final = (
+    "something holds all connections that the daemon takes: `ss -tnp` and `ss -xp` show who is connected. More open "
+    "files (LimitNOFILE, ulimit -n) are more connections"
+)
+_GREETING_S: Final = 0.3  # until a daemon has greeted a new connection, or closed it
+_FRAME_HEAD_BYTES: Final = 9
+_SETTINGS: Final = b"\x04"  # type of the frame with which a server of HTTP/2 begins
 MESSAGE_LIMIT_BYTES: Final = 64 * 1024 * 1024
 ERROR_TRAILER: Final = "feedd-error-bin"
 TICKET_HEADER: Final = "feedd-ticket-bin"
@@ -155,16 +162,57 @@ def probe(address: Address) -> OSError | None:
         AccessDenied: another user listens there, who could send any data.
     """
     try:
-        if address.uds_path is not None:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as unix:
-                unix.settimeout(CONNECT_TIMEOUT_S)
-                unix.connect(address.uds_path)
-                _check_listener(unix, address)
-        else:
-            socket.create_connection(address.host_port, CONNECT_TIMEOUT_S).close()
+        _connected(address).close()
     except OSError as error:
         return error
     return None
+
+
+def is_full(address: Address) -> bool | None:
+    """Return whether a daemon has no place for a new connection: its port accepts the connection and closes it.
+
+    Call this after a call that failed. None: a daemon may be there, and has a place now.
+
+    Raises:
+        AccessDenied: another user listens there, who could send any data.
+    """
+    try:
+        conn = _connected(address)
+    except BlockingIOError:  # the connections that wait for a place are as many as the kernel takes
+        return True
+    except OSError:
+        return False
+    with conn:
+        conn.settimeout(_GREETING_S)
+        try:
+            start = conn.recv(_FRAME_HEAD_BYTES)
+        except TimeoutError:
+            return None if address.tls else False  # with TLS, the client has the first word
+        except OSError:
+            return True
+    if not start:
+        return True
+    return None if start[3:4] == _SETTINGS else False
+
+
+def _connected(address: Address) -> socket.socket:
+    """Return a new connection.
+
+    Raises:
+        OSError: nothing accepts connections.
+        AccessDenied: another user listens there, who could send any data.
+    """
+    if address.uds_path is None:
+        return socket.create_connection(address.host_port, CONNECT_TIMEOUT_S)
+    unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        unix.settimeout(CONNECT_TIMEOUT_S)
+        unix.connect(address.uds_path)
+        _check_listener(unix, address)
+    except BaseException:
+        unix.close()
+        raise
+    return unix
 
 
 def peer_credentials(unix: socket.socket) -> tuple[int, int]:

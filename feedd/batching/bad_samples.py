@@ -234,7 +234,8 @@ def failure_of(
     field = next((one for one in recipe if one.name == bad.field), None)
     sources = (bad.field,) if field is None else field.sources
     known = [index.fields.index(source) for source in sources if source in index.fields]
-    held = [column for column in known if index.sizes[column, ordinal] >= 0]
+    places = {column: index.cell(column, ordinal) for column in range(len(index.fields))}
+    held = [column for column in known if places[column][1] >= 0]
     absent = None if held else missing_reason(index, known, ordinal)
     if absent is not None:
         return Failure(ref.url, index.key(ordinal), bad.field, absent.reason, bad.row, ordinal, absent.at)
@@ -242,10 +243,10 @@ def failure_of(
         reason = f"expected encoding {field.encoding or 'a file'}, got {index.encoding_of(held[0]) or 'a file'}"
     if not held and not told and is_label(sources[0]):
         reason = f"the sample has no label: {unlabelled(sources[0])}"
-    columns = held[:1] or np.flatnonzero(index.sizes[:, ordinal] >= 0).tolist()
-    offset = min((int(index.starts[column, ordinal]) for column in columns), default=-1)
+    columns = held[:1] or [column for column, (_, size) in places.items() if size >= 0]
+    offset = min((places[column][0] for column in columns), default=-1)
     plain = bool(held) and not index.encoding_of(held[0])
-    size_bytes = int(index.sizes[held[0], ordinal]) if plain else -1
+    size_bytes = places[held[0]][1] if plain else -1
     return Failure(ref.url, index.key(ordinal), bad.field, reason, bad.row, ordinal, offset, size_bytes, ref)
 
 

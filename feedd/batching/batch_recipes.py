@@ -156,7 +156,7 @@ def estimated_bytes(specs: Sequence[TensorSpec], batch_size: int, found: Sequenc
         field = found[0].recipe[0]
         item = _value_bytes(field)
         columns = [index.fields.index(source) for source in field.sources if source in index.fields]
-        sizes = np.maximum(index.sizes_of(columns[:1]), 0)  # an empty shard has none
+        sizes = np.maximum(index.sizes_of(columns[:1]), np.int64(0))  # an empty shard has none
         return packed_slot_bytes(specs, packing, batch_size, sizes // item)
     return max(
         (

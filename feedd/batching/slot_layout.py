@@ -196,7 +196,7 @@ def slot_pages(size_bytes: int) -> int:
 
 def sample_bytes(
     spec: TensorSpec, recipe: FieldRecipe | None, index: ShardIndex, measured: NDArray[np.int64] | None
-) -> NDArray[np.int64]:
+) -> NDArray[np.integer]:
     """Return decoded bytes of samples: measured samples, or else an estimate for all samples of a shard."""
     if recipe is None:
         return np.full(1, 512, np.int64)
@@ -210,7 +210,8 @@ def sample_bytes(
     if recipe.encoding == "pixels":  # already decoded
         growth = np.dtype(spec.dtype).itemsize
     growth = _WIDENED_GROWTH.get(recipe.encoding.partition("[")[0], growth)
-    return sizes[sizes >= 0] * growth
+    known = sizes if (sizes >= 0).all() else sizes[sizes >= 0]
+    return known if growth == 1 else known.astype(np.int64) * growth
 
 
 def write_tables(view: memoryview, layout: Layout, literals: Mapping[str, Text] | None = None) -> None:

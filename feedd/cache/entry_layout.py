@@ -138,7 +138,7 @@ def name_of(ref: ObjectRef) -> str:
 def file_path(directory: Path, ref: ObjectRef) -> Path:
     """Return the path of the entry's file."""
     name = name_of(ref)
-    return directory / FORMAT_FOLDER / name[:2] / f"{name}.shard"
+    return directory.joinpath(FORMAT_FOLDER, name[:2], f"{name}.shard")
 
 
 def temp_path(final: Path) -> Path:

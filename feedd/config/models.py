@@ -155,7 +155,7 @@ class DecodeConfig(Section):
         description="most memory that a worker takes for one call; for an object, 8 times its size if that is more",
     )
     index_size: Size = Field(
-        48 * MIB,
+        40 * MIB,
         ge=MIB,
         description="most memory of the index of one shard; 12 times the size of its object if that is more",
     )

@@ -10,7 +10,7 @@ import numpy as np
 
 from feedd.convert.whole_table import aligned, bytes_of, encoded_foot
 from feedd.errors import BadShard
-from feedd.formats.framing import CELL_BYTES, index_limits, unread_of
+from feedd.formats.framing import index_limits, unread_of
 from feedd.formats.missing_reasons import ALL, HAS
 from feedd.formats.table import (
     COLUMNS_MAX,
@@ -22,6 +22,7 @@ from feedd.formats.table import (
     TableFoot,
     TableKeys,
 )
+from feedd.shard_index import CELL_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -135,10 +136,11 @@ class TableWriter:
             BadShard: see ``fixed``.
         """
         at, rows, marks = self._align(), 0, _Marks()
+        columns = 1 + sum(not column.is_regular for column in self._columns)
         every: list[NDArray[np.int64]] = []
         for piece in pieces:
             assert piece.sizes is not None, "a piece of a column of variable width says the sizes"
-            self._check_count(rows + len(piece.sizes), CELL_BYTES * (len(self._columns) + 1))
+            self._check_count(rows + len(piece.sizes), CELL_BYTES * columns)
             self._out.write(bytes_of(piece.values))
             every.append(piece.sizes)
             marks.add(piece.valid, rows, len(piece.sizes))

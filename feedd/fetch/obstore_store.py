@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import heapq
 import importlib
 import itertools
 import os
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 _PAGE_COUNT: Final = 1000
 _CHUNK_BYTES: Final = MIB
 _STATUS: Final = re.compile(r"non-2xx status code: ([0-9]{3})")
+_END_HINT: Final = "a proxy or a login page may have answered in place of a page, or the bucket changes: open it again"
 _KEYS: Final = "rename keys with //, /./ or /../ in them, or read the bucket through its S3 face (s3://), if it has one"
 _LOGIN: Final = {
     "gs": "set GOOGLE_APPLICATION_CREDENTIALS where the daemon runs, or give its machine a service account that may "
@@ -91,6 +93,8 @@ class ObstoreStore:
             if prefix > start_after and (exact := [one for one in found if one["path"] == prefix and one["size"]]):
                 yield await CPU.run(_refs, self._root, exact, url)  # whoever names one object reads no further
                 found = [one for one in found if one["path"] != prefix]
+            ends = [*(str(one["path"]) for one in level["objects"]), *(f"{name}0" for name in level["common_prefixes"])]
+            await self._confirm_end(folder, max(ends, default=""), set(), "", url)  # 0 follows the slash
         for one in folders:
             found += await self._all_below(one, url)
         refs = await CPU.run(_sorted_refs, self._root, found, url, start_after)
@@ -153,8 +157,11 @@ class ObstoreStore:
         )
         return found
 
-    async def _pages(self, folder: str) -> Any:  # noqa: ANN401 - see _opened
-        return aiter(self._obstore.list(await self._opened(), folder.rstrip("/"), chunk_size=_PAGE_COUNT))
+    async def _pages(self, folder: str, after: str = "") -> Any:  # noqa: ANN401 - see _opened
+        found = self._obstore.list(
+            await self._opened(), folder.rstrip("/"), offset=after or None, chunk_size=_PAGE_COUNT
+        )
+        return aiter(found)
 
     async def _all_below(self, folder: str, url: str) -> Sequence[Mapping[str, Any]]:
         """Return all objects in a folder; each page has a deadline of its own."""
@@ -164,7 +171,31 @@ class ObstoreStore:
             if any(not str(one["path"]).startswith(folder) for one in page):
                 raise BadResponse(f"expected keys that begin with {folder!r}, got others", object=url, stage="source")
             found += page
+        names = {str(one["path"]) for one in found}
+        after, last = sorted(["", "", *heapq.nlargest(2, names)])[-2:]
+        await self._confirm_end(folder, after, names, last, url)
         return found
+
+    async def _confirm_end(self, folder: str, after: str, names: set[str], last: str, url: str) -> None:
+        """Ask Google once more for the end of a listing: the library takes a web page for a last page without objects.
+
+        Args:
+            folder: what was listed.
+            after: ask for the keys after this one.
+            names: keys that may come.
+            last: a key that must come; empty: none.
+            url: for errors.
+
+        Raises:
+            BadResponse: the listing was cut off, or has changed since.
+        """
+        if not self._root.startswith("gs://"):
+            return
+        page = await self._call(anext(await self._call(self._pages(folder, after), url), None), url)
+        rest = {str(one["path"]) for one in page or ()}
+        if (last and last not in rest) or not rest <= names:
+            message = f"expected the end of the listing after {after or folder!r}, got other keys"
+            raise BadResponse(message, object=url, hint=_END_HINT, stage="source")
 
     async def _opened(self) -> Any:  # noqa: ANN401 - the library is optional, so its types are not known here
         if self._store is None:

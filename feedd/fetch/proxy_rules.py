@@ -18,13 +18,15 @@ if TYPE_CHECKING:
 
 def proxy_of(url: str) -> str:
     """Return the proxy that the environment names for ``url``; empty: there is none, or NO_PROXY excludes it."""
+    proxy = getproxies().get(urlsplit(url).scheme, "")
+    return "" if not proxy or bypasses_proxies(url) else proxy
+
+
+def bypasses_proxies(url: str) -> bool:
+    """Whether NO_PROXY names a URL's host, with or without its port, its domain, or a network of its address."""
     parts = urlsplit(url)
-    return "" if bypasses_proxies(parts.hostname or "") else getproxies().get(parts.scheme, "")
-
-
-def bypasses_proxies(host: str) -> bool:
-    """Whether NO_PROXY names a host, its domain, or a network that holds its literal address."""
-    if proxy_bypass(host):
+    host = parts.hostname or ""
+    if proxy_bypass(host) or proxy_bypass(parts.netloc.rpartition("@")[2]):
         return True
     try:
         address = ipaddress.ip_address(host)

@@ -123,6 +123,8 @@ class RetryStore:
                 came_bytes = 0 if isinstance(error, BadResponse) else part.filled_bytes
                 attempt = 1 if came_bytes * _PROGRESS_SHARE >= span.size_bytes else attempt + 1
                 done += came_bytes
+                if done and isinstance(error.__cause__, TimeoutError):  # slow is another trouble than silent
+                    error.message += f": {done} of {span.size_bytes} bytes came"
                 if not await self._may_retry(error, attempt, ends_s):
                     raise
             else:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Generic, NoReturn, TypeVar
 import numpy as np
 
 from feedd.errors import BadShard
-from feedd.shard_index import NO_LIMITS, ORDER_BYTES, SAMPLES_MAX, IndexLimits
+from feedd.shard_index import CELL_BYTES, NO_LIMITS, ORDER_BYTES, SAMPLES_MAX, IndexLimits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -23,9 +23,6 @@ UNREAD_MAX: Final = 4096
 
 _UNREAD_CHARS_MAX: Final = 200
 CELLS_MAX: Final = SAMPLES_MAX
-CELL_BYTES: Final = 16
-"""A start and a size."""
-
 _FIELDS_MAX: Final = 4096
 KEY_BYTES: Final = 16
 """A key's end, and a key of eight characters. Keys that are numbers take none."""
@@ -72,13 +69,15 @@ class ShardErrors:
         """Raise BadShard for byte ``at``."""
         raise BadShard(f"expected {expected} at byte {at}, got {got}", object=self._url, stage="decode")
 
-    def check_cells(self, field_count: int, sample_count: int, *, is_regular: bool = False, key_bytes: int = 0) -> None:
+    def check_cells(
+        self, field_count: int, sample_count: int, *, column_count: int | None = None, key_bytes: int = 0
+    ) -> None:
         """Refuse an index that would need too much memory, before it is allocated.
 
         Args:
             field_count: number of fields.
             sample_count: number of samples.
-            is_regular: it becomes a ``RegularIndex``, which takes no memory.
+            column_count: number of fields that have no stride; None: all fields.
             key_bytes: memory of a key at least.
 
         Raises:
@@ -87,7 +86,8 @@ class ShardErrors:
         if field_count * sample_count > CELLS_MAX:
             got = f"{field_count} fields x {sample_count} samples"
             self.fail(0, f"at most {CELLS_MAX} (field, sample) cells", got)
-        size_bytes = 0 if is_regular else (CELL_BYTES * field_count + key_bytes) * sample_count
+        row_bytes = CELL_BYTES * (field_count if column_count is None else column_count) + key_bytes
+        size_bytes = row_bytes * sample_count
         _limits.get().check(size_bytes, sample_count, self._url)
 
 

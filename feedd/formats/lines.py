@@ -124,7 +124,7 @@ class _Lines(ShardErrors):
                 first, step, size = self._stride
                 earlier = first + step * np.arange(self._count, dtype=np.int64)
                 self._found.append((earlier, np.full(self._count, size, np.int64)))
-        self.check_cells(1, count, is_regular=self._is_regular)
+        self.check_cells(1, count, column_count=int(not self._is_regular))
         if not self._is_regular:
             self._found.append((starts, sizes))
         self._count = count

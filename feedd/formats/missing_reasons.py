@@ -80,11 +80,12 @@ def missing_reason(index: ShardIndex, columns: Sequence[int], ordinal: int) -> M
         return None
     for column in columns or range(len(index.fields)):
         number = int(index.reasons[column, ordinal])
-        if index.sizes[column, ordinal] >= 0 or number not in _TEXTS:
+        start, size = index.cell(column, ordinal)
+        if size >= 0 or number not in _TEXTS:
             continue
         why = Why(number)
         if columns or why is not Why.CELL:  # a bad value in one column does not concern others
-            stored, place = index.encoding_of(column) or "text", int(index.starts[column, ordinal])
+            stored, place = index.encoding_of(column) or "text", start
             got = next((text for of, at, text in index.notes if of in {column, ALL} and at == ordinal), "another")
             return MissingField(_TEXTS[why].format(stored=stored, name=index.fields[column], got=got), place or -1)
     return None

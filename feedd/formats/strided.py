@@ -172,7 +172,7 @@ class StridedReader(ShardReader):
 
     def laid(self, arrays: Sequence[StridedArray], rows: int, unread: Mapping[str, str] | None = None) -> ShardIndex:
         """Return the index of each array's ``rows`` rows; ``unread``: names and types of other entries."""
-        self.check_cells(max(1, len(arrays)), rows, is_regular=True)
+        self.check_cells(max(1, len(arrays)), rows, column_count=0)
         empty = next((array for array in arrays if rows and not array.row_bytes), None)
         if empty is not None:  # otherwise a small header could announce any number of samples
             self.fail(empty.at, "rows of at least one byte", f"{rows} rows of {empty.name!r} without any")

@@ -142,7 +142,7 @@ class _Reader(ShardReader):
         if rows < 0 or len(columns) > COLUMNS_MAX:
             self.fail(end, f"rows, and at most {COLUMNS_MAX} columns", f"{rows} of {len(columns)}")
         key_bytes = 0 if foot.keys is None else KEY_BYTES
-        self.check_cells(max(1, len(columns)), rows, is_regular=_is_regular(foot), key_bytes=key_bytes)
+        self.check_cells(len(columns), rows, column_count=_column_count(foot), key_bytes=key_bytes)
         names = field_names([column.name for column in columns], self._url)
         stored = tuple(column.encoding for column in columns)
         notes = tuple((column, row, text[:NOTE_CHARS_MAX]) for column, row, text in foot.notes[:NOTES_MAX])
@@ -228,7 +228,12 @@ class _Reader(ShardReader):
 
 def _is_regular(foot: TableFoot) -> bool:
     """Whether the foot alone tells where all values lie."""
-    return foot.keys is None and all(column.is_regular for column in foot.columns)
+    return foot.keys is None and not _column_count(foot)
+
+
+def _column_count(foot: TableFoot) -> int:
+    """Return how many columns of the index take memory."""
+    return sum(not column.is_regular for column in foot.columns)
 
 
 def _regular(foot: TableFoot, names: tuple[str, ...], notes: tuple[tuple[int, int, str], ...]) -> RegularIndex:

@@ -184,7 +184,7 @@ class _Reader(ShardReader):
         step_bytes, size_bytes = cut.stride * cut.item_bytes, cut.count * cut.item_bytes
         stored = (f"{cut.dtype}[]",)
         is_regular = not count or at + (count - 1) * step_bytes + size_bytes <= total
-        self.check_cells(1, count, is_regular=is_regular)
+        self.check_cells(1, count, column_count=int(not is_regular))
         if is_regular:
             return RegularIndex((FIELD,), ((at, step_bytes, size_bytes),), count, stored)
         starts: NDArray[np.int64] = at + np.arange(count, dtype=np.int64) * step_bytes  # the last window is shorter

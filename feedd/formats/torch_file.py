@@ -115,7 +115,7 @@ class _Reader(StridedReader):
         for name, one in tensors.items():
             if one.shape[0] != rows:
                 self.fail(0, f"tensors with a row per sample, {rows} as in {first!r}", f"{name!r} of {one.shape}")
-        self.check_cells(len(tensors), rows, is_regular=True)
+        self.check_cells(len(tensors), rows, column_count=0)
         arrays = [
             self._array(name, one, members.get(f"{root}/data/{one.storage.key}")) for name, one in tensors.items()
         ]

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Self, TypeAlias
 
 import numpy as np
 
+from feedd.ordering.sorted_windows import widened
 from feedd.values import Cursor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
+
+    from feedd.ordering.sorted_windows import WindowRows
 
 _TABLE_LEAST = 1024
 
@@ -229,7 +232,7 @@ class _Table:
 
 
 def rows_of_run(
-    window: tuple[NDArray[np.int64], NDArray[np.int64]], low: int, rows: int, spacing: int, count: int
+    window: WindowRows, low: int, rows: int, spacing: int, count: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the shards and ordinals of as many of ``count`` batches as a window has whole.
 
@@ -243,10 +246,11 @@ def rows_of_run(
     count = whole_batches(len(window[0]) - low, rows, spacing, count)
     shard, ordinal = window
     if spacing == rows:
-        return shard[low : low + count * rows], ordinal[low : low + count * rows]
+        return widened(shard, ordinal, slice(low, low + count * rows))
     places = (low + np.arange(count)[:, np.newaxis] * spacing + np.arange(rows)).reshape(-1)
-    its_shard = np.broadcast_to(shard[0], places.shape) if _is_one_shard(shard) else shard[places]
-    return its_shard, ordinal[places]
+    if not _is_one_shard(shard):
+        return widened(shard, ordinal, places)
+    return np.broadcast_to(shard[0], places.shape), ordinal[places].astype(np.int64, copy=False)
 
 
 def whole_batches(samples: int, rows: int, spacing: int, count: int) -> int:

@@ -208,18 +208,21 @@ class EpochMap:
         return Located(tuple(segment for segment in segments if segment.high > segment.low), anchor or (window, start))
 
     def samples(self, window: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return (shard, ordinal), int64 each, of a window's samples in reading order. Its counts must be known.
+        """Return (shard, ordinal) of a window's samples in reading order. Its counts must be known.
 
-        May run in a thread, because its inputs do not change.
+        The numbers are int32 where they fit, because windows are kept; widen those of a batch. May run in a thread,
+        because the inputs do not change.
         """
         shards = self.shards(window)
         lows, counts = self._spans(window, shards)
         before = np.cumsum(counts) - counts - lows  # added to an ordinal, the sample's place in the window
+        count = int(counts.sum())
         if self._options.shuffle:
             key = rng.derive(rng.SAMPLES, self._options.seed, self._options.epoch, window)
-            places = rng.permutation(int(counts.sum()), key)
+            places = rng.narrow_permutation(count, key)
         else:
-            places = np.arange(int(counts.sum()), dtype=np.int64)
+            places = np.arange(count, dtype=rng.index_type(count))
+        before = before.astype(places.dtype)
         if shards.shape[0] == 1:
             return np.broadcast_to(shards, places.shape), places if before[0] == 0 else places - before[0]
         # Small numbers of the window's shards stay in a core's cache while they are drawn at random.
@@ -228,7 +231,8 @@ class EpochMap:
         )
         if self._options.shuffle:
             number = number[places]
-        return shards[number], places - before[number]
+        places -= before[number]
+        return shards.astype(places.dtype)[number], places
 
     def first_places(self, window: int) -> dict[int, int] | None:
         """Return the place of each shard's first sample in a window, or None if it is unknown or does not matter.

@@ -16,7 +16,7 @@ from feedd.ordering.buckets import BUCKETS, NeedLengths, by_length, gathered, le
 from feedd.ordering.epoch import EpochOptions, NeedCounts, seeds
 from feedd.ordering.epoch_access import NodeAccess
 from feedd.ordering.node_epoch import NodeEpoch
-from feedd.ordering.sorted_windows import ROW_BYTES, NeedOrder, SortedWindows, WindowName
+from feedd.ordering.sorted_windows import ROW_BYTES, NeedOrder, SortedWindows, WindowName, widened
 from feedd.values import Cursor, EpochEnd
 
 if TYPE_CHECKING:
@@ -331,13 +331,14 @@ def _first_samples(plan_of: Callable[[int], NodeEpoch], epoch: int, partition: i
     return plan_of(epoch).samples(partition, 0)
 
 
-def _piece(rows: Mapping[WindowName, WindowRows], epoch: int, piece: Piece) -> WindowRows:
+def _piece(
+    rows: Mapping[WindowName, WindowRows], epoch: int, piece: Piece
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     shard, ordinal = rows[WindowName(epoch, piece.partition, piece.segment.window)]
-    span = slice(piece.segment.low, piece.segment.high)
-    return shard[span], ordinal[span]
+    return widened(shard, ordinal, slice(piece.segment.low, piece.segment.high))
 
 
-def _span(plan: NodeEpoch, piece: Piece) -> WindowRows:
+def _span(plan: NodeEpoch, piece: Piece) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the samples of a piece without shuffle."""
     shard, first = plan.partition(piece.partition).first_sample(piece.segment.window)
     return np.broadcast_to(np.int64(shard), (piece.size,)), np.arange(
@@ -345,7 +346,13 @@ def _span(plan: NodeEpoch, piece: Piece) -> WindowRows:
     )
 
 
-def _gather(plan: NodeEpoch, parts: Sequence[WindowRows], found: Step, at: Cursor, options: EpochOptions) -> BatchPlan:
+def _gather(
+    plan: NodeEpoch,
+    parts: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]],
+    found: Step,
+    at: Cursor,
+    options: EpochOptions,
+) -> BatchPlan:
     """Return the batch of a step, from the samples of its pieces."""
     shard, ordinal = parts[0]
     if len(parts) > 1:

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from feedd.ordering.epoch import EpochMap, EpochOptions, Located, seeds
+from feedd.ordering.sorted_windows import widened
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from feedd.dataset.assignment import Assignment
+    from feedd.ordering.sorted_windows import WindowRows
 
     Columns = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint64]]
 
@@ -63,7 +65,7 @@ class RepeatingSource:
         self._options = options
         self.sample_count = int(self._counts.sum())
         self._maps: dict[int, EpochMap] = {}
-        self._windows: dict[tuple[int, int], tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
+        self._windows: dict[tuple[int, int], WindowRows] = {}
 
     @property
     def shards(self) -> NDArray[np.int64]:
@@ -125,12 +127,11 @@ class RepeatingSource:
         options = replace(self._options, epoch=epoch)
         parts = []
         for segment in found.segments:
-            shard, ordinal = self._window(epoch, segment.window)
-            span = slice(segment.low, segment.high)
-            parts.append((shard[span] + self._first, ordinal[span], seeds(options, shard[span], ordinal[span])))
+            shard, ordinal = widened(*self._window(epoch, segment.window), slice(segment.low, segment.high))
+            parts.append((shard + self._first, ordinal, seeds(options, shard, ordinal)))
         return parts
 
-    def _window(self, epoch: int, window: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _window(self, epoch: int, window: int) -> WindowRows:
         known = self._windows.get((epoch, window))
         if known is None:
             known = self._windows[epoch, window] = self._map(epoch).samples(window)

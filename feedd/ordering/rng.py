@@ -69,11 +69,35 @@ def _draw(words: NDArray[np.uint64], key: int, beside: NDArray[np.uint64]) -> No
 
 def permutation(count: int, key: int) -> NDArray[np.int64]:
     """Return ``count`` indices sorted by the key's stream, whose words are all different."""
+    found = _ascending_in_place(_words(count, key))
+    return np.argsort(_words(count, key)) if found is None else found
+
+
+def index_type(count: int) -> type[np.signedinteger]:
+    """Return the type of the numbers of ``count`` samples that are kept."""
+    return np.int32 if count <= np.iinfo(np.int32).max else np.int64
+
+
+def narrow_permutation(count: int, key: int) -> NDArray[np.signedinteger]:
+    """Return ``permutation`` as int32 if the numbers fit. At no time does this take more memory than that."""
+    words = _words(count, key)
+    found = _ascending_in_place(words)
+    if found is None or index_type(count) is np.int64:
+        return permutation(count, key).astype(index_type(count), copy=False)
+    halves = words.view(np.int32)
+    for first in range(0, count, _PIECE_WORDS):
+        piece = found[first : first + _PIECE_WORDS]
+        halves[first : first + len(piece)] = piece
+    del found, halves
+    words.resize(-(-count // 2), refcheck=False)  # gives half of the memory back; no view of it is left
+    return words.view(np.int32)[:count]
+
+
+def _words(count: int, key: int) -> NDArray[np.uint64]:
     words = np.arange(count, dtype=np.uint64)
     for piece, beside in _pieces(words):
         _draw(piece, key, beside)
-    found = _ascending_in_place(words)
-    return np.argsort(stream(key, np.arange(count, dtype=np.uint64))) if found is None else found
+    return words
 
 
 def ascending(words: NDArray[np.uint64]) -> NDArray[np.int64]:

@@ -5,17 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
 
-    import numpy as np
     from numpy.typing import NDArray
 
-    WindowRows = tuple[NDArray[np.int64], NDArray[np.int64]]
-    """(shard, ordinal), int64[samples] each, in reading order."""
+    WindowRows = tuple[NDArray[np.signedinteger], NDArray[np.signedinteger]]
+    """(shard, ordinal), [samples] each, in reading order; see ``EpochMap.samples``."""
 
-ROW_BYTES = 16
+ROW_BYTES = 8
 """Bytes of one sample in ``WindowRows``."""
+
+
+def widened(
+    shard: NDArray[np.signedinteger], ordinal: NDArray[np.signedinteger], rows: slice | NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return some rows of a window as int64; a shard that all rows share stays one number."""
+    return shard[rows].astype(np.int64, copy=False), ordinal[rows].astype(np.int64, copy=False)
 
 
 class WindowName(NamedTuple):

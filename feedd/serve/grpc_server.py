@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import secrets
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import grpc
 import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from feedd.errors import BadConfig
+from feedd.errors import BadConfig, BadRequest
+from feedd.flow.tasks import within
 from feedd.owner import Owner
 from feedd.serve import admin_service, files_service
 from feedd.serve import feed_service as feed
@@ -23,6 +25,7 @@ from feedd.serve.callers import Caller, Callers
 from feedd.serve.certificates import CertificateFiles
 from feedd.serve.feed_service import FeedService
 from feedd.serve.files_service import FilesService
+from feedd.serve.grpc_status import abort
 from feedd.serve.listen import (
     TcpAddress,
     UnixAddress,
@@ -53,6 +56,7 @@ _RPC_GRACE_S = 1.0
 _ADMIN_MODE = 0o600  # root and the daemon's own user
 _log = structlog.get_logger(__name__)
 _Health = health_pb2.HealthCheckResponse
+_Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
 class _Checks(health.aio.HealthServicer):  # type: ignore[name-defined,misc]  # the stubs lack it
@@ -63,6 +67,48 @@ class _Checks(health.aio.HealthServicer):  # type: ignore[name-defined,misc]  # 
     ) -> None:
         """Refuse the call."""
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "expected Check, got Watch: ask again from time to time")
+
+
+class _Requests(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # the stubs leave the class untyped
+    """Ends calls whose request does not come. A connection with a call is not idle, so it would keep its place."""
+
+    def __init__(self, wait_s: float) -> None:
+        self._wait_s = wait_s
+
+    async def intercept_service(self, continuation: Any, details: grpc.HandlerCallDetails) -> Any:  # noqa: ANN401 - gRPC's
+        """Return the handler of a call, which reads the request itself; streams have a deadline of their own."""
+        handler = await continuation(details)
+        if handler is None or handler.request_streaming:
+            return handler
+
+        async def answer_once(_requests: Any, context: _Context) -> Any:  # noqa: ANN401 - any message
+            request = await self._request(context)
+            return None if request is grpc.aio.EOF else await handler.unary_unary(request, context)
+
+        async def answer_stream(_requests: Any, context: _Context) -> None:  # noqa: ANN401 - any message
+            request = await self._request(context)
+            if request is grpc.aio.EOF:
+                return
+            answers = handler.unary_stream(request, context)
+            if not inspect.isasyncgen(answers):
+                await answers
+                return
+            async with contextlib.aclosing(answers):
+                async for answer in answers:
+                    await context.write(answer)
+
+        codec = handler.request_deserializer, handler.response_serializer
+        if handler.response_streaming:
+            return grpc.stream_stream_rpc_method_handler(answer_stream, *codec)
+        return grpc.stream_unary_rpc_method_handler(answer_once, *codec)
+
+    async def _request(self, context: _Context) -> Any:  # noqa: ANN401 - any message
+        message = f"expected the request of a call within {self._wait_s:g} s, got none"
+        try:
+            async with within(self._wait_s, lambda: BadRequest(message, stage="serve")):
+                return await context.read()
+        except BadRequest as error:
+            await abort(context, error)
 
 
 def _grpc_options(options: ServeOptions, connections_max: int) -> list[tuple[str, int]]:
@@ -77,8 +123,8 @@ def _grpc_options(options: ServeOptions, connections_max: int) -> list[tuple[str
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
         ("grpc.http2.max_ping_strikes", 0),  # clients may ping at any rate: a paused trainer is not abuse
         ("grpc.server_handshake_timeout_ms", 5_000),  # a connection that never speaks HTTP/2 holds a descriptor
-        # A connection without calls as well, soon enough for an open that waits. Clients connect again by themselves.
-        ("grpc.max_connection_idle_ms", 30_000),
+        # A connection without calls as well: an open waits for its place. Clients connect again by themselves.
+        ("grpc.max_connection_idle_ms", 5_000),
     ]
 
 
@@ -220,6 +266,7 @@ class FeedServer:
                 self._options, max(1, self._options.grpc_connections_max // len(self._options.listen))
             ),
             maximum_concurrent_rpcs=4 * self._options.sessions_max,
+            interceptors=(_Requests(self._options.request_s),),
         )
         server.add_generic_rpc_handlers((self._feed.handler(), self._files.handler(), self._client_admin.handler()))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
@@ -248,7 +295,10 @@ class FeedServer:
         _log.info("serving administrators", socket=str(path))
 
     def _make_admin_server(self) -> grpc.aio.Server:
-        server = grpc.aio.server(options=_grpc_options(self._options, self._options.admin_connections_max))
+        server = grpc.aio.server(
+            options=_grpc_options(self._options, self._options.admin_connections_max),
+            interceptors=(_Requests(self._options.request_s),),
+        )
         server.add_generic_rpc_handlers((self._full_admin.handler(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection(

@@ -57,6 +57,7 @@ class ServeOptions:
         warmups_per_owner: upper bound of running warm-ups of one owner.
         silent_streams_per_owner: upper bound of an owner's Stream calls whose first message has not come.
         first_message_s: bound on the wait for the first message of a Stream call.
+        request_s: bound on the wait for the request of another call. A request may have 16 MiB.
         receive_bytes_max: largest request message.
         chunk_size_bytes: payload of one inline chunk.
         arena_connections_max: upper bound of lifelines.
@@ -85,6 +86,7 @@ class ServeOptions:
     warmups_per_owner: int = 4
     silent_streams_per_owner: int = 64
     first_message_s: float = 5.0
+    request_s: float = 10.0
     receive_bytes_max: int = 16 * MIB
     chunk_size_bytes: int = MIB
     arena_connections_max: int = 4096

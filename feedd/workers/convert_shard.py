@@ -112,7 +112,7 @@ def _message(plan: TablePlan) -> TablePlanMessage:
     groups = tuple(
         (one.group_end, one.row_end, tuple((span.start, span.end) for span in one.ranges)) for one in plan.groups
     )
-    index = None if plan.index is None else indexed(0, 0.0, plan.index, plan.index.strides)
+    index = None if plan.index is None else indexed(0, 0.0, plan.index)
     if index is not None and len(encode(index)) > _INDEX_BYTES_MAX:
         index = None
     return TablePlanMessage(plan.size_bytes, groups, index)
@@ -140,7 +140,7 @@ def _index(request: MakeRequest, target: int, size_bytes: int) -> Indexed | None
         file.data[request.out_at :] as table,
     ):
         index = _TABLE.regular_index(table, request.url)
-        message = None if index is None else indexed(request.id, 0.0, index, index.strides)
+        message = None if index is None else indexed(request.id, 0.0, index)
         return message if message is not None and len(encode(message)) <= _INDEX_BYTES_MAX else None
     return None
 

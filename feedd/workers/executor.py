@@ -229,14 +229,13 @@ class Executor:
             try:
                 limits = IndexLimits(*request.limits)
                 with at_most(NO_LIMIT_BYTES, request.file.url, call_bytes), limited_index(limits):
-                    index = _index(shard, request.format_name, request.file.url)
+                    index = columns.packed(_index(shard, request.format_name, request.file.url))
                     limits.check(index.nbytes, index.sample_count, request.file.url)
-                    strides = columns.strides_of(index)
-                    fds.append(columns.pack(index, strides))
+                    fds.append(columns.pack(index))
             except BadShard as error:
                 say_packed(error, shard.text(0, min(8, shard.size_bytes)), request.format_name)
                 raise
-        return columns.indexed(request.id, time.perf_counter() - began_s, index, strides)
+        return columns.indexed(request.id, time.perf_counter() - began_s, index)
 
     def _sizes(self, request: MeasureRequest, given: Sequence[int], fds: list[int]) -> tuple[bytes, int]:
         if request.keep:

@@ -1,8 +1,8 @@
 """Sends a shard index from worker to daemon: too large for a packet, it travels as a memfd.
 
-Layout: int64 starts[field, sample] and int64 sizes[field, sample] of the fields without a stride. Keys follow if they
-are not numbers: int64 key_ends[sample], and the key blob. The last part is uint8 reasons[field, sample] if there are
-any. Where the values of a field with a stride lie is told by three numbers.
+Layout of an index whose keys are numbers: starts and sizes of each ``PackedColumn``, as its form says. Of another
+index: int64 starts[field, sample], int64 sizes[field, sample], int64 key_ends[sample], and the key blob. The last part
+is uint8 reasons[field, sample] if there are any.
 """
 
 from __future__ import annotations
@@ -10,31 +10,38 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from feedd.errors import Internal
 from feedd.flow.sink_file import memory_file
-from feedd.shard_index import SAMPLES_MAX, NumberedIndex, RegularIndex, ShardIndex
+from feedd.shard_index import SAMPLES_MAX, NumberedIndex, PackedColumn, PackedIndex, RegularIndex, ShardIndex
 from feedd.workers.descriptors import out_of_descriptors
 from feedd.workers.messages import Indexed
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
 _NUMBERED = -1  # in place of the bytes of keys: keys are numbers
+_GAP_MAX = np.iinfo(np.int32).max  # a larger one is not taken out
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_WRITE
 
 
 Strides = tuple[tuple[int, int, int] | None, ...]
 
 
-def strides_of(index: ShardIndex) -> Strides:
-    """Return the index's strides, found out if it lacks them."""
-    if index.strides:
-        return index.strides
-    return tuple(map(_stride, index.starts, index.sizes))
+def packed(index: ShardIndex) -> ShardIndex:
+    """Return an index in the form in which the daemon keeps it, with its strides."""
+    if isinstance(index, RegularIndex):
+        return index
+    strides = index.strides or tuple(map(_stride, index.starts, index.sizes))
+    if isinstance(index, NumberedIndex):
+        return PackedIndex.of(index, strides)
+    return replace(index, strides=strides)
 
 
 def _stride(starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> tuple[int, int, int] | None:
@@ -46,32 +53,40 @@ def _stride(starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> tuple[int, i
     return int(starts[0]), step, int(sizes[0])
 
 
-def indexed(request_id: int, busy_s: float, index: ShardIndex, strides: Strides) -> Indexed:
+def indexed(request_id: int, busy_s: float, index: ShardIndex) -> Indexed:
     """Return the message that goes with ``pack``."""
+    packed_columns = index.columns if isinstance(index, PackedIndex) else ()
+    forms = tuple((one.starts.itemsize, int(one.sizes is None), one.gap) for one in packed_columns if one is not None)
     key_bytes = _NUMBERED if index.is_numbered else len(index.key_blob)
     told = index.fields, index.sample_count, key_bytes, index.encodings, index.notes, index.unread
     has_reasons = index.reasons is not None
-    return Indexed(request_id, busy_s, *told, has_reasons=has_reasons, strides=strides, is_regular=index.is_regular)
+    how = index.strides, index.is_regular, forms
+    return Indexed(request_id, busy_s, *told, has_reasons, *how)
 
 
-def pack(index: ShardIndex, strides: Strides) -> int:
-    """Return a new memfd with the columns; the caller closes it."""
+def pack(index: ShardIndex) -> int:
+    """Return a new memfd with the columns of a result of ``packed``; the caller closes it."""
     fd = memory_file("feedd-index")
-    others = [number for number, stride in enumerate(strides) if stride is None]
     try:
-        if index.is_regular:
-            return fd
-        for column in (index.starts[others], index.sizes[others]):
-            _write(fd, np.ascontiguousarray(column, "<i8").reshape(-1).view(np.uint8).data)
-        if not index.is_numbered:
-            _write(fd, np.ascontiguousarray(index.key_ends, "<i8").view(np.uint8).data)
-            _write(fd, memoryview(index.key_blob))
-        if index.reasons is not None:
-            _write(fd, np.ascontiguousarray(index.reasons).reshape(-1).data)
+        for column in _columns(index):
+            _write(fd, np.ascontiguousarray(column).reshape(-1).view(np.uint8).data)
     except BaseException:
         os.close(fd)
         raise
     return fd
+
+
+def _columns(index: ShardIndex) -> Iterator[NDArray[Any]]:
+    """Yield what the memfd holds, in order."""
+    if isinstance(index, PackedIndex):
+        for column in index.columns:
+            if column is not None:
+                yield column.starts
+                yield from () if column.sizes is None else (column.sizes,)
+    else:
+        yield from (index.starts, index.sizes, index.key_ends, np.frombuffer(index.key_blob, np.uint8))
+    if index.reasons is not None:
+        yield index.reasons
 
 
 def pack_values(values: NDArray[Any]) -> int:
@@ -120,31 +135,58 @@ def unpack(fd: int, reply: Indexed, limit_bytes: int = 1 << 62) -> ShardIndex:
     _check(reply)
     if reply.is_regular:
         return unpack_regular(reply)
-    samples, strides = reply.sample_count, reply.strides or (None,) * len(reply.fields)
-    others = [number for number, stride in enumerate(strides) if stride is None]
-    cells, all_cells = samples * len(others), samples * len(reply.fields)
-    is_numbered, key_bytes = reply.key_bytes == _NUMBERED, max(reply.key_bytes, 0)
-    ends = 0 if is_numbered else samples
-    more_bytes = 8 * ends + key_bytes + (all_cells if reply.has_reasons else 0)
-    said_bytes, taken_bytes = 16 * cells + more_bytes, 16 * all_cells + more_bytes
+    samples, fields = reply.sample_count, reply.fields
+    cells, is_numbered = samples * len(fields), reply.key_bytes == _NUMBERED
+    if is_numbered:
+        taken_bytes = sum(width * (samples + 1 if is_joined else 2 * samples) for width, is_joined, _ in reply.layouts)
+    else:
+        taken_bytes = 16 * cells + 8 * samples + reply.key_bytes
+    taken_bytes += cells if reply.has_reasons else 0
     if taken_bytes > limit_bytes:
         raise Internal(f"expected a shard index of at most {limit_bytes} bytes, got {taken_bytes}", stage="decode")
-    if reply.key_bytes < _NUMBERED or os.fstat(fd).st_size != said_bytes:
-        raise Internal(f"expected a shard index of {said_bytes} bytes, got {os.fstat(fd).st_size}", stage="decode")
-    numbers = np.empty(2 * cells + ends, np.int64)
-    _read(fd, numbers.view(np.uint8).data, 0)
-    keys = _keys(fd, key_bytes, numbers.nbytes)
-    shape = (len(reply.fields), samples)
-    reasons = np.empty(shape, np.uint8) if reply.has_reasons else None
-    if reasons is not None:
-        _read(fd, reasons.reshape(-1).data, numbers.nbytes + len(keys))
-    starts, sizes = numbers[: 2 * cells].reshape(2, len(others), samples)
-    if cells < all_cells:
-        starts, sizes = _with_strides(starts, sizes, strides, shape)
-    told = reply.encodings, reply.notes, reply.unread, reasons, strides
+    if reply.key_bytes < _NUMBERED or os.fstat(fd).st_size != taken_bytes:
+        raise Internal(f"expected a shard index of {taken_bytes} bytes, got {os.fstat(fd).st_size}", stage="decode")
+    data = _Columns(fd)
     if is_numbered:
-        return NumberedIndex(reply.fields, starts, sizes, samples, *told)
-    return ShardIndex(reply.fields, starts, sizes, keys, numbers[2 * cells :], *told)
+        forms = iter(reply.layouts)
+        columns = tuple(data.column(samples, *next(forms)) if one is None else None for one in reply.strides)
+        told = reply.encodings, reply.notes, reply.unread
+        return PackedIndex(fields, columns, reply.strides, samples, *told, data.reasons(reply))
+    starts, sizes = data.take(2 * cells, 8).reshape(2, len(fields), samples)
+    key_ends, keys = data.take(samples, 8), data.keys(reply.key_bytes)
+    told = reply.encodings, reply.notes, reply.unread
+    return ShardIndex(fields, starts, sizes, keys, key_ends, *told, data.reasons(reply), reply.strides)
+
+
+class _Columns:
+    """The parts of a memfd, one after another."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd, self._at = fd, 0
+
+    def take(self, count: int, width: int) -> NDArray[Any]:
+        """Return the next numbers of ``width`` bytes."""
+        numbers = np.empty(count, f"i{width}")
+        _read(self._fd, numbers.view(np.uint8).data, self._at)
+        self._at += numbers.nbytes
+        return numbers
+
+    def column(self, samples: int, width: int, is_joined: int, gap: int) -> PackedColumn:
+        """Return the next column."""
+        starts = self.take(samples + 1 if is_joined else samples, width)
+        return PackedColumn(starts, None if is_joined else self.take(samples, width), gap)
+
+    def keys(self, size_bytes: int) -> bytes:
+        """Return the next bytes."""
+        self._at += size_bytes
+        return _keys(self._fd, size_bytes, self._at - size_bytes)
+
+    def reasons(self, reply: Indexed) -> NDArray[np.uint8] | None:
+        """Return the last part, if there is one."""
+        if not reply.has_reasons:
+            return None
+        shape = len(reply.fields), reply.sample_count
+        return self.take(shape[0] * shape[1], 1).view(np.uint8).reshape(shape)
 
 
 def unpack_regular(reply: Indexed) -> RegularIndex:
@@ -161,29 +203,16 @@ def unpack_regular(reply: Indexed) -> RegularIndex:
 
 
 def _check(reply: Indexed) -> None:
-    if len(reply.strides) != (len(reply.fields) if reply.strides or reply.is_regular else 0):
-        raise Internal(f"expected strides of {len(reply.fields)} fields, got {len(reply.strides)}", stage="decode")
     if not 0 <= reply.sample_count <= SAMPLES_MAX:
         expected = f"expected a shard index of 0 to {SAMPLES_MAX} samples"
         raise Internal(f"{expected}, got {reply.sample_count}", stage="decode")
-
-
-def _with_strides(
-    starts: NDArray[np.int64], sizes: NDArray[np.int64], strides: Strides, shape: tuple[int, int]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return starts and sizes of all fields, from those of the fields without a stride."""
-    others = iter(zip(starts, sizes, strict=True))
-    all_starts, all_sizes = np.empty(shape, np.int64), np.empty(shape, np.int64)
-    numbers = np.arange(shape[1], dtype=np.int64)
-    for column, stride in enumerate(strides):
-        if stride is None:
-            all_starts[column], all_sizes[column] = next(others)
-        else:
-            at, step, size = stride
-            np.multiply(numbers, step, out=all_starts[column])
-            all_starts[column] += at
-            all_sizes[column] = size
-    return all_starts, all_sizes
+    if len(reply.strides) != len(reply.fields):
+        raise Internal(f"expected strides of {len(reply.fields)} fields, got {len(reply.strides)}", stage="decode")
+    columns = reply.strides.count(None) if reply.key_bytes == _NUMBERED else 0
+    if len(reply.layouts) != columns or any(
+        width not in {4, 8} or not -_GAP_MAX <= gap <= _GAP_MAX for width, _, gap in reply.layouts
+    ):
+        raise Internal(f"expected the forms of {columns} columns, got {reply.layouts[:4]}", stage="decode")
 
 
 def _keys(fd: int, size_bytes: int, at: int) -> bytes:

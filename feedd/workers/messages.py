@@ -194,8 +194,9 @@ class Indexed(msgspec.Struct, frozen=True, array_like=True, tag="indexed"):
     notes: tuple[tuple[int, int, str], ...] = ()
     unread: tuple[tuple[str, str], ...] = ()
     has_reasons: bool = False
-    strides: tuple[tuple[int, int, int] | None, ...] = ()  # see ``ShardIndex``; such columns are not in the memfd
+    strides: tuple[tuple[int, int, int] | None, ...] = ()  # see ``ShardIndex``
     is_regular: bool = False  # see ``ShardIndex``; the memfd is empty
+    layouts: tuple[tuple[int, int, int], ...] = ()  # of each ``PackedColumn``: bytes of a number, no sizes or 0, gap
 
 
 class ConvertedAnswer(msgspec.Struct, frozen=True, array_like=True, tag="converted"):

@@ -25,7 +25,7 @@ RECYCLE_GROWTH_BYTES: Final = 512 << 20
 very large samples. A new process costs 0.3 s of one core then, and supply is not interrupted."""
 
 
-INDEX_BYTES: Final = 48 << 20
+INDEX_BYTES: Final = 40 << 20
 """Memory of the index of one shard, in the daemon, that any shard may take."""
 
 

@@ -15,6 +15,7 @@ from feedd.values import ByteRange
 from tests.conformance import object_store_suite as suite
 from tests.conformance.object_store_suite import Bed, collect, read
 from tests.fakes.azure import AzureServer
+from tests.fakes.odd_server import http
 from tests.fakes.raw_server import RawServer
 from tests.fakes.s3.faults import Fault
 from tests.fakes.s3.listing_pages import listing_page
@@ -165,11 +166,34 @@ async def test_listings_that_cannot_be_right_are_refused(
     monkeypatch.setenv("GOOGLE_SKIP_SIGNATURE", "true")
     body = listing_page(keys)
     head = f"HTTP/1.1 200 OK\r\nContent-Type: application/xml\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-    async with RawServer(head + body) as server:
+    async with RawServer(head + body, head + body) as server:
         monkeypatch.setenv("GOOGLE_BASE_URL", f"http://127.0.0.1:{server.port}")
         store = ObstoreStore("gs://bucket", SourceOptions())
         with pytest.raises(BadResponse, match=why):
             await collect(store, "d/")
+        await store.close()
+
+
+@pytest.mark.parametrize(
+    ("second", "end", "whole"),
+    [(["d/2"], ["d/2"], True), (None, ["d/1", "d/2"], False), (None, None, False), (["d/2"], None, False)],
+    ids=["right", "page", "pages", "page at the end"],
+)
+async def test_a_web_page_cuts_no_listing_off(
+    monkeypatch: pytest.MonkeyPatch, second: list[str] | None, end: list[str] | None, whole: bool
+) -> None:
+    """The library takes a web page for a last page without objects: the end must be confirmed by its last key."""
+    monkeypatch.setenv("GOOGLE_SKIP_SIGNATURE", "true")
+    page = http(200, b"<!doctype html><html><title>Login</title></html>", content_type="text/html")
+    later = [page if keys is None else http(200, listing_page(keys)) for keys in (second, end)]
+    async with RawServer(http(200, listing_page(["d/0", "d/1"], token="t", more=True)), *later) as server:
+        monkeypatch.setenv("GOOGLE_BASE_URL", f"http://127.0.0.1:{server.port}")
+        store = ObstoreStore("gs://bucket", SourceOptions())
+        if whole:
+            assert [ref.key for ref in await collect(store, "d/")] == ["d/0", "d/1", "d/2"]
+        else:
+            with pytest.raises(BadResponse, match="expected the end of the listing"):
+                await collect(store, "d/")
         await store.close()
 
 

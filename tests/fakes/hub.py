@@ -26,14 +26,14 @@ class FakeHub:
     """One dataset, ``owner/name``, on the test's own loop; a context manager.
 
     ``requests`` are (server, path with query, headers) of what came in. ``refusals`` answers the coming requests of the
-    hub, one each. ``lifetime_s`` is how long the addresses of bytes are valid; ``revoked`` refuses them at once.
-    ``next_url`` is what listings name as their next page. ``rows`` come at the end of each listing.
+    hub, one each; None lets one pass. ``lifetime_s`` is how long the addresses of bytes are valid; ``revoked`` refuses
+    them at once. ``next_url`` is what listings name as their next page. ``rows`` come at the end of each listing.
     """
 
     def __init__(self, *, page_count: int = 1000) -> None:
         self.commits: list[dict[str, bytes]] = [{}]
         self.requests: list[tuple[str, str, Mapping[str, str]]] = []
-        self.refusals: list[tuple[int, dict[str, str]]] = []
+        self.refusals: list[tuple[int, dict[str, str]] | None] = []
         self.lifetime_s = 3600.0
         self.rows: list[dict[str, object]] = []
         self.revoked: set[str] = set()
@@ -86,8 +86,8 @@ class FakeHub:
     def _note(self, server: str, request: web.Request) -> web.Response | None:
         self.requests.append((server, request.path_qs, dict(request.headers)))
         if server == "hub" and self.refusals:
-            status, headers = self.refusals.pop(0)
-            return web.Response(status=status, headers=headers)
+            refusal = self.refusals.pop(0)
+            return None if refusal is None else web.Response(status=refusal[0], headers=refusal[1])
         return None
 
     def _files(self, revision: str) -> dict[str, bytes] | None:

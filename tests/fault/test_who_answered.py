@@ -10,6 +10,7 @@ import base64
 import contextlib
 import datetime as dt
 import gzip
+import re
 import socket
 import ssl
 import subprocess
@@ -576,6 +577,88 @@ async def test_a_head_with_another_status_has_no_size(status: int, error: type[e
         server.odd["head"] = http(status, etag=f'"{ETAG}"')
         with pytest.raises(error, match=text):
             await _ask(store, "head")
+
+
+@_KINDS
+@pytest.mark.parametrize("op", ["head", "get"])
+@pytest.mark.parametrize(
+    "header",
+    [{"last_modified": "yesterday"}, {"x_amz_mp_parts_count": "many"}, {"x_amz_object_lock_retain_until_date": "?"}],
+)
+async def test_a_header_that_cannot_be_read_is_no_defect(
+    kind: type[DirectStore | S3Store], op: str, header: dict[str, str]
+) -> None:
+    """A date or a number that is none makes a wrong answer of the store, which the reader of bodies does not need."""
+    async with OddServer() as server, _opened(kind, server.url) as store:
+        facts = {"etag": f'"{ETAG}"', "content_range": f"bytes 0-{len(DATA) - 1}/{len(DATA)}", "x_amz_request_id": "1"}
+        server.odd[op] = http(206 if op == "get" else 200, DATA, **facts, **header)
+        if kind is DirectStore and op == "get":
+            assert await _ask(store, op) == DATA
+            return
+        with pytest.raises(errors.BadResponse, match="the answer is no s3 answer"):
+            await _ask(store, op)
+
+
+_PARTS: Final = (
+    "<GetObjectAttributesResponse><ETag>{etag}</ETag><ObjectParts>{parts}</ObjectParts></GetObjectAttributesResponse>"
+)
+_PART: Final = "<Part><PartNumber>1</PartNumber><Size>{size}</Size></Part>"
+_MORE: Final = "<IsTruncated>true</IsTruncated>"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        ODD["html 200"],
+        ODD["empty 200"],
+        _MORE + "<NextPartNumberMarker>1</NextPartNumberMarker>" + _PART.format(size=1),
+        _MORE + "<NextPartNumberMarker>-1</NextPartNumberMarker>" + _PART.format(size=1),
+        _MORE + "<NextPartNumberMarker>one</NextPartNumberMarker>" + _PART.format(size=1),
+        _MORE + _PART.format(size=len(DATA)),
+        _PART.format(size=-1) + _PART.format(size=len(DATA) + 1),
+        _PART.format(size="large"),
+    ],
+    ids=["page", "empty", "same marker", "lower marker", "marker", "endless", "negative", "size"],
+)
+async def test_odd_lists_of_parts_make_no_checksum(answer: bytes | str) -> None:
+    """A list of parts that does not end, or that cannot be, makes no checksum, and no endless listing."""
+    async with OddServer() as server, _opened(S3Store, server.url) as store:
+        crc = base64.b64encode(zlib.crc32(DATA).to_bytes(4)).decode() + "-2"
+        server.odd["head"] = http(200, DATA, etag=f'"{ETAG}"', x_amz_checksum_crc32=crc)
+        body = answer if isinstance(answer, bytes) else http(200, _PARTS.format(etag=ETAG, parts=answer).encode())
+        server.odd["get"] = body
+        assert await store.checksum(_REF) is None
+        assert server.asked.count("get") <= 3
+
+
+_GZIP: Final = {
+    "etag": f'"{ETAG}"',
+    "content_range": f"bytes 0-{len(DATA) - 1}/{len(DATA)}",
+    "content_encoding": "gzip",
+}
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "text"),
+    [
+        (b"\0\0\x12\x04\0\0\0\0\0", errors.StoreUnavailable, "the beginning of a head: b'\\x00\\x00\\x12\\x04"),
+        (b"HTTP/1.1 100 Continue\r\n\r\n" * 1000, errors.BadResponse, "at most 16 answers of the kind 1xx"),
+        (
+            http(206, gzip.compress(DATA), **_GZIP),
+            errors.BadResponse,
+            "Content-Encoding 'gzip': a gateway may compress",
+        ),
+    ],
+    ids=["HTTP/2", "1xx without end", "gzip"],
+)
+async def test_a_body_that_does_not_come_says_what_came(
+    answer: bytes, error: type[errors.FeeddError], text: str
+) -> None:
+    """An answer that never becomes a body ends with what was received in its place."""
+    async with OddServer() as server, _opened(DirectStore, server.url) as store:
+        server.odd["get"] = answer
+        with pytest.raises(error, match=re.escape(text)):
+            await _ask(store, "get")
 
 
 async def test_a_page_in_answer_to_a_write_is_named() -> None:

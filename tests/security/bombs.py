@@ -61,6 +61,9 @@ SHARD_BYTES: Final = 128 * MIB
 WORKER_BYTES: Final = MEMORY_BYTES + BASE_BYTES + SHARD_BYTES
 RISE_BYTES: Final = 50_000_000
 SETTINGS: Final = (f"decode.memory={MEMORY_BYTES >> 20}MiB", "cache.bypass=0")
+INDEX_BYTES: Final = 40 * MIB
+"""``decode.index_size`` of the daemon."""
+
 _STEPS: Final = 4
 
 
@@ -367,10 +370,10 @@ BOMBS: Final[dict[str, Bomb]] = {
     # compressed
     "gzip of equal lines": Bomb(_one("0.txt.gz", lambda: _gz(b"a\n", _LINES)), _TEXT),
     "gzip of as many equal lines as may be": Bomb(
-        _one("0.txt.gz", lambda: _gz(b"a\n", (24 * MIB) // 24)), _TEXT, reads=64
+        _one("0.txt.gz", lambda: _gz(b"a\n", INDEX_BYTES // 16)), _TEXT, reads=64
     ),
     "gzip of as many unequal lines as may be": Bomb(
-        _one("0.txt.gz", lambda: _gz(_UNLIKE, (24 * MIB) // 80)), _TEXT, reads=64
+        _one("0.txt.gz", lambda: _gz(_UNLIKE, INDEX_BYTES // 40 - 1)), _TEXT, reads=64
     ),
     "gzip of unequal lines": Bomb(_one("0.txt.gz", lambda: _gz(_UNLIKE, _LINES // 2)), _TEXT),
     "gzip of blank lines": Bomb(_one("0.txt.gz", lambda: _gz(b"\n", 2 * _LINES, b"a\n")), _TEXT, reads=1),
@@ -415,6 +418,22 @@ BOMBS: Final[dict[str, Bomb]] = {
     ),
     "TSV of a million columns": Bomb(_one("0.tsv", lambda: _CSV_WIDE.replace(b",", b"\t") + b"\n")),
     "libsvm of vast indices": Bomb(_one("0.libsvm", lambda: b"1 2147483646:1\n" * 1000)),
+    # as large as an index may be
+    "CSV of 2 million labels": Bomb(_one("0.csv.gz", lambda: _csv_gz(2 * _MILLION)), reads=64),
+    "Parquet of 2 million labels": Bomb(
+        _one("0.parquet", lambda: _parquet(pa.table({"id": np.arange(2 * _MILLION), "label": _labels(2 * _MILLION)}))),
+        reads=64,
+    ),
+    "Parquet of 2.6 million numbers": Bomb(_one("0.parquet", lambda: _parquet(_numbers(2_600_000))), reads=64),
+    "Parquet of texts and of rows without": Bomb(
+        _one("0.parquet", lambda: _parquet(pa.table({"a": ["a", None, "bb"] * 580_000}))), {"a": "bytes"}
+    ),
+    "Parquet of ten texts": Bomb(
+        _one("0.parquet", lambda: _parquet(pa.table({f"c{one}": ["a", "bb"] * 370_000 for one in range(10)}))), reads=64
+    ),
+    "JSON Lines of 2 million numbers": Bomb(
+        _one("0.jsonl.gz", lambda: _gz(b'{"a":1}\n{"a":11}\n', _MILLION)), {"json": "json"}, reads=64
+    ),
     # archives and records
     "tar.gz of empty members": Bomb(_one("0.tar.gz", lambda: _tar_gz(60_000)), {"cls": "bytes"}),
     "tar.gz of members with long names": Bomb(_one("0.tar.gz", _long_names), {"cls": "bytes"}),

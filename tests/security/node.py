@@ -75,6 +75,7 @@ class Node:
         settings: options of the daemon, as ``--set`` takes them.
         mode: permissions of its sockets.
         status: where it serves the status page.
+        listen: where it listens besides its socket.
         limit_files: its limit of open files; 0: as here.
         forbidden: whether ``public`` is left out of the URLs that clients may read.
     """
@@ -82,6 +83,7 @@ class Node:
     home: Path
     settings: tuple[str, ...] = ()
     mode: str = "0666"
+    listen: tuple[str, ...] = ()
     limit_files: int = 0
     status: str = "off"
     env: dict[str, str] = field(default_factory=dict)
@@ -144,6 +146,8 @@ class Node:
         for setting in (f"security.socket_mode={self.mode}", rules, "cache.free_reserve=1MiB", *self.settings):
             arguments += ["--set", setting]
         command = command_of(DAEMON_UID, [sys.executable, "-m", "feedd", *arguments])
+        for address in self.listen:
+            command += ["--listen", address]
         if self.limit_files:
             command = ["prlimit", f"--nofile={self.limit_files}:{self.limit_files}", *command]
         with self.log.open("ab") as log:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedd.shard_index import RegularIndex, ShardIndex, numbered
-from feedd.workers.index_columns import pack, strides_of, unpack
-from feedd.workers.messages import Indexed
+from feedd.shard_index import NumberedIndex, RegularIndex, ShardIndex, numbered
+from feedd.workers.index_columns import indexed, pack, packed, unpack
 
 STRIDE = st.tuples(st.integers(0, 1 << 40), st.integers(1, 1 << 20), st.integers(1, 1 << 20))
 
@@ -38,29 +38,54 @@ def test_columns_follow_from_strides(strides: list[tuple[int, int, int]], sample
             assert one.key(samples - 1) == f"{samples - 1:08d}"
 
 
-@given(st.lists(STRIDE, min_size=1, max_size=3), st.integers(0, 50), st.integers(0, 3))
-def test_a_worker_tells_strides_instead_of_columns(
-    strides: list[tuple[int, int, int]], samples: int, broken: int
+BROKEN = ("missing", "moved", "longer", "far", "overlapping", "none", "regular")
+
+
+@given(st.lists(STRIDE, min_size=1, max_size=3), st.integers(0, 50), st.sampled_from(BROKEN), st.booleans())
+def test_a_worker_tells_little_of_columns(
+    strides: list[tuple[int, int, int]], samples: int, broken: str, has_keys: bool
 ) -> None:
-    """A field with a missing value, or with one distance that differs, is sent as columns beside the others."""
+    """Whatever form a field is sent in, the daemon finds every start, size and key, and counts the memory right."""
     fields, encodings = tuple(f"f{n}" for n in range(len(strides))), ("uint8",) * len(strides)
     regular = RegularIndex(fields, tuple(strides), samples, encodings)
     starts, sizes = regular.starts.copy(), regular.sizes.copy()
     if samples > 2:
-        if broken == 1:
+        if broken == "missing":
             sizes[0, 1] = -1
-        elif broken == 2:
+        elif broken == "moved":
             starts[0, 2] += 1
-    index = regular if broken == 3 else ShardIndex(fields, starts, sizes, *numbered(samples), encodings)
-    found = strides_of(index)
-    if samples > 2 and broken in {1, 2}:
-        assert found[0] is None
-    fd = pack(index, found)
-    key_bytes = 0 if index.is_regular else len(index.key_blob)
-    reply = Indexed(1, 0.0, fields, samples, key_bytes, encodings, strides=found, is_regular=index.is_regular)
-    sent = unpack(fd, reply)
+        elif broken == "longer":
+            starts[0, 1:], sizes[0, 0] = starts[0, 1:] + 1, sizes[0, 0] + 1
+        elif broken == "far":
+            starts[0, -1] += 1 << 33
+        elif broken == "overlapping":
+            starts[0] = starts[0, ::-1].copy()
+    made: ShardIndex = NumberedIndex(fields, starts, sizes, samples, encodings)
+    if has_keys:
+        made = ShardIndex(fields, starts, sizes, *numbered(samples), encodings)
+    index = packed(regular if broken == "regular" else made)
+    fd = pack(index)
+    assert os.fstat(fd).st_size == index.nbytes
+    sent = unpack(fd, indexed(1, 0.0, index), index.nbytes)
     os.close(fd)
-    assert (sent.starts == index.starts).all()
-    assert (sent.sizes == index.sizes).all()
-    assert sent.key_blob == index.key_blob
-    assert sent.is_regular == index.is_regular
+    assert sent.nbytes == index.nbytes
+    every = np.arange(samples)
+    for number in range(len(fields)):
+        for found in (sent.cells(number, every), (sent.starts[number], sent.sizes[number])):
+            assert [one.dtype for one in found] == [np.int64] * 2
+            assert [one.tolist() for one in found] == [starts[number].tolist(), sizes[number].tolist()]
+        assert set(sent.sizes_of([number]).tolist()) == set(sizes[number].tolist())
+        if samples:
+            assert sent.cell(number, samples - 1) == (starts[number, -1], sizes[number, -1])
+    assert sent.sizes_of(range(len(fields))).max(initial=-2) == sizes.max(initial=-2)
+    assert sent.key_blob == numbered(samples)[0]
+    assert sent.is_regular == (broken == "regular")
+
+
+@pytest.mark.parametrize(("gap", "first", "row_bytes"), [(0, 0, 4), (1, 9, 4), (0, 1 << 31, 8), (1 << 33, 0, 16)])
+def test_values_that_follow_one_another_take_one_number(gap: int, first: int, row_bytes: int) -> None:
+    """Lines and texts of a table take four bytes each below 2 GiB, and eight above."""
+    sizes = np.tile(np.array([3, 0, 5]), 1000)
+    starts = first + np.cumsum(sizes + gap) - sizes - gap
+    index = packed(NumberedIndex(("text",), starts[None], sizes[None], 3000, ("text",)))
+    assert 0 <= index.nbytes - row_bytes * 3000 <= row_bytes

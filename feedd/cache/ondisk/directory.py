@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import structlog
 
 from feedd.cache import entry_layout, os_errors
-from feedd.cache.entry_storage import Draft, Finding, Names
+from feedd.cache.entry_storage import Depth, Draft, Finding, Names
 from feedd.cache.ondisk import entry_files as files
 from feedd.cache.ondisk import entry_verify as looking
 from feedd.cache.ondisk import recovery as boot
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from feedd.cache.blocks import BlockSums
     from feedd.cache.cache_options import CacheOptions
-    from feedd.cache.entry_storage import Depth, Opened, UnindexedFile
+    from feedd.cache.entry_storage import Opened, UnindexedFile
     from feedd.flow.sink_file import SinkFile
     from feedd.values import ObjectRef
 
@@ -123,17 +123,13 @@ class DirectoryStorage:
 
     async def open_files(self, refs: Sequence[ObjectRef]) -> list[ShardFile | Finding]:
         """Return the open files of entries, or why a file cannot be opened. Files used lately are open already."""
-        answers: list[ShardFile | Finding | None] = []
-        for ref in refs:
-            cached = self._files.get(ref)
+        kept = [self._files.get(ref) for ref in refs]
+        for cached in kept:
             if cached is not None:
                 cached.is_used = True
-            answers.append(None if cached is None else cached.file)
-        missing = [at for at, answer in enumerate(answers) if answer is None]
-        if missing:
-            for at, file in zip(missing, await self._opened([refs[at] for at in missing]), strict=True):
-                answers[at] = file
-        return [answer for answer in answers if answer is not None]
+        missing = [ref for ref, cached in zip(refs, kept, strict=True) if cached is None]
+        opened = iter(await self._opened(missing) if missing else ())
+        return [next(opened) if cached is None else cached.file for cached in kept]
 
     async def create(self, ref: ObjectRef) -> Draft:
         """Allocate a file."""
@@ -178,7 +174,10 @@ class DirectoryStorage:
         self._dropping = asyncio.get_running_loop().call_later(_SPARE_FOR_S, self._drop_spares)
 
     async def look(self, refs: Sequence[ObjectRef], depth: Depth) -> list[Finding]:
-        """Verify files in separate threads."""
+        """Verify files in separate threads. A closed file whose length is asked for stays open for its reader."""
+        if depth is Depth.LENGTH and all(ref not in self._files for ref in refs):
+            opened = await self.open_files(refs)
+            return [one if isinstance(one, Finding) else Finding.WHOLE for one in opened]
         wanted = [(self._path(ref), ref) for ref in refs]
         deadline_s = _LOOK_FLOOR_S + sum(ref.size_bytes for ref in refs) / _LOOK_BYTES_PER_S
         deadline_s = min(deadline_s, self._options.fill_deadline_s)

@@ -141,17 +141,24 @@ def create(path: Path, size_bytes: int, reserve_bytes: int) -> SinkFile:
 def _created(path: Path, size_bytes: int, reserve_bytes: int) -> int:
     """Create an empty file; if the file system has no inodes left, give it those of empty folders."""
     try:
-        # All folders of the cache, since another process may have removed them.
-        for folder in reversed((path.parent, *path.parents[1:3])):
-            folder.mkdir(mode=0o700, exist_ok=True)
-        available = free_bytes(path.parent)
-        if available - size_bytes < reserve_bytes:
-            raise StorageFull(size_bytes, available, reserve_bytes)
-        return os.open(path, _NEW, 0o600)
+        try:
+            return _new(path, size_bytes, reserve_bytes)
+        except FileNotFoundError:
+            # All folders of the cache, since another process may have removed them.
+            for folder in reversed((path.parent, *path.parents[1:3])):
+                folder.mkdir(mode=0o700, exist_ok=True)
+            return _new(path, size_bytes, reserve_bytes)
     except OSError as error:
         if not os_errors.is_full(error) or not _emptied(path.parents[1]):
             raise
     path.parent.mkdir(mode=0o700, exist_ok=True)
+    return os.open(path, _NEW, 0o600)
+
+
+def _new(path: Path, size_bytes: int, reserve_bytes: int) -> int:
+    available = free_bytes(path.parent)
+    if available - size_bytes < reserve_bytes:
+        raise StorageFull(size_bytes, available, reserve_bytes)
     return os.open(path, _NEW, 0o600)
 
 

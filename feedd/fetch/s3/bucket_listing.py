@@ -93,7 +93,7 @@ async def _answers(
                 raise BadResponse("expected a continuation token in a truncated page, got none", stage="source")
             return page
 
-        listing = RangeListing(ask, prefix, start_after, IN_FLIGHT_MAX if sorts else 1)
+        listing = RangeListing(ask, prefix, start_after, IN_FLIGHT_MAX if sorts else 1, sorts=sorts)
         async with contextlib.aclosing(listing.pages()) as pages:
             async for page in pages:
                 yield page

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from feedd.errors import BadResponse, CacheUnavailable, FeeddError
 from feedd.fetch.s3.bodies import HEAD_BYTES_MAX, Files
-from feedd.fetch.s3.http_answer import Answer
+from feedd.fetch.s3.http_answer import INTERIM_MAX, Answer
 from feedd.fetch.s3.idle_timeout import IdleTimeout
 from feedd.fetch.s3.lazy_timer import LazyTimer
 from feedd.flow.range_sinks import MemorySink
@@ -79,6 +79,7 @@ class Connection(asyncio.BufferedProtocol):
         self._judge: Callable[[Answer], object] | None = None
         self._answer: Answer | None = None
         self._filled = 0  # bytes used of the scratch memory
+        self._interim_count = 0
         self._received_bytes = 0  # bytes received in total
 
     def __repr__(self) -> str:
@@ -104,7 +105,7 @@ class Connection(asyncio.BufferedProtocol):
         """
         assert self.reusable, "one request at a time"
         self._waiter = self._loop.create_future()
-        self._sink, self._judge, self._progress = sink, judge, progress
+        self._sink, self._judge, self._progress, self._interim_count = sink, judge, progress, 0
         self._shared = self._files.with_head_buffer(sink)
         self._idle_timeout.begin()
         try:
@@ -201,6 +202,10 @@ class Connection(asyncio.BufferedProtocol):
                 self._filled = 0
                 self._read_behind_head(answer, data)
                 return
+            self._interim_count += 1
+            if self._interim_count > INTERIM_MAX:
+                message = f"expected at most {INTERIM_MAX} answers of the kind 1xx, got more"
+                raise BadResponse(message, stage="source")
         # the final head is yet to come, maybe after a 1xx answer
         if data.nbytes >= HEAD_BYTES_MAX:
             message = f"expected a head of at most {HEAD_BYTES_MAX} bytes, got a longer one"
@@ -303,7 +308,9 @@ class Connection(asyncio.BufferedProtocol):
     def _silent(self) -> None:
         if self._owed:
             stuck = self._body is not None and self._body.waits_for_file
-            self._fail(_no_disk() if stuck else TimeoutError("no byte received within the read timeout"))
+            head = f", after the beginning of a head: {bytes(self._memory[:16])!r}" if self._filled else ""
+            came = f"no byte received within the read timeout{head}"
+            self._fail(_no_disk() if stuck else TimeoutError(came))
 
 
 def _no_disk() -> CacheUnavailable:

@@ -8,6 +8,8 @@ from feedd.errors import BadResponse
 
 _ERROR_BYTES_MAX = 64 * 1024  # S3's errors are a few hundred bytes; a longer page comes from a proxy and is not needed
 
+INTERIM_MAX = 16
+"""Answers of the kind 1xx that may precede the final answer; most stores send none."""
 _HEAD_BYTES_MAX = 64 * 1024  # headers, and trailers of a chunked body, which could be endless
 
 

@@ -88,6 +88,8 @@ def check_head(head: RangeHead, ref: ObjectRef, span: ByteRange, request: Reques
         problem = f"expected status 206 for a range, got {head.status}"
     elif head.size_bytes is not None and head.size_bytes != span.size_bytes:
         problem = f"expected {span.size_bytes} bytes, got an answer of {head.size_bytes}"
+    if problem and head.headers.get("content-encoding", "identity") != "identity":
+        problem += f" with Content-Encoding {head.headers['content-encoding'][:40]!r}: a gateway may compress answers"
     if etag != ref.etag:
         message = f"expected etag {ref.etag}, got {etag}"
         raise ObjectChanged(message, object=request.url, hint=CHANGED_HINT, stage="source")

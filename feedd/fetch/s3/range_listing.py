@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Final
 
 from feedd.errors import BadResponse, FeeddError, Unsupported
 from feedd.fetch.s3.key_ranges import KeyRanges
+from feedd.fetch.s3.listing_contents import Page
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 
     from feedd.fetch.s3.key_ranges import KeyRange
-    from feedd.fetch.s3.listing_contents import Page
 
     Ask = Callable[[Mapping[str, str]], Coroutine[object, object, Page]]
     """Sends a request for a page with these arguments besides bucket and prefix."""
@@ -27,6 +27,7 @@ _BUFFERED_MAX: Final = 4096
 """Compressed pages that wait for earlier ones, some 30 KB each. With more, only the first range is listed."""
 
 
+_END: Final = Page(b"", "", 0, "", "", truncated=False, token="")
 _V1_HINT: Final = "the store has only ListObjects V1: name the objects in a manifest (manifest+s3://)"
 
 
@@ -40,6 +41,7 @@ class _Stand:
         tokens: tokens since the latest page that had keys.
         pages: pages that wait for earlier ranges.
         failed: the latest request failed.
+        doubted: the last key after which the listing seemed to end with an empty page; empty: there was none.
     """
 
     token: str = ""
@@ -47,9 +49,13 @@ class _Stand:
     tokens: set[str] = field(default_factory=set)
     pages: deque[Page] = field(default_factory=deque)
     failed: bool = False
+    doubted: str = ""
 
     def follow(self, page: Page, position: str) -> None:
         """Take over how the listing goes on after a page.
+
+        A truncated page promises keys. An empty last page after it may come from a server that does not know the
+        token, so the keys after the last one are requested without it.
 
         Args:
             page: the page.
@@ -59,6 +65,9 @@ class _Stand:
             BadResponse: the page leads nowhere.
             Unsupported: the store gives no token, and ignores where a listing shall begin.
         """
+        if self.token and position not in {"", self.doubted} and not page.first and not page.truncated:
+            self.token, self.more, self.doubted, self.tokens = "", True, position, set()
+            return
         if position and not self.token and page.first and page.first <= position:
             message = "expected keys after the last one, got earlier keys: a truncated page had no continuation token"
             raise Unsupported(message, hint=_V1_HINT, stage="source")
@@ -80,10 +89,13 @@ class RangeListing:
         prefix: prefix of the listing.
         start_after: the listing begins after this key.
         in_flight_max: bound on concurrent requests; 1: one page after another.
+        sorts: the store lists in the order of keys, and can begin after a key.
     """
 
-    def __init__(self, ask: Ask, prefix: str, start_after: str, in_flight_max: int = IN_FLIGHT_MAX) -> None:
-        self._ask = ask
+    def __init__(
+        self, ask: Ask, prefix: str, start_after: str, in_flight_max: int = IN_FLIGHT_MAX, *, sorts: bool = True
+    ) -> None:
+        self._ask, self._sorts = ask, sorts
         self._ranges = KeyRanges(prefix, start_after)
         self._in_flight_max = in_flight_max
         self._stands: dict[KeyRange, _Stand] = {}
@@ -140,7 +152,9 @@ class RangeListing:
         stand, first = self._stand(one), self._ranges.ranges[0] is one
         try:
             page = task.result()
-            stand.follow(page, one.position)
+            if stand.doubted == one.position and page.first and page.first <= one.position:
+                page = _END  # the store ignores where to begin, and can say no more
+            stand.follow(page, one.position if self._sorts else "")
         except FeeddError:
             # The store may be asked for too much. The range waits until it is the first, and is then requested again.
             self._in_flight_max = max(1, self._in_flight_max // 2)

@@ -51,6 +51,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _log = structlog.get_logger(__name__)
+_RAISED: tuple[type[BaseException], ...] = (
+    *FOREIGN,
+    ValueError,
+)  # botocore's parser raises the latter for a date or a number that is none
 _PASSWORD = re.compile(r"//[^/@]*@")
 _SKEW_S = 300.0  # stores refuse signatures older than 15 minutes, some older than 5
 _REFRESH_SHARE = 0.8
@@ -265,7 +269,7 @@ class S3Clients:
                         answer = await ask(generation.client)
                         self.facts.answered.add(request.op)
                         return answer  # noqa: TRY300 - the clauses below belong to the same try
-                    except FOREIGN as error:
+                    except _RAISED as error:
                         elsewhere = "region" if region != self.facts.region.name and code_of(error) in MOVED else ""
                         remedy = elsewhere or self._skewed(error, request, used_s)
                         remedy = remedy or self._outdated(error, request, generation)
@@ -278,7 +282,7 @@ class S3Clients:
                     tried.add(remedy)
                     if remedy == "renew":
                         await self.renew(generation.client)
-        except FOREIGN as error:
+        except _RAISED as error:
             raise self._lasting(translate(error, self._at_endpoint(request)), error, request) from error
         except FeeddError as error:
             error.object = error.object or request.url  # neither the session nor the search for credentials knows it

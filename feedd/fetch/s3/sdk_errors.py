@@ -79,6 +79,12 @@ _BAD_CONFIG = (
     boto.MissingDependencyException,
 )
 
+_OF_PROXIES = (
+    boto.ProxyConnectionError,
+    httpsession.aiohttp.ClientHttpProxyError,
+    httpsession.aiohttp.ClientProxyConnectionError,
+)
+
 _SSE_C = "objects encrypted with a customer's key (SSE-C) cannot be read: copy them to SSE-S3 or SSE-KMS"
 _REDIRECT_HINT = (
     "feedd sends requests for a bucket to its endpoint only, and follows no Location: "
@@ -206,7 +212,7 @@ def translate(error: BaseException, request: RequestContext) -> FeeddError:  # n
         return BadConfig(f"the s3 configuration cannot be used: {_line(error)}", object=request.url, stage="source")
     if isinstance(error, boto.ParamValidationError):
         return BadRequest(f"s3 does not allow this bucket or key: {_line(error)}", object=request.url, stage="source")
-    if isinstance(error, ResponseParserError):
+    if isinstance(error, ResponseParserError) or _unread(error):
         return BadResponse(f"the answer is no s3 answer: {_line(error)}", object=request.url, stage="source")
     return _transport(error, request)
 
@@ -231,18 +237,21 @@ def _transport(error: BaseException, request: RequestContext) -> FeeddError:
         if failure.foreign_host and "." in request.bucket:
             hint = f'set addressing_style = "path" under {request.table}: no certificate covers a bucket with dots'
         return BadConfig(f"no TLS connection: {failure.message}", object=request.endpoint, hint=hint, stage="source")
-    if isinstance(error, boto.ProxyConnectionError):
+    if isinstance(error, _OF_PROXIES):
         return _proxy(error, request)
+    behind = _proxy_hint(request.endpoint) if proxy_of(request.endpoint) else ""  # it may answer with silence
     if isinstance(error, (boto.EndpointConnectionError, boto.ConnectTimeoutError)):
         message = f"cannot connect to {request.endpoint}: {_cause(error)}"
-        hint = "check endpoint_url, region, proxy and network"
+        hint = behind or "check endpoint_url, region, proxy and network"
         return StoreUnavailable(message, object=request.url, hint=hint, stage="source")
     if isinstance(error, (boto.ReadTimeoutError, TimeoutError)):
-        return StoreUnavailable("no answer in time", object=request.url, stage="source")
-    return StoreUnavailable(f"the answer broke off: {_cause(error)}", object=request.url, stage="source")
+        came = f": {error}" if type(error) is TimeoutError and str(error) else ""
+        return StoreUnavailable(f"no answer in time{came}", object=request.url, hint=behind, stage="source")
+    message = f"the answer broke off: {_cause(error)}"
+    return StoreUnavailable(message, object=request.url, hint=behind, stage="source")
 
 
-def _proxy(error: boto.ProxyConnectionError, request: RequestContext) -> FeeddError:
+def _proxy(error: BaseException, request: RequestContext) -> FeeddError:
     """Return the error of a connection to a proxy, or of a proxy that opens no tunnel."""
     named = f"the proxy that {_variable(request.endpoint)} names"
     status = getattr(_inner(error), "status", 0)
@@ -372,6 +381,11 @@ def _retry_after_s(headers: Mapping[str, str]) -> float | None:
 def _line(error: BaseException) -> str:
     """Return the text of an error without the addresses of objects, which libraries print."""
     return _REPR.sub("", " ".join(str(error).split())) or type(error).__name__
+
+
+def _unread(error: BaseException) -> bool:
+    """Whether botocore could not read a date or a number of an answer."""
+    return isinstance(error, ValueError) and not isinstance(error, (OSError, httpsession.aiohttp.ClientError))
 
 
 def _inner(error: BaseException) -> BaseException:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ssl
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from aiobotocore.httpsession import AIOHTTPSession
 from aiohttp import ClientPayloadError
@@ -14,6 +13,7 @@ from botocore.httpsession import ProxyConfiguration, get_cert_path
 
 from feedd.errors import BadResponse
 from feedd.fetch.proxy_rules import bypasses_proxies
+from feedd.fetch.s3.http_answer import INTERIM_MAX
 from feedd.fetch.s3.sdk_errors import foreign_answer
 from feedd.fetch.s3.trust import Shown, Trust, trusting
 from feedd.fetch.s3.who_answered import TLS_ALERT
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 _CLOSE_S = 5.0
-INTERIM_MAX = 16
-"""Answers of the kind 1xx that may precede the final answer; most stores send none."""
 ANSWER_BYTES_MAX = 8 * MIB
 """Largest answer that is no object's body: a page of 1,000 keys of 1,024 letters, each written as %XX, has 4 MiB."""
 
@@ -119,7 +117,8 @@ class _Proxies(ProxyConfiguration):
 
     def proxy_url_for(self, url: str) -> Any:  # noqa: ANN401 - botocore's stubs forget that there may be none
         """botocore: return the proxy for a URL, or None."""
-        return None if bypasses_proxies(urlsplit(url).hostname or "") else super().proxy_url_for(url)
+        proxy = super().proxy_url_for(url)  # first, because most sessions have none: NO_PROXY is read at each request
+        return None if proxy is None or bypasses_proxies(url) else proxy
 
 
 class ClosingSession(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no types

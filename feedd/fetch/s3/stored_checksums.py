@@ -16,6 +16,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import structlog
+from botocore.exceptions import ClientError
 
 from feedd.errors import BadRequest, BadResponse, NotFound, ObjectChanged, PermissionDenied, StoreUnavailable
 from feedd.fetch.hints import CHANGED_HINT
@@ -23,6 +24,7 @@ from feedd.fetch.object_checksums import ALGORITHMS, digest_of
 from feedd.fetch.s3.range_answer import plain_etag
 from feedd.fetch.s3.region import is_google
 from feedd.fetch.s3.sdk_errors import code_of
+from feedd.fetch.s3.who_answered import Sender, who_answered
 from feedd.values import ObjectChecksum
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ _log = structlog.get_logger(__name__)
 
 _FIELDS = {name: f"Checksum{name.upper()}" for name in ALGORITHMS}  # botocore's field names
 _PARTS_PER_PAGE = 1000
+_PARTS_MAX = 10_000
 _GOOGLE_CRC = re.compile(r"\bcrc32c=([A-Za-z0-9+/=]+)")
 
 
@@ -85,7 +88,7 @@ class S3Checksums:
         return ObjectChecksum(algorithm, digest, sizes, digests if len(digests) == len(sizes) else ())
 
     async def _parts(self, algorithm: str, ref: ObjectRef, request: RequestContext) -> list[tuple[int, bytes | None]]:
-        """Return size and digest of each part; empty if the store does not list them."""
+        """Return size and digest of each part; empty if the store does not list them, or lists what cannot be."""
         found: list[tuple[int, bytes | None]] = []
         marker = 0
         while True:
@@ -98,23 +101,29 @@ class S3Checksums:
                     MaxParts=_PARTS_PER_PAGE,
                     PartNumberMarker=marker,
                 )
+                _check_version(page, ref, request)  # the request has no If-Match
             except (BadRequest, BadResponse, NotFound, PermissionDenied) as error:
                 self._log_unknown_parts(ref, error.message)
                 return []
             except StoreUnavailable as error:
-                if error.__cause__ is None or code_of(error.__cause__) != "NotImplemented":
+                if not _is_unknown_request(error.__cause__):
                     raise
                 self._log_unknown_parts(ref, error.message)
                 return []
-            _check_version(page, ref, request)  # the request has no If-Match
             listed = page.get("ObjectParts", {})
             parts = listed.get("Parts", [])
             for part in parts:
                 text = part.get(_FIELDS[algorithm])
                 found.append((int(part.get("Size", 0)), _decode(algorithm, text, request) if text else None))
-            if not parts or not listed.get("IsTruncated"):
+            size_bytes = [0, *(size for size, _ in found)]
+            before, marker = marker, int(listed.get("NextPartNumberMarker", marker + len(parts)))
+            ends = not parts or not listed.get("IsTruncated")
+            wrong = min(size_bytes) < 0 or sum(size_bytes) > ref.size_bytes or len(found) > _PARTS_MAX
+            if wrong or (marker <= before and not ends):
+                self._log_unknown_parts(ref, "the store lists parts that cannot be")
+                return []
+            if ends:
                 return found
-            marker = int(listed.get("NextPartNumberMarker", marker + len(parts)))
 
     async def _call(self, name: str, request: RequestContext, ref: ObjectRef, **arguments: object) -> Mapping[str, Any]:
         async def ask(client: Any) -> Mapping[str, Any]:  # noqa: ANN401 - see open_client
@@ -132,6 +141,18 @@ class S3Checksums:
             self._logged = True
             hint = "grant s3:GetObjectAttributes to have such objects checked"
             _log.warning("parts of a composite checksum are unknown", object=ref.url, reason=reason, hint=hint)
+
+
+def _is_unknown_request(cause: BaseException | None) -> bool:
+    """Whether the store does not know the request for parts.
+
+    It may refuse it, or answer with the object itself or with a page, which botocore takes for an error 500.
+    """
+    if not isinstance(cause, ClientError):
+        return False
+    headers = cause.response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    other = "etag" in headers or who_answered(200, headers, b"").sender is Sender.PAGE
+    return code_of(cause) == "NotImplemented" or (code_of(cause) == "500" and other)
 
 
 def _check_version(answer: Mapping[str, Any], ref: ObjectRef, request: RequestContext) -> None:

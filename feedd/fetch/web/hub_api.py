@@ -14,9 +14,10 @@ from yarl import URL
 
 from feedd.access import climbs
 from feedd.errors import BadResponse, NotFound, PermissionDenied, Throttled, Unsupported
+from feedd.fetch.s3.who_answered import FIRST_BYTES, who_answered
 from feedd.fetch.web.proxied_client import through_proxy
 from feedd.fetch.web.web_client import REDIRECTS, REDIRECTS_MAX
-from feedd.fetch.web.web_errors import broken, refusal
+from feedd.fetch.web.web_errors import broken, of_another, refusal
 from feedd.fetch.web.web_target import Target, check_key, redirected, target_of
 from feedd.flow.pools import CPU, LOCAL_FILES
 from feedd.units import MIB
@@ -34,6 +35,7 @@ _ANSWER_BYTES_MAX: Final = 64 * MIB
 _PAGES_MAX: Final = 10_000
 _TOKEN_NAMES: Final = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 _LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
+_PLACE_HINT: Final = "check HF_ENDPOINT, HTTPS_PROXY and NO_PROXY where the daemon runs, and the network's login page"
 _LIMIT_HINT: Final = (
     "the Hub limits requests by account and address: set HF_TOKEN where the daemon runs, and pack small files"
 )
@@ -77,6 +79,10 @@ class Entry(msgspec.Struct, frozen=True):
     def content_bytes(self) -> int:
         """Length of the file."""
         return self.size if self.lfs is None else self.lfs.size
+
+
+class _NoEntry(NotFound):
+    """The commit has no such file or folder, as the Hub itself says."""
 
 
 class _Revision(msgspec.Struct):
@@ -141,9 +147,12 @@ class HubApi:
     async def tree(self, commit: str, folder: str, *, recursive: bool) -> list[Entry]:
         """Return the files and folders in a folder; the folder is empty or ends in a slash. A missing one is empty.
 
+        Only the Hub's own word makes a folder a missing one: any other refusal would shorten the dataset.
+
         Raises:
             BadRequest: the folder's path climbs.
-            PermissionDenied, StoreUnavailable, Throttled, BadResponse: as the Hub answered.
+            BadConfig: another server than the Hub answered.
+            NotFound, PermissionDenied, StoreUnavailable, Throttled, BadResponse: as the Hub answered.
         """
         check_key(self._root, folder)
         path = quote(folder.rstrip("/"), safe="/~")
@@ -155,14 +164,18 @@ class HubApi:
             asked.add(url)
             try:
                 data, url = await self._get(url, shown)
-            except NotFound:
-                return []
+            except _NoEntry:
+                if len(asked) == 1:
+                    return []
+                raise
             entries: list[Entry] = await self._parsed(_TREE, data, shown)
             if any(not one.path.startswith(folder) or one.content_bytes < 0 for one in entries):
                 message = f"expected files below {folder!r} with their sizes, got others"
                 raise BadResponse(message, object=shown, stage="source")
             found += entries
             if not url:
+                if len({one.path for one in found}) != len(found):
+                    raise BadResponse("expected each file once, got one twice", object=shown, stage="source")
                 return found
             if url in asked:
                 raise BadResponse("expected a new page, got one that was read before", object=shown, stage="source")
@@ -174,22 +187,24 @@ class HubApi:
         code, said = headers.get("x-error-code", ""), headers.get("x-error-message", "")
         where = {"object": url, "stage": "source"}
         reason = f"status {status} {code}".rstrip()
+        foreign = None if code else of_another(status, headers, url, pages=False)
         if code == "GatedRepo":
             hint = f"accept its terms at {self.page}, with the account whose token the daemon has in HF_TOKEN"
             return PermissionDenied(f"the dataset is gated: {reason}", hint=hint, **where)
         if code == "RevisionNotFound":
             hint = f"see the branches and tags at {self.page}/refs"
             return NotFound(f"the dataset has no such revision: {reason}", hint=hint, **where)
-        if code == "RepoNotFound" or (status == 401 and not self._token):
+        if code == "RepoNotFound" or (status == 401 and not self._token and foreign is None):
             hint = "check owner and name; for a private dataset, set HF_TOKEN where the daemon runs"
             return NotFound(f"there is no such dataset, or it is private: {reason}", hint=hint, **where)
-        if status in {401, 403}:
+        if status in {401, 403} and foreign is None:
             hint = f"check that the token in HF_TOKEN is valid and may read {self.page}"
             return PermissionDenied(f"the hub refused the token: {said or reason}", hint=hint, **where)
-        found = refusal(status, headers, url, etag)
+        found = foreign or refusal(status, headers, url, etag)
         if isinstance(found, Throttled):
             found.hint = _LIMIT_HINT
         elif isinstance(found, NotFound):
+            found = (_NoEntry if code == "EntryNotFound" else NotFound)(f"the object does not exist: {reason}", **where)
             found.hint = f"see the files at {self.page}/tree/main"
         return found
 
@@ -238,6 +253,10 @@ class HubApi:
                 if len(data) > _ANSWER_BYTES_MAX:
                     message = f"expected an answer of at most {_ANSWER_BYTES_MAX} bytes, got more"
                     raise BadResponse(message, object=shown, stage="source")
+            if bytes(data[:64]).lstrip()[:1] not in {b"[", b"{"}:
+                sender = who_answered(200, names, bytes(data[:FIRST_BYTES])).name if data else "an empty body"
+                message = f"expected the hub's json, got {sender}"
+                raise BadResponse(message, object=shown, hint=_PLACE_HINT, stage="source")
             following = answer.links.get("next")
             return bytes(data), "" if following is None else self._next(str(following["url"]), shown)
 

@@ -13,7 +13,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
-from feedd.errors import NotFound, ObjectChanged
+from feedd.errors import BadResponse, NotFound, ObjectChanged
 from feedd.fetch.hints import CHANGED_HINT
 from feedd.fetch.web.hub_api import HubApi
 from feedd.fetch.web.web_ranges import Asking
@@ -68,6 +68,9 @@ class HubStore(WebStore):
             for inner in matching:
                 if inner.type == "directory":
                     found = await self._api.tree(commit, f"{inner.path}/", recursive=True)
+                    if not found:  # git has no empty folders
+                        message = f"expected files in {inner.path}/, which the listing names, got none"
+                        raise BadResponse(message, object=f"{self._root}/{prefix}", stage="source")
                     files += [entry for entry in found if entry.type == "file"]
         refs = sorted((ref for ref in _refs(self._root, files) if ref.key > start_after), key=lambda ref: ref.key)
         for at in range(0, len(refs), _PAGE_COUNT):

@@ -19,7 +19,7 @@ from feedd.errors import (
 )
 from feedd.fetch.hints import CHANGED_HINT
 from feedd.fetch.s3.sdk_errors import RequestContext, translate
-from feedd.fetch.s3.who_answered import tls_failure
+from feedd.fetch.s3.who_answered import LOGIN_STATUSES, PROXY_HINT, Sender, tls_failure, who_answered
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,6 +31,25 @@ _MISSING_HINT: Final = "check the URL; a web server has no prefixes, so each obj
 _DENIED_HINT: Final = "feedd sends no credentials to web servers: copy the data to a bucket, or open it to this machine"
 
 
+def of_another(status: int, headers: Mapping[str, str], url: str, *, pages: bool) -> BadConfig | None:
+    """Return the error for a refusal that another than the server sent, such as a proxy; None: it may be the server's.
+
+    Args:
+        status: HTTP status.
+        headers: names in lower case.
+        url: the object.
+        pages: the server itself refuses with web pages, as most web servers do.
+    """
+    if (status >= 500 or status in {408, 425, 429}) and status not in LOGIN_STATUSES:
+        return None  # it may pass, whoever sent it
+    # Content delivery networks send ``Via`` as well: there it is no sign of another sender.
+    answerer = who_answered(status, {name: text for name, text in headers.items() if name != "via"}, b"")
+    if answerer.sender is not Sender.PROXY and (pages or answerer.sender is not Sender.PAGE):
+        return None
+    message = f"expected an answer from the server, got one from {answerer.name}"
+    return BadConfig(message, object=url, hint=PROXY_HINT, stage="source")
+
+
 def refusal(status: int, headers: Mapping[str, str], url: str, etag: str = "") -> FeeddError:
     """Return the error for an answer that is neither the object nor a redirect.
 
@@ -40,8 +59,10 @@ def refusal(status: int, headers: Mapping[str, str], url: str, etag: str = "") -
         url: the object.
         etag: requested version; empty: any.
     """
-    if status in {401, 403, 407}:
-        return PermissionDenied(f"access denied: status {status}", object=url, hint=_DENIED_HINT, stage="source")
+    foreign = of_another(status, headers, url, pages=True)
+    if foreign is not None or status in {401, 403}:
+        said = f"access denied: status {status}"
+        return foreign or PermissionDenied(said, object=url, hint=_DENIED_HINT, stage="source")
     if status in {404, 410}:
         return NotFound(f"the object does not exist: status {status}", object=url, hint=_MISSING_HINT, stage="source")
     if etag and status in {412, 416}:
@@ -85,6 +106,6 @@ def broken(error: BaseException, url: str, origin: str) -> FeeddError:
         hint = failure.hint.format(bundle=_BUNDLE, certificate=_CERTIFICATE, place="the URL")
         return BadConfig(message, object=url, hint=hint, stage="source")
     found = translate(error, RequestContext("read", url, origin))
-    if found.hint and isinstance(found, StoreUnavailable):
+    if found.hint and "NO_PROXY" not in found.hint and isinstance(found, StoreUnavailable):
         found.hint = "check the host's name, proxy and network"
     return found

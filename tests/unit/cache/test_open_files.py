@@ -261,3 +261,42 @@ async def test_a_read_that_fails_is_done_again_twice(rig: CacheRig, failures: in
             with pytest.raises(CacheUnavailable, match="expected bytes"):
                 await with_pinned(cache, [ref], read)
     assert rig.fetcher.calls[ref.key] == min(failures, 2) + 1
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+async def test_an_idle_entry_costs_its_reader_one_job_of_a_thread(
+    rig: CacheRig, monkeypatch: pytest.MonkeyPatch, *, is_open: bool
+) -> None:
+    """Whether its file is closed or still open, one job finds out that the entry is there, and opens it if need be."""
+    refs = rig.shards(3)
+    async with rig.open() as cache:
+        (await cache.acquire(refs)).release()
+        if not is_open:
+            await _forget(rig, cache)
+        rig.clock.now_s += 2
+        disk = _storage(cache)._disk
+        jobs, look = list[object](), disk.look
+
+        async def counted(job: Callable[..., object], *args: object) -> object:
+            jobs.append(job)
+            return await look(job, *args)
+
+        monkeypatch.setattr(disk, "look", counted)
+        with await cache.acquire(refs) as pins:
+            assert [_bytes(file) for file in pins.files] == [rig.fetcher.data(ref) for ref in refs]
+        assert len(jobs) == 1, jobs
+
+
+async def test_a_fill_makes_no_folder_that_exists(rig: CacheRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fill into a folder of an earlier entry tries to make no folder."""
+    (ref,) = rig.shards(1)
+    async with rig.open() as cache:
+        (await cache.acquire([ref])).release()
+        rig.entry_files()[0].unlink()
+        rig.clock.now_s += 2
+        made = list[Path]()
+        monkeypatch.setattr(Path, "mkdir", lambda path, *_args, **_kwargs: made.append(path))
+        with await cache.acquire([ref]) as pins:
+            assert _bytes(pins.files[0]) == rig.fetcher.data(ref)
+        assert rig.fetcher.calls[ref.key] == 2
+        assert not made

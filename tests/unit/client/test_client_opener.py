@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
@@ -10,7 +12,8 @@ import pytest
 from feedd_client import opener as opener_module
 from feedd_client.errors import DaemonUnreachable, Draining, ResourceError
 from feedd_client.lifetime import StopSign
-from feedd_client.opener import Opener
+from feedd_client.opener import Opener, _Patience
+from feedd_client.transport import FULL_HINT, is_full, parse_address
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,3 +89,52 @@ def test_a_daemon_that_is_being_replaced_is_tried_often(
         _opener(failing).open(0, 1000.0, (error,), cast("StopSign", stop))
     assert max(pauses[1:]) == longest_s
     assert pauses[1:] == sorted(pauses[1:])
+
+
+@pytest.mark.parametrize(
+    ("said", "scheme", "full", "try_count"),
+    [
+        (b"", "", True, 9),  # closed at once: wait for a place
+        (bytes(3) + b"\x04" + bytes(5), "", None, 2),  # HTTP/2 greets: a place has become free
+        (None, "tls://", None, 2),  # with TLS the client speaks first
+        (None, "", False, 0),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "", False, 0),
+        ("closed port", "", False, 0),
+    ],
+)
+def test_an_open_waits_for_a_place(said: bytes | str | None, scheme: str, *, full: bool | None, try_count: int) -> None:
+    """A first open goes on while a daemon has no place for it; other servers and closed ports are reported soon."""
+    kept = []
+
+    def serve() -> None:
+        while True:
+            try:
+                conn = listener.accept()[0]
+            except OSError:
+                return
+            if said == b"":
+                conn.close()
+                continue
+            kept.append(conn)
+            if isinstance(said, bytes):
+                conn.sendall(said)
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    address = f"{scheme}127.0.0.1:{listener.getsockname()[1]}"
+    thread = threading.Thread(target=serve)
+    if said == "closed port":
+        listener.close()
+    else:
+        thread.start()
+    try:
+        assert is_full(parse_address(address)) is full
+        patience, error = _Patience((Draining,)), DaemonUnreachable("cut off", object=address)
+        assert [patience.covers(error) for _ in range(9)].count(True) == try_count
+        assert (error.hint == FULL_HINT) is bool(full)
+    finally:
+        if said != "closed port":
+            listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
+            thread.join()
+        for conn in kept:
+            conn.close()

@@ -22,6 +22,7 @@ from feedd.errors import (
     Unsupported,
 )
 from feedd.fetch.fetch_options import SourceOptions
+from feedd.fetch.proxy_rules import proxy_of
 from feedd.fetch.s3 import connection_pool
 from feedd.fetch.web import web_ranges
 from feedd.fetch.web.http_store import HttpStore
@@ -187,6 +188,8 @@ async def test_an_answer_of_another_range_is_refused(server: S3Server, shift: Fa
         (403, PermissionDenied),
         (404, NotFound),
         (410, NotFound),
+        (407, BadConfig),
+        (511, BadConfig),
         (400, BadRequest),
         (429, Throttled),
         (503, Throttled),
@@ -338,6 +341,59 @@ async def test_a_proxy_carries_the_bytes(server: S3Server, monkeypatch: pytest.M
             assert ref == ObjectRef("http://data.example.com", "a b.tar?x=1", 9, "e")
             assert await read(store, ref, 2, 6) == b"wxyz"
         assert proxy.requests[0].startswith(b"GET http://data.example.com/a%20b.tar?x=1 HTTP/1.1")
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "text"),
+    [
+        (407, BadConfig, "the proxy that https_proxy names wants a user name and a password"),
+        (
+            403,
+            BadConfig,
+            "the proxy that https_proxy names refuses connections to https://data.example.com: status 403",
+        ),
+        (502, StoreUnavailable, "the proxy that https_proxy names cannot reach https://data.example.com: status 502"),
+        (0, StoreUnavailable, "the answer broke off"),
+    ],
+)
+async def test_a_proxy_without_a_tunnel_is_named(
+    monkeypatch: pytest.MonkeyPatch, status: int, kind: type[Exception], text: str
+) -> None:
+    """What a proxy says in place of a tunnel, or that it closes, names the proxy's variable, as with a bucket."""
+    said = f"HTTP/1.1 {status} Odd\r\nContent-Length: 0\r\n\r\n".encode() if status else b""
+    async with RawServer(*[[said, b""]] * 4) as proxy:
+        monkeypatch.setenv("https_proxy", f"http://user:secret@127.0.0.1:{proxy.port}")
+        async with opened("https://data.example.com") as store:
+            with pytest.raises(kind) as caught:
+                await store.head("a.tar")
+        assert text in str(caught.value)
+        assert "correct https_proxy, or add data.example.com to NO_PROXY" in str(caught.value)
+        assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "excluded", "bypassed"),
+    [
+        ("http://a.example:9000/x", "a.example", True),
+        ("http://a.example:9000/x", "a.example:9000", True),
+        ("http://a.example:9000/x", "a.example:9001", False),
+        ("http://a.example:9000/x", ".example", True),
+        ("http://a.example:9000/x", "10.0.0.0/8, EXAMPLE", True),
+        ("http://ba.example/x", "a.example", False),
+        ("http://user:password@a.example:9000/x", "a.example:9000", True),
+        ("http://[::1]:9000/x", "::1", True),
+        ("http://[::1]:9000/x", "[::1]", True),
+        ("http://[::1]:9000/x", "::/64", True),
+        ("http://10.1.2.3/x", "10.0.0.0/8", True),
+        ("http://11.1.2.3/x", "10.0.0.0/8", False),
+        ("http://a.example/x", "*", True),
+    ],
+)
+def test_what_no_proxy_excludes(monkeypatch: pytest.MonkeyPatch, url: str, excluded: str, bypassed: bool) -> None:
+    """NO_PROXY names hosts, domains, ports and networks, for each kind of request alike."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", excluded)
+    assert proxy_of(url) == ("" if bypassed else "http://127.0.0.1:9")
 
 
 def test_a_date_beyond_all_calendars_is_no_time_to_wait() -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedd.errors import (
+    BadConfig,
     BadResponse,
     NotFound,
     ObjectChanged,
@@ -210,6 +211,72 @@ async def test_refusals(hub: FakeHub, status: int, code: str, kind: type[Excepti
         hub.refusals = [(status, {"X-Error-Code": code, "Retry-After": "55"})]
         with pytest.raises(kind):
             await read(store, ref, 0, 4)
+
+
+_PAGE = {"Content-Type": "text/html"}
+
+
+@pytest.mark.parametrize(
+    ("prefix", "passed_count"),
+    [("data/", 0), ("data/", 1), ("data/", 2), ("dat", 2), ("dat", 3)],
+    ids=["revision", "first page", "second page", "inner folder", "inner folder's second page"],
+)
+@pytest.mark.parametrize(
+    ("status", "headers", "kind", "text"),
+    [
+        (404, _PAGE, BadConfig, "got one from a web page (status 404"),
+        (410, _PAGE, BadConfig, "got one from a web page (status 410"),
+        (401, _PAGE, BadConfig, "got one from a web page (status 401"),
+        (403, _PAGE, BadConfig, "got one from a web page (status 403"),
+        (407, {}, BadConfig, "a proxy that wants a user name and a password"),
+        (511, _PAGE, BadConfig, "a proxy that wants a user name and a password"),
+        (403, {"Server": "squid/6.1", **_PAGE}, BadConfig, "a proxy or a web filter"),
+        (404, {}, NotFound, "status 404"),
+        (404, {"X-Error-Code": "RepoNotFound"}, NotFound, "RepoNotFound"),
+        (401, {}, NotFound, "or it is private"),
+        (200, _PAGE, BadResponse, "expected the hub's json, got an empty body"),
+    ],
+)
+async def test_a_listing_that_is_not_whole_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+    prefix: str,
+    passed_count: int,
+    status: int,
+    headers: dict[str, str],
+    kind: type[Exception],
+    text: str,
+) -> None:
+    """A foreign or odd answer to any request of a listing is an error, and never makes a shorter dataset."""
+    async with FakeHub(page_count=2) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        names = ["data/a.tar", "data/sub/b.tar", "data/sub/c.tar"]
+        for name in names:
+            hub.put(name, OLD)
+        async with opened() as store:
+            hub.refusals = [None] * passed_count + [(status, headers)]
+            with pytest.raises(kind) as caught:
+                await collect(store, prefix)
+            assert text in str(caught.value)
+            assert not hub.refusals
+            assert [ref.key for ref in await collect(store, prefix)] == names
+
+
+async def test_a_folder_is_missing_only_if_the_hub_says_so(hub: FakeHub) -> None:
+    """The Hub's own word makes an empty listing, but not of a folder that it has just named."""
+    missing = (404, {"X-Error-Code": "EntryNotFound"})
+    async with opened() as store:
+        assert await collect(store, "other/") == []
+        hub.refusals = [None, None, missing]
+        with pytest.raises(BadResponse, match="expected files in data/, which the listing names, got none"):
+            await collect(store, "dat")
+
+
+async def test_a_file_that_a_listing_names_twice_is_refused(hub: FakeHub) -> None:
+    """A listing that repeats a file on another page would train on it twice."""
+    hub.rows = [{"type": "file", "oid": "0" * 40, "path": "data/a.tar", "size": 1}]
+    async with opened() as store:
+        with pytest.raises(BadResponse, match="expected each file once"):
+            await collect(store, "data/")
 
 
 async def test_one_name_lists_its_folder_only(hub: FakeHub) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import bisect
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -193,15 +194,41 @@ async def test_empty_pages_are_followed_and_their_tokens_must_be_new() -> None:
     tokens = [*(f"t{number}" for number in range(30)), "t7"]
 
     async def ask(query: Mapping[str, str]) -> Page:
-        at = tokens.index(query["ContinuationToken"]) + 1 if query else 0
+        at = tokens.index(query["ContinuationToken"]) + 1 if "ContinuationToken" in query else 0
+        at = 4 if "StartAfter" in query else at
+        asked.append(at)
         keys = ["p/a"] if at == 3 else []
         return page_from(listing_page(keys, token=tokens[at], more=at < last), "p/")
 
-    last = 29
+    last, asked = 29, list[int]()
     assert await _listed_by(ask) == ["p/a"]
+    assert asked == [*range(30), *range(4, 30)]  # the empty end is doubted once
     last = 100
     with pytest.raises(BadResponse, match="a new continuation token, got one that was used before"):
         await _listed_by(ask)
+
+
+@pytest.mark.parametrize("ignores", [False, True])
+@pytest.mark.parametrize("in_flight", [1, 16])
+@pytest.mark.parametrize("count", [20, 200])
+async def test_an_empty_end_is_asked_about_once(ignores: bool, in_flight: int, count: int) -> None:
+    """A server that does not know a token, and ends the listing, loses no keys; a real end costs one request."""
+    store = Store(ignores=ignores)
+    store.keys = KEYS[:count]
+
+    async def ask(query: Mapping[str, str]) -> Page:
+        if query.get("ContinuationToken") in unknown:
+            store.request_count += 1
+            return page_from(listing_page([]), "p/")
+        found = await store.ask(query)
+        ends = found.last == store.keys[-1]  # a full last page is truncated, as some stores have it
+        return replace(found, truncated=True, token=found.last) if ends else found
+
+    unknown = {KEYS[count - 1]}
+    assert await _listed_by(ask, in_flight) == store.keys
+    unknown.add(KEYS[9])
+    if not ignores:
+        assert await _listed_by(ask, in_flight) == store.keys
 
 
 async def test_a_truncated_page_with_neither_keys_nor_token_is_refused() -> None:

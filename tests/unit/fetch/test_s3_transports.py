@@ -16,7 +16,7 @@ from botocore.session import Session
 
 from feedd.errors import StoreUnavailable
 from feedd.fetch.fetch_options import S3Options, SourceOptions
-from feedd.fetch.s3 import sdk_client
+from feedd.fetch.s3 import sdk_client, sdk_transports
 from feedd.fetch.s3.sdk_client import warm
 from feedd.fetch.s3.sdk_store import S3Store
 from feedd.fetch.s3.sdk_transports import ClosingSession, Transports
@@ -178,3 +178,20 @@ def test_clients_are_those_of_all_models(service: str, aws_credentials: None) ->
     assert "s3" in sdk_client._loader().load_data("endpoints")["partitions"][0]["services"]
     assert "ec2" not in sdk_client._loader().load_data("endpoints")["partitions"][0]["services"]
     assert sdk_client._loader().load_service_model("s3", "service-2")["documentation"] == ""
+
+
+@pytest.mark.parametrize("proxies", [None, {}, {"http": "http://127.0.0.1:3128"}])
+def test_no_proxy_is_read_only_where_a_proxy_is_set(
+    proxies: dict[str, str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading it takes as long as the rest of a small request, so requests of sessions without a proxy do not."""
+    asked = list[str]()
+
+    def bypasses(url: str) -> bool:
+        asked.append(url)
+        return False
+
+    monkeypatch.setattr(sdk_transports, "bypasses_proxies", bypasses)
+    session = ClosingSession(proxies=proxies)
+    assert session._proxy_config.proxy_url_for("http://10.0.0.1/bucket") == (proxies or {}).get("http")
+    assert asked == (["http://10.0.0.1/bucket"] if proxies else [])

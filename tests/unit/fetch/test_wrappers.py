@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.errors import NotFound, Throttled
+from feedd.errors import NotFound, StoreUnavailable, Throttled
 from feedd.fetch.limiting_store import LimitStore
 from feedd.fetch.memory_store import MemoryStore
 from feedd.fetch.metering_store import MeteredStore
@@ -82,6 +82,27 @@ class _Refusing(MemoryStore):
         if self.refuses:
             raise Throttled("expected 206, got 503", object=ref.url)
         await super().read_into(ref, span, sink, progress)
+
+
+class _Slow(MemoryStore):
+    """Gives one byte of a range, and then runs out of time."""
+
+    async def read_into(
+        self, ref: ObjectRef, span: ByteRange, sink: RangeSink, progress: ReadProgress | None = None
+    ) -> None:
+        assert progress is not None
+        await super().read_into(ref, ByteRange(span.start, span.start + 1), sink.part(0, 1), progress)
+        progress.filled_bytes = 1
+        raise StoreUnavailable("no answer in time", object=ref.url) from TimeoutError()
+
+
+async def test_slow_is_told_apart_from_silent() -> None:
+    """An error for want of time says how much of the range came, over all tries."""
+    store = _Slow()
+    ref = store.put("x", bytes(1000))
+    retrying = RetryStore(store, RetryLimits(RetryPolicy(attempts_max=3)), TimelessClock(), TallyRecorder())
+    with pytest.raises(StoreUnavailable, match="no answer in time: 3 of 1000 bytes came"):
+        await retrying.read_into(ref, ByteRange(0, 1000), into(bytearray(1000)))
 
 
 async def test_no_storm_whatever_the_jitter() -> None:

@@ -50,7 +50,18 @@ def test_permutation_sorts_whole_words(count: int) -> None:
     """However many there are, the order is that of the words: 200,000 of them agree in upper halves some times."""
     words = rng.stream(77, np.arange(count))
     assert count < 200_000 or np.unique(words >> np.uint64(32)).shape[0] < count
-    assert rng.permutation(count, 77).tolist() == sorted(range(count), key=words.tolist().__getitem__)
+    found = rng.permutation(count, 77).tolist()
+    assert found == sorted(range(count), key=words.tolist().__getitem__)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 8191, 8192, 8193, 50_001])
+def test_a_narrow_permutation_is_the_same(count: int) -> None:
+    """It has the same numbers in half of the memory, also where two words had to be sorted whole."""
+    found = rng.narrow_permutation(count, 77)
+    assert found.dtype == np.int32
+    assert found.tolist() == rng.permutation(count, 77).tolist()
+    assert found.base is not None
+    assert found.base.nbytes <= 4 * count + 4
 
 
 def test_words_that_differ_in_their_lowest_bits_alone_are_sorted() -> None:

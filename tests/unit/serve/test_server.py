@@ -83,6 +83,21 @@ async def test_health_is_asked_not_watched(short_dir: Path) -> None:
         assert failure.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
+@pytest.mark.parametrize(
+    "method",
+    ["feedd.v1.Feed/Lanes", "feedd.v1.Feed/Classes", "feedd.v1.Admin/CacheList", "grpc.health.v1.Health/Check"],
+)
+async def test_a_call_without_a_request_is_ended(short_dir: Path, method: str) -> None:
+    """A call whose request does not come ends, because its connection would keep its place for ever."""
+    options = ServeOptions(listen=(f"unix://{short_dir}/f.sock",), request_s=0.05)
+    async with serving(short_dir, options=options) as rig:
+        call = rig.channel.stream_unary(f"/{method}")()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await asyncio.wait_for(call, WAIT_S)
+        assert error_of(caught.value).message == "expected the request of a call within 0.05 s, got none"
+        assert await _health(rig.channel, "") == health_pb2.HealthCheckResponse.SERVING
+
+
 async def test_reflection_is_for_one_user(short_dir: Path) -> None:
     """Where others can connect, also by TCP, the list of calls is left out."""
     unix = f"unix://{short_dir}/feedd.sock"

@@ -172,15 +172,19 @@ def test_numbers_of_an_index_are_checked_before_memory_is_taken() -> None:
     try:
         for count, key_bytes in ((1 << 40, 0), (0, 1 << 40), (-1, 0), (0, -2)):
             for regular in (False, True) if not key_bytes else (False,):
-                strides = ((0, 4, 4),) if regular else ()
+                strides = ((0, 4, 4),) if regular else (None,)
                 said = Indexed(1, 0.0, ("cls",), count, key_bytes, strides=strides, is_regular=regular)
                 with pytest.raises(Internal, match="expected a shard index of"):
                     columns.unpack(fd, said)
-        os.truncate(fd, 16 * 1000)
-        said = Indexed(1, 0.0, ("cls",), 1000, -1)
-        with pytest.raises(Internal, match="at most 15999 bytes, got 16000"):
-            columns.unpack(fd, said, 15999)
-        assert columns.unpack(fd, said, 16000).sample_count == 1000
+        for form, size_bytes in (((8, 0, 0), 16000), ((4, 0, 0), 8000), ((4, 1, 0), 4004), ((8, 1, 9), 8008)):
+            os.truncate(fd, size_bytes)
+            said = Indexed(1, 0.0, ("cls",), 1000, -1, strides=(None,), layouts=(form,))
+            with pytest.raises(Internal, match=f"at most {size_bytes - 1} bytes, got {size_bytes}"):
+                columns.unpack(fd, said, size_bytes - 1)
+            assert columns.unpack(fd, said, size_bytes).sample_count == 1000
+        for forms in ((), ((4, 0, 0),) * 2, ((3, 0, 0),), ((1 << 40, 0, 0),), ((-8, 0, 0),), ((4, 0, 1 << 62),)):
+            with pytest.raises(Internal, match="expected the forms of 1 columns"):
+                columns.unpack(fd, Indexed(1, 0.0, ("cls",), 1000, -1, strides=(None,), layouts=forms))
         said = Indexed(1, 0.0, ("cls",), 3, 0, strides=((0, 4, 4),) * 2, is_regular=True)
         with pytest.raises(Internal, match="expected strides of 1 fields, got 2"):
             columns.unpack(fd, said)
