@@ -56,6 +56,7 @@ _RPC_GRACE_S = 1.0
 _ADMIN_MODE = 0o600  # root and the daemon's own user
 _log = structlog.get_logger(__name__)
 _Health = health_pb2.HealthCheckResponse
+_EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs lack it
 _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
@@ -69,7 +70,7 @@ class _Checks(health.aio.HealthServicer):  # type: ignore[name-defined,misc]  # 
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "expected Check, got Watch: ask again from time to time")
 
 
-class _Requests(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # the stubs leave the class untyped
+class _Requests(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
     """Ends calls whose request does not come. A connection with a call is not idle, so it would keep its place."""
 
     def __init__(self, wait_s: float) -> None:
@@ -83,11 +84,11 @@ class _Requests(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # the stubs 
 
         async def answer_once(_requests: Any, context: _Context) -> Any:  # noqa: ANN401 - any message
             request = await self._request(context)
-            return None if request is grpc.aio.EOF else await handler.unary_unary(request, context)
+            return None if request is _EOF else await handler.unary_unary(request, context)
 
         async def answer_stream(_requests: Any, context: _Context) -> None:  # noqa: ANN401 - any message
             request = await self._request(context)
-            if request is grpc.aio.EOF:
+            if request is _EOF:
                 return
             answers = handler.unary_stream(request, context)
             if not inspect.isasyncgen(answers):

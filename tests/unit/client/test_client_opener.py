@@ -104,7 +104,7 @@ def test_a_daemon_that_is_being_replaced_is_tried_often(
 )
 def test_an_open_waits_for_a_place(said: bytes | str | None, scheme: str, *, full: bool | None, try_count: int) -> None:
     """A first open goes on while a daemon has no place for it; other servers and closed ports are reported soon."""
-    kept = []
+    kept: list[socket.socket] = []
 
     def serve() -> None:
         while True:
