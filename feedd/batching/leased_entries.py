@@ -2,7 +2,7 @@
 
 Such a run takes no copy and no worker. The client gets a read-only descriptor of the entry's file over the arena's
 socket, and maps the file privately. An entry is not pinned meanwhile, because nothing that holds cache space may wait
-for a trainer. An evicted file that somebody maps is unlinked and never overwritten (``cache.ondisk.recycled_files``).
+for a trainer. An evicted file that somebody maps is unlinked and never overwritten (``cache.directory.Spares``).
 Only files in memory are leased: an error of a mapped disk would end the trainer.
 """
 

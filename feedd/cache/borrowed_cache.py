@@ -8,11 +8,11 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Self
 
 from feedd.cache import entry_layout, os_errors
-from feedd.cache.entry_storage import Depth, Finding
-from feedd.cache.ondisk.durability import RunLedger
-from feedd.cache.ondisk.entry_verify import look_at
+from feedd.cache.files import look_at
 from feedd.cache.pending_cache import PendingCache
 from feedd.cache.pins import Pins
+from feedd.cache.recovery import RunLedger
+from feedd.cache.storage import Depth, Finding
 from feedd.flow.pools import CACHE_DISK
 from feedd.flow.tasks import run_to_end
 from feedd.values import ShardFile
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from feedd.cache.cache import Cache
-    from feedd.cache.cache_options import CacheOptions
+    from feedd.cache.options import CacheOptions
     from feedd.protocols import PinnedShards
     from feedd.values import ObjectRef
 
@@ -31,7 +31,7 @@ class BorrowedCache(PendingCache):
     """A ``ShardCache`` over a directory that another daemon owns, and after ``own`` over the cache of this daemon.
 
     Until then it changes nothing in the directory. An entry in use stays open, so the owner may remove it, and does not
-    write to it: see ``recycled_files``. Whoever acquires a shard that is not there waits for ``own``.
+    write to it: see ``Spares``. Whoever acquires a shard that is not there waits for ``own``.
     """
 
     def __init__(self, options: CacheOptions, cache: Cache) -> None:

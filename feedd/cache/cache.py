@@ -11,41 +11,33 @@ import asyncio
 import math
 from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Self, TypeVar
 
 import structlog
 
 from feedd.cache import os_errors
-from feedd.cache.cache_metrics import CacheMetrics
-from feedd.cache.cache_report import CacheEntry, CacheStats
-from feedd.cache.check_schedule import Checks
-from feedd.cache.disk_watch import DiskWatch
-from feedd.cache.early_checks import EarlyChecks
-from feedd.cache.entry_fill import Filler
-from feedd.cache.entry_storage import Finding
-from feedd.cache.memory_storage import MemoryStorage
-from feedd.cache.ondisk.directory import DirectoryStorage
-from feedd.cache.ondisk.probe import try_directory
-from feedd.cache.ondisk.unindexed_files import Examination
+from feedd.cache.checks import Checks, EarlyChecks, Examination
+from feedd.cache.directory import DirectoryStorage
+from feedd.cache.fills import Filler, Fills
+from feedd.cache.health import HealthOptions
+from feedd.cache.index import NO_GROUP, NOT_NEEDED, CacheIndex, EntryState, FullNow, Reservation, TooLarge
+from feedd.cache.memory import MemoryStorage
 from feedd.cache.pins import Pins
-from feedd.cache.policy.cache_index import CacheIndex, FullNow, Reservation, TooLarge
-from feedd.cache.policy.capacity import NOT_NEEDED
-from feedd.cache.policy.eviction_order import EntryState
-from feedd.cache.policy.health import HealthOptions
-from feedd.cache.prefetcher import Prefetcher
-from feedd.cache.running_fills import Fills
-from feedd.cache.space_queue import SpaceQueue
+from feedd.cache.prefetch import Prefetcher
+from feedd.cache.report import CacheEntry, CacheMetrics, CacheStats
+from feedd.cache.storage import Finding
+from feedd.cache.watch import DiskWatch, try_directory
 from feedd.conversion import text_of
 from feedd.errors import CacheTooSmall, CacheUnavailable
 from feedd.metrics import CACHE_BYPASSED, CACHE_EVICTIONS, CACHE_HITS, CACHE_MISSES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from types import TracebackType
 
-    from feedd.cache.cache_options import CacheOptions
-    from feedd.cache.entry_storage import EntryStorage
-    from feedd.cache.policy.eviction_order import Entry
+    from feedd.cache.index import Entry
+    from feedd.cache.options import CacheOptions
+    from feedd.cache.storage import EntryStorage
     from feedd.flow.singleflight import Flight
     from feedd.protocols import Clock, Recorder, ShardFetcher
     from feedd.values import NextUses, ObjectRef, ShardFile
@@ -57,6 +49,7 @@ _QUIET_S: Final = 60.0
 _OPENED_MAX: Final = 3  # tries to open entries that vanish after each fetch
 _DOUBTFUL: Final = frozenset({Finding.UNREADABLE, Finding.TORN})  # findings that may be the disk's fault
 _log = structlog.get_logger(__name__)
+G = TypeVar("G")
 
 
 class _Bypass(NamedTuple):
@@ -69,7 +62,7 @@ class _Bypass(NamedTuple):
 class Cache:
     """Whole shards in a directory: a ``ShardCache``. ``async with Cache(options, fetcher, recorder, clock) as cache``.
 
-    With ``options.bypass_bytes``, a disk that cannot be used costs speed only: new objects then go to memory, and back
+    With ``bypass_bytes`` above 0, a disk that cannot be used costs speed only: new objects then go to memory, and back
     to the disk as soon as it can be used. A directory that cannot be opened at the start is tried again and again. An
     acquirer pins its objects on disk first, then those in memory. So a waiter for memory may hold pins on disk, a
     waiter for disk holds nothing, and no two acquirers can ever wait for each other. Used on one event loop.
@@ -688,3 +681,86 @@ class Tier:
     def _job_failed(self, error: BaseException) -> None:
         self._metrics.error("disk")
         _log.warning("cached shard not removed", error=str(error))
+
+
+@dataclass(slots=True)
+class _Waiter:
+    refs: Sequence[ObjectRef]
+    quotas: frozenset[str]  # the quotas that its refs count against
+    lacks: str  # the quota that is full, or NO_GROUP if the cache itself is full
+
+
+class SpaceQueue(Generic[G]):
+    """Waiters for a grant of type ``G``, made synchronously on their behalf when space becomes free.
+
+    A waiter for space inside a quota blocks later waiters of the same quota only. A waiter for space of the cache
+    blocks all later waiters.
+    """
+
+    def __init__(self, quota_of: Callable[[ObjectRef], str]) -> None:
+        self._quota_of = quota_of
+        self._waiters: dict[asyncio.Future[G], _Waiter] = {}
+
+    def __len__(self) -> int:
+        """Number of waiters."""
+        return len(self._waiters)
+
+    @property
+    def holds_all_up(self) -> bool:
+        """Whether a waiter needs space of the cache itself, not of a quota."""
+        return any(waiter.lacks == NO_GROUP for waiter in self._waiters.values())
+
+    def blocking(self, refs: Sequence[ObjectRef]) -> FullNow | None:
+        """Return the shortage that blocks ``refs`` because an earlier waiter needs the same space, or None."""
+        if not self._waiters:
+            return None
+        return self._blocking(self._quotas(refs), (waiter.lacks for waiter in self._waiters.values()))
+
+    async def wait(self, refs: Sequence[ObjectRef], full: FullNow, undo: Callable[[G], None]) -> G:
+        """Wait until the request can be granted.
+
+        Args:
+            refs: the requested objects.
+            full: why they cannot be granted now.
+            undo: takes back a grant that came together with this task's cancellation.
+
+        Raises:
+            The error that was passed to ``fail``.
+        """
+        granted: asyncio.Future[G] = asyncio.get_running_loop().create_future()
+        self._waiters[granted] = _Waiter(refs, self._quotas(refs), full.quota)
+        try:
+            return await granted
+        except asyncio.CancelledError:
+            if granted.done() and not granted.cancelled() and granted.exception() is None:
+                undo(granted.result())
+            raise
+        finally:
+            self._waiters.pop(granted, None)
+
+    def serve(self, grant: Callable[[Sequence[ObjectRef]], G | FullNow]) -> None:
+        """Grant in order, skipping waiters that an earlier ungranted waiter blocks."""
+        lacking: list[str] = []
+        for granted, waiter in tuple(self._waiters.items()):
+            if not granted.done():
+                got = self._blocking(waiter.quotas, lacking) or grant(waiter.refs)
+                if isinstance(got, FullNow):
+                    waiter.lacks = got.quota
+                    lacking.append(got.quota)
+                    continue
+                granted.set_result(got)
+            self._waiters.pop(granted, None)
+
+    def fail(self, error: Exception) -> None:
+        """Fail all waiters with ``error``."""
+        for granted in tuple(self._waiters):
+            if not granted.done():
+                granted.set_exception(error)
+        self._waiters.clear()
+
+    def _quotas(self, refs: Sequence[ObjectRef]) -> frozenset[str]:
+        return frozenset(map(self._quota_of, refs))
+
+    @staticmethod
+    def _blocking(quotas: frozenset[str], lacking: Iterable[str]) -> FullNow | None:
+        return next((FullNow(0, lacks) for lacks in lacking if lacks == NO_GROUP or lacks in quotas), None)

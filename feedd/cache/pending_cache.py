@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from feedd.cache.cache_report import CacheStats
+from feedd.cache.report import CacheStats
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from feedd.cache.cache import Cache
-    from feedd.cache.cache_report import CacheEntry
+    from feedd.cache.report import CacheEntry
     from feedd.values import NextUses, ObjectRef
 
 

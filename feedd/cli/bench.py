@@ -148,7 +148,7 @@ def _check_space(folder: Path, size_bytes: int) -> None:
 
 async def _one_round(sources: Sources, refs: list[ObjectRef], folder: Path, recorder: PrometheusRecorder) -> Round:
     from feedd.cache.cache import Cache  # noqa: PLC0415 - as above
-    from feedd.cache.cache_options import CacheOptions  # noqa: PLC0415 - as above
+    from feedd.cache.options import CacheOptions  # noqa: PLC0415 - as above
     from feedd.clock import SystemClock  # noqa: PLC0415 - as above
 
     size_bytes = sum(ref.size_bytes for ref in refs)

@@ -13,9 +13,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from feedd.cache.cache_report import CacheEntry
-from feedd.cache.ondisk.inspection import remove, scan
-from feedd.cache.policy.object_match import matches
+from feedd.cache.inspection import matches, remove, scan
+from feedd.cache.report import CacheEntry
 from feedd.cli import warm
 from feedd.cli.error_report import EXIT_FAILED, say
 from feedd.cli.flags import CacheDirFlag, ConfigFlag, Flags

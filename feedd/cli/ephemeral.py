@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from feedd.cache.ondisk.temporary_dirs import temporary_cache
+from feedd.cache.lock import temporary_cache
 from feedd.config.loading import DEFAULT_ORIGIN, PROCESS_TREE
 from feedd.observe.recent_log import RECENT
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from feedd.cache.ondisk.temporary_dirs import temporary_cache
+from feedd.cache.lock import temporary_cache
 from feedd.cli.error_report import EXIT_FAILED, log_without_notices, notice_facts, say, say_notices
 from feedd.cli.flags import CacheSizeFlag, ConfigFlag, Flags, SetFlag
 from feedd.cli.progress_bars import bar_for_listing, byte_columns

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from feedd.cache.cache import RETRY_S
-from feedd.cache.ondisk.directory_lock import DirectoryLock, check_private
-from feedd.cache.ondisk.inspection import disk_bytes
-from feedd.cache.ondisk.recovery import limit_bytes
+from feedd.cache.inspection import disk_bytes
+from feedd.cache.lock import DirectoryLock, check_private
 from feedd.cache.os_errors import is_full, may_pass, unavailable
+from feedd.cache.recovery import limit_bytes
 from feedd.cli.hugepages import lacks_huge_pages
 from feedd.config.machine_defaults import default_workers, existing_parent, memory_bytes, network_gbits, usable_cores
 from feedd.config.types import UNIX_PREFIX, lane_address

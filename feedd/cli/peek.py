@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from feedd.cache.ondisk.temporary_dirs import temporary_cache
+from feedd.cache.lock import temporary_cache
 from feedd.cli.error_report import log_without_notices, notice_facts, report, say_notices
 from feedd.cli.flags import ConfigFlag, Flags, SetFlag
 from feedd.cli.stoppable import run_async

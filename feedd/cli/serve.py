@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from feedd import __version__
-from feedd.cache.ondisk.directory_lock import DirectoryLock
-from feedd.cache.ondisk.temporary_dirs import sweep, temporary_folder
+from feedd.cache.lock import DirectoryLock, sweep, temporary_folder
 from feedd.cli.ephemeral import ephemeral_config, note_cache_dir, remove_launch_folder
 from feedd.cli.flags import (
     AutotuneFlag,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from feedd.cache.borrowed_cache import BorrowedCache
     from feedd.cache.cache import Cache
-    from feedd.cache.cache_report import CacheEntry, CacheStats
+    from feedd.cache.report import CacheEntry, CacheStats
     from feedd.converting.converter import Converter
     from feedd.protocols import PinnedShards
     from feedd.shard_index import ShardIndex

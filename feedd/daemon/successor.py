@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from feedd.cache.ondisk.directory_lock import was_owned
+from feedd.cache.lock import was_owned
 from feedd.daemon.handover_messages import (
     VERSION,
     HandoverBroken,

@@ -38,7 +38,7 @@ from feedd.warming import Amount, WarmProgress
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
-    from feedd.cache.cache_report import CacheStats
+    from feedd.cache.report import CacheStats
     from feedd.catalog.url_listing import Resolved
     from feedd.config import Config
     from feedd.formats.tokens import TokenWindows

@@ -13,9 +13,9 @@ from feedd.access import AccessRules
 from feedd.batching.quarantine import Quarantine
 from feedd.cache.borrowed_cache import BorrowedCache
 from feedd.cache.cache import Cache
-from feedd.cache.cache_options import CacheOptions
+from feedd.cache.options import CacheOptions
 from feedd.cache.os_errors import may_pass
-from feedd.cache.prefetcher import PrefetchLimits
+from feedd.cache.prefetch import PrefetchLimits
 from feedd.catalog.learned_counts import Learned
 from feedd.catalog.pack_reads import PackReads
 from feedd.catalog.sources import Sources

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from feedd.cache.ondisk.directory_lock import DirectoryLock
+from feedd.cache.lock import DirectoryLock
 from feedd.config.machine_cores import cores_by_memory_node, split_cores
 from feedd.config.types import lane_address
 from feedd.errors import CacheUnavailable

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
 from feedd.cache.cache import Cache
-from feedd.cache.cache_options import CacheOptions
-from feedd.cache.prefetcher import PrefetchLimits
+from feedd.cache.options import CacheOptions
+from feedd.cache.prefetch import PrefetchLimits
 from feedd.catalog.open_request import Request
 from feedd.catalog.sources import Sources
 from feedd.fetch.pages import closing_pages

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from feedd.cache.cache import RETRY_S, Cache
-from feedd.cache.disk_watch import DiskWatch
-from feedd.cache.ondisk.probe import try_directory
-from feedd.cache.policy.health import HealthOptions
+from feedd.cache.health import HealthOptions
+from feedd.cache.watch import DiskWatch, try_directory
 from feedd.metrics import CACHE_DISK_STATE
 from tests.fakes.caches import CacheRig
 
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from feedd.cache.cache import Tier
-    from feedd.cache.cache_options import CacheOptions
+    from feedd.cache.options import CacheOptions
 
 QUICK = HealthOptions(slow_op_s=20.0, clean_ops=3, probe_interval_s=0.002, down_probe_interval_s=0.002)
 PATIENT = HealthOptions(errors_max=1_000_000)

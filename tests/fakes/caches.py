@@ -13,9 +13,9 @@ import pytest
 
 from feedd.cache import entry_layout
 from feedd.cache.cache import Cache
-from feedd.cache.cache_options import CacheOptions
-from feedd.cache.memory_storage import MemoryStorage
-from feedd.cache.prefetcher import PrefetchLimits
+from feedd.cache.memory import MemoryStorage
+from feedd.cache.options import CacheOptions
+from feedd.cache.prefetch import PrefetchLimits
 from feedd.flow.memory import available_bytes
 from feedd.metrics import CACHE_BYTES, CACHE_ENTRIES, CACHE_PINS, CACHE_RESERVED
 from tests.fakes.fetchers import MemoryFetcher

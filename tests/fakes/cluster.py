@@ -12,7 +12,7 @@ import numpy as np
 
 from feedd.access import AccessRules
 from feedd.cache.cache import Cache
-from feedd.cache.cache_options import CacheOptions
+from feedd.cache.options import CacheOptions
 from feedd.catalog.sources import Sources
 from feedd.clock import SystemClock
 from feedd.fetch.fetch_options import S3Options, SourceOptions

@@ -16,7 +16,7 @@ import numpy as np
 
 from feedd.batching.quarantine import Quarantine
 from feedd.cache.cache import Cache
-from feedd.cache.cache_options import CacheOptions
+from feedd.cache.options import CacheOptions
 from feedd.catalog.pack_reads import PackReads
 from feedd.catalog.sources import Sources
 from feedd.catalog.stages import PipelineOptions, Stages

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.cache import entry_layout
+from feedd.cache import entry_layout, files
 from feedd.cache.cache import Cache
-from feedd.cache.cache_options import CacheOptions
-from feedd.cache.ondisk import entry_files as files
+from feedd.cache.options import CacheOptions
 from feedd.clock import SystemClock
 from feedd.errors import CacheUnavailable, StoreUnavailable
 from feedd.metrics import CACHE_ERRORS

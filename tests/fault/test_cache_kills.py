@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedd.cache import entry_layout
-from feedd.cache.entry_storage import Depth, Finding
-from feedd.cache.ondisk import entry_verify as looking
+from feedd.cache import files as looking
+from feedd.cache.storage import Depth, Finding
 from tests.budget import later
 from tests.fakes.caches import CacheRig
 from tests.fakes.fetchers import MemoryFetcher, until

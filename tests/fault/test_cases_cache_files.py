@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from feedd.cache import inspection as inspect
 from feedd.cache.cache import Cache
-from feedd.cache.cache_options import CacheOptions
-from feedd.cache.ondisk import inspection as inspect
-from feedd.cache.ondisk.directory_lock import DirectoryLock
+from feedd.cache.lock import DirectoryLock
+from feedd.cache.options import CacheOptions
 from feedd.catalog.sources import Sources
 from feedd.errors import CacheUnavailable, Draining, StoreUnavailable
 from feedd.fetch.fetch_options import S3Options, SourceOptions
@@ -117,7 +117,7 @@ async def test_case_40_power_loss_after_rename(rig: CacheRig, monkeypatch: pytes
     os.truncate(path, PAGE + 2 * MIB)
     os.truncate(path, PAGE + LARGE_BYTES)  # zeros where data was
     (path.parent / f".tmp-{'0' * 32}").write_bytes(b"half")
-    monkeypatch.setattr("feedd.cache.ondisk.durability.boot_id", lambda: b"the next boot...")
+    monkeypatch.setattr("feedd.cache.recovery.boot_id", lambda: b"the next boot...")
     async with rig.open(ROOMY) as cache:
         assert not rig.temp_files()
         await served(rig, cache, [whole, torn])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedd.cache.cache import Cache
-from feedd.cache.cache_options import CacheOptions
+from feedd.cache.options import CacheOptions
 from feedd.errors import BadResponse, ObjectChanged
 from feedd.fetch.object_checksums import ALGORITHMS
 from feedd.metrics import FETCH_DAMAGED

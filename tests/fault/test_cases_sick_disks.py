@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from feedd.cache.ondisk import entry_files as files
+from feedd.cache import files
 from feedd.config import machine_defaults
 from feedd.dataset.assignment import Assignment
 from feedd.dataset.listing import Listing

@@ -66,7 +66,7 @@ def _astray(name: str, module: tuple[str, ...]) -> bool:
 def test_modules_that_are_named_exist() -> None:
     """A dotted name in a docstring or comment of the product that begins as a module of ours is one, or is in one."""
     assert _astray("sessions.nowhere", ("feedd", "cache", "fill"))
-    assert _astray("running_fills.Nothing", ("feedd", "cache", "fill"))
+    assert _astray("fills.Nothing", ("feedd", "cache", "fill"))
     assert not _astray("sessions.opening.Pipeline", ("feedd", "cache", "fill"))
     found = [
         f"{source.path}:{number} {name}"

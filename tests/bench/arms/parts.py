@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import uvloop
 
 from feedd.cache.cache import Cache
-from feedd.cache.cache_options import CacheOptions
+from feedd.cache.options import CacheOptions
 from feedd.catalog.sources import Sources
 from feedd.clock import SystemClock
 from feedd.config import load

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedd.cache import os_errors
-from feedd.cache.ondisk.directory_lock import DirectoryLock
-from feedd.cache.policy.health import DiskState
+from feedd.cache.health import DiskState
+from feedd.cache.lock import DirectoryLock
 from feedd.errors import CacheTooSmall, CacheUnavailable
 from feedd.metrics import CACHE_BYPASSED, CACHE_BYTES, CACHE_ENTRIES
 from tests.fakes.bypass import BypassRig, disk_of, memory_of, watch_of

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedd.cache import entry_layout
+from feedd.cache import inspection as inspect
+from feedd.cache import recovery as boot
 from feedd.cache.cache import Cache
-from feedd.cache.cache_options import CacheOptions
-from feedd.cache.entry_storage import Depth
-from feedd.cache.ondisk import inspection as inspect
-from feedd.cache.ondisk import recovery as boot
-from feedd.cache.ondisk.directory import DirectoryStorage
-from feedd.cache.ondisk.directory_lock import DirectoryLock
-from feedd.cache.ondisk.durability import RunLedger
+from feedd.cache.directory import DirectoryStorage
+from feedd.cache.lock import DirectoryLock
+from feedd.cache.options import CacheOptions
+from feedd.cache.recovery import RunLedger
+from feedd.cache.storage import Depth
 from feedd.clock import SystemClock
 from feedd.errors import CacheUnavailable
 from feedd.metrics import CACHE_ERRORS, CACHE_EVICTIONS, CACHE_HITS, CACHE_MISSES
@@ -30,7 +30,7 @@ from tests.fakes.fetchers import until
 from tests.fakes.nobody import as_nobody
 
 if TYPE_CHECKING:
-    from feedd.cache.entry_storage import Finding
+    from feedd.cache.storage import Finding
     from feedd.values import ObjectRef
 
 
@@ -256,7 +256,7 @@ async def test_entries_of_another_boot_need_a_flush(rig: CacheRig, monkeypatch: 
     refs = rig.shards(4)
 
     def next_boot(number: int) -> None:
-        monkeypatch.setattr("feedd.cache.ondisk.durability.boot_id", lambda: bytes([number]) * 16)
+        monkeypatch.setattr("feedd.cache.recovery.boot_id", lambda: bytes([number]) * 16)
 
     next_boot(1)
     async with rig.open() as cache:
@@ -366,7 +366,7 @@ async def test_a_large_entry_that_has_arrived_is_published_at_once(
 
     noted("_create")
     noted("_publish")
-    monkeypatch.setattr("feedd.cache.entry_fill._LARGE_BYTES", 1)
+    monkeypatch.setattr("feedd.cache.fills._LARGE_BYTES", 1)
     refs = rig.shards(12)
     async with rig.open() as cache:
         with await cache.acquire(refs) as pins:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedd.cache.cache import Cache
-from feedd.cache.cache_options import CacheOptions
+from feedd.cache.options import CacheOptions
 from feedd.cli.machine_check import Verdict, examine
 from feedd.clock import SystemClock
 from feedd.config import load

@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from feedd.cache.ondisk.disk_thread import DiskThread
+from feedd.cache.directory import DiskThread
 from tests.budget import PATIENT_S
 
 
@@ -121,8 +121,8 @@ async def test_close_does_not_wait_for_a_stuck_disk() -> None:
 
 _ENDS = """
 import asyncio, os, sys, time
-from feedd.cache.ondisk.disk_thread import DiskThread
-from feedd.cache.ondisk.probe import Prober
+from feedd.cache.directory import DiskThread
+from feedd.cache.watch import Prober
 
 async def main():
     disk, probe = DiskThread(lambda error: None), Prober(lambda: time.sleep(600))

@@ -8,9 +8,9 @@ import random
 import pytest
 
 from feedd.cache import entry_layout
-from feedd.cache.policy.cache_index import CacheIndex, FullNow, Reservation, TooLarge
-from feedd.cache.policy.eviction_order import Entry, EvictionOrder
-from feedd.cache.policy.quota import Quotas, too_small
+from feedd.cache.index import CacheIndex, Entry, EvictionOrder, FullNow, Quotas, Reservation, TooLarge
+from feedd.cache.os_errors import too_small
+from feedd.cache.storage import Names
 from feedd.values import ObjectRef
 from tests.fakes.next_uses import ToldUses, note_next_use
 
@@ -149,7 +149,7 @@ def test_larger_than_the_quota_is_not_full_now() -> None:
     assert isinstance(index.reserve_all([ref("q/a"), ref("q/b")]), Reservation)
     assert index.reserve_all([ref("q/c")]) == FullNow(2 * PAGE, "s3://b/q/")
     assert index.reserve_early(ref("q/c")) == FullNow(2 * PAGE)
-    error = too_small([ref("q/a", 4)], "s3://b/q/", 5 * PAGE, 4 * PAGE)
+    error = too_small([ref("q/a", 4)], TooLarge(5 * PAGE, 4 * PAGE, "s3://b/q/"), Names("memory", "memory", "", ""))
     assert str(error).startswith("1 shard of 20KiB does not fit into the quota of s3://b/q/, which is 16KiB")
     assert 'raise cache.quotas."s3://b/q/"' in str(error)
     assert error.object == "s3://b/q/a"

@@ -10,7 +10,7 @@ import msgspec
 from awscrt.checksums import crc32c
 from hypothesis import given, settings
 
-from feedd.cache.ondisk.journal import _FRAME, INDEX_NAME, Journal, Record, record_of
+from feedd.cache.recovery import _FRAME, INDEX_NAME, Journal, Record, record_of
 from feedd.values import ObjectRef
 from tests.budget import budget
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.cache import entry_fill as fill
+from feedd.cache import fills as fill
 from feedd.errors import CacheUnavailable
 from feedd.flow.range_sinks import FileSink
 from tests.fakes.caches import CacheRig, read

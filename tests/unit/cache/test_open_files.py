@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.cache.entry_storage import Finding
-from feedd.cache.ondisk import entry_files
-from feedd.cache.ondisk.directory import DirectoryStorage
+from feedd.cache import files as entry_files
+from feedd.cache.directory import DirectoryStorage
 from feedd.cache.pins import with_pinned
+from feedd.cache.storage import Finding
 from feedd.errors import CacheUnavailable
 from feedd.metrics import CACHE_ERRORS
 from feedd.workers.request_split import file_messages

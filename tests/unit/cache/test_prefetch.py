@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedd.cache.cache import Cache
-from feedd.cache.prefetcher import PrefetchLimits
+from feedd.cache.prefetch import PrefetchLimits
 from feedd.clock import SystemClock
 from feedd.errors import NotFound
 from feedd.metrics import CACHE_ERRORS, CACHE_HITS, CACHE_MISSES

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.cache.ondisk.directory_lock import DirectoryLock, check_private
+from feedd.cache.lock import DirectoryLock, check_private
 from feedd.errors import CacheUnavailable
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedd.cache import entry_layout
-from feedd.cache.ondisk.recycled_files import Spares
+from feedd.cache.directory import Spares
 from feedd.flow.range_sinks import FileSink
 from tests.fakes.caches import PAGE, CacheRig
 from tests.fakes.fetchers import until

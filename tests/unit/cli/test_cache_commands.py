@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedd.cache.cache import Cache
-from feedd.cache.cache_options import CacheOptions
-from feedd.cache.ondisk.directory_lock import DirectoryLock
-from feedd.cache.policy.object_match import matches
+from feedd.cache.inspection import matches
+from feedd.cache.lock import DirectoryLock
+from feedd.cache.options import CacheOptions
 from feedd.clock import SystemClock
 from feedd.config.models import DEFAULT_CACHE_DIR
 from feedd.observe.recorder import NullRecorder

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.cache import entry_layout
-from feedd.cache.ondisk import entry_files as files
-from feedd.cache.ondisk.directory_lock import DirectoryLock
+from feedd.cache import entry_layout, files
+from feedd.cache.lock import DirectoryLock
 from feedd.cli.hugepages import lacks_huge_pages
 from feedd.cli.machine_check import Finding, Verdict, examine
 from feedd.config import load, options

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from feedd.cache.cache import Cache
-from feedd.cache.cache_options import CacheOptions
 from feedd.cache.entry_layout import disk_bytes
+from feedd.cache.options import CacheOptions
 from feedd.catalog.sources import Sources
 from feedd.catalog.stages import PipelineOptions
 from feedd.clock import SystemClock

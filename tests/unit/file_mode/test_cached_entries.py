@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedd.cache.cache import Cache
-from feedd.cache.cache_options import CacheOptions
 from feedd.cache.entry_layout import file_path
+from feedd.cache.options import CacheOptions
 from feedd.clock import SystemClock
 from feedd.file_mode.cached_entries import CachedEntries
 from feedd.units import MIB

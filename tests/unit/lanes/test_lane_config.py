@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.cache.ondisk.directory_lock import DirectoryLock
+from feedd.cache.lock import DirectoryLock
 from feedd.config import Config, ConfigProblems, load
 from feedd.config.machine_cores import cores_by_memory_node, lanes_for, parse_cores, split_cores
 from feedd.lanes.lane import Lane, lane_config, remove_other_lanes

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedd.cache import entry_layout
+from feedd.cache.directory import DirectoryStorage
 from feedd.cache.entry_layout import FORMAT_FOLDER
-from feedd.cache.ondisk.directory import DirectoryStorage
 from feedd.errors import BadShard, CacheTooSmall, ObjectChanged
 from feedd.metrics import PIPELINE_BATCH_SECONDS
 from feedd.values import Cursor, EpochEnd, Topology

@@ -5,18 +5,25 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from feedd.cache import entry_layout, os_errors
-from feedd.cache.cache_report import CacheEntry
-from feedd.cache.ondisk import entry_files as files
-from feedd.cache.ondisk.directory_lock import DirectoryLock
-from feedd.cache.ondisk.durability import RunLedger
+from feedd.cache import entry_layout, files, os_errors
+from feedd.cache.lock import DirectoryLock
+from feedd.cache.recovery import RunLedger
+from feedd.cache.report import CacheEntry
 from feedd.conversion import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+
+def matches(url: str, pattern: str) -> bool:
+    """Return whether a URL matches a shell pattern, or a prefix if there is no ``*``, ``?`` or ``[``."""
+    if any(character in pattern for character in "*?["):
+        return fnmatchcase(url, pattern)
+    return url.startswith(pattern)
 
 
 def scan(directory: Path) -> Iterator[CacheEntry]:

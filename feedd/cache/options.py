@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from feedd.cache.prefetcher import PrefetchLimits
+from feedd.cache.prefetch import PrefetchLimits
 from feedd.units import MIB
 
 if TYPE_CHECKING:

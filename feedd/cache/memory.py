@@ -8,10 +8,10 @@ import os
 from typing import TYPE_CHECKING, Final
 
 from feedd.cache import entry_layout, os_errors
-from feedd.cache.entry_storage import Draft, Finding, Names, Opened
-from feedd.cache.ondisk.disk_thread import DiskThread
+from feedd.cache.directory import DiskThread
+from feedd.cache.index import CacheIndex
 from feedd.cache.os_errors import StorageFull
-from feedd.cache.policy.cache_index import CacheIndex
+from feedd.cache.storage import Draft, Finding, Names, Opened
 from feedd.errors import CacheUnavailable, Unsupported
 from feedd.flow.memory import available_bytes
 from feedd.flow.sink_file import OpenFile, SinkFile, memory_file
@@ -21,8 +21,8 @@ from feedd.values import ShardFile
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from feedd.cache.blocks import BlockSums
-    from feedd.cache.entry_storage import Depth, UnindexedFile
+    from feedd.cache.block_sums import BlockSums
+    from feedd.cache.storage import Depth, UnindexedFile
     from feedd.values import ObjectRef
 
 _RESERVE_BYTES: Final = 256 * MIB  # memory left for everything else

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
-    from feedd.cache.blocks import BlockSums
-    from feedd.cache.policy.cache_index import CacheIndex
+    from feedd.cache.block_sums import BlockSums
+    from feedd.cache.index import CacheIndex
     from feedd.flow.sink_file import SinkFile
     from feedd.values import ObjectRef, ShardFile
 

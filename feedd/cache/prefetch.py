@@ -1,28 +1,74 @@
-"""Fills in advance of any acquirer."""
+"""Fills in advance of any acquirer, in the order of the owners' wish lists."""
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from feedd.cache.policy.cache_index import Reservation, TooLarge
-from feedd.cache.policy.eviction_order import EntryState
-from feedd.cache.policy.wishes import WishLists
+from feedd.cache.index import EntryState, Reservation, TooLarge
 from feedd.errors import Draining
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-    from feedd.cache.cache_metrics import CacheMetrics
-    from feedd.cache.policy.cache_index import CacheIndex
-    from feedd.cache.policy.eviction_order import Entry
-    from feedd.cache.running_fills import Fills
+    from feedd.cache.fills import Fills
+    from feedd.cache.index import CacheIndex, Entry
+    from feedd.cache.report import CacheMetrics
     from feedd.flow.singleflight import Flight
     from feedd.values import ObjectRef
 
-
 _FEW: Final = 4
 """Early fills that may run whatever their size: while one ends, the next ones begin."""
+
+
+class WishLists:
+    """Each owner's unserved wishes, in order; owners are served in turn."""
+
+    def __init__(self) -> None:
+        self._lists: dict[str, deque[ObjectRef]] = {}
+
+    def __bool__(self) -> bool:
+        """Whether any wish is unserved."""
+        return bool(self._lists)
+
+    def replace(self, owner: str, refs: Iterable[ObjectRef]) -> None:
+        """Make ``refs`` the owner's whole list."""
+        wanted = deque(dict.fromkeys(refs))
+        if wanted:
+            self._lists[owner] = wanted
+        else:
+            self._lists.pop(owner, None)
+
+    def owners(self) -> tuple[str, ...]:
+        """Owners with unserved wishes, the least recently served first."""
+        return tuple(self._lists)
+
+    def head(self, owner: str) -> ObjectRef | None:
+        """Return the owner's next wish, or None if none is left."""
+        wishes = self._lists.get(owner)
+        return wishes[0] if wishes else None
+
+    def drop_head(self, owner: str) -> None:
+        """Drop the owner's next wish: it was served, or it is needless or hopeless."""
+        wishes = self._lists[owner]
+        wishes.popleft()
+        if not wishes:
+            del self._lists[owner]
+
+    def served(self, owner: str) -> None:
+        """Move the owner to the end of the queue of owners."""
+        wishes = self._lists.pop(owner, None)
+        if wishes:
+            self._lists[owner] = wishes
+
+    def wanted(self, ref: ObjectRef) -> bool:
+        """Whether any owner has this unserved wish."""
+        return any(ref in wishes for wishes in self._lists.values())
+
+    def clear(self) -> None:
+        """Forget all wishes."""
+        self._lists.clear()
 
 
 @dataclass(frozen=True, slots=True)
