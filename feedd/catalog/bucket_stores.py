@@ -21,9 +21,8 @@ from feedd.fetch.pages import closing_pages
 from feedd.fetch.part_sizes import PartSize
 from feedd.fetch.retry_policy import RetryPolicy, RetryQuota
 from feedd.fetch.retrying_store import RetryLimits, RetryStore
-from feedd.fetch.s3.direct_store import DirectStore
-from feedd.fetch.s3.region import BucketFacts
-from feedd.fetch.s3.sdk_store import S3Store
+from feedd.fetch.s3.client import BucketFacts
+from feedd.fetch.s3.store import DirectStore, S3Store
 from feedd.fetch.scheduler import PARTS_PER_PLACE
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
     from feedd.catalog.urls import Location
     from feedd.fetch.fetch_options import SourceOptions
-    from feedd.fetch.s3.sdk_store import ObjectFacts
+    from feedd.fetch.s3.store import ObjectFacts
     from feedd.flow.loop_thread import WorkLoop
     from feedd.protocols import Clock, ObjectStore, Recorder
     from feedd.range_sink import RangeSink

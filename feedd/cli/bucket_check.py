@@ -119,9 +119,8 @@ async def _local(location: Location, steps: _Steps) -> None:
 
 
 async def _bucket(location: Location, options: SourceOptions, steps: _Steps) -> None:
-    from feedd.fetch.s3.direct_store import DirectStore  # noqa: PLC0415 - see examine_url
-    from feedd.fetch.s3.region import BucketFacts  # noqa: PLC0415 - see examine_url
-    from feedd.fetch.s3.sdk_store import S3Store  # noqa: PLC0415 - see examine_url
+    from feedd.fetch.s3.client import BucketFacts  # noqa: PLC0415 - see examine_url
+    from feedd.fetch.s3.store import DirectStore, S3Store  # noqa: PLC0415 - see examine_url
 
     facts = BucketFacts()
     if not (await _credentials(location, options, steps) and await _address(location, options, steps)):
@@ -139,7 +138,7 @@ async def _bucket(location: Location, options: SourceOptions, steps: _Steps) -> 
 
 async def _credentials(location: Location, options: SourceOptions, steps: _Steps) -> bool:
     """Report the provider of the credentials, never the credentials themselves."""
-    from feedd.fetch.s3.credential_chain import find_credentials  # noqa: PLC0415 - see examine_url
+    from feedd.fetch.s3.credentials import find_credentials  # noqa: PLC0415 - see examine_url
     from feedd.flow.pools import LOCAL_FILES  # noqa: PLC0415 - see examine_url
 
     s3 = options.for_bucket(location.bucket)
@@ -155,7 +154,7 @@ async def _credentials(location: Location, options: SourceOptions, steps: _Steps
 
 async def _address(location: Location, options: SourceOptions, steps: _Steps) -> bool:
     """Report the endpoint and region of requests, as the SDK derives them from configuration and environment."""
-    from feedd.fetch.s3.sdk_store import S3Store  # noqa: PLC0415 - see examine_url
+    from feedd.fetch.s3.store import S3Store  # noqa: PLC0415 - see examine_url
 
     store = S3Store(location.bucket, options)  # without the bucket's facts: nothing is sent, so nothing is answered
 

@@ -18,7 +18,7 @@ def credentials(config: Config) -> Iterator[Finding]:
     """Look for credentials once per configured bucket, and once for all other buckets."""
     # The SDK takes most of a second to import, and other commands do not need it.
     from feedd.daemon.wiring import source_options  # noqa: PLC0415 - see above
-    from feedd.fetch.s3.credential_chain import find_credentials  # noqa: PLC0415 - see above
+    from feedd.fetch.s3.credentials import find_credentials  # noqa: PLC0415 - see above
 
     options = source_options(config)
     for bucket in sorted({ANY_BUCKET, *options.s3}):

@@ -66,7 +66,7 @@ class SourceOptions:
         file_folders: folders, with a final slash, below which local files may be read, without following links;
             None: everywhere.
         transport: what receives objects from S3. ``direct``: feedd's own HTTP reader, straight into the target.
-            ``aiobotocore``: the SDK. ``auto``: direct, or the SDK behind a proxy. The SDK always reads objects that
+            ``aiobotocore``: the SDK. ``auto``: direct. The SDK always reads objects that
             only it can address.
         verify: what is compared. ``length``: each answer's length, range and version with the request.
             ``checksum``: also each object's bytes with the store's checksum, if there is one. ``off``: same as

@@ -14,9 +14,9 @@ import structlog
 from feedd.errors import CacheError, FeeddError
 from feedd.fetch.fetch_options import SourceOptions
 from feedd.fetch.s3.bodies import Files
-from feedd.fetch.s3.connection_pool import ConnectionPool, Endpoint
-from feedd.fetch.s3.idle_timeout import Patience
-from feedd.fetch.s3.transfer_threads import TransferThreads
+from feedd.fetch.s3.connection import Patience
+from feedd.fetch.s3.pool import ConnectionPool, Endpoint
+from feedd.fetch.s3.transfer import TransferThreads
 from feedd.flow.pools import LOCAL_FILES
 from feedd.metrics import PEER_PAUSED
 from feedd.peers.delay_meter import DelayMeter

@@ -18,8 +18,7 @@ from feedd.fetch.memory_store import MemoryStore
 from feedd.fetch.metering_store import MeteredStore
 from feedd.fetch.retry_policy import RetryPolicy
 from feedd.fetch.retrying_store import RetryLimits, RetryStore
-from feedd.fetch.s3.direct_store import DirectStore
-from feedd.fetch.s3.sdk_store import S3Store
+from feedd.fetch.s3.store import DirectStore, S3Store
 from feedd.values import ObjectRef
 from tests.conformance.object_store_suite import *  # noqa: F403 - its tests run here, against the bed below
 from tests.conformance.object_store_suite import Bed, collect, read

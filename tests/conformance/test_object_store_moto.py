@@ -15,8 +15,7 @@ from moto.s3.models import s3_backends
 from feedd.errors import NotFound, ObjectChanged
 from feedd.fetch.fetch_options import SourceOptions
 from feedd.fetch.object_checksums import ALGORITHMS
-from feedd.fetch.s3.direct_store import DirectStore
-from feedd.fetch.s3.sdk_store import S3Store
+from feedd.fetch.s3.store import DirectStore, S3Store
 from feedd.values import ByteRange
 from tests.budget import PATIENT_S, later
 from tests.conformance.object_store_suite import *  # noqa: F403 - its tests run here, against the bed below

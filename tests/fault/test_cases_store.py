@@ -12,8 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from feedd.errors import BadConfig, BadResponse, NotFound, ObjectChanged, PermissionDenied
-from feedd.fetch.s3.direct_store import DirectStore
-from feedd.fetch.s3.sdk_store import S3Store
+from feedd.fetch.s3.store import DirectStore, S3Store
 from feedd.metrics import SOURCE_RETRIES
 from feedd.values import ByteRange, ObjectRef
 from tests.fakes.s3 import faults as fault

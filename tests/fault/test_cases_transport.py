@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from feedd.errors import BadResponse, ResourceExhausted, StoreUnavailable
-from feedd.fetch.s3 import addresses as direct_addresses
-from feedd.fetch.s3 import connection_pool as direct_pool
-from feedd.fetch.s3.direct_store import DirectStore
-from feedd.fetch.s3.sdk_store import S3Store
+from feedd.fetch.s3 import pool as s3_pool
+from feedd.fetch.s3.store import DirectStore, S3Store
 from feedd.metrics import SOURCE_BYTES, SOURCE_RETRIES
 from feedd.values import ByteRange, ReadProgress
 from tests.fakes.s3 import faults as fault
@@ -135,8 +133,8 @@ async def test_case_06_last_good_addresses_stay(
     server: S3Server, authority: Authority, way: str, names: Names, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While names cannot be resolved the last good addresses stay in use, for new connections too."""
-    monkeypatch.setattr(direct_pool, "_RESOLVE_EVERY_S", 0.0)
-    monkeypatch.setattr(direct_pool, "_IDLE_S", 0.0)
+    monkeypatch.setattr(s3_pool, "_RESOLVE_EVERY_S", 0.0)
+    monkeypatch.setattr(s3_pool, "_IDLE_S", 0.0)
     async with opened(named(server), authority, way) as rig:
         (ref,) = await rig.sources.resolve(["s3://bucket/key"])
         assert await rig.fetch_ref(ref) == DATA
@@ -171,7 +169,7 @@ async def test_case_07_traffic_leaves_a_dead_address_and_comes_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An address that answers no more loses its traffic, is probed, and gets traffic again once it answers."""
-    monkeypatch.setattr(direct_addresses, "QUARANTINE_FIRST_S", 0.05)
+    monkeypatch.setattr(s3_pool, "QUARANTINE_FIRST_S", 0.05)
     names.addresses = (HERE, OTHER)
     second.script("bucket", "key", always=bad)
     async with opened(named(server), authority, way, read_timeout_s=0.1) as rig:
@@ -394,4 +392,4 @@ async def _idle(store: DirectStore | S3Store) -> None:
 
 def test_errno_of_a_shortage() -> None:
     """What the kernel calls a shortage of descriptors, of this process and of the machine."""
-    assert {errno.EMFILE, errno.ENFILE} == direct_pool._NO_DESCRIPTOR
+    assert {errno.EMFILE, errno.ENFILE} == s3_pool._NO_DESCRIPTOR

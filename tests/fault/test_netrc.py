@@ -12,8 +12,7 @@ import pytest
 
 from feedd.errors import FeeddError
 from feedd.fetch.fetch_options import S3Options, SourceOptions
-from feedd.fetch.s3.direct_store import DirectStore
-from feedd.fetch.s3.sdk_store import S3Store
+from feedd.fetch.s3.store import DirectStore, S3Store
 from feedd.fetch.web.http_store import HttpStore
 from feedd.fetch.web.hub_store import HubStore
 from feedd.observe import otel_spans

@@ -25,9 +25,8 @@ from feedd import errors
 from feedd.fetch.fetch_options import S3Options, SourceOptions
 from feedd.fetch.retry_policy import RetryPolicy
 from feedd.fetch.retrying_store import RetryLimits, RetryStore
-from feedd.fetch.s3 import trust
-from feedd.fetch.s3.direct_store import DirectStore
-from feedd.fetch.s3.sdk_store import S3Store
+from feedd.fetch.s3 import tls as s3_tls
+from feedd.fetch.s3.store import DirectStore, S3Store
 from feedd.values import ByteRange, ObjectRef
 from tests.fakes.odd_server import DATA, ETAG, KEY, OddServer, http
 from tests.fakes.raw_server import RawServer
@@ -512,7 +511,7 @@ async def test_a_client_certificate_that_is_renewed_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[DirectStore | S3Store]
 ) -> None:
     """A store that is open shows a renewed certificate on later connections; half of a new pair changes nothing."""
-    monkeypatch.setattr(trust, "_LOOK_S", 0.0)
+    monkeypatch.setattr(s3_tls, "_LOOK_S", 0.0)
     certificates, other = _Certificates(tmp_path / "right"), _Certificates(tmp_path / "other")
     certificate, key = certificates.authority.issue("client")
     shown = {"client_certificate": str(certificate), "client_key": str(key)}
