@@ -61,14 +61,14 @@ def _name(test: str) -> str:
 
 def _files(tests: set[str]) -> list[str]:
     """Return the files that hold these tests today, or others of the same name."""
-    found, lost = set(), set()
+    found, lost = set[str](), set[str]()
     for test in tests:
         path = test.partition("::")[0]
         held = (ROOT / path).exists() and f"def {_name(test)}(" in (ROOT / path).read_text()
         (found if held else lost).add(path if held else _name(test))
-    for path in tracked() if lost else ():
-        if path.name.startswith("test_") and lost & set(re.findall(r"def (test_\w+)", (ROOT / path).read_text())):
-            found.add(str(path))
+    for file in tracked() if lost else ():
+        if file.name.startswith("test_") and lost & set(re.findall(r"def (test_\w+)", (ROOT / file).read_text())):
+            found.add(str(file))
     return sorted(found)
 
 

@@ -79,7 +79,7 @@ class Forks:
 
         None stands for not known: they did not end in time, or the mutant has no place.
         """
-        place = mutant and find(mutant)
+        place = None if mutant is None else find(mutant)
         if mutant is not None and (place is None or not self._functions_of(place.key)):
             return None
 

@@ -353,7 +353,11 @@ async def test_a_proxy_carries_the_bytes(server: S3Server, monkeypatch: pytest.M
             "the proxy that https_proxy names refuses connections to https://data.example.com: status 403",
         ),
         (502, StoreUnavailable, "the proxy that https_proxy names cannot reach https://data.example.com: status 502"),
-        (0, StoreUnavailable, "the answer broke off"),
+        (
+            0,
+            StoreUnavailable,
+            "the proxy that https_proxy names: ConnectionResetError: the proxy closed the connection",
+        ),
     ],
 )
 async def test_a_proxy_without_a_tunnel_is_named(
