@@ -18,7 +18,7 @@ import structlog
 from feedd.cache import os_errors
 from feedd.cache.checks import Checks, EarlyChecks, Examination
 from feedd.cache.directory import DirectoryStorage
-from feedd.cache.fills import Filler, Fills
+from feedd.cache.fills import Fills
 from feedd.cache.health import HealthOptions
 from feedd.cache.index import NO_GROUP, NOT_NEEDED, CacheIndex, EntryState, FullNow, Reservation, TooLarge
 from feedd.cache.memory import MemoryStorage
@@ -398,8 +398,16 @@ class Tier:
         self._queue = SpaceQueue(opened.index.space.group)
         if next_uses is not None:
             self.index.note_next_use(next_uses)
-        filler = Filler(self._storage, self._fetcher, options.fill_deadline_s)
-        self._fills = Fills(self._group, self.index, filler, self._metrics, self._clock, self._fill_ended)
+        self._fills = Fills(
+            self._group,
+            self.index,
+            self._storage,
+            self._fetcher,
+            self._metrics,
+            self._clock,
+            deadline_s=options.fill_deadline_s,
+            ended=self._fill_ended,
+        )
         self._prefetcher = Prefetcher(self.index, self._fills, self._metrics, options.prefetching)
         self._checks = Checks(self._group, self._storage, self._clock, options)
         self._early_checks = EarlyChecks(self._group, self.index, self._checks, self._refetch)

@@ -53,4 +53,4 @@ def test_a_byte_range_passes_few_objects() -> None:
     way = range_way()
     assert "Tier" in way
     assert way.count("Connection") == 1
-    assert len(way) <= 20
+    assert len(way) <= 19

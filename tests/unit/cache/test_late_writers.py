@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.cache import fills as fill
+from feedd.cache import fills
 from feedd.errors import CacheUnavailable
 from feedd.flow.range_sinks import FileSink
 from tests.fakes.caches import CacheRig, read
@@ -58,7 +58,7 @@ async def test_a_disk_that_never_takes_it_is_the_caches_trouble(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A write that does not end within the deadline ends the fill, and leaves no file behind."""
-    monkeypatch.setattr(fill, "_WRITTEN_S", 0.01)
+    monkeypatch.setattr(fills, "_WRITTEN_S", 0.01)
     rig = CacheRig(tmp_path)
     (ref,) = rig.shards(1)
     late = _LateFetcher(rig)
