@@ -361,9 +361,6 @@ class BatchProducer(Protocol):
             As ``produce``, if the first batch fails.
         """
 
-    async def prepare(self, at: Cursor) -> None:
-        """Make the first batches of a stream that will begin at ``at``, as far as slots are free. It never fails."""
-
     def entry(self, token: bytes) -> int | None:
         """Return a read-only descriptor of a leased cache entry, the session's own; None: the token is unknown."""
 

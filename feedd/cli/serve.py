@@ -10,7 +10,7 @@ import tempfile
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -31,7 +31,6 @@ from feedd.cli.flags import (
     StatusFlag,
     WorkersFlag,
 )
-from feedd.errors import BadConfig
 from feedd.flow.allocator import return_large_blocks
 from feedd.lanes.lane import Lane, remove_other_lanes
 from feedd.lanes.lane_process import become_lane
@@ -41,7 +40,7 @@ from feedd.units import format_size
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from feedd.config import Config, Effective
+    from feedd.config import Effective
 
 
 _GREETED = ("serving", "status page", "ready")
@@ -63,9 +62,6 @@ def serve(
     standby: Annotated[  # noqa: FBT002 - a flag is a flag
         bool, typer.Option("--standby", help="Start next to a running daemon, and take over when it ends.")
     ] = False,
-    takeover: Annotated[  # noqa: FBT002 - a flag is a flag
-        bool, typer.Option("--takeover", help="Start next to a running daemon, and end it when all is ready.")
-    ] = False,
     ephemeral: Annotated[bool, typer.Option("--ephemeral", hidden=True)] = False,  # noqa: FBT002 - a flag is a flag
     lane: Annotated[str | None, typer.Option("--lane", hidden=True)] = None,
     lane_folder: Annotated[Path | None, typer.Option("--lane-folder", hidden=True)] = None,
@@ -79,20 +75,18 @@ def serve(
     with ephemeral_config(flags) if ephemeral else nullcontext(flags.load()) as effective:
         if ephemeral:
             note_cache_dir(effective.config)
-        if takeover:
-            _check_takeover(effective.config)
         if lane is not None and lane_folder is not None:
             me = Lane.parse(lane)
             _log_to_stderr(effective, {"lane": me.index})
             mine = become_lane(effective, me, lane_folder)
-            code = _run(mine, _StartOptions(ephemeral, standby), greets=False)
+            code = _run(mine, ephemeral=ephemeral, standby=standby, greets=False)
         elif effective.config.lanes > 1:
             _log_to_stderr(effective)
             code = _supervise(effective, flags, ephemeral=ephemeral, standby=standby)
         else:
             _log_to_stderr(effective)
             remove_other_lanes(effective.config.cache.dir, 1)
-            code = _run(effective, _StartOptions(ephemeral, standby, takeover), greets=True)
+            code = _run(effective, ephemeral=ephemeral, standby=standby, greets=True)
     if ephemeral and effective.config.lanes == 1 and not code:
         remove_launch_folder(effective.config)
     raise typer.Exit(code)
@@ -142,26 +136,7 @@ def _log_to_stderr(effective: Effective, fields: Mapping[str, object] | None = N
     configure_logging(form, effective.config.log.level, brief=brief, without=without, fields=fields or {})
 
 
-def _check_takeover(config: Config) -> None:
-    """Raise ``BadConfig`` if the daemon cannot run beside its predecessor: lanes, or one port for peers."""
-    if config.lanes > 1 or config.peers.listen is not None:
-        found = "a node with lanes" if config.lanes > 1 else "a daemon that listens for peers"
-        raise BadConfig(
-            f"expected --takeover for one daemon without peers, got {found}",
-            object="--takeover",
-            hint="use --standby, then end the predecessor with SIGTERM",
-        )
-
-
-class _StartOptions(NamedTuple):
-    """How a daemon begins and ends; see ``life.run``."""
-
-    ephemeral: bool = False
-    standby: bool = False
-    takeover: bool = False
-
-
-def _run(effective: Effective, options: _StartOptions, *, greets: bool) -> int:
+def _run(effective: Effective, *, ephemeral: bool, standby: bool, greets: bool) -> int:
     return_large_blocks()
     # The stages take most of a second to import; a wrong configuration is reported before that.
     gc.disable()  # imports leave no garbage, and looking for it took an eighth of their time
@@ -173,7 +148,7 @@ def _run(effective: Effective, options: _StartOptions, *, greets: bool) -> int:
     gc.enable()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         on_ready = partial(_greet, effective) if greets and sys.stderr.isatty() else None
-        return runner.run(life.run(effective, **options._asdict(), on_ready=on_ready))
+        return runner.run(life.run(effective, ephemeral=ephemeral, standby=standby, on_ready=on_ready))
 
 
 def _greet(effective: Effective, addresses: Sequence[str], page: str | None, cache_bytes: int) -> None:

@@ -11,7 +11,6 @@ from feedd.converting.object_ranges import charge_bytes
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from feedd.cache.borrowed_cache import BorrowedCache
     from feedd.cache.cache import Cache
     from feedd.converting.converter import Converter
     from feedd.flow.singleflight import Flight, SingleFlight
@@ -34,7 +33,7 @@ class ConversionWishes:
 
     def __init__(
         self,
-        inner: Cache | BorrowedCache,
+        inner: Cache,
         converter: Converter,
         flights: SingleFlight[ObjectRef, ObjectRef],
         bring: Callable[[ObjectRef], Awaitable[ObjectRef]],

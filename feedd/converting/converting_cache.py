@@ -22,7 +22,6 @@ from feedd.flow.tasks import run_all
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
 
-    from feedd.cache.borrowed_cache import BorrowedCache
     from feedd.cache.cache import Cache
     from feedd.cache.report import CacheEntry, CacheStats
     from feedd.converting.converter import Converter
@@ -41,7 +40,7 @@ class ConvertingCache:
     Opening and closing the inner cache is up to others, except for ``close``.
     """
 
-    def __init__(self, inner: Cache | BorrowedCache, converter: Converter) -> None:
+    def __init__(self, inner: Cache, converter: Converter) -> None:
         self._inner = inner
         self._converter = converter
         self._group = asyncio.TaskGroup()

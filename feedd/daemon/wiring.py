@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 import structlog
 
 from feedd.access import AccessRules
 from feedd.batching.quarantine import Quarantine
-from feedd.cache.borrowed_cache import BorrowedCache
 from feedd.cache.cache import Cache
 from feedd.cache.options import CacheOptions
 from feedd.cache.os_errors import may_pass
@@ -37,7 +36,8 @@ from feedd.workers.work import DecodeOptions
 from feedd.workers.worker_pool import DecodePool
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator
+    from contextlib import AbstractAsyncContextManager
 
     from feedd.config import Config
     from feedd.converting.converter import Make
@@ -168,7 +168,7 @@ def workers_max(config: Config) -> int:
 
 
 @asynccontextmanager
-async def _hinted(cache: Cache | BorrowedCache) -> AsyncIterator[None]:
+async def _hinted(cache: Cache) -> AsyncIterator[None]:
     """Open a cache; if its disk may recover, the error names the option to start without the disk."""
     async with AsyncExitStack() as stack:
         try:
@@ -228,10 +228,9 @@ async def open_pipeline(
     config: Config,
     recorder: Recorder,
     clock: Clock,
-    takeover: Callable[[], Awaitable[None]] | None = None,
     access_rules: AccessRules | None = None,
     *,
-    borrows: Callable[[BorrowedCache], object] | None = None,
+    standby: AbstractAsyncContextManager[None] | None = None,
 ) -> AsyncIterator[Pipeline]:
     """Open workers, cache and sources, and the pipeline over them; leave nothing behind.
 
@@ -239,10 +238,9 @@ async def open_pipeline(
         config: effective configuration.
         recorder: takes the measurements.
         clock: the clock.
-        takeover: waits until the cache's directory is free; called when everything that does not need the directory
-            is open.
         access_rules: what each owner may read; None: everything, for a command.
-        borrows: gets the cache, which belongs to another daemon and must be owned later; None: it is owned at once.
+        standby: waits until the cache's directory is free, and keeps it free until the cache is open. It is entered
+            when everything that does not need the directory is open. None: the directory must be free.
 
     Raises:
         CacheUnavailable: the cache directory cannot be used, or another daemon uses it.
@@ -268,22 +266,19 @@ async def open_pipeline(
         pool = await stack.enter_async_context(DecodePool(decode_options(config), recorder))
         fetching = LoopThread("feedd-fetch")
         sources = await stack.enter_async_context(Sources(source_options(config, rules), recorder, clock, fetching))
-        if takeover is not None:
-            await sources.warm()
-            await takeover()
         traces = await stack.enter_async_context(_tracing(config.trace.sample))
-        peers = await stack.enter_async_context(_peers(config, sources, recorder, clock))
-        fetcher: SpanFetcher = sources.fetcher if peers is None else peers.fetcher
-        converter = node_converter(config, fetcher, pool.make, recorder, traces, sources.packs.inflight)
-        converter.conversions.expect = lambda name: pool.prepare(converters=(name,))
-        inner: Cache | BorrowedCache
-        inner = owned = Cache(cache_options(config), converter, recorder, clock)
-        if borrows is not None:
-            inner = BorrowedCache(cache_options(config), owned)
-            borrows(inner)
-        await stack.enter_async_context(_hinted(inner))
+        if standby is not None:
+            pool.warm()
+            await sources.warm()
+        async with standby or nullcontext():
+            peers = await stack.enter_async_context(_peers(config, sources, recorder, clock))
+            fetcher: SpanFetcher = sources.fetcher if peers is None else peers.fetcher
+            converter = node_converter(config, fetcher, pool.make, recorder, traces, sources.packs.inflight)
+            converter.conversions.expect = lambda name: pool.prepare(converters=(name,))
+            inner = Cache(cache_options(config), converter, recorder, clock)
+            await stack.enter_async_context(_hinted(inner))
         if peers is not None:
-            await stack.enter_async_context(peers.serving(owned, rules))
+            await stack.enter_async_context(peers.serving(inner, rules))
         cache = await stack.enter_async_context(ConvertingCache(inner, converter))
         group = await stack.enter_async_context(asyncio.TaskGroup())
         learned = Learned(config.cache.dir / "counts")
@@ -292,6 +287,7 @@ async def open_pipeline(
         stages = Stages(sources, cache, pool, recorder, clock, PackReads(sources, cache, group), traces=traces)
         pipeline = Pipeline(stages, options, group, learned, quarantine)
         stack.push_async_callback(pipeline.close)
-        warming = group.create_task(sources.warm())
-        stack.callback(warming.cancel)
+        if standby is None:
+            warming = group.create_task(sources.warm())
+            stack.callback(warming.cancel)
         yield pipeline

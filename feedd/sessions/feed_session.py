@@ -216,12 +216,6 @@ class Session:
             return drawn
         return parts.catalog.draw_run(parts.reader, at, count) or drawn  # its window is known now
 
-    async def prepare(self, at: Cursor) -> None:
-        """Decode the first batches of a stream at ``at`` in advance; jobs that share batches decode none."""
-        self._start(at)
-        if isinstance(self._parts.batches, OwnBatches):
-            await self._parts.batches.prefetch.prepare(at)
-
     def release(self, slot: SlotRef) -> None:
         """Free the slot of a batch that was produced."""
         self._parts.batches.release(slot)

@@ -1,7 +1,5 @@
 """Decodes the first batches of the next epoch into free slots while the trainer takes the last batches of this epoch.
 
-The same is done for a stream that another daemon is about to hand over, at the position where it will begin.
-
 The batches lie in free slots of the session's arena. A request for such a batch gets that slot, so the batch needs no
 extra memory and no copy. A request that finds no free slot takes one of these slots. The dropped batch is then decoded
 when it is requested.
@@ -32,7 +30,6 @@ if TYPE_CHECKING:
     from feedd.values import BatchReady, SlotRef
 
 _AHEAD_RUNS = 2
-_PREPARED_MAX = 8  # batches; the others are made while the trainer takes these
 AHEAD_BATCHES = 2
 """Batches decoded in advance: the trainer takes one while the next is ready. If ``fill`` takes several batches at once,
 this many are decoded in advance, because a trainer takes them faster than a stream begins."""
@@ -112,7 +109,6 @@ class NextEpochPrefetch:
         self._parts = parts
         self._arena = parts.arena
         self._epoch = -1
-        self._anchors: tuple[tuple[int, int], ...] = ()
         self._reader: AnyReader | None = None
         self._left: list[int] = []  # steps that are not started
         run_batches = parts.decoder.assembler.plain.run_batches
@@ -124,23 +120,7 @@ class NextEpochPrefetch:
         if epoch != self._epoch:
             self._drop_all()
             self._epoch, self._left, self._reader = epoch, list(self._runs or self._parts.steps), None
-            self._anchors = ()
             self.begin_next()
-
-    async def prepare(self, at: Cursor) -> None:
-        """Decode the first batches of a stream that will begin at ``at``, and wait for them."""
-        if self._runs:
-            return  # a run is copied faster than it is asked for
-        self._drop_all()
-        first, second, *_ = self._parts.steps
-        self._epoch, self._anchors, self._reader = at.epoch, at.anchors, None
-        self._left = [
-            at.step + number * (second - first) for number in range(min(self._arena.slot_count, _PREPARED_MAX))
-        ]
-        self.begin_next()
-        while running := [early.task for early in self._early_slots if not early.task.done()]:
-            await asyncio.wait(running)
-            await asyncio.sleep(0)  # the end of a task begins the next one
 
     def begin_next(self) -> None:
         """Decode the next batches if steps are left, slots are free and no other decode runs."""
@@ -153,7 +133,7 @@ class NextEpochPrefetch:
         steps, self._left = self._left[: len(slots)], self._left[len(slots) :]
         batches = self._runs.get(steps[0], 1)
         wanted = range(steps[0], steps[0] + batches) if self._runs else steps
-        steps_at = [Cursor(self._epoch, step, self._anchors) for step in wanted]
+        steps_at = [Cursor(self._epoch, step) for step in wanted]
         task = self._parts.tasks.create_task(self._make(steps_at, slots))
         started = [
             _Early(self._epoch, step, slot, task, index, batches)

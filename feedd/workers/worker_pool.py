@@ -11,7 +11,7 @@ from feedd import metrics
 from feedd.errors import BadSample
 from feedd.recipe.params import params_of
 from feedd.recipe.recipe import check_fields, needs_resolve, spec_of
-from feedd.recipe.slow_imports import slow_module
+from feedd.recipe.slow_imports import SLOW_MODULES, slow_module
 from feedd.shard_index import IndexLimits
 from feedd.workers.autoscaler import Autoscaler
 from feedd.workers.calls import (
@@ -115,6 +115,10 @@ class DecodePool:
         self._converters |= new
         if modules or new:
             self._dispatch.broadcast(Packet(encode(Prepare(tuple(sorted(modules)), tuple(sorted(new))))))
+
+    def warm(self) -> None:
+        """Have workers import all slow modules, because the fields of the first sessions are not known yet."""
+        self._dispatch.broadcast(Packet(encode(Prepare(tuple(sorted(SLOW_MODULES)), _AHEAD_CONVERTERS))))
 
     async def index(self, file: ShardFile, format_name: str, object_bytes: int = 0) -> ShardIndex:
         """Return the index of the samples of ``file``.

@@ -9,14 +9,14 @@ import pytest
 from tests.tidy.house import file_counts, range_way, single_importers, sizes
 
 BOUNDS: Final = {
-    "files": 670,
-    "lines": 108_600,
-    "functions": 7_230,
-    "classes": 1_315,
-    "short modules with one importer": 106,
+    "files": 667,
+    "lines": 108_700,
+    "functions": 7_245,
+    "classes": 1_304,
+    "short modules with one importer": 104,
     "files that name an option": 10,
-    "test files": 752,
-    "lines of tests": 106_000,
+    "test files": 756,
+    "lines of tests": 107_000,
 }
 """Lowered with each step that makes one smaller, never raised without a reason in docs/decisions/0040-sizes.md.
 
