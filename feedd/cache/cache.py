@@ -3,6 +3,23 @@
 The way of an entry, from top to bottom: ``Cache.acquire`` chooses the tier of each object. ``Tier.acquire`` pins what
 is there and reserves space for what is missing. ``Fills`` fetches each missing object into a draft of the storage and
 publishes it. Files are verified and opened, and the caller gets them with ``Pins`` that keep the entries.
+
+If the cache is full, idle entries are evicted, those that are needed last first. If that is not enough, the acquirer
+waits in ``_SpaceQueue``. If the disk is full although the cache is not, ``Fills`` evicts and tries once more. Then the
+watch counts the error, and ``Cache`` sends the objects to memory, until the disk takes fills again.
+
+Rules, each with the test that holds it:
+
+- An acquirer gets all its pins at once, and waits for space without any: ``test_full_now_waits_holding_no_pins``.
+- Waiters are served in order, before any wish: ``test_waiters_are_served_in_order``,
+  ``test_prefetching_yields_to_waiting_acquirers``.
+- All who want an object share one fetch, which ends with the last of them: ``test_hundred_acquirers_one_fetch``,
+  ``test_fetch_nobody_waits_for_is_cancelled``.
+- A pinned entry is not evicted, and its reader keeps its file: ``test_pinned_shards_stay_under_pressure``,
+  ``test_a_reader_keeps_the_file_that_it_began_with``.
+- A wish evicts only what is needed later: ``test_never_evicts_a_sooner_or_equal_use``.
+- A file whose header names another entry is not read: ``test_the_file_of_another_entry_is_never_read``.
+- A sick disk costs speed only: ``test_memory_serves_until_the_directory_opens``, ``tests/model/test_bypass_model.py``.
 """
 
 from __future__ import annotations
@@ -11,7 +28,7 @@ import asyncio
 import math
 from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 import structlog
 
@@ -49,7 +66,6 @@ _QUIET_S: Final = 60.0
 _OPENED_MAX: Final = 3  # tries to open entries that vanish after each fetch
 _DOUBTFUL: Final = frozenset({Finding.UNREADABLE, Finding.TORN})  # findings that may be the disk's fault
 _log = structlog.get_logger(__name__)
-G = TypeVar("G")
 
 
 class _Bypass(NamedTuple):
@@ -378,7 +394,7 @@ class Tier:
         self._group = group
         self._doubted = doubted
         self._metrics = CacheMetrics(recorder)
-        self._queue: SpaceQueue[_Grant] = SpaceQueue(self.index.space.group)
+        self._queue = _SpaceQueue(self.index.space.group)
         self._unindexed = Examination(storage, self.index, self._metrics, ())
         self._unsaid_count = 0  # vanished entries that no line of the log counts yet
         self._quiet_until_s = -math.inf
@@ -395,7 +411,7 @@ class Tier:
         opened = await self._storage.open(self._job_failed)
         options, next_uses = self._options, self.index.next_uses
         self.index = opened.index
-        self._queue = SpaceQueue(opened.index.space.group)
+        self._queue = _SpaceQueue(opened.index.space.group)
         if next_uses is not None:
             self.index.note_next_use(next_uses)
         self._fills = Fills(
@@ -698,8 +714,10 @@ class _Waiter:
     lacks: str  # the quota that is full, or NO_GROUP if the cache itself is full
 
 
-class SpaceQueue(Generic[G]):
-    """Waiters for a grant of type ``G``, made synchronously on their behalf when space becomes free.
+class _SpaceQueue:
+    """Acquirers waiting for space, first come first served; they hold nothing meanwhile.
+
+    A grant is made synchronously on their behalf when space becomes free.
 
     A waiter for space inside a quota blocks later waiters of the same quota only. A waiter for space of the cache
     blocks all later waiters.
@@ -707,7 +725,7 @@ class SpaceQueue(Generic[G]):
 
     def __init__(self, quota_of: Callable[[ObjectRef], str]) -> None:
         self._quota_of = quota_of
-        self._waiters: dict[asyncio.Future[G], _Waiter] = {}
+        self._waiters: dict[asyncio.Future[_Grant], _Waiter] = {}
 
     def __len__(self) -> int:
         """Number of waiters."""
@@ -724,7 +742,7 @@ class SpaceQueue(Generic[G]):
             return None
         return self._blocking(self._quotas(refs), (waiter.lacks for waiter in self._waiters.values()))
 
-    async def wait(self, refs: Sequence[ObjectRef], full: FullNow, undo: Callable[[G], None]) -> G:
+    async def wait(self, refs: Sequence[ObjectRef], full: FullNow, undo: Callable[[_Grant], None]) -> _Grant:
         """Wait until the request can be granted.
 
         Args:
@@ -735,7 +753,7 @@ class SpaceQueue(Generic[G]):
         Raises:
             The error that was passed to ``fail``.
         """
-        granted: asyncio.Future[G] = asyncio.get_running_loop().create_future()
+        granted: asyncio.Future[_Grant] = asyncio.get_running_loop().create_future()
         self._waiters[granted] = _Waiter(refs, self._quotas(refs), full.quota)
         try:
             return await granted
@@ -746,7 +764,7 @@ class SpaceQueue(Generic[G]):
         finally:
             self._waiters.pop(granted, None)
 
-    def serve(self, grant: Callable[[Sequence[ObjectRef]], G | FullNow]) -> None:
+    def serve(self, grant: Callable[[Sequence[ObjectRef]], _Grant | FullNow]) -> None:
         """Grant in order, skipping waiters that an earlier ungranted waiter blocks."""
         lacking: list[str] = []
         for granted, waiter in tuple(self._waiters.items()):

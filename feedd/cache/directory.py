@@ -49,172 +49,6 @@ _SPARE_FOR_S = 1.0  # an eviction that makes room is followed by its fill at onc
 _log = structlog.get_logger(__name__)
 
 
-class DiskThread:
-    """One thread for everything that changes the directory, and a few for reading it.
-
-    The single changing thread keeps the disk in step with the index without a lock. An evicted file is unlinked before
-    later space is allocated, and before a later fill of the same object is renamed. A job that was handed over always
-    runs, even if the waiting task ends. The threads are daemon threads, so a hanging disk does not keep the process
-    from ending.
-    """
-
-    def __init__(self, failed: Callable[[BaseException], None], look_threads: int = 4) -> None:
-        self._failed = failed
-        self._changes = Pool("cache-changes", 1)
-        self._looks = Pool("cache-looks", look_threads)
-        self._closed = False
-
-    async def change(self, job: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """Run ``job`` after all changes handed over before; cancelling the wait does not cancel the job."""
-        return await _shielded(self._changes.begin(job, *args, **kwargs))
-
-    def post(self, job: Callable[_P, object], *args: _P.args, **kwargs: _P.kwargs) -> None:
-        """Hand over a change without waiting for it; an exception goes to ``failed`` on the loop.
-
-        After ``close`` the job is dropped; the next start's scan finds the files it would have removed.
-        """
-        if self._closed:
-            return
-
-        def report(done: asyncio.Future[object]) -> None:
-            error = done.exception()
-            if error is not None:
-                self._failed(error)
-
-        self._changes.begin(job, *args, **kwargs).add_done_callback(report)
-
-    async def look(self, job: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """Run ``job``, which changes nothing, without waiting for changes."""
-        return await _shielded(self._looks.begin(job, *args, **kwargs))
-
-    async def close(self, deadline_s: float) -> None:
-        """Finish all changes handed over, then end the threads; threads stuck past the deadline are abandoned."""
-        if self._closed:
-            return
-        self._closed = True
-        idle = False
-        try:
-            async with asyncio.timeout(deadline_s):
-                await self.change(lambda: None)
-                await self.look(lambda: None)
-                idle = True
-        except TimeoutError:
-            self._failed(TimeoutError("the disk did not finish its work in time"))
-        finally:
-            # Busy threads are not joined: the disk hangs, or this call was cancelled.
-            self._changes.close(wait=idle)
-            self._looks.close(wait=idle)
-
-
-def _shielded(job: asyncio.Future[_T]) -> asyncio.Future[_T]:
-    """Return a future of a job that runs on if the wait is cancelled; its error then belongs to nothing any more.
-
-    No coroutine may keep ``job`` in a variable: the traceback of a cancelled wait would hold its result, an open file.
-    """
-    job.add_done_callback(_retrieve)
-    return asyncio.shield(job)
-
-
-def _retrieve(job: asyncio.Future[_T]) -> None:
-    """Mark a job's error as read: asyncio logs errors without a reader as defects."""
-    if not job.cancelled():
-        job.exception()
-
-
-class _Spare(NamedTuple):
-    path: Path
-    disk_bytes: int
-
-
-class Spares:
-    """Evicted files until their reuse, under names of unfinished fills: a start after a crash removes them. Blocking.
-
-    Fresh pages are expensive. Measured (Linux 6.18, CPU-seconds per GB through a mapping): a new file after unlinking
-    the old one takes 0.89 on tmpfs and 0.36 on ext4. Overwriting the old file takes 0.20 and 0.13.
-
-    A file that any process has open or mapped is unlinked instead, so its reader finishes with the bytes it began with.
-    The kernel shows this by granting a write lease only on a file that no other process has open. The directory never
-    grows by more than the space that was free when the spares were retired.
-    """
-
-    def __init__(self) -> None:
-        self._spares: list[_Spare] = []
-
-    def retire(self, paths: Sequence[Path]) -> None:
-        """Rename evicted entries so that no reader finds them.
-
-        Raises:
-            CacheUnavailable: a file can neither be kept nor removed; all others are retired first.
-        """
-        left = []
-        for path in paths:
-            spare = entry_layout.temp_path(path)
-            try:
-                path.rename(spare)  # no reader finds the file from here on
-                self._spares.append(_Spare(spare, _reusable_bytes(spare)))
-            except OSError:
-                left += [path, spare]
-        files.remove(*left)
-
-    def take(self, path: Path, size_bytes: int, reserve_bytes: int) -> SinkFile | None:
-        """Return a spare as a new file of this name and size, allocated, or None if there is none."""
-        disk_bytes = entry_layout.whole_pages(size_bytes)
-        while self._spares:
-            same = [spare for spare in self._spares if spare.disk_bytes == disk_bytes]
-            chosen = same[0] if same else max(self._spares, key=lambda spare: spare.disk_bytes)
-            self._spares.remove(chosen)
-            grown_bytes = disk_bytes - chosen.disk_bytes
-            while grown_bytes > 0 and self._spares:  # other spares give up the bytes by which this file grows
-                grown_bytes -= self._drop_one()
-            try:
-                if grown_bytes > 0 and files.free_bytes(chosen.path.parent) - grown_bytes < reserve_bytes:
-                    raise OSError  # noqa: TRY301 - the same end as a refusal below
-                return _renewed(chosen.path, path, size_bytes)
-            except OSError:
-                for leftover in (chosen.path, path):
-                    with contextlib.suppress(OSError):
-                        leftover.unlink(missing_ok=True)
-        return None
-
-    def drop(self) -> None:
-        """Remove all unused spares."""
-        while self._spares:
-            self._drop_one()
-
-    def _drop_one(self) -> int:
-        spare = self._spares.pop()
-        files.remove(spare.path)
-        return spare.disk_bytes
-
-
-def _reusable_bytes(path: Path) -> int:
-    """Return the disk bytes of a file.
-
-    Raises:
-        OSError: a process has the file open or mapped, or the file system supports no leases.
-    """
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-        return entry_layout.whole_pages(os.fstat(fd).st_size)
-    finally:
-        os.close(fd)
-
-
-def _renewed(old: Path, new: Path, size_bytes: int) -> SinkFile:
-    new.parent.mkdir(mode=0o700, exist_ok=True)
-    old.rename(new)
-    fd = os.open(new, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        os.ftruncate(fd, size_bytes)
-        # Also for a file that seems whole, since a hole would end a worker that maps it.
-        os.posix_fallocate(fd, 0, size_bytes)
-        return SinkFile(fd)
-    finally:
-        os.close(fd)
-
-
 @dataclass(slots=True)
 class _CachedFile:
     """An open file, and whether it was used since the last look."""
@@ -522,3 +356,169 @@ class DirectoryStorage:
 
     def _path(self, ref: ObjectRef) -> Path:
         return entry_layout.file_path(self._options.directory, ref)
+
+
+class DiskThread:
+    """One thread for everything that changes the directory, and a few for reading it.
+
+    The single changing thread keeps the disk in step with the index without a lock. An evicted file is unlinked before
+    later space is allocated, and before a later fill of the same object is renamed. A job that was handed over always
+    runs, even if the waiting task ends. The threads are daemon threads, so a hanging disk does not keep the process
+    from ending.
+    """
+
+    def __init__(self, failed: Callable[[BaseException], None], look_threads: int = 4) -> None:
+        self._failed = failed
+        self._changes = Pool("cache-changes", 1)
+        self._looks = Pool("cache-looks", look_threads)
+        self._closed = False
+
+    async def change(self, job: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """Run ``job`` after all changes handed over before; cancelling the wait does not cancel the job."""
+        return await _shielded(self._changes.begin(job, *args, **kwargs))
+
+    def post(self, job: Callable[_P, object], *args: _P.args, **kwargs: _P.kwargs) -> None:
+        """Hand over a change without waiting for it; an exception goes to ``failed`` on the loop.
+
+        After ``close`` the job is dropped; the next start's scan finds the files it would have removed.
+        """
+        if self._closed:
+            return
+
+        def report(done: asyncio.Future[object]) -> None:
+            error = done.exception()
+            if error is not None:
+                self._failed(error)
+
+        self._changes.begin(job, *args, **kwargs).add_done_callback(report)
+
+    async def look(self, job: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """Run ``job``, which changes nothing, without waiting for changes."""
+        return await _shielded(self._looks.begin(job, *args, **kwargs))
+
+    async def close(self, deadline_s: float) -> None:
+        """Finish all changes handed over, then end the threads; threads stuck past the deadline are abandoned."""
+        if self._closed:
+            return
+        self._closed = True
+        idle = False
+        try:
+            async with asyncio.timeout(deadline_s):
+                await self.change(lambda: None)
+                await self.look(lambda: None)
+                idle = True
+        except TimeoutError:
+            self._failed(TimeoutError("the disk did not finish its work in time"))
+        finally:
+            # Busy threads are not joined: the disk hangs, or this call was cancelled.
+            self._changes.close(wait=idle)
+            self._looks.close(wait=idle)
+
+
+def _shielded(job: asyncio.Future[_T]) -> asyncio.Future[_T]:
+    """Return a future of a job that runs on if the wait is cancelled; its error then belongs to nothing any more.
+
+    No coroutine may keep ``job`` in a variable: the traceback of a cancelled wait would hold its result, an open file.
+    """
+    job.add_done_callback(_retrieve)
+    return asyncio.shield(job)
+
+
+def _retrieve(job: asyncio.Future[_T]) -> None:
+    """Mark a job's error as read: asyncio logs errors without a reader as defects."""
+    if not job.cancelled():
+        job.exception()
+
+
+class _Spare(NamedTuple):
+    path: Path
+    disk_bytes: int
+
+
+class Spares:
+    """Evicted files until their reuse, under names of unfinished fills: a start after a crash removes them. Blocking.
+
+    Fresh pages are expensive. Measured (Linux 6.18, CPU-seconds per GB through a mapping): a new file after unlinking
+    the old one takes 0.89 on tmpfs and 0.36 on ext4. Overwriting the old file takes 0.20 and 0.13.
+
+    A file that any process has open or mapped is unlinked instead, so its reader finishes with the bytes it began with.
+    The kernel shows this by granting a write lease only on a file that no other process has open. The directory never
+    grows by more than the space that was free when the spares were retired.
+    """
+
+    def __init__(self) -> None:
+        self._spares: list[_Spare] = []
+
+    def retire(self, paths: Sequence[Path]) -> None:
+        """Rename evicted entries so that no reader finds them.
+
+        Raises:
+            CacheUnavailable: a file can neither be kept nor removed; all others are retired first.
+        """
+        left = []
+        for path in paths:
+            spare = entry_layout.temp_path(path)
+            try:
+                path.rename(spare)  # no reader finds the file from here on
+                self._spares.append(_Spare(spare, _reusable_bytes(spare)))
+            except OSError:
+                left += [path, spare]
+        files.remove(*left)
+
+    def take(self, path: Path, size_bytes: int, reserve_bytes: int) -> SinkFile | None:
+        """Return a spare as a new file of this name and size, allocated, or None if there is none."""
+        disk_bytes = entry_layout.whole_pages(size_bytes)
+        while self._spares:
+            same = [spare for spare in self._spares if spare.disk_bytes == disk_bytes]
+            chosen = same[0] if same else max(self._spares, key=lambda spare: spare.disk_bytes)
+            self._spares.remove(chosen)
+            grown_bytes = disk_bytes - chosen.disk_bytes
+            while grown_bytes > 0 and self._spares:  # other spares give up the bytes by which this file grows
+                grown_bytes -= self._drop_one()
+            try:
+                if grown_bytes > 0 and files.free_bytes(chosen.path.parent) - grown_bytes < reserve_bytes:
+                    raise OSError  # noqa: TRY301 - the same end as a refusal below
+                return _renewed(chosen.path, path, size_bytes)
+            except OSError:
+                for leftover in (chosen.path, path):
+                    with contextlib.suppress(OSError):
+                        leftover.unlink(missing_ok=True)
+        return None
+
+    def drop(self) -> None:
+        """Remove all unused spares."""
+        while self._spares:
+            self._drop_one()
+
+    def _drop_one(self) -> int:
+        spare = self._spares.pop()
+        files.remove(spare.path)
+        return spare.disk_bytes
+
+
+def _reusable_bytes(path: Path) -> int:
+    """Return the disk bytes of a file.
+
+    Raises:
+        OSError: a process has the file open or mapped, or the file system supports no leases.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        return entry_layout.whole_pages(os.fstat(fd).st_size)
+    finally:
+        os.close(fd)
+
+
+def _renewed(old: Path, new: Path, size_bytes: int) -> SinkFile:
+    new.parent.mkdir(mode=0o700, exist_ok=True)
+    old.rename(new)
+    fd = os.open(new, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        os.ftruncate(fd, size_bytes)
+        # Also for a file that seems whole, since a hole would end a worker that maps it.
+        os.posix_fallocate(fd, 0, size_bytes)
+        return SinkFile(fd)
+    finally:
+        os.close(fd)

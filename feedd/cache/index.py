@@ -28,49 +28,6 @@ _BULK_SHARE = 8  # of a heap: fewer new tickets are pushed one by one, more are 
 NOT_NEEDED = sys.float_info.max
 
 
-class Quotas:
-    """Groups of objects by URL prefix; the longest match wins. Only the cache's limit bounds all other objects."""
-
-    def __init__(self, limits: Mapping[str, int] | None = None) -> None:
-        """Take limits in disk bytes by URL prefix, such as ``s3://bucket/train/``.
-
-        Raises:
-            ValueError: a prefix is empty, or a limit is not above 0.
-        """
-        for prefix, limit_bytes in (limits or {}).items():
-            if not prefix:
-                raise ValueError(
-                    "expected the URL prefix of a quota, got an empty prefix: use the cache's size instead"
-                )
-            if limit_bytes <= 0:
-                raise ValueError(f"expected a quota above 0 bytes for {prefix}, got {limit_bytes}")
-        self._limits = dict(sorted((limits or {}).items(), key=lambda item: len(item[0]), reverse=True))
-
-    def __repr__(self) -> str:
-        return f"Quotas({', '.join(f'{prefix}: {format_size(size)}' for prefix, size in self._limits.items())})"
-
-    def group(self, ref: ObjectRef) -> str:
-        """Return the prefix that the object counts against; empty: none."""
-        if not self._limits:
-            return NO_GROUP
-        url = ref.url
-        return next((prefix for prefix in self._limits if url.startswith(prefix)), NO_GROUP)
-
-    def limit_bytes(self, group: str) -> int | None:
-        """Return the byte limit of a group; None: only the cache's own limit."""
-        return self._limits.get(group)
-
-    def sums(self, sizes: Iterable[tuple[ObjectRef, int]]) -> dict[str, int]:
-        """Return the bytes of each group that has a quota."""
-        found: dict[str, int] = {}
-        if self._limits:
-            for ref, size_bytes in sizes:
-                group = self.group(ref)
-                if group != NO_GROUP:
-                    found[group] = found.get(group, 0) + size_bytes
-        return found
-
-
 class EntryState(enum.Enum):
     """Life of an entry, in order; only reopened entries go back a step (see ``CacheIndex.reopen``)."""
 
@@ -110,272 +67,6 @@ class Entry:
     group: str = ""
 
 
-_Ticket = tuple[float, int, int, Entry]  # furthest use first, then least recently used; stamps are unique
-
-
-@dataclass(slots=True)
-class _Lane:
-    """Tickets of one group's entries: a heap that may contain stale tickets, and the number of live ones."""
-
-    heap: list[_Ticket] = field(default_factory=list)
-    count: int = 0
-
-    def push(self, ticket: _Ticket) -> None:
-        if len(self.heap) > 2 * self.count + _COMPACT_SLACK:  # stale tickets stay bounded by live ones
-            self.heap = [held for held in self.heap if _is_live(held)]
-            heapq.heapify(self.heap)
-        heapq.heappush(self.heap, ticket)
-
-    def push_all(self, fresh: list[_Ticket]) -> None:
-        self.count += len(fresh)
-        if len(fresh) < len(self.heap) // _BULK_SHARE:
-            for ticket in fresh:
-                self.push(ticket)
-            return
-        self.heap = [*filter(_is_live, self.heap), *fresh]
-        heapq.heapify(self.heap)
-
-    def first(self) -> _Ticket | None:
-        while self.heap and not _is_live(self.heap[0]):
-            heapq.heappop(self.heap)
-        return self.heap[0] if self.heap else None
-
-
-class EvictionOrder:
-    """Idle (committed, unpinned) entries in the order of their eviction: heaps of tickets, stale ones skipped.
-
-    There is one heap per quota, so that the entries of one quota can be evicted alone.
-
-    Attributes:
-        idle_bytes: disk bytes of all entries in the order.
-    """
-
-    def __init__(self) -> None:
-        self.idle_bytes = 0
-        self._last_stamp = 0
-        self._lanes: dict[str, _Lane] = {}
-
-    def add(self, entry: Entry) -> None:
-        """Add an entry that has just become idle."""
-        assert entry.stamp == 0, "already in the order"
-        self.idle_bytes += entry.disk_bytes
-        self._lanes.setdefault(entry.group, _Lane()).count += 1
-        self._push(entry)
-
-    def add_all(self, entries: Iterable[Entry]) -> None:
-        """Add many entries at once; the result is the same as with ``add`` one by one."""
-        tickets: dict[str, list[_Ticket]] = {}
-        for entry in entries:
-            assert entry.stamp == 0, "already in the order"
-            self.idle_bytes += entry.disk_bytes
-            self._last_stamp += 1
-            entry.stamp = self._last_stamp
-            tickets.setdefault(entry.group, []).append((-entry.next_use, entry.used_at, entry.stamp, entry))
-        for group, fresh in tickets.items():
-            self._lanes.setdefault(group, _Lane()).push_all(fresh)
-
-    def remove(self, entry: Entry) -> None:
-        """Remove an entry that is no longer idle."""
-        assert entry.stamp, "not in the order"
-        entry.stamp = 0
-        self.idle_bytes -= entry.disk_bytes
-        self._lanes[entry.group].count -= 1
-
-    def move(self, entry: Entry) -> None:
-        """Reorder an entry whose next use changed."""
-        if entry.stamp:
-            self._push(entry)
-
-    def take(
-        self, wanted_bytes: int, *, after: float, keep: Collection[Entry] = (), group: str | None = None
-    ) -> list[Entry] | None:
-        """Take out the first entries that together free ``wanted_bytes``, or none at all.
-
-        Args:
-            wanted_bytes: disk bytes to free.
-            after: only entries whose next use is strictly later; -inf: any.
-            keep: entries not to be taken.
-            group: only entries of this group; None: any.
-
-        Returns:
-            The entries to evict, in order; None if that much cannot be freed.
-        """
-        if self.idle_bytes < wanted_bytes:
-            return None
-        lanes = [lane for name, lane in self._lanes.items() if group in {None, name}]
-        taken: list[_Ticket] = []
-        kept: list[_Ticket] = []
-        freed_bytes = 0
-        while freed_bytes < wanted_bytes:
-            ticket = min(filter(None, (lane.first() for lane in lanes)), default=None)
-            if ticket is None or not ticket[3].next_use > after:
-                break
-            entry = ticket[3]
-            heapq.heappop(self._lanes[entry.group].heap)
-            if entry in keep:
-                kept.append(ticket)
-                continue
-            taken.append(ticket)
-            freed_bytes += entry.disk_bytes
-        enough = freed_bytes >= wanted_bytes
-        for ticket in kept if enough else kept + taken:
-            heapq.heappush(self._lanes[ticket[3].group].heap, ticket)
-        if not enough:
-            return None
-        victims = [ticket[3] for ticket in taken]
-        for entry in victims:
-            self.remove(entry)
-        return victims
-
-    def _push(self, entry: Entry) -> None:
-        self._last_stamp += 1
-        entry.stamp = self._last_stamp
-        self._lanes[entry.group].push((-entry.next_use, entry.used_at, entry.stamp, entry))
-
-
-def _is_live(ticket: _Ticket) -> bool:
-    return ticket[3].stamp == ticket[2]
-
-
-@dataclass(frozen=True, slots=True)
-class TooLarge:
-    """Not even an empty cache has the space; nothing was changed.
-
-    Attributes:
-        needed_bytes: bytes of all requested objects, or of those that count against ``quota``.
-        limit_bytes: the limit they exceed.
-        quota: URL prefix of the quota that is too small; empty: the cache itself is.
-    """
-
-    needed_bytes: int
-    limit_bytes: int
-    quota: str = NO_GROUP
-
-
-class Capacity:
-    """Bytes taken of a limit and of the quotas inside it, and the idle entries in the order of their eviction.
-
-    Attributes:
-        limit_bytes: upper limit of ``taken_bytes``.
-        taken_bytes: disk bytes of all entries, reserved or committed.
-        order: eviction order of idle entries; the index maintains it.
-    """
-
-    def __init__(self, limit_bytes: int, quotas: Quotas | None = None) -> None:
-        self.limit_bytes = limit_bytes
-        self.taken_bytes = 0
-        self.order = EvictionOrder()
-        self._quotas = quotas or Quotas()
-        self._group_bytes: Counter[str] = Counter()  # of groups with a quota
-
-    def group(self, ref: ObjectRef) -> str:
-        """Return the quota that an object counts against; empty: none."""
-        return self._quotas.group(ref)
-
-    def fits(self, entry: Entry) -> bool:
-        """Whether an entry fits without any eviction."""
-        if entry.disk_bytes > self._free_bytes:
-            return False
-        limit_bytes = self._quotas.limit_bytes(entry.group) if entry.group != NO_GROUP else None
-        return limit_bytes is None or self._group_bytes[entry.group] + entry.disk_bytes <= limit_bytes
-
-    def take(self, entry: Entry) -> None:
-        """Add an entry's bytes."""
-        self.taken_bytes += entry.disk_bytes
-        if entry.group != NO_GROUP:
-            self._group_bytes[entry.group] += entry.disk_bytes
-
-    def give_back(self, entry: Entry) -> None:
-        """Subtract an entry's bytes."""
-        self.taken_bytes -= entry.disk_bytes
-        if entry.group != NO_GROUP:
-            self._group_bytes[entry.group] -= entry.disk_bytes
-
-    def lacking_bytes(self, sizes: Mapping[ObjectRef, int]) -> int:
-        """Return how many bytes new objects lack: in the cache as a whole, or in the quota that lacks most."""
-        return max(sum(sizes.values()) - self._free_bytes, *self._over_quota(sizes).values(), 0)
-
-    def lacking_quota(self, sizes: Mapping[ObjectRef, int], keep: Collection[Entry] = ()) -> str:
-        """Return a quota in which too little can be evicted now for objects not in the cache; empty: none."""
-        for group, over_bytes in self._over_quota(sizes).items():
-            inside = self.order.take(over_bytes, after=-math.inf, keep=keep, group=group)
-            if inside is None:
-                return group
-            self._restore(inside)
-        return NO_GROUP
-
-    def too_large(self, refs: Iterable[ObjectRef]) -> TooLarge | None:
-        """Return why even an empty cache cannot hold ``refs`` (no duplicates) together, or None."""
-        sizes = {ref: entry_layout.disk_bytes(ref) for ref in refs}
-        needed_bytes = sum(sizes.values())
-        if needed_bytes > self.limit_bytes:
-            return TooLarge(needed_bytes, self.limit_bytes)
-        for group, group_bytes in self._quotas.sums(sizes.items()).items():
-            limit_bytes = self._quotas.limit_bytes(group)
-            if limit_bytes is not None and group_bytes > limit_bytes:
-                return TooLarge(group_bytes, limit_bytes, group)
-        return None
-
-    def price(self, refs: Iterable[ObjectRef]) -> float:
-        """Return the earliest next use among the entries that ``refs`` would evict; changes nothing.
-
-        None of ``refs`` may be in the cache. inf: no eviction is needed. ``NOT_NEEDED``: only entries without a known
-        use would be evicted. -inf: there is no space now.
-        """
-        victims = self.victims({ref: entry_layout.disk_bytes(ref) for ref in refs}, -math.inf)
-        if victims is None:
-            return -math.inf
-        self._restore(victims)
-        return min(*(entry.next_use for entry in victims), NOT_NEEDED) if victims else math.inf
-
-    def victims(self, sizes: Mapping[ObjectRef, int], after: float, keep: Collection[Entry] = ()) -> list[Entry] | None:
-        """Take entries to evict for new objects out of the order: first inside their quotas, then anywhere.
-
-        Args:
-            sizes: disk bytes of the objects, none of them in the cache.
-            after: only entries whose next use is strictly later; -inf: any.
-            keep: entries not to be taken.
-
-        Returns:
-            The entries to evict. None: they would not be enough, and the order is unchanged.
-        """
-        taken: list[Entry] = []
-        for group, over_bytes in self._over_quota(sizes).items():
-            inside = self.order.take(over_bytes, after=after, keep=keep, group=group)
-            if inside is None:
-                self._restore(taken)
-                return None
-            taken += inside
-        freed_bytes = sum(entry.disk_bytes for entry in taken)
-        wanted_bytes = sum(sizes.values()) - self._free_bytes - freed_bytes
-        if wanted_bytes > 0:
-            anywhere = self.order.take(wanted_bytes, after=after, keep=keep)
-            if anywhere is None:
-                self._restore(taken)
-                return None
-            taken += anywhere
-        return taken
-
-    @property
-    def _free_bytes(self) -> int:
-        return self.limit_bytes - self.taken_bytes
-
-    def _over_quota(self, sizes: Mapping[ObjectRef, int]) -> dict[str, int]:
-        """Return by how many bytes each exceeded quota would be exceeded."""
-        found = {}
-        for group, group_bytes in self._quotas.sums(sizes.items()).items():
-            limit_bytes = self._quotas.limit_bytes(group)
-            assert limit_bytes is not None, "only groups with a quota are summed"
-            over_bytes = self._group_bytes[group] + group_bytes - limit_bytes
-            if over_bytes > 0:
-                found[group] = over_bytes
-        return found
-
-    def _restore(self, victims: Iterable[Entry]) -> None:
-        for entry in victims:
-            self.order.add(entry)
-
-
 @dataclass(frozen=True, slots=True)
 class Reservation:
     """Entries that are now pinned, and what the caller must do for them.
@@ -405,6 +96,21 @@ class FullNow:
     """
 
     wanted_bytes: int
+    quota: str = NO_GROUP
+
+
+@dataclass(frozen=True, slots=True)
+class TooLarge:
+    """Not even an empty cache has the space; nothing was changed.
+
+    Attributes:
+        needed_bytes: bytes of all requested objects, or of those that count against ``quota``.
+        limit_bytes: the limit they exceed.
+        quota: URL prefix of the quota that is too small; empty: the cache itself is.
+    """
+
+    needed_bytes: int
+    limit_bytes: int
     quota: str = NO_GROUP
 
 
@@ -661,3 +367,297 @@ class CacheIndex:
     def _touch(self, entry: Entry) -> None:
         self._now += 1
         entry.used_at = self._now
+
+
+class Capacity:
+    """Bytes taken of a limit and of the quotas inside it, and the idle entries in the order of their eviction.
+
+    Attributes:
+        limit_bytes: upper limit of ``taken_bytes``.
+        taken_bytes: disk bytes of all entries, reserved or committed.
+        order: eviction order of idle entries; the index maintains it.
+    """
+
+    def __init__(self, limit_bytes: int, quotas: Quotas | None = None) -> None:
+        self.limit_bytes = limit_bytes
+        self.taken_bytes = 0
+        self.order = EvictionOrder()
+        self._quotas = quotas or Quotas()
+        self._group_bytes: Counter[str] = Counter()  # of groups with a quota
+
+    def group(self, ref: ObjectRef) -> str:
+        """Return the quota that an object counts against; empty: none."""
+        return self._quotas.group(ref)
+
+    def fits(self, entry: Entry) -> bool:
+        """Whether an entry fits without any eviction."""
+        if entry.disk_bytes > self._free_bytes:
+            return False
+        limit_bytes = self._quotas.limit_bytes(entry.group) if entry.group != NO_GROUP else None
+        return limit_bytes is None or self._group_bytes[entry.group] + entry.disk_bytes <= limit_bytes
+
+    def take(self, entry: Entry) -> None:
+        """Add an entry's bytes."""
+        self.taken_bytes += entry.disk_bytes
+        if entry.group != NO_GROUP:
+            self._group_bytes[entry.group] += entry.disk_bytes
+
+    def give_back(self, entry: Entry) -> None:
+        """Subtract an entry's bytes."""
+        self.taken_bytes -= entry.disk_bytes
+        if entry.group != NO_GROUP:
+            self._group_bytes[entry.group] -= entry.disk_bytes
+
+    def lacking_bytes(self, sizes: Mapping[ObjectRef, int]) -> int:
+        """Return how many bytes new objects lack: in the cache as a whole, or in the quota that lacks most."""
+        return max(sum(sizes.values()) - self._free_bytes, *self._over_quota(sizes).values(), 0)
+
+    def lacking_quota(self, sizes: Mapping[ObjectRef, int], keep: Collection[Entry] = ()) -> str:
+        """Return a quota in which too little can be evicted now for objects not in the cache; empty: none."""
+        for group, over_bytes in self._over_quota(sizes).items():
+            inside = self.order.take(over_bytes, after=-math.inf, keep=keep, group=group)
+            if inside is None:
+                return group
+            self._restore(inside)
+        return NO_GROUP
+
+    def too_large(self, refs: Iterable[ObjectRef]) -> TooLarge | None:
+        """Return why even an empty cache cannot hold ``refs`` (no duplicates) together, or None."""
+        sizes = {ref: entry_layout.disk_bytes(ref) for ref in refs}
+        needed_bytes = sum(sizes.values())
+        if needed_bytes > self.limit_bytes:
+            return TooLarge(needed_bytes, self.limit_bytes)
+        for group, group_bytes in self._quotas.sums(sizes.items()).items():
+            limit_bytes = self._quotas.limit_bytes(group)
+            if limit_bytes is not None and group_bytes > limit_bytes:
+                return TooLarge(group_bytes, limit_bytes, group)
+        return None
+
+    def price(self, refs: Iterable[ObjectRef]) -> float:
+        """Return the earliest next use among the entries that ``refs`` would evict; changes nothing.
+
+        None of ``refs`` may be in the cache. inf: no eviction is needed. ``NOT_NEEDED``: only entries without a known
+        use would be evicted. -inf: there is no space now.
+        """
+        victims = self.victims({ref: entry_layout.disk_bytes(ref) for ref in refs}, -math.inf)
+        if victims is None:
+            return -math.inf
+        self._restore(victims)
+        return min(*(entry.next_use for entry in victims), NOT_NEEDED) if victims else math.inf
+
+    def victims(self, sizes: Mapping[ObjectRef, int], after: float, keep: Collection[Entry] = ()) -> list[Entry] | None:
+        """Take entries to evict for new objects out of the order: first inside their quotas, then anywhere.
+
+        Args:
+            sizes: disk bytes of the objects, none of them in the cache.
+            after: only entries whose next use is strictly later; -inf: any.
+            keep: entries not to be taken.
+
+        Returns:
+            The entries to evict. None: they would not be enough, and the order is unchanged.
+        """
+        taken: list[Entry] = []
+        for group, over_bytes in self._over_quota(sizes).items():
+            inside = self.order.take(over_bytes, after=after, keep=keep, group=group)
+            if inside is None:
+                self._restore(taken)
+                return None
+            taken += inside
+        freed_bytes = sum(entry.disk_bytes for entry in taken)
+        wanted_bytes = sum(sizes.values()) - self._free_bytes - freed_bytes
+        if wanted_bytes > 0:
+            anywhere = self.order.take(wanted_bytes, after=after, keep=keep)
+            if anywhere is None:
+                self._restore(taken)
+                return None
+            taken += anywhere
+        return taken
+
+    @property
+    def _free_bytes(self) -> int:
+        return self.limit_bytes - self.taken_bytes
+
+    def _over_quota(self, sizes: Mapping[ObjectRef, int]) -> dict[str, int]:
+        """Return by how many bytes each exceeded quota would be exceeded."""
+        found = {}
+        for group, group_bytes in self._quotas.sums(sizes.items()).items():
+            limit_bytes = self._quotas.limit_bytes(group)
+            assert limit_bytes is not None, "only groups with a quota are summed"
+            over_bytes = self._group_bytes[group] + group_bytes - limit_bytes
+            if over_bytes > 0:
+                found[group] = over_bytes
+        return found
+
+    def _restore(self, victims: Iterable[Entry]) -> None:
+        for entry in victims:
+            self.order.add(entry)
+
+
+class Quotas:
+    """Groups of objects by URL prefix; the longest match wins. Only the cache's limit bounds all other objects."""
+
+    def __init__(self, limits: Mapping[str, int] | None = None) -> None:
+        """Take limits in disk bytes by URL prefix, such as ``s3://bucket/train/``.
+
+        Raises:
+            ValueError: a prefix is empty, or a limit is not above 0.
+        """
+        for prefix, limit_bytes in (limits or {}).items():
+            if not prefix:
+                raise ValueError(
+                    "expected the URL prefix of a quota, got an empty prefix: use the cache's size instead"
+                )
+            if limit_bytes <= 0:
+                raise ValueError(f"expected a quota above 0 bytes for {prefix}, got {limit_bytes}")
+        self._limits = dict(sorted((limits or {}).items(), key=lambda item: len(item[0]), reverse=True))
+
+    def __repr__(self) -> str:
+        return f"Quotas({', '.join(f'{prefix}: {format_size(size)}' for prefix, size in self._limits.items())})"
+
+    def group(self, ref: ObjectRef) -> str:
+        """Return the prefix that the object counts against; empty: none."""
+        if not self._limits:
+            return NO_GROUP
+        url = ref.url
+        return next((prefix for prefix in self._limits if url.startswith(prefix)), NO_GROUP)
+
+    def limit_bytes(self, group: str) -> int | None:
+        """Return the byte limit of a group; None: only the cache's own limit."""
+        return self._limits.get(group)
+
+    def sums(self, sizes: Iterable[tuple[ObjectRef, int]]) -> dict[str, int]:
+        """Return the bytes of each group that has a quota."""
+        found: dict[str, int] = {}
+        if self._limits:
+            for ref, size_bytes in sizes:
+                group = self.group(ref)
+                if group != NO_GROUP:
+                    found[group] = found.get(group, 0) + size_bytes
+        return found
+
+
+_Ticket = tuple[float, int, int, Entry]  # furthest use first, then least recently used; stamps are unique
+
+
+@dataclass(slots=True)
+class _Lane:
+    """Tickets of one group's entries: a heap that may contain stale tickets, and the number of live ones."""
+
+    heap: list[_Ticket] = field(default_factory=list)
+    count: int = 0
+
+    def push(self, ticket: _Ticket) -> None:
+        if len(self.heap) > 2 * self.count + _COMPACT_SLACK:  # stale tickets stay bounded by live ones
+            self.heap = [held for held in self.heap if _is_live(held)]
+            heapq.heapify(self.heap)
+        heapq.heappush(self.heap, ticket)
+
+    def push_all(self, fresh: list[_Ticket]) -> None:
+        self.count += len(fresh)
+        if len(fresh) < len(self.heap) // _BULK_SHARE:
+            for ticket in fresh:
+                self.push(ticket)
+            return
+        self.heap = [*filter(_is_live, self.heap), *fresh]
+        heapq.heapify(self.heap)
+
+    def first(self) -> _Ticket | None:
+        while self.heap and not _is_live(self.heap[0]):
+            heapq.heappop(self.heap)
+        return self.heap[0] if self.heap else None
+
+
+class EvictionOrder:
+    """Idle (committed, unpinned) entries in the order of their eviction: heaps of tickets, stale ones skipped.
+
+    There is one heap per quota, so that the entries of one quota can be evicted alone.
+
+    Attributes:
+        idle_bytes: disk bytes of all entries in the order.
+    """
+
+    def __init__(self) -> None:
+        self.idle_bytes = 0
+        self._last_stamp = 0
+        self._lanes: dict[str, _Lane] = {}
+
+    def add(self, entry: Entry) -> None:
+        """Add an entry that has just become idle."""
+        assert entry.stamp == 0, "already in the order"
+        self.idle_bytes += entry.disk_bytes
+        self._lanes.setdefault(entry.group, _Lane()).count += 1
+        self._push(entry)
+
+    def add_all(self, entries: Iterable[Entry]) -> None:
+        """Add many entries at once; the result is the same as with ``add`` one by one."""
+        tickets: dict[str, list[_Ticket]] = {}
+        for entry in entries:
+            assert entry.stamp == 0, "already in the order"
+            self.idle_bytes += entry.disk_bytes
+            self._last_stamp += 1
+            entry.stamp = self._last_stamp
+            tickets.setdefault(entry.group, []).append((-entry.next_use, entry.used_at, entry.stamp, entry))
+        for group, fresh in tickets.items():
+            self._lanes.setdefault(group, _Lane()).push_all(fresh)
+
+    def remove(self, entry: Entry) -> None:
+        """Remove an entry that is no longer idle."""
+        assert entry.stamp, "not in the order"
+        entry.stamp = 0
+        self.idle_bytes -= entry.disk_bytes
+        self._lanes[entry.group].count -= 1
+
+    def move(self, entry: Entry) -> None:
+        """Reorder an entry whose next use changed."""
+        if entry.stamp:
+            self._push(entry)
+
+    def take(
+        self, wanted_bytes: int, *, after: float, keep: Collection[Entry] = (), group: str | None = None
+    ) -> list[Entry] | None:
+        """Take out the first entries that together free ``wanted_bytes``, or none at all.
+
+        Args:
+            wanted_bytes: disk bytes to free.
+            after: only entries whose next use is strictly later; -inf: any.
+            keep: entries not to be taken.
+            group: only entries of this group; None: any.
+
+        Returns:
+            The entries to evict, in order; None if that much cannot be freed.
+        """
+        if self.idle_bytes < wanted_bytes:
+            return None
+        lanes = [lane for name, lane in self._lanes.items() if group in {None, name}]
+        taken: list[_Ticket] = []
+        kept: list[_Ticket] = []
+        freed_bytes = 0
+        while freed_bytes < wanted_bytes:
+            ticket = min(filter(None, (lane.first() for lane in lanes)), default=None)
+            if ticket is None or not ticket[3].next_use > after:
+                break
+            entry = ticket[3]
+            heapq.heappop(self._lanes[entry.group].heap)
+            if entry in keep:
+                kept.append(ticket)
+                continue
+            taken.append(ticket)
+            freed_bytes += entry.disk_bytes
+        enough = freed_bytes >= wanted_bytes
+        for ticket in kept if enough else kept + taken:
+            heapq.heappush(self._lanes[ticket[3].group].heap, ticket)
+        if not enough:
+            return None
+        victims = [ticket[3] for ticket in taken]
+        for entry in victims:
+            self.remove(entry)
+        return victims
+
+    def _push(self, entry: Entry) -> None:
+        self._last_stamp += 1
+        entry.stamp = self._last_stamp
+        self._lanes[entry.group].push((-entry.next_use, entry.used_at, entry.stamp, entry))
+
+
+def _is_live(ticket: _Ticket) -> bool:
+    return ticket[3].stamp == ticket[2]

@@ -79,6 +79,20 @@ def test_modules_that_are_named_exist() -> None:
     assert not found
 
 
+def test_tests_that_the_product_names_exist() -> None:
+    """A rule in a docstring or comment of the product names a test that is there."""
+    there = {node.name for source in sources() if not source.is_product for node in source.functions()}
+    there |= {str(source.path) for source in sources()}
+    named = {
+        name
+        for source in sources()
+        if source.is_product
+        for name in re.findall(r"``((?:tests/[\w/]+\.py)|(?:test_\w+))``", source.text)
+    }
+    assert "test_full_now_waits_holding_no_pins" in named
+    assert named <= there
+
+
 def _methods(tree: ast.Module, name: str) -> set[str]:
     bodies = [node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
     return {item.name for body in bodies for item in body if isinstance(item, Function)}
