@@ -15,7 +15,7 @@ BOUNDS: Final = {
     "classes": 1_304,
     "short modules with one importer": 104,
     "files that name an option": 10,
-    "test files": 756,
+    "test files": 752,
     "lines of tests": 107_000,
 }
 """Lowered with each step that makes one smaller, never raised without a reason in docs/decisions/0040-sizes.md.

@@ -1,13 +1,18 @@
-"""What the cache does to its directory, what it leaves alone, and what it says when it cannot."""
+"""What the cache does to its directory, in which order, what it leaves alone, and what it says when it cannot."""
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
+import gc
 import math
 import os
 import shutil
 import stat
+import subprocess
+import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,16 +22,19 @@ from feedd.cache import entry_layout
 from feedd.cache import inspection as inspect
 from feedd.cache import recovery as boot
 from feedd.cache.cache import Cache
-from feedd.cache.directory import DirectoryStorage
+from feedd.cache.directory import DirectoryStorage, DiskThread, Spares
 from feedd.cache.lock import DirectoryLock
 from feedd.cache.options import CacheOptions
 from feedd.cache.recovery import RunLedger
 from feedd.cache.storage import Depth
 from feedd.clock import SystemClock
-from feedd.errors import CacheUnavailable
+from feedd.errors import CacheTooSmall, CacheUnavailable
+from feedd.flow.range_sinks import FileSink
 from feedd.metrics import CACHE_ERRORS, CACHE_EVICTIONS, CACHE_HITS, CACHE_MISSES
+from tests.budget import PATIENT_S
 from tests.fakes.caches import PAGE, SLOT_BYTES, CacheRig
-from tests.fakes.fetchers import until
+from tests.fakes.fetchers import ROOT, until
+from tests.fakes.next_uses import note_next_use
 from tests.fakes.nobody import as_nobody
 
 if TYPE_CHECKING:
@@ -373,3 +381,280 @@ async def test_a_large_entry_that_has_arrived_is_published_at_once(
             rig.check(pins, refs)
     assert sorted(done) == ["_create"] * 12 + ["_publish"] * 12
     assert "_publish" in done[:11]
+
+
+TRAIN = f"{ROOT}/train/"
+
+
+def cache_of(rig: CacheRig, slots: int) -> Cache:
+    """Return a cache in which the dataset may take so many shards."""
+    options = replace(rig.options(), quotas={TRAIN: slots * SLOT_BYTES})
+    return Cache(options, rig.fetcher, rig.recorder, rig.clock)
+
+
+def held(cache: Cache) -> set[str]:
+    """Return the names of what is in it."""
+    return {entry.url.removeprefix(f"{ROOT}/") for entry in cache.entries()}
+
+
+async def test_quota_holds_and_survives_a_restart(tmp_path: Path) -> None:
+    """A dataset replaces its own shards only; a smaller quota after a restart removes its oldest, and no others."""
+    rig = CacheRig(tmp_path / "cache")
+    train = [rig.shard(f"train/{n}") for n in range(5)]
+    other = [rig.shard(f"other/{n}") for n in range(3)]
+    async with cache_of(rig, 3) as cache:
+        for ref in (*other, *train):
+            with await cache.acquire([ref]) as pins:
+                rig.check(pins, [ref])
+        assert held(cache) == {"other/0", "other/1", "other/2", "train/2", "train/3", "train/4"}
+    async with cache_of(rig, 3) as cache:
+        assert held(cache) == {"other/0", "other/1", "other/2", "train/2", "train/3", "train/4"}
+    async with cache_of(rig, 1) as cache:
+        assert len(held(cache) & {"train/2", "train/3", "train/4"}) <= 1
+        assert held(cache) >= {"other/0", "other/1", "other/2"}
+        assert cache.stats.committed_bytes <= 4 * SLOT_BYTES
+        with await cache.acquire([train[0]]) as pins:
+            rig.check(pins, [train[0]])
+        assert held(cache) == {"other/0", "other/1", "other/2", "train/0"}
+
+
+async def test_larger_than_the_quota_names_it(tmp_path: Path) -> None:
+    """What a quota can never hold is refused at once with the option to raise; what may fit later waits."""
+    rig = CacheRig(tmp_path / "cache")
+    a, b, c = [rig.shard(f"train/{n}") for n in range(3)]
+    async with cache_of(rig, 2) as cache:
+        with pytest.raises(CacheTooSmall, match=f'quota of {TRAIN}.*raise cache.quotas."{TRAIN}"'):
+            await cache.acquire([a, b, c])
+        with await cache.acquire([a, b]):
+            waiting = asyncio.ensure_future(cache.acquire([c]))
+            await until(lambda: cache.stats.waiting_count == 1)
+        with await waiting as pins:
+            rig.check(pins, [c])
+
+
+async def test_one_dataset_at_its_quota_does_not_hold_up_others(tmp_path: Path) -> None:
+    """Who waits for space inside a quota is overtaken by those who need none of it."""
+    rig = CacheRig(tmp_path / "cache")
+    a, b = [rig.shard(f"train/{n}") for n in range(2)]
+    other = rig.shard("other")
+    async with cache_of(rig, 1) as cache:
+        with await cache.acquire([a]):
+            waiting = asyncio.ensure_future(cache.acquire([b]))
+            await until(lambda: cache.stats.waiting_count == 1)
+            async with asyncio.timeout(PATIENT_S):
+                with await cache.acquire([other]) as pins:
+                    rig.check(pins, [other])
+            assert not waiting.done()
+        with await waiting as pins:
+            rig.check(pins, [b])
+
+
+def evicted(folder: Path, *pages: int) -> Spares:
+    """Return spares of these sizes."""
+    spares = Spares()
+    paths = [folder / f"{number:064x}.shard" for number in range(len(pages))]
+    for path, count in zip(paths, pages, strict=True):
+        path.write_bytes(b"old!" * (count * PAGE // 4))
+    spares.retire(paths)
+    return spares
+
+
+def taken_bytes(folder: Path) -> int:
+    """What all files take."""
+    return sum(path.stat().st_blocks * 512 for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("size_bytes", [1, PAGE, 3 * PAGE - 1, 3 * PAGE, 5 * PAGE, 6 * PAGE, 9 * PAGE + 1])
+def test_a_spare_becomes_a_file_of_any_size(tmp_path: Path, size_bytes: int) -> None:
+    """The new file is allocated to its last byte, and takes no more than eviction set free."""
+    spares = evicted(tmp_path, 3, 5, 2)
+    file = spares.take(new := entry_layout.temp_path(tmp_path / "x"), size_bytes, 0)
+    assert file is not None
+    assert size_bytes == new.stat().st_size
+    FileSink(file, 0, size_bytes).write_now(0, memoryview(b"n" * size_bytes))
+    file.close()
+    assert new.stat().st_blocks * 512 >= size_bytes
+    assert new.read_bytes() == b"n" * size_bytes
+    assert taken_bytes(tmp_path) <= 10 * PAGE
+    spares.drop()
+    assert list(tmp_path.iterdir()) == [new]
+    assert spares.take(new, PAGE, 0) is None
+
+
+def test_the_one_of_the_same_size_is_taken_first(tmp_path: Path) -> None:
+    """Where a spare has just as many pages, nothing is allocated or freed."""
+    spares = evicted(tmp_path, 3, 5, 2)
+    inodes = {path.stat().st_ino: path.stat().st_size for path in tmp_path.iterdir()}
+    file = spares.take(new := entry_layout.temp_path(tmp_path / "x"), 5 * PAGE - 7, 0)
+    assert file is not None
+    file.close()
+    assert inodes[new.stat().st_ino] == 5 * PAGE
+    spares.drop()
+
+
+def test_a_file_somebody_reads_is_not_written_over(tmp_path: Path) -> None:
+    """What is open anywhere when it is evicted is unlinked: its reader finishes with what it began with."""
+    path = tmp_path / f"{7:064x}.shard"
+    path.write_bytes(b"old!" * PAGE)
+    spares = Spares()
+    with path.open("rb") as reader:
+        spares.retire([path])
+        assert list(tmp_path.iterdir()) == []
+        assert spares.take(tmp_path / "new", PAGE, 0) is None
+        assert reader.read() == b"old!" * PAGE
+    spares.retire([path])  # gone already: nothing to do
+
+
+def test_no_spare_grows_into_the_reserve(tmp_path: Path) -> None:
+    """A spare that would need more than may be taken is given up."""
+    spares = evicted(tmp_path, 1)
+    assert spares.take(tmp_path / "new", 4 * PAGE, 1 << 60) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_eviction_hands_its_pages_to_the_fill_it_made_room_for(tmp_path: Path) -> None:
+    """A full cache goes on with the files it has; what no fill took is unlinked."""
+    rig = CacheRig(tmp_path / "cache")
+    refs = rig.shards(6)
+    async with rig.open(capacity=2) as cache:
+        with await cache.acquire(refs[:2]):
+            inodes = {path.stat().st_ino for path in rig.entry_files()}
+        for ref in refs[2:]:
+            with await cache.acquire([ref]) as pins:
+                rig.check(pins, [ref])
+                assert os.stat(pins.files[0].path).st_ino in inodes  # noqa: PTH116 - one look at a local file
+        rig.fetcher.hold(refs[0])
+        note_next_use(cache, [(refs[0], 1.0)])
+        cache.prefetch([refs[0]], "owner")
+        await until(lambda: rig.fetcher.running)
+        cache.prefetch([], "owner")
+        await until(lambda: not rig.temp_files())
+        rig.fetcher.release(refs[0])
+
+
+async def test_changes_run_in_the_order_handed_over() -> None:
+    """A posted removal is done before anything handed over later, whoever waits for which."""
+    seen: list[int] = []
+    disk = DiskThread(seen.append)  # type: ignore[arg-type]  # nothing fails here
+    go = threading.Event()
+    disk.post(go.wait, 20)
+    for number in range(5):
+        disk.post(seen.append, number)
+    last = asyncio.ensure_future(disk.change(seen.append, 5))
+    await asyncio.sleep(0)
+    go.set()
+    await last
+    assert seen == [0, 1, 2, 3, 4, 5]
+    await disk.close(20.0)
+
+
+async def test_cancelled_wait_does_not_cancel_the_job() -> None:
+    """A job handed over runs although nobody waits for it any more: what follows it can rely on it."""
+    seen: list[str] = []
+    disk = DiskThread(lambda error: seen.append(str(error)))
+    go = threading.Event()
+    disk.post(go.wait, 20)
+    waiting = asyncio.ensure_future(disk.change(seen.append, "done"))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    go.set()
+    await disk.change(lambda: None)
+    assert seen == ["done"]
+    await disk.close(20.0)
+
+
+async def test_the_error_of_an_abandoned_job_is_no_defect() -> None:
+    """The error of a job whose caller was cancelled is not logged as an exception that nothing retrieved."""
+    found: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: found.append(context))
+    disk = DiskThread(found.append)
+    for begin in (disk.change, disk.look):
+        go = threading.Event()
+
+        def fail(go: threading.Event = go) -> None:
+            go.wait(PATIENT_S)
+            raise OSError("the disk is gone")
+
+        waiting = asyncio.ensure_future(begin(fail))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        go.set()
+    await disk.close(PATIENT_S)
+    gc.collect()
+    assert found == []
+
+
+async def test_looking_does_not_wait_for_changes() -> None:
+    """A slow change does not hold up a look."""
+    disk = DiskThread(lambda _: None)
+    go = threading.Event()
+    slow = asyncio.ensure_future(disk.change(go.wait, 20))
+    assert await disk.look(lambda: "seen") == "seen"
+    assert not slow.done()
+    go.set()
+    await slow
+    await disk.close(20.0)
+
+
+async def test_failures_are_reported_or_raised() -> None:
+    """A failed job raises where it is awaited and is reported where it is not."""
+    errors: list[BaseException] = []
+    disk = DiskThread(errors.append)
+    with pytest.raises(ZeroDivisionError):
+        await disk.change(lambda: 1 // 0)
+    disk.post(lambda: 1 // 0)
+    await disk.change(lambda: None)
+    await asyncio.sleep(0)
+    assert [type(error) for error in errors] == [ZeroDivisionError]
+    await disk.close(20.0)
+
+
+async def test_close_finishes_what_was_handed_over() -> None:
+    """Close returns after all changes, ends the threads, may be repeated; later posts are dropped."""
+    seen: list[int] = []
+    disk = DiskThread(lambda _: None)
+    for number in range(50):
+        disk.post(seen.append, number)
+    await disk.close(20.0)
+    await disk.close(20.0)
+    assert seen == list(range(50))
+    disk.post(seen.append, 99)
+    assert len(seen) == 50
+    names = [thread.name for thread in threading.enumerate()]
+    assert not [name for name in names if name.startswith(("feedd-pool-cache-changes", "feedd-pool-cache-looks"))]
+
+
+async def test_close_does_not_wait_for_a_stuck_disk() -> None:
+    """A job that does not end is left behind and reported, instead of holding up the whole shutdown."""
+    errors: list[BaseException] = []
+    disk = DiskThread(errors.append)
+    go = threading.Event()
+    disk.post(go.wait, 20)
+    await disk.close(0.01)
+    assert [type(error) for error in errors] == [TimeoutError]
+    go.set()
+
+
+_ENDS = """
+import asyncio, os, sys, time
+from feedd.cache.directory import DiskThread
+from feedd.cache.watch import Prober
+
+async def main():
+    disk, probe = DiskThread(lambda error: None), Prober(lambda: time.sleep(600))
+    disk.post(time.sleep, 600)
+    assert not await probe.run(0.01)
+    await disk.close(0.01)
+    probe.close()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+def test_a_process_ends_whose_disk_hangs() -> None:
+    """The interpreter does not wait for threads that a disk holds up."""
+    done = subprocess.run([sys.executable, "-c", _ENDS], check=False, capture_output=True, text=True, timeout=PATIENT_S)
+    assert (done.returncode, done.stderr) == (0, "")
