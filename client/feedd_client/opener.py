@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from feedd_client._version import PROTOCOL_MAJOR, PROTOCOL_MINOR, __version__
 from feedd_client._wire import feedd_pb2 as pb
-from feedd_client.entries import EntryFiles
 from feedd_client.errors import (
     BadRequestError,
     DaemonUnreachable,
@@ -75,11 +74,7 @@ class ToDaemon(NamedTuple):
 
 
 class Opener:
-    """Opens sessions: builds the request, keeps the deadline and retries.
-
-    Attributes:
-        entries: the cache entries that the pass reads; the dataset decides whether they are usable.
-    """
+    """Opens sessions: builds the request, keeps the deadline and retries."""
 
     def __init__(
         self,
@@ -104,7 +99,6 @@ class Opener:
         self._consumer = consumer
         self._connect = to_daemon.connect
         self._pinned = pinned
-        self.entries = EntryFiles(usable=False)
 
     def open(self, epoch: int, timeout_s: float, retry: tuple[type[FeedError], ...], stop: StopSign) -> Session:
         """Open a session; retry on the errors in ``retry`` until ``timeout_s`` is over.

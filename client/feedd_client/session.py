@@ -19,7 +19,6 @@ from feedd_client._version import PROTOCOL_MAJOR
 from feedd_client._wire import feedd_pb2 as pb
 from feedd_client.arrivals import Arrivals
 from feedd_client.batch import BatchDecoder
-from feedd_client.entries import EntryFiles, packed
 from feedd_client.errors import DaemonVersionError, DatasetNotFound, ProtocolError
 from feedd_client.inline import INLINE_LIMIT_BYTES
 from feedd_client.leases import LeasedSlots
@@ -187,7 +186,6 @@ class Stream:
         stride: int,
         heartbeat_s: float = 0.0,
         step_times: StepTimes | None = None,
-        entries: EntryFiles | None = None,
     ) -> None:
         """Start at ``start``; the consumer takes every ``stride``-th step. ``heartbeat_s=0`` requests no heartbeats.
 
@@ -206,8 +204,7 @@ class Stream:
         self._lost: FeedError | None = None
         self._session = session
         self._epoch = start.epoch
-        entries = entries or EntryFiles(usable=False)
-        self._arrivals = Arrivals(session, start, stride, entries)
+        self._arrivals = Arrivals(session, start, stride)
         self._returns: list[pb.Release] = []
         self._credits = 0
         session.collect()  # slots of dead batches are then missing from the start message, which frees them
@@ -218,7 +215,6 @@ class Stream:
                 inline_only=session.mapping is None,
                 held=pb.HeldLeases(leases=[pb.Release(slot=s, generation=g) for s, g in session.received.items()]),
                 heartbeat_ms=math.ceil(heartbeat_s * 1000),
-                entries=entries.usable,
             ),
             credits=session.slot_count - len(session.received),
         )
@@ -329,10 +325,7 @@ class Stream:
             if copies is not None and not lease.handed_out and self.may_lease(lease, reserved):
                 leased.watch(lease)
                 lease.handed_out = True
-            if (copies is None or not lease.handed_out) and arrived.message.HasField("entry"):
-                payload, arrived.message = packed(payload, arrived.message, at)
-                payload, at = payload if copies is None else copies.copy(payload, len(leased), session.slot_count), 0
-            elif copies is None or not lease.handed_out:
+            if copies is None or not lease.handed_out:
                 payload, at = payload[at : at + arrived.message.size_bytes], 0
                 payload = payload.copy() if copies is None else copies.copy(payload, len(leased), session.slot_count)
         lease.left -= arrived.count

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 ARENA_GREETING: Final = b"ARENA"
 HOLD_GREETING: Final = b"HOLD!"
 OWNER_GREETING: Final = b"OWNER"
-ENTRY_GREETING: Final = b"ENTRY"
 TOKEN_BYTES: Final = 16
 TICKET_BYTES: Final = 32
 HANDSHAKE_TIMEOUT_S: Final = 10.0
@@ -138,22 +137,6 @@ def attach(socket_path: str, token: bytes, size_bytes: int, *, private: bool = F
     mapping.lifeline, mapping.pid, mapping.on_unmap, mapping.private = lifeline.detach(), os.getpid(), [], private
     _mappings.add(mapping)
     return mapping
-
-
-def entry_file(socket_path: str, token: bytes) -> int:
-    """Return a read-only descriptor of a cache entry, which belongs to the caller.
-
-    Raises:
-        OSError: the socket cannot be reached, or the daemon refused the token (PermissionError).
-    """
-    connection, fds = _greet(socket_path, ENTRY_GREETING + token)
-    connection.close()
-    for fd in fds[1:]:
-        os.close(fd)
-    if not fds:
-        raise PermissionError("the daemon sent no descriptor")
-    os.set_inheritable(fds[0], False)  # noqa: FBT003 - no keyword; recv_fds ignores its flags in some versions
-    return fds[0]
 
 
 def _map(fds: list[int], size_bytes: int, socket_path: str, flags: int) -> Mapping:

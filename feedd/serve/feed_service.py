@@ -214,7 +214,6 @@ class FeedService:
         out = hosted.machine.start(next_step, inline_only=first.start.inline_only, held=held)
         assert hosted.machine.stream is not None
         hosted.call = StreamCall(hosted, hosted.machine.stream, context, self._options)
-        hosted.call.takes_entries = first.start.entries and hosted.machine.stream.leasing
         self._sessions.stream_came(hosted)
         hosted.call.apply(out)
         return hosted, hosted.call

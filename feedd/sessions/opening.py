@@ -58,7 +58,6 @@ if TYPE_CHECKING:
     from feedd.batching.quarantine import Quarantine
     from feedd.catalog.label_fields import Tables
     from feedd.catalog.stages import PipelineOptions, Stages
-    from feedd.converting.converting_cache import ConvertingCache
     from feedd.dataset.listing import DatasetView, Listing
     from feedd.open_spec import DataSpec, OpenSpec
     from feedd.ordering.mixed_reader import AnyReader
@@ -66,6 +65,7 @@ if TYPE_CHECKING:
     from feedd.sessions.feed_session import Batches
     from feedd.sessions.group_members import GroupMember
     from feedd.sessions.rank_plan import Planned
+    from feedd.tables.cache import ConvertingCache
     from feedd.values import TensorSpec
 
     Classes = Mapping[str, tuple[str, ...]]

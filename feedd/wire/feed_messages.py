@@ -348,10 +348,6 @@ class BatchWriter:
                 for region in batch.regions
             ]
             self._regions = batch.regions
-        span = batch.entry
-        entry = None
-        if span is not None:
-            entry = pb.Entry(token=span.token, size_bytes=span.size_bytes, spacing_rows=span.spacing_rows)
         return pb.Batch(
             seq=seq,
             cursor=self._cursor_of(batch.cursor),
@@ -366,7 +362,6 @@ class BatchWriter:
             filtered=batch.filtered,
             place=batch.arena_slot,
             samples=batch.samples,
-            entry=entry,
         )
 
     def _cursor_of(self, at: Cursor) -> pb.Cursor:

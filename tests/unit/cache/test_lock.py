@@ -10,7 +10,7 @@ import pytest
 from feedd.cache.cache import Cache
 from feedd.cache.lock import DirectoryLock, check_private
 from feedd.cache.options import CacheOptions
-from feedd.cli.machine_check import Verdict, examine
+from feedd.cli.check import Verdict, examine
 from feedd.clock import SystemClock
 from feedd.config import load
 from feedd.errors import CacheUnavailable
