@@ -258,8 +258,6 @@ class Cache:
         try:
             pins = await bypass.memory.acquire(refs)
         except CacheTooSmall as error:
-            if not bypassed_count:
-                raise
             raise refusal or CacheUnavailable(
                 f"the disk is {bypass.watch.state.value}, and memory cannot hold the objects",
                 object=error.object,

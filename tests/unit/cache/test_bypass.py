@@ -13,7 +13,7 @@ from feedd.cache import os_errors
 from feedd.cache.health import DiskState
 from feedd.cache.lock import DirectoryLock
 from feedd.errors import CacheTooSmall, CacheUnavailable
-from feedd.metrics import CACHE_BYPASSED, CACHE_BYTES, CACHE_ENTRIES
+from feedd.metrics import CACHE_BYPASSED, CACHE_BYTES, CACHE_ENTRIES, CACHE_ERRORS
 from tests.fakes.bypass import BypassRig, disk_of, memory_of, watch_of
 from tests.fakes.caches import SLOT_BYTES
 from tests.fakes.disks import BadDisk
@@ -95,7 +95,26 @@ async def test_one_request_is_served_from_both_tiers(rig: BypassRig, bad_disk: B
         assert rig.recorder.total(CACHE_ENTRIES) == cache.stats.entry_count == len(cache.entries())
         assert rig.recorder.total(CACHE_BYTES) == cache.stats.committed_bytes
         assert all(map(cache.holds, (old, *new)))
-        assert rig.fetcher.calls[old.key] == 1
+        await use(rig, cache, *new)
+        assert rig.recorder.total(CACHE_BYPASSED) == bypassed + 2  # they are in memory already
+        assert {rig.fetcher.calls[ref.key] for ref in (old, *new)} == {1}
+
+
+async def test_a_reader_keeps_its_memory_when_the_disk_is_well_again(rig: BypassRig, bad_disk: BadDisk) -> None:
+    """An object in memory that is in use is given to others from there; it is dropped after its last reader."""
+    (ref,) = rig.shards(1)
+    async with rig.open() as cache:
+        await break_disk(rig, cache, bad_disk)
+        with await cache.acquire([ref]) as pins:
+            bad_disk.write_errno = 0
+            await until(watch_of(cache).may_fill)
+            await use(rig, cache, rig.shard("on-disk"))
+            await use(rig, cache, ref)
+            rig.check(pins, [ref])
+            assert rig.fetcher.calls[ref.key] == 1
+        await use(rig, cache, ref)
+        assert ref.url in held(disk_of(cache))
+        assert not held(memory_of(cache))
 
 
 async def test_wishes_go_where_they_would_be_acquired(rig: BypassRig, bad_disk: BadDisk) -> None:
@@ -133,18 +152,21 @@ async def test_moving_on_does_not_cancel_fills_of_the_other_tier(rig: BypassRig,
         await until(lambda: rig.fetcher.running)
         cache.prefetch([], "owner")
         await until(lambda: rig.fetcher.cancelled)
+        assert not rig.recorder.total(CACHE_ERRORS, reason="prefetch")  # it was given up, and did not fail
 
 
 async def test_what_memory_cannot_hold_names_the_disk(rig: BypassRig, bad_disk: BadDisk) -> None:
     """Shards that fit the disk but not the memory fail with the disk's own error, later with its state."""
-    refs = rig.shards(5)
+    on_disk, *refs = rig.shards(6)
     async with rig.open() as cache:
+        await use(rig, cache, on_disk)
         bad_disk.write_errno = errno.EROFS
         with pytest.raises(CacheUnavailable, match="read-only file system"):
             await cache.acquire(refs)
         await break_disk(rig, cache, bad_disk)
         with pytest.raises(CacheUnavailable, match="the disk is unstable, and memory cannot hold the objects"):
-            await cache.acquire(refs)
+            await cache.acquire([on_disk, *refs])
+        assert cache.stats.pin_count == 0
         bad_disk.write_errno = 0
         await until(watch_of(cache).may_fill)
         with pytest.raises(CacheTooSmall):  # a disk that is well holds only so many objects
