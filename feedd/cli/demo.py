@@ -97,7 +97,7 @@ class _Epoch:
     @property
     def loss(self) -> float:
         """Mean loss of all samples."""
-        return sum(rank["loss"] * rank["samples"] for rank in self.ranks) / max(self.samples, 1)
+        return float(sum(rank["loss"] * rank["samples"] for rank in self.ranks) / max(self.samples, 1))
 
     def row(self) -> tuple[str, ...]:
         """Return what the table of trainers shows; the slowest rank decides the duration."""
