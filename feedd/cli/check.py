@@ -440,21 +440,19 @@ async def _local(location: Location, steps: _Steps) -> None:
 
 
 async def _bucket(location: Location, options: SourceOptions, steps: _Steps) -> None:
-    from feedd.fetch.s3.client import BucketFacts  # noqa: PLC0415 - see examine_url
-    from feedd.fetch.s3.store import DirectStore, S3Store  # noqa: PLC0415 - see examine_url
+    from feedd.fetch.s3.store import S3Store  # noqa: PLC0415 - see examine_url
 
-    facts = BucketFacts()
     if not (await _credentials(location, options, steps) and await _address(location, options, steps)):
         return
-    kind = S3Store if options.transport == "aiobotocore" else DirectStore
-    store = kind(location.bucket, options, facts)
+    store = S3Store(location.bucket, options)
     try:
         await _read(store, location, steps)
     finally:
         await store.close()
-    if facts.region.name:
-        hint = f'set region = "{facts.region.name}" under [s3."{location.bucket}"] to save a redirect at each start'
-        steps.note("bucket region", f"the bucket is in {facts.region.name}, not in the configured region", hint)
+    region = store.clients.facts.region.name
+    if region:
+        hint = f'set region = "{region}" under [s3."{location.bucket}"] to save a redirect at each start'
+        steps.note("bucket region", f"the bucket is in {region}, not in the configured region", hint)
 
 
 async def _credentials(location: Location, options: SourceOptions, steps: _Steps) -> bool:
@@ -477,7 +475,7 @@ async def _address(location: Location, options: SourceOptions, steps: _Steps) ->
     """Report the endpoint and region of requests, as the SDK derives them from configuration and environment."""
     from feedd.fetch.s3.store import S3Store  # noqa: PLC0415 - see examine_url
 
-    store = S3Store(location.bucket, options)  # without the bucket's facts: nothing is sent, so nothing is answered
+    store = S3Store(location.bucket, options)  # another one: nothing is sent, so nothing is answered
 
     async def ask(client: object) -> tuple[str, str]:
         meta = client.meta  # type: ignore[attr-defined]  # botocore builds its clients at run time

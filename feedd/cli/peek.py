@@ -157,9 +157,10 @@ async def _look(config: Config, url: str, count: int) -> _Found:
     from feedd.sessions.column_types import typed  # noqa: PLC0415 - see run_async
 
     request = Request.of(OpenSpec(DataSpec((url,)), OrderSpec(1)), 1)
-    async with open_parts(config) as pipeline:
+    whole = config.model_copy(update={"fetch": config.fetch.model_copy(update={"span_size": 0})})  # no object has spans
+    async with open_parts(whole) as pipeline:
         stages = pipeline.stages
-        listing = await pipeline.catalog.mixed(request.sources, lambda _: False, EVERYTHING, whole=True)
+        listing = await pipeline.catalog.mixed(request.sources, lambda _: False, EVERYTHING)
         summary = _summary(url, listing)
         reasons = [listing.passed_over.reasons]
         try:
@@ -191,9 +192,9 @@ def _summary(url: str, listing: Listing) -> PeekReport:
 
 
 def _format(listing: Listing, shard: int) -> str:
-    from feedd.convert.conversion_registry import only_unpacks  # noqa: PLC0415 - see run_async
     from feedd.dataset.pack_layout import has_lines, is_pack  # noqa: PLC0415 - see run_async
     from feedd.formats.format_registry import format_for  # noqa: PLC0415 - see run_async
+    from feedd.tables.registry import only_unpacks  # noqa: PLC0415 - see run_async
 
     ref = listing.refs[shard]
     if is_pack(ref):

@@ -40,10 +40,9 @@ def _found(url: str = _URL, **settings: str) -> dict[str, Finding]:
     return {finding.question: finding for finding in examine_url(load(flags, {}).config, url)}
 
 
-@pytest.mark.parametrize("transport", ["auto", "aiobotocore"])
-def test_a_bucket_that_can_be_read(store: S3Server, transport: str) -> None:
+def test_a_bucket_that_can_be_read(store: S3Server) -> None:
     """Every step is ok, with its figures; of the first object with bytes 1 MiB is read, and nothing else."""
-    found = _found(fetch__transport=transport)
+    found = _found()
     assert {name: finding.verdict for name, finding in found.items() if finding.verdict is not Verdict.FINE} == {
         "checksum": Verdict.NOTE
     }
