@@ -32,8 +32,8 @@ from feedd.sessions.opening import Pipeline
 from feedd.tables.cache import ConvertingCache
 from feedd.tables.converter import Converter, ConverterOptions
 from feedd.tables.facts import ConversionLog
+from feedd.workers.pool import DecodePool
 from feedd.workers.work import DecodeOptions
-from feedd.workers.worker_pool import DecodePool
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -30,8 +30,8 @@ from feedd.tables.cache import ConvertingCache
 from feedd.tables.converter import Converter, ConverterOptions
 from feedd.tables.facts import ConversionLog
 from feedd.values import BatchReady, Cursor, EpochEnd, FieldKind, Topology
+from feedd.workers.pool import DecodePool
 from feedd.workers.work import DecodeOptions
-from feedd.workers.worker_pool import DecodePool
 from tests.fakes.fetchers import until
 from tests.fakes.specs import open_spec
 from tests.fakes.tally import TallyRecorder

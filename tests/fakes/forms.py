@@ -18,7 +18,7 @@ from feedd.tables.facts import ConversionFact, ConversionLog
 from feedd.tables.ranges import everything
 from feedd.tables.task import ConvertedShard
 from feedd.values import ByteRange
-from feedd.workers.convert_call import missing_ranges
+from feedd.workers.calls import missing_ranges
 from feedd.workers.index_columns import unpack_regular
 from feedd.workers.messages import NeedRanges
 from tests.fakes.caches import SHARD_BYTES, SLOT_BYTES, CacheRig

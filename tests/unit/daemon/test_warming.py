@@ -28,8 +28,8 @@ from feedd.tables.converter import Converter, ConverterOptions
 from feedd.tables.facts import ConversionLog
 from feedd.values import ObjectRef
 from feedd.warming import Amount, WarmProgress, WarmSpec
+from feedd.workers.pool import DecodePool
 from feedd.workers.work import DecodeOptions
-from feedd.workers.worker_pool import DecodePool
 from tests.fakes.feeding import ROOT, GatedStore, batches, feeding
 from tests.fakes.fetchers import until
 from tests.fakes.tally import TallyRecorder

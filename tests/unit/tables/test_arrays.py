@@ -227,7 +227,7 @@ def test_members_that_are_no_arrays_are_left_out() -> None:
 
 _DAMAGED = """
 import random
-from tests.unit.convert.test_arrays_form import ARRAYS, BadRecipe, BadShard, HDF5_CONVERTER, hdf5, make
+from tests.unit.tables.test_arrays import ARRAYS, BadRecipe, BadShard, HDF5_CONVERTER, hdf5, make
 source = random.Random({seed})
 numbers = {{name: array for name, array in ARRAYS.items() if array.dtype.kind != "U"}}
 whole = [hdf5(numbers), hdf5(numbers, chunks=True, compression="gzip")]

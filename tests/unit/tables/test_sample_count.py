@@ -20,10 +20,10 @@ from feedd.tables.outlines import COUNT_CONVERTER
 from feedd.tables.registry import count_conversion, get, only_counts
 from tests.fakes.making import make
 from tests.fakes.tars import tar_bytes
-from tests.unit.convert.test_arrays_form import npz
-from tests.unit.convert.test_arrow_form import arrow
-from tests.unit.convert.test_first_samples import shard
 from tests.unit.formats.test_strided import safetensors
+from tests.unit.tables.test_arrays import npz
+from tests.unit.tables.test_arrow import arrow
+from tests.unit.tables.test_first_samples import shard
 
 _MIB = 1 << 20
 KINDS = ("npy", "tar", "mds", "litdata", "safetensors")

@@ -16,7 +16,7 @@ from feedd.recipe.label_recipes import NUMBER_BYTES, are_numbers, number_of
 from feedd.recipe.padding import Padding, parse_pad
 from feedd.values import FieldKind
 from feedd.workers.bulk import windows
-from feedd.workers.stored_rows import LARGE_BYTES, StoredCodec
+from feedd.workers.fixed_width import LARGE_BYTES, StoredCodec
 
 if TYPE_CHECKING:
     import mmap
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from feedd.flow.file_pipe import FilePipe
     from feedd.protocols import SampleCodec
     from feedd.workers.messages import FieldMessage
-    from feedd.workers.shard_bytes import Shards
+    from feedd.workers.shards import Shards
+
 
 _ADJACENT_LEAST: Final = 2  # rows of an array, on average, if arrays are to be made for several rows
 _SHORT_BYTES: Final = 32  # longer than any number that is a count or a label

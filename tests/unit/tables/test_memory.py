@@ -25,7 +25,7 @@ from feedd.tables.npz import NPZ_CONVERTER
 from feedd.tables.parquet import PARQUET_CONVERTER
 from tests.fakes.made import answer_to, making
 from tests.fakes.making import HeldBytes, OutBytes, make
-from tests.unit.convert.test_arrow_form import arrow
+from tests.unit.tables.test_arrow import arrow
 
 LIMIT_BYTES = 64 << 20
 

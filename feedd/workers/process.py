@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Final
 import feedd
 from feedd.flow.memory import oom_kills
 from feedd.recipe.tokenizers import VARIABLE as TOKENIZERS
-from feedd.workers.descriptors import SCARCE, close_all, copies, out_of_descriptors
+from feedd.workers.messages import SCARCE, close_all, copies, out_of_descriptors
 from feedd.workers.worker import receive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from feedd.workers.work import DecodeOptions
+
 
 _SOCKET_BUFFER_BYTES: Final = 1 << 20
 _KILL_WAIT_S: Final = 5.0
@@ -245,3 +246,53 @@ class Child:
             if self._process.poll() is None:  # cancelled meanwhile: the kill above may need a moment
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self._process.wait(timeout=1.0)
+
+
+LONGEST_S: Final = 30.0
+"""Maximum wait between two attempts, because nothing announces that processes or memory are available again."""
+
+
+class BackOff:
+    """Waits that double with each failure, up to ``LONGEST_S``.
+
+    Args:
+        first_s: the wait after the first failure, in seconds.
+
+    Attributes:
+        news: whether the last wait was longer than the one before, and so is worth a log line.
+    """
+
+    def __init__(self, first_s: float) -> None:
+        self._first_s = first_s
+        self._last_s = 0.0
+        self.news = False
+
+    def failed(self) -> float:
+        """Record a failure; return the seconds to wait."""
+        wait_s = min(LONGEST_S, 2.0 * self._last_s or self._first_s)
+        self.news = wait_s > self._last_s
+        self._last_s = wait_s
+        return wait_s
+
+    def worked(self) -> None:
+        """Record a success: the next failure starts with the first wait again."""
+        self._last_s = 0.0
+
+
+def anonymous_bytes(pid: int) -> int:
+    """Return a process's own memory in bytes, without mapped files and arenas; 0 if the process is gone."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_bytes()
+    except OSError:
+        return 0
+    found = text.partition(b"RssAnon:")[2].split(maxsplit=1)
+    return int(found[0]) * 1024 if found else 0
+
+
+def run_and_wait_s(pid: int) -> tuple[float, float]:
+    """Return the seconds a process ran, and the seconds it was ready but had no core; (0, 0) if unknown."""
+    try:
+        ran_ns, waited_ns, _ = Path(f"/proc/{pid}/schedstat").read_bytes().split()
+    except (OSError, ValueError):
+        return 0.0, 0.0
+    return int(ran_ns) / 1e9, int(waited_ns) / 1e9

@@ -15,21 +15,11 @@ from feedd.recipe.slow_imports import SLOW_MODULES, slow_module
 from feedd.shard_index import IndexLimits
 from feedd.tables.task import ConvertedShard
 from feedd.workers.autoscaler import Autoscaler
-from feedd.workers.calls import (
-    DecodeCall,
-    IndexCall,
-    MeasureCall,
-    PinCall,
-    ProduceCall,
-)
-from feedd.workers.chunk_sizer import ChunkSizer
-from feedd.workers.convert_call import MakeCall
-from feedd.workers.descriptors import copies
+from feedd.workers.calls import DecodeCall, GatherCall, IndexCall, MakeCall, MeasureCall, PinCall, Poison, ProduceCall
 from feedd.workers.dispatch import Dispatch
 from feedd.workers.fixed_width import chunk_rows, request_rows
-from feedd.workers.gather_call import GatherCall
-from feedd.workers.messages import Attach, Detach, Packet, Prepare, encode
-from feedd.workers.poison import Poison
+from feedd.workers.messages import Attach, Detach, Packet, Prepare, copies, encode
+from feedd.workers.schedule import ChunkSizer
 from feedd.workers.supervisor import WorkerSupervisor
 from feedd.workers.work import CHUNK_ROWS_MAX
 
@@ -43,6 +33,7 @@ if TYPE_CHECKING:
     from feedd.tables.task import MakeTask, MissingRanges
     from feedd.values import FieldRecipe, ShardFile
     from feedd.workers.work import DecodeOptions, DecodeResult, DecodeTask, FieldWork, GatherTask, Piece
+
 
 _MEASURE_ROWS: Final = 256
 _AHEAD_CONVERTERS: Final = ("parquet",)

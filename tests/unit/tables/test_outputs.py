@@ -19,8 +19,8 @@ from tests.fakes.files import parquet
 from tests.fakes.making import HeldBytes, OutBytes, make
 from tests.fakes.recordio import dmlc
 from tests.fakes.tars import tar_bytes
-from tests.unit.convert.test_arrays_form import hdf5, npz
-from tests.unit.convert.test_arrow_form import arrow
+from tests.unit.tables.test_arrays import hdf5, npz
+from tests.unit.tables.test_arrow import arrow
 
 if TYPE_CHECKING:
     from collections.abc import Callable

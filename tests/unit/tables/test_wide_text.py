@@ -13,7 +13,7 @@ from feedd.conversion import PARAMS_BYTES_MAX, Conversion, text_of
 from feedd.errors import BadRecipe, Internal
 from feedd.tables.columns import head_params, is_head, typed_by, typed_params
 from feedd.tables.task import MakeTask
-from feedd.workers.convert_call import MakeCall
+from feedd.workers.calls import MakeCall
 from tests.fakes.feeding import batches, feeding
 from tests.unit.catalog.test_typed import bad, floats
 

@@ -24,7 +24,7 @@ from feedd.tables.npz import NPZ_CONVERTER
 from feedd.tables.parquet import PARQUET_CONVERTER
 from tests.budget import budget
 from tests.fakes.making import make
-from tests.unit.convert.test_arrays_form import hdf5, npz
+from tests.unit.tables.test_arrays import hdf5, npz
 
 if TYPE_CHECKING:
     from feedd.protocols import ShardConverter

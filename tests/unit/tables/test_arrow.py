@@ -17,7 +17,7 @@ from feedd.tables.arrow import ARROW_CONVERTER
 from feedd.tables.columns import params_of, strict_params
 from tests.budget import budget
 from tests.fakes.making import make
-from tests.unit.convert.test_parquet_form import COLUMNS, TABLE, expected
+from tests.unit.tables.test_parquet import COLUMNS, TABLE, expected
 
 
 def arrow(table: Any, *, stream: bool, compression: str | None = None, batch_rows: int = 1000) -> bytes:
