@@ -18,7 +18,7 @@ BOUNDS: Final = {
     "test files": 747,
     "lines of tests": 105_700,
 }
-"""Lowered with each step that makes one smaller, never raised without a reason in docs/decisions/0040-sizes.md.
+"""Lowered with each step that makes one smaller, never raised without a reason in docs/dev/decisions/0040-sizes.md.
 
 Functions and classes are bounded by their number: fewer docstrings alone would raise their share of the lines.
 """
