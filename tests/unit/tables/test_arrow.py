@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -48,6 +49,17 @@ def test_every_type_is_what_was_written(way: dict[str, Any]) -> None:
         assert made.values(name) == expected(name), name
     assert made.values("view") == ["a", None, "b" * 40, "", "c"]
     assert made.values("runs") == [7, 7, 8, 8, 8]
+
+
+def test_a_view_of_a_missing_value_may_be_anything() -> None:
+    """Arrow checks no view of a missing value, and its cast of one with a negative length ends the process."""
+    column = pa.array([None, "b" * 40, "c", None, "d"], pa.string_view()).slice(1)
+    valid, views, *data = column.buffers()
+    rows = np.frombuffer(views, np.int32).reshape(-1, 4).copy()
+    rows[[0, 3]] = [-2_883_584, 65_535, 0, 0]  # length, first bytes, buffer, offset
+    column = pa.Array.from_buffers(column.type, 4, [valid, pa.py_buffer(rows), *data], offset=1)
+    made = make(ARROW_CONVERTER, arrow(pa.table({"view": column}), stream=True))
+    assert made.values("view") == ["b" * 40, "c", None, "d"]
 
 
 def test_a_slice_is_written_as_such() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.cache.caches import DiskCache
+from feedd.cache.cache import Cache
 from feedd.cache.entry_layout import disk_bytes
 from feedd.cache.pins import with_pinned
 from feedd.conversion import Conversion, text_of
@@ -255,7 +255,7 @@ async def test_a_quota_bounds_what_is_made(rig: MadeRig) -> None:
     converter = Converter(rig.fetcher, make, rig.facts, ConverterOptions(1 << 30), rig.recorder)
     options = replace(rig.options(), quotas={f"{ROOT}/a/": 2 * disk_bytes(refs[0])})
     async with (
-        DiskCache(options, converter, rig.recorder, rig.clock) as disk,
+        Cache(options, converter, rig.recorder, rig.clock) as disk,
         ConvertingCache(disk, converter) as cache,
     ):
         with pytest.raises(CacheTooSmall, match="quota"):
