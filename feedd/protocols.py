@@ -351,18 +351,14 @@ class BatchProducer(Protocol):
             The errors of source, cache and workers for the needed shards and samples.
         """
 
-    async def produce_run(self, at: Cursor, count: int, *, takes_entries: bool = False) -> Produced | EpochEnd:
+    async def produce_run(self, at: Cursor, count: int) -> Produced | EpochEnd:
         """Make the batches of ``count`` steps from ``at`` on in one slot; fewer if the epoch ends or a batch fails.
 
-        ``count`` is at most ``SessionInfo.run_batches``. A slot must be free. If the client ``takes_entries``, the
-        batches may lie in a cache entry instead, which is leased with the slot.
+        ``count`` is at most ``SessionInfo.run_batches``. A slot must be free.
 
         Raises:
             As ``produce``, if the first batch fails.
         """
-
-    def entry(self, token: bytes) -> int | None:
-        """Return a read-only descriptor of a leased cache entry, the session's own; None: the token is unknown."""
 
     def release(self, slot: SlotRef) -> None:
         """Free the slot of a produced batch."""

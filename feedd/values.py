@@ -320,21 +320,6 @@ class SessionInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class EntrySpan:
-    """A file of the cache in which batches lie, instead of in their slot.
-
-    Attributes:
-        token: by which the client gets the file's descriptor.
-        size_bytes: of the file.
-        spacing_rows: from the first row of a batch to that of the next.
-    """
-
-    token: bytes
-    size_bytes: int
-    spacing_rows: int
-
-
-@dataclass(frozen=True, slots=True)
 class BatchReady:
     """A produced batch, in the given slot, or in ``oversize`` if it did not fit.
 
@@ -344,7 +329,6 @@ class BatchReady:
         filtered: number of samples that the recipe's filters left out.
         arena_slot: the batch's slot, in an arena that several sessions read (``SessionInfo.shared_slot_count``).
         samples: number of samples packed into its rows; 0: each row is one sample.
-        entry: the file in which the regions lie; None: they lie in the slot.
     """
 
     cursor: Cursor
@@ -357,7 +341,6 @@ class BatchReady:
     filtered: int = 0
     arena_slot: int = 0
     samples: int = 0
-    entry: EntrySpan | None = None
 
 
 @dataclass(frozen=True, slots=True)

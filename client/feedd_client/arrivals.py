@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING
 from feedd_client.errors import ProtocolError
 from feedd_client.inline import InlineAssembler
 from feedd_client.leases import Arrived, Lease
-from feedd_client.transport import unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from feedd_client._wire import feedd_pb2 as pb
-    from feedd_client.entries import EntryFiles
     from feedd_client.leases import Payload
     from feedd_client.session import Position, Session
 
@@ -36,25 +34,25 @@ class ArrivedQueue:
 
     def __init__(self) -> None:
         self.count = 0
-        self._entries: deque[Arrived] = deque()
+        self._batches: deque[Arrived] = deque()
 
     def __iter__(self) -> Iterator[Arrived]:
-        return iter(self._entries)
+        return iter(self._batches)
 
     def extend(self, arrived: Iterable[Arrived]) -> None:
         """Append batches."""
         for one in arrived:
-            self._entries.append(one)
+            self._batches.append(one)
             self.count += one.count
 
     def clear(self) -> None:
         """Drop all batches."""
-        self._entries.clear()
+        self._batches.clear()
         self.count = 0
 
     def rows(self, index: int) -> int:
         """Return the rows of the ``index``-th batch; there must be one."""
-        for one in self._entries:
+        for one in self._batches:
             if index < one.count:
                 break
             index -= one.count
@@ -68,9 +66,9 @@ class ArrivedQueue:
             stride: steps from one batch to the next.
             batch_bytes: bytes from one batch of a run to the next.
         """
-        first = self._entries[0]
+        first = self._batches[0]
         if first.count == 1 or may_keep(first.lease):
-            self._entries.popleft()
+            self._batches.popleft()
         else:
             first = first.take_first(stride, batch_bytes)
         self.count -= first.count
@@ -85,8 +83,8 @@ class Arrivals:
             out.
     """
 
-    def __init__(self, session: Session, start: Position, stride: int, entries: EntryFiles) -> None:
-        """Expect the step ``start``, and then every ``stride``-th step of its epoch; ``entries``: the pass's."""
+    def __init__(self, session: Session, start: Position, stride: int) -> None:
+        """Expect the step ``start``, and then every ``stride``-th step of its epoch."""
         self.ready: list[Arrived] = []
         self._session = session
         self._epoch = start.epoch
@@ -94,7 +92,6 @@ class Arrivals:
         self._stride = stride
         self._seq = 0
         self._assembling: InlineAssembler | None = None
-        self._entries = entries
 
     @property
     def has_part(self) -> bool:
@@ -137,9 +134,6 @@ class Arrivals:
     def _checked_bytes(self, batch: pb.Batch, count: int) -> int:
         """Return the bytes of all batches of a message, from the start of the first to the end of the last."""
         run_batches, batch_bytes = self._session.run_batches, self._session.granted.batch_bytes
-        if batch.HasField("entry"):
-            self._check_entry(batch, count)
-            return batch.size_bytes
         if count == 1:
             return batch.size_bytes
         if count > run_batches:
@@ -149,11 +143,6 @@ class Arrivals:
             raise ProtocolError(f"expected batches of at most {batch_bytes} bytes in a run, got {largest}")
         last = batch.more[-1] if batch.more else batch
         return (count - 1) * batch_bytes + last.size_bytes
-
-    def _check_entry(self, batch: pb.Batch, count: int) -> None:
-        whole = batch.rows > 0 and not batch.more and not batch.inline and batch.entry.spacing_rows >= batch.rows
-        if not whole or not self._entries.usable or count > max(self._session.run_batches, 1):
-            raise ProtocolError(f"expected batches of this session in a cache entry, got {count} of {batch.rows} rows")
 
     def _take_slot(self, batch: pb.Batch, size_bytes: int) -> None:
         session, slot, generation = self._session, batch.slot, batch.generation
@@ -169,18 +158,8 @@ class Arrivals:
         if place >= (session.shared_slot_count or session.slot_count):
             raise ProtocolError(f"expected a place below {session.shared_slot_count} of a shared arena, got {place}")
         session.generations[slot] = session.received[slot] = generation
-        if batch.HasField("entry"):
-            self._split(self._mapped(batch.entry), batch, slot, generation)
-            return
         session.mapping.refresh(place * slot_bytes, size_bytes)  # an earlier batch here may have been written to
         self._split(session.mapping.view(place * slot_bytes, size_bytes), batch, slot, generation)
-
-    def _mapped(self, entry: pb.Entry) -> Payload:
-        session = self._session
-        try:
-            return self._entries.map(entry, session.granted.arena.socket_path)
-        except OSError as error:  # the next stream asks for copies
-            raise unreachable(session.endpoint.address, f"no file of its cache ({error})") from None
 
     def _take_if_complete(self, assembler: InlineAssembler) -> None:
         if assembler.complete:

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from feedd_client._wire import feedd_pb2 as pb
-from feedd_client.entries import split
 from feedd_client.errors import ProtocolError
 from feedd_client.values import Batch, Ragged
 
@@ -42,7 +41,6 @@ class BatchDecoder:
         """
         self.names = tuple(spec.name for spec in specs)
         self._decoders = tuple((spec.name, _decoder(spec)) for spec in specs)
-        self._dense = tuple((np.dtype(spec.dtype or "u1"), tuple(spec.shape)) for spec in specs)
         self._numbers = tuple(_dtype(spec) if _is_number(spec) else None for spec in specs)
 
     def decode(self, payload: Payload, regions: Sequence[pb.FieldRegion], rows: int, at: int = 0) -> Batch:
@@ -65,17 +63,12 @@ class BatchDecoder:
         Raises:
             ProtocolError: see ``decode``.
         """
-        if message.HasField("entry"):
-            return self.decode_run(payload, message, at, 1, 0)[0]
         return self.decode(payload, message.regions, message.rows, at)
 
     def decode_run(self, payload: Payload, message: pb.Batch, at: int, count: int, batch_bytes: int) -> list[Batch]:
         """Return ``count`` batches like ``message``, ``batch_bytes`` apart, the last one first; see ``decode``."""
         with self._checked(payload, message.regions):
-            if message.HasField("entry"):
-                columns = split(payload, message, self._dense, at, count)
-            else:
-                columns = self._columns(payload, message, at, count, batch_bytes)
+            columns = self._columns(payload, message, at, count, batch_bytes)
             batches = [Batch(zip(self.names, values, strict=True)) for values in zip(*columns, strict=True)]
         batches.reverse()
         return batches
@@ -126,7 +119,6 @@ class AlikeBatches:
         self._at = at
         self._undecoded_count = count
         self._batch_bytes = batch_bytes
-        self._distance = message.entry.spacing_rows if message.HasField("entry") else batch_bytes
         self._decoded: list[Batch] = []
 
     def __len__(self) -> int:
@@ -143,7 +135,7 @@ class AlikeBatches:
             count = min(self._undecoded_count, _DECODED_TOGETHER)
             self._decoded = self._decoder.decode_run(self._payload, self._message, self._at, count, self._batch_bytes)
             self._undecoded_count -= count
-            self._at += count * self._distance
+            self._at += count * self._batch_bytes
             if not self._undecoded_count:
                 self._payload = None
         return self._decoded.pop()

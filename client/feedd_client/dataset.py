@@ -292,7 +292,6 @@ class FeedDataset(DatasetBase):
         to_daemon = ToDaemon(runtime.connect, runtime.drop_channel)
         opener = Opener(self._options, consumer, to_daemon, uneven, lane_count=lane_count, pinned=pinned)
         single = self._options.batch_size is None
-        opener.entries.usable = not (pinned or copy or in_worker or single)  # CUDA cannot register the files of entries
         feeder = Feeder(opener, self._options, consumer, self._stats, self._runtime.copies)
         try:
             feeder.start(start, idle, self._fingerprint, first=not self._epochs.started)

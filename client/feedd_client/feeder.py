@@ -215,7 +215,6 @@ class Feeder:
                 if not arrived.lease.handed_out:  # otherwise the slot is returned when the trainer drops its batches
                     session.forget(arrived.lease)
         self._ready.clear()
-        self._opener.entries.close()
         return Remains(session, stream, self._failed)
 
     def close(self) -> Session | None:
@@ -235,7 +234,7 @@ class Feeder:
             self.known_steps = session.granted.steps
         self._stats.take_notices(session.notices, log=self._consumer.logs, grown=not session.fresh)
         self._stats.transport = "inline" if session.mapping is None else "slot"
-        more = heartbeat_s(self._options.stall_timeout_s), self._stats.step_times, self._opener.entries
+        more = heartbeat_s(self._options.stall_timeout_s), self._stats.step_times
         self._stream = Stream(session, self._next, self._consumer.count, *more)
 
     def _receive(self) -> None:

@@ -59,8 +59,7 @@ class Arrived:
         lease: the slot that holds them, perhaps with other batches.
         message: rows, regions and counts of each batch; the message may be of an earlier batch.
         step: the first batch's step.
-        at: the first batch's first byte in the lease's payload; in a cache entry, its distance in samples from the
-            message's batch.
+        at: the first batch's first byte in the lease's payload.
         anchors: see ``session.Position``.
         count: number of batches.
     """
@@ -83,15 +82,11 @@ class Arrived:
         self.anchors = anchors
         self.count = count
 
-    def distance(self, batch_bytes: int) -> int:
-        """Return by how much ``at`` grows from one batch to the next; ``batch_bytes``: of a run in a slot."""
-        return self.message.entry.spacing_rows if self.message.HasField("entry") else batch_bytes
-
     def take_first(self, stride: int, batch_bytes: int) -> Arrived:
         """Remove the first of several batches and return it; the next is ``stride`` steps and ``batch_bytes`` on."""
         first = Arrived(self.lease, self.message, self.step, self.at, self.anchors)
         self.step += stride
-        self.at += self.distance(batch_bytes)
+        self.at += batch_bytes
         self.count -= 1
         return first
 

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import grpc
 
 from feedd_client import shm
-from feedd_client._version import PROTOCOL_MAJOR
+from feedd_client._version import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from feedd_client._wire import feedd_pb2 as pb
 from feedd_client.arrivals import Arrivals
 from feedd_client.batch import BatchDecoder
-from feedd_client.entries import EntryFiles, packed
 from feedd_client.errors import DaemonVersionError, DatasetNotFound, ProtocolError
 from feedd_client.inline import INLINE_LIMIT_BYTES
 from feedd_client.leases import LeasedSlots
@@ -35,7 +34,6 @@ _log: Final = logging.getLogger("feedd_client")
 CLOSE_TIMEOUT_S: Final = 1.0
 FINISH_TIMEOUT_S: Final = 0.5
 QUICK_S: Final = 100e-6
-HEARTBEAT_MINOR: Final = 6  # first minor protocol version whose daemons send heartbeats
 
 
 class Position(NamedTuple):
@@ -80,12 +78,14 @@ class Session:
         """Take over a granted session; attach its arena if possible. ``lane_count``: lanes of its plan.
 
         Raises:
-            DaemonVersionError: the daemon speaks another major version.
+            DaemonVersionError: the daemon's protocol is more than one minor version apart.
             ProtocolError: the client does not understand the specs or the arena.
         """
-        if granted.version.major != PROTOCOL_MAJOR:
+        theirs = granted.version
+        if theirs.major != PROTOCOL_MAJOR or abs(theirs.minor - PROTOCOL_MINOR) > 1:
             raise DaemonVersionError(
-                f"expected protocol version {PROTOCOL_MAJOR}.x, got {granted.version.major}.{granted.version.minor}",
+                f"expected protocol {PROTOCOL_MAJOR}.{PROTOCOL_MINOR}, or one minor version apart, "
+                f"got {theirs.major}.{theirs.minor} from the daemon",
                 object=endpoint.address.text,
                 hint="install the same release of feedd and feedd-client",
             )
@@ -187,11 +187,10 @@ class Stream:
         stride: int,
         heartbeat_s: float = 0.0,
         step_times: StepTimes | None = None,
-        entries: EntryFiles | None = None,
     ) -> None:
         """Start at ``start``; the consumer takes every ``stride``-th step. ``heartbeat_s=0`` requests no heartbeats.
 
-        The daemon gets the ``step_times`` about once a second; one before 1.12 ignores them.
+        The daemon gets the ``step_times`` about once a second.
 
         The start message lists the slots that the user still holds. All other slots are free, even if an earlier
         stream lost their returns.
@@ -206,8 +205,7 @@ class Stream:
         self._lost: FeedError | None = None
         self._session = session
         self._epoch = start.epoch
-        entries = entries or EntryFiles(usable=False)
-        self._arrivals = Arrivals(session, start, stride, entries)
+        self._arrivals = Arrivals(session, start, stride)
         self._returns: list[pb.Release] = []
         self._credits = 0
         session.collect()  # slots of dead batches are then missing from the start message, which frees them
@@ -218,7 +216,6 @@ class Stream:
                 inline_only=session.mapping is None,
                 held=pb.HeldLeases(leases=[pb.Release(slot=s, generation=g) for s, g in session.received.items()]),
                 heartbeat_ms=math.ceil(heartbeat_s * 1000),
-                entries=entries.usable,
             ),
             credits=session.slot_count - len(session.received),
         )
@@ -238,11 +235,6 @@ class Stream:
     def batch_bytes(self) -> int:
         """Bytes from one batch of a run to the next."""
         return self._session.granted.batch_bytes
-
-    @property
-    def beats(self) -> bool:
-        """Whether the daemon sends heartbeats."""
-        return self._session.granted.version.minor >= HEARTBEAT_MINOR
 
     @property
     def ready(self) -> list[Arrived]:
@@ -329,10 +321,7 @@ class Stream:
             if copies is not None and not lease.handed_out and self.may_lease(lease, reserved):
                 leased.watch(lease)
                 lease.handed_out = True
-            if (copies is None or not lease.handed_out) and arrived.message.HasField("entry"):
-                payload, arrived.message = packed(payload, arrived.message, at)
-                payload, at = payload if copies is None else copies.copy(payload, len(leased), session.slot_count), 0
-            elif copies is None or not lease.handed_out:
+            if copies is None or not lease.handed_out:
                 payload, at = payload[at : at + arrived.message.size_bytes], 0
                 payload = payload.copy() if copies is None else copies.copy(payload, len(leased), session.slot_count)
         lease.left -= arrived.count

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 ARENA_GREETING: Final = b"ARENA"
 HOLD_GREETING: Final = b"HOLD!"
 OWNER_GREETING: Final = b"OWNER"
-ENTRY_GREETING: Final = b"ENTRY"
 TOKEN_BYTES: Final = 16
 TICKET_BYTES: Final = 32
 HANDSHAKE_TIMEOUT_S: Final = 10.0
@@ -140,22 +139,6 @@ def attach(socket_path: str, token: bytes, size_bytes: int, *, private: bool = F
     return mapping
 
 
-def entry_file(socket_path: str, token: bytes) -> int:
-    """Return a read-only descriptor of a cache entry, which belongs to the caller.
-
-    Raises:
-        OSError: the socket cannot be reached, or the daemon refused the token (PermissionError).
-    """
-    connection, fds = _greet(socket_path, ENTRY_GREETING + token)
-    connection.close()
-    for fd in fds[1:]:
-        os.close(fd)
-    if not fds:
-        raise PermissionError("the daemon sent no descriptor")
-    os.set_inheritable(fds[0], False)  # noqa: FBT003 - no keyword; recv_fds ignores its flags in some versions
-    return fds[0]
-
-
 def _map(fds: list[int], size_bytes: int, socket_path: str, flags: int) -> Mapping:
     if len(fds) != 1:
         raise ProtocolError(f"expected one file descriptor, got {len(fds)}", object=socket_path)
@@ -170,8 +153,7 @@ class Ticket:
     """Names this process's user to the daemon, in calls that carry it; it ends with its connection.
 
     Attributes:
-        value: the ticket; empty: the daemon issues none, because it is older than protocol 1.9, out of reach, or
-            refuses this user.
+        value: the ticket; empty: the daemon issues none, because it is out of reach or refuses this user.
     """
 
     def __init__(self, socket_path: str, timeout_s: float = HANDSHAKE_TIMEOUT_S) -> None:

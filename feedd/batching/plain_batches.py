@@ -11,7 +11,6 @@ from feedd.batching.bad_samples import failure_of
 from feedd.batching.gather import columns_of, gather
 from feedd.batching.slot_layout import ALIGN_BYTES, lay_out
 from feedd.catalog.lost_objects import bad_rows
-from feedd.ordering.batch_plan import SpanPlan
 from feedd.values import BatchReady, FieldKind
 from feedd.workers.fixed_width import plain_numbers
 from feedd.workers.gather_call import FILES_MAX
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
     from feedd.batching.bad_samples import BadSampleHandler
     from feedd.batching.batch_recipes import Recipes
-    from feedd.batching.leased_entries import LeasedEntries
     from feedd.batching.slot_layout import Layout
     from feedd.catalog.lost_objects import Reasons
     from feedd.catalog.stages import Stages
@@ -188,7 +186,6 @@ class PlainBatches:
         *,
         early: bool = False,
         first: int = 0,
-        entries: LeasedEntries | None = None,
     ) -> BatchReady | None:
         """Copy the batches of a run whose shards are pinned into a slot.
 
@@ -200,7 +197,6 @@ class PlainBatches:
             files: one for each shard of the group.
             early: the batches are made in advance, and count when they are requested.
             first: the place of the run's first batch in the slot.
-            entries: leases the run's cache entry if it can, instead of copying; None: the batches must lie in the slot.
 
         Returns:
             The first batch; the others differ from it in their steps only. None: they must be made by ``fill``, because
@@ -214,10 +210,6 @@ class PlainBatches:
         if lost:
             return None
         layout = self._layout(run.rows)
-        if isinstance(run, SpanPlan) and entries is not None:
-            await entries.open(run.shard, columns_of(indexes, self._recipes.distinct[0]), files[0])
-            if (leased := self.lease_run(run, slot, entries)) is not None:
-                return leased
         starts = slot.index * self._arena.slot_bytes + (first + np.arange(len(run))) * self.batch_bytes
         out_at = starts[:, np.newaxis] + np.array([field.region.values_at for field in layout.fields])
         ends = np.arange(1, len(run) + 1) * run.rows
@@ -227,13 +219,6 @@ class PlainBatches:
         if not early:
             self._bad_sample_handler.charge_none(run.cursor, len(run))
         return BatchReady(run.cursor, layout.rows, layout.regions, layout.size_bytes)
-
-    def lease_run(self, run: SpanPlan, slot: SlotRef, entries: LeasedEntries) -> BatchReady | None:
-        """Return the first batch of a run in a cache entry that is open already, see ``fill_run``; None: it is not."""
-        leased = entries.lease(run, slot)
-        if leased is not None:
-            self._bad_sample_handler.charge_none(run.cursor, len(run))
-        return leased
 
     async def _copied(
         self,

@@ -26,9 +26,6 @@ from feedd.catalog.pack_reads import PackReads
 from feedd.catalog.sources import Sources
 from feedd.catalog.stages import PipelineOptions, Stages
 from feedd.config.machine_defaults import default_workers, memory_bytes
-from feedd.converting.conversion_log import ConversionLog
-from feedd.converting.converter import Converter, ConverterOptions
-from feedd.converting.converting_cache import ConvertingCache
 from feedd.errors import CacheUnavailable
 from feedd.fetch.fetch_options import S3Options, SourceOptions
 from feedd.flow.loop_thread import LoopThread
@@ -38,6 +35,9 @@ from feedd.ordering.epoch_access import readahead_bytes
 from feedd.recipe import plugins
 from feedd.recipe.tokenizers import offered
 from feedd.sessions.opening import Pipeline
+from feedd.tables.cache import ConvertingCache
+from feedd.tables.converter import Converter, ConverterOptions
+from feedd.tables.facts import ConversionLog
 from feedd.workers.work import DecodeOptions
 from feedd.workers.worker_pool import DecodePool
 
@@ -47,12 +47,12 @@ if TYPE_CHECKING:
 
     from feedd.cache.tiers import AnyCache
     from feedd.config import Config
-    from feedd.converting.converter import Make
     from feedd.fetch.inflight_packs import InflightPacks
     from feedd.flow.trace_log import TraceLog
     from feedd.peers.peer_cache import PeerCache
     from feedd.peers.peer_options import PeerOptions
     from feedd.protocols import Clock, Recorder, ShardFetcher, SpanFetcher
+    from feedd.tables.converter import Make
 
 
 _log = structlog.get_logger(__name__)
@@ -73,7 +73,6 @@ def source_options(config: Config, access_rules: AccessRules | None = None) -> S
         retry_deadline_s=fetch.retry_deadline,
         connect_timeout_s=fetch.connect_timeout,
         read_timeout_s=fetch.read_timeout,
-        transport=fetch.transport,
         verify=fetch.verify,
         hedge_share=fetch.hedge_share,
         traced=config.trace.sample > 0,

@@ -105,7 +105,7 @@ class PeerLinks:
     def _opened(self, member: str) -> PeerLink:
         host, port = parse_host_port(member)
         # Two thirds, because silence is noticed after up to half as much again.
-        patience = Patience(lambda: self.meter.silence_s() * 2 / 3, lambda: link.heard_s)
+        patience = Patience(lambda: self.meter.silence_s() * 2 / 3, lambda: link.heard_s, interim_max=math.inf)
         endpoint, files = Endpoint(member, host, port, self._tls, patience=patience), Files(self._threads)
         pool = ConnectionPool(endpoint, self._limits, files)
         link = PeerLink(member, pool, self.meter, self._clock, self._failed.set)

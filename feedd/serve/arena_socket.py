@@ -5,8 +5,6 @@ A client sends 21 bytes, a word of 5 and 16 more, and gets one byte back: 0x01, 
 - ``ARENA`` and a session's token: the arena's memfd comes along (SCM_RIGHTS).
 - ``HOLD!`` and zeros: keeps an ephemeral daemon alive. Other daemons refuse it.
 - ``OWNER`` and zeros: a ticket of 32 bytes follows, see ``tickets``.
-- ``ENTRY`` and a token of ``Batch.entry``: a read-only descriptor of that cache entry comes along, and the daemon ends
-  the connection.
 
 Other connections then stay open and silent. The kernel ends it when the client's process dies, however it dies. The end
 of an ARENA connection frees the slots that the process held. The end of the last HOLD connection stops an ephemeral
@@ -37,13 +35,12 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from feedd.flow.doors import Guest
-    from feedd.serve.served_session import Lifeline, ServedSession
+    from feedd.serve.served_session import Lifeline
     from feedd.serve.server_options import ServeOptions
     from feedd.serve.tickets import Tickets
 
 HELLO_BYTES = 21
 ARENA = b"ARENA"
-ENTRY = b"ENTRY"
 HOLD = b"HOLD!" + bytes(16)
 _YES, _NO = b"\x01", b"\x00"
 
@@ -55,10 +52,6 @@ class ArenaDirectory(Protocol):
 
     def attached(self, token: bytes, lifeline: Lifeline) -> AbstractContextManager[int | None]:
         """Keep a lifeline until the exit; yield its arena's memfd, or None for an unknown token."""
-
-    @property
-    def all(self) -> list[ServedSession]:
-        """The open sessions."""
 
 
 class _Connection:
@@ -183,15 +176,8 @@ class ArenaSocket:
                 await _read_end(conn)
         elif hello.startswith(ARENA):
             await self._send_arena(_Connection(conn, pid), hello[len(ARENA) :])
-        elif hello.startswith(ENTRY) and (fd := self._entry(hello[len(ENTRY) :])) is not None:
-            socket.send_fds(conn, [_YES], [fd])
         else:
             conn.send(_NO)
-
-    def _entry(self, token: bytes) -> int | None:
-        """Return the descriptor of a cache entry that a session leases; None for an unknown token."""
-        found = (hosted.feed.entry(token) for hosted in self._directory.all)
-        return next((fd for fd in found if fd is not None), None)
 
     async def _send_arena(self, lifeline: _Connection, token: bytes) -> None:
         with self._directory.attached(token, lifeline) as fd:

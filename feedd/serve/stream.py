@@ -65,7 +65,7 @@ class StreamCall:
         self._idle = IdleStream(self._wake.set)
         self._over = asyncio.Event()
         self._group = asyncio.TaskGroup()
-        self._help_requested = self._stopped = self._steps_said = self.takes_entries = False
+        self._help_requested = self._stopped = self._steps_said = False
         self._lingering: asyncio.TimerHandle | None = None
         self.ended = asyncio.Event()
 
@@ -193,7 +193,7 @@ class StreamCall:
         self._ask_help()
         outcome: Outcome = None
         try:
-            outcome = await _or_error(feed.produce_run(job.at, job.count, takes_entries=self.takes_entries), [job.at])
+            outcome = await _or_error(feed.produce_run(job.at, job.count), [job.at])
         finally:
             self.apply(self._machine.produced(job.at, outcome))
         await asyncio.sleep(0)  # send the batches before the next plan, which takes milliseconds

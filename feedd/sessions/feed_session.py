@@ -140,16 +140,8 @@ class Session:
             self._furthest = steps[len(found) - 1]  # the client asks for later steps again
         return found
 
-    def entry(self, token: bytes) -> int | None:
-        """Return the descriptor of a cache entry that the client reads; None: there is none of this token."""
-        batches = self._parts.batches
-        entries = batches.entries if isinstance(batches, OwnBatches) else None
-        return None if entries is None else entries.descriptor(token)
-
-    async def produce_run(self, at: Cursor, count: int, *, takes_entries: bool = False) -> Produced | EpochEnd:
+    async def produce_run(self, at: Cursor, count: int) -> Produced | EpochEnd:
         """Make the batches of ``count`` steps from ``at`` on in one slot; fewer if the epoch ends or a batch fails.
-
-        If the client ``takes_entries``, the batches may lie in a cache entry instead (``BatchReady.entry``).
 
         Raises:
             As ``produce``, if the first batch cannot be made.
@@ -170,7 +162,7 @@ class Session:
                     assert end is not None
                     raise end
                 await self._wait_for_earlier(call, plans)
-                made = await batches.make_run(plans, lambda: self._decoding(call), takes_entries=takes_entries)
+                made = await batches.make_run(plans, lambda: self._decoding(call))
         finally:
             self._ended(call)
         if made.failure is None and isinstance(end, FeeddError):

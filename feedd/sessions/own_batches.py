@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from feedd import metrics
-from feedd.batching.leased_entries import LeasedEntries
 from feedd.cache.pins import with_pinned
 from feedd.dataset.pack_layout import is_pack
 from feedd.errors import CacheUnavailable, FeeddError
@@ -168,7 +167,6 @@ class BatchDecoder:
         early: bool = False,
         decoding: Callable[[], object] = lambda: None,
         first: int = 0,
-        entries: LeasedEntries | None = None,
     ) -> BatchReady | None:
         """Copy the batches of a run into a slot; see ``PlainBatches.fill_run`` for the result.
 
@@ -179,25 +177,17 @@ class BatchDecoder:
             early: see ``decode``.
             decoding: see ``decode``.
             first: the place of the run's first batch in the slot.
-            entries: see ``PlainBatches.fill_run``.
 
         Raises:
             As ``Session.produce``.
         """
-        if isinstance(run, SpanPlan) and entries is not None:
-            leased = self.assembler.plain.lease_run(run, slot, entries)
-            if leased is not None:
-                decoding()
-                return leased
         if isinstance(run, SpanPlan) and is_pack(self.view.refs[run.shard]):
             run = run.expanded()  # a pack is read before it is whole, so it must be told which samples are needed
         group = BatchPlanGroup.of_run(run)
 
         def fill(indexes: Sequence[ShardIndex], files: tuple[ShardFile, ...]) -> Awaitable[BatchReady | None]:
             decoding()
-            return self.assembler.plain.fill_run(
-                run, group, slot, indexes, files, early=early, first=first, entries=entries
-            )
+            return self.assembler.plain.fill_run(run, group, slot, indexes, files, early=early, first=first)
 
         return await self._read(group, fill, owner, early=early)
 
@@ -208,13 +198,11 @@ class OwnBatches:
     Attributes:
         slots: the session's arena.
         prefetch: decodes the next epoch's first batches into free slots.
-        entries: the cache entries that the client reads itself; None: it has not asked for any.
     """
 
     def __init__(self, arena: Arena, decoder: BatchDecoder, prefetch: NextEpochPrefetch) -> None:
         self.slots = arena
         self.prefetch = prefetch
-        self.entries: LeasedEntries | None = None
         self._decoder = decoder
         self._making_count = 0  # batches of running calls of ``make``
 
@@ -277,15 +265,12 @@ class OwnBatches:
         """Bytes from one batch of a slot to the next; 0 if a slot holds one."""
         return self._decoder.assembler.plain.batch_bytes
 
-    async def make_run(
-        self, plans: Sequence[AnyRunPlan | BatchPlan], decoding: Callable[[], object], *, takes_entries: bool = False
-    ) -> Produced:
+    async def make_run(self, plans: Sequence[AnyRunPlan | BatchPlan], decoding: Callable[[], object]) -> Produced:
         """Return the batches of a run, in one slot. They end before a batch that cannot be made, with its error.
 
         Args:
             plans: up to ``run_batches`` batches of successive steps.
             decoding: see ``BatchDecoder.decode``.
-            takes_entries: the client can read cache entries.
 
         Raises:
             As ``Session.produce``, if the first batch cannot be made. No slot is taken in that case.
@@ -294,11 +279,9 @@ class OwnBatches:
         if (early := self.prefetch.take_run(plans[0].cursor, count)) and (made := await self.prefetch.collect(early)):
             return made[0]
         slot = await self.prefetch.take()
-        run, entries = MadeRun(slot), None
-        if takes_entries and len(plans) == 1:
-            entries = self.entries = self.entries or LeasedEntries()
+        run = MadeRun(slot)
         try:
-            await self._fill_run(run, plans, decoding, entries)
+            await self._fill_run(run, plans, decoding)
             return run.produced()
         except BaseException:
             self.release(slot)
@@ -309,16 +292,13 @@ class OwnBatches:
         run: MadeRun,
         plans: Sequence[AnyRunPlan | BatchPlan],
         decoding: Callable[[], object],
-        entries: LeasedEntries | None,
     ) -> None:
         for plan in plans:
             if run.failure is not None:
                 return
             if isinstance(plan, AnyRunPlan):
                 try:
-                    batch = await self._decoder.decode_run(
-                        plan, run.slot, self, decoding=decoding, first=run.count, entries=entries
-                    )
+                    batch = await self._decoder.decode_run(plan, run.slot, self, decoding=decoding, first=run.count)
                 except FeeddError:
                     batch = None  # made one by one, one of its batches shows why
                 if batch is not None:
@@ -346,8 +326,6 @@ class OwnBatches:
 
     def release(self, slot: SlotRef) -> None:
         """Free the slot of a batch."""
-        if self.entries is not None:
-            self.entries.release(slot)
         freed = self.slots.give_back(slot)
         assert freed, f"slot {slot.index} was given back twice"
         self.prefetch.begin_next()
@@ -368,6 +346,4 @@ class OwnBatches:
         await self.prefetch.close()
         await self._decoder.stages.inflight.withdraw(self)
         self._decoder.assembler.close()
-        if self.entries is not None:
-            self.entries.close()
         self.slots.close()

@@ -64,12 +64,12 @@ class TracedSession(Session):
             self._note(made, marks)
         return found
 
-    async def produce_run(self, at: Cursor, count: int, *, takes_entries: bool = False) -> Produced | EpochEnd:
+    async def produce_run(self, at: Cursor, count: int) -> Produced | EpochEnd:
         """Make the batches of a run; see ``Session.produce_run``."""
         marks = _Marks()
         token = _marks.set(marks)
         try:
-            made = await super().produce_run(at, count, takes_entries=takes_entries)
+            made = await super().produce_run(at, count)
         finally:
             _marks.reset(token)
         self._note(made, marks)

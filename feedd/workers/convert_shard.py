@@ -7,14 +7,14 @@ import zlib
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
-from feedd.convert.conversion_io import FileOut, MappedObject
-from feedd.convert.conversion_registry import get, is_unpacked
-from feedd.convert.memory_limits import at_most, call_limit
 from feedd.errors import BadShard, FeeddError
 from feedd.formats.framing import limited_index
 from feedd.formats.refused import say_packed
 from feedd.formats.table import TableFormat
 from feedd.shard_index import IndexLimits
+from feedd.tables.files import FileOut, MappedObject
+from feedd.tables.memory import at_most, call_limit
+from feedd.tables.registry import get, is_unpacked
 from feedd.values import ByteRange
 from feedd.workers.index_columns import indexed
 from feedd.workers.messages import ConvertedAnswer, NeedRanges, TablePlanMessage, encode
@@ -22,8 +22,8 @@ from feedd.workers.messages import ConvertedAnswer, NeedRanges, TablePlanMessage
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from feedd.convert.whole_table import TablePlan
     from feedd.protocols import PartialObject, PlacedWriter, ShardConverter
+    from feedd.tables.task import TablePlan
     from feedd.workers.messages import Indexed, MakeRequest
 
 _HEAD_BYTES: Final = 8
@@ -78,18 +78,6 @@ def make_shard(request: MakeRequest, fds: Sequence[int], memory_bytes: int = 0) 
 
 
 @runtime_checkable
-class ImportsLate(Protocol):
-    """A converter that imports its libraries when it first reads an object."""
-
-    def import_libraries(self) -> None:
-        """Import them now.
-
-        Raises:
-            Unsupported: a library is missing.
-        """
-
-
-@runtime_checkable
 class WritesGroups(Protocol):
     """A converter of tables that may know the layout of the table before it has the values."""
 
@@ -116,17 +104,6 @@ def _message(plan: TablePlan) -> TablePlanMessage:
     if index is not None and len(encode(index)) > _INDEX_BYTES_MAX:
         index = None
     return TablePlanMessage(plan.size_bytes, groups, index)
-
-
-def import_libraries(name: str) -> None:
-    """Import what the converter of a name needs, so that the first conversion does not wait for that.
-
-    Raises:
-        Unsupported: there is no such conversion, or its library is missing.
-    """
-    converter = get(name)
-    if isinstance(converter, ImportsLate):
-        converter.import_libraries()
 
 
 def _index(request: MakeRequest, target: int, size_bytes: int) -> Indexed | None:

@@ -206,10 +206,7 @@ class FakeSession:
             raise
         return made
 
-    def entry(self, token: bytes) -> int | None:
-        """None is leased."""
-
-    async def produce_run(self, at: Cursor, count: int, *, takes_entries: bool = False) -> Produced | EpochEnd:
+    async def produce_run(self, at: Cursor, count: int) -> Produced | EpochEnd:
         """Make the leading ones in one slot; they end before the one that fails."""
         steps = self.script.steps + self.script.more_steps * at.epoch
         if at.step >= steps:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 CLOCK = "this machine's clock is wrong: requests are signed with the store's time"
 RENEWED = "the store no longer accepts the credentials: reading the credential chain again"
-FAST = pytest.mark.parametrize("way", ["direct", "aiobotocore"])
+FAST = pytest.mark.parametrize("way", ["direct"])
 
 
 async def test_case_23_denied_fails_fast(server: S3Server, rig: Rig) -> None:

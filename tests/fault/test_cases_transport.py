@@ -15,10 +15,11 @@ import pytest
 
 from feedd.errors import BadResponse, ResourceExhausted, StoreUnavailable
 from feedd.fetch.s3 import pool as s3_pool
-from feedd.fetch.s3.store import DirectStore, S3Store
+from feedd.fetch.s3.store import S3Store
 from feedd.metrics import SOURCE_BYTES, SOURCE_RETRIES
 from feedd.values import ByteRange, ReadProgress
 from tests.fakes.s3 import faults as fault
+from tests.fakes.s3.sdk_bodies import sdk_bodies_store
 from tests.fakes.s3.server import S3Server
 from tests.fakes.sinks import into
 from tests.fault.s3_rig import DATA, PART_BYTES, WAYS, asked, opened
@@ -32,11 +33,11 @@ if TYPE_CHECKING:
 
 HERE, OTHER = "127.0.0.1", "127.0.0.2"  # both are this machine: on Linux all of 127/8 is
 NAME = "store.test"
-PLAIN = pytest.mark.parametrize("way", ["direct", "aiobotocore"])  # the certificate is for an address, not for a name
+PLAIN = pytest.mark.parametrize("way", ["direct", "sdk"])  # the certificate is for an address, not for a name
 DIRECT = pytest.mark.parametrize("way", ["direct"])
 
 
-@pytest.fixture(params=WAYS)
+@pytest.fixture(params=[*WAYS, "sdk"])
 def way(request: pytest.FixtureRequest) -> str:
     """Each way to the bytes in turn: these cases are about what is on the wire."""
     return str(request.param)
@@ -212,9 +213,9 @@ async def test_case_07_another_attempt_goes_elsewhere(
 
 
 @contextlib.asynccontextmanager
-async def rooted(rig: Rig, way: str) -> AsyncIterator[DirectStore | S3Store]:
+async def rooted(rig: Rig, way: str) -> AsyncIterator[S3Store]:
     """Open the bare store of the rig's bucket."""
-    store = (S3Store if way == "aiobotocore" else DirectStore)("bucket", rig.options)
+    store = (sdk_bodies_store if way == "sdk" else S3Store)("bucket", rig.options)
     try:
         yield store
     finally:
@@ -375,19 +376,17 @@ async def test_case_54_none_at_all(outside: str, authority: Authority, way: str)
         assert target == DATA[:1000]
 
 
-async def _idle(store: DirectStore | S3Store) -> None:
+async def _idle(store: S3Store) -> None:
     """Give up the kept connections."""
-    if isinstance(store, DirectStore):
-        for pool in store._pools.values():
-            await pool._drop(list(pool._idle))
-    else:
-        client = store.clients._current.value
-        assert client is not None
-        for session in client.client._endpoint.http_session._sessions.values():
-            for kept in session.connector._conns.values():
-                for protocol, _ in kept:
-                    protocol.transport.abort()
-        await asyncio.sleep(0.05)
+    for pool in store._pools.values():
+        await pool._drop(list(pool._idle))
+    client = store.clients._current.value
+    assert client is not None
+    for session in client.client._endpoint.http_session._sessions.values():
+        for kept in session.connector._conns.values():
+            for protocol, _ in kept:
+                protocol.transport.abort()
+    await asyncio.sleep(0.05)
 
 
 def test_errno_of_a_shortage() -> None:

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from feedd.conversion import Conversion
-from feedd.convert import conversion_registry as forms
 from feedd.dataset import sidecars as beside
 from feedd.errors import FeeddError
 from feedd.formats import format_registry as formats
 from feedd.formats.refused import REFUSED
 from feedd.formats.suffixes import endings
+from feedd.tables import registry as forms
 from tests.tidy.tree import ROOT
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ _FIELDS: Final = {
     "hdf5": "arrays of as many rows",
     "join": "as in RecordIO, where records lie in several parts",
     "jsonl": "`json`; its members by `key`",
-    "libsvm": "`label`, `indices`, `values`, and `qid` where lines have one",
     "litdata": "paths of leaves, as `index.json` has them",
     "litdata-arrow": "columns, where items are dicts of plain values",
     "lmdb": "key and value",
@@ -137,14 +136,14 @@ def _count_files(name: str) -> str:
 def _fetched(form: str) -> str:
     """Return how much of an object is fetched, as the form asks for it."""
     held = _Nothing()
-    wanted = forms.get(form).wanted(held, "")
+    wanted = forms.first_ranges(Conversion(form), held)
     return "wanted columns" if sum(span.size_bytes for span in wanted) < held.size_bytes else "whole"
 
 
 def _extra(form: str) -> str:
-    """Return what is to be installed; numpy, which reads what the extra ``formats`` names, always is."""
-    extra = getattr(forms.get(form), "_extra", "")
-    return f"`feedd[{extra}]`" if extra not in {"", "formats"} else ""
+    """Return what is to be installed."""
+    extra = forms._CONVERTERS[form].extra
+    return f"`feedd[{extra}]`" if extra else ""
 
 
 def table() -> str:

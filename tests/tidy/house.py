@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from tests.tidy.tree import Source
 
 _PRODUCT = str(ROOT / "feedd") + "/"
-_WAY: Final = {"cache", "converting", "fetch", "flow"}
-_ASIDE: Final = {"DiskWatch", "S3Store", "S3Checksums", "ClosingSession"}  # watch the disk, ask for a checksum
+_WAY: Final = {"cache", "fetch", "flow", "tables"}
+_ASIDE: Final = {"DiskWatch", "S3Checksums", "ClosingSession"}  # watch the disk, ask for a checksum
 _WAIT_S: Final = 20.0
 _COUNTS: Final = "--counts"
 _SHARDS, _SAMPLES, _BATCH_SIZE = 4, 96, 32

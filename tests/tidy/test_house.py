@@ -53,4 +53,4 @@ def test_a_byte_range_passes_few_objects() -> None:
     way = range_way()
     assert {"PlacedCache", "DiskCache"} & set(way)
     assert way.count("Connection") == 1
-    assert len(way) <= 21
+    assert len(way) <= 18

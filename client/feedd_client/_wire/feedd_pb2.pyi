@@ -284,20 +284,18 @@ class Anchor(_message.Message):
     def __init__(self, window: _Optional[int] = ..., sample: _Optional[int] = ...) -> None: ...
 
 class StreamStart(_message.Message):
-    __slots__ = ("session_id", "next", "inline_only", "held", "heartbeat_ms", "entries")
+    __slots__ = ("session_id", "next", "inline_only", "held", "heartbeat_ms")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     NEXT_FIELD_NUMBER: _ClassVar[int]
     INLINE_ONLY_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_MS_FIELD_NUMBER: _ClassVar[int]
-    ENTRIES_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     next: Cursor
     inline_only: bool
     held: HeldLeases
     heartbeat_ms: int
-    entries: bool
-    def __init__(self, session_id: _Optional[str] = ..., next: _Optional[_Union[Cursor, _Mapping]] = ..., inline_only: _Optional[bool] = ..., held: _Optional[_Union[HeldLeases, _Mapping]] = ..., heartbeat_ms: _Optional[int] = ..., entries: _Optional[bool] = ...) -> None: ...
+    def __init__(self, session_id: _Optional[str] = ..., next: _Optional[_Union[Cursor, _Mapping]] = ..., inline_only: _Optional[bool] = ..., held: _Optional[_Union[HeldLeases, _Mapping]] = ..., heartbeat_ms: _Optional[int] = ...) -> None: ...
 
 class HeldLeases(_message.Message):
     __slots__ = ("leases",)
@@ -360,7 +358,7 @@ class FieldRegion(_message.Message):
     def __init__(self, values_at: _Optional[int] = ..., values_bytes: _Optional[int] = ..., offsets_at: _Optional[int] = ..., shapes_at: _Optional[int] = ..., dims: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Batch(_message.Message):
-    __slots__ = ("seq", "cursor", "rows", "regions", "size_bytes", "inline", "slot", "generation", "bad_samples", "again", "filtered", "place", "samples", "alike", "more", "entry")
+    __slots__ = ("seq", "cursor", "rows", "regions", "size_bytes", "inline", "slot", "generation", "bad_samples", "again", "filtered", "place", "samples", "alike", "more")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     CURSOR_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
@@ -376,7 +374,6 @@ class Batch(_message.Message):
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     ALIKE_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
-    ENTRY_FIELD_NUMBER: _ClassVar[int]
     seq: int
     cursor: Cursor
     rows: int
@@ -392,18 +389,7 @@ class Batch(_message.Message):
     samples: int
     alike: int
     more: _containers.RepeatedCompositeFieldContainer[Batch]
-    entry: Entry
-    def __init__(self, seq: _Optional[int] = ..., cursor: _Optional[_Union[Cursor, _Mapping]] = ..., rows: _Optional[int] = ..., regions: _Optional[_Iterable[_Union[FieldRegion, _Mapping]]] = ..., size_bytes: _Optional[int] = ..., inline: _Optional[bool] = ..., slot: _Optional[int] = ..., generation: _Optional[int] = ..., bad_samples: _Optional[int] = ..., again: _Optional[bytes] = ..., filtered: _Optional[int] = ..., place: _Optional[int] = ..., samples: _Optional[int] = ..., alike: _Optional[int] = ..., more: _Optional[_Iterable[_Union[Batch, _Mapping]]] = ..., entry: _Optional[_Union[Entry, _Mapping]] = ...) -> None: ...
-
-class Entry(_message.Message):
-    __slots__ = ("token", "size_bytes", "spacing_rows")
-    TOKEN_FIELD_NUMBER: _ClassVar[int]
-    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
-    SPACING_ROWS_FIELD_NUMBER: _ClassVar[int]
-    token: bytes
-    size_bytes: int
-    spacing_rows: int
-    def __init__(self, token: _Optional[bytes] = ..., size_bytes: _Optional[int] = ..., spacing_rows: _Optional[int] = ...) -> None: ...
+    def __init__(self, seq: _Optional[int] = ..., cursor: _Optional[_Union[Cursor, _Mapping]] = ..., rows: _Optional[int] = ..., regions: _Optional[_Iterable[_Union[FieldRegion, _Mapping]]] = ..., size_bytes: _Optional[int] = ..., inline: _Optional[bool] = ..., slot: _Optional[int] = ..., generation: _Optional[int] = ..., bad_samples: _Optional[int] = ..., again: _Optional[bytes] = ..., filtered: _Optional[int] = ..., place: _Optional[int] = ..., samples: _Optional[int] = ..., alike: _Optional[int] = ..., more: _Optional[_Iterable[_Union[Batch, _Mapping]]] = ...) -> None: ...
 
 class Chunk(_message.Message):
     __slots__ = ("seq", "offset", "data")

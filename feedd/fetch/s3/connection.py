@@ -194,10 +194,12 @@ class Patience:
     Attributes:
         longest_s: returns the longest time without anything new; called at each check.
         elsewhere: returns what has come elsewhere from the same server; compared for equality only.
+        interim_max: answers of the kind 1xx that may precede the final answer, such as signs of life.
     """
 
     longest_s: Callable[[], float]
     elsewhere: Callable[[], object] = _nothing
+    interim_max: float = INTERIM_MAX
 
 
 class IdleTimeout:
@@ -287,6 +289,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: Any = None  # of whichever loop: uvloop's are no asyncio.Transport
         self._served_count = 0
         self._idle = LazyTimer(self.drop)
+        self._interim_max = patience.interim_max
         self._idle_timeout = IdleTimeout(patience, self.come, self._silent)
         self._waiter: asyncio.Future[None] | None = None
         self._outcome: Answer | Exception | None = None
@@ -421,8 +424,8 @@ class Connection(asyncio.BufferedProtocol):
                 self._read_behind_head(answer, data)
                 return
             self._interim_count += 1
-            if self._interim_count > INTERIM_MAX:
-                message = f"expected at most {INTERIM_MAX} answers of the kind 1xx, got more"
+            if self._interim_count > self._interim_max:
+                message = f"expected at most {self._interim_max} answers of the kind 1xx, got more"
                 raise BadResponse(message, stage="source")
         # the final head is yet to come, maybe after a 1xx answer
         if data.nbytes >= HEAD_BYTES_MAX:

@@ -30,7 +30,6 @@ from feedd.errors import (
 from feedd.fetch.hints import CHANGED_HINT
 from feedd.fetch.object_checksums import ALGORITHMS, digest_of
 from feedd.fetch.once import Once
-from feedd.fetch.pages import closing_pages
 from feedd.fetch.s3.bodies import Files
 from feedd.fetch.s3.client import S3Clients, is_google, trusted_authorities
 from feedd.fetch.s3.connection import UnframedBody
@@ -59,7 +58,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
 
     from feedd.fetch.fetch_options import SourceOptions
-    from feedd.fetch.s3.client import BucketFacts
     from feedd.fetch.s3.connection import Answer
     from feedd.range_sink import RangeSink
     from feedd.values import ByteRange
@@ -223,21 +221,41 @@ class ObjectFacts:
         return {"ChecksumSHA256": base64.b64encode(self.sha256).decode(), "Metadata": dict(self.metadata)}
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One read: the range, its sink, and its name in errors."""
+
+    ref: ObjectRef
+    span: ByteRange
+    sink: RangeSink
+    progress: ReadProgress
+    request: RequestContext
+
+
 class S3Store:
-    """One bucket. Sends each request once: limits, retries and measurements are wrappers.
+    """One bucket. Receives ranges by itself; the SDK sends all other requests.
+
+    Sends each request once, except on a kept connection that the server had closed already. Limits, retries and
+    measurements are wrappers.
 
     Attributes:
         clients: lends the SDK's client.
     """
 
-    def __init__(self, bucket: str, limits: SourceOptions, facts: BucketFacts | None = None) -> None:
+    def __init__(self, bucket: str, limits: SourceOptions) -> None:
         self._bucket = bucket
         self._limits = limits
         self._s3 = limits.for_bucket(bucket)
-        self.clients = S3Clients(self._s3, limits, facts)
+        self.clients = S3Clients(self._s3, limits)
         self._payer = {"RequestPayer": "requester"} if self._s3.requester_pays else {}
         self._endpoint = self._s3.endpoint_url or "the configured endpoint"
         self._checksums = S3Checksums(self.clients, bucket, self._payer, limits.read_deadline_s(0))
+        self._templates: tuple[object, Once[Template]] | None = None  # with the client they were caught from
+        self._pools: dict[str, ConnectionPool] = {}
+        self._trust = Trust(lambda: trusted_authorities(self._s3), shown_by(self._s3))
+        self._transfer_threads: TransferThreads | None = None
+        self._logged: set[str] = set()
+        self._obstacle = ""  # why only the SDK can receive this store's answers
 
     def __repr__(self) -> str:
         return f"S3Store({self.root})"
@@ -246,6 +264,11 @@ class S3Store:
     def root(self) -> str:
         """The root URL, ``s3://bucket``."""
         return f"s3://{self._bucket}"
+
+    @property
+    def transfer_busy_s(self) -> float:
+        """Seconds that its transfer threads have spent on bodies."""
+        return 0.0 if self._transfer_threads is None else self._transfer_threads.busy_s
 
     async def list(self, prefix: str, start_after: str = "") -> AsyncGenerator[list[ObjectRef], None]:
         """Yield pages in byte order, produced in a separate thread; see ``ObjectStore.list``."""
@@ -269,42 +292,25 @@ class S3Store:
     async def read_into(
         self, ref: ObjectRef, span: ByteRange, sink: RangeSink, progress: ReadProgress | None = None
     ) -> None:
-        """Receive one range into ``sink``; see ``ObjectStore.read_into``."""
+        """Receive one range straight into ``sink``; see ``ObjectStore.read_into``."""
         assert sink.size_bytes == span.size_bytes, "the sink must be exactly as long as the range"
         if not span.size_bytes:
             return
         request = self.request_context("read", ref.key, ref.etag)
-        noted = progress or ReadProgress()
+        if not ref.etag.isascii() or not ref.etag.isprintable():
+            raise BadResponse(
+                f"expected an etag fit for a header, got {ref.etag!r}", object=request.url, stage="source"
+            )
+        part = _Part(ref, span, sink, progress or ReadProgress(), request)
 
         async def ask(client: Any) -> None:  # noqa: ANN401 - see open_client
-            answer = await client.get_object(
-                Bucket=self._bucket,
-                Key=ref.key,
-                Range=f"bytes={span.start}-{span.end - 1}",
-                IfMatch=f'"{ref.etag}"',
-                **self._payer,
-            )
-            raw = answer["Body"].raw_stream
-            try:
-                headers = answer["ResponseMetadata"]["HTTPHeaders"]
-                noted.answered_by = _sender(headers, raw)
-                head = RangeHead(
-                    answer["ResponseMetadata"]["HTTPStatusCode"],
-                    str(answer.get("ETag", "")),
-                    answer.get("ContentRange"),
-                    answer.get("ContentLength"),
-                    headers,
-                )
-                check_head(head, ref, span, request)
-                await _receive(raw.content, sink, request, noted)
-            except BaseException:
-                raw.close()  # the rest of the body is unread, so this connection cannot serve another request
-                raise
+            await self._read(client, part)
 
         try:
             await self.clients.call(ask, request, self._limits.read_deadline_s(span.size_bytes))
-        except BadResponse:
-            noted.filled_bytes = 0
+        except BadResponse as error:
+            part.progress.filled_bytes = 0
+            error.object = request.url  # a connection does not know its object
             raise
         except ObjectChanged as changed:
             raise await self.explained(changed, ref) from changed.__cause__
@@ -395,7 +401,12 @@ class S3Store:
 
     async def close(self) -> None:
         """Close all connections; idempotent."""
-        await self.clients.aclose()
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(self.clients.aclose)
+            if self._transfer_threads is not None:
+                stack.push_async_callback(LOCAL_FILES.run, self._transfer_threads.close)
+            for pool in self._pools.values():
+                stack.push_async_callback(pool.aclose)
 
     def request_context(self, op: str, key: str, etag: str = "") -> RequestContext:
         """Return the description of a request for its errors."""
@@ -439,163 +450,25 @@ class S3Store:
         found: Mapping[str, Any] = next((one for one in page.get("Contents", ()) if one.get("Key") == key), {})
         return str(found.get("ETag", "")).removeprefix("W/").strip('"')
 
-
-def _etag_of(answer: Mapping[str, Any], request: RequestContext) -> str:
-    return plain_etag(str(answer.get("ETag", "")), request, answer["ResponseMetadata"]["HTTPHeaders"])
-
-
-def _stated_range(refusal: BaseException | None) -> str:
-    """Return the Content-Range of a refused range; empty if the refusal states none."""
-    response: Mapping[str, Any] = getattr(refusal, "response", {})
-    return str(response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("content-range", ""))
-
-
-def _is_archived(answer: Mapping[str, Any]) -> bool:
-    """Whether a HEAD is about an object that must be restored. A listing does not tell this of Intelligent-Tiering."""
-    restored = 'ongoing-request="false"' in answer.get("Restore", "")
-    return not restored and (answer.get("StorageClass") in ARCHIVED or "ArchiveStatus" in answer)
-
-
-def _condition(over: str | None) -> dict[str, Any]:
-    if over is None:
-        return {}
-    return {"IfMatch": f'"{over}"'} if over else {"IfNoneMatch": "*"}
-
-
-async def _receive(body: Any, sink: RangeSink, request: RequestContext, noted: ReadProgress) -> None:  # noqa: ANN401 - aiohttp's StreamReader, which only this function touches
-    at, size_bytes = 0, sink.size_bytes
-    async for chunk, _ in body.iter_chunks():  # chunk by chunk, because joining them would copy once more
-        if not at:
-            noted.first_byte_s = time.monotonic()
-        end = at + len(chunk)
-        if end > size_bytes:
-            raise BadResponse(f"expected {size_bytes} bytes, got more", object=request.url, stage="source")
-        await sink.write(at, chunk)
-        at = noted.filled_bytes = end
-    if at != size_bytes:
-        # not a BadResponse, because the received bytes are good and the rest can be requested
-        raise StoreUnavailable(f"expected {size_bytes} bytes, got {at}", object=request.url, stage="source")
-
-
-def _sender(headers: Mapping[str, str], raw: Any) -> str:  # noqa: ANN401 - aiohttp's ClientResponse
-    connection = raw.connection  # None if the whole body came with the head
-    peer = None if connection is None else connection.transport.get_extra_info("peername")
-    return answered_by(headers, peer[0] if peer else "")
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """One read: the range, its sink, and its name in errors."""
-
-    ref: ObjectRef
-    span: ByteRange
-    sink: RangeSink
-    progress: ReadProgress
-    request: RequestContext
-
-
-class _ObstacleError(Exception):
-    """Only the SDK can receive an answer; the text says why."""
-
-
-class DirectStore:
-    """One bucket. Reads by itself, and leaves listings, HEADs and proxies to an ``S3Store``.
-
-    Sends each request once, except on a kept connection that the server had closed already.
-    """
-
-    def __init__(self, bucket: str, limits: SourceOptions, facts: BucketFacts | None = None) -> None:
-        self._bucket = bucket
-        self._limits = limits
-        self._s3 = limits.for_bucket(bucket)
-        self._sdk = S3Store(bucket, limits, facts)
-        self._payer = {"RequestPayer": "requester"} if self._s3.requester_pays else {}
-        self._templates: tuple[object, Once[Template]] | None = None  # with the client they were caught from
-        self._pools: dict[str, ConnectionPool] = {}
-        self._trust = Trust(lambda: trusted_authorities(self._s3), shown_by(self._s3))
-        self._transfer_threads: TransferThreads | None = None
-        self._logged: set[str] = set()
-        self._obstacle = ""  # why only the SDK can receive this store's answers
-
-    def __repr__(self) -> str:
-        return f"DirectStore({self._sdk!r})"
-
-    @property
-    def root(self) -> str:
-        """The root URL, ``s3://bucket``."""
-        return self._sdk.root
-
-    @property
-    def transfer_busy_s(self) -> float:
-        """Seconds that its transfer threads have spent on bodies."""
-        return 0.0 if self._transfer_threads is None else self._transfer_threads.busy_s
-
-    async def list(self, prefix: str, start_after: str = "") -> AsyncGenerator[list[ObjectRef], None]:
-        """Yield the SDK's pages; see ``ObjectStore.list``."""
-        async with closing_pages(self._sdk.list(prefix, start_after)) as pages:
-            async for page in pages:
-                yield page
-
-    async def head(self, key: str) -> ObjectRef:
-        """Send a HEAD through the SDK; see ``ObjectStore.head``."""
-        return await self._sdk.head(key)
-
-    async def checksum(self, ref: ObjectRef) -> ObjectChecksum | None:
-        """Get the checksum through the SDK; see ``ObjectStore.checksum``."""
-        return await self._sdk.checksum(ref)
-
-    async def read_into(
-        self, ref: ObjectRef, span: ByteRange, sink: RangeSink, progress: ReadProgress | None = None
-    ) -> None:
-        """Receive one range straight into ``sink``; see ``ObjectStore.read_into``."""
-        assert sink.size_bytes == span.size_bytes, "the sink must be exactly as long as the range"
-        if not span.size_bytes:
-            return
-        request = self._sdk.request_context("read", ref.key, ref.etag)
-        if not ref.etag.isascii() or not ref.etag.isprintable():
-            raise BadResponse(
-                f"expected an etag fit for a header, got {ref.etag!r}", object=request.url, stage="source"
-            )
-
-        noted = progress or ReadProgress()
-
-        async def ask(client: Any) -> None:  # noqa: ANN401 - see open_client
-            await self._read(client, _Part(ref, span, sink, noted, request))
-
-        try:
-            await self._sdk.clients.call(ask, request, self._limits.read_deadline_s(span.size_bytes))
-        except BadResponse as error:
-            noted.filled_bytes = 0
-            error.object = request.url  # a connection does not know its object
-            raise
-        except ObjectChanged as changed:
-            raise await self._sdk.explained(changed, ref) from changed.__cause__
-        except _ObstacleError as obstacle:
-            self._hand_over(str(obstacle))
-            await self._sdk.read_into(ref, span, sink, noted)
-
-    async def close(self) -> None:
-        """Close all connections; idempotent."""
-        async with contextlib.AsyncExitStack() as stack:
-            stack.push_async_callback(self._sdk.close)
-            if self._transfer_threads is not None:
-                stack.push_async_callback(LOCAL_FILES.run, self._transfer_threads.close)
-            for pool in self._pools.values():
-                stack.push_async_callback(pool.aclose)
-
     async def _read(self, client: Any, part: _Part) -> None:  # noqa: ANN401 - see open_client
-        """Read the part, or raise why the SDK must read it."""
+        """Read the part; the SDK reads what only the SDK can address or receive."""
         template = await self._template(client)
         obstacle = template.obstacle or self._obstacle
-        if obstacle:
-            raise _ObstacleError(obstacle)
         try:
-            refusal = await self._exchange(template, part)
-            if refusal is not None and code_of(refusal) in MOVED:
-                refusal = await self._exchange(await self._moved(client, template, part.ref.key), part)
+            if not obstacle:
+                await self._read_directly(client, template, part)
+                return
         except UnframedBody:
-            self._obstacle = "the store sends bodies without content-length"
-            raise _ObstacleError(self._obstacle) from None
+            obstacle = self._obstacle = "the store sends bodies without content-length"
+        if obstacle not in self._logged:
+            self._logged.add(obstacle)
+            _log.info("reads go through the sdk", bucket=self._bucket, reason=obstacle)
+        await self._read_by_sdk(client, part)
+
+    async def _read_directly(self, client: Any, template: Template, part: _Part) -> None:  # noqa: ANN401 - see open_client
+        refusal = await self._exchange(template, part)
+        if refusal is not None and code_of(refusal) in MOVED:
+            refusal = await self._exchange(await self._moved(client, template, part.ref.key), part)
         if refusal is not None:
             raise refusal
 
@@ -661,10 +534,74 @@ class DirectStore:
             pool = self._pools[template.origin] = ConnectionPool(endpoint, self._limits, Files(self._transfer_threads))
         return pool
 
-    def _hand_over(self, reason: str) -> None:
-        if reason not in self._logged:
-            self._logged.add(reason)
-            _log.info("reads go through the sdk", bucket=self._bucket, reason=reason)
+    async def _read_by_sdk(self, client: Any, part: _Part) -> None:  # noqa: ANN401 - see open_client
+        ref, span, noted = part.ref, part.span, part.progress
+        answer = await client.get_object(
+            Bucket=self._bucket,
+            Key=ref.key,
+            Range=f"bytes={span.start}-{span.end - 1}",
+            IfMatch=f'"{ref.etag}"',
+            **self._payer,
+        )
+        raw = answer["Body"].raw_stream
+        try:
+            headers = answer["ResponseMetadata"]["HTTPHeaders"]
+            noted.answered_by = _sender(headers, raw)
+            head = RangeHead(
+                answer["ResponseMetadata"]["HTTPStatusCode"],
+                str(answer.get("ETag", "")),
+                answer.get("ContentRange"),
+                answer.get("ContentLength"),
+                headers,
+            )
+            check_head(head, ref, span, part.request)
+            await _receive(raw.content, part.sink, part.request, noted)
+        except BaseException:
+            raw.close()  # the rest of the body is unread, so this connection cannot serve another request
+            raise
+
+
+def _etag_of(answer: Mapping[str, Any], request: RequestContext) -> str:
+    return plain_etag(str(answer.get("ETag", "")), request, answer["ResponseMetadata"]["HTTPHeaders"])
+
+
+def _stated_range(refusal: BaseException | None) -> str:
+    """Return the Content-Range of a refused range; empty if the refusal states none."""
+    response: Mapping[str, Any] = getattr(refusal, "response", {})
+    return str(response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("content-range", ""))
+
+
+def _is_archived(answer: Mapping[str, Any]) -> bool:
+    """Whether a HEAD is about an object that must be restored. A listing does not tell this of Intelligent-Tiering."""
+    restored = 'ongoing-request="false"' in answer.get("Restore", "")
+    return not restored and (answer.get("StorageClass") in ARCHIVED or "ArchiveStatus" in answer)
+
+
+def _condition(over: str | None) -> dict[str, Any]:
+    if over is None:
+        return {}
+    return {"IfMatch": f'"{over}"'} if over else {"IfNoneMatch": "*"}
+
+
+async def _receive(body: Any, sink: RangeSink, request: RequestContext, noted: ReadProgress) -> None:  # noqa: ANN401 - aiohttp's StreamReader, which only this function touches
+    at, size_bytes = 0, sink.size_bytes
+    async for chunk, _ in body.iter_chunks():  # chunk by chunk, because joining them would copy once more
+        if not at:
+            noted.first_byte_s = time.monotonic()
+        end = at + len(chunk)
+        if end > size_bytes:
+            raise BadResponse(f"expected {size_bytes} bytes, got more", object=request.url, stage="source")
+        await sink.write(at, chunk)
+        at = noted.filled_bytes = end
+    if at != size_bytes:
+        # not a BadResponse, because the received bytes are good and the rest can be requested
+        raise StoreUnavailable(f"expected {size_bytes} bytes, got {at}", object=request.url, stage="source")
+
+
+def _sender(headers: Mapping[str, str], raw: Any) -> str:  # noqa: ANN401 - aiohttp's ClientResponse
+    connection = raw.connection  # None if the whole body came with the head
+    peer = None if connection is None else connection.transport.get_extra_info("peername")
+    return answered_by(headers, peer[0] if peer else "")
 
 
 def _client_error(answer: Answer) -> ClientError:

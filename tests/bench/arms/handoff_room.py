@@ -71,10 +71,7 @@ class ReadySession:
         """Answer at once."""
         return [self._produce(at) for at in steps]
 
-    def entry(self, token: bytes) -> int | None:
-        """None is leased."""
-
-    async def produce_run(self, at: Cursor, count: int, *, takes_entries: bool = False) -> Produced | EpochEnd:
+    async def produce_run(self, at: Cursor, count: int) -> Produced | EpochEnd:
         """Not asked for: slots hold single batches."""
         raise AssertionError(f"{count} steps from {at.step} in one slot")
 

@@ -10,7 +10,6 @@ import pytest
 
 from feedd_client._wire import feedd_pb2 as pb
 from feedd_client.arrivals import Arrivals
-from feedd_client.entries import EntryFiles
 from feedd_client.errors import ProtocolError
 from feedd_client.session import Position
 
@@ -29,7 +28,7 @@ def _arrivals(start: int = 0) -> Arrivals:
         received={},
         generations={},
     )
-    return Arrivals(session, Position(0, start), 1, EntryFiles(usable=False))
+    return Arrivals(session, Position(0, start), 1)
 
 
 def _batch(step: int, **changes: Any) -> pb.Batch:

@@ -15,16 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import ipc
 
-from feedd.convert.columnar import head_params, params_of, strict_params
-from feedd.convert.table_converters import (
-    ARROW_CONVERTER,
-    CSV_CONVERTER,
-    HDF5_CONVERTER,
-    NPZ_CONVERTER,
-    PARQUET_CONVERTER,
-    TSV_CONVERTER,
-)
 from feedd.errors import BadRecipe, BadShard, ResourceExhausted
+from feedd.tables.arrow import ARROW_CONVERTER
+from feedd.tables.columns import head_params, params_of, strict_params
+from feedd.tables.delimited import CSV_CONVERTER, TSV_CONVERTER
+from feedd.tables.hdf5 import HDF5_CONVERTER
+from feedd.tables.npz import NPZ_CONVERTER
+from feedd.tables.parquet import PARQUET_CONVERTER
 from tests.budget import budget
 from tests.fakes.making import make
 from tests.unit.convert.test_arrays_form import hdf5, npz

@@ -17,7 +17,7 @@ from feedd.fetch.fetch_options import S3Options, SourceOptions
 from feedd.fetch.proxy_rules import Proxy, proxy_for
 from feedd.fetch.s3.bodies import Files
 from feedd.fetch.s3.pool import ConnectionPool, Endpoint
-from feedd.fetch.s3.store import DirectStore
+from feedd.fetch.s3.store import S3Store
 from feedd.fetch.s3.transfer import TransferThreads
 from feedd.flow.range_sinks import FileSink
 from feedd.values import ByteRange, ObjectRef
@@ -70,13 +70,13 @@ def context_of(own: Authority) -> ssl.SSLContext:
 
 
 @contextlib.asynccontextmanager
-async def opened(url: str, own: Authority) -> AsyncIterator[DirectStore]:
+async def opened(url: str, own: Authority) -> AsyncIterator[S3Store]:
     """Open a store."""
     access = S3Options(
         endpoint_url=url, region="us-east-1", anonymous=True, addressing_style="path", ca_bundle=str(own.ca_path)
     )
     options = SourceOptions(s3={"*": access}, connect_timeout_s=PATIENT_S, read_timeout_s=PATIENT_S)
-    store = DirectStore("bucket", options)
+    store = S3Store("bucket", options)
     try:
         yield store
     finally:

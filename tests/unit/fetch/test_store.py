@@ -9,23 +9,21 @@ from typing import TYPE_CHECKING
 import pytest
 from structlog.testing import capture_logs
 
-from feedd.catalog.sources import Sources
-from feedd.clock import SystemClock
 from feedd.errors import BadConfig, BadResponse
 from feedd.fetch.fetch_options import S3Options, SourceOptions
 from feedd.fetch.s3.pool import round_trip_s
-from feedd.fetch.s3.store import DirectStore
+from feedd.fetch.s3.store import S3Store
 from feedd.values import ByteRange, ObjectRef, ReadProgress
+from tests.fakes.s3.faults import chunked, until_close
 from tests.fakes.s3.server import S3Server
 from tests.fakes.sinks import into
-from tests.fakes.tally import TallyRecorder
 from tests.unit.serve.certs import Authority
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
-    from feedd.fetch.fetch_options import Transport
+    from tests.fakes.s3.faults import Fault
 
 pytestmark = pytest.mark.slow  # over a real server
 
@@ -41,17 +39,17 @@ def server() -> Iterator[S3Server]:
 
 
 @contextlib.asynccontextmanager
-async def opened(url: str, transport: Transport = "auto", **s3: str) -> AsyncIterator[DirectStore]:
+async def opened(url: str, **s3: str) -> AsyncIterator[S3Store]:
     """Open a store."""
     access = S3Options(endpoint_url=url, anonymous=True, **s3)  # type: ignore[arg-type]  # strings, in every call
-    store = DirectStore("bucket", SourceOptions(transport=transport, s3={"*": access}))
+    store = S3Store("bucket", SourceOptions(s3={"*": access}))
     try:
         yield store
     finally:
         await store.close()
 
 
-async def read(store: DirectStore, ref: ObjectRef | None = None) -> bytes:
+async def read(store: S3Store, ref: ObjectRef | None = None) -> bytes:
     """Read a few bytes."""
     target = bytearray(9)
     await store.read_into(ref or await store.head("key"), ByteRange(1, 10), into(target))
@@ -75,13 +73,16 @@ async def test_reads_go_past_the_sdk(server: S3Server) -> None:
         assert logs == []
 
 
-async def test_sdk_on_request(server: S3Server) -> None:
-    """The option chooses the SDK for everything."""
-    options = SourceOptions(transport="aiobotocore", s3={"*": S3Options(endpoint_url=server.url, anonymous=True)})
-    async with Sources(options, TallyRecorder(), SystemClock()) as sources:
-        (ref,) = await sources.resolve(["s3://bucket/key"])
-        await sources.fetcher.fetch(ref, into(bytearray(len(DATA))))
-    assert by_sdk(server) == [True]
+@pytest.mark.parametrize("unframed", [chunked(), until_close()], ids=["chunks", "until close"])
+async def test_a_body_without_a_length_is_received_by_the_sdk(server: S3Server, unframed: Fault) -> None:
+    """After the first body without a length the SDK receives all bodies of the store, and the log says so once."""
+    server.script("bucket", "key", always=unframed)
+    async with opened(server.url) as store:
+        ref = await store.head("key")
+        with capture_logs() as logs:
+            assert [await read(store, ref) for _ in range(3)] == [DATA[1:10]] * 3
+    assert [entry["reason"] for entry in logs] == ["the store sends bodies without content-length"]
+    assert by_sdk(server) == [False, True, True, True]
 
 
 async def test_etag_that_fits_no_header(server: S3Server) -> None:

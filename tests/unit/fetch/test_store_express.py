@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 import pytest
 
 from feedd.errors import PermissionDenied
 from feedd.fetch.fetch_options import S3Options, SourceOptions
-from feedd.fetch.s3.store import DirectStore, S3Store
+from feedd.fetch.s3.store import S3Store
 from tests.conformance.object_store_suite import collect, read
 from tests.fakes.s3.faces import ExpressServer
+from tests.fakes.s3.sdk_bodies import sdk_bodies_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 BUCKET = "mine--use1-az4--x-s3"
 NAMES = ["train/b.tar", "train/a.tar", "train/sub/c.tar", "other.tar", "train-more/a.tar"]
-both = pytest.mark.parametrize("kind", [DirectStore, S3Store])
+both = pytest.mark.parametrize("kind", [S3Store, sdk_bodies_store], ids=["own", "sdk"])
 
 
 def options(server: ExpressServer) -> SourceOptions:
@@ -24,7 +29,7 @@ def options(server: ExpressServer) -> SourceOptions:
 
 @both
 @pytest.mark.usefixtures("aws_credentials")
-async def test_a_directory_bucket(kind: type[DirectStore | S3Store]) -> None:
+async def test_a_directory_bucket(kind: Callable[[str, SourceOptions], S3Store]) -> None:
     """Listings are sorted, by any prefix and from any key on; each request has the session's token."""
     with ExpressServer() as server:
         for name in NAMES:
@@ -48,7 +53,7 @@ async def test_a_directory_bucket(kind: type[DirectStore | S3Store]) -> None:
 
 @both
 @pytest.mark.usefixtures("aws_credentials")
-async def test_sessions_are_renewed(kind: type[DirectStore | S3Store]) -> None:
+async def test_sessions_are_renewed(kind: Callable[[str, SourceOptions], S3Store]) -> None:
     """Reads go on over the ends of sessions, without an error that anybody sees."""
     with ExpressServer(lifetime_s=0.4) as server:
         server.put(BUCKET, "a", b"0123456789")
@@ -69,7 +74,7 @@ async def test_the_server_demands_a_session() -> None:
     """A request without a session is refused: else these tests would show nothing."""
     with ExpressServer() as server:
         server.put("plain", "a", b"x")
-        store = DirectStore("plain", options(server))
+        store = S3Store("plain", options(server))
         try:
             with pytest.raises(PermissionDenied):
                 await collect(store, "")

@@ -12,7 +12,7 @@ from feedd.fetch.fetch_options import S3Options, SourceOptions
 from feedd.fetch.object_checksums import digest_of
 from feedd.fetch.s3 import client
 from feedd.fetch.s3.client import is_google, region_of_endpoint
-from feedd.fetch.s3.store import DirectStore, S3Store
+from feedd.fetch.s3.store import S3Store
 from tests.conformance.object_store_suite import collect, read
 from tests.fakes.s3.faces import FaceServer
 from tests.fakes.s3.faults import Fault
@@ -52,12 +52,9 @@ def google(monkeypatch: pytest.MonkeyPatch, aws_credentials: None) -> Iterator[F
         yield server
 
 
-@pytest.mark.parametrize("kind", [DirectStore, S3Store])
-async def test_google_states_a_checksum_of_the_whole_object(
-    google: FaceServer, kind: type[DirectStore | S3Store]
-) -> None:
+async def test_google_states_a_checksum_of_the_whole_object(google: FaceServer) -> None:
     """Google's CRC32C verifies objects, composed ones too; no request has a header that Google would sign otherwise."""
-    store = kind("bucket", SourceOptions(s3={"*": S3Options(endpoint_url=google.url)}))
+    store = S3Store("bucket", SourceOptions(s3={"*": S3Options(endpoint_url=google.url)}))
     try:
         (ref,) = await collect(store, "a/")
         assert await read(store, ref, 3, 700) == DATA[3:700]
@@ -72,7 +69,7 @@ async def test_an_object_that_is_decompressed_on_the_way(google: FaceServer) -> 
     """Google decompresses objects with Content-Encoding: gzip, and then states no length."""
     google.script("bucket", "a/x.tar", Fault(framing="close"), op="HEAD")
     google.script("bucket", "a/x.tar", Fault(framing="close", omit=("Content-Range",)), op="GET")
-    store = DirectStore("bucket", SourceOptions(s3={"*": S3Options(endpoint_url=google.url)}))
+    store = S3Store("bucket", SourceOptions(s3={"*": S3Options(endpoint_url=google.url)}))
     try:
         with pytest.raises(Unsupported, match="known length") as caught:
             await store.head("a/x.tar")
@@ -81,22 +78,19 @@ async def test_an_object_that_is_decompressed_on_the_way(google: FaceServer) -> 
         await store.close()
 
 
-@pytest.mark.parametrize("kind", [DirectStore, S3Store])
-async def test_oracle_takes_its_own_region(
-    monkeypatch: pytest.MonkeyPatch, aws_credentials: None, kind: type[DirectStore | S3Store]
-) -> None:
+async def test_oracle_takes_its_own_region(monkeypatch: pytest.MonkeyPatch, aws_credentials: None) -> None:
     """Requests are signed for the region in Oracle's host, whatever AWS_REGION says; no checksum is an answer."""
     with FaceServer("oci", "eu-frankfurt-1") as server:
         server.put("bucket", "a/x.tar", DATA)
         access = {"*": S3Options(endpoint_url=server.url)}
-        store = kind("bucket", SourceOptions(s3=access))
+        store = S3Store("bucket", SourceOptions(s3=access))
         try:
             with pytest.raises(PermissionDenied):
                 await collect(store, "a/")
         finally:
             await store.close()
         monkeypatch.setattr("feedd.fetch.s3.client.region_of_endpoint", lambda url: "eu-frankfurt-1" if url else None)
-        store = kind("bucket", SourceOptions(s3=access))
+        store = S3Store("bucket", SourceOptions(s3=access))
         try:
             (ref,) = await collect(store, "a/")
             assert await read(store, ref, 3, 700) == DATA[3:700]

@@ -16,7 +16,7 @@ import uvloop
 from feedd.errors import StoreUnavailable
 from feedd.fetch.fetch_options import S3Options, SourceOptions
 from feedd.fetch.s3.connection import LazyTimer
-from feedd.fetch.s3.store import DirectStore
+from feedd.fetch.s3.store import S3Store
 from feedd.values import ByteRange, ObjectRef
 from tests.budget import PATIENT_S
 from tests.fakes.forward_proxy import ForwardProxy
@@ -60,15 +60,15 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[S3S
 
 
 @contextlib.asynccontextmanager
-async def _opened(options: SourceOptions) -> AsyncIterator[DirectStore]:
-    store = DirectStore("bucket", options)
+async def _opened(options: SourceOptions) -> AsyncIterator[S3Store]:
+    store = S3Store("bucket", options)
     try:
         yield store
     finally:
         await store.close()
 
 
-async def _read(store: DirectStore, ref: ObjectRef, start: int, end: int) -> bool:
+async def _read(store: S3Store, ref: ObjectRef, start: int, end: int) -> bool:
     target = bytearray(end - start)
     await store.read_into(ref, ByteRange(start, end), into(target))
     return target == DATA[start:end]
@@ -162,7 +162,7 @@ def test_a_body_through_a_proxy(
             monkeypatch.setenv("http_proxy", proxy.url)
             monkeypatch.setenv("https_proxy", proxy.url)
             target = bytearray(len(DATA))
-            store = DirectStore("bucket", options)
+            store = S3Store("bucket", options)
             try:
                 await store.read_into(ref, ByteRange(0, len(DATA)), into(target))
             finally:

@@ -10,20 +10,19 @@ import weakref
 from asyncio.subprocess import PIPE
 from typing import TYPE_CHECKING
 
-import pytest
-
 from feedd import metrics
 from feedd.serve.arena_socket import HOLD
 from feedd.serve.server_options import ServeHooks, ServeOptions
 from feedd.serve.tickets import OWNER_GREETING
 from feedd.wire import feedd_pb2 as pb
-from feedd_client import shm
 from tests.budget import PATIENT_S
-from tests.fakes.backend import FakeScript, FakeSession
+from tests.fakes.backend import FakeScript
 from tests.unit.serve.raw_client import WAIT_S, attach, serving
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
 
     from tests.unit.serve.raw_client import Rig
 
@@ -64,27 +63,6 @@ async def test_an_unknown_token_is_refused(short_dir: Path) -> None:
             assert answer == b"\x00"
             assert await asyncio.get_running_loop().sock_recv(conn, 1) == b""
             conn.close()
-
-
-async def test_a_leased_entry_is_handed_out(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who knows the token of a leased cache entry gets its descriptor, and the connection ends at once."""
-    token = b"e" * 16
-    path = short_dir / "entry"
-    path.write_bytes(b"values")
-    fd = os.open(path, os.O_RDONLY)
-    monkeypatch.setattr(FakeSession, "entry", lambda _self, asked: fd if asked == token else None)
-    async with serving(short_dir) as rig:
-        await rig.open()
-        found = await asyncio.to_thread(shm.entry_file, f"{short_dir}/feedd.sock.arena", token)
-        assert os.pread(found, 6, 0) == b"values"
-        assert not os.get_inheritable(found)
-        with pytest.raises(OSError, match="Bad file descriptor"):
-            os.pwrite(found, b"x", 0)
-        os.close(found)
-        with pytest.raises(PermissionError):
-            await asyncio.to_thread(shm.entry_file, f"{short_dir}/feedd.sock.arena", b"f" * 16)
-        await rig.until(lambda: not rig.server._arena_socket.connection_count)
-    os.close(fd)
 
 
 async def test_a_client_that_says_nothing_is_dropped(short_dir: Path) -> None:

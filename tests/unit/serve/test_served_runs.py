@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from feedd.errors import BadShard
-from tests.fakes.backend import SPECS, FakeScript, FakeSession, expected_payload
-from tests.unit.serve.raw_client import attach, serving
+from tests.fakes.backend import SPECS, FakeScript, expected_payload
+from tests.unit.serve.raw_client import serving
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from feedd.values import Cursor
     from feedd.wire import feedd_pb2 as pb
 
 RUN = 3
@@ -41,29 +40,6 @@ async def test_a_credit_is_worth_a_run(short_dir: Path) -> None:
         await stream.finish()
         assert stream.end is not None
         assert (stream.end.steps, stream.end.samples) == (9, 36)
-
-
-@pytest.mark.parametrize("inline_only", [False, True])
-async def test_entries_are_for_clients_that_map_files(
-    short_dir: Path, monkeypatch: pytest.MonkeyPatch, *, inline_only: bool
-) -> None:
-    """Batches may lie in cache entries if the client says so and has a lifeline; inline batches lie in slots."""
-    produce_run, seen = FakeSession.produce_run, []
-
-    async def noting(session: FakeSession, at: Cursor, count: int, *, takes_entries: bool = False) -> Any:
-        seen.append(takes_entries)
-        return await produce_run(session, at, count)
-
-    monkeypatch.setattr(FakeSession, "produce_run", noting)
-    async with serving(short_dir, FakeScript(run_batches=RUN, steps=3)) as rig:
-        opened = await rig.open(prefetch_batches=4)
-        arena = await attach(opened.arena)
-        for entries in (True, False):
-            stream = await rig.stream(opened.session_id, credits=1, inline_only=inline_only, entries=entries)
-            await stream.until(1)
-            await stream.finish()
-        arena.close()
-    assert seen == [not inline_only, False]
 
 
 async def test_a_later_epoch_begins_with_a_full_run(short_dir: Path) -> None:
