@@ -23,7 +23,7 @@ from feedd.tables.task import MakeTask, MissingRanges
 from feedd.tables.writer import Piece, TableWriter
 from feedd.values import ByteRange
 from feedd.workers import worker
-from feedd.workers.convert_call import LONG_STREAM, MakeCall
+from feedd.workers.calls import LONG_STREAM, MakeCall
 from feedd.workers.executor import Executor
 from feedd.workers.messages import ConvertedAnswer, Indexed, Prepare, encode, reply_decoder
 from tests.budget import PATIENT_S
