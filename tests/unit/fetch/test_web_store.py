@@ -24,9 +24,9 @@ from feedd.errors import (
 from feedd.fetch.fetch_options import SourceOptions
 from feedd.fetch.proxy_rules import proxy_of
 from feedd.fetch.s3 import pool
-from feedd.fetch.web import web_ranges
-from feedd.fetch.web.http_store import HttpStore
-from feedd.fetch.web.web_errors import retry_after_s
+from feedd.fetch.web import store as web_ranges
+from feedd.fetch.web.client import retry_after_s
+from feedd.fetch.web.store import HttpStore
 from feedd.values import ObjectRef
 from tests.conformance.object_store_suite import collect, read
 from tests.fakes.raw_server import RawServer
