@@ -12,8 +12,8 @@ from feedd.batching.gather import columns_of, gather
 from feedd.batching.slot_layout import ALIGN_BYTES, lay_out
 from feedd.catalog.lost_objects import bad_rows
 from feedd.values import BatchReady, FieldKind
+from feedd.workers.calls import FILES_MAX
 from feedd.workers.fixed_width import plain_numbers
-from feedd.workers.gather_call import FILES_MAX
 from feedd.workers.work import BadRow, DecodeTask, FieldWork, GatherTask
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from feedd.recipe.bad_sample_policy import Failure
     from feedd.shard_index import ShardIndex
     from feedd.values import SessionInfo, ShardFile, SlotRef
-    from feedd.workers.worker_pool import DecodePool
+    from feedd.workers.pool import DecodePool
 
 _BATCHES_MAX = 22  # a third of 64 slots
 _ALL_BYTES_MAX = 24 << 20  # of all batches of a call: the first is delivered when the last is done

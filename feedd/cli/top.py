@@ -24,7 +24,7 @@ from feedd.diagnosis.finding import STAGES
 from feedd.errors import BadConfig, FeeddError, NotFound
 from feedd.observe.page_access import page_file
 from feedd.units import format_size
-from feedd.view.node_view import short_time
+from feedd.view.node_view import ago, short_time
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
@@ -188,10 +188,8 @@ def _meter(one: StageView, width: int) -> Text:
 def _verdict(view: NodeView, width: int) -> list[Text]:
     found = view.verdict
     if found is None:
-        why = "measuring" if not view.window_s else "no trainer takes batches" if not view.ranks else "measuring"
-        return [Text(f"○ {why}", _QUIET)]
-    limits = any(one.limits for one in view.stages) or found.is_input
-    lines = [Text("● ", _BOTTLENECK if limits else "bold green")]
+        return [Text(f"○ {view.waiting}", _QUIET)]
+    lines = [Text("● ", _BOTTLENECK if view.limits else "bold green")]
     lines[0].append(f"{clean(view.verdict_job)}: " if view.verdict_job else "").append(found.about.title, "bold")
     lines[0].append(f"  {found.finding.verdict}", _QUIET)
     lines += _wrapped("  do   ", found.finding.advice, width)
@@ -329,16 +327,12 @@ def _cache(view: NodeView, state: ScreenState, width: int) -> list[Text]:
     return lines
 
 
-def _ago(age_s: float) -> str:
-    return "now" if age_s < 1 else f"{short_time(age_s)} ago"
-
-
 def _log(view: NodeView, state: ScreenState) -> list[Text]:
     shown = [one for one in view.log if _matches(state, one.text)]
     lines = [_title("log", "warnings and errors, the newest first" if shown else "no warnings and errors")]
     for one in shown:
         times = f" ({one.count} times)" if one.count > 1 else ""
-        line = Text(f"{_ago(one.age_s):>10}  ", _QUIET)
+        line = Text(f"{ago(one.age_s):>10}  ", _QUIET)
         lines.append(line.append(clean(one.text), "red" if one.level == "error" else "yellow").append(times))
     return lines
 
@@ -347,7 +341,7 @@ def _samples(view: NodeView, state: ScreenState) -> list[Text]:
     shown = [one for one in view.bad_samples if _matches(state, one.url, one.key, one.reason)]
     lines = [_title("bad samples", f"{view.bad_sample_count:,} since the start")]
     for one in shown:
-        line = Text(f"{_ago(one.age_s):>10}  ", _QUIET)
+        line = Text(f"{ago(one.age_s):>10}  ", _QUIET)
         line.append(f"{clean(one.key)} {clean(one.field)} ", "bold").append(f"{one.outcome}: {clean(one.reason)}  ")
         lines.append(line.append(clean(one.url), _QUIET))
     return lines if view.bad_sample_count else lines[:1]

@@ -11,7 +11,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
 
-    from feedd.cache.shard_cache import PlacedCache
+    from feedd.cache.cache import Cache
     from feedd.dataset.listing import DatasetView
     from feedd.ordering.batch_plan import BatchPlan
     from feedd.simulation.simulated_workers import SimulatedWorkers
@@ -31,7 +31,7 @@ class IndexedShards:
     def __init__(
         self,
         view: DatasetView,
-        cache: PlacedCache,
+        cache: Cache,
         workers: SimulatedWorkers,
         index_s: float,
         tasks: asyncio.TaskGroup,

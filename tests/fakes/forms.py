@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from feedd.cache.caches import DiskCache
+from feedd.cache.cache import Cache
 from feedd.conversion import Conversion
 from feedd.metrics import CACHE_BYTES, CACHE_ENTRIES, CACHE_PINS, CACHE_RESERVED, PIPELINE_MAKING
 from feedd.tables import registry
@@ -18,7 +18,7 @@ from feedd.tables.facts import ConversionFact, ConversionLog
 from feedd.tables.ranges import everything
 from feedd.tables.task import ConvertedShard
 from feedd.values import ByteRange
-from feedd.workers.convert_call import missing_ranges
+from feedd.workers.calls import missing_ranges
 from feedd.workers.index_columns import unpack_regular
 from feedd.workers.messages import NeedRanges
 from tests.fakes.caches import SHARD_BYTES, SLOT_BYTES, CacheRig
@@ -65,7 +65,7 @@ SAME = SameForm()
 def same_form() -> Iterator[None]:
     """Have the form known meanwhile."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(registry._CONVERTERS, FORM, registry.ConversionSpec(FORM, __name__, "SAME"))
+        patch.setitem(registry._CONVERTERS, FORM, registry.ConversionSpec(FORM, __name__, "SAME", first=None))
         yield
 
 
@@ -125,7 +125,7 @@ class MadeRig(CacheRig):
         converter = Converter(self.fetcher, make, self.facts, ConverterOptions(1 << 30, makings=4), self.recorder)
         options = self.options(capacity, prefetch_fills, deadline_s)
         async with (
-            DiskCache(options, converter, self.recorder, self.clock) as disk,
+            Cache(options, converter, self.recorder, self.clock) as disk,
             ConvertingCache(disk, converter) as cache,
         ):
             yield cache
@@ -139,7 +139,7 @@ class MadeRig(CacheRig):
     @contextlib.asynccontextmanager
     async def open(
         self, capacity: float = 100, prefetch_fills: int = 4, deadline_s: float = 60.0
-    ) -> AsyncIterator[DiskCache]:
+    ) -> AsyncIterator[Cache]:
         """Open one as the conformance suite does."""
         async with self.open_made(capacity, prefetch_fills, deadline_s) as cache:
-            yield cast("DiskCache", cache)  # all that the suite uses of one, this one has too
+            yield cast("Cache", cache)  # all that the suite uses of one, this one has too

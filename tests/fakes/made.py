@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from feedd.conversion import Conversion
 from feedd.tables.task import MakeTask
 from feedd.values import ByteRange
-from feedd.workers.convert_call import MakeCall
+from feedd.workers.calls import MakeCall
 from feedd.workers.convert_shard import make_shard
 from feedd.workers.messages import ConvertedAnswer, MakeRequest, request_decoder
 

@@ -19,7 +19,7 @@ from feedd.flow.runs import first_runs, run_lengths
 from feedd.metrics import DECODE_SAMPLES
 from feedd.sessions.own_batches import OwnBatches
 from feedd.values import BatchReady, Cursor, EpochEnd, Produced
-from feedd.workers.worker_pool import DecodePool
+from feedd.workers.pool import DecodePool
 from tests.budget import later
 from tests.fakes.feeding import batches, feeding, rank
 from tests.fakes.fetchers import until

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("s3://b/", "--fields", "{"), "expected JSON, got '{'"),
+        (("s3://b/", "--fields", "{"), "expected a JSON object, got {"),
         (("s3://b/", "--fields", "[1]"), "expected a JSON object, got [1]"),
         (("s3://b/", "--what-if", "faster"), "expected cached, decoded or local, got 'faster'"),
         (("s3://b/", "--job", "1234"), "expected no URL with --job"),

@@ -16,9 +16,8 @@ from feedd.formats.inline_headers import header_reader
 from feedd.recipe.encodings import check_encoding
 from feedd.recipe.params import params_of
 from feedd.values import FieldRecipe, ObjectRef, ShardFile
-from feedd.workers.calls import PinCall
+from feedd.workers.calls import PinCall, file_messages
 from feedd.workers.messages import PinRequest, encode
-from feedd.workers.request_split import file_messages
 from tests.budget import budget
 
 KINDS = ("mds", "mds:float32", "litdata:numpy", "litdata:tensor")

@@ -18,8 +18,8 @@ from feedd.metrics import DECODE_RESTARTS, PIPELINE_MADE
 from feedd.tables import parquet as parquet_file
 from feedd.values import ByteRange, Cursor, Produced
 from feedd.workers import supervisor
+from feedd.workers.process import Child
 from feedd.workers.work import DecodeOptions
-from feedd.workers.worker_process import Child
 from tests.budget import PATIENT_S
 from tests.fakes.feeding import URL, Feeding, Taken, batches, feeding, take
 from tests.fakes.fetchers import until

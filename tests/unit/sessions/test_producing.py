@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedd.cache import entry_layout
+from feedd.cache.directory import DirectoryStorage
 from feedd.cache.entry_layout import FORMAT_FOLDER
-from feedd.cache.ondisk.directory import DirectoryStorage
 from feedd.errors import BadShard, CacheTooSmall, ObjectChanged
 from feedd.metrics import PIPELINE_BATCH_SECONDS
 from feedd.values import Cursor, EpochEnd, Topology
@@ -40,7 +40,7 @@ def _lose(directory: Path, ref: ObjectRef) -> None:
 
 async def _closed(rig: Feeding) -> None:
     """Wait until the cache has closed the files that no batch reads: open files stay readable when they are deleted."""
-    storage = rig.cache._storage
+    storage = rig.cache._disk._storage
     assert isinstance(storage, DirectoryStorage)
     await until(lambda: not storage._files)
 

@@ -23,7 +23,7 @@ from feedd.tables.task import MakeTask, MissingRanges
 from feedd.tables.writer import Piece, TableWriter
 from feedd.values import ByteRange
 from feedd.workers import worker
-from feedd.workers.convert_call import LONG_STREAM, MakeCall
+from feedd.workers.calls import LONG_STREAM, MakeCall
 from feedd.workers.executor import Executor
 from feedd.workers.messages import ConvertedAnswer, Indexed, Prepare, encode, reply_decoder
 from tests.budget import PATIENT_S
@@ -190,7 +190,7 @@ def test_only_libraries_of_our_own_converters_are_imported(monkeypatch: pytest.M
         asked.append(name)
         raise Unsupported(extra, object=url)
 
-    monkeypatch.setattr("feedd.tables.converters.loaded", fail)
+    monkeypatch.setattr("feedd.tables.registry.loaded", fail)
     Executor().prepare(Prepare(converters=("os", "gunzip", "parquet", "csv")))
     assert set(asked) == {"feedd.tables.parquet", "feedd.tables.delimited"}
 
