@@ -349,9 +349,6 @@ class BatchProducer(Protocol):
             The errors of source, cache and workers for the needed shards and samples.
         """
 
-    async def prepare(self, at: Cursor) -> None:
-        """Make the first batches of a stream that will begin at ``at``, as far as slots are free. It never fails."""
-
     def release(self, slot: SlotRef) -> None:
         """Free the slot of a produced batch."""
 

@@ -274,7 +274,7 @@ class Lifecycle(enum.Enum):
     """States of the daemon, in order."""
 
     STARTING = "starting"
-    STANDBY = "standby"  # only of a daemon that waits for its predecessor's end
+    STANDBY = "standby"  # only of a daemon that waits for another one's end
     READY = "ready"
     DRAINING = "draining"
     STOPPED = "stopped"

@@ -8,8 +8,9 @@ import gc
 import inspect
 import logging
 import os
+import resource
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import pytest_asyncio
@@ -52,6 +53,30 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     gc.set_threshold(10_000)  # seldom: it took a fiftieth of the time of all tests
     gc.enable()
+
+
+_PEAK = "peak_bytes"
+_peaks: list[int] = []  # of pytest-xdist's processes that have ended
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Report how much memory this process, or the largest that it started, has had at most."""
+    kib = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput[_PEAK] = kib * 1024
+    else:
+        _peaks.append(kib * 1024)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Keep what one of pytest-xdist's processes has reported."""
+    _peaks.append(getattr(node, "workeroutput", {}).get(_PEAK, 0))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the largest of all."""
+    terminalreporter.write_line(f"largest process: {max(_peaks, default=0) / 1e6:,.0f} MB")
 
 
 @pytest.fixture(scope="module", autouse=True)

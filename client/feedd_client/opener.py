@@ -37,7 +37,7 @@ BACKOFF_FIRST_S: Final = 0.05
 BACKOFF_MAX_S: Final = 2.0
 NEAR_S: Final = 30.0  # a daemon that is being replaced usually answers again within this time
 NEAR_BACKOFF_S: Final = 0.1  # retry interval until then: probing a socket costs microseconds
-STANDBY_S: Final = 1.0  # a successor that stands by answers within this time
+STANDBY_S: Final = 1.0  # a daemon that stands by answers within this time
 STANDBY_BACKOFF_S: Final = 0.02  # retry interval until then, because it is a part of the trainer's pause
 _CUTS_MAX: Final = 3  # opens that are cut off in a row, although the daemon has a place for each
 

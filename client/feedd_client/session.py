@@ -19,7 +19,7 @@ from feedd_client._version import PROTOCOL_MAJOR
 from feedd_client._wire import feedd_pb2 as pb
 from feedd_client.arrivals import Arrivals
 from feedd_client.batch import BatchDecoder
-from feedd_client.errors import DaemonVersionError, ProtocolError
+from feedd_client.errors import DaemonVersionError, DatasetNotFound, ProtocolError
 from feedd_client.inline import INLINE_LIMIT_BYTES
 from feedd_client.leases import LeasedSlots
 from feedd_client.transport import Endpoint, from_message, translate, unreachable
@@ -265,14 +265,14 @@ class Stream:
             error.__traceback__ = None  # the error is also the call: it would keep the callers' frames and batches
             if self._lost is not None:
                 raise self._lost from None
-            raise translate(error, self._session.endpoint.address) from None
+            raise self._of_session(translate(error, self._session.endpoint.address)) from None
         self._waited_s = (time.perf_counter() - began_s) / (len(response.batches) or 1)
         self.message_count += 1
         if response.HasField("heartbeat"):
             self.waiting_for = response.heartbeat.waiting_for
             return
         if response.HasField("error"):
-            raise from_message(response.error)
+            raise self._of_session(from_message(response.error))
         if response.HasField("known_steps"):
             self.known_steps = response.known_steps
         if response.notices:
@@ -286,6 +286,12 @@ class Stream:
             if response.end.epoch != self._epoch or self._arrivals.has_part:
                 raise ProtocolError(f"expected the end of epoch {self._epoch}, got the end of {response.end.epoch}")
             self.end = response.end
+
+    def _of_session(self, error: FeedError) -> FeedError:
+        """Return the error, or a lost stream if the daemon ended the session while no stream used it."""
+        if isinstance(error, DatasetNotFound) and error.object == self._session.id:
+            return unreachable(self._session.endpoint.address, "a session that ended while this process was away")
+        return error
 
     def give_back(self, lease: Lease) -> None:
         """Return a slot none of whose batches the trainer has; it travels with the next request."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections import defaultdict
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -14,16 +13,13 @@ from feedd.catalog.urls import S3_SCHEME, parse_url
 from feedd.fetch.concurrency_limit import ConcurrencyLimit
 from feedd.fetch.hedge_policy import HedgePolicy, Hedger
 from feedd.fetch.hedging_store import HedgeStore
-from feedd.fetch.limiting_store import LimitStore
 from feedd.fetch.local_store import LocalStore
-from feedd.fetch.metering_store import MeteredStore
 from feedd.fetch.pages import closing_pages
 from feedd.fetch.part_sizes import PartSize
+from feedd.fetch.requests import RequestStore
 from feedd.fetch.retry_policy import RetryPolicy, RetryQuota
 from feedd.fetch.retrying_store import RetryLimits, RetryStore
-from feedd.fetch.s3.direct_store import DirectStore
-from feedd.fetch.s3.region import BucketFacts
-from feedd.fetch.s3.sdk_store import S3Store
+from feedd.fetch.s3.store import S3Store
 from feedd.fetch.scheduler import PARTS_PER_PLACE
 
 if TYPE_CHECKING:
@@ -31,7 +27,7 @@ if TYPE_CHECKING:
 
     from feedd.catalog.urls import Location
     from feedd.fetch.fetch_options import SourceOptions
-    from feedd.fetch.s3.sdk_store import ObjectFacts
+    from feedd.fetch.s3.store import ObjectFacts
     from feedd.flow.loop_thread import WorkLoop
     from feedd.protocols import Clock, ObjectStore, Recorder
     from feedd.range_sink import RangeSink
@@ -86,15 +82,14 @@ class BucketStores:
         self._recorder = recorder
         self._clock = clock
         self._stores: dict[str, ObjectStore] = {}
-        self._writers: dict[str, S3Store] = {}
+        self._buckets: dict[str, S3Store] = {}
         self._states: dict[str, BucketState] = {}
-        self._facts: defaultdict[str, BucketFacts] = defaultdict(BucketFacts)
-        self._direct: list[TransferStore] = []
+        self._others: list[TransferStore] = []
 
     @property
     def transfer_busy_s(self) -> float:
         """Seconds that transfer threads have spent on bodies; any thread may ask."""
-        return sum(store.transfer_busy_s for store in self._direct)
+        return sum(store.transfer_busy_s for store in (*self._others, *tuple(self._buckets.values())))
 
     def of(self, root: str) -> ObjectStore:
         """Return the store of ``s3://bucket``, ``file://``, or an installed one; connections open on first use.
@@ -106,12 +101,12 @@ class BucketStores:
 
     def use(self, bare: ObjectStore) -> ObjectStore:
         """Add the stages to a store, use it for its root, and return it."""
-        metered = MeteredStore(self._traced(bare, requests=True), self._recorder, self._clock)
-        limited = LimitStore(metered, self._options.parts_in_flight * PARTS_PER_PLACE + self._options.heads_in_flight)
+        requests_max = self._options.parts_in_flight * PARTS_PER_PLACE + self._options.heads_in_flight
+        sent = RequestStore(self._traced(bare, requests=True), requests_max, self._recorder, self._clock)
         state = self.state(bare.root)
-        hedged: ObjectStore = limited
+        hedged: ObjectStore = sent
         if state.hedger is not None and bare.root != FILE_ROOT:
-            hedged = HedgeStore(limited, state.hedger, self._recorder)
+            hedged = HedgeStore(sent, state.hedger, self._recorder)
         found = self._stores[bare.root] = self._traced(self._retried(bare, hedged), requests=False)
         return found
 
@@ -130,24 +125,24 @@ class BucketStores:
         self, location: Location, data: bytes, over: str | None, facts: ObjectFacts | None = None
     ) -> ObjectRef:
         """Write an object of S3; see ``S3Store.put``."""
-        store = self._writer(location.bucket)
+        store = self._bucket(location.bucket)
         return await self._retried(store, store).ask(lambda: store.put(location.key, data, over, facts))
 
     async def describe(self, location: Location) -> tuple[ObjectRef, Mapping[str, str]]:
         """Return an object of S3 and its metadata; see ``S3Store.describe``."""
-        store = self._writer(location.bucket)
+        store = self._bucket(location.bucket)
         return await self._retried(store, store).ask(lambda: store.describe(location.key))
 
-    def _writer(self, bucket: str) -> S3Store:
-        """Return the store that writes to a bucket; it opens on first use."""
-        if bucket not in self._writers:
-            self._writers[bucket] = S3Store(bucket, self._options, self._facts[bucket])
-        return self._writers[bucket]
+    def _bucket(self, bucket: str) -> S3Store:
+        """Return the store of a bucket, without stages; it opens on first use."""
+        if bucket not in self._buckets:
+            self._buckets[bucket] = S3Store(bucket, self._options)
+        return self._buckets[bucket]
 
     async def close(self) -> None:
         """Close all stores. A store that fails to close does not keep others open."""
-        stores: list[ObjectStore] = [*self._stores.values(), *self._writers.values()]
-        self._stores, self._writers = {}, {}
+        stores: list[ObjectStore] = [*self._stores.values(), *self._buckets.values()]
+        self._stores, self._buckets = {}, {}
         async with contextlib.AsyncExitStack() as stack:
             for store in stores:
                 stack.push_async_callback(store.close)
@@ -159,14 +154,9 @@ class BucketStores:
             from feedd.catalog.other_stores import open_store  # noqa: PLC0415 - most runs have no such store
 
             found = open_store(root, self._options)
-            self._direct += [found] if isinstance(found, TransferStore) else []
+            self._others += [found] if isinstance(found, TransferStore) else []
             return found
-        bucket = parse_url(root).bucket
-        if self._options.transport == "aiobotocore":
-            return S3Store(bucket, self._options, self._facts[bucket])
-        direct = DirectStore(bucket, self._options, self._facts[bucket])
-        self._direct.append(direct)
-        return direct
+        return self._bucket(parse_url(root).bucket)
 
     def _traced(self, store: ObjectStore, *, requests: bool) -> ObjectStore:
         """Return the store, wrapped if tracing is on."""

@@ -21,8 +21,6 @@ from feedd.catalog.sidecar_counts import read_sidecars
 from feedd.catalog.token_windows import token_files
 from feedd.catalog.url_listing import Resolved
 from feedd.catalog.wanted_columns import counting
-from feedd.convert.conversion_registry import check_named
-from feedd.converting.converter import formed
 from feedd.dataset.listing import Listing
 from feedd.dataset.object_names import split_name
 from feedd.dataset.packs import Packs
@@ -31,6 +29,8 @@ from feedd.errors import BadShard
 from feedd.flow.pools import CPU
 from feedd.flow.tasks import run_all
 from feedd.notices import EXAMPLES_MAX, Amount, NoticeKind, summed
+from feedd.tables.converter import formed
+from feedd.tables.registry import check_named
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -17,7 +17,6 @@ import numpy as np
 
 from feedd.access import EVERYTHING, FILE_ROOT, climbs
 from feedd.catalog.url_listing import UrlListing
-from feedd.convert.conversion_registry import conversion_of, is_unsaid
 from feedd.dataset.frozen_manifest import MANIFEST_BYTES_MAX, Manifest, parse
 from feedd.dataset.index_file import MANIFEST_FOLDER, is_manifest
 from feedd.dataset.listing import Listing
@@ -27,6 +26,7 @@ from feedd.dataset.step_counts import CountColumn
 from feedd.errors import BadRequest, NotFound
 from feedd.flow.pools import CPU
 from feedd.notices import Amount, NoticeKind
+from feedd.tables.registry import conversion_of, is_unsaid
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from feedd.catalog.index_store import Indexes, IndexRun
-    from feedd.converting.converting_cache import ConvertingCache
     from feedd.dataset.listing import DatasetView
     from feedd.shard_index import ShardIndex
+    from feedd.tables.cache import ConvertingCache
 
 
 _PATIENCE_DRAWS = 8  # twice the usual number of batches in progress: at first, reading for later must not disturb them

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from feedd.cache.pins import with_pinned
 from feedd.catalog.megatron_index import counted_by
 from feedd.catalog.record_idx import say_fewer
-from feedd.convert.conversion_registry import conversion_named, is_ready
-from feedd.convert.counting import count_conversion
 from feedd.dataset.pack_layout import is_pack
 from feedd.errors import BadShard, CacheUnavailable, Unsupported
 from feedd.flow.lru import WeightedLru
@@ -18,6 +16,7 @@ from feedd.flow.singleflight import Flight, SingleFlight
 from feedd.flow.tasks import off_loop
 from feedd.formats.format_registry import format_for
 from feedd.formats.packed_objects import index_of
+from feedd.tables.registry import conversion_named, count_conversion, is_ready
 
 if TYPE_CHECKING:
     import asyncio

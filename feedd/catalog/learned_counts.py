@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from feedd.convert.conversion_registry import counts_apart
 from feedd.errors import FeeddError
 from feedd.fetch.local_store import write_file
+from feedd.tables.registry import counts_apart
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from feedd.catalog.sources import Sources
-    from feedd.converting.converting_cache import ConvertingCache
     from feedd.dataset.pack_layout import Table
     from feedd.dataset.packs import Members, Packs
     from feedd.recipe.bad_sample_policy import Failure
     from feedd.shard_index import ShardIndex
+    from feedd.tables.cache import ConvertingCache
     from feedd.values import ObjectRef, ShardFile
 
 _KNOWN_MAX: Final = 1 << 16  # packs

@@ -11,12 +11,12 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from feedd.convert.conversion_registry import DETECT_BYTES, conversion_by_head, is_unsaid
 from feedd.dataset.object_names import split_name
 from feedd.dataset.pack_layout import is_pack
 from feedd.flow.pools import CPU
 from feedd.flow.range_sinks import MemorySink
 from feedd.flow.tasks import run_all
+from feedd.tables.registry import DETECT_BYTES, conversion_by_head, is_unsaid
 from feedd.values import ByteRange
 
 if TYPE_CHECKING:

@@ -30,8 +30,8 @@ _SAMPLES: Final = (
 )
 _COMPANIONS: Final = "text transcript caption json jsn cls cls2 id index inx int xml"
 _OTHER_SHARDS: Final = "bin idx lz4"  # tokens and their index; names that are refused
-_TABLES: Final = frozenset({"csv", "tsv", "svm", "libsvm"})
-_OTHERS_ALONE: Final = frozenset({"zip"})
+_TABLES: Final = frozenset({"csv", "tsv"})
+_OTHERS_ALONE: Final = frozenset({"zip", "libsvm", "svm"})
 _ONLY_LAST: Final = frozenset({"br", "snappy"})  # elsewhere in a name, br is Breton or Brazil
 _ANYWHERE: Final = frozenset({"gz", "bz2", "xz", "zst", "zstd", "zlib"})
 _COMPRESSED: Final = _ANYWHERE | _ONLY_LAST

@@ -2,7 +2,7 @@
 
 A window has many packs, and a batch has samples of nearly all of them. So the first batch would wait for a whole
 window: with 100 KB objects at 20 ms latency, this was most of a small epoch. The order of batches stays the same and
-decides what is fetched first. A converted table may grow by row groups (``converting.growing_table``), so that its
+decides what is fetched first. A converted table may grow by row groups (``tables.converter``), so that its
 first batch waits for one of them.
 """
 
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from feedd.cache.pins import with_pinned
-from feedd.convert.conversion_registry import grows
 from feedd.dataset.pack_layout import is_pack
 from feedd.errors import CacheUnavailable
+from feedd.tables.registry import grows
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from feedd.catalog.sources import Sources
-    from feedd.converting.converting_cache import ConvertingCache
     from feedd.fetch.inflight_packs import PartialWait
     from feedd.ordering.batch_plan import RunRows
     from feedd.protocols import PinnedShards
+    from feedd.tables.cache import ConvertingCache
     from feedd.values import ObjectRef, ShardFile
 
 _T = TypeVar("_T")

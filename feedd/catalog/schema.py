@@ -5,7 +5,7 @@ dimensions. The first shard with samples decides. For a field that this shard la
 next shard with the field decides. So the result is the same on every node and in every epoch.
 
 A large shard is not fetched completely for this: a few MiB of it or its footer are enough (see
-``convert.conversion_registry.head_conversion``).
+``tables.registry.head_conversion``).
 """
 
 from __future__ import annotations
@@ -20,18 +20,6 @@ import numpy as np
 from feedd.cache.pins import with_pinned
 from feedd.catalog.late_fields import known_fields
 from feedd.conversion import Conversion
-from feedd.convert.columnar import strict_params, text_encoding, typed_by
-from feedd.convert.conversion_registry import (
-    HEAD_BYTES,
-    conversion_named,
-    head_conversion,
-    is_columnar,
-    is_delimited,
-    is_head,
-    is_ready,
-    lists_columns,
-    only_unpacks,
-)
 from feedd.dataset.object_spans import is_span
 from feedd.dataset.pack_layout import is_pack
 from feedd.errors import BadRequest, BadSample
@@ -42,6 +30,18 @@ from feedd.recipe.left_out import left_out
 from feedd.recipe.predecoded import PIXELS, RowsParams
 from feedd.recipe.recipe import check_fields, default_fields, needs_resolve, with_encodings
 from feedd.shard_index import ShardIndex
+from feedd.tables.columns import strict_params, text_encoding, typed_by
+from feedd.tables.registry import (
+    HEAD_BYTES,
+    conversion_named,
+    head_conversion,
+    is_columnar,
+    is_delimited,
+    is_head,
+    is_ready,
+    lists_columns,
+    only_unpacks,
+)
 from feedd.values import FieldRecipe
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from feedd.fetch.local_store import write_file
 from feedd.fetch.object_packs import ObjectsFetcher, PackBook
 from feedd.fetch.pages import closing_pages
 from feedd.fetch.ranged import FetchLimits, RangeFetcher
-from feedd.fetch.s3.sdk_client import warm
+from feedd.fetch.s3.client import warm
 from feedd.fetch.turn_gate import TurnGate
 from feedd.flow.budget import ByteBudget
 from feedd.flow.loop_thread import CallersLoop

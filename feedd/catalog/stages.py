@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
     from feedd.catalog.pack_reads import PackReads
     from feedd.catalog.sources import Sources
-    from feedd.converting.converting_cache import ConvertingCache
     from feedd.flow.trace_log import TraceLog
     from feedd.protocols import Clock, Recorder
+    from feedd.tables.cache import ConvertingCache
     from feedd.workers.worker_pool import DecodePool
 
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from feedd.conversion import PARAMS_BYTES_MAX, Conversion
-from feedd.convert.columnar import ROWS_ONLY, params_of
-from feedd.convert.conversion_registry import counts_apart, is_columnar
-from feedd.converting.converter import formed
 from feedd.dataset.ref_columns import RefColumns
+from feedd.tables.columns import ROWS_ONLY, params_of
+from feedd.tables.converter import formed
+from feedd.tables.registry import counts_apart, is_columnar
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -107,9 +107,9 @@ def main() -> None:
         try:
             app()
         except FeeddError as error:
-            from feedd.cli.error_report import report  # noqa: PLC0415 - imports the configuration
+            from feedd.cli.report import say_error  # noqa: PLC0415 - imports the configuration
 
-            sys.exit(report(error))
+            sys.exit(say_error(error))
     except Exception:  # noqa: BLE001 - as the interpreter would, but without secrets
         sys.stderr.write(f"{redact_traceback(traceback.format_exc())}\n")
         sys.exit(1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import statistics
 import tempfile
@@ -12,15 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from feedd.access import EVERYTHING
-from feedd.cli.flags import ConfigFlag, Flags, SetFlag
-from feedd.cli.stoppable import run_async
+from feedd.cli.flags import ConfigFlag, Flags, JsonFlag, SetFlag, size_of
+from feedd.cli.report import print_json, print_table
+from feedd.cli.running import run_async
 from feedd.errors import BadConfig, BadRequest
 from feedd.metrics import SOURCE_RETRIES, SOURCE_SECONDS
-from feedd.units import MIB, format_size, parse_size
+from feedd.units import MIB, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,28 +69,18 @@ def ingest(
     folder: Annotated[Path, typer.Option("--dir", help="Folder for a cache that is deleted afterwards.")] = Path(
         "/dev/shm"  # noqa: S108 - the tmpfs of every Linux; the cache gets a new folder in it
     ),
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,  # noqa: FBT002 - a flag is a flag
+    json_: JsonFlag = False,  # noqa: FBT002 - a flag is a flag
     config: ConfigFlag = None,
     set_: SetFlag = None,
 ) -> None:
     """Fetch objects into an empty cache, and print GB/s, CPU seconds per GB and the mean time of a request."""
-    size_bytes = _size_bytes(size)
+    size_bytes = size_of(size, "--size")
     loaded = Flags(config=config, set=set_).load().config
     found = _run(url, size_bytes, rounds, folder, loaded)
     if json_:
-        typer.echo(json.dumps({"url": url, "rounds": [asdict(one) for one in found]}, indent=2))
+        print_json({"url": url, "rounds": [asdict(one) for one in found]})
     else:
-        Console().print(_table(url, found, loaded))
-
-
-def _size_bytes(text: str) -> int:
-    try:
-        size_bytes = parse_size(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--size") from error
-    if not size_bytes:
-        raise typer.BadParameter("expected a size above 0, got 0", param_hint="--size")
-    return size_bytes
+        _show(url, found, loaded)
 
 
 def _run(url: str, size_bytes: int, round_count: int, folder: Path, config: Config) -> list[Round]:
@@ -176,27 +164,27 @@ def _requests(recorder: PrometheusRecorder) -> tuple[float, float, float]:
     return count, retries, seconds
 
 
-def _table(url: str, rounds: Sequence[Round], config: Config) -> Table:
+def _show(url: str, rounds: Sequence[Round], config: Config) -> None:
     fetch = config.fetch
     part_size = fetch.part_size if isinstance(fetch.part_size, str) else format_size(fetch.part_size)
-    table = Table(
-        title=f"{url} to the cache: {format_size(rounds[0].size_bytes)} a round",
-        caption=f"fetch.parts_in_flight {fetch.parts_in_flight}, fetch.part_size {part_size}",
-        title_justify="left",
-        caption_justify="left",
-    )
-    for heading in ("round", "GB/s", "CPU s/GB", "requests", "sent again", "mean request"):
-        table.add_column(heading, justify="right")
-    rows = [
+    figures = [
         (one.size_bytes / 1e9 / one.wall_s, one.cpu_s / (one.size_bytes / 1e9), one.request_s * 1e3) for one in rounds
     ]
-    for index, (one, (rate, cpu, request_ms)) in enumerate(zip(rounds, rows, strict=True)):
-        counts = str(one.request_count), str(one.retry_count)
-        table.add_row(str(index + 1), f"{rate:.2f}", f"{cpu:.2f}", *counts, f"{request_ms:.0f} ms")
-    rate, cpu, request_ms = (statistics.median(column) for column in zip(*rows, strict=True))
-    table.add_section()
-    table.add_row("median", f"{rate:.2f}", f"{cpu:.2f}", "", "", f"{request_ms:.0f} ms")
-    return table
+
+    def row(name: str, figures: Sequence[float], *counts: int | str) -> tuple[str, ...]:
+        rate, cpu, request_ms = figures
+        return name, f"{rate:.2f}", f"{cpu:.2f}", *map(str, counts), f"{request_ms:.0f} ms"
+
+    rows: list[tuple[str, ...] | None] = [
+        row(str(number), figures[number - 1], one.request_count, one.retry_count)
+        for number, one in enumerate(rounds, start=1)
+    ]
+    print_table(
+        f"{url} to the cache: {format_size(rounds[0].size_bytes)} a round",
+        (">round", ">GB/s", ">CPU s/GB", ">requests", ">sent again", ">mean request"),
+        [*rows, None, row("median", [statistics.median(column) for column in zip(*figures, strict=True)], "", "")],
+        caption=f"fetch.parts_in_flight {fetch.parts_in_flight}, fetch.part_size {part_size}",
+    )
 
 
 def register(app: typer.Typer) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,11 +11,9 @@ import typer
 
 from feedd.channels.channel import InputMode
 from feedd.channels.job import CONFIG_FOLDER, DATA_FOLDER, ChannelFlags, Cluster, Job
-from feedd.cli.error_report import EXIT_FAILED, log_without_notices, say
-from feedd.cli.files_display import files_display
-from feedd.cli.flags import CacheDirFlag, ConfigFlag, Flags, SetFlag
-from feedd.cli.node_flags import cluster_of
-from feedd.cli.stoppable import run_stoppable
+from feedd.cli.flags import CacheDirFlag, ConfigFlag, Flags, JsonFlag, SetFlag, cluster_of
+from feedd.cli.report import EXIT_FAILED, error_facts, log_without_notices, meter, print_json, say
+from feedd.cli.running import run_stoppable
 from feedd.errors import BadRequest
 from feedd.units import format_size
 
@@ -26,13 +22,14 @@ if TYPE_CHECKING:
 
     from feedd.catalog.sources import Sources
     from feedd.channels.channel import Channel
-    from feedd.cli.files_display import FilesDisplay
+    from feedd.cli.report import Meter
     from feedd.config import Config
     from feedd.daemon.signals import StopRequests
     from feedd.file_mode.files_run import ChannelFiles
 
 _PANEL = "Channels named by --channel"
 _STATE_FOLDER = "input/.feedd"
+_SHOW_S = 0.25
 
 
 def files(
@@ -63,7 +60,7 @@ def files(
         str | None,
         typer.Option("--compression", help="None: SageMaker has Gzip in Pipe mode only.", rich_help_panel=_PANEL),
     ] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,  # noqa: FBT002 - a flag is a flag
+    json_: JsonFlag = False,  # noqa: FBT002 - a flag is a flag
     cache_dir: CacheDirFlag = None,
     config: ConfigFlag = None,
     set_: SetFlag = None,
@@ -83,8 +80,8 @@ def files(
     cluster = job.cluster if nodes is None and node_rank is None else cluster_of(nodes, node_rank)
     chosen = job.channels(ChannelFlags(tuple(channel or ()), sharding, seed, compression=compression))
     mine = _of_node(chosen if channel else _in_file_mode(chosen), cluster)
-    with files_display(sys.stderr, quiet=json_) as display:
-        found, stopped = _run(options, job.root, mine, display)
+    with meter("files", quiet=json_) as shown:
+        found, stopped = _run(options, job.root, mine, shown)
     _conclude(found, stopped=stopped, json_=json_)
 
 
@@ -117,13 +114,13 @@ def _of_node(channels: Sequence[Channel], cluster: Cluster) -> list[tuple[Channe
 
 
 def _run(
-    config: Config, root: Path, channels: Sequence[tuple[Channel, int, int]], display: FilesDisplay
+    config: Config, root: Path, channels: Sequence[tuple[Channel, int, int]], shown: Meter
 ) -> tuple[list[ChannelFiles], bool]:
     """Return the channels' files, and whether a signal stopped the run."""
     found: list[ChannelFiles] = []
 
     async def run(requests: StopRequests) -> bool:
-        await _bring(config, root, channels, found, display, requests)
+        await _bring(config, root, channels, found, shown, requests)
         return requests.drain.is_set()
 
     return found, run_stoppable(run)
@@ -134,7 +131,7 @@ async def _bring(
     root: Path,
     channels: Sequence[tuple[Channel, int, int]],
     found: list[ChannelFiles],
-    display: FilesDisplay,
+    shown: Meter,
     requests: StopRequests,
 ) -> None:
     """List all channels into ``found``, then bring their files, until done or a signal comes."""
@@ -161,12 +158,25 @@ async def _bring(
         found += await _listed(sources, root, channels)
         with root_locked(root / _STATE_FOLDER):
             async with asyncio.TaskGroup() as group:
-                watching = group.create_task(display.watch(found))
+                watching = group.create_task(_watch(found, shown))
                 try:
                     await FilesRun(sources.fetcher, cached).run(found)
                 finally:
                     watching.cancel()
-            display.show(found)
+            _show(found, shown)
+
+
+async def _watch(channels: Sequence[ChannelFiles], shown: Meter) -> None:
+    """Show how far the channels are, until cancelled."""
+    while True:
+        _show(channels, shown)
+        await asyncio.sleep(_SHOW_S)
+
+
+def _show(channels: Sequence[ChannelFiles], shown: Meter) -> None:
+    for one in channels:
+        done, total = (one.done_count, one.done_bytes), (len(one.wanted), one.total_bytes)
+        shown.show(f"channel {one.name}", done, total)
 
 
 async def _listed(sources: Sources, root: Path, channels: Sequence[tuple[Channel, int, int]]) -> list[ChannelFiles]:
@@ -186,7 +196,7 @@ async def _listed(sources: Sources, root: Path, channels: Sequence[tuple[Channel
 def _conclude(found: Sequence[ChannelFiles], *, stopped: bool, json_: bool) -> None:
     """Print the result; exit with 1 unless all files are there."""
     if json_:
-        typer.echo(json.dumps({"channels": {one.name: _facts(one) for one in found}, "stopped": stopped}, indent=2))
+        print_json({"channels": {one.name: _facts(one) for one in found}, "stopped": stopped})
     for channel in found:
         for failure in channel.failures:
             say(f"error: {failure}")
@@ -209,7 +219,7 @@ def _facts(channel: ChannelFiles) -> dict[str, Any]:
         "copied": channel.copied_count,
         "copied_bytes": channel.copied_bytes,
         "removed": channel.removed_count,
-        "failed": [{"object": one.object, "kind": one.kind, "message": one.message} for one in channel.failures],
+        "failed": error_facts(channel.failures),
     }
 
 

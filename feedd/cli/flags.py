@@ -1,4 +1,4 @@
-"""Flags that set options, shared by all commands that read the configuration."""
+"""Flags that several commands share."""
 
 from __future__ import annotations
 
@@ -12,10 +12,15 @@ import typer
 
 from feedd.config import Effective, find_file, load
 from feedd.config.types import UNIX_PREFIX
+from feedd.errors import BadConfig
+from feedd.units import format_size, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from feedd.channels.job import Cluster
+
+_ENGINES = ("local", "ray")
 _PANEL = "Configuration: flag, else FEEDD_… variable, else TOML file, else default"
 
 ConfigFlag = Annotated[
@@ -63,6 +68,26 @@ SetFlag = Annotated[
     list[str] | None,
     typer.Option(
         "--set", metavar="NAME=VALUE", help="Any option by its name: cache.free_reserve=5GiB.", rich_help_panel=_PANEL
+    ),
+]
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+PartFlag = Annotated[
+    str | None, typer.Option("--part", metavar="I/N", help="Do only part I of N, from 0 to N - 1; see below.")
+]
+
+
+def _engine(name: str) -> str:
+    if name not in _ENGINES:
+        raise typer.BadParameter(f"expected {' or '.join(_ENGINES)}, got {name!r}")
+    return name
+
+
+EngineFlag = Annotated[
+    str,
+    typer.Option(
+        "--engine",
+        help="local: this process. ray: Ray tasks, on the cluster of $RAY_ADDRESS.",
+        callback=_engine,
     ),
 ]
 
@@ -145,3 +170,34 @@ def _parse(text: str) -> object:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
+
+
+def cluster_of(nodes: int | None, node_rank: int | None) -> Cluster:
+    """Return the nodes that ``--nodes`` and ``--node-rank`` name; at least one of them is given.
+
+    Raises:
+        typer.BadParameter: only one of them is given, and the other does not follow.
+    """
+    if nodes is None or (node_rank is None and nodes > 1):
+        raise typer.BadParameter("expected --nodes and --node-rank together, got one of them")
+    from feedd.channels.job import Cluster  # noqa: PLC0415 - of two commands only
+
+    return Cluster.numbered(nodes, node_rank or 0)
+
+
+def size_of(text: str, flag: str, least_bytes: int = 1, most_bytes: int | None = None) -> int:
+    """Return the bytes that a flag names.
+
+    Raises:
+        BadConfig: the text is no size, or none between the bounds.
+    """
+    try:
+        size_bytes = parse_size(text)
+    except ValueError as error:
+        raise BadConfig(str(error), object=flag, stage="cli") from error
+    if least_bytes <= size_bytes <= (most_bytes or size_bytes):
+        return size_bytes
+    expected = f"at least {format_size(least_bytes)}" if least_bytes > 1 else "a size above 0"
+    if most_bytes is not None:
+        expected = f"{format_size(least_bytes)} to {format_size(most_bytes)}"
+    raise BadConfig(f"expected {expected}, got {text}", object=flag, stage="cli")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path  # noqa: TC003 - typer resolves annotations at run time
@@ -11,11 +10,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from feedd.cache.ondisk.temporary_dirs import temporary_cache
-from feedd.cli.error_report import EXIT_FAILED, log_without_notices, notice_facts, say, say_notices
-from feedd.cli.flags import CacheSizeFlag, ConfigFlag, Flags, SetFlag
-from feedd.cli.progress_bars import bar_for_listing, byte_columns
-from feedd.cli.shared_work import EngineFlag, PartFlag, check_engine, part_of
-from feedd.cli.stoppable import run_stoppable
+from feedd.cli.flags import CacheSizeFlag, ConfigFlag, EngineFlag, Flags, JsonFlag, PartFlag, SetFlag
+from feedd.cli.report import (
+    EXIT_FAILED,
+    bar,
+    byte_columns,
+    log_without_notices,
+    notice_facts,
+    print_json,
+    say,
+    say_notices,
+)
+from feedd.cli.running import run_stoppable
 from feedd.dataset.shard_part import WHOLE, ShardPart
 from feedd.metrics import SOURCE_BYTES
 from feedd.prepare.index_writer import IndexTarget
@@ -92,7 +98,7 @@ def index(
     ] = False,
     engine: EngineFlag = "local",
     part: PartFlag = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,  # noqa: FBT002 - a flag is a flag
+    json_: JsonFlag = False,  # noqa: FBT002 - a flag is a flag
     cache_size: CacheSizeFlag = None,
     config: ConfigFlag = None,
     set_: SetFlag = None,
@@ -113,8 +119,7 @@ def index(
     """
     if manifest and out is not None:
         raise typer.BadParameter("expected --manifest or --out: a manifest lies beside the data", param_hint="--out")
-    chosen = part_of(part)
-    check_engine(engine)
+    chosen = WHOLE if part is None else ShardPart.parse(part)
     flags = Flags(config=config, cache_size=cache_size or _CACHE_SIZE, set=set_)
     flags.load()
     log_without_notices()
@@ -144,7 +149,7 @@ def _conclude(outcome: _Outcome, job: _Job, *, json_: bool) -> None:
             facts |= {"part": f"{job.part.index}/{job.part.count}", "left": outcome.left_count}
         if job.manifest:
             facts["manifest"] = _manifest_facts(outcome)
-        typer.echo(json.dumps(facts, indent=2))
+        print_json(facts)
     for line in _reported_once(progress.failures):
         say(f"error: {line}")
     say_notices(progress.notices)
@@ -270,7 +275,7 @@ def _counter(pipeline: Pipeline, job: _Job, report: Callable[[Counting], object]
 @contextmanager
 def _display(*, quiet: bool) -> Iterator[Callable[[Counting], object]]:
     """Show a progress bar on a terminal, and nothing elsewhere."""
-    with bar_for_listing(*byte_columns(), quiet=quiet) as update:
+    with bar(*byte_columns(), quiet=quiet) as update:
 
         def report(progress: Counting) -> None:
             what = f"{progress.done_count} of {progress.shard_count} shards, {progress.sample_count} samples"

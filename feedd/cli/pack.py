@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
@@ -10,22 +9,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import MofNCompleteColumn
 
-from feedd.cli.error_report import EXIT_FAILED, log_without_notices, say, say_notices
-from feedd.cli.flags import ConfigFlag, Flags, SetFlag
-from feedd.cli.progress_bars import bar_for_listing
-from feedd.cli.shared_work import EngineFlag, PartFlag, check_engine, part_of
-from feedd.cli.stoppable import run_stoppable
+from feedd.cli.flags import ConfigFlag, EngineFlag, Flags, JsonFlag, PartFlag, SetFlag, size_of
+from feedd.cli.report import EXIT_FAILED, bar, log_without_notices, print_json, say, say_notices
+from feedd.cli.running import run_stoppable
+from feedd.dataset.shard_part import WHOLE, ShardPart
 from feedd.notices import notices_of
 from feedd.pack.pack_options import SHARD_BYTES_LEAST, SHARD_BYTES_MOST, PackOptions
 from feedd.pack.shard_writers import FORMATS
-from feedd.units import format_count, parse_size
+from feedd.units import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from feedd.config import Config
     from feedd.daemon.signals import StopRequests
-    from feedd.dataset.shard_part import ShardPart
     from feedd.pack.pack_run import Packing
 
 _SIDE_MAX = 16384
@@ -56,7 +53,7 @@ def pack(
     ] = "auto",
     engine: EngineFlag = "local",
     part: PartFlag = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,  # noqa: FBT002 - a flag is a flag
+    json_: JsonFlag = False,  # noqa: FBT002 - a flag is a flag
     config: ConfigFlag = None,
     set_: SetFlag = None,
 ) -> None:
@@ -67,8 +64,7 @@ def pack(
     the last one writes the manifest, _feedd_pack.json. Standard output lists the shards as sha256sum does.
     """
     options = _options(source, format_, shard_size, resize, quality, seed, labels)
-    mine = part_of(part)
-    check_engine(engine)
+    mine = WHOLE if part is None else ShardPart.parse(part)
     flags = Flags(config=config, set=set_)
     flags.load()
     log_without_notices()
@@ -85,12 +81,7 @@ def _options(
 
     if format_ not in FORMATS:
         raise typer.BadParameter(f"expected one of {', '.join(FORMATS)}, got {format_!r}", param_hint="--format")
-    try:
-        shard_bytes = parse_size(shard_size)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--shard-size") from error
-    if not SHARD_BYTES_LEAST <= shard_bytes <= SHARD_BYTES_MOST:
-        raise typer.BadParameter(f"expected 1MiB to 1GiB, got {shard_size}", param_hint="--shard-size")
+    shard_bytes = size_of(shard_size, "--shard-size", SHARD_BYTES_LEAST, SHARD_BYTES_MOST)
     if resize is not None and not 1 <= resize <= _SIDE_MAX:
         raise typer.BadParameter(f"expected 1 to {_SIDE_MAX} pixels, got {resize}", param_hint="--resize")
     if not 1 <= quality <= 100:
@@ -146,7 +137,7 @@ def _conclude(progress: Packing, target: str, *, json_: bool, stopped: bool) -> 
         "manifest": progress.manifest or None,
     }
     if json_:
-        typer.echo(json.dumps(facts, indent=2))
+        print_json(facts)
     else:
         for one in progress.manifest.get("shards", ()):
             typer.echo(f"{one['sha256']}  {one['name']}")
@@ -165,7 +156,7 @@ def _conclude(progress: Packing, target: str, *, json_: bool, stopped: bool) -> 
 @contextmanager
 def _display(*, quiet: bool) -> Iterator[Callable[[Packing], object]]:
     """Show a progress bar on a terminal, and nothing elsewhere."""
-    with bar_for_listing(MofNCompleteColumn(), quiet=quiet) as update:
+    with bar(MofNCompleteColumn(), quiet=quiet) as update:
 
         def report(progress: Packing) -> None:
             update(description="shards", total=progress.mine_count, completed=progress.done_count)

@@ -9,14 +9,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from feedd.cache.ondisk.temporary_dirs import temporary_cache
-from feedd.cli.error_report import log_without_notices, notice_facts, report, say_notices
-from feedd.cli.flags import ConfigFlag, Flags, SetFlag
-from feedd.cli.stoppable import run_async
+from feedd.cli.flags import ConfigFlag, Flags, JsonFlag, SetFlag
+from feedd.cli.report import (
+    log_without_notices,
+    notice_facts,
+    print_json,
+    print_line,
+    print_table,
+    say_error,
+    say_notices,
+)
+from feedd.cli.running import run_async
 from feedd.errors import FeeddError
 from feedd.notices import notices_of, summed
 from feedd.units import MIB, format_count, format_size
@@ -117,7 +122,7 @@ def peek(
         str, typer.Argument(metavar="URL", help="s3://bucket/prefix/, an object, a folder, or augmented+s3://…")
     ],
     samples: Annotated[int, typer.Option("--samples", min=0, max=100, help="Number of samples to show.")] = 3,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,  # noqa: FBT002 - a flag is a flag
+    json_: JsonFlag = False,  # noqa: FBT002 - a flag is a flag
     config: ConfigFlag = None,
     set_: SetFlag = None,
 ) -> None:
@@ -130,12 +135,12 @@ def peek(
     log_without_notices()
     found = _run(flags, url, samples)
     if json_:
-        typer.echo(json.dumps(_facts(found), indent=2))
+        print_json(_facts(found))
     else:
         _show(found.report)
     say_notices(found.notices)
     if found.error is not None:
-        raise typer.Exit(report(found.error))
+        raise typer.Exit(say_error(found.error))
 
 
 def _run(flags: Flags, url: str, count: int) -> _Found:
@@ -189,9 +194,9 @@ def _summary(url: str, listing: Listing) -> PeekReport:
 
 
 def _format(listing: Listing, shard: int) -> str:
-    from feedd.convert.conversion_registry import only_unpacks  # noqa: PLC0415 - see run_async
     from feedd.dataset.pack_layout import has_lines, is_pack  # noqa: PLC0415 - see run_async
     from feedd.formats.format_registry import format_for  # noqa: PLC0415 - see run_async
+    from feedd.tables.registry import only_unpacks  # noqa: PLC0415 - see run_async
 
     ref = listing.refs[shard]
     if is_pack(ref):
@@ -333,35 +338,31 @@ def recipe_of(found: PeekReport) -> dict[str, str]:
 
 
 def _show(found: PeekReport) -> None:
-    console = Console()
     several = len(found.formats) > 1
     formats = ", ".join(f"{name} ({count})" if several else name for name, count in found.formats.items())
     objects = "" if found.objects == found.shards else f" ({format_count(found.objects, 'object')})"
     shards = format_count(found.shards, "shard")
     known = "samples not counted yet" if found.samples_known is None else format_count(found.samples_known, "sample")
-    console.print(escape(f"{found.url}: {formats}, {shards}{objects}, {format_size(found.bytes)}, {known}"))
+    print_line(f"{found.url}: {formats}, {shards}{objects}, {format_size(found.bytes)}, {known}")
     if not found.fields:
         return
     looked = f", its first {found.looked_at} samples" if found.looked_at else ""
-    console.print(escape(f"first shard: {found.first}{looked}"), soft_wrap=True)
-    table = Table()
-    for heading in ("field", "encoding", "recipe", "samples", "bytes"):
-        table.add_column(heading, overflow="fold")
+    print_line(f"first shard: {found.first}{looked}")
+    rows = []
     for one in found.fields:
         span = format_size(one.bytes_min)
         span = span if one.bytes_min == one.bytes_max else f"{span} to {format_size(one.bytes_max)}"
         figures = (str(one.with_it), span) if found.looked_at else ("", "")
-        table.add_row(*map(escape, (one.name, one.encoding or "file", one.recipe or "left out", *figures)))
-    console.print(table)
+        rows.append((one.name, one.encoding or "file", one.recipe or "left out", *figures))
+    print_table("", ("field", "encoding", "recipe", "samples", "bytes"), rows)
     for key, values in found.samples:
-        shown = "   ".join(f"{name} {_shown(value)}" for name, value in values.items())
-        console.print(escape(f"{key!r}:  {shown}"), soft_wrap=True)
+        print_line(f"{key!r}:  {'   '.join(f'{name} {_shown(value)}' for name, value in values.items())}")
     if found.note:
-        console.print(escape(found.note))
+        print_line(found.note)
     recipe = recipe_of(found)
-    console.print(escape(f"fields={json.dumps(recipe)}"), soft_wrap=True)
+    print_line(f"fields={json.dumps(recipe)}")
     if "image" in recipe.values():
-        console.print(escape('Give images one size with "image:224x224"; see docs/guides/recipes.md.'), soft_wrap=True)
+        print_line('Give images one size with "image:224x224"; see docs/guides/recipes.md.')
 
 
 def _shown(value: Value) -> str:

@@ -12,13 +12,12 @@ import typer
 
 from feedd.channels.channel import InputMode
 from feedd.channels.job import ChannelFlags, Cluster, Job
-from feedd.cli.error_report import EXIT_FAILED, say
-from feedd.cli.flags import ConfigFlag, Flags, LogFlag, LogLevelFlag, SetFlag
-from feedd.cli.node_flags import cluster_of
-from feedd.cli.stoppable import run_stoppable
+from feedd.cli.flags import ConfigFlag, Flags, LogFlag, LogLevelFlag, SetFlag, cluster_of, size_of
+from feedd.cli.report import EXIT_FAILED, say
+from feedd.cli.running import run_stoppable
 from feedd.errors import BadRequest
 from feedd.observe.logs import configure_logging
-from feedd.units import format_count, format_size, parse_size
+from feedd.units import format_count, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -132,21 +131,11 @@ def pipe(
     on_terminal = sys.stderr.isatty()
     form = options.log.format if options.log.format != "auto" else "text" if on_terminal else "json"
     configure_logging(form, options.log.level, brief=on_terminal and form == "text")
-    totals, stopped_by = _run(root, channels, job.cluster, _size(buffer), options)
+    totals, stopped_by = _run(root, channels, job.cluster, size_of(buffer, "--buffer", _BUFFER_MIN), options)
     for name, total in totals.items():
         say(f"{name}: {_summary(total)}")
     if not stopped_by:
         raise typer.Exit(EXIT_FAILED)
-
-
-def _size(text: str) -> int:
-    try:
-        size_bytes = parse_size(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--buffer") from error
-    if size_bytes < _BUFFER_MIN:
-        raise typer.BadParameter(f"expected at least {format_size(_BUFFER_MIN)}, got {text}", param_hint="--buffer")
-    return size_bytes
 
 
 def _piped(channels: Sequence[Channel], *, named: bool) -> list[Channel]:

@@ -1,23 +1,24 @@
-"""``feedd serve``: runs the daemon in the foreground."""
+"""``feedd serve``: the daemon in the foreground, and the defaults of a daemon that a client starts."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import gc
 import os
 import sys
 import tempfile
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from feedd import __version__
 from feedd.cache.ondisk.directory_lock import DirectoryLock
-from feedd.cache.ondisk.temporary_dirs import sweep, temporary_folder
-from feedd.cli.ephemeral import ephemeral_config, note_cache_dir, remove_launch_folder
+from feedd.cache.ondisk.temporary_dirs import sweep, temporary_cache, temporary_folder
 from feedd.cli.flags import (
     AutotuneFlag,
     CacheDirFlag,
@@ -32,17 +33,90 @@ from feedd.cli.flags import (
     StatusFlag,
     WorkersFlag,
 )
-from feedd.errors import BadConfig
+from feedd.config.loading import DEFAULT_ORIGIN, PROCESS_TREE
 from feedd.flow.allocator import return_large_blocks
 from feedd.lanes.lane import Lane, remove_other_lanes
 from feedd.lanes.lane_process import become_lane
 from feedd.observe.logs import configure_logging
+from feedd.observe.recent_log import RECENT
 from feedd.units import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from feedd.config import Config, Effective
+
+_STATUS = "127.0.0.1:0"
+CACHE_FILE = "cache-dir"
+"""File beside the socket that names the cache's directory; the client that started the daemon logs it."""
+_LOCK_FILE = "lock"
+_LOG_FILE = "feedd.log"
+_STDERR = 2
+
+
+@contextmanager
+def ephemeral_config(flags: Flags) -> Iterator[Effective]:
+    """Yield the configuration of a daemon for one process tree; delete its cache directory afterwards.
+
+    Raises:
+        ConfigProblems: with all problems of the configuration.
+    """
+    origins = flags.load().origins
+    unsaid: dict[str, tuple[object, str]] = {}
+    if origins["status"] == DEFAULT_ORIGIN:
+        unsaid["status"] = (_STATUS, PROCESS_TREE)
+    if origins["cache.dir"] != DEFAULT_ORIGIN:
+        yield flags.load(unsaid)
+        return
+    with temporary_cache() as folder:
+        unsaid["cache.dir"] = (str(folder), PROCESS_TREE)
+        yield flags.load(unsaid)
+
+
+def note_cache_dir(config: Config) -> None:
+    """Write the path of the cache's directory to a file beside the socket."""
+    for address in config.listen:
+        scheme, _, path = address.partition("://")
+        if scheme == "unix":
+            note = Path(path).with_name(CACHE_FILE)
+            note.unlink(missing_ok=True)  # of a former daemon; a link that another user put there is not followed
+            with note.open("x", encoding="utf-8") as file:
+                file.write(str(config.cache.dir))
+
+
+def remove_launch_folder(config: Config) -> None:
+    """Remove the folder that a client made for this daemon's launch, once the daemon has ended without an error.
+
+    The folder stays if the log in it has an error, or if a client uses the folder for another daemon.
+    """
+    if any(line.level == "error" for line in RECENT.lines()):
+        return
+    for address in config.listen:
+        scheme, _, path = address.partition("://")
+        if scheme == "unix":
+            with contextlib.suppress(OSError):
+                _remove(Path(path).parent)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a launch's folder; its lock file is removed last.
+
+    Raises:
+        OSError: the folder is not a launch's, or a client uses it.
+    """
+    log, lock = folder / _LOG_FILE, folder / _LOCK_FILE
+    if not os.path.samestat(log.lstat(), os.fstat(_STDERR)):
+        return
+    fd = os.open(lock, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a client that starts a daemon here holds it
+        # A successor's socket would be here; clients look again at the lock file's path once they hold the lock.
+        if {path.name for path in folder.iterdir()} <= {_LOCK_FILE, _LOG_FILE, CACHE_FILE}:
+            for path in (log, folder / CACHE_FILE, lock):
+                path.unlink(missing_ok=True)
+            folder.rmdir()
+    finally:
+        os.close(fd)
 
 
 _GREETED = ("serving", "status page", "ready")
@@ -64,9 +138,6 @@ def serve(
     standby: Annotated[  # noqa: FBT002 - a flag is a flag
         bool, typer.Option("--standby", help="Start next to a running daemon, and take over when it ends.")
     ] = False,
-    takeover: Annotated[  # noqa: FBT002 - a flag is a flag
-        bool, typer.Option("--takeover", help="Start next to a running daemon, and end it when all is ready.")
-    ] = False,
     ephemeral: Annotated[bool, typer.Option("--ephemeral", hidden=True)] = False,  # noqa: FBT002 - a flag is a flag
     lane: Annotated[str | None, typer.Option("--lane", hidden=True)] = None,
     lane_folder: Annotated[Path | None, typer.Option("--lane-folder", hidden=True)] = None,
@@ -80,20 +151,18 @@ def serve(
     with ephemeral_config(flags) if ephemeral else nullcontext(flags.load()) as effective:
         if ephemeral:
             note_cache_dir(effective.config)
-        if takeover:
-            _check_takeover(effective.config)
         if lane is not None and lane_folder is not None:
             me = Lane.parse(lane)
             _log_to_stderr(effective, {"lane": me.index})
             mine = become_lane(effective, me, lane_folder)
-            code = _run(mine, _StartOptions(ephemeral, standby), greets=False)
+            code = _run(mine, ephemeral=ephemeral, standby=standby, greets=False)
         elif effective.config.lanes > 1:
             _log_to_stderr(effective)
             code = _supervise(effective, flags, ephemeral=ephemeral, standby=standby)
         else:
             _log_to_stderr(effective)
             remove_other_lanes(effective.config.cache.dir, 1)
-            code = _run(effective, _StartOptions(ephemeral, standby, takeover), greets=True)
+            code = _run(effective, ephemeral=ephemeral, standby=standby, greets=True)
     if ephemeral and effective.config.lanes == 1 and not code:
         remove_launch_folder(effective.config)
     raise typer.Exit(code)
@@ -143,26 +212,7 @@ def _log_to_stderr(effective: Effective, fields: Mapping[str, object] | None = N
     configure_logging(form, effective.config.log.level, brief=brief, without=without, fields=fields or {})
 
 
-def _check_takeover(config: Config) -> None:
-    """Raise ``BadConfig`` if the daemon cannot run beside its predecessor: lanes, or one port for peers."""
-    if config.lanes > 1 or config.peers.listen is not None:
-        found = "a node with lanes" if config.lanes > 1 else "a daemon that listens for peers"
-        raise BadConfig(
-            f"expected --takeover for one daemon without peers, got {found}",
-            object="--takeover",
-            hint="use --standby, then end the predecessor with SIGTERM",
-        )
-
-
-class _StartOptions(NamedTuple):
-    """How a daemon begins and ends; see ``life.run``."""
-
-    ephemeral: bool = False
-    standby: bool = False
-    takeover: bool = False
-
-
-def _run(effective: Effective, options: _StartOptions, *, greets: bool) -> int:
+def _run(effective: Effective, *, ephemeral: bool, standby: bool, greets: bool) -> int:
     return_large_blocks()
     # The stages take most of a second to import; a wrong configuration is reported before that.
     gc.disable()  # imports leave no garbage, and looking for it took an eighth of their time
@@ -174,7 +224,7 @@ def _run(effective: Effective, options: _StartOptions, *, greets: bool) -> int:
     gc.enable()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         on_ready = partial(_greet, effective) if greets and sys.stderr.isatty() else None
-        return runner.run(life.run(effective, **options._asdict(), on_ready=on_ready))
+        return runner.run(life.run(effective, ephemeral=ephemeral, standby=standby, on_ready=on_ready))
 
 
 def _greet(effective: Effective, addresses: Sequence[str], page: str | None, cache_bytes: int) -> None:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
-from feedd.cli.flags import ConfigFlag, Flags
-from feedd.cli.running_daemon import NodeFlag, daemon_address
+from feedd.cli.flags import ConfigFlag, Flags, JsonFlag
+from feedd.cli.report import print_json, print_table
+from feedd.cli.running import NodeFlag, daemon_address
 from feedd.units import format_count, format_duration, format_size
 
 if TYPE_CHECKING:
@@ -39,27 +36,33 @@ def _ask(address: str | None, config: ConfigFlag, question: Callable[[NodeClient
 
 @_sessions.command("ls", epilog="Example: feedd sessions ls --address unix:///run/feedd/feedd.sock")
 def list_sessions(
-    json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,  # noqa: FBT002 - a flag is a flag
+    json_: JsonFlag = False,  # noqa: FBT002 - a flag is a flag
     address: NodeFlag = None,
     config: ConfigFlag = None,
 ) -> None:
     """Show who holds what: your own sessions, or all if you administer the daemon."""
     found = _ask(address, config, lambda daemon: daemon.sessions())
     if json_:
-        typer.echo(json.dumps([_facts(one) for one in found], indent=2))
+        print_json([_facts(one) for one in found])
         return
-    table = Table(
-        title=f"{format_count(len(found), 'session')}, {format_size(sum(one.arena_bytes for one in found))}",
-        title_justify="left",
+    print_table(
+        f"{format_count(len(found), 'session')}, {format_size(sum(one.arena_bytes for one in found))}",
+        ("|id", "|owner", "|pids", ">slots", ">held", ">memory", "|age", "|silent for", "dataset"),
+        (
+            (
+                one.id,
+                one.owner,
+                " ".join(map(str, one.pids)) or "-",
+                str(one.slots),
+                str(one.leases),
+                format_size(one.arena_bytes),
+                format_duration(one.age_s),
+                format_duration(one.silent_s),
+                " ".join(one.urls),
+            )
+            for one in found
+        ),
     )
-    for name in ("id", "owner", "pids", "slots", "held", "memory", "age", "silent for"):
-        table.add_column(name, no_wrap=True, justify="right" if name in {"slots", "held", "memory"} else "left")
-    table.add_column("dataset", overflow="fold")
-    for one in found:
-        pids, times = " ".join(map(str, one.pids)) or "-", (one.age_s, one.silent_s)
-        held = (str(one.slots), str(one.leases), format_size(one.arena_bytes))
-        table.add_row(one.id, escape(one.owner), pids, *held, *map(format_duration, times), escape(" ".join(one.urls)))
-    Console().print(table)
 
 
 @_sessions.command("end", epilog="Example: feedd sessions end 3f9a01bc")

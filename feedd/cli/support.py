@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from feedd import __version__
-from feedd.cli.error_report import say
+from feedd.cli.check import examine
 from feedd.cli.flags import ConfigFlag, Flags
-from feedd.cli.machine_check import examine
-from feedd.cli.running_daemon import NodeFlag, daemon_address
+from feedd.cli.report import say
+from feedd.cli.running import NodeFlag, daemon_address
 from feedd.config import render
 from feedd.errors import FeeddError
 from feedd.observe.logs import redact_text
 
 if TYPE_CHECKING:
-    from feedd.cli.machine_check import Finding
+    from feedd.cli.check import Finding
     from feedd.config import Config, Effective
 
 _MODE: Final = 0o600

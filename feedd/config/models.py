@@ -125,9 +125,6 @@ class FetchConfig(Section):
     retry_deadline: Duration = Field(300.0, gt=0, description="how long a failing request is retried")
     connect_timeout: Duration = Field(5.0, gt=0, le=600, description="maximum wait for a connection")
     read_timeout: Duration = Field(30.0, gt=0, le=3600, description="maximum silence on a connection")
-    transport: Literal["auto", "direct", "aiobotocore"] = Field(
-        "auto", description="direct: feedd's own reader; aiobotocore: the SDK; auto: direct, except behind a proxy"
-    )
     verify: Literal["off", "length", "checksum"] = Field(
         "checksum", description="check of fetched objects; checksum: the store's own checksum, if there is one"
     )

@@ -13,7 +13,7 @@ from feedd.warming import Amount
 
 if TYPE_CHECKING:
     from feedd.config.models import CacheConfig
-    from feedd.converting.converting_cache import ConvertingCache
+    from feedd.tables.cache import ConvertingCache
 
 
 def cache_state(config: CacheConfig, cache: ConvertingCache) -> CacheState:

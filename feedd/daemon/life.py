@@ -9,7 +9,7 @@ import os
 import resource
 import secrets
 import time
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -28,13 +28,11 @@ from feedd.daemon.heartbeat import beat, beat_of_fetches
 from feedd.daemon.node_page import NodePage, page_access
 from feedd.daemon.notify import Notifier
 from feedd.daemon.object_files import ReadObjects
-from feedd.daemon.predecessor import PAUSE_S, Predecessor
 from feedd.daemon.process_tree import Holders
 from feedd.daemon.signals import StopRequests, handled
 from feedd.daemon.stage_watch import StageWatch
 from feedd.daemon.standby import owner_gone
 from feedd.daemon.state import State
-from feedd.daemon.successor import Successor
 from feedd.daemon.warm_up import WarmBounds, Warmer
 from feedd.daemon.watchdog import Watchdog, WatchdogOptions
 from feedd.daemon.web_view import DaemonView
@@ -44,7 +42,6 @@ from feedd.observe.recent_log import RECENT
 from feedd.observe.recorder import PrometheusRecorder
 from feedd.observe.status import StatusSource, open_status
 from feedd.serve.grpc_server import FeedServer
-from feedd.serve.preopened import Preopened
 from feedd.serve.server_options import (
     BadSampleRow,
     CacheRow,
@@ -58,7 +55,7 @@ from feedd.values import Lifecycle
 from feedd.workers import sandbox
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
     from feedd.config import Config, Effective
     from feedd.observe.page_access import PageAccess
@@ -86,7 +83,6 @@ class _Life:
     access: PageAccess
     on_ready: OnReady | None = None
     standby: bool = False
-    takeover: bool = False
     requests: StopRequests = field(default_factory=StopRequests)
     daemon_id: str = field(default_factory=lambda: secrets.token_hex(8))
 
@@ -96,7 +92,6 @@ async def run(
     *,
     ephemeral: bool = False,
     standby: bool = False,
-    takeover: bool = False,
     on_ready: OnReady | None = None,
 ) -> int:
     """Run the daemon until it is asked to stop; return the process's exit code.
@@ -105,7 +100,6 @@ async def run(
         effective: configuration, already checked.
         ephemeral: stop when the last process that holds the daemon ends, or when none connects.
         standby: open everything else, then wait until the daemon that owns the cache directory has ended.
-        takeover: the same, but ask that daemon to end.
         on_ready: called once with the trainers' addresses, the page's address with its token (None: there is none), and
             the bytes that the cache may take.
 
@@ -116,9 +110,7 @@ async def run(
     sandbox.hide_this_process()  # its memory and environment hold credentials, which decode workers must not read
     recorder, notifier = PrometheusRecorder(), Notifier(os.environ)
     state, access = State(recorder, notifier), page_access(effective)
-    life = _Life(
-        effective.config, recorder, SystemClock(), state, notifier, access, on_ready, standby or takeover, takeover
-    )
+    life = _Life(effective.config, recorder, SystemClock(), state, notifier, access, on_ready, standby)
     _log_start(effective, life)
     try:
         with handled(life.requests):
@@ -146,7 +138,7 @@ async def _live(life: _Life, *, ephemeral: bool) -> None:
             background.append(group.create_task(holders.expect_first(life.clock)))
         for task in background:
             stack.callback(task.cancel)
-        server, page_url, cache_bytes, predecessor = None, None, 0, None
+        server, page_url, cache_bytes = None, None, 0
         async with ended_by(requests.drain):  # a signal ends a long start early
             server, page_url, cache_bytes = await _open(life, stack, watchdog, holders if ephemeral else None)
         if server is not None and not requests.drain.is_set():
@@ -154,16 +146,8 @@ async def _live(life: _Life, *, ephemeral: bool) -> None:
             life.state.move(Lifecycle.READY, addresses=server.addresses)
             if life.on_ready is not None:
                 life.on_ready(server.addresses, page_url, cache_bytes)
-            predecessor = Predecessor(life.config.cache.dir, server, requests)
-            if not ephemeral:
-                attending = group.create_task(predecessor.serve())
-                stack.callback(attending.cancel)
             await requests.drain.wait()
-            async with ended_by(requests.now):
-                await predecessor.end()
         grace_s = life.config.drain.grace if requests.grace_s is None else requests.grace_s
-        if predecessor is not None and predecessor.is_over:
-            grace_s = PAUSE_S
         life.state.move(Lifecycle.DRAINING, reason=requests.reason, grace_s=grace_s)
         if server is not None:
             async with ended_by(requests.now):
@@ -194,13 +178,9 @@ async def _open(
     open_page = None if config.status is None else partial(open_status, config.status, source, life.access)
     page = NodePage(open_page, life.access, standby=life.standby)
     await page.open_early(stack, config.listen)
-    # Two daemons cannot listen for peers at one port, so a successor with a peer cache waits for the port.
-    opens_early = life.standby and config.peers.listen is None
-    successor = await Successor.of(config.cache.dir, life.daemon_id) if opens_early else None
-    takeover = partial(_takeover, life) if life.standby and successor is None else None
-    borrows = None if successor is None else successor.borrow
+    standby = _as_standby(life) if life.standby else None
     pipeline = await stack.enter_async_context(
-        open_pipeline(config, life.recorder, life.clock, takeover, config.access_rules, borrows=borrows)
+        open_pipeline(config, life.recorder, life.clock, config.access_rules, standby=standby)
     )
     group = await stack.enter_async_context(asyncio.TaskGroup())
     work_loop = pipeline.stages.sources.work_loop
@@ -222,12 +202,7 @@ async def _open(
         files=ReadObjects(pipeline.stages.sources, pipeline.cache, config.access_rules),
     )
     server = FeedServer(pipeline, _serve_options(life), life.recorder, life.clock, hooks)
-    stack.push_async_exit(server)
-    if successor is None:
-        await server.start()
-    else:
-        preopened = Preopened(pipeline, ServeOptions().open_limits, group.create_task)
-        await successor.take_over(server, preopened, partial(_stand_by, life), takeover=life.takeover)
+    await stack.enter_async_context(server)
     watching = group.create_task(StageWatch(life.recorder, pipeline.stages.sources, server.sessions).watch(life.clock))
     stack.callback(watching.cancel)
     view.parts = server, pipeline
@@ -237,15 +212,13 @@ async def _open(
     return server, page.url, pipeline.cache.limit_bytes
 
 
-def _stand_by(life: _Life) -> None:
+@asynccontextmanager
+async def _as_standby(life: _Life) -> AsyncIterator[None]:
+    """Wait until the former daemon has ended; everything but its directory and sockets is open."""
     life.state.move(Lifecycle.STANDBY, cache=str(life.config.cache.dir))
-
-
-async def _takeover(life: _Life) -> None:
-    """Wait until the predecessor has ended; everything but its directory and sockets is open."""
-    _stand_by(life)
-    await owner_gone(life.config.cache.dir)
-    _log.info("takes over from its predecessor")
+    async with owner_gone(life.config.cache.dir):
+        _log.info("takes over from the former daemon")
+        yield
 
 
 def _spare_the_collector() -> None:

@@ -46,7 +46,7 @@ class NodePage:
         Args:
             open_page: opens it; None: the operator turned it off.
             access: who may see it.
-            standby: a predecessor may still have the port.
+            standby: another daemon may still have the port.
         """
         self._open_page = open_page
         self._access = access
@@ -59,7 +59,7 @@ class NodePage:
         return self._access.url(self.bound) if self.bound is not None and self._access.token else None
 
     async def open_early(self, stack: AsyncExitStack, addresses: Sequence[str]) -> None:
-        """Open the page into ``stack``, unless a predecessor has the port.
+        """Open the page into ``stack``, unless another daemon has the port.
 
         The trainer that starts a daemon reads the page's address once the daemon listens at ``addresses``.
 
@@ -83,7 +83,7 @@ class NodePage:
             await self._note(stack, addresses)
 
     async def open_late(self, stack: AsyncExitStack, clock: Clock, addresses: Sequence[str]) -> None:
-        """Open the page once the predecessor has ended, and keep its address beside the daemon's socket.
+        """Open the page once the former daemon has ended, and keep its address next to the daemon's socket.
 
         Raises:
             BadConfig: the port stays taken.

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from feedd.access import AccessRules
     from feedd.catalog.sources import Sources
     from feedd.catalog.urls import Location
-    from feedd.converting.converting_cache import ConvertingCache
     from feedd.owner import Owner
     from feedd.protocols import ObjectStore
+    from feedd.tables.cache import ConvertingCache
     from feedd.values import ShardFile
 
 WHOLE_BYTES_MAX: Final = 8 * MIB

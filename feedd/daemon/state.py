@@ -53,7 +53,7 @@ class State:
         for state in Lifecycle:
             self._recorder.gauge(metrics.DAEMON_STATE, float(state is self._now), state=state.value)
         fields = {
-            Lifecycle.STANDBY: ("READY=1",),  # the supervisor may end the predecessor now
+            Lifecycle.STANDBY: ("READY=1",),  # the supervisor may end the running daemon now
             Lifecycle.READY: ("READY=1",),
             Lifecycle.DRAINING: ("STOPPING=1",),
             Lifecycle.STOPPED: ("STOPPING=1",),

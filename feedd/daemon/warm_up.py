@@ -18,9 +18,6 @@ from feedd.catalog.sources import Sources
 from feedd.catalog.token_windows import token_files, windows_of
 from feedd.catalog.wanted_columns import narrowed
 from feedd.conversion import text_of
-from feedd.convert.conversion_registry import is_columnar
-from feedd.converting.converter import formed
-from feedd.converting.converting_cache import ConvertingCache
 from feedd.daemon.wiring import cache_options, decode_options, node_converter, source_options
 from feedd.dataset.listing import Listing
 from feedd.dataset.sharding import assign, check_mode
@@ -32,6 +29,9 @@ from feedd.formats.tokens import kind_of
 from feedd.recipe.recipe import parse_field
 from feedd.sessions.column_types import typed
 from feedd.sessions.pool_on_demand import PoolOnDemand
+from feedd.tables.cache import ConvertingCache
+from feedd.tables.converter import formed
+from feedd.tables.registry import is_columnar
 from feedd.units import format_size
 from feedd.warming import Amount, WarmProgress
 

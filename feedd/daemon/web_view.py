@@ -13,10 +13,10 @@ from feedd.flow.pools import CPU
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from feedd.diagnosis.node import Observe
     from feedd.observe.status import View
     from feedd.serve.grpc_server import FeedServer
     from feedd.sessions.opening import Pipeline
-    from feedd.view.node_reader import Observed
     from feedd.view.web_page import WebPage
     from feedd.wire import feedd_pb2 as pb
 
@@ -28,11 +28,11 @@ SAMPLE: Final = "sample-bytes/"
 class PageOnDemand:
     """The web page; its code is imported when somebody first opens the page."""
 
-    def __init__(self, daemons: Sequence[Observed], sample_bytes: Callable[[str], Awaitable[bytes | None]]) -> None:
+    def __init__(self, daemons: Sequence[Observe], sample_bytes: Callable[[str], Awaitable[bytes | None]]) -> None:
         """Keep what the page is about.
 
         Args:
-            daemons: the daemons of the node, by lane.
+            daemons: look at one daemon of the node each, by lane.
             sample_bytes: returns the bytes of a bad sample by its id in the view.
         """
         self._daemons = daemons
@@ -47,7 +47,7 @@ class PageOnDemand:
         return await self._page.answer(request, name, trusted=trusted)
 
     def _imported(self) -> WebPage:
-        from feedd.view.node_reader import NodeReader  # noqa: PLC0415 - nobody may ever look
+        from feedd.diagnosis.node import NodeReader  # noqa: PLC0415 - nobody may ever look
         from feedd.view.web_page import WebPage  # noqa: PLC0415 - see above
 
         return WebPage(NodeReader(self._daemons, local=True).look, self._sample_bytes)
@@ -82,7 +82,7 @@ class DaemonView:
 
     def page(self) -> View:
         """Return the page of this daemon alone."""
-        return PageOnDemand([self], self.sample_bytes)
+        return PageOnDemand([self.observe], self.sample_bytes)
 
     async def for_supervisor(self, _request: web.Request, name: str, /, *, trusted: bool) -> web.StreamResponse:
         """Answer the supervisor of a node with lanes: one look, or the bytes of a bad sample."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,6 @@ import structlog
 
 from feedd.access import AccessRules
 from feedd.batching.quarantine import Quarantine
-from feedd.cache.borrowed_cache import BorrowedCache
 from feedd.cache.cache_options import CacheOptions
 from feedd.cache.caches import DiskCache, MemoryCache
 from feedd.cache.disk_watch import DiskWatch
@@ -27,9 +26,6 @@ from feedd.catalog.pack_reads import PackReads
 from feedd.catalog.sources import Sources
 from feedd.catalog.stages import PipelineOptions, Stages
 from feedd.config.machine_defaults import default_workers, memory_bytes
-from feedd.converting.conversion_log import ConversionLog
-from feedd.converting.converter import Converter, ConverterOptions
-from feedd.converting.converting_cache import ConvertingCache
 from feedd.errors import CacheUnavailable
 from feedd.fetch.fetch_options import S3Options, SourceOptions
 from feedd.flow.loop_thread import LoopThread
@@ -39,20 +35,24 @@ from feedd.ordering.epoch_access import readahead_bytes
 from feedd.recipe import plugins
 from feedd.recipe.tokenizers import offered
 from feedd.sessions.opening import Pipeline
+from feedd.tables.cache import ConvertingCache
+from feedd.tables.converter import Converter, ConverterOptions
+from feedd.tables.facts import ConversionLog
 from feedd.workers.work import DecodeOptions
 from feedd.workers.worker_pool import DecodePool
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator
+    from contextlib import AbstractAsyncContextManager
 
     from feedd.cache.tiers import AnyCache
     from feedd.config import Config
-    from feedd.converting.converter import Make
     from feedd.fetch.inflight_packs import InflightPacks
     from feedd.flow.trace_log import TraceLog
     from feedd.peers.peer_cache import PeerCache
     from feedd.peers.peer_options import PeerOptions
     from feedd.protocols import Clock, Recorder, ShardFetcher, SpanFetcher
+    from feedd.tables.converter import Make
 
 
 _log = structlog.get_logger(__name__)
@@ -73,7 +73,6 @@ def source_options(config: Config, access_rules: AccessRules | None = None) -> S
         retry_deadline_s=fetch.retry_deadline,
         connect_timeout_s=fetch.connect_timeout,
         read_timeout_s=fetch.read_timeout,
-        transport=fetch.transport,
         verify=fetch.verify,
         hedge_share=fetch.hedge_share,
         traced=config.trace.sample > 0,
@@ -190,7 +189,7 @@ def workers_max(config: Config) -> int:
 
 
 @asynccontextmanager
-async def _hinted(cache: AnyCache | BorrowedCache) -> AsyncIterator[None]:
+async def _hinted(cache: AnyCache) -> AsyncIterator[None]:
     """Open a cache; if its disk may recover, the error names the option to start without the disk."""
     async with AsyncExitStack() as stack:
         try:
@@ -250,10 +249,9 @@ async def open_pipeline(
     config: Config,
     recorder: Recorder,
     clock: Clock,
-    takeover: Callable[[], Awaitable[None]] | None = None,
     access_rules: AccessRules | None = None,
     *,
-    borrows: Callable[[BorrowedCache], object] | None = None,
+    standby: AbstractAsyncContextManager[None] | None = None,
 ) -> AsyncIterator[Pipeline]:
     """Open workers, cache and sources, and the pipeline over them; leave nothing behind.
 
@@ -261,10 +259,9 @@ async def open_pipeline(
         config: effective configuration.
         recorder: takes the measurements.
         clock: the clock.
-        takeover: waits until the cache's directory is free; called when everything that does not need the directory
-            is open.
         access_rules: what each owner may read; None: everything, for a command.
-        borrows: gets the cache, which belongs to another daemon and must be owned later; None: it is owned at once.
+        standby: waits until the cache's directory is free, and keeps it free until the cache is open. It is entered
+            when everything that does not need the directory is open. None: the directory must be free.
 
     Raises:
         CacheUnavailable: the cache directory cannot be used, or another daemon uses it.
@@ -290,22 +287,19 @@ async def open_pipeline(
         pool = await stack.enter_async_context(DecodePool(decode_options(config), recorder))
         fetching = LoopThread("feedd-fetch")
         sources = await stack.enter_async_context(Sources(source_options(config, rules), recorder, clock, fetching))
-        if takeover is not None:
-            await sources.warm()
-            await takeover()
         traces = await stack.enter_async_context(_tracing(config.trace.sample))
-        peers = await stack.enter_async_context(_peers(config, sources, recorder, clock))
-        fetcher: SpanFetcher = sources.fetcher if peers is None else peers.fetcher
-        converter = node_converter(config, fetcher, pool.make, recorder, traces, sources.packs.inflight)
-        converter.conversions.expect = lambda name: pool.prepare(converters=(name,))
-        inner: AnyCache | BorrowedCache
-        inner = owned = node_cache(config, converter, recorder, clock)
-        if borrows is not None:
-            inner = BorrowedCache(cache_options(config), owned, config.cache.memory)
-            borrows(inner)
-        await stack.enter_async_context(_hinted(inner))
+        if standby is not None:
+            pool.warm()
+            await sources.warm()
+        async with standby or nullcontext():
+            peers = await stack.enter_async_context(_peers(config, sources, recorder, clock))
+            fetcher: SpanFetcher = sources.fetcher if peers is None else peers.fetcher
+            converter = node_converter(config, fetcher, pool.make, recorder, traces, sources.packs.inflight)
+            converter.conversions.expect = lambda name: pool.prepare(converters=(name,))
+            inner = node_cache(config, converter, recorder, clock)
+            await stack.enter_async_context(_hinted(inner))
         if peers is not None:
-            await stack.enter_async_context(peers.serving(owned, rules))
+            await stack.enter_async_context(peers.serving(inner, rules))
         cache = await stack.enter_async_context(ConvertingCache(inner, converter))
         group = await stack.enter_async_context(asyncio.TaskGroup())
         learned = Learned(config.cache.dir / "counts")
@@ -314,6 +308,7 @@ async def open_pipeline(
         stages = Stages(sources, cache, pool, recorder, clock, PackReads(sources, cache, group), traces=traces)
         pipeline = Pipeline(stages, options, group, learned, quarantine)
         stack.push_async_callback(pipeline.close)
-        warming = group.create_task(sources.warm())
-        stack.callback(warming.cancel)
+        if standby is None:
+            warming = group.create_task(sources.warm())
+            stack.callback(warming.cancel)
         yield pipeline

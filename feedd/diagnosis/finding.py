@@ -3,39 +3,50 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-TITLES: Final = {
-    "healthy": "not the input: batches are there when the trainer asks",
-    "compute_bound": "not the input: the GPU is busy",
-    "small_batch": "not the input: the GPU is idle for most of each step",
-    "host_compute": "not the input: the trainer's main thread computes while the GPU waits",
-    "straggler": "not the input: one rank is slower than the others",
-    "checkpointing": "not the input: the trainer pauses and writes, as for checkpoints",
-    "evaluation": "not the input: the trainer pauses, as for an evaluation",
-    "communication": "not the input: the network between nodes is full",
-    "logging": "not the input: the trainer writes output in each step",
-    "listing": "the store's listing",
-    "s3_far": "the distance to the store",
-    "s3_throttling": "the store refuses requests",
-    "failing_peers": "peers that fail again and again",
-    "s3_latency": "the store's latency",
-    "s3_bandwidth": "the bandwidth to the store",
-    "small_objects": "many small objects",
-    "shard_sizes": "the size of the shards",
-    "skewed_shards": "shards of unequal size",
-    "cache_too_small": "the cache, which is too small",
-    "disk": "the disk of the cache",
-    "decode_cpu": "decoding: all cores are busy",
-    "too_few_workers": "decoding: too few workers",
-    "too_many_workers": "decoding: more workers than cores",
-    "uneven_cores": "decoding: some cores are busy, others idle",
-    "transport": "the transport of batches from daemon to trainer",
-    "h2d": "copies to the GPU",
-    "unpinned_memory": "copies to the GPU from memory that is not registered",
-    "unknown": "the input, but no single stage stands out",
+
+class About(NamedTuple):
+    """What a verdict says, and the stage of the path that it is about: one of ``PATH``, or empty for none."""
+
+    title: str
+    stage: str = ""
+
+
+PATH: Final = ("store", "cache", "decode", "hand-off", "trainer", "GPU")
+"""The stages, in the order in which a batch passes them."""
+_NOT_INPUT: Final = "not the input"
+VERDICTS: Final = {
+    "healthy": About(f"{_NOT_INPUT}: batches are there when the trainer asks"),
+    "compute_bound": About(f"{_NOT_INPUT}: the GPU is busy", "GPU"),
+    "small_batch": About(f"{_NOT_INPUT}: the GPU is idle for most of each step", "GPU"),
+    "host_compute": About(f"{_NOT_INPUT}: the trainer's main thread computes while the GPU waits", "trainer"),
+    "straggler": About(f"{_NOT_INPUT}: one rank is slower than the others", "trainer"),
+    "checkpointing": About(f"{_NOT_INPUT}: the trainer pauses and writes, as for checkpoints", "trainer"),
+    "evaluation": About(f"{_NOT_INPUT}: the trainer pauses, as for an evaluation", "trainer"),
+    "communication": About(f"{_NOT_INPUT}: the network between nodes is full", "trainer"),
+    "logging": About(f"{_NOT_INPUT}: the trainer writes output in each step", "trainer"),
+    "listing": About("the store's listing", "store"),
+    "s3_far": About("the distance to the store", "store"),
+    "s3_throttling": About("the store refuses requests", "store"),
+    "failing_peers": About("peers that fail again and again", "store"),
+    "s3_latency": About("the store's latency", "store"),
+    "s3_bandwidth": About("the bandwidth to the store", "store"),
+    "small_objects": About("many small objects", "store"),
+    "shard_sizes": About("the size of the shards", "store"),
+    "skewed_shards": About("shards of unequal size", "store"),
+    "cache_too_small": About("the cache, which is too small", "cache"),
+    "disk": About("the disk of the cache", "cache"),
+    "decode_cpu": About("decoding: all cores are busy", "decode"),
+    "too_few_workers": About("decoding: too few workers", "decode"),
+    "too_many_workers": About("decoding: more workers than cores", "decode"),
+    "uneven_cores": About("decoding: some cores are busy, others idle", "decode"),
+    "transport": About("the transport of batches from daemon to trainer", "hand-off"),
+    "h2d": About("copies to the GPU", "GPU"),
+    "unpinned_memory": About("copies to the GPU from memory that is not registered", "hand-off"),
+    "unknown": About("the input, but no single stage stands out"),
 }
-"""What each verdict says, by its id."""
+"""What is known of each verdict, by its id."""
 
 STAGES: Final = {
     "compute_bound": "the trainer's own step",
@@ -78,13 +89,16 @@ class Knob:
     now: str
     to: str
 
+    def __str__(self) -> str:
+        return f"{self.option} from {self.now} to {self.to}" if self.now else f"{self.option} {self.to}"
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     """A rule that fits.
 
     Attributes:
-        verdict: a key of ``TITLES``.
+        verdict: a key of ``VERDICTS``.
         evidence: the values that led to it.
         advice: what to do, in one or two sentences.
         knob: what to turn; None: no single option.
@@ -115,6 +129,26 @@ class Diagnosis:
     behind: str
     now: float
     predicted: float | None
+
+    @property
+    def about(self) -> About:
+        """What the verdict says."""
+        return VERDICTS[self.finding.verdict]
+
+    @property
+    def is_input(self) -> bool:
+        """Whether the trainers wait for input."""
+        return not self.about.title.startswith(_NOT_INPUT)
+
+    @property
+    def knob(self) -> str:
+        """What to turn, from which value to which; empty: no single option."""
+        return "" if self.finding.knob is None else str(self.finding.knob)
+
+    @property
+    def gain(self) -> str:
+        """Batches per second, now and predicted; empty: no prediction."""
+        return "" if self.predicted is None else f"{self.now:,.1f} to {self.predicted:,.1f} batches/s, predicted"
 
     def as_json(self) -> dict[str, Any]:
         """Return the form that ``feedd doctor --json`` prints."""

@@ -10,7 +10,6 @@ from feedd.fetch.scheduler import PARTS_PER_PLACE
 from feedd.units import MIB
 
 AddressingStyle = Literal["auto", "path", "virtual"]
-Transport = Literal["auto", "direct", "aiobotocore"]
 Verify = Literal["off", "length", "checksum"]
 
 
@@ -65,9 +64,6 @@ class SourceOptions:
         file_threads: threads that read the local files of one mount.
         file_folders: folders, with a final slash, below which local files may be read, without following links;
             None: everywhere.
-        transport: what receives objects from S3. ``direct``: feedd's own HTTP reader, straight into the target.
-            ``aiobotocore``: the SDK. ``auto``: direct, or the SDK behind a proxy. The SDK always reads objects that
-            only it can address.
         verify: what is compared. ``length``: each answer's length, range and version with the request.
             ``checksum``: also each object's bytes with the store's checksum, if there is one. ``off``: same as
             ``length``, which costs nothing.
@@ -90,7 +86,6 @@ class SourceOptions:
     heads_in_flight: int = 64
     file_threads: int = 8
     file_folders: tuple[str, ...] | None = None
-    transport: Transport = "auto"
     verify: Verify = "checksum"
     hedge_share: float = 0.05
     s3: Mapping[str, S3Options] = field(default_factory=dict)

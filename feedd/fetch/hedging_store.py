@@ -76,11 +76,23 @@ class HedgeStore:
         if after_s is None:
             await self._inner.read_into(ref, span, sink, progress)
             return
-        race = _Race(self._inner, ref, span, sink, progress or ReadProgress())
-        race.watch(self._hedger, self._now_s)
+        race = _Race(self._inner, self._hedger, ref, span, sink, progress or ReadProgress(), self._now_s)
+        race.look_in(after_s)
         try:
-            await race.run(after_s)
+            try:
+                with race.first:
+                    await self._inner.read_into(ref, span, sink, race.progress)
+                    race.first_won = True
+            except FeeddError as error:
+                race.first_failed(error)
+            except BaseException:
+                race.second.cancel()
+                raise
+            finally:
+                await race.end()
+            race.settle()
         finally:
+            race.failures.clear()  # their tracebacks refer to the race
             if race.hedged_bytes:
                 self._recorder.count(SOURCE_HEDGES, outcome="won" if race.second_won else "lost")
                 self._recorder.count(SOURCE_HEDGED_BYTES, race.hedged_bytes)
@@ -91,83 +103,80 @@ class HedgeStore:
 
 
 class _Race:
-    """One range being read: the first request in the caller's task, the second, if any, in its own task."""
+    """One range being read: the first request in the caller's task, the second, if any, in its own task.
+
+    Attributes:
+        progress: progress of the first request.
+        first: interrupts the first request.
+        first_won: the first request is complete.
+        second: the task of the second request.
+        second_won: the second request was complete first.
+        failures: errors of the two requests.
+        hedged_bytes: size of the second request; 0: there is none.
+    """
 
     def __init__(
-        self, inner: ObjectStore, ref: ObjectRef, span: ByteRange, sink: RangeSink, progress: ReadProgress
+        self,
+        inner: ObjectStore,
+        hedger: Hedger,
+        ref: ObjectRef,
+        span: ByteRange,
+        sink: RangeSink,
+        progress: ReadProgress,
+        now_s: Callable[[], float],
     ) -> None:
         self._inner = inner
+        self._hedger = hedger
         self._ref = ref
         self._span = span
         self._sink = sink
-        self._progress = progress
+        self.progress = progress
         self._rest = ReadProgress()
         self._rest_at = 0
         self._before: Sight | None = None
         self._loop = asyncio.get_running_loop()
-        self._first = Interruptible()
-        self._second = SideTask()
-        self._first_won = self._spoiled = False
-        self._failures: list[FeeddError | None] = [None, None]
-        self.second_won = False
+        self._now_s, self._started_s = now_s, now_s()
+        self._spoiled = False
+        self.first, self.first_won = Interruptible(), False
+        self.second, self.second_won = SideTask(), False
+        self.failures: list[FeeddError | None] = [None, None]
         self.hedged_bytes = 0
 
-    def watch(self, hedger: Hedger, now_s: Callable[[], float]) -> None:
-        """Set the hedger that judges, and its clock."""
-        self._hedger, self._now_s, self._started_s = hedger, now_s, now_s()
+    def first_failed(self, error: FeeddError) -> None:
+        """Note the error of the first request, which is raised once no second request is running."""
+        self.failures[0] = error
+        self._spoiled_by(error, self.progress)
 
-    async def run(self, after_s: float) -> None:
-        """Fill the sink; check the first request after ``after_s``."""
-        self._look_in(after_s)
-        try:
-            try:
-                await self._run_first()
-            except BaseException:
-                self._second.cancel()
-                raise
-            finally:
-                self._timer.cancel()
-                if self._second.started:
-                    await self._end_second()
-            self._settle()
-        finally:
-            self._failures.clear()  # their tracebacks refer to this object
+    async def end(self) -> None:
+        """Look no more, and wait for the end of the second request."""
+        self._timer.cancel()
+        if self.second.started:
+            if self.first_won or self._spoiled:
+                self.second.cancel()
+            await self.second.ended()
 
-    async def _run_first(self) -> None:
-        try:
-            with self._first:
-                await self._inner.read_into(self._ref, self._span, self._sink, self._progress)
-                self._first_won = True
-        except FeeddError as error:
-            self._failures[0] = error  # raised once no second request is running
-            self._spoiled_by(error, self._progress)
-
-    async def _end_second(self) -> None:
-        if self._first_won or self._spoiled:
-            self._second.cancel()
-        await self._second.ended()
-
-    def _look_in(self, after_s: float) -> None:
+    def look_in(self, after_s: float) -> None:
+        """Check the progress of the first request after that time."""
         self._look_at_s = self._now_s() + after_s
         self._timer = self._loop.call_later(after_s, self._look)
 
     def _look(self) -> None:
         """Check the progress of the first request; called by the timer."""
         now_s = self._now_s()
-        first_s = self._progress.first_byte_s
+        first_s = self.progress.first_byte_s
         sight = Sight(
             now_s - self._started_s,
-            self._progress.filled_bytes,
+            self.progress.filled_bytes,
             None if first_s is None else first_s - self._started_s,
             lag_s=now_s - self._look_at_s,
         )
         verdict = self._hedger.judge(self._span.size_bytes, sight, self._before, now_s)
         self._before = sight
         if isinstance(verdict, LookAgain):
-            self._look_in(verdict.after_s)
+            self.look_in(verdict.after_s)
         elif isinstance(verdict, Hedge):
             self._rest_at = sight.filled_bytes
-            self._second.begin(self._run_second())
+            self.second.begin(self._run_second())
 
     async def _run_second(self) -> None:
         rest = ByteRange(self._span.start + self._rest_at, self._span.end)
@@ -176,12 +185,12 @@ class _Race:
             part = self._sink.part(self._rest_at, self._sink.size_bytes)
             await self._inner.read_into(self._ref, rest, part, self._rest)
         except FeeddError as error:
-            self._failures[1] = error
+            self.failures[1] = error
             if self._spoiled_by(error, self._rest):
-                self._first.interrupt()
+                self.first.interrupt()
             return
-        self.second_won = not self._first_won
-        self._first.interrupt()
+        self.second_won = not self.first_won
+        self.first.interrupt()
 
     def _spoiled_by(self, error: FeeddError, progress: ReadProgress) -> bool:
         """Return whether wrong bytes may have overwritten good bytes of the other request."""
@@ -189,18 +198,18 @@ class _Race:
             self._spoiled = True
         return self._spoiled
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Report the outcome to the hedger and the caller."""
         now_s = self._now_s()
-        if any(isinstance(failure, Throttled) for failure in self._failures):
+        if any(isinstance(failure, Throttled) for failure in self.failures):
             self._hedger.throttled(now_s)
-        progress, rest = self._progress, self._rest
+        progress, rest = self.progress, self._rest
         if self._spoiled:
             progress.filled_bytes, self.second_won = 0, False
-            self._raise(first=isinstance(self._failures[0], BadResponse))
-        if self._second.started and (self._first_won or self.second_won):
+            self._raise(first=isinstance(self.failures[0], BadResponse))
+        if self.second.started and (self.first_won or self.second_won):
             self._hedger.hedged(won=self.second_won)
-        if self._first_won:
+        if self.first_won:
             progress.filled_bytes = self._span.size_bytes
             self._note(self._span.size_bytes, self._started_s, progress, now_s)
         elif self.second_won:
@@ -210,7 +219,7 @@ class _Race:
             progress.filled_bytes, progress.answered_by = self._span.size_bytes, rest.answered_by
             self._note(self.hedged_bytes, self._hedged_s, rest, now_s)
         else:
-            if self._second.started:
+            if self.second.started:
                 progress.filled_bytes = max(progress.filled_bytes, self._rest_at + rest.filled_bytes)
             self._raise(first=True)
 
@@ -219,7 +228,7 @@ class _Race:
         self._hedger.note(size_bytes, first_s - asked_s, now_s - asked_s)
 
     def _raise(self, *, first: bool) -> NoReturn:
-        failure = self._failures[0 if first else 1]
+        failure = self.failures[0 if first else 1]
         assert failure is not None
         try:
             raise failure

@@ -5,15 +5,68 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import ipaddress
 import os
-from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
+
+from feedd.errors import BadConfig
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+_PORTS: Final = {"http": 80, "https": 443}
+
+
+@dataclass(frozen=True, slots=True)
+class Proxy:
+    """A proxy for requests to one endpoint.
+
+    Attributes:
+        scheme: ``http`` or ``https``, which encrypts the connection to the proxy itself.
+        host: name or literal address, without brackets.
+        port: TCP port.
+        login: value of Proxy-Authorization; empty: there is none. Never shown.
+    """
+
+    scheme: str
+    host: str
+    port: int
+    login: str = field(default="", repr=False)
+
+    @property
+    def url(self) -> str:
+        """The proxy's URL without user name and password, for messages."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{host}:{self.port}"
+
+
+def proxy_for(url: str) -> Proxy | None:
+    """Return the proxy that the environment names for ``url``; None: there is none, or NO_PROXY excludes it.
+
+    Raises:
+        BadConfig: the proxy has no host, or is none of HTTP.
+    """
+    named = proxy_of(url)
+    if not named:
+        return None
+    try:
+        parts = urlsplit(named if "://" in named else f"http://{named}")
+        host, port = parts.hostname, parts.port or _PORTS.get(parts.scheme)
+    except ValueError:
+        host = port = None
+    if not host or not port or parts.scheme not in _PORTS:
+        message = f"expected {proxy_variable(url) or 'the proxy'} like http://host:3128, got a proxy of another form"
+        raise BadConfig(message, object=url, hint="correct it in the environment of the daemon", stage="source")
+    login = ""
+    if parts.username is not None:
+        pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        login = f"Basic {base64.b64encode(pair.encode()).decode()}"
+    return Proxy(parts.scheme, host, port, login)
 
 
 def proxy_of(url: str) -> str:

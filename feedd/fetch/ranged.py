@@ -147,7 +147,7 @@ class RangeFetcher:
         failures: list[FeeddError] = []
         try:
             async with asyncio.TaskGroup() as tasks:
-                parts = _Parts(self._store_of, arrivals, spans, part_bytes, tasks, self._timing(arrivals.ref.root))
+                parts = _Parts(arrivals, spans, part_bytes, tasks)
                 arrivals.joined(parts)
                 self._scheduler.join(parts)
                 try:
@@ -166,16 +166,13 @@ class RangeFetcher:
             # a final error says more than an error that a retry might have solved
             raise min(failures, key=lambda error: error.retryable)
 
-    def _timing(self, root: str) -> _Timing:
-        return _Timing(self._sizes_of(root), self._limits.now_s)
-
     def _advance(self, freed: ByteRange | None = None) -> None:
         """Begin as many parts as there are places; ``freed``: a part that ended and released its place."""
         loop = asyncio.get_running_loop()
         size_bytes, count = (0, 0) if freed is None else (-freed.size_bytes, -1)
         while (taken := self._scheduler.take()) is not None:
             parts, span = taken
-            task = parts.begin(span)
+            task = self._begin(parts, span)
             if task is None:
                 self._scheduler.leave(parts)
                 self._scheduler.give_back(parts, span)
@@ -189,6 +186,33 @@ class RangeFetcher:
             self._recorder.move(FETCH_PARTS, count)
         if self._scheduler.small_count:
             self._watch.begin()
+
+    def _begin(self, parts: _Parts, span: ByteRange) -> asyncio.Task[None] | None:
+        """Begin a part; None: the fetch has just failed, and no part of it begins any more."""
+        work = self._read(parts.arrivals, span)
+        try:
+            return parts.tasks.create_task(work, context=parts.context)
+        except RuntimeError:  # the task group is ending
+            work.close()
+            return None
+
+    async def _read(self, arrivals: Arrivals, span: ByteRange) -> None:
+        progress, now_s = ReadProgress(), self._limits.now_s
+        asked_s = now_s()
+        part = arrivals.sink.part(span.start, span.end)
+        ref, wanted = arrivals.locate(span)
+        try:
+            await self._store_of(ref.root).read_into(ref, wanted, part, progress)
+        except (NotFound, PermissionDenied) as error:
+            if arrivals.put_off(span, error):
+                return
+            if not arrivals.lost(span, error):
+                raise
+            await part.write(0, bytes(span.size_bytes))
+        if progress.first_byte_s is not None:
+            sizes = self._sizes_of(arrivals.ref.root)
+            sizes.note(span.size_bytes, progress.first_byte_s - asked_s, now_s() - asked_s)
+        arrivals.arrived(span, part, progress.answered_by)
 
     def _ended(self, parts: _Parts, span: ByteRange, began_s: float, task: asyncio.Task[None]) -> None:
         """Release the place of a part; a failed fetch begins no further part."""
@@ -205,65 +229,28 @@ class RangeFetcher:
         self._advance(span)
 
 
-@dataclass(frozen=True, slots=True)
-class _Timing:
-    """How the parts of a bucket are timed: the part size that learns from them, and the clock of ``ReadProgress``."""
-
-    sizes: PartSize
-    now_s: Callable[[], float]
-
-
 class _Parts(FetchEntry):
-    """The parts of one fetch: their scheduler entry, their tasks and their results."""
+    """The parts of one fetch: their scheduler entry, and the task group that runs them.
+
+    Attributes:
+        arrivals: gets the parts.
+        tasks: runs the parts.
+        context: context of the fetch, because another fetch's part may free the place.
+        ended: set when all parts have ended.
+    """
 
     def __init__(
-        self,
-        store_of: Callable[[str], ObjectStore],
-        arrivals: Arrivals,
-        spans: Iterable[ByteRange],
-        part_size_bytes: int,
-        tasks: asyncio.TaskGroup,
-        timing: _Timing,
+        self, arrivals: Arrivals, spans: Iterable[ByteRange], part_size_bytes: int, tasks: asyncio.TaskGroup
     ) -> None:
         watch = arrivals.watch
         super().__init__(arrivals.ref.root, spans, part_size_bytes, _whenever if watch is None else watch.urgency)
-        self._store, self._store_of = store_of(arrivals.ref.root), store_of
-        self._arrivals = arrivals
+        self.arrivals = arrivals
         self.many = arrivals.many
-        self._tasks = tasks
-        self._timing = timing
-        self._context = contextvars.copy_context()  # another fetch's part may free the place
+        self.tasks = tasks
+        self.context = contextvars.copy_context()
         self.ended = asyncio.Event()
         if self.over:  # there are only empty spans
             self.ended.set()
-
-    def begin(self, span: ByteRange) -> asyncio.Task[None] | None:
-        """Begin a part; None: the fetch has just failed, and no part of it begins any more."""
-        work = self._fetch(span)
-        try:
-            return self._tasks.create_task(work, context=self._context)
-        except RuntimeError:  # the task group is ending
-            work.close()
-            return None
-
-    async def _fetch(self, span: ByteRange) -> None:
-        arrivals, progress = self._arrivals, ReadProgress()
-        timing = self._timing
-        asked_s = timing.now_s()
-        part = arrivals.sink.part(span.start, span.end)
-        ref, wanted = arrivals.locate(span)
-        store = self._store if ref.root == arrivals.ref.root else self._store_of(ref.root)
-        try:
-            await store.read_into(ref, wanted, part, progress)
-        except (NotFound, PermissionDenied) as error:
-            if arrivals.put_off(span, error):
-                return
-            if not arrivals.lost(span, error):
-                raise
-            await part.write(0, bytes(span.size_bytes))
-        if progress.first_byte_s is not None:
-            timing.sizes.note(span.size_bytes, progress.first_byte_s - asked_s, timing.now_s() - asked_s)
-        arrivals.arrived(span, part, progress.answered_by)
 
 
 def _whenever() -> float:

@@ -32,7 +32,6 @@ class Why(enum.IntEnum):
     RECORD = 2
     ROW = 3
     CELL = 4
-    LINE = 5
 
 
 _TEXTS: Final = {
@@ -41,7 +40,6 @@ _TEXTS: Final = {
     Why.ROW: "expected a row of as many values as its file's first has, got {got}",
     Why.CELL: "expected {stored} in column {name!r}, as the recipe or the dataset's first shard says, "
     'got {got}; if the value is right, use "float" or "str" in fields',
-    Why.LINE: "expected a line of 'label index:value ...', got {got}",
 }
 
 

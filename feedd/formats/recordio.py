@@ -5,7 +5,7 @@ include/dmlc/recordio.h]. Kind 0 is a whole record. A record in several parts is
 kind 2, and one of kind 3. There are no checksums and no index; an ``.idx`` beside the shard is not needed.
 
 A split record is not contiguous, so a shard with a split record is refused here. If the URL begins with
-``recordio-join+``, records are joined first (``convert.recordio_join``).
+``recordio-join+``, records are joined first (``tables.recordio_join``).
 
 A record is an image with a label, as MXNet's ``im2rec`` packs them, or plain bytes. If the first record has an image
 header followed by an encoded image, the shard holds images. ``recordio-image+`` or ``recordio-raw+`` before the URL

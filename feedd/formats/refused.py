@@ -31,6 +31,10 @@ _NAME: Final = (
 )
 _TORCH: Final = "name it .pt if it holds plain tensors: feedd then reads it, without unpickling"
 _PICKLE: Final = "feedd never unpickles: save tensors as safetensors, as .npy members of tar shards, or with torch.save"
+_LIBSVM: Final = (
+    "write it as Parquet with columns label, indices and values, or read each line as a sample: "
+    'text+s3://bucket/prefix/ with fields={"text": "str"}'
+)
 REFUSED: Final = (
     Refusal(
         "an FFCV file",
@@ -39,6 +43,7 @@ REFUSED: Final = (
         "write the samples as tar, MDS or TFRecord shards: only FFCV can read FFCV's pages",
     ),
     Refusal("a PyTorch checkpoint", (".ckpt",), rb"PK\x03\x04[\x00-\xff]{26}[^/\x00]{1,200}/data\.pkl", _TORCH),
+    Refusal("libsvm's text", (".libsvm", ".svm"), b"", _LIBSVM),
     Refusal("a pickle", (".pkl", ".pickle"), rb"\x80[\x02-\x05][\x95cK\]}()\x8c]", _PICKLE),
     Refusal("gzip", (), rb"\x1f\x8b\x08", _NAME),
     Refusal("zstd", (), rb"\x28\xb5\x2f\xfd", _NAME),

@@ -35,10 +35,8 @@ EXTENSION_CONVERTERS: Final[dict[str, str]] = {
     ".feather": "arrow",
     ".h5": "hdf5",
     ".hdf5": "hdf5",
-    ".libsvm": "libsvm",
     ".npz": "npz",
     ".parquet": "parquet",
-    ".svm": "libsvm",
     ".tsv": "tsv",
 }
 """Conversion by the ending of a lower-case file name, for uncompressed files."""

@@ -62,7 +62,7 @@ class LaneCommand:
         arguments: returns the command line of a lane.
         environment: variables of every lane.
         folder: folder of this process only, for the lanes' sockets.
-        standby: whether lanes wait for a predecessor, which may still have the port of the status page.
+        standby: whether lanes wait for another node's end, which may still have the port of the status page.
         ends_with_first: whether the node ends if the first lane fails: trainers that started it start another.
     """
 
@@ -134,7 +134,7 @@ class Supervisor:
     # ------------------------------------------------------------------ the node
 
     async def _announce(self, stack: AsyncExitStack) -> None:
-        """Say once that all lanes serve. Then the predecessor has ended, and its port is free."""
+        """Say once that all lanes serve. Then the former node has ended, and its port is free."""
         await self._all_serve.wait()
         try:
             await self._page.open_late(stack, SystemClock(), self._config.listen)

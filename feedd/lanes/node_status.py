@@ -7,6 +7,7 @@ import json
 import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -103,22 +104,16 @@ def summed_health(answers: Sequence[dict[str, Any] | None]) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class _ObservedLane:
-    """A lane, looked at through its socket."""
+async def _observe(path: Path) -> pb.ObserveResponse:
+    """Return one look at the lane whose socket is ``path``.
 
-    path: Path
-
-    async def observe(self) -> pb.ObserveResponse:
-        """Return one look at the lane.
-
-        Raises:
-            Draining: the lane does not answer, or is starting.
-        """
-        status, data = await _answer(self.path, f"/{OBSERVE}")
-        if status != _READY or data is None:
-            raise Draining("expected an answer of a lane, got none", object=str(self.path), stage="lanes")
-        return pb.ObserveResponse.FromString(data)
+    Raises:
+        Draining: the lane does not answer, or is starting.
+    """
+    status, data = await _answer(path, f"/{OBSERVE}")
+    if status != _READY or data is None:
+        raise Draining("expected an answer of a lane, got none", object=str(path), stage="lanes")
+    return pb.ObserveResponse.FromString(data)
 
 
 class _Handlers:
@@ -126,7 +121,7 @@ class _Handlers:
 
     def __init__(self, status: NodeStatus) -> None:
         self._status = status
-        self.view = PageOnDemand([_ObservedLane(path) for path in status.sockets], self._sample_bytes)
+        self.view = PageOnDemand([partial(_observe, path) for path in status.sockets], self._sample_bytes)
 
     async def metrics(self, _request: web.Request) -> web.Response:
         texts = [text for _, text in await self._ask("/metrics")]

@@ -15,7 +15,7 @@ from feedd.catalog.bucket_stores import is_s3
 from feedd.catalog.urls import parse_url
 from feedd.errors import BadRequest, NotFound, ObjectChanged, Unsupported
 from feedd.fetch.pages import closing_pages
-from feedd.fetch.s3.sdk_store import ObjectFacts
+from feedd.fetch.s3.store import ObjectFacts
 from feedd.flow.pools import LOCAL_FILES
 from feedd.flow.range_sinks import MemorySink
 from feedd.pack.destination import ShardRecord

@@ -7,7 +7,7 @@ import contextlib
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Final
 
-from feedd.fetch.s3.lazy_timer import LazyTimer
+from feedd.fetch.s3.connection import LazyTimer
 from feedd.peers.own_delays import OwnDelays
 
 if TYPE_CHECKING:

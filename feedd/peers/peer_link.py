@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from feedd.errors import CacheError, FeeddError, StoreUnavailable
-from feedd.fetch.s3.range_answer import RangeHead, check_head
-from feedd.fetch.s3.sdk_errors import FOREIGN, RequestContext
+from feedd.fetch.s3.errors import FOREIGN, RangeHead, RequestContext, check_head
 from feedd.flow.range_sinks import MemorySink
 from feedd.peers.breaker import Breaker
 from feedd.peers.entry_requests import render
@@ -19,8 +18,8 @@ from feedd.peers.entry_requests import render
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from feedd.fetch.s3.connection_pool import ConnectionPool
-    from feedd.fetch.s3.http_answer import Answer
+    from feedd.fetch.s3.connection import Answer
+    from feedd.fetch.s3.pool import ConnectionPool
     from feedd.peers.delay_meter import DelayMeter
     from feedd.protocols import Clock
     from feedd.range_sink import RangeSink

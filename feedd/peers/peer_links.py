@@ -14,9 +14,9 @@ import structlog
 from feedd.errors import CacheError, FeeddError
 from feedd.fetch.fetch_options import SourceOptions
 from feedd.fetch.s3.bodies import Files
-from feedd.fetch.s3.connection_pool import ConnectionPool, Endpoint
-from feedd.fetch.s3.idle_timeout import Patience
-from feedd.fetch.s3.transfer_threads import TransferThreads
+from feedd.fetch.s3.connection import Patience
+from feedd.fetch.s3.pool import ConnectionPool, Endpoint
+from feedd.fetch.s3.transfer import TransferThreads
 from feedd.flow.pools import LOCAL_FILES
 from feedd.metrics import PEER_PAUSED
 from feedd.peers.delay_meter import DelayMeter
@@ -105,7 +105,7 @@ class PeerLinks:
     def _opened(self, member: str) -> PeerLink:
         host, port = parse_host_port(member)
         # Two thirds, because silence is noticed after up to half as much again.
-        patience = Patience(lambda: self.meter.silence_s() * 2 / 3, lambda: link.heard_s)
+        patience = Patience(lambda: self.meter.silence_s() * 2 / 3, lambda: link.heard_s, interim_max=math.inf)
         endpoint, files = Endpoint(member, host, port, self._tls, patience=patience), Files(self._threads)
         pool = ConnectionPool(endpoint, self._limits, files)
         link = PeerLink(member, pool, self.meter, self._clock, self._failed.set)

@@ -12,7 +12,6 @@ import numpy as np
 from feedd import __version__
 from feedd.access import FILE_ROOT
 from feedd.catalog.frozen import next_name, read_frozen, versions
-from feedd.convert.conversion_registry import conversion_for
 from feedd.dataset.frozen_manifest import Head, Manifest, Notice, render
 from feedd.dataset.index_file import MANIFEST_FOLDER
 from feedd.dataset.pack_layout import is_pack
@@ -20,6 +19,7 @@ from feedd.dataset.packs import packed_tag
 from feedd.errors import BadRequest, NotFound, ObjectChanged, StoreUnavailable, Unsupported
 from feedd.flow.pools import CPU, LOCAL_FILES
 from feedd.formats.format_registry import format_for
+from feedd.tables.registry import conversion_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Predecoded images: the part of a recipe that is the same in every epoch, done once (``convert.predecode``). Pure.
+"""Predecoded images: the part of a recipe that is the same in every epoch, done once (``tables.predecode``). Pure.
 
 This part, the prefix, ends before the first random step. It includes decoding, orientation, size, and the first
 transforms. Later transforms draw the same numbers as without it (see ``codecs.transforms.sample_rng``), so batches are

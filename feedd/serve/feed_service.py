@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from feedd.open_spec import OpenSpec
     from feedd.protocols import FeedBackend, FeedSession
     from feedd.serve.callers import CallContext, Caller, Callers
-    from feedd.serve.preopened import Preopened
     from feedd.serve.served_session import ServedSession
     from feedd.serve.server_options import ServeOptions
     from feedd.serve.session_registry import Sessions
@@ -84,7 +83,6 @@ class FeedService:
         self._callers = callers
         self._spawn = spawn
         self.arena_path: Path | None = None
-        self.preopened: Preopened | None = None
         self._opens: dict[str, OpenProgress] = {}  # running Opens, by the id that their clients chose
 
     def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
@@ -119,14 +117,11 @@ class FeedService:
             owner = self._callers.of(context).owner
             spec = replace(open_spec(request, self._options.open_limits), owner=owner)
             with self._noted(request.open_id, progress), self._sessions.admission(owner):
-                opened = None if self.preopened is None else await self.preopened.take(owner, request)
-                if opened is None:
-                    opened = await self._open_backend(spec, progress, context.time_remaining())
+                opened = await self._open_backend(spec, progress, context.time_remaining())
                 if self._sessions.draining:  # all other sessions are closed, so nothing else would close this one
                     await opened.close()
                     self._sessions.check_draining()
                 hosted = self._sessions.add(opened, spec)
-                hosted.request = request
         except Exception as error:  # noqa: BLE001 -- the border: every error becomes a status
             ours = as_feedd_error(error, "opening a session")
             _log_failed_open(ours, request, context.peer(), progress)
@@ -166,8 +161,6 @@ class FeedService:
 
     def _response(self, hosted: ServedSession) -> pb.OpenResponse:
         slots, info = hosted.feed.slots, hosted.feed.info
-        if info.steps is not None:  # a session that was opened in advance may have been opened in another epoch
-            info = replace(info, steps=hosted.feed.steps(hosted.spec.session.epoch))
         response = open_response(info, hosted.id, slots.slot_count, self._daemon_id)
         if self.arena_path is not None:
             response.arena.socket_path = str(self.arena_path)

@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from typing import Self
 
     from feedd.protocols import Clock, FeedBackend, Recorder
-    from feedd.serve.preopened import Preopened
     from feedd.serve.server_options import ServeOptions
     from feedd.wire import feedd_pb2 as pb
 
@@ -198,22 +197,13 @@ class FeedServer:
         """Return one look at the daemon, as an administrator gets it."""
         return await self._full_admin.observation(Caller(Owner.of_this_process(), administers=True))
 
-    @property
-    def listens_in_files(self) -> bool:
-        """Whether all addresses are Unix sockets, which a successor can replace while they are in use."""
-        return all(isinstance(parse_address(text), UnixAddress) for text in self._options.listen)
-
-    def adopt(self, preopened: Preopened) -> None:
-        """Give clients the sessions that wait for them; ``stop`` closes the others."""
-        self._feed.preopened = preopened
-
     def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         return self._tasks.create_task(work)
 
     # ------------------------------------------------------------------ start
 
-    async def start(self, *, published: bool = True) -> None:
-        """Listen and become ready; unless ``published``, the Unix sockets get their names by ``sockets.publish``.
+    async def start(self) -> None:
+        """Listen and become ready.
 
         Raises:
             BadConfig: an address cannot be used, or would be open to other machines without TLS.
@@ -227,13 +217,13 @@ class FeedServer:
             await self._stack.enter_async_context(self._tasks)
             self._grpc = server = self._make_server()
             for address in addresses:
-                await self._listen(server, address, published=published)
+                await self._listen(server, address)
             await server.start()
         except BaseException:
             await self.stop()
             raise
         if self._options.admin_socket is not None:
-            await self._listen_for_admins(self._options.admin_socket, published=published)
+            await self._listen_for_admins(self._options.admin_socket)
         if self._listeners:
             serving = self._spawn(self._arena_socket.serve(self._listeners))
             self._stack.callback(serving.cancel)
@@ -284,13 +274,12 @@ class FeedServer:
             reflection.enable_server_reflection(names, server)
         return server
 
-    async def _listen_for_admins(self, path: Path, *, published: bool) -> None:
+    async def _listen_for_admins(self, path: Path) -> None:
         """Serve administrators at a socket of their own, so that the file's permissions decide who is one."""
         server = self._make_admin_server()
         async with directory_lock(path.parent, self._clock):
             self._bind_unix(server, path, _ADMIN_MODE)
-            if published:
-                self.sockets.publish()
+            self.sockets.publish()
         await server.start()
         self._admin_grpc = server
         _log.info("serving administrators", socket=str(path))
@@ -307,12 +296,11 @@ class FeedServer:
         )
         return server
 
-    async def _listen(self, server: grpc.aio.Server, address: UnixAddress | TcpAddress, *, published: bool) -> None:
+    async def _listen(self, server: grpc.aio.Server, address: UnixAddress | TcpAddress) -> None:
         if isinstance(address, UnixAddress):
             async with directory_lock(address.path.parent, self._clock):
                 self._listen_unix(server, address)
-                if published:
-                    self.sockets.publish()
+                self.sockets.publish()
             return
         if address.port:
             check_tcp_free(address)
@@ -460,8 +448,6 @@ class FeedServer:
                     await server.stop(_RPC_GRACE_S)
         finally:
             self._state = Lifecycle.STOPPED
-            if self._feed.preopened is not None:
-                await self._feed.preopened.close()
             await self._stack.aclose()
             for listener in self._listeners:
                 listener.close()

@@ -42,7 +42,6 @@ class ServedSession:
         id: 128 random bits in hex; a client that knows it may stream.
         token: 128 random bits; a client that knows it may map the arena.
         spec: the Open request, with its owner.
-        request: the Open request as it came, for a successor of this daemon.
         feed: the backend's session.
         opened_s: when it was opened, on the clock's monotonic time.
         heard_s: when its client sent the last message.
@@ -71,7 +70,6 @@ class ServedSession:
         self.id = secrets.token_hex(16)
         self.token = secrets.token_bytes(16)
         self.spec = spec
-        self.request: pb.OpenRequest | None = None
         self.feed = feed
         self.notices = feed.info.notices
         self.recorder = recorder

@@ -127,8 +127,6 @@ class StreamMachine:
         self._making: dict[int, _Step] = {}  # by step
         self._sending: dict[int, SlotRef] = {}  # by seq
         self._planned_all = False  # no further Produce
-        self._pause_step: int | None = None  # no Produce from this step on, until ``resume``
-        self._ends_at_pause = False
         self._ended = False  # SendEnd, SendError or Finish was returned
         self._half_closed = False  # the client sends nothing more
         self._gone = False
@@ -220,22 +218,9 @@ class StreamMachine:
 
     def fail(self, error: FeeddError) -> list[Instruction]:
         """End the stream with an in-band error, or without one if its last message was sent before."""
-        return self._finish_ended() or self._end(SendError(error))
-
-    def pause(self, more: int) -> Cursor:
-        """Plan ``more`` further steps and then none; return the position behind them."""
-        self._pause_step = self._next_step + more * self._stride
-        return Cursor(self._anchor.epoch, self._pause_step, self._anchor.anchors)
-
-    def resume(self) -> list[Instruction]:
-        """Go on after ``pause``."""
-        self._pause_step = None
-        return self._advance()
-
-    def end_at_pause(self) -> list[Instruction]:
-        """End the stream as ``SessionMachine.drain`` does, but behind the batches before its pause."""
-        self._ends_at_pause = True
-        return self._finish_ended() or self._advance()
+        if self._ended and not self._gone:
+            return self.half_closed()
+        return self._end(SendError(error))
 
     def gone(self) -> list[Instruction]:
         """Forget the stream: free its unsent batches now, and running productions when they end."""
@@ -245,9 +230,6 @@ class StreamMachine:
         return freed
 
     # ------------------------------------------------------------------ inside
-
-    def _finish_ended(self) -> list[Instruction]:
-        return self.half_closed() if self._ended and not self._gone else []
 
     def _drop_steps(self) -> list[Instruction]:
         """Free finished batches; running productions are freed when they end."""
@@ -279,16 +261,10 @@ class StreamMachine:
                 return out + self._end(SendError(outcome.failure))
         while self._credits and not self._planned_all and (planned := self._plan()) is not None:
             out.append(planned)
-        if self._ends_at_pause and not steps and self._is_at_pause:
-            return out + self._end(SendError(_draining()))
         if self._half_closed and not steps and not self._sending:
             self._ended = True
             out.append(Finish())
         return out
-
-    @property
-    def _is_at_pause(self) -> bool:
-        return self._pause_step is not None and self._next_step >= self._pause_step
 
     def _send(self, made: Produced) -> Send:
         seq = self._next_seq
@@ -300,8 +276,8 @@ class StreamMachine:
         return Send(seq, made)
 
     def _plan(self) -> Produce | None:
-        """Plan the next step, or return None if no slot is free or the stream pauses."""
-        if self._is_at_pause or not self._leases.promise():
+        """Plan the next step, or return None if no slot is free."""
+        if not self._leases.promise():
             return None
         at, count = Cursor(self._anchor.epoch, self._next_step, self._anchor.anchors), next(self._run_lengths)
         self._next_step += self._stride * count
@@ -377,7 +353,8 @@ class SessionMachine:
 
     def drain(self) -> list[Instruction]:
         """End the stream with an in-band error, because the daemon is stopping."""
-        return [] if self.stream is None else self.stream.fail(_draining())
+        why = Draining("the daemon is draining", hint="reconnect", stage="serve")
+        return [] if self.stream is None else self.stream.fail(why)
 
     def stream_ended(self) -> None:
         """Drop the stream after ``gone``, once all its productions have ended."""
@@ -390,7 +367,3 @@ class SessionMachine:
         """End the session and reclaim all leases; its stream must have ended."""
         assert self.stream is None, "closed with a stream"
         return self.leases.reclaim()
-
-
-def _draining() -> Draining:
-    return Draining("the daemon is draining", hint="reconnect", stage="serve")

@@ -1,7 +1,6 @@
-"""The socket files of a daemon: bound under private names, then published, so that a successor can replace them.
+"""The socket files of a daemon: bound under private names, then published by a rename.
 
-A rename replaces a socket in one step: who connects meanwhile meets the former daemon or its successor. gRPC unlinks
-the private name when it ends, and so never the socket of a successor.
+gRPC unlinks the private name when it ends, so it never removes the socket of the next daemon.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from feedd.errors import BadConfig
 from feedd.serve.listen import remove_stale
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path
 
 
@@ -33,14 +31,8 @@ class SocketFiles:
 
     def __init__(self) -> None:
         self._files: list[_SocketFile] = []
-        self._spare_links: list[tuple[Path, Path]] = []  # a second name of a published socket, and the socket's path
         self._folders: dict[Path, tuple[int, int]] = {}  # owner and mode of each folder above a socket
         self._is_published = False
-
-    @property
-    def inodes(self) -> list[int]:
-        """Inodes of the bound sockets."""
-        return [file.inode for file in self._files]
 
     def private_path(self, path: Path) -> Path:
         """Return a new name to bind for a socket that will be published at ``path``; no longer than an arena socket's.
@@ -56,20 +48,17 @@ class SocketFiles:
             found = folder.stat()
             self._folders[folder] = found.st_uid, stat.S_IMODE(found.st_mode)
 
-    def publish(self, replaceable: Iterable[int] = ()) -> None:
+    def publish(self) -> None:
         """Give all sockets their public paths.
-
-        Args:
-            replaceable: inodes of the predecessor's sockets, which may be replaced while they are in use.
 
         Raises:
             BadConfig: another daemon answers at a path.
         """
         self._is_published = True
-        former = {*replaceable, *self.inodes}
+        mine = {file.inode for file in self._files}
         for file in self._files:
             with contextlib.suppress(FileNotFoundError):
-                if file.path.stat().st_ino not in former:
+                if file.path.stat().st_ino not in mine:
                     remove_stale(file.path)
             with contextlib.suppress(FileNotFoundError):  # it is published already
                 file.private.rename(file.path)
@@ -114,30 +103,11 @@ class SocketFiles:
         self._files = [file for file in self._files if file.private != private]
         private.unlink(missing_ok=True)
 
-    def keep_links(self) -> None:
-        """Give each published socket a second name, so that ``restore`` can undo a successor's ``publish``."""
-        for file in self._files:
-            spare = self.private_path(file.path)
-            with contextlib.suppress(OSError):
-                spare.hardlink_to(file.path)
-                self._spare_links.append((spare, file.path))
-
-    def restore(self) -> None:
-        """Publish the sockets again that a successor has replaced."""
-        for spare, path in self._spare_links:
-            with contextlib.suppress(OSError):
-                spare.rename(path)  # does nothing if both names are of one socket
-                spare.unlink(missing_ok=True)
-        self._spare_links.clear()
-
     def remove(self) -> None:
-        """Unlink this daemon's sockets; a successor's sockets at the same paths are left alone."""
-        for spare, _ in self._spare_links:
-            spare.unlink(missing_ok=True)
+        """Unlink this daemon's sockets; another daemon's sockets at the same paths are left alone."""
         for file in self._files:
             for path in (file.private, file.path):
                 with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                     if path.stat().st_ino == file.inode:
                         path.unlink()
-        self._spare_links.clear()
         self._files.clear()

@@ -16,12 +16,12 @@ import msgspec
 from feedd.cache.pins import with_pinned
 from feedd.catalog.wanted_columns import possible_columns
 from feedd.conversion import PARAMS_BYTES_MAX, Conversion
-from feedd.convert.columnar import typed_params
-from feedd.convert.conversion_registry import is_delimited
-from feedd.convert.table_converters import DELIMITER, TYPES
 from feedd.errors import BadRecipe, CacheUnavailable
 from feedd.flow.pools import CACHE_DISK, CPU
 from feedd.recipe.params import params_of
+from feedd.tables.columns import typed_params
+from feedd.tables.converters import DELIMITER, TYPES
+from feedd.tables.registry import is_delimited
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import structlog
 
 from feedd.conversion import PARAMS_BYTES_MAX, Conversion
-from feedd.convert.conversion_registry import conversion_named, predecode_conversion
 from feedd.dataset.object_spans import is_span
 from feedd.dataset.pack_layout import is_pack
 from feedd.errors import Unsupported
 from feedd.formats.format_registry import format_for
 from feedd.recipe.predecoded import ready_prefix, rows_params
+from feedd.tables.registry import conversion_named, predecode_conversion
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -158,11 +158,6 @@ class Session:
             parts.prefetch_driver.advance(here, found.first_window, found.last_window, call)
         return plans, None
 
-    async def prepare(self, at: Cursor) -> None:
-        """Decode the first batches of a stream at ``at`` in advance, if the session decodes for itself."""
-        self._start(at)
-        await self._parts.batches.prepare(at)
-
     def release(self, slot: SlotRef) -> None:
         """Free the slot of a batch that was produced."""
         self._parts.batches.release(slot)

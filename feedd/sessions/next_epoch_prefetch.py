@@ -1,7 +1,5 @@
 """Decodes the first batches of the next epoch into free slots while the trainer takes the last batches of this epoch.
 
-The same is done for a stream that another daemon is about to hand over, at the position where it will begin.
-
 The batches lie in free slots of the session's arena. A request for such a batch gets that slot, so the batch needs no
 extra memory and no copy. A request that finds no free slot takes one of these slots. The dropped batch is then decoded
 when it is requested.
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
 
 AHEAD_RUNS = 2
 """Runs decoded in advance: the trainer takes one while the next is ready."""
-_PREPARED_MAX = 8  # batches; the others are made while the trainer takes these
 _log = structlog.get_logger("feedd.sessions")
 
 
@@ -93,7 +90,6 @@ class NextEpochPrefetch:
         self._first = first
         self._stride = stride
         self._epoch = -1
-        self._anchors: tuple[tuple[int, int], ...] = ()
         self._reader: AnyReader | None = None
         self._left: list[tuple[int, int]] = []  # runs that are not started: the first step, and the batches
         self._early_slots: list[_Early] = []  # their slots count as free for requested batches
@@ -102,17 +98,10 @@ class NextEpochPrefetch:
         """Start to decode an epoch, once. All batches of the previous epoch are made or being decoded."""
         if epoch != self._epoch:
             runs = first_runs(self._decoder.assembler.run_batches, AHEAD_RUNS)
-            self._restart(Cursor(epoch), [(self._first + before * self._stride, count) for before, count in runs])
-
-    async def prepare(self, at: Cursor) -> None:
-        """Decode the first batches of a stream that will begin at ``at``, and wait for them."""
-        if self._decoder.assembler.run_batches > 1:
-            return  # a run is copied faster than it is asked for
-        count = min(self._arena.slot_count, _PREPARED_MAX)
-        self._restart(at, [(at.step + number * self._stride, 1) for number in range(count)])
-        while running := [early.task for early in self._early_slots if not early.task.done()]:
-            await asyncio.wait(running)
-            await asyncio.sleep(0)  # the end of a task begins the next one
+            self._drop_all()
+            self._epoch, self._reader = epoch, None
+            self._left = [(self._first + before * self._stride, count) for before, count in runs]
+            self.begin_next()
 
     def begin_next(self) -> None:
         """Decode the next run if one is left, a slot is free and no other decode runs."""
@@ -122,7 +111,7 @@ class NextEpochPrefetch:
         if slot is None:
             return  # tried again when a slot is given back
         step, count = self._left.pop(0)
-        task = self._tasks.create_task(self._make(Cursor(self._epoch, step, self._anchors), count, slot))
+        task = self._tasks.create_task(self._make(Cursor(self._epoch, step), count, slot))
         early = _Early(self._epoch, step, slot, task, count)
         self._early_slots.append(early)
         task.add_done_callback(lambda _: self._ended(early))
@@ -183,12 +172,6 @@ class NextEpochPrefetch:
             raise cancelled
 
     # ------------------------------------------------------------------ inside
-
-    def _restart(self, at: Cursor, runs: list[tuple[int, int]]) -> None:
-        """Begin to decode other runs than before."""
-        self._drop_all()
-        self._epoch, self._anchors, self._left, self._reader = at.epoch, at.anchors, runs, None
-        self.begin_next()
 
     def _turn_to(self, at: Cursor) -> None:
         """Drop the runs that a stream at this step skips, because its steps ascend."""

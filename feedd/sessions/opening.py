@@ -58,13 +58,13 @@ if TYPE_CHECKING:
     from feedd.batching.quarantine import Quarantine
     from feedd.catalog.label_fields import Tables
     from feedd.catalog.stages import PipelineOptions, Stages
-    from feedd.converting.converting_cache import ConvertingCache
     from feedd.dataset.listing import DatasetView, Listing
     from feedd.open_spec import DataSpec, OpenSpec
     from feedd.ordering.mixed_reader import AnyReader
     from feedd.ordering.sorted_windows import Orders
     from feedd.sessions.group_members import GroupMember
     from feedd.sessions.rank_plan import Planned
+    from feedd.tables.cache import ConvertingCache
     from feedd.values import TensorSpec
 
     Classes = Mapping[str, tuple[str, ...]]

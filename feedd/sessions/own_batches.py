@@ -72,10 +72,7 @@ class Batches(ABC):
     def check_failures(self, at: Cursor) -> None:
         """Check that the epoch's steps up to ``at`` are within the failure budget; see ``Assembler``."""
 
-    async def prepare(self, at: Cursor) -> None:  # noqa: B027 - most makers decode nothing in advance
-        """Decode the first batches of a stream at ``at`` in advance, if the session decodes any so."""
-
-    def epoch_ended(self, epoch: int) -> None:  # noqa: B027 - as above
+    def epoch_ended(self, epoch: int) -> None:  # noqa: B027 - most makers decode nothing in advance
         """Start to decode the next epoch in advance: all batches of ``epoch`` are made or being decoded."""
 
     def retain_leased(self) -> None:  # noqa: B027 - needed only if others write to the arena
@@ -236,10 +233,6 @@ class OwnBatches(Batches):
     def check_failures(self, at: Cursor) -> None:
         """Ask the assembler, which has the failure budget."""
         self._decoder.assembler.check_failures(at)
-
-    async def prepare(self, at: Cursor) -> None:
-        """Decode the first batches of a stream into free slots; see ``NextEpochPrefetch.prepare``."""
-        await self.prefetch.prepare(at)
 
     def epoch_ended(self, epoch: int) -> None:
         """Start to decode the next epoch into free slots."""

@@ -9,7 +9,8 @@ from feedd.workers.worker_pool import DecodePool
 
 if TYPE_CHECKING:
     from feedd.protocols import Recorder
-    from feedd.workers.work import ConvertedShard, DecodeOptions, MakeTask, MissingRanges
+    from feedd.tables.task import ConvertedShard, MakeTask, MissingRanges
+    from feedd.workers.work import DecodeOptions
 
 
 class PoolOnDemand:

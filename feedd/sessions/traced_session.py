@@ -12,7 +12,6 @@ from feedd.sessions.feed_session import Session
 from feedd.values import EpochEnd, Produced
 
 if TYPE_CHECKING:
-
     from feedd.catalog.stages import Stages
     from feedd.errors import FeeddError
     from feedd.flow.trace_log import TraceLog

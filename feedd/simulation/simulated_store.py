@@ -7,7 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from feedd.errors import NotFound, Throttled
-from feedd.fetch.s3.body_transfer import LOW_WATER_BYTES
+from feedd.fetch.s3.transfer import LOW_WATER_BYTES
 from feedd.values import ObjectRef, ReadProgress
 
 if TYPE_CHECKING:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from feedd.diagnosis.finding import Diagnosis
 
 
 def short_time(duration_s: float) -> str:
@@ -40,31 +44,6 @@ class StageView:
     level_text: str = ""
     detail: str = ""
     limits: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class VerdictView:
-    """The bottleneck, in the words of ``feedd doctor``.
-
-    Attributes:
-        id: the verdict.
-        title: what it says.
-        is_input: the trainers wait for input.
-        advice: what to do.
-        knob: what to turn, from which value to which; empty: no single option.
-        gain: batches per second, now and predicted; empty: no prediction.
-        behind: the stage that limits next; empty: none is known.
-        job: name of the job that it is about, if there are several; empty: there is one.
-    """
-
-    id: str
-    title: str
-    is_input: bool
-    advice: str
-    knob: str = ""
-    gain: str = ""
-    behind: str = ""
-    job: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +190,7 @@ class NodeView:
         lane_count: daemons of the node.
         window_s: seconds over which rates and the verdict are measured; 0: not enough yet.
         verdict: the bottleneck; None: nothing to judge.
+        verdict_job: name of the job that it is about, if there are several; empty: there is one.
         stages: the path from the store to the GPU.
         jobs: the jobs.
         ranks: their ranks, by job and rank.
@@ -228,7 +208,8 @@ class NodeView:
     uptime_s: float = 0.0
     lane_count: int = 1
     window_s: float = 0.0
-    verdict: VerdictView | None = None
+    verdict: Diagnosis | None = None
+    verdict_job: str = ""
     stages: tuple[StageView, ...] = ()
     jobs: tuple[JobView, ...] = ()
     ranks: tuple[RankView, ...] = ()

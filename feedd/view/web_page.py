@@ -1,28 +1,29 @@
-"""The web page: its files, its JSON, and the bytes of bad samples. It changes nothing.
-
-The daemon is looked at when a page asks, at most once a second, however many pages there are.
-"""
+"""The web page: its files, its JSON, and the bytes of bad samples. It changes nothing."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import time
+from dataclasses import asdict, replace
 from importlib import resources
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
 
+from feedd.diagnosis.finding import STAGES
 from feedd.errors import FeeddError
 from feedd.flow.pools import CPU, LOCAL_FILES
+from feedd.units import format_size
 from feedd.view.node_model import NodeModel
-from feedd.view.node_view import NodeView
-from feedd.view.sample_picture import dump, picture_type
-from feedd.view.view_json import view_json
+from feedd.view.node_view import NodeView, short_time
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from feedd.view.node_model import Look
+    from feedd.diagnosis.finding import Diagnosis
+    from feedd.diagnosis.node import Look
+    from feedd.view.node_view import FolderView, JobView, RankView
 
 LOOK_S: Final = 0.9
 """Two looks are at least so far apart."""
@@ -131,3 +132,125 @@ def _response(body: bytes, kind: str, policy: str) -> web.Response:
     charset = "utf-8" if kind.startswith(("text/", "application/")) else None
     headers = {**_HEADERS, "Content-Security-Policy": policy}
     return web.Response(body=body, content_type=kind, charset=charset, headers=headers)
+
+
+def view_json(view: NodeView, since: int, *, private: bool) -> bytes:
+    """Return the JSON that the page shows.
+
+    Args:
+        view: the view.
+        since: the number of the view that the page has; only later points of histories are sent. 0: all.
+        private: the reader may see what the data is: URLs, owners, log lines and bad samples.
+    """
+    shown = view if private else without_names(view)
+    newer = shown.number - since if view.began <= since <= shown.number else shown.number
+    facts: dict[str, Any] = {
+        "number": shown.number,
+        "began": shown.began,
+        "private": private,
+        "host": shown.host,
+        "version": shown.version,
+        "state": shown.state,
+        "uptime": short_time(shown.uptime_s),
+        "lane_count": shown.lane_count,
+        "window_s": round(shown.window_s, 1),
+        "verdict": None if shown.verdict is None else _verdict(shown.verdict, shown.verdict_job),
+        "stages": [asdict(one) for one in shown.stages],
+        "jobs": [_job(one) for one in shown.jobs],
+        "ranks": [_rank(one, newer) for one in shown.ranks],
+        "cache": {
+            "limit_bytes": shown.cache.limit_bytes,
+            "used_bytes": shown.cache.used_bytes,
+            "arriving_bytes": shown.cache.arriving_bytes,
+            "text": f"{format_size(shown.cache.used_bytes)} of {format_size(shown.cache.limit_bytes)}",
+            "folders": [_folder(one) for one in shown.cache.folders],
+        },
+        "log": [asdict(one) | {"age": _age(one.age_s)} for one in shown.log],
+        "bad_samples": [asdict(one) | {"age": _age(one.age_s)} for one in shown.bad_samples],
+        "bad_sample_count": shown.bad_sample_count,
+    }
+    return json.dumps(facts, separators=(",", ":"), allow_nan=False).encode()
+
+
+def without_names(view: NodeView) -> NodeView:
+    """Return the view without anything that tells what the data is, or whose."""
+    names = {one.name: f"job {number + 1}" for number, one in enumerate(view.jobs)}
+    folders = tuple(replace(one, url=f"folder {number + 1}") for number, one in enumerate(view.cache.folders))
+    return replace(
+        view,
+        host="",
+        verdict_job=names.get(view.verdict_job, ""),
+        jobs=tuple(replace(one, name=names[one.name], owner="", urls=()) for one in view.jobs),
+        cache=replace(view.cache, folders=folders),
+        log=(),
+        bad_samples=(),
+    )
+
+
+def _verdict(found: Diagnosis, job: str) -> dict[str, Any]:
+    return {
+        "id": found.finding.verdict,
+        "title": found.about.title,
+        "is_input": found.is_input,
+        "advice": found.finding.advice,
+        "knob": found.knob,
+        "gain": found.gain,
+        "behind": STAGES.get(found.behind, ""),
+        "job": job,
+    }
+
+
+def _job(one: JobView) -> dict[str, Any]:
+    facts = asdict(one) | {"progress": one.progress}
+    facts["eta"] = "" if one.eta_s is None else short_time(one.eta_s)
+    return facts
+
+
+def _rank(one: RankView, newer: int) -> dict[str, Any]:
+    facts = asdict(one)
+    count = min(newer, len(one.waits))
+    facts["waits"] = [round(wait, 3) for wait in one.waits[len(one.waits) - count :]]
+    facts["rates"] = [round(rate, 2) for rate in one.rates[len(one.rates) - count :]]
+    return facts
+
+
+def _folder(one: FolderView) -> dict[str, Any]:
+    return asdict(one) | {"text": format_size(one.size_bytes)}
+
+
+def _age(age_s: float) -> str:
+    return "now" if age_s < 1 else f"{short_time(age_s)} ago"
+
+
+DUMP_BYTES: Final = 256
+_ROW: Final = 16
+_STARTS: Final = (
+    (b"\xff\xd8\xff", "image/jpeg"),
+    (b"\x89PNG\r\n\x1a\n", "image/png"),
+    (b"GIF87a", "image/gif"),
+    (b"GIF89a", "image/gif"),
+    (b"BM", "image/bmp"),
+)
+_RIFF: Final = b"RIFF"
+_WEBP: Final = b"WEBP"
+_AVIF: Final = b"ftypavif"
+
+
+def picture_type(data: bytes) -> str:
+    """Return the media type of a picture; empty: the bytes are shown as a dump."""
+    if data[:4] == _RIFF and data[8:12] == _WEBP:
+        return "image/webp"
+    if data[4:12] == _AVIF:
+        return "image/avif"
+    return next((name for start, name in _STARTS if data.startswith(start)), "")
+
+
+def dump(data: bytes) -> str:
+    """Return the first bytes in hexadecimal, and as far as they are text."""
+    rows = []
+    for at in range(0, min(len(data), DUMP_BYTES), _ROW):
+        row = data[at : at + _ROW]
+        text = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)
+        rows.append(f"{at:04x}  {row.hex(' '):<{3 * _ROW}} {text}")
+    more = f"\n({len(data):,} bytes in all)" if len(data) > DUMP_BYTES else ""
+    return "\n".join(rows) + more

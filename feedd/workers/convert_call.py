@@ -5,19 +5,18 @@ from __future__ import annotations
 import zlib
 from typing import TYPE_CHECKING, Final
 
-from feedd.convert.conversion_registry import is_outline
-from feedd.convert.whole_table import RowGroups, TablePlan
 from feedd.errors import BadShard
 from feedd.shard_index import NO_LIMITS
+from feedd.tables.registry import is_outline
+from feedd.tables.task import ConvertedShard, MissingRanges, RowGroups, TablePlan
 from feedd.values import ByteRange
 from feedd.workers.index_columns import unpack_regular
 from feedd.workers.messages import ConvertedAnswer, MakeRequest, NeedRanges, Packet, encode
-from feedd.workers.work import ConvertedShard, MissingRanges
 
 if TYPE_CHECKING:
     from feedd.shard_index import IndexLimits
+    from feedd.tables.task import MakeTask
     from feedd.workers.messages import Answer
-    from feedd.workers.work import MakeTask
 
 _SLOWEST_BYTES_PER_S: Final = 1 << 20  # bytes read; bzip2 at its slowest reads four times as much
 _LEAST_LONG_S: Final = 1.0

@@ -7,14 +7,14 @@ import zlib
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
-from feedd.convert.conversion_io import FileOut, MappedObject
-from feedd.convert.conversion_registry import get, is_unpacked
-from feedd.convert.memory_limits import at_most, call_limit
 from feedd.errors import BadShard, FeeddError
 from feedd.formats.framing import limited_index
 from feedd.formats.refused import say_packed
 from feedd.formats.table import TableFormat
 from feedd.shard_index import IndexLimits
+from feedd.tables.files import FileOut, MappedObject
+from feedd.tables.memory import at_most, call_limit
+from feedd.tables.registry import get, is_unpacked
 from feedd.values import ByteRange
 from feedd.workers.index_columns import indexed
 from feedd.workers.messages import ConvertedAnswer, NeedRanges, TablePlanMessage, encode
@@ -22,8 +22,8 @@ from feedd.workers.messages import ConvertedAnswer, NeedRanges, TablePlanMessage
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from feedd.convert.whole_table import TablePlan
     from feedd.protocols import PartialObject, PlacedWriter, ShardConverter
+    from feedd.tables.task import TablePlan
     from feedd.workers.messages import Indexed, MakeRequest
 
 _HEAD_BYTES: Final = 8

@@ -15,7 +15,6 @@ import numpy as np
 
 from feedd.codecs.array import pin_npy
 from feedd.codecs.codec_registry import make
-from feedd.convert.memory_limits import NO_LIMIT_BYTES, OPTION, at_most, call_limit
 from feedd.errors import BadSample, BadShard, CacheUnavailable, FeeddError, Internal
 from feedd.flow.file_pipe import FilePipe
 from feedd.formats import format_registry as formats
@@ -24,6 +23,7 @@ from feedd.formats.inline_headers import header_reader
 from feedd.formats.refused import say_packed
 from feedd.recipe.slow_imports import SLOW_MODULES
 from feedd.shard_index import IndexLimits
+from feedd.tables.memory import NO_LIMIT_BYTES, OPTION, at_most, call_limit
 from feedd.values import FieldRecipe
 from feedd.workers import index_columns as columns
 from feedd.workers.arena_pages import ArenaPages
@@ -117,7 +117,7 @@ class Executor:
     """Keeps the attached arenas and mapped files; everything else lives for one request.
 
     Args:
-        memory_bytes: private memory that a call may take, see ``convert.memory_limits.call_limit``; 0: no limit.
+        memory_bytes: private memory that a call may take, see ``tables.memory.call_limit``; 0: no limit.
     """
 
     def __init__(self, memory_bytes: int = 0) -> None:

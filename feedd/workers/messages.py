@@ -64,7 +64,7 @@ class Detach(msgspec.Struct, frozen=True, array_like=True, tag="detach"):
 class Prepare(msgspec.Struct, frozen=True, array_like=True, tag="prepare"):
     """Data for these modules of ``codecs`` and these converters will come: import what they need.
 
-    See ``recipe.slow_imports`` for the modules, and ``convert.conversion_registry`` for the converters.
+    See ``recipe.slow_imports`` for the modules, and ``tables.registry`` for the converters.
     ``when_idle``: such data may come; import once no request has come for a moment.
     """
 
@@ -213,7 +213,7 @@ class ConvertedAnswer(msgspec.Struct, frozen=True, array_like=True, tag="convert
 
 
 class TablePlanMessage(msgspec.Struct, frozen=True, array_like=True):
-    """``whole_table.TablePlan``: of each of ``groups``, where it ends, and its ranges."""
+    """``tables.task.TablePlan``: of each of ``groups``, where it ends, and its ranges."""
 
     size_bytes: int
     groups: tuple[tuple[int, int, tuple[tuple[int, int], ...]], ...]

@@ -10,10 +10,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from feedd.conversion import Conversion
-    from feedd.convert.whole_table import TablePlan
-    from feedd.shard_index import ShardIndex
-    from feedd.values import ByteRange, FieldRecipe, ShardFile
+    from feedd.values import FieldRecipe, ShardFile
 
 
 CHUNK_ROWS_MAX: Final = 64
@@ -38,7 +35,7 @@ class DecodeOptions:
         workers_max: maximum number of processes; demand decides in between. 0: always ``workers``.
         cpus: cores that the workers may run on; empty: those of this process.
         recycle_growth_bytes: a worker is replaced when its own memory has grown by this much; 0: never.
-        memory_bytes: private memory that a worker may take for one call, see ``convert.memory_limits``; 0: no limit.
+        memory_bytes: private memory that a worker may take for one call, see ``tables.memory``; 0: no limit.
         index_bytes: memory of the index of one shard, see ``shard_index.IndexLimits``.
         task_deadline_s: a worker that spends longer on one chunk is killed, and the chunk replayed.
         nice: niceness of the workers; 0 leaves it.
@@ -166,67 +163,6 @@ class GatherTask:
     out_at: NDArray[np.int64]
     are_firsts: bool = False
     in_order: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class MakeTask:
-    """One object to convert into a shard.
-
-    Attributes:
-        conversion: what makes the shard.
-        url: URL of the object.
-        size_bytes: size of the object.
-        spans: available ranges of the object, in order.
-        source_fd: file as long as the object; only ``spans`` of it hold the object's bytes.
-        out_fd: file to write to.
-        out_at: offset of the shard's first byte in that file.
-        limit_bytes: maximum size of the shard.
-        memory_bytes: memory available for the shard and for its conversion.
-        entry_bytes: bytes of the shard beyond this size are counted but not written; negative: all are written.
-        groups: row groups to write to their places in the table (``TablePlan``); empty: the whole shard is made.
-    """
-
-    conversion: Conversion
-    url: str
-    size_bytes: int
-    spans: tuple[ByteRange, ...]
-    source_fd: int
-    out_fd: int
-    out_at: int
-    limit_bytes: int
-    memory_bytes: int
-    entry_bytes: int = -1
-    groups: range = range(0)
-
-
-@dataclass(frozen=True, slots=True)
-class ConvertedShard:
-    """A converted shard.
-
-    Attributes:
-        size_bytes: size of the shard.
-        format_name: format that indexes it.
-        busy_s: seconds that a worker spent on it.
-        index: its index, if the conversion tells it; None: it must be read.
-    """
-
-    size_bytes: int
-    format_name: str
-    busy_s: float
-    index: ShardIndex | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class MissingRanges:
-    """What a conversion lacks.
-
-    Attributes:
-        ranges: ranges of the object that must be available before the conversion.
-        plan: how the shard, which is a table, can be written; None: only the conversion tells its size.
-    """
-
-    ranges: tuple[ByteRange, ...]
-    plan: TablePlan | None = None
 
 
 @dataclass(frozen=True, slots=True, order=True)

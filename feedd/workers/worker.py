@@ -16,11 +16,11 @@ import select
 import socket
 import sys
 
-from feedd.convert.memory_limits import limit_process
 from feedd.errors import BadShard
 from feedd.flow.log_sink import take_stderr
 from feedd.flow.parent_death import end_with
 from feedd.formats.format_registry import built_in
+from feedd.tables.memory import limit_process
 from feedd.workers import sandbox
 from feedd.workers.build import build_digest
 from feedd.workers.descriptors import DESCRIPTORS_MAX

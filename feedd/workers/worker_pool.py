@@ -11,8 +11,9 @@ from feedd import metrics
 from feedd.errors import BadSample
 from feedd.recipe.params import params_of
 from feedd.recipe.recipe import check_fields, needs_resolve, spec_of
-from feedd.recipe.slow_imports import slow_module
+from feedd.recipe.slow_imports import SLOW_MODULES, slow_module
 from feedd.shard_index import IndexLimits
+from feedd.tables.task import ConvertedShard
 from feedd.workers.autoscaler import Autoscaler
 from feedd.workers.calls import (
     DecodeCall,
@@ -30,7 +31,6 @@ from feedd.workers.gather_call import GatherCall
 from feedd.workers.messages import Attach, Detach, Packet, Prepare, encode
 from feedd.workers.poison import Poison
 from feedd.workers.supervisor import WorkerSupervisor
-from feedd.workers.work import ConvertedShard
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
@@ -39,17 +39,9 @@ if TYPE_CHECKING:
 
     from feedd.protocols import Recorder
     from feedd.shard_index import ShardIndex
+    from feedd.tables.task import MakeTask, MissingRanges
     from feedd.values import FieldRecipe, ShardFile
-    from feedd.workers.work import (
-        DecodeOptions,
-        DecodeResult,
-        DecodeTask,
-        FieldWork,
-        GatherTask,
-        MakeTask,
-        MissingRanges,
-        Piece,
-    )
+    from feedd.workers.work import DecodeOptions, DecodeResult, DecodeTask, FieldWork, GatherTask, Piece
 
 _MEASURE_ROWS: Final = 256
 _AHEAD_CONVERTERS: Final = ("parquet",)
@@ -110,6 +102,10 @@ class DecodePool:
         self._converters |= new
         if modules or new:
             self._dispatch.broadcast(Packet(encode(Prepare(tuple(sorted(modules)), tuple(sorted(new))))))
+
+    def warm(self) -> None:
+        """Have workers import all slow modules, because the fields of the first sessions are not known yet."""
+        self._dispatch.broadcast(Packet(encode(Prepare(tuple(sorted(SLOW_MODULES)), _AHEAD_CONVERTERS))))
 
     async def index(self, file: ShardFile, format_name: str, object_bytes: int = 0) -> ShardIndex:
         """Return the index of the samples of ``file``.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from tests.bench import (
+    against,
     boot_scan,
     boundary,
     columns,
@@ -107,6 +108,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="small data, one round: to see that all arms run")
     parser.add_argument("--peers", choices=("auto", "on", "off"), default="auto", help="on: fail where they are absent")
     parser.add_argument("--arms", nargs="+", default=[], metavar="NAME", help="only these rows, named as in the table")
+    parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="ratios to another checkout, runs in turn")
     parser.add_argument("--json", type=Path, help="where every round goes; bench-results/<time>.json")
     return parser.parse_args()
 
@@ -131,12 +133,24 @@ def _server_limit(plan: Plan, console: Console) -> float | None:
     return rate
 
 
+def _run(names: list[str], plan: Plan, results: dict[str, Any], console: Console) -> bool:
+    """Run benches, note and show their results; return whether an arm failed."""
+    failed = False
+    for name in names:
+        found = BENCHES[name](plan)
+        for result in found if isinstance(found, list) else [found]:
+            results[result.name] = result.as_json()
+            show(result, console)
+            failed |= any(outcome.failure for outcome in result.outcomes)
+    return failed
+
+
 def main() -> int:
     """Run; the exit status is 1 where an arm failed, whatever the figures."""
     chosen, console = _arguments(), Console()
     if not console.is_terminal:
         console = Console(width=_FILE_WIDTH)  # tables are for reading, also where output goes to a file
-    peers = _peers(chosen.peers, console)
+    peers = None if chosen.against else _peers(chosen.peers, console)
     rounds = chosen.rounds or (_QUICK_ROUNDS if chosen.quick else _DEFAULT_ROUNDS)
     started_s = time.time()  # noqa: TID251 - when it ran is part of the result
     began_s = time.monotonic()
@@ -156,13 +170,12 @@ def main() -> int:
     )
     failed = False
     try:
-        for name in chosen.only:
-            found = BENCHES[name](plan)
-            for result in found if isinstance(found, list) else [found]:
-                document["benches"][result.name] = result.as_json()
-                show(result, console)
-                failed |= any(outcome.failure for outcome in result.outcomes)
-        document["s3_server_bytes_per_s"] = _server_limit(plan, console)
+        if chosen.against:
+            other, wanted = chosen.against, chosen.arms
+            document |= against.compare(other, chosen.only, rounds, console, arms=wanted, quick=chosen.quick)
+        else:
+            failed = _run(chosen.only, plan, document["benches"], console)
+            document["s3_server_bytes_per_s"] = _server_limit(plan, console)
     finally:
         plan.close()
     document["elapsed_s"] = time.monotonic() - began_s

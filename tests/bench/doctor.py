@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
+from feedd.diagnosis import node
 from feedd.diagnosis.diagnose import diagnose
-from feedd.diagnosis.machine_reader import MachineReader, MachineReading
-from feedd.diagnosis.node_sampler import NodeSampler, Readers
+from feedd.diagnosis.machine import GpuReader, MachineReader, MachineReading
 from feedd.serve.admin_client import daemon_at
 from tests.bench.arms import daemon
 from tests.bench.doctor_causes import CAUSES, DRAWN_SEED, Scenario, drawn, fixed
@@ -59,17 +59,15 @@ COLUMNS: Final = (
 )
 
 
-class _Gpus:
+class _Gpus(GpuReader):
     """A GPU that tells what the scenario says."""
 
     def __init__(self, share: float | None) -> None:
+        super().__init__()
         self._share = share
 
     def busy(self, _pids: Collection[int]) -> float | None:
         return self._share
-
-    def close(self) -> None:
-        pass
 
 
 class _Machine(MachineReader):
@@ -203,9 +201,13 @@ def _ended(*_: object) -> None:
 
 async def _window(job: _Job) -> Window:
     scenario = job.scenario
-    readers = Readers(lambda: _Gpus(scenario.gpu), lambda pids, folder: _Machine(pids, folder, scenario))
     async with daemon_at(job.address) as client:
-        return await NodeSampler([client], readers=readers).measure(SECONDS)
+        return await node.measure(
+            [client],
+            SECONDS,
+            gpus=lambda: _Gpus(scenario.gpu),
+            machine=lambda pids, folder: _Machine(pids, folder, scenario),
+        )
 
 
 def measure(scenario: Scenario, seed: int, warm_s: float) -> tuple[Window, float]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.bench import harness
+from tests.bench.against import ratios
 from tests.bench.harness import Arm, ArmFailed, Outcome, Row, Spread, interleave, run_arm
 from tests.bench.pictures import HEIGHT, WIDTH, jpeg
 from tests.bench.plan import Plan
@@ -128,3 +129,14 @@ def test_arms_have_bytecode(monkeypatch: pytest.MonkeyPatch) -> None:
     environment = harness._plain_environment()
     assert "PYTHONDONTWRITEBYTECODE" not in environment
     assert Path(environment["PYTHONPYCACHEPREFIX"]).is_absolute()
+
+
+def test_two_checkouts_are_compared_round_by_round() -> None:
+    """The ratio of two checkouts is that of figures of the same round, and a round without one of them counts not."""
+    rate, cpu = ("jpeg", "feedd", "samples_per_s"), ("jpeg", "feedd", "cpu_s")
+    rounds = [
+        {"this": {rate: 100.0, cpu: 2.0}, "other": {rate: 200.0, cpu: 1.0}},
+        {"this": {rate: 300.0}, "other": {rate: 300.0, cpu: 1.0}},
+        {"this": {rate: 30.0}, "other": {rate: 20.0}},
+    ]
+    assert ratios(rounds) == {rate: Spread(0.5, 1.0, 1.5), cpu: Spread(2.0, 2.0, 2.0)}

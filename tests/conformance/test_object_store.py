@@ -12,18 +12,17 @@ from feedd.errors import NotFound
 from feedd.fetch.fetch_options import S3Options, SourceOptions
 from feedd.fetch.hedge_policy import HedgePolicy, Hedger
 from feedd.fetch.hedging_store import HedgeStore
-from feedd.fetch.limiting_store import LimitStore
 from feedd.fetch.local_store import LocalStore
 from feedd.fetch.memory_store import MemoryStore
-from feedd.fetch.metering_store import MeteredStore
+from feedd.fetch.requests import RequestStore
 from feedd.fetch.retry_policy import RetryPolicy
 from feedd.fetch.retrying_store import RetryLimits, RetryStore
-from feedd.fetch.s3.direct_store import DirectStore
-from feedd.fetch.s3.sdk_store import S3Store
+from feedd.fetch.s3.store import S3Store
 from feedd.values import ObjectRef
 from tests.conformance.object_store_suite import *  # noqa: F403 - its tests run here, against the bed below
 from tests.conformance.object_store_suite import Bed, collect, read
 from tests.fakes.s3.checksums import Kept
+from tests.fakes.s3.sdk_bodies import sdk_bodies_store
 from tests.fakes.s3.server import S3Server
 from tests.fakes.tally import TallyRecorder
 from tests.fakes.timeless import TimelessClock
@@ -36,9 +35,9 @@ if TYPE_CHECKING:
     from feedd.protocols import ObjectStore
 
 KINDS = ["memory", "local", "direct", "direct-tls", "sdk"]
-KINDS += ["hedge/direct", "metered+limit+retry/local", "metered+limit+hedge+retry/direct"]
-OTHERS = ["limit/memory", "retry/memory", "metered/memory", "hedge/memory", "hedge/direct-tls", "hedge/sdk"]
-OTHERS += ["metered+limit+retry/direct"]
+KINDS += ["hedge/direct", "request+retry/local", "request+hedge+retry/direct"]
+OTHERS = ["request/memory", "retry/memory", "hedge/memory", "hedge/direct-tls", "hedge/sdk"]
+OTHERS += ["request+retry/direct"]
 
 
 def _beds(*without: str) -> list[Any]:
@@ -62,7 +61,7 @@ def _bare(kind: str, top: Path) -> Iterator[Bed]:
                 endpoint_url=server.url, anonymous=True, ca_bundle=str(authority.ca_path) if authority else None
             )
             options = SourceOptions(s3={"*": access})
-            store = S3Store("bucket", options) if kind == "sdk" else DirectStore("bucket", options)
+            store = (sdk_bodies_store if kind == "sdk" else S3Store)("bucket", options)
             yield Bed(
                 store,
                 lambda name, data: server.put("bucket", name, data),
@@ -94,10 +93,9 @@ def _eager() -> Hedger:
 def _wrapped(names: str, inner: ObjectStore) -> ObjectStore:
     recorder, clock = TallyRecorder(), TimelessClock()
     wrappers: dict[str, Callable[[ObjectStore], ObjectStore]] = {
-        "limit": lambda store: LimitStore(store, 2),
+        "request": lambda store: RequestStore(store, 2, recorder, clock),
         "retry": lambda store: RetryStore(store, RetryLimits(RetryPolicy()), clock, recorder),
         "hedge": lambda store: HedgeStore(store, _eager(), recorder),
-        "metered": lambda store: MeteredStore(store, recorder, clock),
     }
     for name in filter(None, names.split("+")):
         inner = wrappers[name](inner)
@@ -134,8 +132,8 @@ async def keeping_bed(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIt
         yield made
 
 
-@pytest.mark.parametrize("kind", [S3Store, DirectStore])
-async def test_missing_bucket(kind: type[S3Store | DirectStore]) -> None:
+@pytest.mark.parametrize("kind", [S3Store, sdk_bodies_store], ids=["own", "sdk"])
+async def test_missing_bucket(kind: Callable[[str, SourceOptions], S3Store]) -> None:
     """A bucket that does not exist is NotFound for every request, with a hint about name and region."""
     with S3Server() as server:
         store = kind("absent", SourceOptions(s3={"*": S3Options(endpoint_url=server.url, anonymous=True)}))

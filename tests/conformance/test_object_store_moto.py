@@ -15,12 +15,12 @@ from moto.s3.models import s3_backends
 from feedd.errors import NotFound, ObjectChanged
 from feedd.fetch.fetch_options import SourceOptions
 from feedd.fetch.object_checksums import ALGORITHMS
-from feedd.fetch.s3.direct_store import DirectStore
-from feedd.fetch.s3.sdk_store import S3Store
+from feedd.fetch.s3.store import S3Store
 from feedd.values import ByteRange
 from tests.budget import PATIENT_S, later
 from tests.conformance.object_store_suite import *  # noqa: F403 - its tests run here, against the bed below
 from tests.conformance.object_store_suite import Bed, collect, condemned
+from tests.fakes.s3.sdk_bodies import sdk_bodies_store
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -55,7 +55,7 @@ def sdk(client: Any, moto_url: str, aws_credentials: None, monkeypatch: pytest.M
     return client
 
 
-@pytest.fixture(params=[later(S3Store), DirectStore])
+@pytest.fixture(params=[later(sdk_bodies_store), S3Store])
 async def bed(request: pytest.FixtureRequest, moto_url: str, sdk: Any) -> AsyncIterator[Bed]:
     """Make a bucket; the store is told nothing: endpoint and credentials come from the environment."""
     bucket = f"b-{uuid.uuid4().hex}"

@@ -139,7 +139,6 @@ def test_arrays(s3: S3Server, daemons: Callable[..., Daemon], tmp_path: Path) ->
         file["x"], file["y"], file["other"] = x, y, np.arange(9)
     s3.put("data", "h5/0.h5", sink.getvalue())
     s3.put("data", "st/0.safetensors", safetensors({"x": x, "y": y}))
-    s3.put("data", "svm/0.libsvm", b"1 1:0.5 7:2\n0 2:1\n")
     s3.put("data", "npy/0.npy", npy(x))
     with lmdb.open(str(tmp_path / "data.mdb"), subdir=False, map_size=1 << 20) as env, env.begin(write=True) as change:
         for number in range(4):
@@ -163,9 +162,6 @@ def test_arrays(s3: S3Server, daemons: Callable[..., Daemon], tmp_path: Path) ->
         batch = read(prefix, {"x": "tensor:float32:3", "y": "int"})
         assert (batch["x"].tolist(), batch["y"].tolist()) == (x.tolist(), y.tolist())
     assert read("npy+s3://data/npy/", {"data": "tensor:float32:3"})["data"].tolist() == x.tolist()
-    batch = read("svm", {"label": "float", "indices": "array", "values": "array"})
-    assert (batch["label"].tolist(), [row.tolist() for row in batch["indices"]]) == ([1.0, 0.0], [[1, 7], [2]])
-    assert [row.tolist() for row in batch["values"]] == [[0.5, 2.0], [1.0]]
     batch = read("mdb", {"data": "str"}, keys=True)
     assert (list(batch["data"]), batch["__key__"][3]) == (["", "v", "vv", "vvv"], "00000003")
 

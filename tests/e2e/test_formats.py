@@ -137,12 +137,20 @@ def test_formats_without_extensions(s3: S3Server, daemons: Callable[..., Daemon]
     s3.put("data", "n/part-1", tfrecord(example(txt=b"z")))
     s3.put("data", "t/lines", b"one\ntwo\n")
     s3.put("data", "p/model.ckpt", b"PK\3\4")
+    s3.put("data", "v/a.svm", b"1 1:0.5\n0 2:1\n")
     daemon = daemons()
     (batch,) = FeedDataset("s3://data/n/", batch_size=4, fields={"txt": "str"}, address=daemon.address, copy=True)
     assert list(batch["txt"]) == ["x", "y", "z"]
     (lines,) = FeedDataset("text+s3://data/t/", batch_size=4, fields=None, address=daemon.address, copy=True)
     assert list(lines["text"]) == ["one", "two"]
-    for url, match in (("gs+s3://data/t/", "recordio"), ("s3://data/p/", "PyTorch"), ("s3://data/t/", "begins with")):
+    (lines,) = FeedDataset("text+s3://data/v/", batch_size=4, fields=None, address=daemon.address, copy=True)
+    assert list(lines["text"]) == ["1 1:0.5", "0 2:1"]
+    for url, match in (
+        ("gs+s3://data/t/", "recordio"),
+        ("s3://data/p/", "PyTorch"),
+        ("s3://data/v/", r"text\+s3://bucket/prefix/"),
+        ("s3://data/t/", "begins with"),
+    ):
         with pytest.raises(BadRequestError, match=match):
             next(iter(FeedDataset(url, batch_size=1, fields=None, address=daemon.address)))
 

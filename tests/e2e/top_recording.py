@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
 
-from feedd.cli.top_screen import ScreenState, draw
+from feedd.cli.top import ScreenState, draw
+from feedd.diagnosis.node import NodeReader
 from feedd.lanes.node_client import node_at
 from feedd.view.node_model import NodeModel
-from feedd.view.node_reader import NodeReader
 from feedd_client import FeedDataset, Topology
 from tests.budget import PATIENT_S
 from tests.e2e.daemon import Daemon
@@ -119,7 +119,7 @@ async def _record(address: str, server: S3Server, story: _Story) -> _Cast:
     cast, model, state = _Cast(), NodeModel(), ScreenState()
     async with AsyncExitStack() as stack:
         node = await stack.enter_async_context(node_at(address))
-        reader = NodeReader(node.daemons, local=True)
+        reader = NodeReader([one.observe for one in node.daemons], local=True)
         for second in range(SECONDS + 1):
             view = model.add(await reader.look())
             if second % FRAME_S == 0:

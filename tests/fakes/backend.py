@@ -133,7 +133,6 @@ class FakeSession:
         self.arena = arena
         self.specs = (*SPECS, KEYS) if spec.data.keys else SPECS
         self.produced: list[Cursor] = []
-        self.prepared: list[Cursor] = []
         self.producing_count = 0
         self.producing_peak = 0
         self.close_count = 0
@@ -176,10 +175,6 @@ class FakeSession:
 
     def retain_leased(self) -> None:
         """Nobody else writes to the arena."""
-
-    async def prepare(self, at: Cursor) -> None:
-        """Note the position."""
-        self.prepared.append(at)
 
     def steps(self, epoch: int) -> int | None:
         """As scripted."""

@@ -153,7 +153,9 @@ class FakeFeed(stubs.FeedServicer):
             session = self.sessions.get(first.start.session_id)
             self.starts.append(first.start)
         if session is None:
-            context.abort(grpc.StatusCode.NOT_FOUND, "no such session")
+            gone = pb.Error(kind="not-found", message="the session is closed", object=first.start.session_id)
+            context.set_trailing_metadata((("feedd-error-bin", gone.SerializeToString()),))
+            context.abort(grpc.StatusCode.NOT_FOUND, gone.message)
             return
         with self.lock:  # a client that comes back: the former stream gives way
             session.turn += 1

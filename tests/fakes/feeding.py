@@ -26,14 +26,14 @@ from feedd.catalog.pack_reads import PackReads
 from feedd.catalog.sources import Sources
 from feedd.catalog.stages import PipelineOptions, Stages
 from feedd.clock import SystemClock
-from feedd.converting.conversion_log import ConversionLog
-from feedd.converting.converter import Converter, ConverterOptions
-from feedd.converting.converting_cache import ConvertingCache
 from feedd.fetch.fetch_options import SourceOptions
 from feedd.fetch.memory_store import MemoryStore
 from feedd.sessions.group_members import GroupMember
 from feedd.sessions.opening import Pipeline
 from feedd.sessions.own_batches import OwnBatches
+from feedd.tables.cache import ConvertingCache
+from feedd.tables.converter import Converter, ConverterOptions
+from feedd.tables.facts import ConversionLog
 from feedd.values import BatchReady, Cursor, EpochEnd, FieldKind, Topology
 from feedd.workers.work import DecodeOptions
 from feedd.workers.worker_pool import DecodePool

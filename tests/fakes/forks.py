@@ -31,7 +31,7 @@ _PRELOADED: Final = (
     *(f"feedd.cli.{name}" for name in ("app", "cache", "files", "index", "pack", "pipe", "plan", "serve")),
     "feedd.daemon.life",
     "feedd.pipes.pipe_run",
-    "feedd.fetch.s3.sdk_client",
+    "feedd.fetch.s3.client",
     "aiobotocore.httpsession",
     "grpc.aio",
     "uvloop",

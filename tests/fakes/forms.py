@@ -10,17 +10,17 @@ import pytest
 
 from feedd.cache.caches import DiskCache
 from feedd.conversion import Conversion
-from feedd.convert import conversion_registry as registry
-from feedd.convert.wanted_ranges import everything
-from feedd.converting.conversion_log import ConversionFact, ConversionLog
-from feedd.converting.converter import Converter, ConverterOptions
-from feedd.converting.converting_cache import ConvertingCache
 from feedd.metrics import CACHE_BYTES, CACHE_ENTRIES, CACHE_PINS, CACHE_RESERVED, PIPELINE_MAKING
+from feedd.tables import registry
+from feedd.tables.cache import ConvertingCache
+from feedd.tables.converter import Converter, ConverterOptions
+from feedd.tables.facts import ConversionFact, ConversionLog
+from feedd.tables.ranges import everything
+from feedd.tables.task import ConvertedShard
 from feedd.values import ByteRange
 from feedd.workers.convert_call import missing_ranges
 from feedd.workers.index_columns import unpack_regular
 from feedd.workers.messages import NeedRanges
-from feedd.workers.work import ConvertedShard
 from tests.fakes.caches import SHARD_BYTES, SLOT_BYTES, CacheRig
 from tests.fakes.fetchers import MemoryFetcher
 from tests.fakes.made import answer_to
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from feedd.protocols import FetchWatch, PartialObject, ShardWriter
     from feedd.range_sink import RangeSink
+    from feedd.tables.task import MakeTask, MissingRanges
     from feedd.values import ObjectRef
-    from feedd.workers.work import MakeTask, MissingRanges
 
 FORM = "same"
 

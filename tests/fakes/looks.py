@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from feedd import metrics
-from feedd.view.node_model import Look
+from feedd.diagnosis.node import Look
 from feedd.wire import feedd_pb2 as pb
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from feedd.conversion import Conversion
+from feedd.tables.task import MakeTask
 from feedd.values import ByteRange
 from feedd.workers.convert_call import MakeCall
 from feedd.workers.convert_shard import make_shard
 from feedd.workers.messages import ConvertedAnswer, MakeRequest, request_decoder
-from feedd.workers.work import MakeTask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,11 +11,11 @@ import numpy as np
 from aiohttp import web
 
 from feedd import metrics
+from feedd.diagnosis.node import Look
 from feedd.errors import NotFound
 from feedd.observe.page_access import PageAccess
 from feedd.observe.status import serve_pages
 from feedd.view import web_page
-from feedd.view.node_model import Look
 from feedd.view.web_page import WebPage
 from feedd.wire import feedd_pb2 as pb
 from tests.fakes.looks import answer, look, session

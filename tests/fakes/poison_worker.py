@@ -21,10 +21,10 @@ from feedd.codecs.array import pin_npy as _pin_npy
 from feedd.codecs.codec_registry import make
 from feedd.codecs.image_header import is_jpeg
 from feedd.codecs.text import BytesCodec
-from feedd.convert import conversion_registry as forms
-from feedd.convert.wanted_ranges import WholeObject
 from feedd.formats import format_registry as registry
 from feedd.recipe.text_params import BytesParams
+from feedd.tables import registry as forms
+from feedd.tables.ranges import WholeObject
 from feedd.workers import executor as execute
 from feedd.workers import worker
 

@@ -7,7 +7,7 @@ import contextlib
 from typing import TYPE_CHECKING, Self, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 Answer: TypeAlias = "bytes | Sequence[bytes | None] | None"
 
@@ -27,6 +27,7 @@ class RawServer:
         self.connection_count = 0
         self.port = 0
         self.go = asyncio.Event()
+        self.on_request: Callable[[], object] = lambda: None
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
@@ -59,6 +60,7 @@ class RawServer:
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
             self.requests.append(await reader.readuntil(b"\r\n\r\n"))
+            self.on_request()
             answer = self._answers.pop(0) if self._answers else None
             pieces: Sequence[bytes | None] = [] if answer is None else [answer] if isinstance(answer, bytes) else answer
             for piece in pieces:

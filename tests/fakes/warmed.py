@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 
-from feedd.fetch.s3 import sdk_client as client
+from feedd.fetch.s3 import client
 from feedd.workers import worker_pool
 
 

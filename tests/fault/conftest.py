@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
 
-@pytest.fixture(params=["direct", pytest.param("direct-tls", marks=pytest.mark.nightly), "aiobotocore"])
+@pytest.fixture(params=["direct", pytest.param("direct-tls", marks=pytest.mark.nightly)])
 def way(request: pytest.FixtureRequest) -> str:
     """Each way to the bytes in turn; TLS changes how bytes are framed, so that one case of each file shows it."""
     return str(request.param)

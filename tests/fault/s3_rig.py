@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.fakes.s3.server import S3Server
     from tests.unit.serve.certs import Authority
 
-WAYS: Final = ("direct", "direct-tls", "aiobotocore")
+WAYS: Final = ("direct", "direct-tls")
 EVERY_WAY: Final = pytest.mark.parametrize("way", WAYS, indirect=True)
 PART_BYTES = 64 * 1024
 DATA = random.Random(1).randbytes(5 * PART_BYTES + 123)
@@ -50,7 +50,6 @@ class Rig:
         settings = {"parts_in_flight": 4, "bytes_in_flight": 3 * PART_BYTES} | settings
         self.options = SourceOptions(
             part_size_bytes=PART_BYTES,
-            transport="aiobotocore" if way == "aiobotocore" else "direct",
             s3={"*": replace(access or ANONYMOUS, endpoint_url=url, ca_bundle=str(authority.ca_path))},
             **settings,  # type: ignore[arg-type]  # attempts_max is a whole number in every call
         )

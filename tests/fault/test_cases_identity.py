@@ -13,7 +13,7 @@ from botocore.utils import ContainerMetadataFetcher
 from structlog.testing import capture_logs
 
 from feedd.errors import PermissionDenied
-from feedd.fetch.s3 import credential_chain
+from feedd.fetch.s3 import credentials as s3_credentials
 from feedd.metrics import SOURCE_REQUESTS, SOURCE_RETRIES
 from feedd.values import ObjectRef
 from tests.budget import PATIENT_S
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 CLOCK = "this machine's clock is wrong: requests are signed with the store's time"
 RENEWED = "the store no longer accepts the credentials: reading the credential chain again"
-FAST = pytest.mark.parametrize("way", ["direct", "aiobotocore"])
+FAST = pytest.mark.parametrize("way", ["direct"])
 
 
 async def test_case_23_denied_fails_fast(server: S3Server, rig: Rig) -> None:
@@ -106,7 +106,7 @@ async def test_case_25_credential_source_down(
     async with RawServer(good, good, *[down] * 40) as source:
         monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"http://127.0.0.1:{source.port}/creds")
         # On a busy machine the test may take longer than the pause, and an answer longer than botocore waits.
-        monkeypatch.setattr(credential_chain, "_ASK_AGAIN_S", PATIENT_S * 10)
+        monkeypatch.setattr(s3_credentials, "_ASK_AGAIN_S", PATIENT_S * 10)
         monkeypatch.setattr(ContainerMetadataFetcher, "TIMEOUT_SECONDS", PATIENT_S)
         async with opened(server.url, authority, way, SIGNED) as rig:
             ref = ObjectRef("s3://bucket", "key", len(DATA), hashlib.md5(DATA, usedforsecurity=False).hexdigest())
@@ -182,7 +182,7 @@ async def test_credentials_that_were_replaced_are_looked_up(
         server.gate.refuse("test-access-key", "AccessDenied")
         with pytest.raises(PermissionDenied):
             await rig.fetch_ref(ref)  # a young client's credentials are those of now
-        monkeypatch.setattr("feedd.fetch.s3.sdk_client._RENEWED_S", -1.0)
+        monkeypatch.setattr("feedd.fetch.s3.client._RENEWED_S", -1.0)
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "fresh-access-key")
         with capture_logs() as logs:
             assert await rig.fetch_ref(ref) == DATA

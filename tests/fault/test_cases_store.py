@@ -12,12 +12,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from feedd.errors import BadConfig, BadResponse, NotFound, ObjectChanged, PermissionDenied
-from feedd.fetch.s3.direct_store import DirectStore
-from feedd.fetch.s3.sdk_store import S3Store
+from feedd.fetch.s3.store import S3Store
 from feedd.metrics import SOURCE_RETRIES
 from feedd.values import ByteRange, ObjectRef
 from tests.fakes.s3 import faults as fault
 from tests.fakes.s3.objects import endless_bytes
+from tests.fakes.s3.sdk_bodies import sdk_bodies_store
 from tests.fakes.sinks import into
 from tests.fault.s3_rig import ANONYMOUS, DATA, EVERY_WAY, PART_BYTES, SIGNED, Rig, asked, opened
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from tests.fakes.s3.server import S3Server
     from tests.unit.serve.certs import Authority
 
-FAST = pytest.mark.parametrize("way", ["direct", "aiobotocore"])
+FAST = pytest.mark.parametrize("way", ["direct", "sdk"])
 
 
 async def read(rig: Rig, way: str, ref: ObjectRef, span: ByteRange) -> bytes:
     """Read with a bare store: no retry hides what it does."""
-    store = (S3Store if way == "aiobotocore" else DirectStore)(ref.root.removeprefix("s3://"), rig.options)
+    store = (sdk_bodies_store if way == "sdk" else S3Store)(ref.root.removeprefix("s3://"), rig.options)
     target = bytearray(span.size_bytes)
     try:
         await store.read_into(ref, span, into(target))

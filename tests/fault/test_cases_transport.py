@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from feedd.errors import BadResponse, ResourceExhausted, StoreUnavailable
-from feedd.fetch.s3 import addresses as direct_addresses
-from feedd.fetch.s3 import connection_pool as direct_pool
-from feedd.fetch.s3.direct_store import DirectStore
-from feedd.fetch.s3.sdk_store import S3Store
+from feedd.fetch.s3 import pool as s3_pool
+from feedd.fetch.s3.store import S3Store
 from feedd.metrics import SOURCE_BYTES, SOURCE_RETRIES
 from feedd.values import ByteRange, ReadProgress
 from tests.fakes.s3 import faults as fault
+from tests.fakes.s3.sdk_bodies import sdk_bodies_store
 from tests.fakes.s3.server import S3Server
 from tests.fakes.sinks import into
 from tests.fault.s3_rig import DATA, PART_BYTES, WAYS, asked, opened
@@ -34,11 +33,11 @@ if TYPE_CHECKING:
 
 HERE, OTHER = "127.0.0.1", "127.0.0.2"  # both are this machine: on Linux all of 127/8 is
 NAME = "store.test"
-PLAIN = pytest.mark.parametrize("way", ["direct", "aiobotocore"])  # the certificate is for an address, not for a name
+PLAIN = pytest.mark.parametrize("way", ["direct", "sdk"])  # the certificate is for an address, not for a name
 DIRECT = pytest.mark.parametrize("way", ["direct"])
 
 
-@pytest.fixture(params=WAYS)
+@pytest.fixture(params=[*WAYS, "sdk"])
 def way(request: pytest.FixtureRequest) -> str:
     """Each way to the bytes in turn: these cases are about what is on the wire."""
     return str(request.param)
@@ -135,8 +134,8 @@ async def test_case_06_last_good_addresses_stay(
     server: S3Server, authority: Authority, way: str, names: Names, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While names cannot be resolved the last good addresses stay in use, for new connections too."""
-    monkeypatch.setattr(direct_pool, "_RESOLVE_EVERY_S", 0.0)
-    monkeypatch.setattr(direct_pool, "_IDLE_S", 0.0)
+    monkeypatch.setattr(s3_pool, "_RESOLVE_EVERY_S", 0.0)
+    monkeypatch.setattr(s3_pool, "_IDLE_S", 0.0)
     async with opened(named(server), authority, way) as rig:
         (ref,) = await rig.sources.resolve(["s3://bucket/key"])
         assert await rig.fetch_ref(ref) == DATA
@@ -171,7 +170,7 @@ async def test_case_07_traffic_leaves_a_dead_address_and_comes_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An address that answers no more loses its traffic, is probed, and gets traffic again once it answers."""
-    monkeypatch.setattr(direct_addresses, "QUARANTINE_FIRST_S", 0.05)
+    monkeypatch.setattr(s3_pool, "QUARANTINE_FIRST_S", 0.05)
     names.addresses = (HERE, OTHER)
     second.script("bucket", "key", always=bad)
     async with opened(named(server), authority, way, read_timeout_s=0.1) as rig:
@@ -214,9 +213,9 @@ async def test_case_07_another_attempt_goes_elsewhere(
 
 
 @contextlib.asynccontextmanager
-async def rooted(rig: Rig, way: str) -> AsyncIterator[DirectStore | S3Store]:
+async def rooted(rig: Rig, way: str) -> AsyncIterator[S3Store]:
     """Open the bare store of the rig's bucket."""
-    store = (S3Store if way == "aiobotocore" else DirectStore)("bucket", rig.options)
+    store = (sdk_bodies_store if way == "sdk" else S3Store)("bucket", rig.options)
     try:
         yield store
     finally:
@@ -377,21 +376,19 @@ async def test_case_54_none_at_all(outside: str, authority: Authority, way: str)
         assert target == DATA[:1000]
 
 
-async def _idle(store: DirectStore | S3Store) -> None:
+async def _idle(store: S3Store) -> None:
     """Give up the kept connections."""
-    if isinstance(store, DirectStore):
-        for pool in store._pools.values():
-            await pool._drop(list(pool._idle))
-    else:
-        client = store.clients._current.value
-        assert client is not None
-        for session in client.client._endpoint.http_session._sessions.values():
-            for kept in session.connector._conns.values():
-                for protocol, _ in kept:
-                    protocol.transport.abort()
-        await asyncio.sleep(0.05)
+    for pool in store._pools.values():
+        await pool._drop(list(pool._idle))
+    client = store.clients._current.value
+    assert client is not None
+    for session in client.client._endpoint.http_session._sessions.values():
+        for kept in session.connector._conns.values():
+            for protocol, _ in kept:
+                protocol.transport.abort()
+    await asyncio.sleep(0.05)
 
 
 def test_errno_of_a_shortage() -> None:
     """What the kernel calls a shortage of descriptors, of this process and of the machine."""
-    assert {errno.EMFILE, errno.ENFILE} == direct_pool._NO_DESCRIPTOR
+    assert {errno.EMFILE, errno.ENFILE} == s3_pool._NO_DESCRIPTOR

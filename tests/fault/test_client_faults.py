@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 import feedd_client as fc
+from feedd_client._wire import feedd_pb2 as pb
 from tests.budget import PATIENT_S
 from tests.fakes.feed_client import BATCH_SIZE, Bench, ids
 from tests.fakes.feed_script import Fault
@@ -63,6 +64,24 @@ def test_a_restarted_daemon_is_a_pause(bench: Bench, caplog: pytest.LogCaptureFi
     assert dataset.stats()["reconnects"] == 1
     assert server.starts[-1].next.step >= 2
     assert "It is tried again for up to 90 s" in caplog.text
+
+
+def test_a_session_that_ends_before_its_stream_is_opened_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client may sleep between its open and its stream for longer than the daemon keeps an unused session."""
+    server = bench.server(steps=3)
+    opened = server.Open
+
+    def open_and_sleep(request: pb.OpenRequest, context: Any) -> pb.OpenResponse:
+        granted = opened(request, context)
+        if len(server.opens) == 1:
+            server.Close(pb.CloseRequest(session_id=granted.session_id), context)
+        return granted
+
+    monkeypatch.setattr(server, "Open", open_and_sleep)
+    server.restart()
+    dataset = bench.dataset(server)
+    assert [number for batch in dataset for number in ids(batch)] == _all_ids(3)
+    assert (len(server.opens), dataset.stats()["reconnects"]) == (2, 1)
 
 
 def test_a_daemon_restarted_between_epochs_is_not_noticed(bench: Bench) -> None:

@@ -17,10 +17,10 @@ from feedd.catalog.sources import Sources
 from feedd.clock import SystemClock
 from feedd.errors import FeeddError, PermissionDenied, StoreUnavailable
 from feedd.fetch.fetch_options import S3Options, SourceOptions
-from feedd.fetch.s3 import credential_chain, credential_sources
-from feedd.fetch.s3.credential_chain import find_credentials
-from feedd.fetch.s3.sdk_store import S3Store
-from feedd.fetch.s3.sdk_transports import ANSWER_BYTES_MAX
+from feedd.fetch.s3 import credentials as s3_credentials
+from feedd.fetch.s3.credentials import find_credentials
+from feedd.fetch.s3.session import ANSWER_BYTES_MAX
+from feedd.fetch.s3.store import S3Store
 from feedd.flow.open_progress import begin_open, enter_stage
 from feedd.metrics import SOURCE_RETRIES
 from tests.fakes.s3.server import S3Server
@@ -89,8 +89,8 @@ def store() -> Iterator[S3Server]:
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Silence is known for silence after a short time."""
-    monkeypatch.setattr(credential_sources, "_READ_S", 0.3)
-    monkeypatch.setattr(credential_chain, "_PAUSES_S", (0.05, 0.05, 0.05, 0.05))
+    monkeypatch.setattr(s3_credentials, "_READ_S", 0.3)
+    monkeypatch.setattr(s3_credentials, "_PAUSES_S", (0.05, 0.05, 0.05, 0.05))
     monkeypatch.setenv("AWS_REGION", "us-east-1")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
 
@@ -281,7 +281,7 @@ async def test_a_credential_process_that_gives_nothing(
     command.chmod(command.stat().st_mode | stat.S_IXUSR)
     use_config(monkeypatch, tmp_path, f"[default]\ncredential_process = {command} --password {SECRET}\n")
     if case == "hangs":
-        monkeypatch.setattr(credential_chain, "CREDENTIALS_DEADLINE_S", 1.0)
+        monkeypatch.setattr(s3_credentials, "CREDENTIALS_DEADLINE_S", 1.0)
     with capture_logs() as logs:
         error = await refused(store)
     assert isinstance(error, PermissionDenied)
@@ -412,15 +412,15 @@ async def test_a_token_file_that_is_rewritten(store: S3Server, monkeypatch: pyte
         error = await refused(store)
         assert f"{file} is empty" in error.message
         reads: list[str] = []
-        original = credential_sources.TokenFile.__call__
+        original = s3_credentials.TokenFile.__call__
 
-        def read(self: credential_sources.TokenFile) -> str:
+        def read(self: s3_credentials.TokenFile) -> str:
             reads.append("")
             if len(reads) == 3:
                 file.write_text("token")
             return original(self)
 
-        monkeypatch.setattr(credential_sources.TokenFile, "__call__", read)
+        monkeypatch.setattr(s3_credentials.TokenFile, "__call__", read)
         assert await listed(store) == 1
         assert len(reads) >= 3
 
@@ -537,7 +537,7 @@ async def test_a_refresh_that_fails_speaks_the_same_words(
             assert all("container credential service" in str(error) for error in found)
             assert len(service.requests) <= 4
             service.reply = answer(200, key_credentials(), "application/json")
-            await asyncio.sleep(credential_chain.FAILURE_SHARED_S)
+            await asyncio.sleep(s3_credentials.FAILURE_SHARED_S)
             assert (await bucket.head("one")).size_bytes == 1
 
 
@@ -605,7 +605,7 @@ async def test_readers_share_one_failed_search(
     command.write_text(f"#!/bin/sh\necho x >> {count}\nexit 1\n")
     command.chmod(command.stat().st_mode | stat.S_IXUSR)
     use_config(monkeypatch, tmp_path, f"[default]\ncredential_process = {command}\n")
-    monkeypatch.setattr("feedd.fetch.s3.sdk_client.FAILURE_SHARED_S", 3600.0)
+    monkeypatch.setattr("feedd.fetch.s3.client.FAILURE_SHARED_S", 3600.0)
     bucket = S3Store("bucket", SourceOptions(s3={"*": S3Options(endpoint_url=store.url)}))
     found = await asyncio.gather(*(bucket.head("one") for _ in range(8)), return_exceptions=True)
     await bucket.close()

@@ -19,12 +19,13 @@ from structlog.testing import capture_logs
 from feedd import metrics
 from feedd.conversion import Conversion
 from feedd.errors import Internal, ResourceExhausted
+from feedd.tables.task import MakeTask
 from feedd.values import ByteRange
 from feedd.workers import autoscaler, backoff, supervisor
 from feedd.workers.backoff import BackOff
 from feedd.workers.descriptors import copies
 from feedd.workers.messages import PROTOCOL, Detach, encode
-from feedd.workers.work import DecodeOptions, MakeTask
+from feedd.workers.work import DecodeOptions
 from feedd.workers.worker_pool import DecodePool
 from feedd.workers.worker_process import Child
 from tests.fakes import fetchers, poison_worker

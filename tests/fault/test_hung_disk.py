@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from feedd.fetch.fetch_options import Transport
     from tests.fakes.disks import FrozenDisk
     from tests.fakes.s3.server import S3Server
     from tests.unit.serve.certs import Authority
@@ -49,8 +48,7 @@ async def test_an_epoch_goes_on_past_a_frozen_disk(
     for key, body in bodies.items():
         server.put("bucket", key, body)
     access = replace(ANONYMOUS, endpoint_url=server.url, ca_bundle=str(authority.ca_path))
-    transport: Transport = "aiobotocore" if way == "aiobotocore" else "direct"
-    options = SourceOptions(part_size_bytes=1 << 20, transport=transport, s3={"*": access})
+    options = SourceOptions(part_size_bytes=1 << 20, s3={"*": access})
     rig = TieredRig(disk.folder / "cache", memory_bytes=48 << 20, standby=True)
     async with Sources(options, rig.recorder, rig.clock, LoopThread("feedd-fetch")) as sources:
         refs = {ref.key: ref for ref in await sources.resolve(["s3://bucket/"])}

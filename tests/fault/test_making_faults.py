@@ -12,7 +12,8 @@ import pytest
 
 from feedd import metrics
 from feedd.errors import BadShard, Draining, ResourceExhausted, Unsupported
-from feedd.workers.work import ConvertedShard, DecodeOptions
+from feedd.tables.task import ConvertedShard
+from feedd.workers.work import DecodeOptions
 from feedd.workers.worker_pool import DecodePool
 from tests.fakes import poison_worker
 from tests.fakes.decoding import decoding

@@ -13,9 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from feedd.convert.memory_limits import LEAST_BYTES, NO_LIMIT_BYTES, at_most, call_limit, check_memory
 from feedd.errors import BadShard, ResourceExhausted
-from feedd.workers.work import ConvertedShard, DecodeOptions
+from feedd.tables.memory import LEAST_BYTES, NO_LIMIT_BYTES, at_most, call_limit, check_memory
+from feedd.tables.task import ConvertedShard
+from feedd.workers.work import DecodeOptions
 from feedd.workers.worker_pool import DecodePool
 from tests.fakes.decoding import decoding
 from tests.fakes.made import making

@@ -12,8 +12,7 @@ import pytest
 
 from feedd.errors import FeeddError
 from feedd.fetch.fetch_options import S3Options, SourceOptions
-from feedd.fetch.s3.direct_store import DirectStore
-from feedd.fetch.s3.sdk_store import S3Store
+from feedd.fetch.s3.store import S3Store
 from feedd.fetch.web.http_store import HttpStore
 from feedd.fetch.web.hub_store import HubStore
 from feedd.observe import otel_spans
@@ -50,13 +49,12 @@ def stores(url: str) -> dict[str, ObjectStore]:
     limits = SourceOptions(s3={"*": S3Options(endpoint_url=url)})
     return {
         "web": HttpStore(url, limits),
-        "S3 by the SDK": S3Store("bucket", limits),
-        "S3 by the own reader": DirectStore("bucket", limits),
+        "S3": S3Store("bucket", limits),
     }
 
 
 @pytest.mark.parametrize("proxied", [False, True])
-@pytest.mark.parametrize("name", ["web", "S3 by the SDK", "S3 by the own reader"])
+@pytest.mark.parametrize("name", ["web", "S3"])
 @pytest.mark.usefixtures("aws_credentials")
 async def test_stores_get_no_password(name: str, *, proxied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store gets no password of netrc, with and without a proxy; a proxy gets only its own."""

@@ -132,7 +132,7 @@ async def test_first_hopeless_part_stops_its_siblings(server: S3Server, rig: Rig
 
 
 STALLS = {"head": fault.hang(), "body": fault.hang_in_body(1000), "drip": fault.drip(20)}
-_FEW = {("direct", "head"), ("direct", "body"), ("direct", "drip"), ("direct-tls", "body"), ("aiobotocore", "body")}
+_FEW = {("direct", "head"), ("direct", "body"), ("direct", "drip"), ("direct-tls", "body")}
 
 
 def _stalls() -> list[Any]:

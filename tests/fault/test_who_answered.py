@@ -25,9 +25,8 @@ from feedd import errors
 from feedd.fetch.fetch_options import S3Options, SourceOptions
 from feedd.fetch.retry_policy import RetryPolicy
 from feedd.fetch.retrying_store import RetryLimits, RetryStore
-from feedd.fetch.s3 import trust
-from feedd.fetch.s3.direct_store import DirectStore
-from feedd.fetch.s3.sdk_store import S3Store
+from feedd.fetch.s3 import tls as s3_tls
+from feedd.fetch.s3.store import S3Store
 from feedd.values import ByteRange, ObjectRef
 from tests.fakes.odd_server import DATA, ETAG, KEY, OddServer, http
 from tests.fakes.raw_server import RawServer
@@ -44,7 +43,6 @@ _ATTEMPTS_MAX: Final = 3
 _CONSOLE: Final = b"<!doctype html><html><head><title>MinIO Console</title></head><body></body></html>"
 _FILTER: Final = b"<html><body>Blocked by policy</body></html>"
 _REF: Final = ObjectRef("s3://bucket", KEY, len(DATA), ETAG)
-_KINDS: Final = pytest.mark.parametrize("kind", [DirectStore, S3Store])
 
 ODD: Final[dict[str, bytes | None]] = {
     "html 200": http(200, _CONSOLE, content_type="text/html", server="MinIO Console"),
@@ -83,13 +81,13 @@ CELLS: Final[list[tuple[str, str, type[errors.FeeddError] | None, str]]] = [
 
 
 @contextlib.asynccontextmanager
-async def _opened(kind: type[DirectStore | S3Store], url: str, **access: Any) -> AsyncIterator[RetryStore]:
+async def _opened(url: str, **access: Any) -> AsyncIterator[RetryStore]:
     """Open a store as the daemon does, with few attempts, short deadlines, and a clock that does not wait."""
     settings: dict[str, Any] = {"endpoint_url": url, "region": "us-east-1", "anonymous": True} | access
     reached = S3Options(**settings)
     options = SourceOptions(s3={"*": reached}, read_timeout_s=0.5, connect_timeout_s=5)
     limits = RetryLimits(RetryPolicy(attempts_max=_ATTEMPTS_MAX))
-    store = RetryStore(kind("bucket", options), limits, TimelessClock(), TallyRecorder())
+    store = RetryStore(S3Store("bucket", options), limits, TimelessClock(), TallyRecorder())
     try:
         yield store
     finally:
@@ -107,13 +105,10 @@ async def _ask(store: RetryStore, op: str) -> object:
     return bytes(memory)
 
 
-@_KINDS
 @pytest.mark.parametrize(("answer", "op", "error", "text"), CELLS, ids=[f"{row[1]}-{row[0]}" for row in CELLS])
-async def test_each_odd_answer_is_named(
-    kind: type[DirectStore | S3Store], answer: str, op: str, error: type[errors.FeeddError] | None, text: str
-) -> None:
+async def test_each_odd_answer_is_named(answer: str, op: str, error: type[errors.FeeddError] | None, text: str) -> None:
     """An answer that no store gives names its sender and is not retried without need; one that can be read is read."""
-    async with OddServer() as server, _opened(kind, server.url) as store:
+    async with OddServer() as server, _opened(server.url) as store:
         if error is None:
             server.framing[op] = answer
             assert await _ask(store, op) == (DATA if op == "get" else [_REF])
@@ -125,9 +120,9 @@ async def test_each_odd_answer_is_named(
         assert text in str(caught.value)
         assert caught.value.object.startswith("s3://bucket/train/")
         assert "secret" not in str(caught.value)
-        if (answer, op, kind) == ("html 200", "get", DirectStore):  # the SDK hands out no body of such an answer
+        if (answer, op) == ("html 200", "get"):
             assert '"MinIO Console"' in caught.value.message
-        looked_up = answer == "redirect" and kind is DirectStore  # the bucket's region, once
+        looked_up = answer == "redirect"  # the bucket's region, once
         assert server.asked.count(op) <= (_ATTEMPTS_MAX if error.retryable else 1 + looked_up)
 
 
@@ -149,7 +144,6 @@ _NOW: Final = dt.datetime.now(dt.UTC)  # noqa: TID251 - certificates state dates
 _DAY: Final = dt.timedelta(days=1)
 
 
-@_KINDS
 @pytest.mark.parametrize("op", ["list", "head", "get"])
 @pytest.mark.parametrize(
     ("validity", "trusted", "host", "text"),
@@ -162,14 +156,14 @@ _DAY: Final = dt.timedelta(days=1)
     ids=["expired", "not yet valid", "another host's", "unknown authority"],
 )
 async def test_a_certificate_that_is_refused_says_why(
-    tmp_path: Path, kind: type[DirectStore | S3Store], op: str, validity: Any, trusted: bool, host: str, text: str
+    tmp_path: Path, op: str, validity: Any, trusted: bool, host: str, text: str
 ) -> None:
     """A certificate that is not accepted ends the first attempt, with OpenSSL's reason and code."""
     right, other = _Certificates(tmp_path / "right"), _Certificates(tmp_path / "other")
     bundle = str((right if trusted else other).authority.ca_path)
     async with OddServer(right.server(**validity)) as server:
         url = server.url.replace("127.0.0.1", host)
-        async with _opened(kind, url, ca_bundle=bundle) as store:
+        async with _opened(url, ca_bundle=bundle) as store:
             with pytest.raises(errors.BadConfig) as caught:
                 await _ask(store, op)
             assert text in str(caught.value)
@@ -177,28 +171,26 @@ async def test_a_certificate_that_is_refused_says_why(
             assert " object at 0x" not in str(caught.value)
 
 
-@_KINDS
 @pytest.mark.parametrize("op", ["list", "head", "get"])
-async def test_the_scheme_of_a_port_is_named(tmp_path: Path, kind: type[DirectStore | S3Store], op: str) -> None:
+async def test_the_scheme_of_a_port_is_named(tmp_path: Path, op: str) -> None:
     """TLS to a plain port, and plain requests to a TLS port, end the first attempt and ask for the scheme."""
     async with OddServer() as plain:
-        async with _opened(kind, plain.url.replace("http:", "https:")) as store:
+        async with _opened(plain.url.replace("http:", "https:")) as store:
             with pytest.raises(errors.BadConfig, match=r"WRONG_VERSION_NUMBER.*http:// or https://\?"):
                 await _ask(store, op)
         plain.odd[op] = b"HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n"
         plain.framing[op] = "close"
-        async with _opened(kind, plain.url) as store:
+        async with _opened(plain.url) as store:
             wanted = "endpoint_url|http:// or https://" if op == "head" else r"TLS port.*http:// or https://\?"
             with pytest.raises(errors.BadRequest, match=wanted) as caught:
                 await _ask(store, op)
             assert "SSE-C" not in str(caught.value)
 
 
-@_KINDS
 @pytest.mark.parametrize("op", ["list", "head", "get"])
 @pytest.mark.parametrize("bundle", ["missing", "no-pem", "folder", "unreadable"])
 async def test_authorities_that_cannot_be_read_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[DirectStore | S3Store], op: str, bundle: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, op: str, bundle: str
 ) -> None:
     """A missing or wrong file of authorities ends the first attempt, is named with its variable, and spares http."""
     path = tmp_path / bundle
@@ -211,20 +203,19 @@ async def test_authorities_that_cannot_be_read_are_named(
         path.parent.parent.write_text("a file where a folder should be")
     monkeypatch.setenv("AWS_CA_BUNDLE", str(path))
     certificates = _Certificates(tmp_path / "right")
-    async with OddServer(certificates.server()) as server, _opened(kind, server.url) as store:
+    async with OddServer(certificates.server()) as server, _opened(server.url) as store:
         with pytest.raises(errors.BadConfig, match="certificate authorities") as caught:
             await _ask(store, op)
         assert str(path) in str(caught.value)
         assert "AWS_CA_BUNDLE" in caught.value.hint
-    async with OddServer() as plain, _opened(kind, plain.url) as store:
+    async with OddServer() as plain, _opened(plain.url) as store:
         assert await _ask(store, op)
 
 
-@_KINDS
 @pytest.mark.parametrize("op", ["list", "head", "get"])
 @pytest.mark.parametrize("variable", ["AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE"])
 async def test_listings_and_objects_trust_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[DirectStore | S3Store], op: str, variable: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, op: str, variable: str
 ) -> None:
     """A file of authorities, or a folder as openssl rehash makes it, counts for each kind of request."""
     certificates = _Certificates(tmp_path / "right")
@@ -236,63 +227,56 @@ async def test_listings_and_objects_trust_the_same(
     (folder / f"{found.stdout.strip()}.0").write_bytes(pem.read_bytes())
     for path in (pem, folder):
         monkeypatch.setenv(variable, str(path))
-        async with OddServer(certificates.server()) as server, _opened(kind, server.url) as store:
+        async with OddServer(certificates.server()) as server, _opened(server.url) as store:
             assert await _ask(store, op)
 
 
-@_KINDS
 @pytest.mark.parametrize("op", ["list", "head", "get"])
-async def test_a_dead_proxy_is_named(
-    monkeypatch: pytest.MonkeyPatch, kind: type[DirectStore | S3Store], op: str
-) -> None:
+async def test_a_dead_proxy_is_named(monkeypatch: pytest.MonkeyPatch, op: str) -> None:
     """An error of a proxy names the variable that sets it; NO_PROXY may name the network of the store."""
     monkeypatch.setenv("http_proxy", "http://user:secret@127.0.0.1:9")
     monkeypatch.delenv("no_proxy", raising=False)
     async with OddServer() as server:
-        async with _opened(kind, server.url) as store:
+        async with _opened(server.url) as store:
             with pytest.raises(errors.StoreUnavailable, match="the proxy that http_proxy names") as caught:
                 await _ask(store, op)
             assert "NO_PROXY" in caught.value.hint
             assert " object at 0x" not in str(caught.value)
             assert "secret" not in str(caught.value)
         monkeypatch.setenv("no_proxy", "10.0.0.0/8, 127.0.0.0/8")
-        async with _opened(kind, server.url) as store:
+        async with _opened(server.url) as store:
             assert await _ask(store, op)
 
 
-@_KINDS
 @pytest.mark.parametrize("op", ["list", "head", "get"])
-async def test_a_tunnel_that_is_refused_is_named(
-    monkeypatch: pytest.MonkeyPatch, kind: type[DirectStore | S3Store], op: str
-) -> None:
+async def test_a_tunnel_that_is_refused_is_named(monkeypatch: pytest.MonkeyPatch, op: str) -> None:
     """A proxy that wants a password, with or without a tunnel, ends the first attempt and is told with its variable."""
     monkeypatch.delenv("no_proxy", raising=False)
     async with RawServer(http(407), http(407)) as proxy:
         for scheme in ("http", "https"):
             asked = len(proxy.requests)
             monkeypatch.setenv(f"{scheme}_proxy", f"http://127.0.0.1:{proxy.port}")
-            async with _opened(kind, f"{scheme}://store.example:9000") as store:
+            async with _opened(f"{scheme}://store.example:9000") as store:
                 with pytest.raises(errors.BadConfig, match=f"{scheme}_proxy.*store.example to NO_PROXY") as caught:
                     await _ask(store, op)
                 assert "wants a user name" in caught.value.message
             assert len(proxy.requests) == asked + 1
 
 
-@_KINDS
 @pytest.mark.parametrize("op", ["list", "head", "get"])
-async def test_a_bucket_that_the_endpoint_holds_already_is_named(kind: type[DirectStore | S3Store], op: str) -> None:
+async def test_a_bucket_that_the_endpoint_holds_already_is_named(op: str) -> None:
     """If the endpoint ends in the bucket, a missing bucket or key is told with the endpoint that would be right."""
     async with OddServer() as server:
         body = b"<Error><Code>NoSuchKey</Code></Error>"
         server.odd = dict.fromkeys(("list", "head", "get"), http(404, body, x_amz_request_id="1"))
-        async with _opened(kind, f"{server.url}/bucket") as store:
+        async with _opened(f"{server.url}/bucket") as store:
             with pytest.raises(errors.NotFound, match=f"set endpoint_url to {server.url}$"):
                 await _ask(store, op)
 
 
 async def test_a_checksum_needs_no_length() -> None:
     """A HEAD without Content-Length, of the listed ETag, gives the checksum that it states."""
-    async with OddServer() as server, _opened(S3Store, server.url) as store:
+    async with OddServer() as server, _opened(server.url) as store:
         crc = base64.b64encode(zlib.crc32(DATA).to_bytes(4)).decode()
         server.odd["head"] = http(200, b"", "chunked", etag=f'"{ETAG}"', x_amz_checksum_crc32=crc)
         found = await store.checksum(_REF)
@@ -300,16 +284,15 @@ async def test_a_checksum_needs_no_length() -> None:
         assert found.digest == base64.b64decode(crc)
 
 
-@_KINDS
 @pytest.mark.parametrize("op", ["list", "head", "get"])
-async def test_no_redirect_is_followed(kind: type[DirectStore | S3Store], op: str) -> None:
+async def test_no_redirect_is_followed(op: str) -> None:
     """A redirect to another host is not followed: nothing is sent there, neither a token nor a request."""
     async with OddServer() as other, OddServer() as server:
         body = b"<Error><Code>TemporaryRedirect</Code></Error>"
         for status in (301, 302, 303, 307, 308):
             odd = http(status, body, location=f"{other.url}/bucket/{KEY}?list-type=2")
             server.odd = dict.fromkeys(("list", "head", "get"), odd)
-            async with _opened(kind, server.url) as store:
+            async with _opened(server.url) as store:
                 with pytest.raises(errors.BadConfig, match=f"redirects the request to {other.url}"):
                     await _ask(store, op)
         assert not other.asked
@@ -324,17 +307,16 @@ async def test_no_redirect_of_a_role_is_followed(monkeypatch: pytest.MonkeyPatch
     async with OddServer() as other, OddServer() as sts, OddServer() as server:
         monkeypatch.setenv("AWS_ENDPOINT_URL_STS", sts.url)
         sts.odd["get"] = http(307, location=f"{other.url}/bucket/{KEY}")
-        async with _opened(S3Store, server.url, anonymous=False, role_arn="arn:aws:iam::123456789012:role/r") as store:
+        async with _opened(server.url, anonymous=False, role_arn="arn:aws:iam::123456789012:role/r") as store:
             with pytest.raises(errors.FeeddError):
                 await _ask(store, "list")
         assert sts.asked
         assert not other.asked
 
 
-@_KINDS
-async def test_etags_that_disagree_are_not_called_a_change(kind: type[DirectStore | S3Store]) -> None:
+async def test_etags_that_disagree_are_not_called_a_change() -> None:
     """If a listing has another ETag than the object, and still has it, then the object did not change."""
-    async with OddServer() as server, _opened(kind, server.url) as store:
+    async with OddServer() as server, _opened(server.url) as store:
         server.odd["get"] = http(412, b"<Error><Code>PreconditionFailed</Code></Error>", x_amz_request_id="1")
         server.odd["head"] = http(200, DATA, etag='"another"', x_amz_request_id="1")
         with pytest.raises(errors.Unsupported, match=f"still says {ETAG}.*another"):
@@ -342,11 +324,10 @@ async def test_etags_that_disagree_are_not_called_a_change(kind: type[DirectStor
         assert server.asked == ["get", "head", "list"]
 
 
-@_KINDS
 @pytest.mark.parametrize("etag", [{}, {"etag": '""'}])
-async def test_an_object_without_an_etag_is_named(kind: type[DirectStore | S3Store], etag: dict[str, str]) -> None:
+async def test_an_object_without_an_etag_is_named(etag: dict[str, str]) -> None:
     """A store that sends objects without an ETag gets that sentence after few attempts."""
-    async with OddServer() as server, _opened(kind, server.url) as store:
+    async with OddServer() as server, _opened(server.url) as store:
         whole = f"bytes 0-{len(DATA) - 1}/{len(DATA)}"
         server.odd["get"] = http(206, DATA, content_range=whole, x_amz_request_id="1", **etag)
         with pytest.raises(errors.BadResponse, match="expected an object with an ETag header"):
@@ -357,18 +338,17 @@ async def test_an_object_without_an_etag_is_named(kind: type[DirectStore | S3Sto
 @pytest.mark.parametrize("op", ["list", "head"])
 async def test_answers_before_the_final_one_are_bounded(op: str) -> None:
     """A server that sends 100 Continue without an end is given up, and its answers are not kept."""
-    async with OddServer() as server, _opened(S3Store, server.url) as store:
+    async with OddServer() as server, _opened(server.url) as store:
         server.odd[op] = b"HTTP/1.1 100 Continue\r\n\r\n" * 10_000
         with pytest.raises(errors.StoreUnavailable, match="1xx"):
             await _ask(store, op)
 
 
-@_KINDS
 @pytest.mark.parametrize("op", ["list", "head", "get"])
-async def test_a_tls_alert_is_named(kind: type[DirectStore | S3Store], op: str) -> None:
+async def test_a_tls_alert_is_named(op: str) -> None:
     """A TLS port that answers a plain request with an alert ends the first attempt and asks for the scheme."""
     async with RawServer([b"\x15\x03\x03\x00\x02\x02\x46", b""]) as server:
-        async with _opened(kind, f"http://127.0.0.1:{server.port}") as store:
+        async with _opened(f"http://127.0.0.1:{server.port}") as store:
             with pytest.raises(errors.BadConfig, match="a TLS port got a request without TLS"):
                 await _ask(store, op)
         assert len(server.requests) == 1
@@ -416,12 +396,9 @@ def _refusing(context: ssl.SSLContext) -> Iterator[tuple[str, list[ssl.SSLError]
 _VERSIONS: Final = pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 
 
-@_KINDS
 @_VERSIONS
 @pytest.mark.parametrize("joined", [False, True], ids=["two files", "one file"])
-async def test_a_client_certificate_is_shown(
-    tmp_path: Path, kind: type[DirectStore | S3Store], version: ssl.TLSVersion, joined: bool
-) -> None:
+async def test_a_client_certificate_is_shown(tmp_path: Path, version: ssl.TLSVersion, joined: bool) -> None:
     """Listings, HEADs and GETs show the bucket's client certificate to a server that demands one."""
     certificates = _Certificates(tmp_path / "right")
     certificate, key = certificates.authority.issue("client")
@@ -432,19 +409,18 @@ async def test_a_client_certificate_is_shown(
     bundle = str(certificates.authority.ca_path)
     async with (
         OddServer(_demanding(certificates, version)) as server,
-        _opened(kind, server.url, ca_bundle=bundle, **shown) as store,
+        _opened(server.url, ca_bundle=bundle, **shown) as store,
     ):
         assert await _ask(store, "list") == [_REF]
         assert await _ask(store, "head") == [_REF]
         assert await _ask(store, "get") == DATA
 
 
-@_KINDS
 @_VERSIONS
 @pytest.mark.parametrize("op", ["list", "head", "get"])
 @pytest.mark.parametrize("shows", ["none", "foreign", "expired"])
 async def test_a_client_certificate_that_lacks_says_what_to_set(
-    tmp_path: Path, kind: type[DirectStore | S3Store], version: ssl.TLSVersion, op: str, shows: str
+    tmp_path: Path, version: ssl.TLSVersion, op: str, shows: str
 ) -> None:
     """Without a client certificate that the server accepts, the first attempt ends and names the options."""
     certificates, other = _Certificates(tmp_path / "right"), _Certificates(tmp_path / "other")
@@ -455,14 +431,13 @@ async def test_a_client_certificate_that_lacks_says_what_to_set(
         shown = dict(zip(("client_certificate", "client_key"), map(str, pair), strict=True))
     bundle = str(certificates.authority.ca_path)
     with _refusing(_demanding(certificates, version)) as (url, refused):
-        async with _opened(kind, url, ca_bundle=bundle, **shown) as store:
+        async with _opened(url, ca_bundle=bundle, **shown) as store:
             with pytest.raises(errors.BadConfig, match=r"client certificate|HANDSHAKE_FAILURE") as caught:
                 await _ask(store, op)
             assert "set client_certificate and client_key under [s3." in caught.value.hint
         assert len(refused) <= 2  # aiohttp connects once more by itself
 
 
-@_KINDS
 @pytest.mark.parametrize("op", ["list", "head", "get"])
 @pytest.mark.parametrize(
     ("fault", "option", "text"),
@@ -477,7 +452,7 @@ async def test_a_client_certificate_that_lacks_says_what_to_set(
     ],
 )
 async def test_a_client_certificate_that_cannot_be_read_is_named(
-    tmp_path: Path, kind: type[DirectStore | S3Store], op: str, fault: str, option: str, text: str
+    tmp_path: Path, op: str, fault: str, option: str, text: str
 ) -> None:
     """A client certificate or key that cannot be used ends the first attempt with file and option."""
     certificates = _Certificates(tmp_path / "right")
@@ -499,7 +474,7 @@ async def test_a_client_certificate_that_cannot_be_read_is_named(
         key.write_bytes(plain.private_bytes(form, pkcs8, secret))
     bundle = str(certificates.authority.ca_path)
     async with OddServer(certificates.server()) as server:
-        async with _opened(kind, server.url, ca_bundle=bundle, **shown) as store:
+        async with _opened(server.url, ca_bundle=bundle, **shown) as store:
             with pytest.raises(errors.BadConfig, match=text) as caught:
                 await _ask(store, op)
             assert str(faulty) in str(caught.value)
@@ -507,19 +482,18 @@ async def test_a_client_certificate_that_cannot_be_read_is_named(
         assert not server.asked
 
 
-@_KINDS
 async def test_a_client_certificate_that_is_renewed_is_read_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[DirectStore | S3Store]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A store that is open shows a renewed certificate on later connections; half of a new pair changes nothing."""
-    monkeypatch.setattr(trust, "_LOOK_S", 0.0)
+    monkeypatch.setattr(s3_tls, "_LOOK_S", 0.0)
     certificates, other = _Certificates(tmp_path / "right"), _Certificates(tmp_path / "other")
     certificate, key = certificates.authority.issue("client")
     shown = {"client_certificate": str(certificate), "client_key": str(key)}
     bundle = str(certificates.authority.ca_path)
     async with OddServer(_demanding(certificates, ssl.TLSVersion.TLSv1_3)) as server:
         server.framing = dict.fromkeys(("list", "head", "get"), "close")  # each request has a connection
-        async with _opened(kind, server.url, ca_bundle=bundle, **shown) as store:
+        async with _opened(server.url, ca_bundle=bundle, **shown) as store:
             assert await _ask(store, "head") == [_REF]
             assert await _ask(store, "get") == DATA
             foreign_certificate, foreign_key = other.authority.issue("client")
@@ -536,11 +510,10 @@ async def test_a_client_certificate_that_is_renewed_is_read_again(
             assert await _ask(store, "get") == DATA
 
 
-@_KINDS
 @pytest.mark.parametrize("op", ["list", "get"])
-async def test_a_page_that_wants_a_client_certificate_is_named(kind: type[DirectStore | S3Store], op: str) -> None:
+async def test_a_page_that_wants_a_client_certificate_is_named(op: str) -> None:
     """What nginx answers to a client without a certificate names the options, and no credentials."""
-    async with OddServer() as server, _opened(kind, server.url) as store:
+    async with OddServer() as server, _opened(server.url) as store:
         page = b"<html><head><title>400 No required SSL certificate was sent</title></head><body></body></html>"
         server.odd[op] = http(400, page, content_type="text/html", server="nginx")
         with pytest.raises(errors.BadConfig, match="wants one") as caught:
@@ -555,7 +528,7 @@ async def test_listings_that_a_gateway_writes_otherwise_are_read() -> None:
     item = f"<Key>{KEY}</Key><Size>{len(DATA)}</Size><ETag>&quot;{ETAG}&quot;</ETag></Contents></ListBucketResult>"
     plain = {said: f"{head}{said}{tail}{item}".encode() for said in ("false", "0", "False")}
     packed = gzip.compress(plain["false"])
-    async with OddServer() as server, _opened(S3Store, server.url) as store:
+    async with OddServer() as server, _opened(server.url) as store:
         for body in plain.values():
             server.odd["list"] = http(200, body)
             assert await _ask(store, "list") == [_REF]
@@ -573,26 +546,23 @@ async def test_listings_that_a_gateway_writes_otherwise_are_read() -> None:
 )
 async def test_a_head_with_another_status_has_no_size(status: int, error: type[errors.FeeddError], text: str) -> None:
     """A HEAD that is answered with 204 or 304 makes no empty object, and is called no redirect."""
-    async with OddServer() as server, _opened(S3Store, server.url) as store:
+    async with OddServer() as server, _opened(server.url) as store:
         server.odd["head"] = http(status, etag=f'"{ETAG}"')
         with pytest.raises(error, match=text):
             await _ask(store, "head")
 
 
-@_KINDS
 @pytest.mark.parametrize("op", ["head", "get"])
 @pytest.mark.parametrize(
     "header",
     [{"last_modified": "yesterday"}, {"x_amz_mp_parts_count": "many"}, {"x_amz_object_lock_retain_until_date": "?"}],
 )
-async def test_a_header_that_cannot_be_read_is_no_defect(
-    kind: type[DirectStore | S3Store], op: str, header: dict[str, str]
-) -> None:
+async def test_a_header_that_cannot_be_read_is_no_defect(op: str, header: dict[str, str]) -> None:
     """A date or a number that is none makes a wrong answer of the store, which the reader of bodies does not need."""
-    async with OddServer() as server, _opened(kind, server.url) as store:
+    async with OddServer() as server, _opened(server.url) as store:
         facts = {"etag": f'"{ETAG}"', "content_range": f"bytes 0-{len(DATA) - 1}/{len(DATA)}", "x_amz_request_id": "1"}
         server.odd[op] = http(206 if op == "get" else 200, DATA, **facts, **header)
-        if kind is DirectStore and op == "get":
+        if op == "get":
             assert await _ask(store, op) == DATA
             return
         with pytest.raises(errors.BadResponse, match="the answer is no s3 answer"):
@@ -622,7 +592,7 @@ _MORE: Final = "<IsTruncated>true</IsTruncated>"
 )
 async def test_odd_lists_of_parts_make_no_checksum(answer: bytes | str) -> None:
     """A list of parts that does not end, or that cannot be, makes no checksum, and no endless listing."""
-    async with OddServer() as server, _opened(S3Store, server.url) as store:
+    async with OddServer() as server, _opened(server.url) as store:
         crc = base64.b64encode(zlib.crc32(DATA).to_bytes(4)).decode() + "-2"
         server.odd["head"] = http(200, DATA, etag=f'"{ETAG}"', x_amz_checksum_crc32=crc)
         body = answer if isinstance(answer, bytes) else http(200, _PARTS.format(etag=ETAG, parts=answer).encode())
@@ -655,7 +625,7 @@ async def test_a_body_that_does_not_come_says_what_came(
     answer: bytes, error: type[errors.FeeddError], text: str
 ) -> None:
     """An answer that never becomes a body ends with what was received in its place."""
-    async with OddServer() as server, _opened(DirectStore, server.url) as store:
+    async with OddServer() as server, _opened(server.url) as store:
         server.odd["get"] = answer
         with pytest.raises(error, match=re.escape(text)):
             await _ask(store, "get")
@@ -688,14 +658,11 @@ _PASSING: Final = {
 }
 
 
-@_KINDS
 @pytest.mark.parametrize("op", ["list", "get"])
 @pytest.mark.parametrize("answer", _PASSING)
-async def test_a_foreign_answer_in_the_middle_is_retried(
-    kind: type[DirectStore | S3Store], op: str, answer: str
-) -> None:
+async def test_a_foreign_answer_in_the_middle_is_retried(op: str, answer: str) -> None:
     """Once an endpoint has answered well, a moment of another's answers is retried, as it ends a run otherwise."""
-    async with OddServer() as server, _opened(kind, server.url) as store:
+    async with OddServer() as server, _opened(server.url) as store:
         right = await _ask(store, op)
         server.odd[op], server.odd_count = _PASSING[answer], _ATTEMPTS_MAX - 1
         assert await _ask(store, op) == right
@@ -708,10 +675,9 @@ async def test_a_foreign_answer_in_the_middle_is_retried(
             assert server.asked[asked:].count(op) == _ATTEMPTS_MAX
 
 
-@_KINDS
-async def test_a_refusal_of_the_store_itself_is_not_retried(kind: type[DirectStore | S3Store]) -> None:
+async def test_a_refusal_of_the_store_itself_is_not_retried() -> None:
     """After good answers, a refusal of the store is believed at once."""
-    async with OddServer() as server, _opened(kind, server.url) as store:
+    async with OddServer() as server, _opened(server.url) as store:
         await _ask(store, "get")
         for status, code, error in (
             (403, "AccessDenied", errors.PermissionDenied),

@@ -10,11 +10,11 @@ import numpy as np
 
 from feedd.codecs.array import pin_npy
 from feedd.codecs.codec_registry import make as make_codec
-from feedd.convert import conversion_registry as forms
 from feedd.errors import BadRecipe, BadSample, BadShard, ResourceExhausted, Unsupported
 from feedd.formats import format_registry as formats
 from feedd.formats.inline_headers import header_reader
 from feedd.recipe.recipe import default_fields, needs_resolve, with_encodings
+from feedd.tables import registry as forms
 from feedd.values import FieldKind
 from tests.fakes import making
 

@@ -21,11 +21,11 @@ import numpy as np
 import pyarrow as pa
 import zstandard
 
-from feedd.convert.conversion_registry import get as conversion_of
 from feedd.formats.megatron import MegatronIndex, with_index_file
 from feedd.formats.tokens import LLMC, NPY, RAW, TokenWindows, with_windows
 from feedd.recipe.predecoded import rows_params
 from feedd.recipe.recipe import parse_field
+from feedd.tables.registry import get as conversion_of
 from tests.fakes import making
 from tests.fakes.files import npy, parquet
 from tests.fakes.megatron import megatron
@@ -105,7 +105,6 @@ def _table() -> list[bytes]:
     some = TABLE.select(["i32", "text", "ints"])
     return [
         making.make(conversion_of("parquet"), parquet(some)).shard,
-        making.make(conversion_of("libsvm"), b"1 1:2\n").shard,
     ]
 
 
@@ -211,7 +210,6 @@ TARGETS: Final[dict[str, Target]] = {
     "csv-semicolon": _form("csv-semicolon", b'a;b\n1,5;"x;"\n', b"1;2\n"),
     "csv": _form("csv", b'a,b,c\n1,x,0.5\n2,"y ""q""",1e3\n', b"a\n\xc3\xbc\n"),
     "tsv": _form("tsv", b"a\tb\n1\tx\n"),
-    "libsvm": _form("libsvm", b"+1 1:0.5 7:-2e3\n# x\n-1 3:nan\n0\n", b"1 qid:7 1:2\n0 qid:8\n"),
     "npz": _form("npz", npz(SMALL), npz(SMALL, compressed=True)),
     "hdf5": _form("hdf5", hdf5(SMALL), hdf5({"x": ARRAYS["x"]}, chunks=True, compression="gzip")),
     "parquet": Target(check_harmless, _parquet),

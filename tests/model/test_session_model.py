@@ -54,7 +54,6 @@ class SessionModel(RuleBasedStateMachine):
         for instruction in instructions:
             if isinstance(instruction, Produce):
                 assert self.live is not None
-                assert self.pause_step is None or instruction.at.step < self.pause_step, "planned beyond a pause"
                 self.making[instruction.at] = self.live
                 assert instruction.at.step == self.next_step, "a step was left out or planned twice"
                 self.next_step += self.count
@@ -69,8 +68,8 @@ class SessionModel(RuleBasedStateMachine):
                 assert self.arena.give_back(instruction.slot), "freed twice"
                 self.holding.discard(instruction.slot)
             else:
-                if isinstance(instruction, SendError) and isinstance(instruction.error, Draining) and not self.drained:
-                    assert self.next_step >= (self.pause_step or 0), "the stream ended before its pause"
+                is_draining = isinstance(instruction, SendError) and isinstance(instruction.error, Draining)
+                assert self.drained or not is_draining, "the stream says that the daemon ends, and it does not"
                 self.outbox.append(instruction)
 
     def _end_stream(self) -> None:
@@ -103,9 +102,7 @@ class SessionModel(RuleBasedStateMachine):
         self.next_sent = self.next_step
         self.next_seq = self.planned = self.credits = self.samples = 0
         self.epoch, self.over, self.half = epoch, False, False
-        self.pause_step: int | None = None
         self.drained = self.told_to_end = False
-        self.ends_at_pause = False
         before = set(self.leased)
         self._apply(self.machine.start(Cursor(epoch, step), inline_only=inline_only, held=held))
         self.live = self.machine.stream
@@ -224,27 +221,6 @@ class SessionModel(RuleBasedStateMachine):
         self.drained = self.told_to_end = True
         self._apply(self.machine.drain())
 
-    @precondition(lambda self: self.live is not None)
-    @rule(more=st.integers(0, 4), count=st.integers(0, 4))
-    def pause(self, more: int, count: int) -> None:
-        if self.live is None or self.ends_at_pause:
-            return
-        at = self.live.pause(more)
-        assert (at.epoch, at.step) == (self.epoch, self.next_step + more * self.count)
-        self.pause_step = at.step
-        self.give_credits(count)
-
-    @precondition(lambda self: self.live is not None and self.pause_step is not None and not self.ends_at_pause)
-    @rule(goes_on=st.booleans())
-    def end_the_pause(self, goes_on: bool) -> None:
-        assert self.live is not None
-        if goes_on:
-            self.pause_step = None
-            self._apply(self.live.resume())
-        else:
-            self.ends_at_pause = self.told_to_end = True
-            self._apply(self.live.end_at_pause())
-
     # ------------------------------------------------------------------ invariants
 
     @invariant()
@@ -265,8 +241,7 @@ class SessionModel(RuleBasedStateMachine):
         """With credits and free slots left, either the stream is over or a step was planned for each."""
         if self.live is None or self.over or any(isinstance(i, SendEnd | SendError | Finish) for i in self.outbox):
             return
-        if self.live._planned_all or (self.pause_step is not None and self.next_step >= self.pause_step):
-            assert not self.ends_at_pause or self.live._steps or self.live._planned_all, "a pause that never ends"
+        if self.live._planned_all:
             return
         free = SLOTS - self.machine.taken_count
         assert not (free and self.planned < self.credits), "a credit and a free slot, and nothing was planned"

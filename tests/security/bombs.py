@@ -417,7 +417,6 @@ BOMBS: Final[dict[str, Bomb]] = {
         _one("0.csv.gz", lambda: _gz(b"x,y\n", 10 * _MILLION, head=b'a,b\n"')), {"a": "bytes"}
     ),
     "TSV of a million columns": Bomb(_one("0.tsv", lambda: _CSV_WIDE.replace(b",", b"\t") + b"\n")),
-    "libsvm of vast indices": Bomb(_one("0.libsvm", lambda: b"1 2147483646:1\n" * 1000)),
     # as large as an index may be
     "CSV of 2 million labels": Bomb(_one("0.csv.gz", lambda: _csv_gz(2 * _MILLION)), reads=64),
     "Parquet of 2 million labels": Bomb(

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from feedd.conversion import Conversion
-from feedd.convert import conversion_registry as forms
 from feedd.dataset import sidecars as beside
 from feedd.errors import FeeddError
 from feedd.formats import format_registry as formats
 from feedd.formats.refused import REFUSED
 from feedd.formats.suffixes import endings
+from feedd.tables import registry as forms
 from tests.tidy.tree import ROOT
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ _FIELDS: Final = {
     "hdf5": "arrays of as many rows",
     "join": "as in RecordIO, where records lie in several parts",
     "jsonl": "`json`; its members by `key`",
-    "libsvm": "`label`, `indices`, `values`, and `qid` where lines have one",
     "litdata": "paths of leaves, as `index.json` has them",
     "litdata-arrow": "columns, where items are dicts of plain values",
     "lmdb": "key and value",

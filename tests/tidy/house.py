@@ -1,13 +1,17 @@
-"""Sizes of the house: files, lines and classes, and how many files and functions a batch and an open run through.
+"""Sizes of the house beside their goals, and how many files and functions a batch and an open run through.
 
 ``python -m tests.tidy.house`` prints them. The files and functions are those of the daemon's process, decode workers
 left out, over local tars: one session of two fields, batches of 32 samples, one worker. The objects that a byte range
 passes are those whose coroutines wait for it: from a shard that is acquired to the connection that receives it.
+``--sizes`` prints only what is counted in the sources, ``--files`` also the files that run, ``--single`` also the short
+modules that one other module of their folder imports.
 """
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import functools
 import inspect
 import itertools
 import json
@@ -31,18 +35,35 @@ from tests.fakes.s3.faults import Fault
 from tests.fakes.s3.server import S3Server
 from tests.fakes.specs import open_spec
 from tests.fakes.tars import tar_bytes
-from tests.tidy.tree import ROOT, sources
+from tests.tidy.tree import ROOT, size, sources
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from types import CodeType, FrameType
 
+    from tests.tidy.tree import Source
+
 _PRODUCT = str(ROOT / "feedd") + "/"
-_WAY: Final = {"cache", "converting", "fetch", "flow"}
-_ASIDE: Final = {"DiskWatch", "S3Store", "S3Checksums", "ClosingSession"}  # watch the disk, ask for a checksum
+_WAY: Final = {"cache", "fetch", "flow", "tables"}
+_ASIDE: Final = {"DiskWatch", "S3Checksums", "ClosingSession"}  # watch the disk, ask for a checksum
 _WAIT_S: Final = 20.0
 _COUNTS: Final = "--counts"
 _SHARDS, _SAMPLES, _BATCH_SIZE = 4, 96, 32
+GOALS: Final = {
+    "files": 400,
+    "lines": 80_000,
+    "functions per 1,000 lines": 55,
+    "classes per 1,000 lines": 10,
+    "files of a warm batch": 35,
+    "files of a cold open": 90,
+    "objects of a byte range": 12,
+    "files that name an option": 3,
+    "test files": 450,
+    "lines of tests": 80_000,
+}
+"""What the plan of the house names. An option may have four files: three that name it, and its document."""
+OPTIONS: Final = ("decoded_cache", "samples_per_epoch")  # of FeedDataset: names that mean nothing else
+_SHORT_LINES: Final = 200
 
 
 @dataclass
@@ -91,6 +112,73 @@ class Tracer:
         is_function = bool(code.co_flags & inspect.CO_OPTIMIZED)  # and not the body of a module or of a class
         if event == "call" and is_function and code.co_filename.startswith(_PRODUCT):
             self._trace.codes.add(code)
+
+
+@functools.cache
+def sizes() -> dict[str, float]:
+    """Return what is counted in the sources of the daemon and the client, and in the tests without the benches."""
+    product = [source for source in sources() if source.is_product]
+    tests = [source for source in sources() if source.path.parts[0] == "tests" and source.path.parts[1] != "bench"]
+    lines = sum(source.line_count for source in product)
+    lengths = sorted(size(node) for source in product for node in source.functions())
+    classes = sum(1 for source in product for _ in source.classes())
+    return {
+        "files": len(product),
+        "lines": lines,
+        "functions": len(lengths),
+        "functions per 1,000 lines": round(len(lengths) / lines * 1000, 1),
+        "lines of 95 % of functions": lengths[int(0.95 * len(lengths))],
+        "classes": classes,
+        "classes per 1,000 lines": round(classes / lines * 1000, 1),
+        "short modules with one importer": len(single_importers()),
+        "files that name an option": max(sum(1 for one in product if _names(one, option)) for option in OPTIONS),
+        "test files": len(tests),
+        "lines of tests": sum(source.line_count for source in tests),
+    }
+
+
+def _names(source: Source, option: str) -> bool:
+    """Tell whether code of a file names an option: as a name, attribute, argument, or text of its own."""
+    return any(
+        option in {getattr(node, "id", None), getattr(node, "attr", None), getattr(node, "arg", None)}
+        or (isinstance(node, ast.Constant) and node.value == option)
+        for node in source.nodes
+    )
+
+
+def single_importers() -> dict[str, str]:
+    """Return modules of fewer than 200 lines that one file imports, of the same folder, with that file."""
+    by_name = {_dotted(source.path): source for source in sources() if source.is_product}
+    importers: dict[str, set[str]] = {name: set() for name in by_name}
+    for source in sources():
+        if source.is_product:
+            for name in _imported(source) & importers.keys():
+                importers[name].add(str(source.path))
+    found = {}
+    for name, users in importers.items():
+        path = by_name[name].path
+        if len(users) == 1 and path.name != "__init__.py" and by_name[name].line_count < _SHORT_LINES:
+            (user,) = users
+            if Path(user).parent == path.parent:
+                found[str(path)] = user
+    return found
+
+
+def _dotted(path: Path) -> str:
+    return ".".join(path.with_suffix("").parts).removeprefix("client.").removesuffix(".__init__")
+
+
+def _imported(source: Source) -> set[str]:
+    """Return the names that a file imports, and what they may be imported from."""
+    found: set[str] = set()
+    for node in source.nodes:
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            folder = ".".join(_dotted(source.path).split(".")[: -node.level]) if node.level else ""
+            base = ".".join(filter(None, (folder, node.module)))
+            found.update([base, *(f"{base}.{alias.name}" for alias in node.names)])
+    return found
 
 
 def _data(folder: Path) -> None:
@@ -203,16 +291,21 @@ def main() -> None:
     if _COUNTS in sys.argv:
         print(json.dumps({name: len(trace.files) for name, trace in walk().items()}))
         return
-    own = [source for source in sources() if source.path.parts[0] == "feedd"]
-    print(f"feedd: {len(own)} files, {sum(source.line_count for source in own)} lines", end=", ")
-    print(f"{sum(1 for source in own for _ in source.classes())} classes")
-    traces = walk()
-    way = range_way()
-    print(f"a byte range passes {len(way)} objects: {', '.join(way)}")
-    for name, trace in traces.items():
-        print(f"{name}: {len(trace.files)} files, {len(trace.codes)} functions")
-        if "--files" in sys.argv:
-            print("   ", "\n    ".join(sorted(trace.files)))
+    found = sizes()
+    if "--sizes" not in sys.argv:
+        traces, way = walk(), range_way()
+        found["files of a cold open"] = len(traces["open, cold"].files)
+        found["files of a warm batch"] = len(traces["warm batch"].files)
+        found["objects of a byte range"] = len(way)
+        print(f"a byte range passes {', '.join(way)}")
+        for name, trace in traces.items():
+            print(f"{name}: {len(trace.files)} files, {len(trace.codes)} functions")
+            if "--files" in sys.argv:
+                print("   ", "\n    ".join(sorted(trace.files)))
+    if "--single" in sys.argv:
+        print("\n".join(f"{path} is imported by {user} only" for path, user in single_importers().items()))
+    for name, figure in found.items():
+        print(f"{name:34} {figure:>9,}", f"   goal {GOALS[name]:,}" if name in GOALS else "")
 
 
 if __name__ == "__main__":

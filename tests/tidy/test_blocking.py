@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 _EXECUTORS = {"run_in_executor", "set_default_executor", "to_thread"}
 _RESOLVERS = {"getaddrinfo", "getnameinfo"}
 # Where nothing else runs yet, or nothing else ever does.
-_ALONE = {"feedd/serve/listen.py", "feedd/cli/machine_check.py"}
+_ALONE = {"feedd/serve/listen.py", "feedd/cli/check.py"}
 
 
 def _calls() -> Iterator[tuple[str, int, str, str]]:

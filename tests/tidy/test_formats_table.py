@@ -9,10 +9,10 @@ import pyarrow.csv
 import pytest
 
 from feedd.conversion import text_of
-from feedd.convert import conversion_registry as forms
 from feedd.errors import FeeddError
 from feedd.formats import format_registry as formats
 from feedd.formats.suffixes import endings
+from feedd.tables import registry as forms
 from tests.fakes.made import made_of
 from tests.fakes.making import make
 from tests.fuzz.targets import TARGETS
@@ -62,7 +62,7 @@ def test_what_is_said_of_compressed_shards_is_so(row: tuple[str, ...]) -> None:
     assert said == ("yes" if found else "no")
 
 
-@pytest.mark.parametrize("name", ["libsvm", "text", "jsonl", "recordio"])
+@pytest.mark.parametrize("name", ["text", "jsonl", "recordio"])
 def test_fields_are_called_as_is_said(name: str) -> None:
     """Of formats whose fields have names of their own the table has them all."""
     fields = next(row[2] for row in rows() if row[0] == name)

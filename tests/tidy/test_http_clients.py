@@ -14,7 +14,7 @@ OPENERS: Final = frozenset(
     {"ClientSession", "AIOHTTPSession", "ClosingSession", "AioSession", "create_client", "ConnectionPool", "from_url"}
     | {"urlopen", "build_opener", "urlretrieve", "HTTPConnection", "HTTPSConnection", "PoolManager", "ProxyManager"}
     | {"OTLPSpanExporter", "open_connection", "create_connection", "insecure_channel", "secure_channel"}
-    | {"ProxiedClient", "AioAssumeRoleCredentialFetcher", "_RefCountedSessionMixin", "_RefCountedSession"}
+    | {"AioAssumeRoleCredentialFetcher", "_RefCountedSessionMixin", "_RefCountedSession"}
     | {"InstanceMetadataFetcher", "ContainerMetadataFetcher", "AioInstanceMetadataFetcher", "IMDSFetcher"}
 )
 """Names that open a client or a connection to a server."""
@@ -46,7 +46,7 @@ _NONE: Final = "none is followed"
 _ENV: Final = "HTTPS_PROXY, HTTP_PROXY, NO_PROXY"
 _SDK: Final = Policy(_NO, _NONE, _ENV, "ca_bundle, AWS_CA_BUNDLE, REQUESTS_CA_BUNDLE, or certifi")
 _METADATA: Final = Policy(_NO, _NONE, _ENV, "as the SDK; metadata services have no TLS")
-_DIRECT: Final = Policy(_NO, _NONE, "none: where the environment names one, another client reads", _SDK.trust)
+_DIRECT: Final = Policy(_NO, _NONE, _ENV, _SDK.trust)
 _WEB: Final = Policy(_NO, "without credentials, never from https to http", _ENV, "SSL_CERT_FILE, else as the SDK")
 _LOOPBACK: Final = Policy(_NO, "urllib's, on loopback", "as urllib", "no TLS: servers of the demo")
 _GRPC: Final = Policy(
@@ -65,21 +65,18 @@ KNOWN: Final[dict[tuple[str, str], Policy]] = {
     ("feedd/fetch/obstore_store.py", "from_url"): Policy(
         _NO, "obstore's: without credentials to other hosts", _ENV, "obstore's"
     ),
-    ("feedd/fetch/s3/connection_pool.py", "create_connection"): _DIRECT,
-    ("feedd/fetch/s3/credential_chain.py", "AioAssumeRoleCredentialFetcher"): _SDK,
-    ("feedd/fetch/s3/credential_chain.py", "AioSession"): _SDK,
-    ("feedd/fetch/s3/credential_chain.py", "create_client"): _SDK,
-    ("feedd/fetch/s3/credential_sources.py", "AioSession"): _SDK,
-    ("feedd/fetch/s3/credential_sources.py", "ClosingSession"): _SDK,
-    ("feedd/fetch/s3/credential_sources.py", "_RefCountedSessionMixin"): _METADATA,
-    ("feedd/fetch/s3/direct_store.py", "ConnectionPool"): _DIRECT,
-    ("feedd/fetch/s3/sdk_client.py", "ClosingSession"): _SDK,
-    ("feedd/fetch/s3/sdk_client.py", "create_client"): _SDK,
-    ("feedd/fetch/s3/sdk_transports.py", "AIOHTTPSession"): _SDK,
+    ("feedd/fetch/s3/pool.py", "create_connection"): _DIRECT,
+    ("feedd/fetch/s3/credentials.py", "AioAssumeRoleCredentialFetcher"): _SDK,
+    ("feedd/fetch/s3/credentials.py", "AioSession"): _SDK,
+    ("feedd/fetch/s3/credentials.py", "create_client"): _SDK,
+    ("feedd/fetch/s3/credentials.py", "ClosingSession"): _SDK,
+    ("feedd/fetch/s3/credentials.py", "_RefCountedSessionMixin"): _METADATA,
+    ("feedd/fetch/s3/store.py", "ConnectionPool"): _DIRECT,
+    ("feedd/fetch/s3/client.py", "ClosingSession"): _SDK,
+    ("feedd/fetch/s3/client.py", "create_client"): _SDK,
+    ("feedd/fetch/s3/session.py", "AIOHTTPSession"): _SDK,
     ("feedd/fetch/web/hub_api.py", "ClientSession"): Policy(_NO, "within the Hub's host", _ENV, _WEB.trust),
-    ("feedd/fetch/web/proxied_client.py", "ClientSession"): _WEB,
     ("feedd/fetch/web/web_client.py", "ConnectionPool"): _WEB,
-    ("feedd/fetch/web/web_client.py", "ProxiedClient"): _WEB,
     ("feedd/lanes/node_status.py", "ClientSession"): Policy(_NO, _NONE, "none: a Unix socket", "no TLS: a Unix socket"),
     ("feedd/observe/otel_spans.py", "OTLPSpanExporter"): _TRACES,
     ("feedd/observe/otel_spans.py", "requests"): _TRACES,
@@ -129,4 +126,4 @@ def test_no_session_of_aiohttp_reads_netrc_or_follows_redirects() -> None:
                 follows = {word.arg: ast.unparse(word.value) for word in call.keywords}.get("allow_redirects", "True")
                 assert follows == "False", f"{source.path}:{call.lineno}"
                 requests += 1
-    assert requests >= 4, "the sessions' requests were not found"
+    assert requests >= 3, "the sessions' requests were not found"

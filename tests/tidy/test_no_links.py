@@ -6,7 +6,7 @@ import ast
 
 from tests.tidy.tree import sources
 
-ROOMS = ("feedd/cache/", "feedd/converting/", "feedd/batching/quarantine.py")
+ROOMS = ("feedd/cache/", "feedd/tables/", "feedd/batching/quarantine.py")
 FOLDERS_ONLY = "os.O_DIRECTORY"
 
 

@@ -91,12 +91,6 @@ def test_every_test_says_what_must_hold() -> None:
     assert not found
 
 
-def test_test_files_have_names_of_their_own() -> None:
-    """Two test files of one name would hide each other in reports."""
-    names = [source.path.name for source in sources() if source.path.name.startswith("test_")]
-    assert sorted({name for name in names if names.count(name) > 1}) == []
-
-
 def test_exceptions_to_the_rules_give_a_reason() -> None:
     """Every noqa and every type: ignore names its rule and says why."""
     found: list[str] = []

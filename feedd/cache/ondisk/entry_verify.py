@@ -43,20 +43,11 @@ def _look(path: Path, ref: ObjectRef, depth: Depth, believes: Callable[[Header],
             return _of_length(os.stat(path, follow_symlinks=False), ref)  # noqa: PTH116 - once per shard and batch: no Path overhead
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
-            return look_at(fd, ref, depth, believes)
+            return _of_length(os.fstat(fd), ref, lambda: _of_content(fd, ref, depth, believes))
         finally:
             os.close(fd)
     except OSError as error:
         return files.finding(error, path)
-
-
-def look_at(fd: int, ref: ObjectRef, depth: Depth, believes: Callable[[Header], bool]) -> Finding:
-    """Verify an open file.
-
-    Raises:
-        OSError: the disk failed.
-    """
-    return _of_length(os.fstat(fd), ref, lambda: _of_content(fd, ref, depth, believes))
 
 
 def _of_length(status: os.stat_result, ref: ObjectRef, further: Callable[[], Finding] | None = None) -> Finding:

@@ -1,17 +1,20 @@
-"""One HTTP/1.1 connection. ``bodies`` decides how the bytes of a body get to the sink."""
+"""One HTTP/1.1 connection: requests, heads and error bodies of answers, and silence. The parser is llhttp, strict.
+
+``bodies`` decides how the bytes of a body get to the sink.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import socket
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from feedd.errors import BadResponse, CacheUnavailable, FeeddError
 from feedd.fetch.s3.bodies import HEAD_BYTES_MAX, Files
-from feedd.fetch.s3.http_answer import INTERIM_MAX, Answer
-from feedd.fetch.s3.idle_timeout import IdleTimeout
-from feedd.fetch.s3.lazy_timer import LazyTimer
 from feedd.flow.range_sinks import MemorySink
 from feedd.values import ReadProgress
 
@@ -19,13 +22,230 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from feedd.fetch.s3.bodies import Body
-    from feedd.fetch.s3.idle_timeout import Patience
     from feedd.range_sink import RangeSink
 
+_ERROR_BYTES_MAX = 64 * 1024  # S3's errors are a few hundred bytes; a longer page comes from a proxy and is not needed
+
+INTERIM_MAX = 16
+"""Answers of the kind 1xx that may precede the final answer; most stores send none."""
+_HEADERS_BYTES_MAX = 64 * 1024  # headers, and trailers of a chunked body, which could be endless
 _NO_BYTES = memoryview(b"")
 _NOTHING = MemorySink(memoryview(bytearray()))
 _NO_FILES = Files(None)
 _NOBODYS = ReadProgress()  # never written, since every body belongs to an exchange
+
+
+class _TooLongError(Exception):
+    """The headers are too long."""
+
+
+class Answer:
+    """One answer, fed as it arrives: first its head, then, for an error, its body.
+
+    Attributes:
+        status: HTTP status; 0 until the head is complete.
+        headers: names in lower case; repeated headers are joined by commas.
+        address: the remote address; empty: the endpoint's is not known.
+        complete: an error's body has ended, or was cut off because it was too long.
+        first_bytes: bytes of a good answer's body that came with its head; only while its head is judged.
+    """
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self.address = ""
+        self.complete = False
+        self.first_bytes = memoryview(b"")
+        self._keep_alive = False
+        self._surplus = False
+        self._head_bytes = 0
+        self._body = bytearray()
+        self._parser: HttpResponseParser | None = HttpResponseParser(self)
+
+    @property
+    def body(self) -> bytes:
+        """The received body of an error; empty if it was too long."""
+        return bytes(self._body)
+
+    @property
+    def keep_alive(self) -> bool:
+        """Whether the connection can serve another request once the body is read."""
+        return self._keep_alive and not self._surplus
+
+    @property
+    def ends_with_connection(self) -> bool:
+        """Whether the body ends with the connection, which is accepted for an error only."""
+        return "content-length" not in self.headers and "transfer-encoding" not in self.headers
+
+    @property
+    def size_bytes(self) -> int | None:
+        """Content-Length, if it alone defines the body's length, else None."""
+        if "transfer-encoding" in self.headers or "content-length" not in self.headers:
+            return None
+        return int(self.headers["content-length"])  # llhttp accepts a single number only
+
+    def feed(self, data: bytes | memoryview) -> None:
+        """Feed the head, including its empty line, or a piece of an error's body.
+
+        Raises:
+            BadResponse: this is no HTTP/1.x answer.
+        """
+        assert self._parser is not None, "the answer has no parser any more"
+        try:
+            self._parser.feed_data(data)
+        except (HttpParserError, HttpParserUpgrade) as error:
+            if isinstance(error.__context__, _TooLongError):
+                message = f"expected headers of at most {_HEADERS_BYTES_MAX} bytes, got more"
+                raise BadResponse(message, stage="source") from None
+            raise BadResponse(f"expected an http answer, got {_line(error)}", stage="source") from error
+        if self._surplus:
+            raise BadResponse("expected one http answer, got more than that", stage="source")
+
+    def drop_parser(self) -> None:
+        """Drop the parser: a good answer's body bypasses it, and parser and answer refer to each other."""
+        self._parser = None
+
+    def on_message_begin(self) -> None:
+        """Parser: a message starts; a second message was not requested."""
+        self._surplus = self.status >= 200
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Parser: a header, or a trailer of a chunked body, which counts as a header."""
+        self._head_bytes += len(name) + len(value)
+        if self._head_bytes > _HEADERS_BYTES_MAX:
+            raise _TooLongError
+        key, text = name.decode("latin-1").lower(), value.decode("latin-1")
+        self.headers[key] = f"{self.headers[key]}, {text}" if key in self.headers else text
+
+    def on_headers_complete(self) -> None:
+        """Parser: the empty line after the headers."""
+        assert self._parser is not None
+        self.status = self._parser.get_status_code()
+        self._keep_alive = self._parser.should_keep_alive()
+
+    def on_body(self, data: bytes) -> None:
+        """Parser: a piece of an error's body."""
+        self._body += data
+        if len(self._body) > _ERROR_BYTES_MAX:
+            self._body.clear()
+            self.complete, self._keep_alive = True, False
+
+    def on_message_complete(self) -> None:
+        """Parser: the end of the body."""
+        self.complete = True
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+class LazyTimer:
+    """Calls ``callback`` at a set time; moving the time costs only an assignment.
+
+    The loop's timer behind it may fire in vain. That is cheaper than setting and cancelling a timer for each small
+    request.
+
+    Args:
+        callback: called on the loop; the timer is off then.
+    """
+
+    def __init__(self, callback: Callable[[], object]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._callback = callback
+        self._at_s = math.inf
+        # The time is kept here, because uvloop's handle of a timer that is due at once does not tell it.
+        self._due_s = math.inf
+        self._timer: asyncio.TimerHandle | None = None
+
+    def set(self, at_s: float) -> None:
+        """Fire at that time of the loop and no other; inf: never."""
+        self._at_s = at_s
+        if self._timer is not None and self._due_s > at_s:
+            self._timer.cancel()
+            self._timer = None
+        if self._timer is None and at_s < math.inf:
+            self._due_s = at_s
+            self._timer = self._loop.call_at(at_s, self._look)
+
+    def stop(self) -> None:
+        """Turn the timer off and leave no loop timer behind."""
+        self._at_s = math.inf
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._loop.time() < self._at_s:
+            self.set(self._at_s)
+            return
+        self._at_s = math.inf
+        self._callback()
+
+
+def _nothing() -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long an exchange may be silent.
+
+    Attributes:
+        longest_s: returns the longest time without anything new; called at each check.
+        elsewhere: returns what has come elsewhere from the same server; compared for equality only.
+        interim_max: answers of the kind 1xx that may precede the final answer, such as signs of life.
+    """
+
+    longest_s: Callable[[], float]
+    elsewhere: Callable[[], object] = _nothing
+    interim_max: float = INTERIM_MAX
+
+
+class IdleTimeout:
+    """Watches an exchange; checks twice per allowed silence.
+
+    Args:
+        patience: how long nothing new may come.
+        came: returns how much has come; compared for equality only.
+        fell: called when that did not change for so long; watching has stopped then.
+    """
+
+    def __init__(self, patience: Patience, came: Callable[[], object], fell: Callable[[], object]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._patience = patience
+        self._came = came
+        self._fell = fell
+        self._timer = LazyTimer(self._look)
+        self._seen: object = None
+        self._since_s = 0.0
+
+    def begin(self) -> None:
+        """Start watching."""
+        self._seen, self._since_s = self._news(), self._loop.time()
+        self._timer.set(self._since_s + self._patience.longest_s() / 2)
+
+    def end(self) -> None:
+        """Pause watching."""
+        self._timer.set(math.inf)
+
+    def stop(self) -> None:
+        """Stop watching and leave no timer behind."""
+        self._timer.stop()
+
+    def _look(self) -> None:
+        now_s, seen = self._loop.time(), self._news()
+        if seen != self._seen:
+            self._seen, self._since_s = seen, now_s
+        longest_s = self._patience.longest_s()
+        ends_s = self._since_s + longest_s
+        if now_s >= ends_s:
+            self._fell()
+        else:
+            self._timer.set(min(now_s + longest_s / 2, ends_s))
+
+    def _news(self) -> object:
+        return self._came(), self._patience.elsewhere()
 
 
 class StaleConnection(ConnectionError):
@@ -69,6 +289,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: Any = None  # of whichever loop: uvloop's are no asyncio.Transport
         self._served_count = 0
         self._idle = LazyTimer(self.drop)
+        self._interim_max = patience.interim_max
         self._idle_timeout = IdleTimeout(patience, self.come, self._silent)
         self._waiter: asyncio.Future[None] | None = None
         self._outcome: Answer | Exception | None = None
@@ -203,8 +424,8 @@ class Connection(asyncio.BufferedProtocol):
                 self._read_behind_head(answer, data)
                 return
             self._interim_count += 1
-            if self._interim_count > INTERIM_MAX:
-                message = f"expected at most {INTERIM_MAX} answers of the kind 1xx, got more"
+            if self._interim_count > self._interim_max:
+                message = f"expected at most {self._interim_max} answers of the kind 1xx, got more"
                 raise BadResponse(message, stage="source")
         # the final head is yet to come, maybe after a 1xx answer
         if data.nbytes >= HEAD_BYTES_MAX:

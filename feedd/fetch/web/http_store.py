@@ -13,7 +13,7 @@ from feedd.values import ObjectRef, ReadProgress
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from feedd.fetch.s3.http_answer import Answer
+    from feedd.fetch.s3.connection import Answer
     from feedd.range_sink import RangeSink
     from feedd.values import ByteRange, ObjectChecksum
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import quote
 
 import aiohttp
@@ -14,8 +14,8 @@ from yarl import URL
 
 from feedd.access import climbs
 from feedd.errors import BadResponse, NotFound, PermissionDenied, Throttled, Unsupported
-from feedd.fetch.s3.who_answered import FIRST_BYTES, who_answered
-from feedd.fetch.web.proxied_client import through_proxy
+from feedd.fetch.proxy_rules import proxy_for
+from feedd.fetch.s3.errors import FIRST_BYTES, who_answered
 from feedd.fetch.web.web_client import REDIRECTS, REDIRECTS_MAX
 from feedd.fetch.web.web_errors import broken, of_another, refusal
 from feedd.fetch.web.web_target import Target, check_key, redirected, target_of
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from feedd.errors import FeeddError
     from feedd.fetch.fetch_options import SourceOptions
-    from feedd.fetch.s3.trust import Trust
+    from feedd.fetch.s3.tls import Trust
 
 _T = TypeVar("_T")
 _HUB: Final = "https://huggingface.co"
@@ -240,7 +240,7 @@ class HubApi:
         """Return the body of an answer and the URL of the next page, or where a redirect leads."""
         headers = {"User-Agent": "feedd", "Accept": "application/json", **self.secrets(target)}
         session = self._session or await self._open()
-        sending = through_proxy(target, headers)
+        sending = _by_proxy(target, headers)
         async with session.get(URL(target.url, encoded=True), allow_redirects=False, **sending) as answer:
             names = {name.lower(): answer.headers[name] for name in answer.headers}
             if answer.status in REDIRECTS:
@@ -290,6 +290,21 @@ class HubApi:
         except msgspec.DecodeError as error:
             message = f"expected the hub's json, got {error}"
             raise BadResponse(message, object=shown, stage="source") from error
+
+
+def _by_proxy(target: Target, headers: dict[str, str]) -> dict[str, Any]:
+    """Return aiohttp's arguments for a request: by the proxy of the environment, or directly.
+
+    aiohttp's ``trust_env`` would name the proxy too, but it also sends passwords of ``~/.netrc`` to servers. The
+    proxy's password goes into a header, because errors of aiohttp show URLs.
+    """
+    proxy = proxy_for(target.origin)
+    if proxy is None:
+        return {"headers": headers}
+    login = {"Proxy-Authorization": proxy.login} if proxy.login else {}
+    if target.scheme == "https":  # the proxy sees the head of CONNECT only
+        return {"headers": headers, "proxy": proxy.url, "proxy_headers": login}
+    return {"headers": headers | login, "proxy": proxy.url}
 
 
 def hub_token() -> str:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
     from feedd.fetch.fetch_options import SourceOptions
-    from feedd.fetch.s3.http_answer import Answer
+    from feedd.fetch.s3.connection import Answer
     from feedd.fetch.web.hub_api import Entry
     from feedd.fetch.web.web_target import Target
     from feedd.range_sink import RangeSink

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Final
 
 from feedd.errors import BadResponse, PermissionDenied
 from feedd.fetch.fetch_options import S3Options
-from feedd.fetch.proxy_rules import proxy_of
 from feedd.fetch.s3.bodies import Files
-from feedd.fetch.s3.connection_pool import ConnectionPool, Endpoint
-from feedd.fetch.s3.sdk_client import trusted_authorities
-from feedd.fetch.s3.transfer_threads import TransferThreads
-from feedd.fetch.s3.trust import Trust
+from feedd.fetch.s3.client import trusted_authorities
+from feedd.fetch.s3.pool import ConnectionPool, endpoint_of
+from feedd.fetch.s3.tls import Trust
+from feedd.fetch.s3.transfer import TransferThreads
 from feedd.fetch.web.web_target import redirected
 from feedd.flow.pools import LOCAL_FILES
 
@@ -23,8 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
 
     from feedd.fetch.fetch_options import SourceOptions
-    from feedd.fetch.s3.http_answer import Answer
-    from feedd.fetch.web.proxied_client import ProxiedClient
+    from feedd.fetch.s3.connection import Answer
     from feedd.fetch.web.web_target import Target
     from feedd.range_sink import RangeSink
     from feedd.values import ReadProgress
@@ -69,7 +67,6 @@ class WebClient:
         self._limits = limits
         self._pools: OrderedDict[tuple[str, object], ConnectionPool] = OrderedDict()
         self._transfer_threads: TransferThreads | None = None
-        self._proxied: ProxiedClient | None = None
         self.trust = Trust(web_authorities)
 
     def __repr__(self) -> str:
@@ -105,8 +102,6 @@ class WebClient:
         async with contextlib.AsyncExitStack() as stack:
             if self._transfer_threads is not None:
                 stack.push_async_callback(LOCAL_FILES.run, self._transfer_threads.close)
-            if self._proxied is not None:
-                stack.push_async_callback(self._proxied.close)
             while self._pools:
                 stack.push_async_callback(self._pools.popitem()[1].aclose)
 
@@ -114,8 +109,6 @@ class WebClient:
         headers = {"Host": target.authority, "Accept-Encoding": "identity", "User-Agent": "feedd"}
         headers |= request.headers
         headers |= request.secrets(target)
-        if has_proxy(target):
-            return await (await self._proxy_client()).request(target, headers, request)
         lines = [f"GET {target.path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
         pool = await self._pool(target)
         return await pool.request(
@@ -126,34 +119,23 @@ class WebClient:
             subject=request.subject,
         )
 
-    async def _proxy_client(self) -> ProxiedClient:
-        if self._proxied is None:
-            from feedd.fetch.web.proxied_client import ProxiedClient  # noqa: PLC0415 - few networks have a proxy
-
-            self._proxied = ProxiedClient(self._limits, await self.trust.context())
-        return self._proxied
-
     async def _pool(self, target: Target) -> ConnectionPool:
-        tls = await self.trust.context() if target.scheme == "https" else None
+        if target.scheme == "https":
+            await self.trust.context()  # files that changed count for later connections
         name = (target.origin, target.admit)
-        pool = self._pools.get(name)
-        if pool is not None:
+        if name in self._pools:
             self._pools.move_to_end(name)
-            return pool
+            return self._pools[name]
+        check = target.admit and _checked(target.admit, target)
+        endpoint = await endpoint_of(target.origin, target.host, target.port, self.trust, check)
+        if name in self._pools:  # another request has opened it meanwhile
+            return self._pools[name]
         if self._transfer_threads is None:
             self._transfer_threads = TransferThreads(self._limits.transfer_threads)
-        endpoint = Endpoint(
-            target.origin, target.host, target.port, tls, target.admit and _checked(target.admit, target)
-        )
         pool = self._pools[name] = ConnectionPool(endpoint, self._limits, Files(self._transfer_threads))
         if len(self._pools) > _POOLS_MAX:
             await self._pools.popitem(last=False)[1].aclose()
         return pool
-
-
-def has_proxy(target: Target) -> bool:
-    """Whether the environment names a proxy for a target."""
-    return bool(proxy_of(target.origin))
 
 
 def web_authorities() -> str:

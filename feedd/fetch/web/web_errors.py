@@ -18,8 +18,15 @@ from feedd.errors import (
     Throttled,
 )
 from feedd.fetch.hints import CHANGED_HINT
-from feedd.fetch.s3.sdk_errors import RequestContext, translate
-from feedd.fetch.s3.who_answered import LOGIN_STATUSES, PROXY_HINT, Sender, tls_failure, who_answered
+from feedd.fetch.s3.errors import (
+    LOGIN_STATUSES,
+    PROXY_HINT,
+    RequestContext,
+    Sender,
+    tls_failure,
+    translate,
+    who_answered,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

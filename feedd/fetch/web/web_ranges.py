@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from feedd.errors import BadResponse, ObjectChanged, StoreUnavailable, Throttled, Unsupported
 from feedd.fetch.hints import CHANGED_HINT
-from feedd.fetch.s3.sdk_errors import FOREIGN
+from feedd.fetch.s3.errors import FOREIGN
 from feedd.fetch.web.web_client import WebClient, WebRequest
 from feedd.fetch.web.web_errors import broken, refusal
 from feedd.fetch.web.web_target import lifetime_s
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from feedd.errors import FeeddError
     from feedd.fetch.fetch_options import SourceOptions
-    from feedd.fetch.s3.http_answer import Answer
+    from feedd.fetch.s3.connection import Answer
     from feedd.fetch.web.web_target import Target
     from feedd.range_sink import RangeSink
     from feedd.values import ObjectRef

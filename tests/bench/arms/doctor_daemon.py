@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 
 from feedd.cli import main as feedd
-from feedd.fetch.s3 import connection_pool
+from feedd.fetch.s3 import pool
 
 
 def main() -> None:
     """Run ``feedd`` with the other arguments."""
     far_s = float(sys.argv.pop(1))
-    connection_pool.round_trip_s = lambda sock: far_s if sock else None
+    pool.round_trip_s = lambda sock: far_s if sock else None
     feedd()
 
 

@@ -16,12 +16,12 @@ from feedd.catalog.sources import Sources
 from feedd.clock import SystemClock
 from feedd.dataset.fingerprint import listing_digest
 from feedd.fetch.fetch_options import SourceOptions
-from feedd.fetch.s3 import bucket_listing
+from feedd.fetch.s3 import listing
 from feedd.observe.recorder import NullRecorder
 
 
 async def _listed(settings: dict[str, Any]) -> dict[str, Any]:
-    vars(bucket_listing)["IN_FLIGHT_MAX"] = settings["in_flight"]
+    vars(listing)["IN_FLIGHT_MAX"] = settings["in_flight"]
     async with Sources(SourceOptions(), NullRecorder(), SystemClock()) as sources:
         await sources.warm()
         before, began_s, cpu_s = _request_count(), time.perf_counter(), _cpu_s()

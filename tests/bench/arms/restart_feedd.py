@@ -43,9 +43,9 @@ def _await_standby(settings: dict[str, Any], count: int = 1) -> None:
 def _replace(
     settings: dict[str, Any], daemons: list[subprocess.Popen[bytes]], row: dict[str, float], begun_s: list[float]
 ) -> None:
-    """Replace the daemon as often as the settings say; the successor of the first replacement may stand by already.
+    """Replace the daemon as often as the settings say; a standby for the first replacement may wait already.
 
-    ``begun_s`` gets the time at which each replacement begins, with the start of its successor.
+    ``begun_s`` gets the time at which each replacement begins, with the start of its standby.
     """
     for number in range(settings.get("times", 1)):
         begun_s.append(time.perf_counter())
@@ -53,7 +53,7 @@ def _replace(
             daemons.append(_start(settings, "--standby"))
             _await_standby(settings, number + 1)
         began_s = time.perf_counter()
-        daemons[number].send_signal(signal.SIGKILL if settings["way"] == "kill" else signal.SIGTERM)
+        daemons[number].send_signal(signal.SIGKILL if settings.get("kills") else signal.SIGTERM)
         daemons[number].wait()
         row["exit_s"] = max(row.get("exit_s", 0.0), time.perf_counter() - began_s)
     if settings["way"] != "standby":

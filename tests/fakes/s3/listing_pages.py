@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import escape
 
-from feedd.fetch.s3.listing_contents import page_of, take
+from feedd.fetch.s3.listing import page_of, take
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from feedd.fetch.s3.listing_contents import Page
+    from feedd.fetch.s3.listing import Page
 
 SPACE = ' xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
 

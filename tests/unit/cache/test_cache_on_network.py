@@ -8,7 +8,7 @@ import pytest
 
 from feedd.cache.cache_options import CacheOptions
 from feedd.cache.caches import DiskCache
-from feedd.cli.machine_check import Verdict, examine
+from feedd.cli.check import Verdict, examine
 from feedd.clock import SystemClock
 from feedd.config import load
 from feedd.errors import CacheUnavailable

@@ -11,11 +11,11 @@ import pytest
 from feedd.catalog.dataset_lister import DatasetLister, judge_empty
 from feedd.catalog.learned_counts import Learned
 from feedd.clock import SystemClock
-from feedd.converting.converter import formed
 from feedd.dataset.listing import Listing
 from feedd.errors import BadShard, CacheTooSmall, PermissionDenied
 from feedd.notices import Amount, NoticeKind, notices_of
 from feedd.sessions.opening import refuse_too_large
+from feedd.tables.converter import formed
 from feedd.values import ArchivedRef, ObjectRef
 from tests.fakes.stores import serving, sources_over
 from tests.fakes.tars import tar_bytes

@@ -94,7 +94,6 @@ CASES = {
     "tsv": Case(".tsv", b"a\ts\n", b"a\ts\n7\tx\n8\ty\n9\tz\n", ("a", "int")),
     "npz": Case(".npz", npz([]), npz(NUMBERS), ("a", "int")),
     "hdf5": Case(".h5", hdf5([]), hdf5(NUMBERS), ("a", "int")),
-    "libsvm": Case(".libsvm", b"", b"7 1:1\n8 1:2\n9 1:3\n", ("label", "float")),
     "tfrecord": Case(".tfrecord", b"", tfrecord(*(example(a=[n]) for n in NUMBERS)), ("a", "int")),
     "mds": Case(
         ".mds",

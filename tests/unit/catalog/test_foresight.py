@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from feedd.catalog.index_store import Indexes
-    from feedd.converting.converting_cache import ConvertingCache
     from feedd.dataset.listing import DatasetView
     from feedd.sessions.feed_session import Session
     from feedd.shard_index import ShardIndex
+    from feedd.tables.cache import ConvertingCache
     from tests.fakes.feeding import Feeding
 
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from feedd.catalog.wanted_columns import counting, narrowed
 from feedd.conversion import text_of
-from feedd.converting.converter import formed
 from feedd.dataset.listing import Listing
 from feedd.recipe.recipe import parse_field
+from feedd.tables.converter import formed
 from feedd.values import ObjectRef
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from feedd.catalog.ignored_objects import IgnoredKeys
 from feedd.catalog.object_grouper import Grouped, ObjectGrouper
-from feedd.convert import conversion_registry as forms
 from feedd.dataset.fingerprint import listing_digest
 from feedd.dataset.passed_over import PassedOver
 from feedd.formats import format_registry as formats
+from feedd.tables import registry as forms
 from feedd.values import ObjectRef
 
 _STRAYS = (

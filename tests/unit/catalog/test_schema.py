@@ -13,8 +13,8 @@ from pyarrow import ipc
 
 from feedd.catalog.stages import PipelineOptions
 from feedd.conversion import text_of
-from feedd.convert.conversion_registry import HEAD_BYTES
 from feedd.errors import BadRecipe, BadSample, Unsupported
+from feedd.tables.registry import HEAD_BYTES
 from feedd.units import MIB
 from feedd.values import Cursor, Topology
 from tests.fakes.feeding import batches, feeding
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from feedd.range_sink import RangeSink
     from feedd.sessions.feed_session import Session
     from feedd.shard_index import ShardIndex
+    from feedd.tables.task import ConvertedShard, MakeTask, MissingRanges
     from feedd.values import ByteRange, ObjectRef, ReadProgress, ShardFile
-    from feedd.workers.work import ConvertedShard, MakeTask, MissingRanges
     from tests.fakes.feeding import Feeding
 
 SKIP: dict[str, Any] = {"bad_samples": "skip", "bad_samples_max": 99, "window_shards": 1, "batch_size": 2}

@@ -174,7 +174,7 @@ async def test_one_store_per_bucket(sources: Sources) -> None:
     """A store is opened once, and its repr shows the whole stack."""
     store = sources.buckets.of("s3://bucket")
     assert sources.buckets.of("s3://bucket") is store
-    assert repr(store) == "RetryStore(HedgeStore(LimitStore(MeteredStore(DirectStore(S3Store(s3://bucket))))))"
+    assert repr(store) == "RetryStore(HedgeStore(RequestStore(S3Store(s3://bucket))))"
     with pytest.raises(BadRequest):
         await sources.store("nfs://volume").head("key")
 

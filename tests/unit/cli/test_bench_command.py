@@ -61,8 +61,8 @@ def test_requests_that_were_sent_again_are_counted(store: S3Server, tmp_path: Pa
 
 def test_a_size_of_nothing_is_refused(store: S3Server, tmp_path: Path) -> None:
     """Bad usage, before anything is fetched."""
-    done = CliRunner().invoke(app, ["bench", "ingest", "s3://bucket/train/", "--size", "0", "--dir", str(tmp_path)])
-    assert done.exit_code == 2
+    with pytest.raises(BadConfig, match="expected a size above 0, got 0"):
+        _run(tmp_path, "--size", "0")
     assert not store.requests
 
 

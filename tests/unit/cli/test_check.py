@@ -11,8 +11,7 @@ import pytest
 from feedd.cache import entry_layout
 from feedd.cache.ondisk import entry_files as files
 from feedd.cache.ondisk.directory_lock import DirectoryLock
-from feedd.cli.hugepages import lacks_huge_pages
-from feedd.cli.machine_check import Finding, Verdict, examine
+from feedd.cli.check import Finding, Verdict, examine, lacks_huge_pages
 from feedd.config import load, options
 from feedd.config import machine_defaults as config_machine
 from feedd.config.types import lane_address

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.cli.bucket_check import examine_url
-from feedd.cli.machine_check import Verdict
+from feedd.cli.check import Verdict, examine_url
 from feedd.config import load
 from feedd.errors import BadRequest
 from tests.fakes.s3.checksums import Kept
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from feedd.cli.machine_check import Finding
+    from feedd.cli.check import Finding
     from tests.unit.cli.conftest import Feedd
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("first_loop", "aws_credentials")]
@@ -41,10 +40,9 @@ def _found(url: str = _URL, **settings: str) -> dict[str, Finding]:
     return {finding.question: finding for finding in examine_url(load(flags, {}).config, url)}
 
 
-@pytest.mark.parametrize("transport", ["auto", "aiobotocore"])
-def test_a_bucket_that_can_be_read(store: S3Server, transport: str) -> None:
+def test_a_bucket_that_can_be_read(store: S3Server) -> None:
     """Every step is ok, with its figures; of the first object with bytes 1 MiB is read, and nothing else."""
-    found = _found(fetch__transport=transport)
+    found = _found()
     assert {name: finding.verdict for name, finding in found.items() if finding.verdict is not Verdict.FINE} == {
         "checksum": Verdict.NOTE
     }

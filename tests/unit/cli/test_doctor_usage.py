@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedd.cli import doctor
-from feedd.cli.doctor_url import copy_first
+from feedd.cli.doctor import copy_first
 from feedd.cli.flags import Flags
 from feedd.errors import BadRequest
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from feedd.cli.doctor_url import UrlOptions
+    from feedd.cli.doctor import UrlOptions
     from tests.unit.cli.conftest import Feedd
 
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.cli import ephemeral
-from feedd.cli.ephemeral import CACHE_FILE, note_cache_dir, remove_launch_folder
-from feedd.cli.running_daemon import daemon_address, started_daemon
+from feedd.cli import serve
+from feedd.cli.running import daemon_address, started_daemon
+from feedd.cli.serve import CACHE_FILE, note_cache_dir, remove_launch_folder
 from feedd.cli.top import _page_url
 from feedd.config import Config
 from feedd.errors import BadConfig, NotFound
@@ -50,12 +50,12 @@ def test_a_launch_leaves_nothing_but_a_log_with_errors(
     folder.mkdir()
     config = Config.model_validate({"listen": [f"unix://{folder}/feedd.sock"], "cache": {"dir": str(tmp_path / "c")}})
     note_cache_dir(config)
-    monkeypatch.setattr(ephemeral, "RECENT", recent := RecentLog())
+    monkeypatch.setattr(serve, "RECENT", recent := RecentLog())
     with (folder / "lock").open("w") as lock, (folder / "feedd.log").open("w") as log:
         if why == "foreign":  # the log of another daemon
             (folder / "feedd.log").rename(folder / "former.log")
             (folder / "feedd.log").touch()
-        monkeypatch.setattr(ephemeral, "_STDERR", log.fileno())
+        monkeypatch.setattr(serve, "_STDERR", log.fileno())
         recent.note(None, "", {"event": "cache is limited", "level": "warning"})
         if why == "error":
             recent.note(None, "", {"event": "fell over", "level": "error"})

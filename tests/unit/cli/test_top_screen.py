@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from feedd.cli.top import measured_once
-from feedd.cli.top_keys import pressed, split_keys
-from feedd.cli.top_screen import PANELS, SORTS, ScreenState, draw
-from feedd.view.node_model import Look, NodeModel
+from feedd.cli.top import PANELS, SORTS, ScreenState, draw, measured_once, pressed, split_keys
+from feedd.diagnosis.node import Look
+from feedd.view.node_model import NodeModel
 from feedd.view.node_view import NodeView
 from feedd.wire import feedd_pb2 as pb
 from tests.fakes.looks import answer, look, session

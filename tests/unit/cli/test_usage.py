@@ -99,14 +99,6 @@ def test_wrong_usage_exits_with_2(feedd: Feedd, arguments: tuple[str, ...]) -> N
     assert outcome.err
 
 
-@pytest.mark.parametrize("settings", [("lanes=2",), ("peers.listen=127.0.0.1:7072", "peers.members=h:7072")], ids=len)
-def test_a_daemon_that_cannot_run_beside_another_refuses_to_take_over(feedd: Feedd, settings: tuple[str, ...]) -> None:
-    """Lanes have a supervisor that would start the ended one again, and a port has one listener."""
-    outcome = feedd("serve", "--takeover", *(part for setting in settings for part in ("--set", setting)))
-    assert outcome.code == 2
-    assert "expected --takeover for one daemon without peers" in outcome.err
-
-
 @pytest.mark.parametrize("command", [("serve",), ("check",), ("plan", "s3://b/", "--nodes", "2")], ids=" ".join)
 def test_bad_configuration_exits_with_2_and_lists_everything(feedd: Feedd, command: tuple[str, ...]) -> None:
     """Every problem on a line of its own, with its origin; no traceback."""

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedd.convert import hdf5_file
-from feedd.convert.columnar import params_of, strict_params
-from feedd.convert.table_converters import HDF5_CONVERTER, NPZ_CONVERTER
 from feedd.errors import BadRecipe, BadShard, Unsupported
+from feedd.tables import hdf5 as hdf5_file
+from feedd.tables.columns import params_of, strict_params
+from feedd.tables.converters import HDF5_CONVERTER, NPZ_CONVERTER
 from tests.budget import PATIENT_S, budget
 from tests.fakes.making import make
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import ipc
 
-from feedd.convert.columnar import params_of, strict_params
-from feedd.convert.table_converters import ARROW_CONVERTER
 from feedd.errors import BadRecipe, BadShard, ResourceExhausted
+from feedd.tables.columns import params_of, strict_params
+from feedd.tables.converters import ARROW_CONVERTER
 from tests.budget import budget
 from tests.fakes.making import make
 from tests.unit.convert.test_parquet_form import COLUMNS, TABLE, expected

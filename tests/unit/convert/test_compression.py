@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedd.convert import compression
-from feedd.convert.conversion_registry import get
-from feedd.convert.memory_limits import LEAST_BYTES
 from feedd.errors import BadShard, ResourceExhausted, Unsupported
+from feedd.tables import compression
+from feedd.tables.memory import LEAST_BYTES
+from feedd.tables.registry import get
 from tests.fakes.made import made_of
 
 if TYPE_CHECKING:

@@ -11,11 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedd.convert import delimited_file, table_writer
-from feedd.convert.arrow_types import column_encoding
-from feedd.convert.columnar import head_params, params_of, strict_params, text_encoding, typed_params
-from feedd.convert.delimited_text import _TYPES
-from feedd.convert.table_converters import (
+from feedd.errors import BadRecipe, BadShard
+from feedd.formats.missing_reasons import missing_reason
+from feedd.tables import delimited as delimited_file
+from feedd.tables import writer as table_writer
+from feedd.tables.arrow_columns import column_encoding
+from feedd.tables.columns import head_params, params_of, strict_params, text_encoding, typed_params
+from feedd.tables.converters import (
     CSV_CONVERTER,
     DELIMITER,
     PIPE_CONVERTER,
@@ -24,8 +26,7 @@ from feedd.convert.table_converters import (
     TYPES,
     DelimitedConverter,
 )
-from feedd.errors import BadRecipe, BadShard
-from feedd.formats.missing_reasons import missing_reason
+from feedd.tables.delimited import _TYPES
 from feedd.values import ByteRange
 from tests.budget import budget
 from tests.fakes.making import HeldBytes, Made, OutBytes, make

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedd.conversion import Conversion
-from feedd.convert import conversion_registry as registry
-from feedd.convert.first_samples import HEAD_CONVERTER
 from feedd.errors import BadShard, Unsupported
 from feedd.formats import format_registry as formats
+from feedd.tables import registry
+from feedd.tables.outlines import HEAD_CONVERTER
 from tests.budget import budget
 from tests.fakes.files import npy
 from tests.fakes.making import make

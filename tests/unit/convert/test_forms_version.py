@@ -13,8 +13,8 @@ import pyarrow.csv
 import pytest
 
 from feedd.cache.entry_layout import CONVERSIONS_VERSION
-from feedd.convert.conversion_registry import get
-from feedd.convert.table_converters import TYPES
+from feedd.tables.converters import TYPES
+from feedd.tables.registry import get
 from tests.fakes.files import parquet
 from tests.fakes.making import HeldBytes, OutBytes, make
 from tests.fakes.recordio import dmlc
@@ -43,7 +43,6 @@ _TABLE = pa.table(
     }
 )
 _CHAT = pa.array([[{"role": "user"}], [], None])
-_RANKED = b"1 qid:3 1:0.5 7:-2e3\n0 qid:4 2:1 # x\n\n-1 qid:4\n"
 
 MADE_BY: dict[str, tuple[str, Callable[[], bytes], str]] = {
     "csv": ("csv", lambda: _TEXT, "279fecc7ba50cfc0"),
@@ -52,8 +51,6 @@ MADE_BY: dict[str, tuple[str, Callable[[], bytes], str]] = {
     "csv of columns": ('csv:[["n"],["x"]]', lambda: _TEXT, "2cd7a9512745a5e4"),
     "tsv": ("tsv", lambda: b"1\tx\n2\t\n", "c1889f23f046be95"),
     "packed csv": ("gunzip+csv", lambda: gzip.compress(_TEXT), "279fecc7ba50cfc0"),
-    "libsvm": ("libsvm", lambda: _RANKED, "0eb52ed0c39ee0e7"),
-    "libsvm with a long end": ("libsvm", lambda: _RANKED + b"# nothing\n" * (1 << 19), "0eb52ed0c39ee0e7"),
     "npz": ("npz", lambda: npz(_ARRAYS), "94cc8c5534b73956"),
     "hdf5": ("hdf5", lambda: hdf5(_ARRAYS, chunks=True), "731ba1f928562b15"),
     "arrow": ("arrow", lambda: arrow(_TABLE, stream=False), "e11fc1eb925720ce"),

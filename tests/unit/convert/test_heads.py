@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import ipc
 
-from feedd.convert.columnar import head_params, params_of, strict_params
-from feedd.convert.table_converters import (
+from feedd.errors import BadRecipe, BadShard, ResourceExhausted
+from feedd.tables.columns import head_params, params_of, strict_params
+from feedd.tables.converters import (
     ARROW_CONVERTER,
     CSV_CONVERTER,
     HDF5_CONVERTER,
@@ -24,7 +25,6 @@ from feedd.convert.table_converters import (
     PARQUET_CONVERTER,
     TSV_CONVERTER,
 )
-from feedd.errors import BadRecipe, BadShard, ResourceExhausted
 from tests.budget import budget
 from tests.fakes.making import make
 from tests.unit.convert.test_arrays_form import hdf5, npz

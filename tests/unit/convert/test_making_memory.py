@@ -13,14 +13,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from feedd.convert import arrow_pieces, hdf5_file
-from feedd.convert.arrow_pieces import ColumnReader
-from feedd.convert.arrow_types import column_encoding
-from feedd.convert.libsvm import LIBSVM_CONVERTER
-from feedd.convert.memory_limits import LEAST_BYTES, at_most
-from feedd.convert.table_converters import ARROW_CONVERTER, HDF5_CONVERTER, NPZ_CONVERTER, PARQUET_CONVERTER
 from feedd.errors import BadShard, ResourceExhausted
 from feedd.formats.view_file import ViewFile
+from feedd.tables import arrow_columns as arrow_pieces
+from feedd.tables import hdf5 as hdf5_file
+from feedd.tables.arrow_columns import ColumnReader, column_encoding
+from feedd.tables.converters import ARROW_CONVERTER, HDF5_CONVERTER, NPZ_CONVERTER, PARQUET_CONVERTER
+from feedd.tables.memory import LEAST_BYTES, at_most
 from tests.fakes.made import answer_to, making
 from tests.fakes.making import HeldBytes, OutBytes, make
 from tests.unit.convert.test_arrow_form import arrow
@@ -143,21 +142,17 @@ def test_lists_of_no_rows_need_no_offsets() -> None:
 
 
 def test_what_is_known_to_need_more_is_refused_before() -> None:
-    """Arrays whose rows do not lie one after another are read whole; so are the numbers of a text."""
+    """Arrays whose rows do not lie one after another are read whole."""
     sink = io.BytesIO()
     np.savez(sink, x=np.asfortranarray(np.arange(1 << 17, dtype=np.float64).reshape(-1, 2)))
     assert write(NPZ_CONVERTER, sink.getvalue(), 2 << 20)
     with pytest.raises(ResourceExhausted, match=r"2MiB of x.npy, .*got room for 1MiB"):
         write(NPZ_CONVERTER, sink.getvalue(), 1 << 20)
-    text = b"1 1:2\n" * 10_000
-    assert write(LIBSVM_CONVERTER, text, 4 << 20)
-    with pytest.raises(ResourceExhausted, match="its numbers"):
-        write(LIBSVM_CONVERTER, text, 1 << 20)
 
 
 def test_large_chunks_of_hdf5_are_unpacked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many pieces their rows are read in; where they do not fit into memory they are refused."""
-    monkeypatch.setattr("feedd.convert.array_pieces.PIECE_BYTES", 4096)
+    monkeypatch.setattr("feedd.tables.arrays.PIECE_BYTES", 4096)
     values = np.random.default_rng(0).integers(0, 255, (4000, 40), np.uint8)
     sink = io.BytesIO()
     with h5py.File(sink, "w") as file:

@@ -23,12 +23,12 @@ from hypothesis import strategies as st
 from pyarrow import ipc
 
 from feedd.conversion import text_of
-from feedd.convert import conversion_registry as registry
-from feedd.convert.conversion_registry import DETECT_BYTES, conversion_by_head, is_unsaid
 from feedd.errors import BadShard, Unsupported
 from feedd.formats import format_registry as formats
 from feedd.formats.refused import say_packed
 from feedd.formats.suffixes import EXTENSION_CONVERTERS, endings
+from feedd.tables import registry
+from feedd.tables.registry import DETECT_BYTES, conversion_by_head, is_unsaid
 from tests.fakes.made import made_of
 from tests.fakes.tars import tar_bytes
 from tests.fakes.tfrecords import example, tfrecord

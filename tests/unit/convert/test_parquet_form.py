@@ -19,10 +19,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedd.convert.columnar import params_of, strict_params
-from feedd.convert.parquet_file import dictionary_value_bytes
-from feedd.convert.table_converters import PARQUET_CONVERTER
 from feedd.errors import BadRecipe, BadShard, Unsupported
+from feedd.tables.columns import params_of, strict_params
+from feedd.tables.converters import PARQUET_CONVERTER
+from feedd.tables.parquet import dictionary_value_bytes
 from tests.budget import budget
 from tests.fakes.files import parquet
 from tests.fakes.making import make

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedd.convert.columnar import params_of, wanted_by
-from feedd.convert.wanted_ranges import coalesced, lacking
 from feedd.errors import Internal
+from feedd.tables.columns import params_of, wanted_by
+from feedd.tables.ranges import coalesced, lacking
 from feedd.values import ByteRange
 from tests.fakes.making import HeldBytes
 

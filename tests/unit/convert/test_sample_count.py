@@ -11,13 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from feedd.convert.columnar import ROWS_ONLY
-from feedd.convert.conversion_registry import get
-from feedd.convert.counting import count_conversion, only_counts
-from feedd.convert.sample_count import COUNT_CONVERTER
-from feedd.convert.table_converters import ARROW_CONVERTER, NPZ_CONVERTER
 from feedd.errors import BadShard, Unsupported
 from feedd.formats import format_registry as formats
+from feedd.tables.columns import ROWS_ONLY
+from feedd.tables.converters import ARROW_CONVERTER, NPZ_CONVERTER
+from feedd.tables.outlines import COUNT_CONVERTER
+from feedd.tables.registry import count_conversion, get, only_counts
 from tests.fakes.making import make
 from tests.fakes.tars import tar_bytes
 from tests.unit.convert.test_arrays_form import npz

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from feedd.conversion import PARAMS_BYTES_MAX, Conversion, text_of
-from feedd.convert.columnar import head_params, is_head, typed_by, typed_params
 from feedd.errors import BadRecipe, Internal
+from feedd.tables.columns import head_params, is_head, typed_by, typed_params
+from feedd.tables.task import MakeTask
 from feedd.workers.convert_call import MakeCall
-from feedd.workers.work import MakeTask
 from tests.fakes.feeding import batches, feeding
 from tests.unit.catalog.test_typed import bad, floats
 

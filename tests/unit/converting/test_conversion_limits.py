@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.converting import conversion_wishes
-from feedd.converting.conversion_log import ConversionLog
-from feedd.converting.converter import Converter, ConverterOptions
-from feedd.converting.object_ranges import CHARGE_BYTES_MAX
 from feedd.metrics import PIPELINE_MAKING
+from feedd.tables import cache as conversion_wishes
+from feedd.tables.converter import Converter, ConverterOptions
+from feedd.tables.facts import ConversionLog
+from feedd.tables.objects import CHARGE_BYTES_MAX
 from tests.fakes.caches import SHARD_BYTES
 from tests.fakes.fetchers import until
 from tests.fakes.forms import FORM, MadeRig, make, same_form
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from feedd.workers.work import ConvertedShard, MakeTask, MissingRanges
+    from feedd.tables.task import ConvertedShard, MakeTask, MissingRanges
 
 
 @pytest.fixture

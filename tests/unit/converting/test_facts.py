@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from feedd.conversion import Conversion
-from feedd.converting.conversion_log import ConversionFact, ConversionLog
+from feedd.tables.facts import ConversionFact, ConversionLog
 from feedd.values import ObjectRef
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedd.conversion import Conversion
-from feedd.convert.columnar import head_params
-from feedd.converting.conversion_log import ConversionLog
-from feedd.converting.converter import Converter, ConverterOptions
-from feedd.converting.object_ranges import CHARGE_BYTES_MAX
+from feedd.tables.columns import head_params
+from feedd.tables.converter import Converter, ConverterOptions
+from feedd.tables.facts import ConversionLog
+from feedd.tables.objects import CHARGE_BYTES_MAX
 from tests.budget import PATIENT_S
 from tests.fakes.fetchers import until
 from tests.fakes.files import parquet_of

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.convert.whole_table import RowGroups, TablePlan
-from feedd.converting import growing_table
-from feedd.converting.growing_table import GrowingTable
 from feedd.flow.range_sinks import FileSink
 from feedd.flow.sink_file import SinkFile
+from feedd.tables import converter as growing_table
+from feedd.tables.converter import GrowingTable
+from feedd.tables.task import RowGroups, TablePlan
 from feedd.values import ByteRange, ObjectRef
 
 if TYPE_CHECKING:

@@ -14,10 +14,6 @@ from feedd.cache.caches import DiskCache
 from feedd.cache.entry_layout import disk_bytes
 from feedd.cache.pins import with_pinned
 from feedd.conversion import Conversion, text_of
-from feedd.converting.conversion_log import ConversionFact, ConversionLog
-from feedd.converting.converter import Converter, ConverterOptions, formed
-from feedd.converting.converting_cache import ConvertingCache
-from feedd.converting.object_ranges import joined
 from feedd.errors import (
     CacheTooSmall,
     CacheUnavailable,
@@ -29,6 +25,10 @@ from feedd.errors import (
 )
 from feedd.flow.pools import LOCAL_FILES
 from feedd.metrics import PIPELINE_MADE, PIPELINE_MADE_BYTES, PIPELINE_MADE_SECONDS, PIPELINE_MAKING
+from feedd.tables.cache import ConvertingCache
+from feedd.tables.converter import Converter, ConverterOptions, formed
+from feedd.tables.facts import ConversionFact, ConversionLog
+from feedd.tables.objects import joined
 from feedd.values import ByteRange, ObjectRef
 from tests.fakes.caches import SHARD_BYTES
 from tests.fakes.fetchers import ROOT, until

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 
 from feedd.conversion import Conversion
-from feedd.convert import parquet_file
-from feedd.convert.conversion_io import MappedObject
-from feedd.convert.table_converters import PARQUET_CONVERTER
-from feedd.converting.conversion_log import ConversionLog
 from feedd.metrics import PIPELINE_MADE
+from feedd.tables import parquet as parquet_file
+from feedd.tables.converters import PARQUET_CONVERTER
+from feedd.tables.facts import ConversionLog
+from feedd.tables.files import MappedObject
 from feedd.values import ByteRange
 from tests.fakes.caches import read
 from tests.fakes.files import parquet
@@ -25,8 +25,8 @@ from tests.fakes.made import made_of, making
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from feedd.tables.task import ConvertedShard, MakeTask, MissingRanges
     from feedd.values import ObjectRef
-    from feedd.workers.work import ConvertedShard, MakeTask, MissingRanges
 
 _DRAWS = np.random.default_rng(0)
 _WHOLE: dict[str, Any] = {

@@ -20,12 +20,12 @@ from feedd.cache.entry_layout import disk_bytes
 from feedd.catalog.sources import Sources
 from feedd.catalog.stages import PipelineOptions
 from feedd.clock import SystemClock
-from feedd.converting.conversion_log import ConversionLog
-from feedd.converting.converter import Converter, ConverterOptions
-from feedd.converting.converting_cache import ConvertingCache
 from feedd.daemon.warm_up import WarmBounds, Warmer
 from feedd.errors import BadRecipe, BadRequest, CacheTooSmall, FeeddError, NotFound
 from feedd.fetch.fetch_options import SourceOptions
+from feedd.tables.cache import ConvertingCache
+from feedd.tables.converter import Converter, ConverterOptions
+from feedd.tables.facts import ConversionLog
 from feedd.values import ObjectRef
 from feedd.warming import Amount, WarmProgress, WarmSpec
 from feedd.workers.work import DecodeOptions

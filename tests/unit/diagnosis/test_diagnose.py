@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedd.diagnosis.diagnose import diagnose
-from feedd.diagnosis.finding import STAGES, TITLES
+from feedd.diagnosis.finding import STAGES, VERDICTS
 from feedd.diagnosis.window import FetchWindow, RankWindow, Window
 
 MIB = 1 << 20
@@ -129,8 +129,8 @@ def test_peers_are_evidence() -> None:
 
 def test_every_verdict_is_tried() -> None:
     """No verdict stands in the table that no window leads to."""
-    assert set(TITLES) == set(CASES)
-    assert set(STAGES) <= set(TITLES)
+    assert set(VERDICTS) == set(CASES)
+    assert set(STAGES) <= set(VERDICTS)
 
 
 def test_more_workers_gain_until_the_trainer_limits() -> None:
@@ -241,6 +241,6 @@ def test_any_window_gets_a_verdict(
     found = diagnose(
         Window(10.0, (rank,), fetch, fetching, 1 - fetching, workers, busy, tuple(cores), None, disk, "sda", loop)
     )
-    assert found.finding.verdict in TITLES
+    assert found.finding.verdict in VERDICTS
     assert found.predicted is None or found.predicted >= found.now
     assert found.behind in {"", *STAGES}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from feedd.diagnosis.gpu_reader import GpuReader
+from feedd.diagnosis.machine import GpuReader
 
 
 class _Nvml(ModuleType):

@@ -18,9 +18,9 @@ from feedd.errors import BadResponse, FeeddError, Unsupported
 from feedd.fetch.fetch_options import S3Options, SourceOptions
 from feedd.fetch.retry_policy import RetryPolicy
 from feedd.fetch.retrying_store import RetryLimits, RetryStore
-from feedd.fetch.s3 import bucket_listing as listing
-from feedd.fetch.s3.sdk_store import S3Store
-from feedd.fetch.s3.sdk_transports import ANSWER_BYTES_MAX
+from feedd.fetch.s3 import listing
+from feedd.fetch.s3.session import ANSWER_BYTES_MAX
+from feedd.fetch.s3.store import S3Store
 from feedd.observe.recorder import NullRecorder
 from feedd.units import MIB
 from tests.budget import PATIENT_S

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedd.errors import NotFound, StoreUnavailable, Throttled
-from feedd.fetch.limiting_store import LimitStore
 from feedd.fetch.memory_store import MemoryStore
-from feedd.fetch.metering_store import MeteredStore
 from feedd.fetch.once import Once
+from feedd.fetch.requests import RequestStore
 from feedd.fetch.retry_policy import RetryPolicy
 from feedd.fetch.retrying_store import RetryLimits, RetryStore
 from feedd.metrics import (
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 async def test_permit_lives_as_long_as_the_body() -> None:
     """Never more than the limit at a time; a cancelled reader gives its permit back."""
     store = GatedStore()
-    limited = LimitStore(store, 2)
+    limited = RequestStore(store, 2, TallyRecorder(), TimelessClock())
     ref = store.put("x", b"0123456789")
 
     async def one() -> None:
@@ -54,7 +53,7 @@ async def test_permit_lives_as_long_as_the_body() -> None:
     await asyncio.gather(*readers[1:])
     assert len(store.begun) == 4
     with pytest.raises(ValueError, match="at least one"):
-        LimitStore(store, 0)
+        RequestStore(store, 0, TallyRecorder(), TimelessClock())
 
 
 async def test_listing_holds_no_permit_between_pages() -> None:
@@ -62,7 +61,7 @@ async def test_listing_holds_no_permit_between_pages() -> None:
     store = MemoryStore(page_count=1)
     for key in "abc":
         store.put(key, b"x")
-    limited = LimitStore(store, 1)
+    limited = RequestStore(store, 1, TallyRecorder(), TimelessClock())
     found = [(page[0].key, (await limited.head("a")).key) async for page in limited.list("")]
     assert found == [("a", "a"), ("b", "a"), ("c", "a")]
 
@@ -125,7 +124,7 @@ async def test_no_storm_whatever_the_jitter() -> None:
 async def test_meter_tells_outcomes_apart() -> None:
     """Requests are counted by op and outcome, bytes only when they arrived."""
     store, recorder = GatedStore(), TallyRecorder()
-    metered = MeteredStore(store, recorder, TimelessClock())
+    metered = RequestStore(store, 2, recorder, TimelessClock())
     ref = store.put("x", b"0123456789")
     hanging = asyncio.ensure_future(metered.read_into(ref, ByteRange(0, 5), into(bytearray(5))))
     await asyncio.sleep(0)
@@ -157,7 +156,7 @@ async def test_meter_records_the_first_byte() -> None:
     recorder = TallyRecorder()
     store = Noting()
     store.gate.set()
-    await MeteredStore(store, recorder, TimelessClock()).read_into(
+    await RequestStore(store, 2, recorder, TimelessClock()).read_into(
         store.put("x", b"0123456789"), ByteRange(0, 5), into(bytearray(5))
     )
     assert recorder.total(SOURCE_FIRST_BYTE) == recorder.total(SOURCE_ROUND_TRIP) == 1

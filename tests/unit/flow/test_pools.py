@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedd.fetch.fetch_options import SourceOptions
-from feedd.fetch.s3.connection_pool import ConnectionPool, Endpoint
+from feedd.fetch.s3.pool import ConnectionPool, Endpoint
 from feedd.flow import pools
 from feedd.flow.pools import Pool
 from tests.fakes.fetchers import until

@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedd.conversion import Conversion, text_of
-from feedd.convert import conversion_registry as registry
-from feedd.convert.conversion_io import MappedObject
 from feedd.errors import BadShard, Unsupported
 from feedd.formats import format_registry as formats
 from feedd.formats.suffixes import BUNZIP2, EXTENSION_CONVERTERS, GUNZIP, UNXZ, UNZSTD
+from feedd.tables import registry
+from feedd.tables.files import MappedObject
 from feedd.values import ByteRange
 from tests.budget import budget
 from tests.fakes.made import made_of

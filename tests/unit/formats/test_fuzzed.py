@@ -68,8 +68,8 @@ def test_what_is_found_is_kept_and_can_be_tried_again(tmp_path: Path) -> None:
 
 def test_every_form_and_format_is_fuzzed() -> None:
     """What a URL can lead to has a target."""
-    from feedd.convert.conversion_registry import _CONVERTERS, _OWN  # noqa: PLC0415 - see above
     from feedd.formats.format_registry import built_in  # noqa: PLC0415 - see above
+    from feedd.tables.registry import _CONVERTERS, _OWN  # noqa: PLC0415 - see above
 
     known = built_in().keys() | set(_CONVERTERS) | set(_OWN)
     assert known - TARGETS.keys() == set()

@@ -12,10 +12,10 @@ import pytest
 
 import tests.fixtures
 from feedd.conversion import text_of
-from feedd.convert.conversion_registry import conversion_for
 from feedd.dataset.sidecars import ForeignCounts, Surroundings, is_sidecar
 from feedd.errors import BadRecipe, Unsupported
 from feedd.formats.format_registry import format_for
+from feedd.tables.registry import conversion_for
 from feedd.values import ObjectRef
 from tests.fakes.made import made_of
 from tests.fakes.reading import read

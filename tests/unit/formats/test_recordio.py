@@ -13,11 +13,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from feedd.convert import conversion_registry as forms
-from feedd.convert.conversion_io import FileOut, MappedObject
 from feedd.dataset.sidecars import is_sidecar
 from feedd.errors import BadShard, Unsupported
 from feedd.formats.format_registry import format_for, get
+from feedd.tables import registry as forms
+from feedd.tables.files import FileOut, MappedObject
 from feedd.values import ByteRange
 from tests.budget import budget
 from tests.fakes.reading import read

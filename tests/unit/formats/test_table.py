@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedd.convert.table_writer import Piece, TableWriter
 from feedd.errors import BadShard
 from feedd.formats.format_registry import get
 from feedd.formats.table import MAGIC, TableColumn, TableFoot
+from feedd.tables.writer import Piece, TableWriter
 from tests.budget import budget
 from tests.fakes.making import OutBytes
 

@@ -11,8 +11,6 @@ from feedd.catalog.frozen import read_frozen
 from feedd.catalog.sources import Sources
 from feedd.catalog.urls import parse_url
 from feedd.clock import SystemClock
-from feedd.convert.conversion_registry import conversion_for
-from feedd.converting.converter import formed
 from feedd.dataset.frozen_manifest import render
 from feedd.dataset.listing import Listing
 from feedd.dataset.ref_columns import RefColumns
@@ -21,6 +19,8 @@ from feedd.fetch.fetch_options import SourceOptions
 from feedd.formats.format_registry import format_for
 from feedd.observe.recorder import NullRecorder
 from feedd.prepare.manifest_writer import Written, difference, freeze, manifest_of, representative_name
+from feedd.tables.converter import formed
+from feedd.tables.registry import conversion_for
 from tests.unit.dataset.test_frozen_manifest import manifest
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from feedd.convert import conversion_registry as registry
 from feedd.errors import BadShard, Unsupported
 from feedd.formats.litdata import ARROW_END
 from feedd.recipe import extras
 from feedd.recipe import recipe as recipes
+from feedd.tables import registry
 from tests.fakes import making
 from tests.tidy.tree import ROOT
 
@@ -32,6 +32,7 @@ EXTRA_OF_FORM: Final = {
     "unzstd": "compressed",
 }
 EXTRA_OF_CODEC: Final = {"audio": "audio", "tokenize": "text"}
+READERS: Final = {f"feedd.tables.{name}" for name in ("arrow", "arrow_columns", "delimited", "hdf5", "npz", "parquet")}
 LIBRARIES: Final = ("pyarrow", "h5py", "zstandard", "isal", "lmdb", "soundfile", "soxr", "tokenizers")
 DECLARED: Final = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
     "optional-dependencies"
@@ -50,10 +51,10 @@ def _sample(form: str) -> bytes:
 
 def _without_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make this an installation without extras; of our modules those that imported one are imported anew."""
-    from feedd import convert as forms  # noqa: PLC0415 - its attributes are what ``from`` finds before sys.modules
+    from feedd import tables as forms  # noqa: PLC0415 - its attributes are what ``from`` finds before sys.modules
 
     for name in [*sys.modules]:
-        if name.startswith("feedd.convert.") and name.endswith(("_file", "_pieces", "_types")):
+        if name in READERS:
             monkeypatch.delitem(sys.modules, name)
             monkeypatch.delattr(forms, name.rpartition(".")[2], raising=False)
         elif name.split(".")[0] in LIBRARIES:

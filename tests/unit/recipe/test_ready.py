@@ -17,7 +17,6 @@ from feedd.codecs import jpeg as jpeg_codec
 from feedd.codecs import pixels
 from feedd.codecs.codec_registry import make
 from feedd.conversion import Conversion
-from feedd.convert.conversion_registry import get, is_ready, predecode_conversion, undecoded
 from feedd.errors import BadSample, Internal
 from feedd.recipe.params import ImageParams, params_of
 from feedd.recipe.predecoded import (
@@ -30,6 +29,7 @@ from feedd.recipe.predecoded import (
     rows_params,
 )
 from feedd.recipe.recipe import parse_field
+from feedd.tables.registry import get, is_ready, predecode_conversion, undecoded
 from feedd.workers.fixed_width import plain_numbers
 from tests.budget import budget
 from tests.fakes import making

@@ -231,7 +231,7 @@ def test_drain_says_so_and_frees_what_is_not_sent(driver: Driver) -> None:
     assert machine.taken_count == driver.arena.taken_count == 0
 
 
-@pytest.mark.parametrize("end", ["drain", "lifeline_gone", "end_at_pause"])
+@pytest.mark.parametrize("end", ["drain", "lifeline_gone"])
 def test_a_stream_that_ended_lasts_until_it_is_ended(driver: Driver, end: str) -> None:
     """Its client may take batches for long; a daemon that ends, and a client that is gone, do not wait for that."""
     machine = SessionMachine(SLOTS)
@@ -239,7 +239,7 @@ def test_a_stream_that_ended_lasts_until_it_is_ended(driver: Driver, end: str) -
     stream, steps = _begin(machine, credits=2)
     slot = driver.sent(stream, steps[0], held=True).produced.slot
     assert stream.produced(steps[1], EpochEnd(0, 1)) == [SendEnd(EpochEnd(0, 1), 2, 1)]
-    out = driver.do(stream.end_at_pause() if end == "end_at_pause" else getattr(machine, end)())
+    out = driver.do(getattr(machine, end)())
     assert out == [*([Reclaim((slot,))] if end == "lifeline_gone" else []), Finish()]
     assert stream.half_closed() == []
 

@@ -281,38 +281,3 @@ async def test_workers_have_their_own_first_batches(tmp_path: Path) -> None:
         session = await rig.open(consumer_count=2, consumer_index=1)
         await batches(session, Cursor(0, 1), stride=2)
         await until(lambda: _waiting(session) == [1, 3])
-
-
-@pytest.mark.parametrize("shuffle", [False, True])
-async def test_a_stream_that_is_handed_over_finds_its_first_batches(tmp_path: Path, shuffle: bool) -> None:
-    """At the position it was prepared for, eight batches wait; the stream is the same as an unprepared one's."""
-    async with feeding(tmp_path) as rig:
-        rig.store.numbers(*[8] * 6)
-        alone = await rig.open(shuffle=shuffle)
-        wanted = [batch.data for batch in await batches(alone, Cursor(1, 4))]
-        await rig.close(alone)
-        session = await rig.open(shuffle=shuffle)
-        before = rig.recorder.total(DECODE_SAMPLES)
-        await session.prepare(Cursor(1, 4))
-        assert _waiting(session) == list(range(4, 12))
-        assert rig.recorder.total(DECODE_SAMPLES) - before == 4 * 8
-        assert [batch.data for batch in await batches(session, Cursor(1, 4))] == wanted
-
-
-async def test_a_stream_elsewhere_than_prepared_misses_nothing(tmp_path: Path) -> None:
-    """The client may be earlier, later or in another epoch: batches made in advance for nothing give their slots."""
-    async with feeding(tmp_path) as rig:
-        rig.store.numbers(*[8] * 6)
-        alone = await rig.open(shuffle=True)
-        wanted = {
-            at: [batch.data for batch in await batches(alone, at)] for at in (Cursor(0, 2), Cursor(0, 5), Cursor(1))
-        }
-        await rig.close(alone)
-        for at, data in wanted.items():
-            session = await rig.open(shuffle=True)
-            await session.prepare(Cursor(0, 4))
-            assert [batch.data for batch in await batches(session, at)] == data
-            await rig.close(session)
-        session = await rig.open(shuffle=True)
-        await session.prepare(Cursor(0, 1000))  # beyond the end: there is nothing to make
-        assert _waiting(session) == []

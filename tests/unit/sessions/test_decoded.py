@@ -12,12 +12,12 @@ from structlog.testing import capture_logs
 from feedd.catalog.open_request import Request
 from feedd.catalog.stages import PipelineOptions
 from feedd.conversion import Conversion, text_of
-from feedd.convert.conversion_registry import is_ready
-from feedd.converting.converter import formed
 from feedd.dataset.listing import Listing
 from feedd.dataset.pack_layout import TAG
 from feedd.metrics import PIPELINE_MADE
 from feedd.sessions.decoded_cache import DecodedRoom, with_predecoded
+from feedd.tables.converter import formed
+from feedd.tables.registry import is_ready
 from feedd.values import ObjectRef
 from feedd.workers.work import DecodeOptions
 from tests.fakes import poison_worker

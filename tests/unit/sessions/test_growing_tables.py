@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from feedd.convert import parquet_file
 from feedd.errors import FeeddError, NotFound
 from feedd.metrics import DECODE_RESTARTS, PIPELINE_MADE
+from feedd.tables import parquet as parquet_file
 from feedd.values import ByteRange, Cursor, Produced
 from feedd.workers import supervisor
 from feedd.workers.work import DecodeOptions

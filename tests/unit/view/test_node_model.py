@@ -7,13 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from feedd.diagnosis.finding import TITLES
-from feedd.diagnosis.machine_reader import MachineReading
-from feedd.diagnosis.node_sampler import Moment
+from feedd.diagnosis.finding import PATH, VERDICTS
+from feedd.diagnosis.node import Look
 from feedd.diagnosis.window import FetchWindow, Window
-from feedd.view.job_views import POINTS_MAX
-from feedd.view.node_model import BAD_SAMPLES_MAX, GAP_S, Look, NodeModel
-from feedd.view.path_stages import NAMES, STAGE_OF, stages_of
+from feedd.view.node_model import BAD_SAMPLES_MAX, GAP_S, POINTS_MAX, NodeModel, stages_of
 from feedd.wire import feedd_pb2 as pb
 from tests.fakes.looks import BATCH_SIZE, answer, look, session
 
@@ -30,11 +27,11 @@ def test_the_first_look_shows_levels_and_no_rates() -> None:
     """Rates need two looks: the first shows jobs and levels, no verdict and no history."""
     view = NodeModel().add(look(100.0))
     assert (view.state, view.version, view.window_s, view.verdict) == ("ready", "1.2.3", 0.0, None)
-    assert [one.name for one in view.stages] == list(NAMES)
+    assert [one.name for one in view.stages] == list(PATH)
     assert [(one.name, one.rank_count, one.steps) for one in view.jobs] == [("bucket/train", 2, 1000)]
     assert [one.waits for one in view.ranks] == [(), ()]
     assert view.cache.used_bytes == 500
-    hand_off = view.stages[NAMES.index("hand-off")]
+    hand_off = view.stages[PATH.index("hand-off")]
     assert hand_off.level is not None
     assert hand_off.level_text == f"ready {hand_off.level:.0%}"  # a box of the terminal has room for ten letters
 
@@ -44,10 +41,10 @@ def test_rates_and_the_bottleneck_are_of_the_last_seconds() -> None:
     view = _after(NodeModel(), *(look(100.0 + second, wait=0.4) for second in range(4)))
     assert view.window_s == 3.0
     assert view.verdict is not None
-    assert view.verdict.id in {"decode_cpu", "unknown", "too_few_workers"}
-    decode = view.stages[NAMES.index("decode")]
+    assert view.verdict.finding.verdict in {"decode_cpu", "unknown", "too_few_workers"}
+    decode = view.stages[PATH.index("decode")]
     assert (decode.rate, decode.unit, decode.level) == ("1,000", "samples/s", 1.0)
-    assert decode.limits == (STAGE_OF[view.verdict.id] == "decode")
+    assert decode.limits == (view.verdict.about.stage == "decode")
     (job,) = view.jobs
     assert job.batches_per_s == pytest.approx(20.0)
     assert job.samples_per_s == pytest.approx(20.0 * BATCH_SIZE)
@@ -59,8 +56,8 @@ def test_rates_and_the_bottleneck_are_of_the_last_seconds() -> None:
 
 def test_every_verdict_has_its_stage() -> None:
     """A verdict of the doctor that no stage is told for would glow nowhere."""
-    assert STAGE_OF.keys() >= TITLES.keys()
-    assert set(STAGE_OF.values()) <= {*NAMES, ""}
+    assert {about.stage for about in VERDICTS.values()} == {*PATH, ""}
+    assert {name for name, about in VERDICTS.items() if not about.stage} == {"healthy", "unknown"}
 
 
 @pytest.mark.parametrize(
@@ -74,8 +71,8 @@ def test_every_verdict_has_its_stage() -> None:
 )
 def test_bytes_from_peers_count_at_the_store(fetch: FetchWindow, rate: str, detail: str) -> None:
     """The first stage tells how many bytes come from peers, and how many peers are left alone."""
-    moment = Moment(0.0, [], [], MachineReading())
-    store, *_ = stages_of(Window(10.0, (), fetch), moment, moment, None)
+    nothing = Look(0.0, [])
+    store, *_ = stages_of(Window(10.0, (), fetch), nothing, nothing, None)
     assert (store.rate, store.unit, store.detail) == (rate, "MiB/s", detail)
 
 
@@ -99,7 +96,7 @@ def test_the_verdict_is_about_the_job_that_waits() -> None:
         slow = session(0, at_s, steps_per_s=0.5, id="slow0000", urls=["s3://bucket/val/"], age_s=9e3)
         view = model.add(Look(at_s, [answer(at_s, [*(session(n, at_s, wait=0.5) for n in range(3)), slow])]))
     assert view.verdict is not None
-    assert view.verdict.job == "bucket/train"
+    assert view.verdict_job == "bucket/train"
     assert view.verdict.is_input
 
 
@@ -123,7 +120,7 @@ def test_what_is_kept_is_bounded() -> None:
     assert len(view.bad_samples) == BAD_SAMPLES_MAX
     assert [one.id for one in view.bad_samples[:2]] == ["0-0", "0-1"]
     assert view.window_s == 5.0
-    assert len(model._moments) <= 7
+    assert len(model._looks) <= 7
 
 
 def test_a_gap_and_a_new_daemon_begin_anew() -> None:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 
-from feedd.view.sample_picture import DUMP_BYTES, dump, picture_type
-from feedd.view.web_page import WebPage
+from feedd.view.web_page import DUMP_BYTES, WebPage, dump, picture_type
 from feedd.wire import feedd_pb2 as pb
 from tests.fakes.pages import JPEG, FakeNode, serving_page
 

@@ -72,6 +72,14 @@ async def test_workers_load_what_is_said_to_come(shards: list[ShardFile]) -> Non
         assert rig.pool.worker_pids == pids
 
 
+async def test_workers_of_a_standby_load_all_that_is_slow() -> None:
+    """A pool that is warmed loads the libraries of images and sound before anybody asks for a field."""
+    async with DecodePool(DecodeOptions(workers=2), TallyRecorder()) as pool:
+        pool.warm()
+        for library in ("cv2", "sndfile"):
+            await until(lambda: all(_has_loaded(pid, library) for pid in pool.worker_pids), 30.0)  # noqa: B023 - at once
+
+
 async def test_workers_load_what_converters_need() -> None:
     """Idle workers load Parquet's library; others follow once, while the first object is fetched."""
     async with DecodePool(DecodeOptions(workers=2), TallyRecorder()) as pool:

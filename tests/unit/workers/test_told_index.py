@@ -14,25 +14,25 @@ import pyarrow as pa
 import pytest
 
 from feedd.conversion import Conversion
-from feedd.convert.columnar import head_params
-from feedd.convert.conversion_registry import lists_columns
-from feedd.convert.table_writer import Piece, TableWriter
 from feedd.errors import BadShard, Internal, Unsupported
 from feedd.formats.table import TableFormat
 from feedd.shard_index import RegularIndex
+from feedd.tables.columns import head_params
+from feedd.tables.registry import lists_columns
+from feedd.tables.task import MakeTask, MissingRanges
+from feedd.tables.writer import Piece, TableWriter
 from feedd.values import ByteRange
 from feedd.workers import worker
 from feedd.workers.convert_call import LONG_STREAM, MakeCall
 from feedd.workers.executor import Executor
 from feedd.workers.messages import ConvertedAnswer, Indexed, Prepare, encode, reply_decoder
-from feedd.workers.work import MakeTask, MissingRanges
 from tests.budget import PATIENT_S
 from tests.fakes.files import parquet_of
 from tests.fakes.made import URL, answer_to, making
 from tests.fakes.making import OutBytes
 
 if TYPE_CHECKING:
-    from feedd.workers.work import ConvertedShard
+    from feedd.tables.task import ConvertedShard
 
 REGULAR: dict[str, Any] = {
     "n": np.arange(1000),
@@ -190,9 +190,9 @@ def test_only_libraries_of_our_own_converters_are_imported(monkeypatch: pytest.M
         asked.append(name)
         raise Unsupported(extra, object=url)
 
-    monkeypatch.setattr("feedd.convert.table_converters.loaded", fail)
+    monkeypatch.setattr("feedd.tables.converters.loaded", fail)
     Executor().prepare(Prepare(converters=("os", "gunzip", "parquet", "csv")))
-    assert set(asked) == {"feedd.convert.parquet_file", "feedd.convert.delimited_file"}
+    assert set(asked) == {"feedd.tables.parquet", "feedd.tables.delimited"}
 
 
 def test_a_worker_imports_formats_before_its_first_request(monkeypatch: pytest.MonkeyPatch) -> None:
