@@ -116,7 +116,7 @@ class NextEpochPrefetch:
         self._early_slots.append(early)
         task.add_done_callback(lambda _: self._ended(early))
 
-    async def claim(self, at: Cursor, count: int) -> Produced | None:
+    async def take_run(self, at: Cursor, count: int) -> Produced | None:
         """Return the run of ``count`` batches from ``at`` on, whose slot then belongs to the caller.
 
         If cancelled, the run stays available for the next request.
@@ -133,10 +133,10 @@ class NextEpochPrefetch:
             if not early.task.done():
                 await asyncio.wait([early.task])
         except asyncio.CancelledError:
-            self._unclaim(early)
+            self._put_back(early)
             raise
         if early.decoded is None:
-            self._unclaim(early)
+            self._put_back(early)
         return early.decoded
 
     async def take(self) -> SlotRef:
@@ -153,7 +153,7 @@ class NextEpochPrefetch:
             if not early.task.done():
                 await asyncio.wait([early.task])
         except asyncio.CancelledError:
-            self._unclaim(early)
+            self._put_back(early)
             raise
         return early.slot
 
@@ -182,8 +182,8 @@ class NextEpochPrefetch:
         for early in [early for early in self._early_slots if early.step < at.step]:
             self._drop(early)
 
-    def _unclaim(self, early: _Early) -> None:
-        """Make a claimed run available again; free its slot if no stream can request the run."""
+    def _put_back(self, early: _Early) -> None:
+        """Make a run that was taken available again; free its slot if no stream can request the run."""
         self._early_slots.append(early)
         failed = early.task.done() and early.decoded is None
         if failed or not early.wanted or early.epoch != self._epoch:

@@ -194,7 +194,7 @@ class OwnBatches(Batches):
 
     async def make(self, plans: Sequence[RunPlan], decoding: Callable[[], object]) -> Produced:
         """Return the batches that were decoded in advance, or decode them; see ``Batches.make``."""
-        early = await self.prefetch.claim(plans[0].cursor, sum(map(len, plans)))
+        early = await self.prefetch.take_run(plans[0].cursor, sum(map(len, plans)))
         if early is not None:
             if early.batch.filtered:
                 self._decoder.stages.recorder.count(metrics.PIPELINE_FILTERED, early.batch.filtered)

@@ -162,7 +162,7 @@ async def test_another_epoch_is_asked_for(tmp_path: Path) -> None:
         later = await take(session, Cursor(7, 0))
         assert isinstance(later, Taken)
         await until(lambda: not prefetch_of(session)._early_slots)
-        assert session._parts.batches.slots.taken_count == 0
+        assert prefetch_of(session)._arena.taken_count == 0
 
 
 async def test_slots_are_wanted_for_something_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,7 +227,7 @@ async def test_a_sample_that_is_bad_in_the_next_epoch(tmp_path: Path, monkeypatc
         await batches(session)
         await failed.wait()
         await until(lambda: not prefetch_of(session)._early_slots)
-        assert session._parts.batches.slots.taken_count == 0
+        assert prefetch_of(session)._arena.taken_count == 0
         first = await take(session, Cursor(1, 0))
         assert isinstance(first, Taken)
         assert first.ints() == [0, 1, 2, 3]

@@ -16,7 +16,7 @@ from feedd.cache.ondisk.directory import DirectoryStorage
 from feedd.errors import BadShard, CacheTooSmall, ObjectChanged
 from feedd.metrics import PIPELINE_BATCH_SECONDS
 from feedd.values import Cursor, EpochEnd, Topology
-from tests.fakes.feeding import ROOT, Taken, batches, feeding, rank, take
+from tests.fakes.feeding import ROOT, Taken, batches, feeding, prefetch_of, rank, take
 from tests.fakes.fetchers import until
 
 if TYPE_CHECKING:
@@ -223,6 +223,6 @@ async def test_cancelled_productions_hold_nothing(tmp_path: Path) -> None:
         running[1].cancel()
         await asyncio.wait(running)
         assert running[1].cancelled()
-        assert session._parts.batches.slots.taken_count == 0
+        assert prefetch_of(session)._arena.taken_count == 0
         rig.store.gates["train/01.tar"].set()
         assert list(itertools.chain(*[batch.ints() for batch in await batches(session)])) == expected(4, 4)
