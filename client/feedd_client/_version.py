@@ -7,4 +7,4 @@ from typing import Final
 __version__ = "0.1.0"
 
 PROTOCOL_MAJOR: Final = 1
-PROTOCOL_MINOR: Final = 14
+PROTOCOL_MINOR: Final = 0

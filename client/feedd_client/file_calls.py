@@ -7,7 +7,7 @@ import errno
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import grpc
 
@@ -15,7 +15,6 @@ from feedd_client._wire import feedd_pb2 as pb
 from feedd_client.autostart import resolve_address
 from feedd_client.errors import (
     AccessDenied,
-    DaemonVersionError,
     DatasetChanged,
     DatasetNotFound,
     FeedError,
@@ -135,7 +134,7 @@ class FileCalls:
                     try:
                         return work(endpoint)
                     except grpc.RpcError as error:
-                        raise _translated(error, endpoint) from None
+                        raise translate(error, endpoint.address) from None
                 except FeedError as error:
                     if not error.reconnect or time.monotonic() + _PAUSE_S >= deadline_s:
                         raise
@@ -158,19 +157,6 @@ class FileCalls:
                 endpoint = self._endpoint = Endpoint(address)
                 endpoint.renew_ticket(_CALL_S)
             return endpoint
-
-
-def _translated(error: grpc.RpcError, endpoint: Endpoint) -> FeedError:
-    """Return the error of a failed call; a daemon without this service is too old."""
-    found = translate(error, endpoint.address)
-    call: Any = error
-    if isinstance(found, DaemonVersionError) and "expected" not in str(call.details() or ""):
-        return DaemonVersionError(
-            "expected a daemon that serves files (protocol 1.13), got an older daemon",
-            object=endpoint.address.text,
-            hint="upgrade feedd on this node",
-        )
-    return found
 
 
 @contextlib.contextmanager

@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from feedd_client._version import PROTOCOL_MAJOR, PROTOCOL_MINOR, __version__
 from feedd_client._wire import feedd_pb2 as pb
 from feedd_client.errors import (
-    BadRequestError,
     DaemonUnreachable,
-    DaemonVersionError,
     Draining,
     FeedError,
     ResourceError,
@@ -32,7 +30,6 @@ if TYPE_CHECKING:
     from feedd_client.transport import Endpoint
 
 _log: Final = logging.getLogger("feedd_client")
-_LANES_MINOR: Final = 11
 BACKOFF_FIRST_S: Final = 0.05
 BACKOFF_MAX_S: Final = 2.0
 NEAR_S: Final = 30.0  # a daemon that is being replaced usually answers again within this time
@@ -119,8 +116,8 @@ class Opener:
             left_s = max(deadline_s - time.monotonic(), 0.1)
             try:
                 endpoint = self._connect(self._daemon_of)
-                granted = self._ask(endpoint, epoch, min(left_s, self._options.open_timeout_s))
-                return _adopted(endpoint, granted, self._needs_minor, self.lane_count or 1)
+                granted = endpoint.open(self._request(epoch), min(left_s, self._options.open_timeout_s))
+                return _adopted(endpoint, granted, self.lane_count or 1)
             except FeedError as error:
                 if not patience.covers(error):
                     raise
@@ -136,10 +133,6 @@ class Opener:
                 self.forget()
                 backoff_s *= 2
 
-    @property
-    def _needs_minor(self) -> int:
-        return max(self._options.needs_minor, _LANES_MINOR if self.lane_count and self.lane_count > 1 else 0)
-
     def _daemon_of(self, daemon_count: int) -> int:
         """Return which of a node's daemons serves this rank; a new plan gets its lanes here."""
         topology = self._consumer.topology
@@ -150,20 +143,7 @@ class Opener:
     def settle(self, fingerprint: bytes, uneven: str) -> None:
         """Require this dataset and this ``uneven`` mode for every further session."""
         self.expect = fingerprint
-        self.uneven = uneven or ("join" if self.uneven == "auto" else self.uneven)  # daemons before 1.1 send no mode
-
-    def _ask(self, endpoint: Endpoint, epoch: int, timeout_s: float) -> pb.OpenResponse:
-        try:
-            return endpoint.open(self._request(epoch), timeout_s)
-        except BadRequestError as error:
-            if not self._options.sources or error.object != "urls":
-                raise
-            # A daemon that does not know sources sees a request without URLs.
-            raise DaemonVersionError(
-                "expected a daemon that mixes datasets (protocol 1.2), got an older daemon",
-                object=endpoint.address.text,
-                hint="upgrade feedd on this node",
-            ) from None
+        self.uneven = uneven
 
     def _request(self, epoch: int) -> pb.OpenRequest:
         options, topology = self._options, self._consumer.topology
@@ -266,22 +246,10 @@ def _fields(fields: tuple[tuple[str, str], ...]) -> list[pb.Field]:
     return [pb.Field(name=name, recipe=text) for name, text in fields]
 
 
-def _adopted(endpoint: Endpoint, granted: pb.OpenResponse, needs_minor: int, lane_count: int) -> Session:
+def _adopted(endpoint: Endpoint, granted: pb.OpenResponse, lane_count: int) -> Session:
     """Return the session; a session that this client cannot use is closed at once."""
     try:
-        _check_minor(endpoint, granted, needs_minor)
         return Session(endpoint, granted, lane_count)
     except BaseException:
         endpoint.close_session(granted.session_id, CLOSE_TIMEOUT_S)
         raise
-
-
-def _check_minor(endpoint: Endpoint, granted: pb.OpenResponse, needs_minor: int) -> None:
-    """Check that the daemon is new enough to know all requested options."""
-    if granted.version.minor < needs_minor:
-        raise DaemonVersionError(
-            "expected a daemon that knows all requested options "
-            f"(protocol {PROTOCOL_MAJOR}.{needs_minor}), got {granted.version.major}.{granted.version.minor}",
-            object=endpoint.address.text,
-            hint="upgrade feedd on this node",
-        )

@@ -165,12 +165,6 @@ class FeedOptions:
         return SINGLES_BATCH if self.batch_size is None else self.batch_size
 
     @property
-    def needs_minor(self) -> int:
-        """The lowest minor protocol version that supports these options; older daemons would ignore some of them."""
-        bucketed = self.shuffle is not None and self.shuffle.bucket_by is not None
-        return 3 if self.samples.is_new or bucketed or self.decoded_cache else 0
-
-    @property
     def bucket_by(self) -> str:
         """Field that groups samples of similar size, in wire form; empty: no grouping."""
         return "" if self.shuffle is None or self.shuffle.bucket_by is None else self.shuffle.bucket_by

@@ -55,11 +55,6 @@ class SamplePolicy:
         """Whether good samples may take the place of bad ones."""
         return self.bad_samples == "replace"
 
-    @property
-    def is_new(self) -> bool:
-        """Whether daemons before 1.3 would ignore these rules."""
-        return bool(self.filters) or self.bad_samples in {"replace", "quarantine"}
-
 
 def parse_policy(
     bad_samples: BadSamples | None,

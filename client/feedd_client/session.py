@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import grpc
 
 from feedd_client import shm
-from feedd_client._version import PROTOCOL_MAJOR
+from feedd_client._version import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from feedd_client._wire import feedd_pb2 as pb
 from feedd_client.arrivals import Arrivals
 from feedd_client.batch import BatchDecoder
@@ -34,7 +34,6 @@ _log: Final = logging.getLogger("feedd_client")
 CLOSE_TIMEOUT_S: Final = 1.0
 FINISH_TIMEOUT_S: Final = 0.5
 QUICK_S: Final = 100e-6
-HEARTBEAT_MINOR: Final = 6  # first minor protocol version whose daemons send heartbeats
 
 
 class Position(NamedTuple):
@@ -79,12 +78,14 @@ class Session:
         """Take over a granted session; attach its arena if possible. ``lane_count``: lanes of its plan.
 
         Raises:
-            DaemonVersionError: the daemon speaks another major version.
+            DaemonVersionError: the daemon's protocol is more than one minor version apart.
             ProtocolError: the client does not understand the specs or the arena.
         """
-        if granted.version.major != PROTOCOL_MAJOR:
+        theirs = granted.version
+        if theirs.major != PROTOCOL_MAJOR or abs(theirs.minor - PROTOCOL_MINOR) > 1:
             raise DaemonVersionError(
-                f"expected protocol version {PROTOCOL_MAJOR}.x, got {granted.version.major}.{granted.version.minor}",
+                f"expected protocol {PROTOCOL_MAJOR}.{PROTOCOL_MINOR}, or one minor version apart, "
+                f"got {theirs.major}.{theirs.minor} from the daemon",
                 object=endpoint.address.text,
                 hint="install the same release of feedd and feedd-client",
             )
@@ -189,7 +190,7 @@ class Stream:
     ) -> None:
         """Start at ``start``; the consumer takes every ``stride``-th step. ``heartbeat_s=0`` requests no heartbeats.
 
-        The daemon gets the ``step_times`` about once a second; one before 1.12 ignores them.
+        The daemon gets the ``step_times`` about once a second.
 
         The start message lists the slots that the user still holds. All other slots are free, even if an earlier
         stream lost their returns.
@@ -234,11 +235,6 @@ class Stream:
     def batch_bytes(self) -> int:
         """Bytes from one batch of a run to the next."""
         return self._session.granted.batch_bytes
-
-    @property
-    def beats(self) -> bool:
-        """Whether the daemon sends heartbeats."""
-        return self._session.granted.version.minor >= HEARTBEAT_MINOR
 
     @property
     def ready(self) -> list[Arrived]:

@@ -153,8 +153,7 @@ class Ticket:
     """Names this process's user to the daemon, in calls that carry it; it ends with its connection.
 
     Attributes:
-        value: the ticket; empty: the daemon issues none, because it is older than protocol 1.9, out of reach, or
-            refuses this user.
+        value: the ticket; empty: the daemon issues none, because it is out of reach or refuses this user.
     """
 
     def __init__(self, socket_path: str, timeout_s: float = HANDSHAKE_TIMEOUT_S) -> None:

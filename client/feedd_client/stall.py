@@ -130,7 +130,7 @@ class StallWatch:
     def _say(self, wait: _Wait, stream: Stream, now_s: float) -> None:
         """Log once per wait its reason, and once that the daemon went silent."""
         if self._silent_s >= self._notice_s:
-            reason = "no heartbeat" if stream.beats else "no message"
+            reason = "no heartbeat"
         elif stream.waiting_for:
             reason = _REASONS.get(stream.waiting_for, "it is at work")
         else:
@@ -141,10 +141,10 @@ class StallWatch:
             _log.warning(text, wait.address.text, now_s - wait.began_s, reason)
 
     def _judge(self, wait: _Wait, stream: Stream) -> None:
-        """Give up a silent daemon, unless it answers and is too old to send heartbeats."""
+        """Give up a silent daemon."""
         address = wait.address
         alive = answers(address, HEALTH_TIMEOUT_S)
-        if wait is not self._wait or (alive and not stream.beats):
+        if wait is not self._wait:
             return
         state = "it answers a health check, but this stream is silent" if alive else "it answers no health check either"
         _log.warning("no message from the daemon at %s for %.0f s: %s", address.text, self._silent_s, state)

@@ -327,17 +327,13 @@ class Endpoint:
         try:
             found: pb.LanesResponse = self.stub.Lanes(pb.LanesRequest(), timeout=timeout_s, metadata=self.headers)
         except grpc.RpcError as error:
-            told = translate(error, self.address)
-            if isinstance(told, DaemonVersionError):
-                return 1  # a daemon before 1.11 is alone
-            raise told from None
+            raise translate(error, self.address) from None
         return max(1, found.count)
 
     def classes(self, session_id: str, field: str, timeout_s: float) -> list[str]:
         """Call Feed.Classes.
 
         Raises:
-            DaemonVersionError: the daemon does not know this call.
             FeedError: the error of the daemon or of the transport.
         """
         request = pb.ClassesRequest(session_id=session_id, field=field)
@@ -348,14 +344,7 @@ class Endpoint:
                 for name in part.names
             ]
         except grpc.RpcError as error:
-            told = translate(error, self.address)
-            if isinstance(told, DaemonVersionError):
-                raise DaemonVersionError(
-                    "expected a daemon that names classes (protocol 1.5), got an older daemon",
-                    object=self.address.text,
-                    hint="upgrade feedd on this node",
-                ) from None
-            raise told from None
+            raise translate(error, self.address) from None
 
     def close_session(self, session_id: str, timeout_s: float) -> None:
         """Call Feed.Close. Failures are ignored, because the daemon also notices the end of a session without it."""

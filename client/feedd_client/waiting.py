@@ -25,7 +25,7 @@ def telling_why(stub: Any, request: pb.OpenRequest, address: str) -> Iterator[No
     """Log what ``request`` waits for: first after 5 s, then at growing intervals, until the body ends.
 
     Args:
-        stub: stub of the Feed service. A daemon before 1.6 cannot answer; then only the duration is logged.
+        stub: stub of the Feed service.
         request: the Open request; its ``open_id`` identifies the Open.
         address: address of the daemon, as the user wrote it.
     """
@@ -52,7 +52,6 @@ def _waits_for(stub: Any, open_id: str) -> str:  # noqa: ANN401 - see above
     """Return the daemon's reason why the Open waits; empty if it gives none."""
     try:
         answer = stub.OpenStatus(pb.OpenStatusRequest(open_id=open_id), timeout=STATUS_TIMEOUT_S)
-    except (grpc.RpcError, ValueError) as error:  # ValueError: the channel was closed
-        unknown = isinstance(error, grpc.RpcError) and error.code() == grpc.StatusCode.UNIMPLEMENTED
-        return "the daemon is too old to say what it waits for" if unknown else ""
+    except (grpc.RpcError, ValueError):  # ValueError: the channel was closed
+        return ""
     return str(answer.waits_for)

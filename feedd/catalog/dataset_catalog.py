@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _Urls = tuple[tuple[str, ...], ...]
 """URLs of each source of a dataset."""
-_Wanted = tuple[_Urls, Cuts, Access, int]
+_Wanted = tuple[_Urls, Cuts, Access]
 
 _FRESH_S = 30.0  # ranks of one launch open within this time and share one listing
 _LISTINGS_KEPT = 16
@@ -78,8 +78,6 @@ class DatasetCatalog:
         known: Callable[[Listing], bool] | None,
         access: Access = EVERYTHING,
         cuts: Cuts = (),
-        *,
-        whole: bool = False,
     ) -> Listing:
         """Return one listing of several sources, one after another; otherwise like ``listing``.
 
@@ -88,9 +86,8 @@ class DatasetCatalog:
             known: whether a listing is the run's; called in a thread. None: the run begins.
             access: what the caller may read; listings are shared only by callers who may read the same.
             cuts: how each source's files of tokens are split; empty: there are no such files.
-            whole: read large objects whole, as runs did before objects had spans.
         """
-        wanted = sources, cuts, access, 0 if whole else self._span_bytes
+        wanted = sources, cuts, access
         cached = {name: listing for name, listing in self._listings.items() if name[0] == wanted}
         if cached and known is not None:  # checking ``known`` may take as long as the listing is
             found = await CPU.run(lambda: next((one for one in cached.items() if known(one[1])), None))
@@ -127,7 +124,7 @@ class DatasetCatalog:
     @contextlib.contextmanager
     def started(self, sources: _Urls, access: Access, cuts: Cuts = ()) -> Iterator[None]:
         """Start listing, inside the context, for a following call of ``mixed``, unless a listing is held."""
-        wanted = sources, cuts, access, self._span_bytes
+        wanted = sources, cuts, access
         if any(name[0] == wanted for name in self._listings):
             yield
             return
@@ -202,7 +199,7 @@ class DatasetCatalog:
 
     async def _list(self, wanted: _Wanted, backs: tuple[int, ...] = ()) -> Listing:
         """List a dataset; of frozen manifests, ``backs`` says how many versions before the newest to take."""
-        listing = await self._lister.list(*wanted, backs)
+        listing = await self._lister.list(*wanted, self._span_bytes, backs)
         if any(backs):
             listing.listed_s = -math.inf  # only for the run that began with it
         return await self._keep(wanted, listing)

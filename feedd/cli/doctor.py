@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from feedd.cli.flags import ConfigFlag, Flags, JsonFlag, SetFlag
+from feedd.cli.processes import start, start_daemon
 from feedd.cli.report import print_json, print_table
 from feedd.cli.running import NodeFlag, chosen_address, daemon_address
 from feedd.config.types import is_unix
@@ -34,8 +35,6 @@ _COPY_BYTES_MIN: Final = 64 << 20
 _COPY_BYTES_MAX: Final = 2 << 30
 _COPY_TIMES: Final = 2
 _BEGIN_S: Final = 60.0
-_DAEMON_S: Final = 60.0
-_POLL_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +184,6 @@ class _StandIn:
         cls, stack: AsyncExitStack, options: UrlOptions, address: str, url: str, *, decoded: bool = False
     ) -> _StandIn:
         """Start it."""
-        from feedd.demo.processes import start  # noqa: PLC0415 - other uses of this command need no children
-
         arguments = ["--url", url, "--address", address, "--batch-size", str(options.batch_size)]
         arguments += ["--fields", options.fields] if options.fields else []
         arguments += ["--decoded"] if decoded else []
@@ -235,28 +232,12 @@ def _rate(event: dict[str, Any]) -> float:
 
 async def _own_daemon(stack: AsyncExitStack, flags: Flags) -> str:
     """Start a daemon with the user's configuration and an empty cache, on the disk of the configured one."""
-    from feedd.demo.processes import failed, start  # noqa: PLC0415 - see _StandIn
-    from feedd.serve.admin_client import daemon_at  # noqa: PLC0415 - see _window
-
     home = Path(tempfile.mkdtemp(prefix="feedd-doctor-"))
     stack.callback(shutil.rmtree, home, ignore_errors=True)
-    address, log = f"unix://{home}/feedd.sock", home / "feedd.log"
-    cache = _cache_folder(stack, flags, home)
-    own = ["--listen", address, "--cache-dir", str(cache), "--status", "off", "--lanes", "1", "--log", "text"]
-    process = await start(stack, "feedd", ["serve", *flags.arguments(), *own], dict(os.environ), log)
-    try:
-        async with asyncio.timeout(_DAEMON_S):
-            while process.returncode is None:
-                try:
-                    async with daemon_at(address) as client:
-                        await client.stats()
-                except FeeddError:
-                    await asyncio.sleep(_POLL_S)  # another process's readiness can only be polled
-                else:
-                    return address
-    except TimeoutError as error:
-        raise failed("the daemon", log, f"was not ready within {_DAEMON_S:.0f} s") from error
-    raise failed("the daemon", log, "ended early")
+    address, cache = f"unix://{home}/feedd.sock", _cache_folder(stack, flags, home)
+    own = [*flags.arguments(), "--cache-dir", str(cache), "--lanes", "1"]
+    await start_daemon(stack, "the daemon", address, own, os.environ, home / "feedd.log")
+    return address
 
 
 def _cache_folder(stack: AsyncExitStack, flags: Flags, home: Path) -> Path:
@@ -391,7 +372,7 @@ def _of_job(address: str, job: str, seconds: float) -> Window:
         raise NotFound(
             "expected a trainer that takes batches, got none",
             object=job or address,
-            hint="run feedd doctor while the job trains, or give it a URL; clients before protocol 1.12 tell no times",
+            hint="run feedd doctor while the job trains, or give it a URL",
             stage="cli",
         )
     return window

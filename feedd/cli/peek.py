@@ -160,9 +160,10 @@ async def _look(config: Config, url: str, count: int) -> _Found:
     from feedd.sessions.column_types import typed  # noqa: PLC0415 - see run_async
 
     request = Request.of(OpenSpec(DataSpec((url,)), OrderSpec(1)), 1)
-    async with open_pipeline(config, NullRecorder(), SystemClock()) as pipeline:
+    whole = config.model_copy(update={"fetch": config.fetch.model_copy(update={"span_size": 0})})  # no object has spans
+    async with open_pipeline(whole, NullRecorder(), SystemClock()) as pipeline:
         stages = pipeline.stages
-        listing = await pipeline.catalog.mixed(request.sources, lambda _: False, EVERYTHING, whole=True)
+        listing = await pipeline.catalog.mixed(request.sources, lambda _: False, EVERYTHING)
         summary = _summary(url, listing)
         reasons = [listing.passed_over.reasons]
         try:

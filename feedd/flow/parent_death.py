@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import runpy
 import signal
+import sys
 from typing import Final
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -18,3 +20,15 @@ def end_with(parent_pid: int, number: signal.Signals = signal.SIGKILL) -> bool:
     """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
     return os.getppid() == parent_pid
+
+
+def main() -> None:
+    """Run a module as a child that dies with its parent: ``python -m feedd.flow.parent_death MODULE [ARG ...]``."""
+    if not end_with(os.getppid()):
+        raise SystemExit(1)
+    module, sys.argv = sys.argv[1], sys.argv[1:]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

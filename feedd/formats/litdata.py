@@ -7,7 +7,7 @@ dict, or an index in a list or tuple, joined by dots. An item that is a single l
 
 Integers, floats and one-dimensional arrays are numeric fields. Text, JSON and encoded images are read as files. Arrays
 that carry their shape are read by ``npy``, pixels by ``image``. Pickled leaves are available as ``bytes``. Chunks of
-plain dicts hold Arrow instead (see ``tables.converters``).
+plain dicts hold Arrow instead (see ``tables.arrow``).
 """
 
 from __future__ import annotations

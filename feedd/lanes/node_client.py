@@ -37,7 +37,7 @@ async def node_at(address: str) -> AsyncIterator[NodeClient]:
     """
     async with AsyncExitStack() as stack:
         first = await stack.enter_async_context(daemon_at(address))
-        count = (await first.stats()).lanes or 1
+        count = (await first.stats()).lanes
         others = [await stack.enter_async_context(daemon_at(lane_address(address, lane))) for lane in range(1, count)]
         yield NodeClient([first, *others])
 

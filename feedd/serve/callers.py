@@ -75,7 +75,7 @@ class Callers:
         owner = self._tickets.owner(ticket) if isinstance(ticket, bytes) else None
         if owner is None and not self._one_user:
             got = "none" if ticket is None else "one that has ended"
-            hint = "upgrade feedd-client to a release that speaks protocol 1.9" if ticket is None else "connect again"
+            hint = "feedd-client gets one from the arena socket" if ticket is None else "connect again"
             raise PermissionDenied(
                 f"expected a ticket that names your user, because several users share this daemon, got {got}",
                 hint=hint,

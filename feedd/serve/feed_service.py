@@ -133,7 +133,7 @@ class FeedService:
 
     @contextlib.contextmanager
     def _noted(self, open_id: str, progress: OpenProgress) -> Iterator[None]:
-        """Let OpenStatus report an Open while it runs; clients before 1.6 send no id."""
+        """Let OpenStatus report an Open while it runs; empty: the client does not ask."""
         bounded_texts("open_id", [open_id], 1, _OPEN_ID_BYTES_MAX)
         if open_id:
             self._opens[open_id] = progress

@@ -19,8 +19,7 @@ from feedd.conversion import PARAMS_BYTES_MAX, Conversion
 from feedd.errors import BadRecipe, CacheUnavailable
 from feedd.flow.pools import CACHE_DISK, CPU
 from feedd.recipe.params import params_of
-from feedd.tables.columns import typed_params
-from feedd.tables.converters import DELIMITER, TYPES
+from feedd.tables.columns import DELIMITER, TYPES, typed_params
 from feedd.tables.registry import is_delimited
 
 if TYPE_CHECKING:

@@ -135,15 +135,10 @@ class Pipeline:
             await forget(tables)
 
     async def _listing(self, request: Request) -> Listing:
-        """Return the listing of a request; of a run that began before large objects had spans, without spans."""
+        """Return the listing of a request; of a run that goes on, the one that it began with, if it is held."""
         expected = request.spec.session.expect_fingerprint
         known = (lambda held: request.fingerprint(held) == expected) if expected else None
-        wanted = request.sources, known, request.access, request.cuts
-        listing = await self.catalog.mixed(*wanted)
-        if known is None or not listing.spans or await CPU.run(known, listing):
-            return listing
-        whole = await self.catalog.mixed(*wanted, whole=True)
-        return whole if await CPU.run(known, whole) else listing
+        return await self.catalog.mixed(request.sources, known, request.access, request.cuts)
 
     async def _listed(self, request: Request, listing: Listing, tables: Tables) -> Session:
         """Open a session on a listing."""

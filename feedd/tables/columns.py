@@ -24,6 +24,12 @@ WantedColumns = tuple[tuple[str, ...], ...]
 ROWS_ONLY: Final = "rows"
 """Parameters of a conversion that makes no columns: only the number of rows is requested."""
 
+TYPES: Final = "types"
+"""Parameters of a text conversion that makes no table but a list of columns and their types."""
+
+DELIMITER: Final = "DELIMITER"
+"""Key of the delimiter among the column types, if it is not the conversion's own; columns are in lower case there."""
+
 _NAMES_SHOWN: Final = 60
 _TEXT_BYTES_MAX: Final = 48 << 10  # compressed, it fits into a message to a worker
 _TYPE_CHARS_SHOWN: Final = 200

@@ -19,7 +19,7 @@ from feedd.flow.range_sinks import FileSink
 from feedd.flow.tasks import run_all, within
 from feedd.metrics import PIPELINE_MADE, PIPELINE_MADE_BYTES, PIPELINE_MADE_SECONDS, PIPELINE_MAKING
 from feedd.tables import registry
-from feedd.tables.converters import TYPES
+from feedd.tables.columns import TYPES
 from feedd.tables.facts import ConversionFact
 from feedd.tables.files import MappedObject
 from feedd.tables.objects import (
@@ -395,9 +395,9 @@ class WorkerConversions:
         """
         plain, conversion = replace(ref, conversion=None), task.conversion
         self.expect(conversion.name)
-        converter, rounds = registry.get(conversion.name), requests_max(conversion.name)
+        rounds = requests_max(conversion.name)
         try:
-            wanted = converter.wanted(MappedObject(-1, ref.size_bytes), conversion.params) if not source.spans else ()
+            wanted = () if source.spans else registry.first_ranges(conversion, MappedObject(-1, ref.size_bytes))
             for _ in range(rounds):
                 await self._ranges.fetch(plain, wanted, source, urgency, again=conversion.params == TYPES)
                 outcome = await self._ask_worker(replace(task, spans=source.spans, source_fd=source.file.fd))

@@ -1,4 +1,4 @@
-"""Converts columns of CSV to pieces of a table.
+"""Reads columns of CSV and similar text, and finds bad rows.
 
 A column has numbers if all its values are numbers. The same holds for booleans, dates and times. Otherwise it is text.
 If a column's type is specified (``tables.columns.Typed``), values of other types are bad (``DelimitedText``). An
@@ -11,6 +11,7 @@ import csv
 import itertools
 import re
 from codecs import BOM_UTF8
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -23,17 +24,19 @@ from feedd.errors import BadShard
 from feedd.formats.missing_reasons import HAS, Why, marks_of
 from feedd.formats.table import NOTES_MAX
 from feedd.tables.arrow_columns import ColumnReader, column_encoding
-from feedd.tables.columns import Typed, chosen, refusing, typed_by
-from feedd.tables.converters import DELIMITER
-from feedd.tables.writer import TableWriter, check_columns
+from feedd.tables.columns import DELIMITER, TYPES, Typed, refusing, typed_by
+from feedd.tables.ranges import TYPES_BYTES, everything, first_of_text, missing_parts
+from feedd.tables.reader import Column, OpenTable, TableReader
+from feedd.tables.writer import check_columns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from feedd.protocols import ShardWriter
+    from feedd.protocols import PartialObject, ShardWriter
     from feedd.tables.writer import Piece
+    from feedd.values import ByteRange
 
 
 _HEAD_BYTES_MAX: Final = 1 << 20
@@ -47,47 +50,111 @@ _VALUE_SHOWN: Final = 80
 _NULL: Final = "null"
 
 
-def write(data: memoryview, url: str, params: str, out: ShardWriter, delimiter: str) -> str:
-    """Write the wanted columns as a table; return the name of its format."""
+class DelimitedReader(TableReader):
+    """``TableReader`` of CSV and similar text.
+
+    Its parameters name columns and their types (see ``tables.columns.typed_params``), or are ``TYPES``.
+
+    Args:
+        name: name of the conversion.
+        delimiter: what separates values.
+    """
+
+    what = "rows of values"
+
+    def __init__(self, name: str, delimiter: str) -> None:
+        self.name, self._delimiter = name, delimiter
+
+    def wanted(self, held: PartialObject, params: str) -> tuple[ByteRange, ...]:
+        """Return the whole object; for ``TYPES`` and for a head, return its start if that suffices."""
+        missing = missing_parts(held, first_of_text(held.size_bytes, params))
+        if missing or not everything(held):
+            return missing
+        return () if tells_types(held.data[:TYPES_BYTES], self._delimiter) else everything(held)
+
+    def make(self, held: PartialObject, url: str, params: str, out: ShardWriter) -> str:
+        """Write the wanted columns as a table, or for ``TYPES`` the types of all columns as JSON."""
+        if params != TYPES:
+            return super().make(held, url, params, out)
+        with refusing(self.what, url):
+            write_types(_available(held, url), url, out, self._delimiter)
+        return TYPES
+
+    @contextmanager
+    def open(self, held: PartialObject, url: str, params: str, out: ShardWriter) -> Iterator[OpenTable]:
+        """Open a text, or the whole rows at its start."""
+        yield _Text(_available(held, url), url, typed_by(params), self._delimiter, out.limit_bytes)
+
+
+def _available(held: PartialObject, url: str) -> memoryview:
+    """Return the whole text, or the whole rows at its start if no more is held.
+
+    Raises:
+        BadShard: it is too long for pyarrow.
+    """
+    data = held.data if not everything(held) else whole_rows(held.data[:TYPES_BYTES])
     if len(data) > _BYTES_MAX:
         message = f"expected at most {_BYTES_MAX} bytes of text, got {len(data)}"
         raise BadShard(message, object=url, hint="store smaller shards", stage="decode")
-    with refusing("rows of values", url):
-        typed = typed_by(params)
+    return data
+
+
+class _Text(OpenTable):
+    """The columns of a text.
+
+    Args:
+        data: the text.
+        url: named in errors.
+        typed: the wanted columns and their types.
+        delimiter: the conversion's delimiter.
+        limit_bytes: maximum size of the table.
+    """
+
+    def __init__(self, data: memoryview, url: str, typed: Typed, delimiter: str, limit_bytes: int) -> None:
+        self.url, self._typed, self._limit_bytes = url, typed, limit_bytes
+        self.columns: dict[str, str] = {}
+        self.others: dict[str, str] = {}
         told = bool(typed.types or typed.rest)  # from the dataset's first shard, so this shard is not examined
         delimiter = typed.delimiter or (delimiter if told else delimiter_of(data, delimiter))
         first = _first_row(data, delimiter)
+        self._text: DelimitedText | None = None
+        self._rows: Rows | None = None
         if first is None:
-            return TableWriter(out, 0, url).finish()
+            return
         check_columns(len(first), url)
         named = _is_header(first, typed)
         if not named and typed.types and not _numbered(typed.types):
             got = ", ".join(first)[:_VALUE_SHOWN]
             message = f"the dataset's first shard has a row of column names, but this shard begins with {got}"
             raise BadShard(message, object=url, stage="decode")
-        cells = _cells(first, named=named)
-        columns = chosen(params, cells, {}, url)
-        text = DelimitedText(data, first if named else list(cells), delimiter, named=named)
-        rows = _read(text, cells, columns, typed, url)
-        writer = TableWriter(out, rows.table.num_rows, url)
-        for name in columns:
-            column = rows.table[cells[name]]
-            how = column_encoding(column.type)
-            assert how is not None, "text is made of types that can be fields"
-            reader = ColumnReader(name, how, url)
-            pieces = _pieces(column, reader, out.limit_bytes)
-            writer.add(name, how, marked(pieces, rows.marks_of(cells[name]), how.width))
-            writer.note(rows.notes.get(cells[name], ()))
-        writer.note(rows.lengths, whole=True)
-        return writer.finish()
+        self.columns = _cells(first, named=named)
+        self._text = DelimitedText(data, first if named else list(self.columns), delimiter, named=named)
 
+    def chosen(self, params: str) -> list[str]:
+        """Return the wanted columns; none of a text without rows."""
+        return [] if self._text is None else super().chosen(params)
 
-def _read(text: DelimitedText, cells: dict[str, str], columns: list[str], typed: Typed, url: str) -> Rows:
-    """Return the wanted columns of all rows; if none exists, return any column, because rows are counted."""
-    if columns:
-        return text.read([cells[name] for name in columns], typed, url)
-    name, cell = next(iter(cells.items()))
-    return text.read([cell], Typed(types={name.lower(): "binary"}), url)
+    def row_count(self, names: Sequence[str]) -> int:
+        """Read the wanted columns of all rows; if none is wanted, read any, because rows are counted."""
+        if self._text is None:
+            return 0
+        if names:
+            self._rows = self._text.read([self.columns[name] for name in names], self._typed, self.url)
+        else:
+            name, cell = next(iter(self.columns.items()))
+            self._rows = self._text.read([cell], Typed(types={name.lower(): "binary"}), self.url)
+        self.notes = self._rows.lengths
+        return int(self._rows.table.num_rows)
+
+    def column(self, name: str) -> Column:
+        """Return a column that was read."""
+        assert self._rows is not None
+        cell = self.columns[name]
+        column = self._rows.table[cell]
+        how = column_encoding(column.type)
+        assert how is not None, "text is made of types that can be fields"
+        pieces = _pieces(column, ColumnReader(name, how, self.url), self._limit_bytes)
+        return Column(how, marked(pieces, self._rows.marks_of(cell), how.width), self._rows.notes.get(cell, ()))
 
 
 def delimiter_of(data: memoryview, own: str) -> str:
@@ -172,20 +239,16 @@ def tells_types(data: memoryview, delimiter: str) -> bool:
         return False
 
 
-def write_types(data: memoryview, url: str, out: ShardWriter, delimiter: str, *, whole: bool) -> None:
-    """Write the types of all columns of an object, or of its start, as JSON by their names in lower case.
+def write_types(data: memoryview, url: str, out: ShardWriter, delimiter: str) -> None:
+    """Write the types of all columns of a text as JSON by their names in lower case.
 
     If the delimiter is not the conversion's own, it is added as ``DELIMITER``.
 
     Raises:
         BadShard: the object has no rows of values.
     """
-    if len(data) > _BYTES_MAX:
-        message = f"expected at most {_BYTES_MAX} bytes of text, got {len(data)}"
-        raise BadShard(message, object=url, hint="store smaller shards", stage="decode")
-    with refusing("rows of values", url):
-        sign = delimiter_of(data, delimiter)
-        found = _types(data if whole else data[: _rows_end(data)], sign, url) or {}
+    sign = delimiter_of(data, delimiter)
+    found = _types(data, sign, url) or {}
     if found and sign != delimiter:
         found[DELIMITER] = sign
     out.write(msgspec.json.encode(found))
@@ -541,3 +604,9 @@ def with_reason(why: Why, bad: NDArray[np.bool_], marks: NDArray[np.uint8] | Non
         return marks
     known = np.full(len(bad), HAS, np.uint8) if marks is None else marks
     return np.where(bad & (known == HAS), HAS + int(why), known).astype(np.uint8)
+
+
+CSV_CONVERTER: Final = DelimitedReader("csv", ",")
+TSV_CONVERTER: Final = DelimitedReader("tsv", "\t")
+SEMICOLON_CONVERTER: Final = DelimitedReader("csv-semicolon", ";")
+PIPE_CONVERTER: Final = DelimitedReader("csv-pipe", "|")

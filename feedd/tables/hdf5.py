@@ -1,4 +1,4 @@
-"""Converts datasets of an HDF5 file to columns of a table.
+"""Reads the datasets of an HDF5 file as columns.
 
 Only data in the file itself is read. A file may refer to other files for values or whole groups, and these would be
 files of this machine. If such data is requested, or is all there is, the error says so.
@@ -7,6 +7,7 @@ files of this machine. If such data is requested, or is all there is, the error 
 from __future__ import annotations
 
 import math
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,14 +18,15 @@ from feedd.errors import BadShard, Unsupported
 from feedd.formats.view_file import ViewFile
 from feedd.recipe.params import DTYPES
 from feedd.tables.arrays import PIECE_BYTES, array_encoding, piece, same_count, step_rows
-from feedd.tables.columns import chosen, refusing, strict_params, unread, wanted_by
+from feedd.tables.columns import unread, wanted_by
 from feedd.tables.memory import check_memory, memory_left
-from feedd.tables.writer import ColumnEncoding, Piece, TableWriter
+from feedd.tables.reader import Column, OpenTable, TableReader
+from feedd.tables.writer import ColumnEncoding, Piece
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from feedd.protocols import ShardWriter
+    from feedd.protocols import PartialObject, ShardWriter
 
 
 _OBJECTS_MAX: Final = 16384
@@ -49,30 +51,60 @@ class _Column:
     text: bool = False
 
 
-def write(data: memoryview, url: str, params: str, out: ShardWriter) -> str:
-    """Write the wanted datasets as a table; return the name of its format."""
-    with refusing("an HDF5 file", url), h5py.File(ViewFile(data), "r") as file:
-        usable: dict[str, _Column] = {}
-        others: dict[str, str] = {}
-        elsewhere: dict[str, str] = {}
-        for name, dataset in _datasets(file, url, elsewhere):
+class Hdf5Reader(TableReader):
+    """``TableReader`` of HDF5 files."""
+
+    name = "hdf5"
+    what = "an HDF5 file"
+
+    @contextmanager
+    def open(self, held: PartialObject, url: str, params: str, out: ShardWriter) -> Iterator[OpenTable]:
+        """Open a file."""
+        with h5py.File(ViewFile(held.data), "r") as file:
+            yield _Datasets(file, url, params, out)
+
+
+class _Datasets(OpenTable):
+    """The datasets of a file.
+
+    Args:
+        file: the file.
+        url: named in errors.
+        params: parameters of the conversion.
+        out: see ``TableReader.open``.
+    """
+
+    counts_rows = False
+
+    def __init__(self, file: h5py.File, url: str, params: str, out: ShardWriter) -> None:
+        self.url, self._out = url, out
+        self.columns: dict[str, _Column] = {}
+        self.others: dict[str, str] = {}
+        self._elsewhere: dict[str, str] = {}
+        for name, dataset in _datasets(file, url, self._elsewhere):
             column = _column(dataset)
             if column is not None:
-                usable[name] = column
+                self.columns[name] = column
                 continue
-            others[name] = f"{dataset.dtype} of shape {dataset.shape}"
+            self.others[name] = f"{dataset.dtype} of shape {dataset.shape}"
             if dataset.is_virtual or dataset.external:
-                elsewhere[name] = "a virtual dataset" if dataset.is_virtual else "whose values are in other files"
-        _check_in_file(params, usable, elsewhere, url)
-        names = chosen(params if usable else strict_params(params), usable, others, url)  # else rows cannot be counted
+                self._elsewhere[name] = "a virtual dataset" if dataset.is_virtual else "whose values are in other files"
+        _check_in_file(params, self.columns, self._elsewhere, url)
+
+    def left_out(self, params: str, names: Sequence[str]) -> Mapping[str, str]:
+        """Return also the datasets whose values are in other files."""
+        return {**unread(params, self._elsewhere), **super().left_out(params, names)}
+
+    def row_count(self, names: Sequence[str]) -> int | None:
+        """Return the rows of the wanted datasets, or of all."""
         for name in names:
-            _check_size(usable[name], out.limit_bytes)
-        rows = same_count({name: usable[name].dataset.shape[0] for name in names or usable}, url)
-        writer = TableWriter(out, rows, url)
-        writer.leave_out(unread(params, {**elsewhere, **others}))
-        for name in names:
-            writer.add(name, usable[name].how, _pieces(usable[name], out, url))
-        return writer.finish()
+            _check_size(self.columns[name], self._out.limit_bytes)
+        return same_count({name: self.columns[name].dataset.shape[0] for name in names or self.columns}, self.url)
+
+    def column(self, name: str) -> Column:
+        """Return a dataset, which is read some rows at a time."""
+        column = self.columns[name]
+        return Column(column.how, _pieces(column, self._out, self.url))
 
 
 def _check_in_file(params: str, usable: Mapping[str, _Column], elsewhere: Mapping[str, str], url: str) -> None:
@@ -211,3 +243,6 @@ def _variable(values: list[Any], column: _Column, url: str) -> Piece:
     arrays = [np.asarray(one, dtype).reshape(-1) for one in values]
     sizes = np.fromiter((one.nbytes for one in arrays), np.int64, len(arrays))
     return Piece(np.concatenate([np.zeros(0, dtype), *arrays]), sizes)
+
+
+HDF5_CONVERTER: Final = Hdf5Reader()

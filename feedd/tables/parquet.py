@@ -1,4 +1,4 @@
-"""Reads Parquet footers with pyarrow, and converts columns to pieces of a table.
+"""Reads footers and columns of Parquet files with pyarrow.
 
 pyarrow ends the process for some contradictory footers. Only workers read footers. If a file ends two workers, it is a
 BadShard (see ``docs/decisions/0037``).
@@ -6,28 +6,33 @@ BadShard (see ``docs/decisions/0037``).
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from feedd.errors import BadShard
+from feedd.errors import BadShard, Unsupported
 from feedd.tables.arrow_columns import ColumnReader, column_encoding, file_of, leaf_count, plain, unscaled
-from feedd.tables.columns import chosen, is_head, refusing, unread
-from feedd.tables.ranges import coalesced
+from feedd.tables.columns import chosen, is_head, refusing
+from feedd.tables.ranges import coalesced, first_of_parquet, lacking, missing_parts
+from feedd.tables.reader import Column, OpenTable, Outline, TableReader
 from feedd.tables.task import RowGroups, TablePlan
-from feedd.tables.writer import ROWS_MAX, ColumnEncoding, TableWriter, WholeTable, write_outline
+from feedd.tables.writer import ROWS_MAX, ColumnEncoding, WholeTable
 from feedd.values import ByteRange
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from feedd.protocols import PlacedWriter, ShardWriter
+    from feedd.protocols import PartialObject, PlacedWriter, ShardWriter
     from feedd.tables.writer import Piece
 
 
-_WHAT: Final = "a Parquet file"
+_MAGIC: Final = b"PAR1"
+_ENCRYPTED: Final = b"PARE"
+_END_BYTES: Final = 8  # u32 size of the footer, magic
+_FOOTER_BYTES_MAX: Final = 256 << 20
 _PAGE_HEAD_BYTES_MAX: Final = 256  # the head of a dictionary page has no statistics of values
 _PAGE_RAW_BYTES, _PAGE_DICTIONARY = 2, 7  # field numbers: decompressed bytes; dictionary head
 _THRIFT_I32, _THRIFT_STRUCT = 5, 12
@@ -57,69 +62,89 @@ class _Column:
     leaves: range
 
 
-def chunks(data: memoryview, params: str, footer: ByteRange) -> tuple[list[ByteRange], TablePlan | None]:
-    """Return the byte ranges of the values of wanted columns, and how their table is written; None: it is not known.
+class ParquetReader(TableReader):
+    """``TableReader`` of Parquet files. Only the footer and the wanted columns are fetched."""
 
-    Args:
-        data: the file, with its footer present.
-        params: see ``tables.columns.params_of``.
-        footer: range of the footer, including its last 8 bytes.
-    """
-    with refusing(_WHAT, ""):
-        file = _File(data, footer, "")
+    name = "parquet"
+    what = "a Parquet file"
+
+    def wanted(self, held: PartialObject, params: str) -> tuple[ByteRange, ...]:
+        """Return the tail; then the rest of the footer; then the chunks of wanted columns.
+
+        Raises:
+            BadShard: not a Parquet file.
+            BadRecipe, Unsupported: see ``tables.columns.chosen``.
+        """
+        return self.wanted_and_plan(held, params)[0]
+
+    def wanted_and_plan(self, held: PartialObject, params: str) -> tuple[tuple[ByteRange, ...], TablePlan | None]:
+        """Return the same as ``wanted``, and how the table can be written if the footer tells its layout.
+
+        Raises:
+            As ``wanted``.
+        """
+        size = held.size_bytes
+        if lacking(held, ByteRange(max(0, size - _END_BYTES), size)):
+            return first_of_parquet(size, params), None
+        footer = _footer_range(held, "")
+        if missing := lacking(held, footer):
+            return missing, None
         if is_head(params):
-            return [], None
-        columns = file.columns(params)
-        return list(file.value_ranges(columns, file.every)), file.plan(columns, params)
+            return (), None
+        with refusing(self.what, ""):
+            file = _File(held.data, footer, "")
+            columns = file.wanted(params)
+            plan = file.plan(columns, params)
+            return missing_parts(held, coalesced(file.value_ranges(columns, file.every))), plan
 
+    @contextmanager
+    def open(self, held: PartialObject, url: str, params: str, out: ShardWriter) -> Iterator[OpenTable]:
+        """Open a file."""
+        file = _File(held.data, _footer_range(held, url), url, out.limit_bytes)
+        yield Outline(file, has_rows=file.rows > 0) if is_head(params) else file
 
-def write_groups(data: memoryview, url: str, params: str, out: PlacedWriter, footer: ByteRange, groups: range) -> int:
-    """Write some row groups to their places in the table of the wanted columns.
+    def make_groups(self, held: PartialObject, url: str, params: str, out: PlacedWriter, groups: range) -> int:
+        """Write some row groups to their places in the table; with the first, write the ends of the table too.
 
-    Args:
-        data: the file, with its footer and the values of the row groups present.
-        url: named in errors.
-        params: see ``tables.columns.params_of``.
-        out: the table.
-        footer: see ``chunks``.
-        groups: numbers of the row groups. With the first one, the ends of the table are written.
+        Args:
+            held: the object, with its footer and the values of the row groups.
+            url: named in errors.
+            params: see ``tables.columns.params_of``.
+            out: the table.
+            groups: numbers of the row groups.
 
-    Returns:
-        The size of the table; -1: it is not known, because a value is missing.
-    """
-    with refusing(_WHAT, url):
-        file = _File(data, footer, url)
-        columns = file.columns(params)
-        table = file.table(columns, params)
-        if table is None or groups.stop > len(file.every):
-            return -1
-        list(file.value_ranges(columns, groups))  # checks ranges, because pyarrow would read wrong ones
-        rows = file.rows_of(groups)
-        for column, placed in zip(columns, table.foot.columns, strict=True):
-            reader = ColumnReader(column.name, column.how, url)
-            if not table.write_rows(out, placed, rows, file.pieces(column, reader, out.limit_bytes, groups), url):
+        Returns:
+            The size of the table; -1: it is not known, because a value is missing.
+        """
+        footer = _footer_range(held, url)
+        with refusing(self.what, url):
+            file = _File(held.data, footer, url, out.limit_bytes)
+            columns = file.wanted(params)
+            table = file.table(columns, params)
+            if table is None or groups.stop > len(file.every):
                 return -1
-        if not groups.start:
-            table.write_ends(out)
-        return table.size_bytes
+            list(file.value_ranges(columns, groups))  # checks ranges, because pyarrow would read wrong ones
+            rows = file.rows_of(groups)
+            for column, placed in zip(columns, table.foot.columns, strict=True):
+                if not table.write_rows(out, placed, rows, file.pieces(column, groups), url):
+                    return -1
+            if not groups.start:
+                table.write_ends(out)
+            return table.size_bytes
 
 
-def write(data: memoryview, url: str, params: str, out: ShardWriter, footer: ByteRange) -> str:
-    """Write the wanted columns as a table; return the name of its format."""
-    with refusing(_WHAT, url):
-        file = _File(data, footer, url)
-        columns = file.columns(params)
-        others = file.left_out(params)
-        if is_head(params):
-            outline = ((column.name, column.how) for column in columns)
-            return write_outline(outline, others, rows=file.rows > 0, out=out, url=url)
-        list(file.value_ranges(columns, file.every))  # checks ranges, because pyarrow would read wrong ones
-        writer = TableWriter(out, file.rows, url)
-        writer.leave_out(others)
-        for column in columns:
-            reader = ColumnReader(column.name, column.how, url)
-            writer.add(column.name, column.how, file.pieces(column, reader, out.limit_bytes, file.every))
-        return writer.finish()
+def _footer_range(held: PartialObject, url: str) -> ByteRange:
+    """Return the range of the footer, including its end."""
+    size = held.size_bytes
+    end = bytes(held.data[max(0, size - _END_BYTES) : size])
+    if end[4:] == _ENCRYPTED:
+        raise Unsupported("encrypted Parquet files are not supported", object=url, stage="decode")
+    length = int.from_bytes(end[:4], "little")
+    start = size - _END_BYTES - length
+    if end[4:] != _MAGIC or start < len(_MAGIC) or length > _FOOTER_BYTES_MAX:
+        message = f"expected a Parquet file's footer at byte {max(0, size - _END_BYTES)}, got {end!r}"
+        raise BadShard(message, object=url, stage="decode")
+    return ByteRange(start, size)
 
 
 class _Footer:
@@ -158,27 +183,29 @@ class _LatestFooter:
 _latest: Final = _LatestFooter()
 
 
-class _File:
+class _File(OpenTable):
     """A Parquet file.
 
     Args:
-        data: see ``chunks``.
-        footer: see ``chunks``.
+        data: the file, with its footer present.
+        footer: range of the footer, including its last 8 bytes.
         url: named in errors.
+        limit_bytes: maximum size of the table.
 
     Attributes:
         rows: number of rows of the file.
-        others: types of the columns that cannot be fields, by name, after a call of ``columns``.
-        unscaled: types of the wanted columns whose numbers are stored unscaled, by name, after a call of ``columns``.
+        columns: the wanted columns, after ``wanted``.
+        others: types of the columns that cannot be fields, by name, after ``wanted``.
     """
 
-    def __init__(self, data: memoryview, footer: ByteRange, url: str) -> None:
+    def __init__(self, data: memoryview, footer: ByteRange, url: str, limit_bytes: int = 0) -> None:
         self._data = data
         self._end = footer.start
-        self._url = url
+        self.url, self._limit_bytes = url, limit_bytes
         source = pa.BufferReader(pa.py_buffer(data))
+        self.columns: dict[str, _Column] = {}
         self.others: dict[str, str] = {}
-        self.unscaled: dict[str, str] = {}
+        self._unscaled: dict[str, str] = {}
         self._footer = _latest.of(bytes(data[footer.start : footer.end]))
         known, options = self._footer.metadata, {"pre_buffer": False, "page_checksum_verification": True}
         self._file = pq.ParquetFile(source, metadata=known, **options)
@@ -186,17 +213,36 @@ class _File:
         self.rows: int = metadata.num_rows
         self._groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
 
-    def columns(self, params: str) -> list[_Column]:
+    def chosen(self, params: str) -> list[str]:
+        """Return the names of the wanted columns."""
+        return [column.name for column in self.wanted(params)]
+
+    def left_out(self, params: str, names: Sequence[str]) -> Mapping[str, str]:
+        """Return also the wanted columns whose numbers are stored unscaled."""
+        return {**super().left_out(params, names), **self._unscaled}
+
+    def row_count(self, names: Sequence[str]) -> int:
+        """Return the number of rows that the footer tells; check the ranges of values, because pyarrow would not."""
+        list(self.value_ranges([self.columns[name] for name in names], self.every))
+        return self.rows
+
+    def column(self, name: str) -> Column:
+        """Return a wanted column, which is read some rows at a time."""
+        column = self.columns[name]
+        return Column(column.how, self.pieces(column, self.every))
+
+    def wanted(self, params: str) -> list[_Column]:
         """Return the wanted columns."""
         known = self._footer.chosen.get(params)
         if known is None:
-            columns = self._columns(params)
-            self._footer.chosen = {params: (columns, self.others, self.unscaled)}
-            return columns
-        columns, self.others, self.unscaled = known
-        return columns
+            found = self._wanted(params)
+            self._footer.chosen = {params: (found, self.others, self._unscaled)}
+        else:
+            found, self.others, self._unscaled = known
+        self.columns = {column.name: column for column in found}
+        return found
 
-    def _columns(self, params: str) -> list[_Column]:
+    def _wanted(self, params: str) -> list[_Column]:
         usable: dict[str, _Column] = {}
         at = 0
         for field in self._file.schema_arrow:
@@ -210,14 +256,10 @@ class _File:
         wrong = next((group.num_columns for group in self._groups if group.num_columns != at), at)
         if wrong != at or len(self._file.schema) != at:
             raise self._bad(f"{at} columns of values", f"{wrong} in a row group and {len(self._file.schema)} in all")
-        names = chosen(params, usable, self.others, self._url)
+        names = chosen(params, usable, self.others, self.url)
         types = {field.name: field.type for field in reversed(list(self._file.schema_arrow))}
-        self.unscaled = {name: str(types[name]) for name in names if unscaled(types[name])}
+        self._unscaled = {name: str(types[name]) for name in names if unscaled(types[name])}
         return [usable[name] for name in names]
-
-    def left_out(self, params: str) -> dict[str, str]:
-        """Return types of columns to name in the table's foot, by name, after a call of ``columns``."""
-        return {**unread(params, self.others), **self.unscaled}
 
     @property
     def every(self) -> range:
@@ -241,7 +283,7 @@ class _File:
             return None
         if self.rows_of(self.every) != range(self.rows) or self.rows > ROWS_MAX:
             return None
-        return WholeTable.of(self.rows, [(one.name, one.how) for one in columns], self.left_out(params))
+        return WholeTable.of(self.rows, [(one.name, one.how) for one in columns], self.left_out(params, ()))
 
     def plan(self, columns: list[_Column], params: str) -> TablePlan | None:
         """Return how the table is written some row groups at a time; None: its layout is not known."""
@@ -252,7 +294,7 @@ class _File:
         while True:
             groups = list(self._joined(columns, least_bytes // max(table.row_bytes, 1)))
             if sum(len(one.ranges) for one in groups) <= _RANGES_MAX:
-                return TablePlan(table.size_bytes, tuple(groups), table.index(self._url))
+                return TablePlan(table.size_bytes, tuple(groups), table.index(self.url))
             if len(groups) == 1:
                 return None
             least_bytes *= 2
@@ -280,8 +322,9 @@ class _File:
                         raise self._bad(f"values of column {column.name!r} before byte {self._end}", got)
                     yield ByteRange(start, min(self._end, stop + padded))
 
-    def pieces(self, column: _Column, reader: ColumnReader, memory_bytes: int, groups: range) -> Iterator[Piece]:
+    def pieces(self, column: _Column, groups: range) -> Iterator[Piece]:
         """Yield a column of some row groups, some rows at a time."""
+        reader = ColumnReader(column.name, column.how, self.url)
         paths = [self._file.schema.column(leaf).path for leaf in column.leaves]
         row_bytes = 1e-9
         for group in self._groups[groups.start : groups.stop]:
@@ -294,10 +337,10 @@ class _File:
             place = batch.schema.get_field_index(column.name)
             if place < 0:
                 raise self._bad(f"column {column.name!r}", f"{batch.schema.names}")
-            yield from reader.pieces(batch.column(place), memory_bytes)
+            yield from reader.pieces(batch.column(place), self._limit_bytes)
 
     def _bad(self, expected: str, got: str) -> BadShard:
-        return BadShard(f"expected {expected} of a Parquet file, got {got}", object=self._url, stage="decode")
+        return BadShard(f"expected {expected} of a Parquet file, got {got}", object=self.url, stage="decode")
 
 
 def _has_all(chunk: pq.ColumnChunkMetaData) -> bool:
@@ -361,3 +404,6 @@ def _leaves(type_: pa.DataType, at: int, count: int) -> range:
         return range(at, at + count)
     names = [type_.field(number).name for number in range(type_.num_fields)]
     return range(at + names.index(child), at + names.index(child) + 1)
+
+
+PARQUET_CONVERTER: Final = ParquetReader()

@@ -30,11 +30,15 @@ from feedd.formats.suffixes import (
 )
 from feedd.recipe.predecoded import RowsParams, rows_text
 from feedd.tables import columns
-from feedd.tables.columns import ROWS_ONLY, head_params
+from feedd.tables.columns import ROWS_ONLY, head_params, loaded
+from feedd.tables.ranges import first_of_any, first_of_arrow, first_of_npz, first_of_parquet, first_of_text
 
 if TYPE_CHECKING:
-    from feedd.protocols import ShardConverter
+    from collections.abc import Callable
+
+    from feedd.protocols import PartialObject, ShardConverter
     from feedd.tables.compression import CompressedConverter
+    from feedd.values import ByteRange
 
 
 COUNT: Final = "count"
@@ -44,7 +48,6 @@ PARQUET: Final = "parquet"
 _REQUESTS_MAX: Final = 16
 
 _COMPRESSION: Final = "feedd.tables.compression"
-_TABLES: Final = "feedd.tables.converters"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,9 @@ class ConversionSpec:
         name: of the converter, as in ``Conversion``.
         module: where the converter is; imported at first use.
         attribute: its name there.
+        extra: the extra to install if a library of the module is missing; empty: the module needs none to be imported.
+        first: returns the ranges to fetch of an object of a size, with parameters, before the converter is asked;
+            None: the converter itself tells them.
         unpacks: it only decompresses, and another conversion may follow.
         columnar: it makes a table, and its parameters may name columns (``tables.columns.params_of``).
         typed: its parameters may also state column types, because text does not (``columns.typed_params``).
@@ -67,6 +73,8 @@ class ConversionSpec:
     name: str
     module: str
     attribute: str
+    extra: str = ""
+    first: Callable[[int, str], tuple[ByteRange, ...]] | None = first_of_any
     unpacks: bool = False
     columnar: bool = False
     typed: bool = False
@@ -77,8 +85,11 @@ class ConversionSpec:
 
 
 _JOINS: Final = (("recordio-join", ""), ("recordio-join-dmlc", "dmlc"), ("recordio-join-concat", "concat"))
-_text: Final = partial(ConversionSpec, module=_TABLES, columnar=True, typed=True, outlined=True)
-_table: Final = partial(ConversionSpec, module=_TABLES, columnar=True)
+_table: Final = partial(ConversionSpec, columnar=True)
+_arrow: Final = partial(_table, module="feedd.tables.arrow", extra="parquet")
+_text: Final = partial(
+    _table, module="feedd.tables.delimited", extra="parquet", first=first_of_text, typed=True, outlined=True
+)
 _unpack: Final = partial(ConversionSpec, module=_COMPRESSION, unpacks=True)
 _SPECS: Final = (
     _unpack(GUNZIP, attribute="GUNZIP_CONVERTER"),
@@ -89,14 +100,29 @@ _SPECS: Final = (
     _unpack(UNBROTLI, attribute="UNBROTLI_CONVERTER"),
     _unpack(UNSNAPPY, attribute="UNSNAPPY_CONVERTER"),
     ConversionSpec("join", "feedd.tables.recordio_join", "JOIN_CONVERTER", url_names=_JOINS),
-    _table("litdata-arrow", attribute="LITDATA_ARROW_CONVERTER", url_names=(("litdata-arrow", ""),)),
-    _table("arrow", attribute="ARROW_CONVERTER", outlined=True, magic=(b"ARROW1",)),
+    _arrow("litdata-arrow", attribute="LITDATA_ARROW_CONVERTER", url_names=(("litdata-arrow", ""),)),
+    _arrow("arrow", attribute="ARROW_CONVERTER", first=first_of_arrow, outlined=True, magic=(b"ARROW1",)),
     _text("csv", attribute="CSV_CONVERTER"),
     _text("csv-pipe", attribute="PIPE_CONVERTER"),
     _text("csv-semicolon", attribute="SEMICOLON_CONVERTER"),
-    _table("hdf5", attribute="HDF5_CONVERTER", counts_apart=True, magic=(b"\x89HDF\r\n\x1a\n",)),
-    _table("npz", attribute="NPZ_CONVERTER", counts_apart=True),
-    _table(PARQUET, attribute="PARQUET_CONVERTER", outlined=True, magic=(b"PAR1", b"PARE")),
+    _table(
+        "hdf5",
+        module="feedd.tables.hdf5",
+        attribute="HDF5_CONVERTER",
+        extra="hdf5",
+        counts_apart=True,
+        magic=(b"\x89HDF\r\n\x1a\n",),
+    ),
+    _table("npz", module="feedd.tables.npz", attribute="NPZ_CONVERTER", first=first_of_npz, counts_apart=True),
+    _table(
+        PARQUET,
+        module="feedd.tables.parquet",
+        attribute="PARQUET_CONVERTER",
+        extra="parquet",
+        first=first_of_parquet,
+        outlined=True,
+        magic=(b"PAR1", b"PARE"),
+    ),
     _text("tsv", attribute="TSV_CONVERTER"),
 )
 _CONVERTERS: Final = {spec.name: spec for spec in _SPECS}
@@ -113,8 +139,8 @@ object up to the first size does not need this conversion."""
 
 _OWN: Final = {
     READY: ConversionSpec(READY, "feedd.tables.predecode", "ROWS_CONVERTER"),
-    HEAD: ConversionSpec(HEAD, "feedd.tables.outlines", "HEAD_CONVERTER"),
-    COUNT: ConversionSpec(COUNT, "feedd.tables.outlines", "COUNT_CONVERTER"),
+    HEAD: ConversionSpec(HEAD, "feedd.tables.outlines", "HEAD_CONVERTER", first=None),
+    COUNT: ConversionSpec(COUNT, "feedd.tables.outlines", "COUNT_CONVERTER", first=None),
 }
 
 _BY_FORMAT: Final = {name: Conversion(spec.name, params) for spec in _SPECS for name, params in spec.url_names}
@@ -294,7 +320,7 @@ def is_unpacked(name: str) -> bool:
 
 
 def grows(conversion: Conversion | None) -> bool:
-    """Whether a conversion may make its table some rows at a time (``workers.convert_shard.WritesGroups``)."""
+    """Whether a conversion may make its table some rows at a time (``TableReader.make_groups``)."""
     return conversion is not None and conversion.name == PARQUET
 
 
@@ -397,19 +423,38 @@ def get(name: str) -> ShardConverter:
     """Return the converter of a name.
 
     Raises:
-        Unsupported: there is no such conversion; the message lists the existing names.
+        Unsupported: there is no such conversion, and the message lists the existing names; or its library is missing.
     """
     packed, then, inner = name.partition(THEN)
     if then and not is_unpacked(packed):
         from feedd.tables.compression import ChainedConverter  # noqa: PLC0415 - loaded when such data is found
 
         return ChainedConverter(cast("CompressedConverter", get(packed)), get(inner))
-    try:
-        spec = _CONVERTERS.get(name) or _OWN[name]
-    except KeyError:
+    spec = _spec_named(name)
+    module = loaded(spec.module, spec.extra, "") if spec.extra else importlib.import_module(spec.module)
+    return cast("ShardConverter", getattr(module, spec.attribute))
+
+
+def first_ranges(conversion: Conversion, held: PartialObject) -> tuple[ByteRange, ...]:
+    """Return the ranges that a conversion needs of an object of which nothing is there; only arithmetic.
+
+    Raises:
+        BadShard, Unsupported: see ``ShardConverter.wanted``.
+    """
+    if THEN in conversion.name:
+        return first_of_any(held.size_bytes, "")
+    first = _spec_named(conversion.name).first
+    if first is None:
+        return get(conversion.name).wanted(held, conversion.params)
+    return first(held.size_bytes, conversion.params)
+
+
+def _spec_named(name: str) -> ConversionSpec:
+    spec = _CONVERTERS.get(name) or _OWN.get(name)
+    if spec is None:
         known = ", ".join(_CONVERTERS)
-        raise Unsupported(f"expected a converter of {known}, got {name!r}", object=name, stage="decode") from None
-    return cast("ShardConverter", getattr(importlib.import_module(spec.module), spec.attribute))
+        raise Unsupported(f"expected a converter of {known}, got {name!r}", object=name, stage="decode")
+    return spec
 
 
 def names() -> dict[str, tuple[str, ...]]:

@@ -218,19 +218,6 @@ class TableWriter:
         return BadShard(f"expected {expected} of column {name!r}, got {got}", object=self._url, stage="decode")
 
 
-def write_outline(
-    columns: Iterable[tuple[str, ColumnEncoding]], unread: Mapping[str, str], *, rows: bool, out: ShardWriter, url: str
-) -> str:
-    """Write a table that only lists columns; it has one row without values if ``rows`` is set, else none."""
-    count = int(rows)
-    writer = TableWriter(out, count, url)
-    writer.leave_out(unread)
-    for name, how in columns:
-        nothing = Piece(np.zeros(0, np.uint8), np.zeros(count, np.int64), np.zeros(count, np.bool_))
-        writer.variable(name, how.encoding, (nothing,))
-    return writer.finish()
-
-
 class _Marks:
     """Which rows have a column; pieces whose rows all have it are not recorded."""
 

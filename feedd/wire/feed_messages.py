@@ -19,11 +19,8 @@ if TYPE_CHECKING:
     from feedd.values import BatchReady, Produced, Region, SessionInfo, TensorSpec
 
 PROTOCOL_MAJOR = 1
-# 1: uneven is answered; 2: sources to be mixed; 3: padded fields, filters, policies, buckets; 4: arenas of a group;
-# 5: names of classes; 6: what an Open waits for, heartbeats; 7: notices;
-# 8: notices while a stream runs; 9: tickets, which name the user of a call; 10: runs of batches in a slot;
-# 11: lanes; 12: times of the trainer's loop
-PROTOCOL_MINOR = 14
+PROTOCOL_MINOR = 0
+"""Grows by one with each release that adds to the wire. A client and a daemon one apart work together."""
 
 _INT64_MAX = (1 << 63) - 1
 _VERSION_CHARACTERS = 64
@@ -57,18 +54,19 @@ class OpenLimits:
 
 
 def check_version(version: pb.ProtocolVersion) -> None:
-    """Accept every client of the same major version, newer minor versions included, because they know what is missing.
+    """Accept clients whose protocol is at most one minor version apart.
 
     Raises:
-        VersionMismatch: the major version differs, or none is given.
+        VersionMismatch: the client's protocol is further apart, or none is given.
     """
-    if version.major == PROTOCOL_MAJOR:
+    if version.major == PROTOCOL_MAJOR and abs(version.minor - PROTOCOL_MINOR) <= 1:
         return
     ours = f"{PROTOCOL_MAJOR}.{PROTOCOL_MINOR}"
     theirs = f"{version.major}.{version.minor}" if version.major else "none"
-    behind = "feedd on this node" if version.major > PROTOCOL_MAJOR else "feedd-client in the training environment"
+    is_newer = (version.major, version.minor) > (PROTOCOL_MAJOR, PROTOCOL_MINOR)
+    behind = "feedd on this node" if is_newer else "feedd-client in the training environment"
     raise VersionMismatch(
-        f"expected protocol {PROTOCOL_MAJOR}.x (the daemon speaks {ours}), got {theirs} from the client",
+        f"expected protocol {ours}, or one minor version apart, got {theirs} from the client",
         hint=f"upgrade {behind}",
         stage="serve",
     )

@@ -78,18 +78,6 @@ def make_shard(request: MakeRequest, fds: Sequence[int], memory_bytes: int = 0) 
 
 
 @runtime_checkable
-class ImportsLate(Protocol):
-    """A converter that imports its libraries when it first reads an object."""
-
-    def import_libraries(self) -> None:
-        """Import them now.
-
-        Raises:
-            Unsupported: a library is missing.
-        """
-
-
-@runtime_checkable
 class WritesGroups(Protocol):
     """A converter of tables that may know the layout of the table before it has the values."""
 
@@ -116,17 +104,6 @@ def _message(plan: TablePlan) -> TablePlanMessage:
     if index is not None and len(encode(index)) > _INDEX_BYTES_MAX:
         index = None
     return TablePlanMessage(plan.size_bytes, groups, index)
-
-
-def import_libraries(name: str) -> None:
-    """Import what the converter of a name needs, so that the first conversion does not wait for that.
-
-    Raises:
-        Unsupported: there is no such conversion, or its library is missing.
-    """
-    converter = get(name)
-    if isinstance(converter, ImportsLate):
-        converter.import_libraries()
 
 
 def _index(request: MakeRequest, target: int, size_bytes: int) -> Indexed | None:

@@ -23,13 +23,14 @@ from feedd.formats.inline_headers import header_reader
 from feedd.formats.refused import say_packed
 from feedd.recipe.slow_imports import SLOW_MODULES
 from feedd.shard_index import IndexLimits
+from feedd.tables import registry
 from feedd.tables.memory import NO_LIMIT_BYTES, OPTION, at_most, call_limit
 from feedd.values import FieldRecipe
 from feedd.workers import index_columns as columns
 from feedd.workers.arena_pages import ArenaPages
 from feedd.workers.bulk import copy_rows
 from feedd.workers.column_gather import gather
-from feedd.workers.convert_shard import import_libraries, make_shard
+from feedd.workers.convert_shard import make_shard
 from feedd.workers.descriptors import out_of_descriptors
 from feedd.workers.field_reader import Field
 from feedd.workers.fixed_width import plain_numbers
@@ -177,7 +178,7 @@ class Executor:
                 importlib.import_module(f"feedd.codecs.{name}")
         for name in request.converters:
             with suppress(Exception):  # the conversion meets any error again and reports it
-                import_libraries(name)
+                registry.get(name)
 
     def run(self, request: RequestContext, given: Sequence[int] = ()) -> tuple[Answer, list[int]]:
         """Return the reply and the descriptors to send with it; the caller closes them.

@@ -48,7 +48,7 @@ class Script:
     faults: tuple[Fault, ...] = ()
     open_errors: tuple[dict[str, Any], ...] = ()
     major: int = 1
-    minor: int = 2
+    minor: int = 0
     hollow: bool = False  # all batches but the last are empty, as where filters leave nothing
     uneven: str = ""
     again: dict[int, bytes] = field(default_factory=dict)

@@ -125,7 +125,7 @@ class FakeFeed(stubs.FeedServicer):
             fingerprint=script.fingerprint_of(rank),
             slot_count=session.slot_count,
             daemon_id=f"daemon-{self.incarnation}",
-            uneven=script.uneven,
+            uneven=script.uneven or ("join" if request.uneven == "auto" else request.uneven),
             notices=[pb.Notice(**notice) for notice in script.notices],
         )
         if script.tell_steps:

@@ -65,7 +65,7 @@ SAME = SameForm()
 def same_form() -> Iterator[None]:
     """Have the form known meanwhile."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(registry._CONVERTERS, FORM, registry.ConversionSpec(FORM, __name__, "SAME"))
+        patch.setitem(registry._CONVERTERS, FORM, registry.ConversionSpec(FORM, __name__, "SAME", first=None))
         yield
 
 

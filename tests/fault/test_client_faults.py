@@ -210,12 +210,18 @@ def test_a_broken_contract_is_an_error_not_data(short_dir: Path, kind: str) -> N
         server.violations.clear()
 
 
-def test_another_protocol_version_is_named(bench: Bench) -> None:
-    """A daemon of another major version is refused at open, with both versions; its session is closed."""
-    server = bench.server(major=2)
-    with pytest.raises(fc.DaemonVersionError, match=r"1\.x, got 2\."):
+@pytest.mark.parametrize("theirs", [(2, 0), (1, 2)])
+def test_another_protocol_version_is_named(bench: Bench, theirs: tuple[int, int]) -> None:
+    """A daemon that is further than one minor version apart is refused at open; its session is closed."""
+    server = bench.server(major=theirs[0], minor=theirs[1])
+    with pytest.raises(fc.DaemonVersionError, match=rf"protocol 1\.0.* got {theirs[0]}\.{theirs[1]} "):
         iter(bench.dataset(server))
     assert not server.sessions
+
+
+def test_a_daemon_one_minor_version_apart_serves(bench: Bench) -> None:
+    """That is the rule of the protocol, in both directions."""
+    assert len(list(bench.dataset(bench.server(steps=2, minor=1)))) == 2
 
 
 @pytest.mark.parametrize("address", ["unix:///nonexistent/feedd.sock", "127.0.0.1:1"])

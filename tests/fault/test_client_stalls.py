@@ -40,7 +40,7 @@ def _said(caplog: pytest.LogCaptureFixture, part: str) -> int:
 
 def test_a_stream_that_falls_silent_is_given_up(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     """A daemon of today that answers a health check and sends no heartbeat on a stream is asked anew, exactly."""
-    server = bench.server(steps=6, minor=6, faults=(Fault(3, "hang", delay_s=60),))
+    server = bench.server(steps=6, faults=(Fault(3, "hang", delay_s=60),))
     dataset = bench.dataset(server, stall_timeout_s=STALL_S)
     assert [number for batch in dataset for number in ids(batch)] == list(range(6 * BATCH_SIZE))
     assert dataset.stats()["reconnects"] == 1
@@ -50,20 +50,9 @@ def test_a_stream_that_falls_silent_is_given_up(bench: Bench, caplog: pytest.Log
     assert _said(caplog, "it answers a health check, but this stream is silent") >= 1
 
 
-def test_an_older_daemon_that_answers_may_take_its_time(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
-    """A daemon that knows no heartbeats is waited for as long as it answers a health check; the wait is logged once."""
-    server = bench.server(steps=4, minor=5, faults=(Fault(2, "hang", delay_s=3 * STALL_S),))
-    dataset = bench.dataset(server, stall_timeout_s=STALL_S)
-    assert [number for batch in dataset for number in ids(batch)] == list(range(4 * BATCH_SIZE))
-    assert dataset.stats()["reconnects"] == 0
-    assert _said(caplog, " s: no message") == 1
-    assert _said(caplog, f"the daemon at {server.address} continues after ") == 1
-    assert len(caplog.messages) == 2
-
-
 def test_a_daemon_at_work_is_waited_for(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     """While heartbeats come nothing is given up, and the trainer says once what the daemon waits for."""
-    server = bench.server(steps=4, minor=6, faults=(Fault(2, "hang", delay_s=3 * STALL_S, waiting_for="fetching"),))
+    server = bench.server(steps=4, faults=(Fault(2, "hang", delay_s=3 * STALL_S, waiting_for="fetching"),))
     dataset = bench.dataset(server, stall_timeout_s=STALL_S)
     assert [number for batch in dataset for number in ids(batch)] == list(range(4 * BATCH_SIZE))
     assert dataset.stats()["reconnects"] == 0
@@ -74,7 +63,7 @@ def test_a_daemon_at_work_is_waited_for(bench: Bench, caplog: pytest.LogCaptureF
 
 def test_a_trainer_that_holds_everything_blames_nobody(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     """Nothing is logged and nothing reconnected while the trainer itself is slow."""
-    server = bench.server(steps=2, minor=6, slot_count=1)
+    server = bench.server(steps=2, slot_count=1)
     dataset = bench.dataset(server, stall_timeout_s=2.0)
     for batch in dataset:
         assert len(ids(batch)) == BATCH_SIZE
@@ -88,7 +77,7 @@ def test_a_stopped_daemon_is_given_up_and_taken_up_again(
     bench: Bench, short_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A daemon process that was stopped answers nothing: the client says so, tries again, and goes on at its step."""
-    with FeedProcess(short_dir / "stopped.sock", steps=12, slot_count=2, minor=6) as process:
+    with FeedProcess(short_dir / "stopped.sock", steps=12, slot_count=2) as process:
         dataset = bench.dataset(process.address, stall_timeout_s=STALL_S, reconnect_timeout_s=60.0)
         batches = iter(dataset)
         seen = ids(next(batches))

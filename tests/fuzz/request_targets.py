@@ -25,7 +25,7 @@ from tests.unit.dataset.test_frozen_manifest import manifest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_V1: Final = pb.ProtocolVersion(major=1, minor=9)
+_V1: Final = pb.ProtocolVersion(major=1)
 _RECIPE: Final = pb.Recipe(
     batch_size=8,
     fields=[pb.Field(name="jpg;png", recipe="image:224x224:random"), pb.Field(name="cls", recipe='{"decode": "int"}')],

@@ -51,7 +51,7 @@ def note(name, error=None):
 
 def opened(urls, **more):
     recipe = pb.Recipe(batch_size=more.pop("batch_size", 8), fields=[pb.Field(name="text", recipe="bytes")])
-    return pb.OpenRequest(version=pb.ProtocolVersion(major=1, minor=9), urls=urls, recipe=recipe, **more)
+    return pb.OpenRequest(version=pb.ProtocolVersion(major=1), urls=urls, recipe=recipe, **more)
 
 def connections():
     for suffix in ("", ".arena"):

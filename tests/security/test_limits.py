@@ -102,7 +102,7 @@ from feedd.serve.tickets import ticket_of, TICKET_HEADER
 path = sys.argv[1].removeprefix("unix://")
 stub = FeedStub(grpc.insecure_channel(f"unix:{path}"))
 with ticket_of(path + ".arena") as ticket:
-    opened = stub.Open(pb.OpenRequest(version=pb.ProtocolVersion(major=1, minor=9), urls=[sys.argv[2]],
+    opened = stub.Open(pb.OpenRequest(version=pb.ProtocolVersion(major=1), urls=[sys.argv[2]],
         recipe=pb.Recipe(batch_size=4, fields=[pb.Field(name="text", recipe="str")]), share="team", shared_arena=True),
         timeout=20, metadata=((TICKET_HEADER, ticket),))
 lifeline = socket.socket(socket.AF_UNIX)

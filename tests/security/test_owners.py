@@ -106,7 +106,7 @@ import grpc
 from feedd.wire import feedd_pb2 as pb
 from feedd.wire.feedd_pb2_grpc import FeedStub
 try:
-    FeedStub(grpc.insecure_channel("unix:" + below)).Open(pb.OpenRequest(version=pb.ProtocolVersion(major=1, minor=9),
+    FeedStub(grpc.insecure_channel("unix:" + below)).Open(pb.OpenRequest(version=pb.ProtocolVersion(major=1),
         urls=[sys.argv[3]], recipe=pb.Recipe(batch_size=4, fields=[pb.Field(name="text", recipe="str")])), timeout=20)
     print("answered")
 except grpc.RpcError as error:

@@ -136,14 +136,14 @@ def _count_files(name: str) -> str:
 def _fetched(form: str) -> str:
     """Return how much of an object is fetched, as the form asks for it."""
     held = _Nothing()
-    wanted = forms.get(form).wanted(held, "")
+    wanted = forms.first_ranges(Conversion(form), held)
     return "wanted columns" if sum(span.size_bytes for span in wanted) < held.size_bytes else "whole"
 
 
 def _extra(form: str) -> str:
-    """Return what is to be installed; numpy, which reads what the extra ``formats`` names, always is."""
-    extra = getattr(forms.get(form), "_extra", "")
-    return f"`feedd[{extra}]`" if extra not in {"", "formats"} else ""
+    """Return what is to be installed."""
+    extra = forms._CONVERTERS[form].extra
+    return f"`feedd[{extra}]`" if extra else ""
 
 
 def table() -> str:

@@ -60,8 +60,8 @@ KNOWN: Final[dict[tuple[str, str], Policy]] = {
     ("client/feedd_client/transport.py", "create_connection"): Policy(_NO, "no HTTP", "none", "no TLS: a lifeline"),
     ("client/feedd_client/transport.py", "insecure_channel"): _GRPC,
     ("client/feedd_client/transport.py", "secure_channel"): _GRPC,
-    ("feedd/demo/data.py", "urlopen"): _LOOPBACK,
-    ("feedd/demo/nodes.py", "urlopen"): _LOOPBACK,
+    ("feedd/cli/demo.py", "open_connection"): Policy(_NO, "no HTTP", "none", "no TLS: the demo's server, on loopback"),
+    ("feedd/cli/demo_data.py", "urlopen"): _LOOPBACK,
     ("feedd/fetch/obstore_store.py", "from_url"): Policy(
         _NO, "obstore's: without credentials to other hosts", _ENV, "obstore's"
     ),

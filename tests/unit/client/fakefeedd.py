@@ -30,7 +30,7 @@ def main() -> None:
         starts.write(f"{os.getpid()}\n")
     Path(path).with_name("cache-dir").write_text(f"/cache/of/{os.getpid()}")
     wedges = bool(os.environ.get("FAKE_FEEDD_WEDGES"))
-    server = FakeFeed(path, Script(steps=40, slot_count=1, minor=6) if wedges else Script(steps=3))
+    server = FakeFeed(path, Script(steps=40, slot_count=1) if wedges else Script(steps=3))
     if wedges and Path(path).with_name("starts").read_text().count("\n") == 1:
         server.wait_for(lambda: bool(server.releases), 30)
         signal.raise_signal(signal.SIGSTOP)

@@ -17,7 +17,6 @@ from feedd.lanes.lane_choice import serving_daemons
 from feedd.lanes.node_client import NodeClient, warm_lanes
 from feedd.open_spec import OrderSpec
 from feedd.warming import Amount, WarmProgress, WarmSpec
-from feedd_client.opener import Opener
 from feedd_client.state import lanes_of
 from feedd_client.topology import Topology, daemon_of, in_lane, planned_lanes
 from feedd_client.transport import lane_address, parse_address
@@ -154,16 +153,6 @@ def test_partitions_leave_the_lanes_open_between_batches() -> None:
     node = Topology(8, 0, 8, 0, 1, 0)
     assert lanes_of(_saved(4), node, options) is None
     assert lanes_of(_saved(4), node, options, row=3) == 4
-
-
-@pytest.mark.parametrize(("lanes", "minor"), [(None, 0), (1, 0), (4, 11)])
-def test_lanes_need_a_daemon_that_knows_them(lanes: int | None, minor: int) -> None:
-    """An older daemon would ignore the lanes, and serve another order."""
-    opener = Opener.__new__(Opener)
-    options: Any = SimpleNamespace(needs_minor=0)
-    opener._options = options
-    opener.lane_count = lanes
-    assert opener._needs_minor == minor
 
 
 @given(nodes=st.integers(1, 3), lanes=st.integers(2, 4), sharding=st.sampled_from(["key", "size", "replicated"]))

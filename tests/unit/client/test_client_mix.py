@@ -10,8 +10,6 @@ import pytest
 from feedd_client import (
     BadOptionError,
     BadRecipeError,
-    BadRequestError,
-    DaemonVersionError,
     FeedDataset,
     Source,
     StateError,
@@ -41,26 +39,13 @@ def test_sources_travel_whole(bench: Bench) -> None:
     ]
     assert [(field.name, field.recipe) for field in asked.recipe.fields] == [("cls", "int")]
     assert (asked.mix.mode, asked.mix.samples_per_epoch) == ("batch", 64)
-    assert (asked.version.major, asked.version.minor) == (1, 14)
+    assert (asked.version.major, asked.version.minor) == (1, 0)
     list(bench.dataset(server, url=ONE))
     assert len(server.opens[-1].sources) == 1
     list(bench.dataset(server))
     assert list(server.opens[-1].urls) == ["s3://bucket/train/"]
     assert not server.opens[-1].sources
     assert not server.opens[-1].HasField("mix")
-
-
-def test_an_older_daemon_is_named(bench: Bench) -> None:
-    """What a daemon says that finds nothing to read becomes a word about its age; other refusals stay as they are."""
-    refusal = {"kind": "bad-request", "message": "expected at least one URL and none empty, got []", "object": "urls"}
-    other = {**refusal, "object": "sources", "message": "expected weights, got none"}
-    server = bench.server(open_errors=(refusal, other, refusal))
-    with pytest.raises(DaemonVersionError, match=r"mixes datasets.*upgrade feedd"):
-        iter(bench.dataset(server, url=[ONE, TWO]))
-    with pytest.raises(BadRequestError, match="expected weights"):
-        iter(bench.dataset(server, url=[ONE, TWO]))
-    with pytest.raises(BadRequestError, match="at least one URL"):
-        iter(bench.dataset(server))
 
 
 @pytest.mark.parametrize(

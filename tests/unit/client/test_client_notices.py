@@ -79,6 +79,6 @@ def test_what_is_told_while_batches_come_is_logged_once(bench: Bench, caplog: py
 
 def test_an_old_daemon_says_nothing(bench: Bench) -> None:
     """Without notices the client has none, and works as before."""
-    dataset = bench.dataset(bench.server(steps=2, minor=6))
+    dataset = bench.dataset(bench.server(steps=2))
     assert sum(1 for _ in dataset) == 2
     assert dataset.stats()["notices"] == {}

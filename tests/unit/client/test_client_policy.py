@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from feedd_client import BadOptionError, DaemonVersionError, Ragged, Shuffle
+from feedd_client import BadOptionError, Ragged, Shuffle
 from feedd_client._wire import feedd_pb2 as pb
 from feedd_client.batch import BatchDecoder
 from feedd_client.errors import BadRecipeError, ProtocolError
@@ -33,7 +33,7 @@ _UNLIMITED = (1 << 32) - 1
 )
 def test_policies_travel(bench: Bench, options: dict[str, Any], policy: str, budget: int) -> None:
     """A policy that is named has no bound unless one is given; what older clients say means what it meant."""
-    server = bench.server(steps=1, minor=3)
+    server = bench.server(steps=1)
     for batch in bench.dataset(server, **options):
         assert ("__valid__" in batch) == (policy == "replace")
     (request,) = server.opens
@@ -42,7 +42,7 @@ def test_policies_travel(bench: Bench, options: dict[str, Any], policy: str, bud
 
 def test_filters_and_buckets_travel(bench: Bench) -> None:
     """As canonical JSON, one for each condition."""
-    server = bench.server(steps=1, minor=3)
+    server = bench.server(steps=1)
     conditions = [{"min_bytes": 1, "field": "txt"}, {"field": "score", "max": 0.5}]
     for _ in bench.dataset(server, filter=conditions, shuffle=Shuffle(bucket_by="txt")):
         pass
@@ -68,23 +68,6 @@ def test_what_is_left_to_a_channel_travels(bench: Bench, options: dict[str, Any]
     (request,) = server.opens
     assert list(request.left_to_channel) == left
     assert (request.shuffle.enabled, request.seed, request.sharding) == (False, 0, "key")
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"filter": {"field": "txt", "min_bytes": 1}},
-        {"bad_samples": "replace"},
-        {"bad_samples": "quarantine"},
-        {"shuffle": Shuffle(bucket_by="txt")},
-    ],
-)
-def test_an_older_daemon_is_refused_what_it_would_pass_over(bench: Bench, options: dict[str, Any]) -> None:
-    """It would serve samples that nobody asked for; whoever asks for none of this is served as before."""
-    server = bench.server(steps=1, minor=2)
-    with pytest.raises(DaemonVersionError, match=r"protocol 1\.3.*got 1\.2.*upgrade feedd"):
-        next(iter(bench.dataset(server, **options)))
-    assert len(list(bench.dataset(server, bad_samples="skip", max_bad_samples=2))) == 1
 
 
 @pytest.mark.parametrize(
@@ -151,10 +134,3 @@ def test_ragged_fields_can_be_padded() -> None:
     assert Ragged(torch.empty(0), torch.tensor([0])).padded()[0].shape == (0, 0)
     with pytest.raises(ValueError, match="several"):
         Ragged(torch.empty(0), torch.tensor([0]), torch.empty(0, 2)).padded()
-
-
-def test_an_older_daemon_names_no_classes(bench: Bench) -> None:
-    """It is the daemon that is told to be too old, not the field to be wrong."""
-    server = bench.server(steps=1, minor=4)
-    with pytest.raises(DaemonVersionError, match=r"protocol 1\.5"):
-        bench.dataset(server).classes("cls")

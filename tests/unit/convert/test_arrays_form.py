@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from feedd.errors import BadRecipe, BadShard, Unsupported
 from feedd.tables import hdf5 as hdf5_file
 from feedd.tables.columns import params_of, strict_params
-from feedd.tables.converters import HDF5_CONVERTER, NPZ_CONVERTER
+from feedd.tables.hdf5 import HDF5_CONVERTER
+from feedd.tables.npz import NPZ_CONVERTER
 from tests.budget import PATIENT_S, budget
 from tests.fakes.making import make
 

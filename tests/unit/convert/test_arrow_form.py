@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pyarrow import ipc
 
 from feedd.errors import BadRecipe, BadShard, ResourceExhausted
+from feedd.tables.arrow import ARROW_CONVERTER
 from feedd.tables.columns import params_of, strict_params
-from feedd.tables.converters import ARROW_CONVERTER
 from tests.budget import budget
 from tests.fakes.making import make
 from tests.unit.convert.test_parquet_form import COLUMNS, TABLE, expected

@@ -16,17 +16,15 @@ from feedd.formats.missing_reasons import missing_reason
 from feedd.tables import delimited as delimited_file
 from feedd.tables import writer as table_writer
 from feedd.tables.arrow_columns import column_encoding
-from feedd.tables.columns import head_params, params_of, strict_params, text_encoding, typed_params
-from feedd.tables.converters import (
+from feedd.tables.columns import DELIMITER, TYPES, head_params, params_of, strict_params, text_encoding, typed_params
+from feedd.tables.delimited import (
+    _TYPES,
     CSV_CONVERTER,
-    DELIMITER,
     PIPE_CONVERTER,
     SEMICOLON_CONVERTER,
     TSV_CONVERTER,
-    TYPES,
-    DelimitedConverter,
+    DelimitedReader,
 )
-from feedd.tables.delimited import _TYPES
 from feedd.values import ByteRange
 from tests.budget import budget
 from tests.fakes.making import HeldBytes, Made, OutBytes, make
@@ -250,7 +248,7 @@ def test_no_bytes_do_harm(text: bytes) -> None:
             continue
 
 
-def types(text: bytes, form: DelimitedConverter = CSV_CONVERTER) -> tuple[dict[str, str], int]:
+def types(text: bytes, form: DelimitedReader = CSV_CONVERTER) -> tuple[dict[str, str], int]:
     """Return what an object tells of its columns, and how much of it was fetched for that."""
     held = b""
     while True:

@@ -13,7 +13,7 @@ import pyarrow.csv
 import pytest
 
 from feedd.cache.entry_layout import CONVERSIONS_VERSION
-from feedd.tables.converters import TYPES
+from feedd.tables.columns import TYPES
 from feedd.tables.registry import get
 from tests.fakes.files import parquet
 from tests.fakes.making import HeldBytes, OutBytes, make

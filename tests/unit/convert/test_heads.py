@@ -16,15 +16,12 @@ from hypothesis import strategies as st
 from pyarrow import ipc
 
 from feedd.errors import BadRecipe, BadShard, ResourceExhausted
+from feedd.tables.arrow import ARROW_CONVERTER
 from feedd.tables.columns import head_params, params_of, strict_params
-from feedd.tables.converters import (
-    ARROW_CONVERTER,
-    CSV_CONVERTER,
-    HDF5_CONVERTER,
-    NPZ_CONVERTER,
-    PARQUET_CONVERTER,
-    TSV_CONVERTER,
-)
+from feedd.tables.delimited import CSV_CONVERTER, TSV_CONVERTER
+from feedd.tables.hdf5 import HDF5_CONVERTER
+from feedd.tables.npz import NPZ_CONVERTER
+from feedd.tables.parquet import PARQUET_CONVERTER
 from tests.budget import budget
 from tests.fakes.making import make
 from tests.unit.convert.test_arrays_form import hdf5, npz

@@ -17,9 +17,12 @@ from feedd.errors import BadShard, ResourceExhausted
 from feedd.formats.view_file import ViewFile
 from feedd.tables import arrow_columns as arrow_pieces
 from feedd.tables import hdf5 as hdf5_file
+from feedd.tables.arrow import ARROW_CONVERTER
 from feedd.tables.arrow_columns import ColumnReader, column_encoding
-from feedd.tables.converters import ARROW_CONVERTER, HDF5_CONVERTER, NPZ_CONVERTER, PARQUET_CONVERTER
+from feedd.tables.hdf5 import HDF5_CONVERTER
 from feedd.tables.memory import LEAST_BYTES, at_most
+from feedd.tables.npz import NPZ_CONVERTER
+from feedd.tables.parquet import PARQUET_CONVERTER
 from tests.fakes.made import answer_to, making
 from tests.fakes.making import HeldBytes, OutBytes, make
 from tests.unit.convert.test_arrow_form import arrow

@@ -21,8 +21,7 @@ from hypothesis import strategies as st
 
 from feedd.errors import BadRecipe, BadShard, Unsupported
 from feedd.tables.columns import params_of, strict_params
-from feedd.tables.converters import PARQUET_CONVERTER
-from feedd.tables.parquet import dictionary_value_bytes
+from feedd.tables.parquet import PARQUET_CONVERTER, dictionary_value_bytes
 from tests.budget import budget
 from tests.fakes.files import parquet
 from tests.fakes.making import make

@@ -13,8 +13,9 @@ import pytest
 
 from feedd.errors import BadShard, Unsupported
 from feedd.formats import format_registry as formats
+from feedd.tables.arrow import ARROW_CONVERTER
 from feedd.tables.columns import ROWS_ONLY
-from feedd.tables.converters import ARROW_CONVERTER, NPZ_CONVERTER
+from feedd.tables.npz import NPZ_CONVERTER
 from feedd.tables.outlines import COUNT_CONVERTER
 from feedd.tables.registry import count_conversion, get, only_counts
 from tests.fakes.making import make

@@ -13,9 +13,9 @@ import pytest
 from feedd.conversion import Conversion
 from feedd.metrics import PIPELINE_MADE
 from feedd.tables import parquet as parquet_file
-from feedd.tables.converters import PARQUET_CONVERTER
 from feedd.tables.facts import ConversionLog
 from feedd.tables.files import MappedObject
+from feedd.tables.parquet import PARQUET_CONVERTER
 from feedd.values import ByteRange
 from tests.fakes.caches import read
 from tests.fakes.files import parquet

@@ -122,7 +122,7 @@ async def test_long_steps_are_no_silence() -> None:
 
 
 async def test_clients_that_report_nothing_are_no_ranks() -> None:
-    """Clients before protocol 1.12."""
+    """A session whose client has sent no times yet."""
     assert (await _measure(_Daemon(None, _entry(None)))).ranks == ()
 
 

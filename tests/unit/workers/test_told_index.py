@@ -190,7 +190,7 @@ def test_only_libraries_of_our_own_converters_are_imported(monkeypatch: pytest.M
         asked.append(name)
         raise Unsupported(extra, object=url)
 
-    monkeypatch.setattr("feedd.tables.converters.loaded", fail)
+    monkeypatch.setattr("feedd.tables.registry.loaded", fail)
     Executor().prepare(Prepare(converters=("os", "gunzip", "parquet", "csv")))
     assert set(asked) == {"feedd.tables.parquet", "feedd.tables.delimited"}
 

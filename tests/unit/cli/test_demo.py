@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from feedd.demo import data
-from feedd.demo.demo_run import _write_data
+from feedd.cli import demo_data as data
+from feedd.cli.demo import write_data
 from tests.budget import PATIENT_S
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ async def test_an_interrupted_upload_has_ended(monkeypatch: pytest.MonkeyPatch, 
     options = data.DataOptions(shard_count=1000, samples_per_shard=2)
     target = data.Target("http://127.0.0.1:1", "bucket", "train/", tmp_path / "kept")
     async with asyncio.TaskGroup() as group:
-        writing = group.create_task(_write_data(options, target, Console(quiet=True)))
+        writing = group.create_task(write_data(options, target, Console(quiet=True)))
         assert await asyncio.to_thread(drawing.wait, 30)
         writing.cancel()
         await asyncio.sleep(0.05)
