@@ -16,11 +16,8 @@ from feedd.tables.cache import ConvertingCache
 from feedd.tables.converter import Converter, ConverterOptions
 from feedd.tables.facts import ConversionFact, ConversionLog
 from feedd.tables.ranges import everything
-from feedd.tables.task import ConvertedShard
 from feedd.values import ByteRange
-from feedd.workers.calls import missing_ranges
-from feedd.workers.index_columns import unpack_regular
-from feedd.workers.messages import NeedRanges
+from feedd.workers.make_messages import outcome_of
 from tests.fakes.caches import SHARD_BYTES, SLOT_BYTES, CacheRig
 from tests.fakes.fetchers import MemoryFetcher
 from tests.fakes.made import answer_to
@@ -31,7 +28,7 @@ if TYPE_CHECKING:
 
     from feedd.protocols import FetchWatch, PartialObject, ShardWriter
     from feedd.range_sink import RangeSink
-    from feedd.tables.task import MakeTask, MissingRanges
+    from feedd.tables.task import ConvertedShard, MakeTask, MissingRanges
     from feedd.values import ObjectRef
 
 FORM = "same"
@@ -88,11 +85,7 @@ class MakingFetcher(MemoryFetcher):
 
 async def make(task: MakeTask) -> ConvertedShard | MissingRanges:
     """Do in this process what a worker does."""
-    answer = answer_to(task)
-    if isinstance(answer, NeedRanges):
-        return missing_ranges(answer)
-    index = None if answer.index is None else unpack_regular(answer.index)
-    return ConvertedShard(answer.size_bytes, answer.format_name, answer.busy_s, index)
+    return outcome_of(answer_to(task))
 
 
 @dataclass
