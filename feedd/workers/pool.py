@@ -31,7 +31,6 @@ from feedd.workers.fixed_width import chunk_rows, request_rows
 from feedd.workers.messages import Attach, Detach, Packet, Prepare, copies, encode
 from feedd.workers.schedule import ChunkSizer
 from feedd.workers.supervisor import WorkerSupervisor
-from feedd.workers.work import CHUNK_ROWS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
@@ -98,11 +97,6 @@ class DecodePool:
     def worker_pids(self) -> tuple[int, ...]:
         """Ids of the processes that take work now, by worker number."""
         return self._dispatch.pids
-
-    def rows_within(self, busy_s: float, arena_id: int) -> int:
-        """Return how many rows of an arena take workers ``busy_s`` seconds; 0 if a worker is idle, or it is unknown."""
-        idle = self._dispatch.spread(0, CHUNK_ROWS_MAX) < CHUNK_ROWS_MAX  # rows would be spread
-        return 0 if idle else self._chunk_sizer.rows_within(busy_s, arena_id)
 
     def prepare(self, recipes: Iterable[FieldRecipe] = (), converters: Iterable[str] = ()) -> None:
         """Have workers import slow modules for these fields and converters, while no samples or objects wait."""

@@ -152,7 +152,7 @@ class Taken:
 
 async def take(session: Session, at: Cursor) -> Taken | EpochEnd:
     """Produce one batch, copy it, free its slot."""
-    (made,) = await session.produce([at])
+    made = await session.produce(at)
     if isinstance(made, EpochEnd):
         return made
     taken = copied(session, made)
