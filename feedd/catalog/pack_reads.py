@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from feedd.catalog.sources import Sources
-    from feedd.fetch.inflight_packs import PartialWait
+    from feedd.fetch.packs import PartialWait
     from feedd.ordering.batch_plan import BatchPlanGroup
     from feedd.protocols import PinnedShards
     from feedd.tables.cache import ConvertingCache

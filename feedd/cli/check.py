@@ -44,7 +44,7 @@ from feedd.config.option_list import ANY_BUCKET
 from feedd.config.types import UNIX_PREFIX, lane_address
 from feedd.daemon.wiring import cache_options
 from feedd.errors import BadRequest, CacheUnavailable, FeeddError, NotFound, PermissionDenied, Unsupported
-from feedd.fetch.part_sizes import PartSize
+from feedd.fetch.limits import PartSize
 from feedd.flow import mounts
 from feedd.flow.sink_file import memory_file
 from feedd.lanes.lane import Lane

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from feedd.config import Config
-    from feedd.fetch.inflight_packs import InflightPacks
+    from feedd.fetch.packs import InflightPacks
     from feedd.flow.trace_log import TraceLog
     from feedd.peers.peer_cache import PeerCache
     from feedd.peers.peer_options import PeerOptions

@@ -9,11 +9,11 @@ import pytest
 from tests.tidy.house import file_counts, range_way, single_importers, sizes
 
 BOUNDS: Final = {
-    "files": 598,
+    "files": 600,
     "lines": 105_300,
-    "functions": 7_070,
-    "classes": 1_273,
-    "short modules with one importer": 85,
+    "functions": 7_080,
+    "classes": 1_275,
+    "short modules with one importer": 90,
     "files that name an option": 10,
     "test files": 745,
     "lines of tests": 105_700,

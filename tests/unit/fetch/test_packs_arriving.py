@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from feedd.catalog.sources import Sources
     from feedd.catalog.url_listing import Resolved
-    from feedd.fetch.inflight_packs import PartialWait
+    from feedd.fetch.packs import PartialWait
     from feedd.values import ShardFile
     from tests.fakes.s3.server import S3Server
 

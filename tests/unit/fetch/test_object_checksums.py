@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedd.fetch.object_checksums import ALGORITHMS, Verification, digest_of
+from feedd.fetch.checksums import ALGORITHMS, Verification, digest_of
 from feedd.values import ByteRange, ObjectChecksum, ObjectRef
 from tests.budget import budget
 from tests.fakes.sinks import into

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from feedd.fetch.turn_gate import TurnGate, TurnWatch
-from feedd.fetch.turn_limit import TurnLimit
+from feedd.fetch.limits import TurnGate, TurnLimit, TurnWatch
 from tests.budget import PATIENT_S
 
 

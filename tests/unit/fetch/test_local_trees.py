@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedd.errors import FeeddError, NotFound, PermissionDenied
-from feedd.fetch.file_trees import Anywhere, Beneath
-from feedd.fetch.local_store import LocalStore
+from feedd.fetch.local_store import Anywhere, Beneath, LocalStore
 
 if TYPE_CHECKING:
     from pathlib import Path

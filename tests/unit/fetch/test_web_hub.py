@@ -18,9 +18,8 @@ from feedd.errors import (
     Unsupported,
 )
 from feedd.fetch.fetch_options import SourceOptions
-from feedd.fetch.web.hub_api import hub_token
-from feedd.fetch.web.hub_store import HubStore
-from feedd.fetch.web.web_target import target_of
+from feedd.fetch.web.hub import HubStore, hub_token
+from feedd.fetch.web.target import target_of
 from feedd.values import ObjectRef
 from tests.conformance.object_store_suite import collect, read
 from tests.fakes.hub import FakeHub, blob_of, sha_of

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedd.errors import BadResponse, NotFound, StoreUnavailable, Throttled
-from feedd.fetch.retry_policy import RetryPolicy
+from feedd.fetch.retry import RetryPolicy
 
 POLICY = RetryPolicy(attempts_max=5, bad_response_attempts_max=3, base_s=1.0, throttled_base_s=4.0, ceiling_s=10.0)
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedd.errors import BadResponse, CacheUnavailable, NotFound, ObjectChanged, StoreUnavailable
-from feedd.fetch.file_trees import Anywhere
-from feedd.fetch.local_store import LocalStore, write_file
+from feedd.fetch.local_store import Anywhere, LocalStore, write_file
 from feedd.flow import mounts
 from feedd.flow.range_sinks import FileSink
 from feedd.values import ByteRange, ObjectRef

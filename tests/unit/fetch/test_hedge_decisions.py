@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from feedd.fetch.hedge_policy import Hedge, HedgePolicy, Hedger, Leave, LookAgain, Sight
+from feedd.fetch.hedge import Hedge, HedgePolicy, Hedger, Leave, LookAgain, Sight
 from feedd.units import MIB
 
 PART = 8 * MIB

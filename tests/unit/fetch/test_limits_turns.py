@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from feedd.fetch.turn_limit import TurnLimit
+from feedd.fetch.limits import TurnLimit
 
 LOOKS = 8
 

@@ -24,9 +24,9 @@ from feedd.errors import (
 from feedd.fetch.fetch_options import SourceOptions
 from feedd.fetch.proxy_rules import proxy_of
 from feedd.fetch.s3 import pool
-from feedd.fetch.web import web_ranges
-from feedd.fetch.web.http_store import HttpStore
-from feedd.fetch.web.web_errors import retry_after_s
+from feedd.fetch.web import store as web_store
+from feedd.fetch.web.client import retry_after_s
+from feedd.fetch.web.store import HttpStore
 from feedd.values import ObjectRef
 from tests.conformance.object_store_suite import collect, read
 from tests.fakes.raw_server import RawServer
@@ -134,7 +134,7 @@ async def test_a_server_without_ranges(server: S3Server, monkeypatch: pytest.Mon
         server.put("data", "a.tar", DATA[::-1])
         with pytest.raises(ObjectChanged):
             await read(store, ref, 0, 5)
-        monkeypatch.setattr(web_ranges, "WHOLE_BYTES_MAX", 1000)
+        monkeypatch.setattr(web_store, "WHOLE_BYTES_MAX", 1000)
         with pytest.raises(Unsupported, match="no byte ranges") as caught:
             await store.head("data/a.tar")
         assert "nginx" in caught.value.hint
@@ -145,7 +145,7 @@ async def test_a_server_without_ranges(server: S3Server, monkeypatch: pytest.Mon
 
 async def test_a_large_object_beside_one_without_ranges(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server may have ranges for some of its objects only. Large ones are read by ranges, never as a whole."""
-    monkeypatch.setattr(web_ranges, "WHOLE_BYTES_MAX", len(DATA))
+    monkeypatch.setattr(web_store, "WHOLE_BYTES_MAX", len(DATA))
     server.put("data", "b.tar", DATA * 3)
     server.script("data", "a.tar", always=Fault(ignore_range=True))
     async with opened(server.url) as store:

@@ -1,4 +1,7 @@
-"""Reads ranges of objects that redirects may move to another host, such as that of a content delivery network."""
+"""Objects on a web server: ``https://host/path``. A server lists nothing, so each object is named.
+
+Redirects may move an object to another host, such as that of a content delivery network.
+"""
 
 from __future__ import annotations
 
@@ -8,26 +11,25 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from feedd.errors import BadResponse, ObjectChanged, StoreUnavailable, Throttled, Unsupported
+from feedd.errors import BadResponse, NotFound, ObjectChanged, StoreUnavailable, Throttled, Unsupported
 from feedd.fetch.hints import CHANGED_HINT
 from feedd.fetch.s3.errors import FOREIGN
-from feedd.fetch.web.web_client import WebClient, WebRequest
-from feedd.fetch.web.web_errors import broken, refusal
-from feedd.fetch.web.web_target import lifetime_s
+from feedd.fetch.web.client import WebClient, WebRequest, broken, refusal
+from feedd.fetch.web.target import lifetime_s, object_target
 from feedd.flow.lru import WeightedLru
 from feedd.flow.range_sinks import MemorySink
 from feedd.units import MIB, format_size
-from feedd.values import ByteRange, ReadProgress
+from feedd.values import ByteRange, ObjectRef, ReadProgress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import AsyncGenerator, Callable, Mapping
 
     from feedd.errors import FeeddError
     from feedd.fetch.fetch_options import SourceOptions
     from feedd.fetch.s3.connection import Answer
-    from feedd.fetch.web.web_target import Target
+    from feedd.fetch.web.target import Target
     from feedd.range_sink import RangeSink
-    from feedd.values import ObjectRef
+    from feedd.values import ObjectChecksum
 
 WHOLE_BYTES_MAX: Final = 8 * MIB
 """Largest object that is read from a server without ranges, whole for each of its ranges."""
@@ -40,6 +42,9 @@ _CONTENT_RANGE: Final = re.compile(r"bytes (?:[0-9]+-[0-9]+|\*)/([0-9]{1,18})")
 _NO_RANGES: Final = (
     "serve the file by a server with byte ranges (nginx, Caddy, any bucket), or copy it to a bucket or a local folder"
 )
+_WEAK: Final = "weak "
+_DATED: Final = "date "
+_NAME_EACH: Final = "name each object: shard-{000000..000099}.tar, a list of URLs, or a manifest (manifest+https://...)"
 
 
 class WholeAnswer(BadResponse):
@@ -260,3 +265,98 @@ def _without_ranges(status: int, size_bytes: int, url: str) -> Unsupported:
         f"{_NO_RANGES}; without ranges, objects of at most {most} can be read, and this has {format_size(size_bytes)}"
     )
     return Unsupported(message, object=url, hint=hint, stage="source")
+
+
+class WebStore:
+    """The root and the connections of a store; see ``ObjectStore``.
+
+    Args:
+        root: the root URL, as the user named it.
+        limits: bounds of its requests.
+    """
+
+    def __init__(self, root: str, limits: SourceOptions) -> None:
+        self._root = root
+        self._client = WebClient(limits)
+        self._ranges = WebRanges(self._client, limits)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._root})"
+
+    @property
+    def root(self) -> str:
+        """The root URL."""
+        return self._root
+
+    @property
+    def transfer_busy_s(self) -> float:
+        """Seconds that its transfer threads have spent on bodies."""
+        return self._client.transfer_busy_s
+
+    async def close(self) -> None:
+        """Close all connections; idempotent."""
+        await self._client.close()
+
+
+class HttpStore(WebStore):
+    """One web server, by scheme, host and port. Sends each request once.
+
+    The version of an object is its strong ETag, else its weak ETag, else its date of change.
+    """
+
+    async def list(self, prefix: str, start_after: str = "") -> AsyncGenerator[list[ObjectRef], None]:
+        """Yield the object whose key is ``prefix``, if there is one; see ``ObjectStore.list``.
+
+        Raises:
+            Unsupported: the prefix is a folder.
+        """
+        if prefix[-1:] in {"", "/"}:
+            message = "expected the URL of an object, got a folder, which a web server does not list"
+            raise Unsupported(message, object=f"{self._root}/{prefix}", hint=_NAME_EACH, stage="source")
+        try:
+            found = await self.head(prefix)
+        except NotFound:
+            return
+        if found.key > start_after:
+            yield [found]
+
+    async def head(self, key: str) -> ObjectRef:
+        """Return the current version; see ``ObjectStore.head``."""
+        url = f"{self._root}/{key}"
+        asking = Asking(object_target(self._root, key), {}, lambda answer: _version_of(answer, url))
+        size_bytes, version = await self._ranges.facts(asking, url)
+        return ObjectRef(self._root, key, size_bytes, version)
+
+    async def checksum(self, ref: ObjectRef) -> ObjectChecksum | None:  # noqa: ARG002 - the seam's
+        """Return None, because web servers state no checksum."""
+        return None
+
+    async def read_into(
+        self, ref: ObjectRef, span: ByteRange, sink: RangeSink, progress: ReadProgress | None = None
+    ) -> None:
+        """Receive one range into ``sink``; see ``ObjectStore.read_into``."""
+        assert sink.size_bytes == span.size_bytes, "the sink must be exactly as long as the range"
+        if not span.size_bytes:
+            return
+        headers = {} if ref.etag.startswith((_WEAK, _DATED)) else {"If-Match": f'"{ref.etag}"'}
+        start = object_target(self._root, ref.key)
+        asking = Asking(start, headers, lambda answer: _version_of(answer, ref.url))
+        await self._ranges.read(asking, ref, span, sink, progress or ReadProgress())
+
+
+def _version_of(answer: Answer, url: str) -> str:
+    """Return the version in the head of an answer.
+
+    Raises:
+        Unsupported: the server states none.
+    """
+    etag = answer.headers.get("etag", "")
+    plain = etag.removeprefix("W/").strip('"')
+    if plain and plain.isascii() and plain.isprintable():
+        return f"{_WEAK}{plain}" if etag.startswith("W/") else plain
+    changed = answer.headers.get("last-modified", "")
+    if changed:
+        return f"{_DATED}{changed}"
+    message = "expected an ETag or Last-Modified header, got neither: a change of the object could not be noticed"
+    hint = "let the server send ETags, or copy the object to a bucket or a local folder"
+    raise Unsupported(message, object=url, hint=hint, stage="source")
