@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 from typing import TYPE_CHECKING
 
-from feedd.cache.policy import quota
 from feedd.errors import CacheTooSmall, CacheUnavailable, Draining
 from feedd.units import format_duration, format_size
 
@@ -13,8 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from feedd.cache.entry_storage import Names
-    from feedd.cache.policy.cache_index import TooLarge
+    from feedd.cache.index import TooLarge
+    from feedd.cache.storage import Names
     from feedd.values import ObjectRef
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -30,6 +29,7 @@ _HINTS = {
     errno.ENFILE: "raise the machine's limit on open files",
     errno.EIO: "the disk failed: see the kernel's log, and pass another --cache-dir",
 }
+_MAY_PASS = _FULL | {errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
 _ONE_HINT = "write smaller shards: only files of tokens and .npy files are read in spans (fetch.span_size)"
 
 
@@ -52,6 +52,15 @@ class StorageFull(Exception):
 def is_full(error: OSError) -> bool:
     """Whether the disk, its inodes or the user's disk quota ran out."""
     return error.errno in _FULL
+
+
+def may_pass(error: CacheUnavailable) -> bool:
+    """Whether a later try may open the directory: it is full, failing or not writable.
+
+    A wrong path or another owner needs the operator.
+    """
+    cause = error.__cause__
+    return isinstance(cause, StorageFull) or (isinstance(cause, OSError) and cause.errno in _MAY_PASS)
 
 
 def unavailable(error: OSError, path: Path) -> CacheUnavailable:
@@ -105,9 +114,9 @@ def vanishing(names: Names) -> CacheUnavailable:
 def too_small(refs: Sequence[ObjectRef], too_large: TooLarge, names: Names) -> CacheTooSmall:
     """Return the error to raise if even an empty cache could not hold ``refs`` together."""
     if too_large.quota:
-        return quota.too_small(refs, too_large.quota, too_large.needed_bytes, too_large.limit_bytes)
+        return _quota_too_small(refs, too_large.quota, too_large.needed_bytes, too_large.limit_bytes)
     return CacheTooSmall(
-        f"{quota.unfitting(len(refs), too_large.needed_bytes)} into the cache's limit of "
+        f"{_unfitting(len(refs), too_large.needed_bytes)} into the cache's limit of "
         f"{format_size(too_large.limit_bytes)}",
         object=refs[0].url if len(refs) == 1 else names.where,
         hint=f"{names.grow_hint} or {_ONE_HINT if len(refs) == 1 else 'shrink the shuffle window'}",
@@ -118,3 +127,21 @@ def too_small(refs: Sequence[ObjectRef], too_large: TooLarge, names: Names) -> C
 def closed() -> Draining:
     """Return the error for callers that still use a closing cache."""
     return Draining("the cache is closing", stage="cache")
+
+
+def _quota_too_small(refs: Sequence[ObjectRef], quota: str, needed_bytes: int, limit_bytes: int) -> CacheTooSmall:
+    """Return the error to raise if ``refs`` can never fit together into a quota."""
+    return CacheTooSmall(
+        f"{_unfitting(len(refs), needed_bytes)} into the quota of {quota}, which is {format_size(limit_bytes)}",
+        object=refs[0].url if len(refs) == 1 else quota,
+        hint=f'raise cache.quotas."{quota}" or shrink the shuffle window',
+        stage="cache",
+    )
+
+
+def _unfitting(shard_count: int, needed_bytes: int) -> str:
+    """Return the words of an error that say which shards do not fit."""
+    size = format_size(needed_bytes)
+    return (
+        f"1 shard of {size} does not fit" if shard_count == 1 else f"{shard_count} shards of {size} do not fit together"
+    )

@@ -131,14 +131,14 @@ def _check_space(folder: Path, size_bytes: int) -> None:
 
 
 async def _one_round(sources: Sources, refs: list[ObjectRef], folder: Path, recorder: PrometheusRecorder) -> Round:
-    from feedd.cache.cache_options import CacheOptions  # noqa: PLC0415 - as above
-    from feedd.cache.caches import DiskCache  # noqa: PLC0415 - as above
+    from feedd.cache.cache import Cache  # noqa: PLC0415 - as above
+    from feedd.cache.options import CacheOptions  # noqa: PLC0415 - as above
     from feedd.clock import SystemClock  # noqa: PLC0415 - as above
 
     size_bytes = sum(ref.size_bytes for ref in refs)
     with tempfile.TemporaryDirectory(dir=folder, prefix="feedd-bench-") as home:
         options = CacheOptions(Path(home), size_bytes=2 * size_bytes + _MARGIN_BYTES, free_reserve_bytes=0)
-        async with DiskCache(options, sources.fetcher, recorder, SystemClock()) as cache:
+        async with Cache(options, sources.fetcher, recorder, SystemClock()) as cache:
             before, cpu_s, begin_s = _requests(recorder), time.process_time(), time.perf_counter()
             pins = await cache.acquire(refs)
             wall_s, cpu_s = time.perf_counter() - begin_s, time.process_time() - cpu_s

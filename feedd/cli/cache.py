@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from feedd.cache.cache_report import CacheEntry
-from feedd.cache.ondisk.inspection import remove, scan
-from feedd.cache.policy.object_match import matches
+from feedd.cache.inspection import matches, remove, scan
+from feedd.cache.report import CacheEntry
 from feedd.cli.flags import CacheDirFlag, CacheSizeFlag, ConfigFlag, Flags, JsonFlag, SetFlag
 from feedd.cli.report import EXIT_FAILED, error_facts, meter, print_json, print_table, say
 from feedd.cli.running import AddressFlag, ask, chosen_address, owner_of, run_async

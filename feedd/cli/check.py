@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 from rich.text import Text
 
-from feedd.cache.late_disk import RETRY_S, may_pass
-from feedd.cache.ondisk.directory_lock import DirectoryLock, check_private
-from feedd.cache.ondisk.inspection import disk_bytes
-from feedd.cache.ondisk.recovery import limit_bytes
-from feedd.cache.os_errors import is_full, unavailable
+from feedd.cache.cache import RETRY_S
+from feedd.cache.inspection import disk_bytes
+from feedd.cache.lock import DirectoryLock, check_private
+from feedd.cache.os_errors import is_full, may_pass, unavailable
+from feedd.cache.recovery import limit_bytes
 from feedd.cli.flags import (
     CacheDirFlag,
     CacheSizeFlag,
@@ -44,7 +44,7 @@ from feedd.config.option_list import ANY_BUCKET
 from feedd.config.types import UNIX_PREFIX, lane_address
 from feedd.daemon.wiring import cache_options
 from feedd.errors import BadRequest, CacheUnavailable, FeeddError, NotFound, PermissionDenied, Unsupported
-from feedd.fetch.part_sizes import PartSize
+from feedd.fetch.limits import PartSize
 from feedd.flow import mounts
 from feedd.flow.sink_file import memory_file
 from feedd.lanes.lane import Lane
@@ -191,9 +191,8 @@ def _without_disk(config: Config, error: CacheUnavailable) -> tuple[Verdict, str
     """Return the verdict on a cache directory that cannot be used now, and what the daemon does until it can."""
     if not config.cache.bypass or not may_pass(error):
         return Verdict.CANNOT, ""
-    memory = config.cache.memory or config.cache.bypass
     return Verdict.DEGRADED, (
-        f"; the daemon would keep shards in {format_size(memory)} of memory, "
+        f"; the daemon would keep shards in {format_size(config.cache.bypass)} of memory, "
         f"and try the directory again every {format_duration(RETRY_S)}"
     )
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from feedd.cache.ondisk.temporary_dirs import temporary_cache
+from feedd.cache.lock import temporary_cache
 from feedd.cli.flags import CacheSizeFlag, ConfigFlag, EngineFlag, Flags, JsonFlag, PartFlag, SetFlag
 from feedd.cli.report import (
     EXIT_FAILED,

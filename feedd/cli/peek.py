@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from feedd.cache.ondisk.temporary_dirs import temporary_cache
+from feedd.cache.lock import temporary_cache
 from feedd.cli.flags import ConfigFlag, Flags, JsonFlag, SetFlag
 from feedd.cli.report import (
     log_without_notices,

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from feedd import __version__
-from feedd.cache.ondisk.directory_lock import DirectoryLock
-from feedd.cache.ondisk.temporary_dirs import sweep, temporary_cache, temporary_folder
+from feedd.cache.lock import DirectoryLock, sweep, temporary_cache, temporary_folder
 from feedd.cli.flags import (
     AutotuneFlag,
     CacheDirFlag,
@@ -163,7 +162,7 @@ def _run(effective: Effective, *, ephemeral: bool, standby: bool, greets: bool) 
 def _greet(effective: Effective, addresses: Sequence[str], page: str | None, cache_bytes: int) -> None:
     """Print, on a terminal, that the daemon is ready and what to do next."""
     cache = effective.config.cache
-    size = format_size(min(cache.size, cache_bytes))  # the disk may have less room; a memory tier does not count
+    size = format_size(min(cache.size, cache_bytes))  # the disk may have less room
     lines = [
         f"feedd {__version__} is ready. Ctrl-C stops it.",
         f"  address       {addresses[0]}",

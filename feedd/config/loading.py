@@ -49,6 +49,12 @@ _EXAMPLES = {
     "owners": '{"1000": {"allow_urls": ["s3://bucket/train/"]}}',
 }
 
+REMOVED = {
+    "cache.memory": "this option was removed: to keep shards in memory, set cache.dir to a folder on tmpfs, such as "
+    "/dev/shm/feedd, and cache.size to the memory that they may take",
+}
+"""Options of earlier versions, and what to write instead."""
+
 Path_ = tuple[str, ...]
 
 
@@ -114,7 +120,8 @@ class _Layers:
 
     def unknown(self, name: str, value: object, origin: str, close: str) -> None:
         hint = f", did you mean {close}?" if close else ""
-        self.problems.append(Problem(name, _shown(value), origin, f"there is no such option{hint}"))
+        removed = REMOVED.get(name.removeprefix(ENV_PREFIX).replace("__", ".").lower())
+        self.problems.append(Problem(name, _shown(value), origin, removed or f"there is no such option{hint}"))
 
     def nested(self) -> dict[str, Any]:
         root: dict[str, Any] = {}

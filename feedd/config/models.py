@@ -69,7 +69,6 @@ class CacheConfig(Section):
         description="maximum disk space of the cache; default: half of its file system, less if that is in memory",
     )
     free_reserve: Size = Field(GIB, description="space on that file system that feedd never uses")
-    memory: Size = Field(0, description="memory for shards, as a tier above the disk; 0: none")
     bypass: Size = Field(
         default_factory=default_bypass_bytes,
         description="maximum memory for shards while the disk cannot be used; 0: disk errors end epochs",
@@ -89,7 +88,7 @@ class CacheConfig(Section):
         description="allow dir on NFS, SMB or FUSE (except fuse-overlayfs); a file lost there kills its readers",
     )
 
-    @field_validator("memory", "bypass")
+    @field_validator("bypass")
     @classmethod
     def _is_there(cls, value: int) -> int:
         if value > memory_bytes():

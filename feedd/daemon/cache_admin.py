@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from feedd.cache.policy.object_match import matches
+from feedd.cache.inspection import matches
 from feedd.catalog.urls import parse_url
 from feedd.conversion import Conversion
 from feedd.serve.server_options import CacheState

@@ -10,7 +10,7 @@ from feedd.serve.server_options import FolderRow
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from feedd.cache.cache_report import CacheEntry
+    from feedd.cache.report import CacheEntry
     from feedd.protocols import Clock
 
 FOLDERS_MAX: Final = 16

@@ -7,7 +7,7 @@ import os
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from feedd.cache.ondisk.directory_lock import LOCK_NAME
+from feedd.cache.lock import LOCK_NAME
 from feedd.errors import BadConfig
 from feedd.flow.pools import CACHE_DISK
 

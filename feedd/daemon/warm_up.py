@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from feedd.access import AccessRules
-from feedd.cache.caches import DiskCache
+from feedd.cache.cache import Cache
 from feedd.cache.entry_layout import disk_bytes
 from feedd.catalog.large_objects import with_spans
 from feedd.catalog.object_heads import with_heads
@@ -38,7 +38,7 @@ from feedd.warming import Amount, WarmProgress
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
-    from feedd.cache.cache_report import CacheStats
+    from feedd.cache.report import CacheStats
     from feedd.catalog.url_listing import Resolved
     from feedd.config import Config
     from feedd.formats.tokens import TokenWindows
@@ -185,7 +185,7 @@ async def open_warmer(config: Config, recorder: Recorder, clock: Clock) -> Async
     ):
         converter = node_converter(config, sources.fetcher, pool.make, recorder)
         async with (
-            DiskCache(cache_options(config), converter, recorder, clock) as disk,
+            Cache(replace(cache_options(config), bypass_bytes=0), converter, recorder, clock) as disk,
             ConvertingCache(disk, converter) as cache,
         ):
             yield Warmer(sources, cache, WarmBounds.of(config), span_bytes=config.fetch.span_size)

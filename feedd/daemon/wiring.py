@@ -5,22 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
-from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
 
 from feedd.access import AccessRules
 from feedd.batching.quarantine import Quarantine
-from feedd.cache.cache_options import CacheOptions
-from feedd.cache.caches import DiskCache, MemoryCache
-from feedd.cache.disk_watch import DiskWatch
-from feedd.cache.joint_gauges import JointGauges
-from feedd.cache.late_disk import LateDisk, may_pass
-from feedd.cache.ondisk.probe import try_directory
-from feedd.cache.policy.health import HealthOptions
-from feedd.cache.prefetcher import PrefetchLimits
-from feedd.cache.tiers import TieredCache
+from feedd.cache.cache import Cache
+from feedd.cache.options import CacheOptions
+from feedd.cache.os_errors import may_pass
+from feedd.cache.prefetch import PrefetchLimits
 from feedd.catalog.learned_counts import Learned
 from feedd.catalog.pack_reads import PackReads
 from feedd.catalog.sources import Sources
@@ -38,20 +32,19 @@ from feedd.sessions.opening import Pipeline
 from feedd.tables.cache import ConvertingCache
 from feedd.tables.converter import Converter, ConverterOptions
 from feedd.tables.facts import ConversionLog
+from feedd.workers.pool import DecodePool
 from feedd.workers.work import DecodeOptions
-from feedd.workers.worker_pool import DecodePool
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from contextlib import AbstractAsyncContextManager
 
-    from feedd.cache.tiers import AnyCache
     from feedd.config import Config
-    from feedd.fetch.inflight_packs import InflightPacks
+    from feedd.fetch.packs import InflightPacks
     from feedd.flow.trace_log import TraceLog
     from feedd.peers.peer_cache import PeerCache
     from feedd.peers.peer_options import PeerOptions
-    from feedd.protocols import Clock, Recorder, ShardFetcher, SpanFetcher
+    from feedd.protocols import Clock, Recorder, SpanFetcher
     from feedd.tables.converter import Make
 
 
@@ -109,22 +102,8 @@ def cache_options(config: Config) -> CacheOptions:
         quotas=config.cache.quotas,
         verify=config.cache.verify,
         allow_network_fs=config.cache.allow_network_fs,
+        bypass_bytes=config.cache.bypass,
     )
-
-
-def node_cache(config: Config, fetcher: ShardFetcher, recorder: Recorder, clock: Clock) -> AnyCache:
-    """Return a node's cache, not open yet: on disk, with memory above it, or with memory as a standby."""
-    options = cache_options(config)
-    in_memory_bytes = config.cache.memory or config.cache.bypass
-    if not in_memory_bytes:
-        return DiskCache(options, fetcher, recorder, clock)
-    gauges = JointGauges(recorder)
-    watch = DiskWatch(partial(try_directory, options.directory), HealthOptions(), recorder, clock)
-    memory = MemoryCache(in_memory_bytes, fetcher, gauges.part(), clock)
-    listening = watch.listen(gauges.part())
-    make = partial(DiskCache, options, fetcher, listening, clock)
-    disk = LateDisk(make, watch) if config.cache.bypass else make()
-    return TieredCache(memory, disk, watch, recorder, standby=not config.cache.memory)
 
 
 def node_converter(
@@ -140,8 +119,7 @@ def node_converter(
         from feedd.fetch.tracing_store import TracingFetcher  # noqa: PLC0415 - only while tracing is on
 
         fetcher = TracingFetcher(fetcher, traces)
-    limit_bytes = max(config.cache.size, config.cache.memory) // 2
-    options = ConverterOptions(limit_bytes=limit_bytes, makings=_makings(config))
+    options = ConverterOptions(limit_bytes=config.cache.size // 2, makings=_makings(config))
     return Converter(fetcher, make, ConversionLog(config.cache.dir / "made"), options, recorder, inflight)
 
 
@@ -189,7 +167,7 @@ def workers_max(config: Config) -> int:
 
 
 @asynccontextmanager
-async def _hinted(cache: AnyCache) -> AsyncIterator[None]:
+async def _hinted(cache: Cache) -> AsyncIterator[None]:
     """Open a cache; if its disk may recover, the error names the option to start without the disk."""
     async with AsyncExitStack() as stack:
         try:
@@ -296,7 +274,7 @@ async def open_pipeline(
             fetcher: SpanFetcher = sources.fetcher if peers is None else peers.fetcher
             converter = node_converter(config, fetcher, pool.make, recorder, traces, sources.packs.inflight)
             converter.conversions.expect = lambda name: pool.prepare(converters=(name,))
-            inner = node_cache(config, converter, recorder, clock)
+            inner = Cache(cache_options(config), converter, recorder, clock)
             await stack.enter_async_context(_hinted(inner))
         if peers is not None:
             await stack.enter_async_context(peers.serving(inner, rules))

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from awscrt.checksums import crc32c
 
 from feedd.cache import entry_layout
-from feedd.cache.ondisk.directory_lock import check_private
-from feedd.cache.ondisk.entry_files import read_header
+from feedd.cache.files import read_header
+from feedd.cache.lock import check_private
 from feedd.errors import CacheUnavailable
 from feedd.flow.sink_file import file_pieces, write_at
 

@@ -14,7 +14,7 @@ import json
 import os
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from feedd.cache.ondisk.durability import boot_id, sync_file_system
+from feedd.cache.recovery import boot_id, sync_file_system
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

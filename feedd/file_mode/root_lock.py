@@ -7,7 +7,7 @@ import fcntl
 import os
 from typing import TYPE_CHECKING, Final
 
-from feedd.cache.ondisk.directory_lock import check_private
+from feedd.cache.lock import check_private
 from feedd.errors import CacheUnavailable, PermissionDenied, ResourceExhausted
 from feedd.file_mode.channel_directory import translated
 

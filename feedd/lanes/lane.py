@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from feedd.cache.ondisk.directory_lock import DirectoryLock
+from feedd.cache.lock import DirectoryLock
 from feedd.config.machine_cores import cores_by_memory_node, split_cores
 from feedd.config.types import lane_address
 from feedd.errors import CacheUnavailable
@@ -85,7 +85,6 @@ def lane_config(config: Config, lane: Lane) -> Config:
             cache,
             dir=lane.cache_dir(cache.dir),
             size=lane.part(cache.size, MIB),
-            memory=lane.part(cache.memory),
             bypass=lane.part(cache.bypass),
             quotas={url: lane.part(size) for url, size in cache.quotas.items()},
         ),

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from feedd.cache.ondisk.temporary_dirs import temporary_cache
+from feedd.cache.lock import temporary_cache
 from feedd.clock import SystemClock
 from feedd.daemon.wiring import open_pipeline
 from feedd.dataset.listing import Listing

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
-from feedd.cache.check_schedule import CheckRule
-from feedd.cache.prefetcher import PrefetchLimits
-from feedd.cache.shard_cache import CoreOptions, PlacedCache
+from feedd.cache.cache import Cache
+from feedd.cache.options import CacheOptions
+from feedd.cache.prefetch import PrefetchLimits
 from feedd.catalog.open_request import Request
 from feedd.catalog.sources import Sources
 from feedd.fetch.pages import closing_pages
@@ -107,10 +109,10 @@ class SimulatedNode:
         self._store = SimulatedStore(root, scenario.store.latency_s, link, self._limit, scenario.list_requests)
         self._requests = sources.buckets.use(self._store)
         prefetching = PrefetchLimits(scenario.fetch.parts_in_flight, scenario.fetch.bytes_in_flight)
-        options = CoreOptions(math.inf, prefetching, CheckRule(blocks=False))
-        storage = SimulatedStorage(scenario.node.cache_bytes)
+        size_bytes = scenario.node.cache_bytes
+        options = CacheOptions(Path(os.devnull), size_bytes, fill_deadline_s=math.inf, prefetching=prefetching)
         self._fetcher = sources.fetcher
-        cache = PlacedCache(storage, options, self._fetcher, recorder, clock)
+        cache = Cache(options, self._fetcher, recorder, clock, storage=SimulatedStorage(size_bytes))
         self._cache = await self._stack.enter_async_context(cache)
         self._shards = IndexedShards(scenario.view, cache, self._workers, scenario.node.index_s, self._tasks)
         return self

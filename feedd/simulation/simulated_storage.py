@@ -6,16 +6,16 @@ import os
 from typing import TYPE_CHECKING, Final
 
 from feedd.cache import entry_layout
-from feedd.cache.entry_storage import Draft, Finding, Names, Opened
-from feedd.cache.policy.cache_index import CacheIndex
+from feedd.cache.index import CacheIndex
+from feedd.cache.storage import Draft, Finding, Names, Opened
 from feedd.flow.sink_file import SinkFile
 from feedd.values import ShardFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from feedd.cache.blocks import BlockSums
-    from feedd.cache.entry_storage import Depth, UnindexedFile
+    from feedd.cache.block_sums import BlockSums
+    from feedd.cache.storage import Depth, UnindexedFile
     from feedd.values import ObjectRef
 
 _NAMES: Final = Names(

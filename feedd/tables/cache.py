@@ -23,8 +23,8 @@ from feedd.tables.objects import CHARGE_BYTES_MAX, charge_bytes
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 
-    from feedd.cache.cache_report import CacheEntry, CacheStats
-    from feedd.cache.tiers import AnyCache
+    from feedd.cache.cache import Cache
+    from feedd.cache.report import CacheEntry, CacheStats
     from feedd.flow.singleflight import Flight
     from feedd.protocols import PinnedShards
     from feedd.shard_index import ShardIndex
@@ -43,7 +43,7 @@ class ConvertingCache:
     Opening and closing the inner cache is up to others, except for ``close``.
     """
 
-    def __init__(self, inner: AnyCache, converter: Converter) -> None:
+    def __init__(self, inner: Cache, converter: Converter) -> None:
         self._inner = inner
         self._converter = converter
         self._group = asyncio.TaskGroup()
@@ -273,7 +273,7 @@ class ConversionWishes:
 
     def __init__(
         self,
-        inner: AnyCache,
+        inner: Cache,
         converter: Converter,
         flights: SingleFlight[ObjectRef, ObjectRef],
         bring: Callable[[ObjectRef], Awaitable[ObjectRef]],

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from feedd.cache import entry_layout
-from feedd.cache.ondisk.durability import boot_id
-from feedd.cache.ondisk.journal import Journal, Record, record_of
+from feedd.cache.recovery import Journal, Record, boot_id, record_of
 from feedd.values import ObjectRef
 from tests.bench.harness import Arm, Row, interleave, run_arm
 from tests.bench.report import Column, Result

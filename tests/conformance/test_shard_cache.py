@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from feedd.values import ObjectRef
 
 
-@pytest.fixture(params=["disk", "tmpfs", "memory", "tiers", "standby", "passed", "made"])
+@pytest.fixture(params=["disk", "tmpfs", "memory", "bypass", "passed", "made"])
 def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[CacheRig]:
-    """A cache on the file system of temporary files, one in memory, and tiers."""
+    """A cache on the file system of temporary files, one in memory, and one with a bypass."""
     with rig_on(request.param, tmp_path) as made:
         yield made
 

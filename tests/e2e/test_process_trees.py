@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.cache.ondisk.directory_lock import DirectoryLock
-from feedd.cache.ondisk.temporary_dirs import sweep
+from feedd.cache.lock import DirectoryLock, sweep
 from tests.budget import PATIENT_S
 from tests.e2e.shards import numbered
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from feedd.cache.ondisk.inspection import scan
+from feedd.cache.inspection import scan
 from tests.fakes import forks
 from tests.fakes.s3 import faults
 

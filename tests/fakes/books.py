@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from feedd.cache.cache_metrics import CacheMetrics
-from feedd.cache.policy.cache_index import CacheIndex, Reservation
-from feedd.cache.prefetcher import Prefetcher, PrefetchLimits
+from feedd.cache.index import CacheIndex, Reservation
+from feedd.cache.prefetch import Prefetcher, PrefetchLimits
+from feedd.cache.report import CacheMetrics
 from tests.fakes.tally import TallyRecorder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from feedd.cache.policy.eviction_order import Entry
-    from feedd.cache.policy.quota import Quotas
-    from feedd.cache.running_fills import Fills
+    from feedd.cache.fills import Fills
+    from feedd.cache.index import Entry, Quotas
     from feedd.protocols import ShardCache
     from feedd.values import NextUses, ObjectRef
 
@@ -68,6 +67,8 @@ class BooksCache:
 
     def prefetch(self, refs: Sequence[ObjectRef], owner: str) -> None:
         self._prefetcher.wish(owner, refs)
+        if not refs:
+            self._prefetcher.give_up(owner)
         self._pump()
 
     def note_next_use(self, times: NextUses, refs: Sequence[ObjectRef] | None = None) -> None:

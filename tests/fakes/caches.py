@@ -12,19 +12,20 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedd.cache import entry_layout
-from feedd.cache.cache_options import CacheOptions
-from feedd.cache.caches import DiskCache, MemoryCache
-from feedd.cache.prefetcher import PrefetchLimits
+from feedd.cache.cache import Cache
+from feedd.cache.memory import MemoryStorage
+from feedd.cache.options import CacheOptions
+from feedd.cache.prefetch import PrefetchLimits
+from feedd.flow.memory import available_bytes
 from feedd.metrics import CACHE_BYTES, CACHE_ENTRIES, CACHE_PINS, CACHE_RESERVED
 from tests.fakes.fetchers import MemoryFetcher
 from tests.fakes.tally import TallyRecorder
 from tests.fakes.timeless import TimelessClock
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
-    from feedd.cache.shard_cache import PlacedCache
-    from feedd.protocols import PinnedShards
+    from feedd.protocols import Clock, PinnedShards, Recorder, ShardFetcher
     from feedd.values import ObjectRef, ShardFile
 
 PAGE = entry_layout.PAGE_BYTES
@@ -42,6 +43,7 @@ class CacheRig:
     recorder: TallyRecorder = field(default_factory=TallyRecorder)
     clock: TimelessClock = field(default_factory=TimelessClock)
     in_memory: bool = False
+    bypass_bytes: int = 0
 
     def shard(self, name: str, size_bytes: int = SHARD_BYTES, etag: str = "v1") -> ObjectRef:
         """Store an object of bytes that tell it from all others."""
@@ -61,28 +63,31 @@ class CacheRig:
             free_reserve_bytes=0,
             fill_deadline_s=deadline_s,
             prefetching=PrefetchLimits(prefetch_fills),
+            bypass_bytes=self.bypass_bytes,
         )
 
     @contextlib.asynccontextmanager
     async def open(
         self, capacity: float = 100, prefetch_fills: int = 4, deadline_s: float = 60.0
-    ) -> AsyncIterator[PlacedCache]:
+    ) -> AsyncIterator[Cache]:
         """Open a cache; after it nothing is held and no unfinished file is left."""
         options = self.options(capacity, prefetch_fills, deadline_s)
-        async with self._cache(options) as cache:
+        async with self.made(options) as cache:
             yield cache
         assert self.recorder.total(CACHE_PINS) == 0
         assert self.recorder.total(CACHE_RESERVED) == 0
         assert self.recorder.total(CACHE_BYTES) == self.recorder.total(CACHE_ENTRIES) == 0
-        assert cache.stats.committed_bytes <= options.size_bytes
+        assert cache.stats.committed_bytes <= options.size_bytes + options.bypass_bytes
         assert len(cache.entries()) == cache.stats.entry_count
         assert not self.temp_files()
         assert self.disk_bytes() <= options.size_bytes
 
-    def _cache(self, options: CacheOptions) -> PlacedCache:
+    def made(self, options: CacheOptions) -> Cache:
+        """Make a cache; not open yet."""
         if self.in_memory:
-            return MemoryCache(options.size_bytes, self.fetcher, self.recorder, self.clock)
-        return DiskCache(options, self.fetcher, self.recorder, self.clock)
+            storage = MemoryStorage(options.size_bytes)
+            return Cache(options, self.fetcher, self.recorder, self.clock, storage=storage)
+        return Cache(options, self.fetcher, self.recorder, self.clock)
 
     def check(self, pins: PinnedShards, refs: list[ObjectRef]) -> None:
         """The files are those of ``refs`` and hold their bytes."""
@@ -122,6 +127,18 @@ class CacheRig:
         return found
 
 
+def memory_cache(
+    size_bytes: int,
+    fetcher: ShardFetcher,
+    recorder: Recorder,
+    clock: Clock,
+    available: Callable[[], int | None] = available_bytes,
+) -> Cache:
+    """Return a cache in anonymous memory alone; not open yet."""
+    options = CacheOptions(Path(os.devnull), size_bytes)
+    return Cache(options, fetcher, recorder, clock, storage=MemoryStorage(size_bytes, available))
+
+
 def read(file: ShardFile) -> bytes:
     """Read a shard the way a decode worker finds it."""
     with Path(file.path).open("rb") as stream:
@@ -135,10 +152,10 @@ def rig_on(place: str, tmp_path: Path) -> Iterator[CacheRig]:
     if place in {"disk", "memory"}:
         yield CacheRig(tmp_path / "cache", in_memory=place == "memory")
         return
-    if place in {"tiers", "standby"}:
-        from tests.fakes.tiers import suite_rig  # noqa: PLC0415 - built on this module
+    if place == "bypass":
+        from tests.fakes.bypass import PATIENT, BypassRig  # noqa: PLC0415 - built on this module
 
-        yield suite_rig(tmp_path / "cache", standby=place == "standby")
+        yield BypassRig(tmp_path / "cache", health=PATIENT)
         return
     if place in {"passed", "made"}:
         from tests.fakes.forms import FORM, MadeRig, same_form  # noqa: PLC0415 - likewise

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from feedd.access import AccessRules
-from feedd.cache.cache_options import CacheOptions
-from feedd.cache.caches import DiskCache, MemoryCache
+from feedd.cache.cache import Cache
+from feedd.cache.options import CacheOptions
 from feedd.catalog.sources import Sources
 from feedd.clock import SystemClock
 from feedd.fetch.fetch_options import S3Options, SourceOptions
@@ -20,6 +20,7 @@ from feedd.peers.peer_cache import PeerCache
 from feedd.peers.peer_link import Promise
 from feedd.peers.peer_options import PeerOptions
 from feedd.peers.rendezvous import holder_of
+from tests.fakes.caches import memory_cache
 from tests.fakes.s3.checksums import Kept
 from tests.fakes.s3.server import S3Server
 from tests.fakes.tally import TallyRecorder
@@ -54,7 +55,7 @@ class Node:
     address: str
     sources: Sources
     peers: PeerCache
-    cache: DiskCache | MemoryCache
+    cache: Cache
     recorder: TallyRecorder = field(default_factory=TallyRecorder)
 
     async def read(self, ref: ObjectRef) -> bytes:
@@ -87,9 +88,9 @@ async def a_node(
         PeerCache(options, sources, recorder, clock) as peers,
     ):
         cache_options = CacheOptions(folder, cache_bytes, free_reserve_bytes=0)
-        on_disk = DiskCache(cache_options, peers.fetcher, recorder, clock)
+        on_disk = Cache(cache_options, peers.fetcher, recorder, clock)
         async with (
-            MemoryCache(cache_bytes, peers.fetcher, recorder, clock) if in_memory else on_disk as cache,
+            memory_cache(cache_bytes, peers.fetcher, recorder, clock) if in_memory else on_disk as cache,
             peers.serving(cache, rules or AccessRules()),
         ):
             yield Node(address, sources, peers, cache, recorder)

@@ -9,7 +9,7 @@ from feedd.cache import entry_layout
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from feedd.cache.shard_cache import PlacedCache
+    from feedd.cache.cache import Cache
     from feedd.values import ObjectRef
     from tests.fakes.caches import CacheRig
 
@@ -37,7 +37,7 @@ async def filled(rig: CacheRig, *refs: ObjectRef) -> None:
             pass
 
 
-async def served(rig: CacheRig, cache: PlacedCache, refs: list[ObjectRef]) -> None:
+async def served(rig: CacheRig, cache: Cache, refs: list[ObjectRef]) -> None:
     """Acquire and check every byte."""
     with await cache.acquire(refs) as pins:
         rig.check(pins, refs)

@@ -10,18 +10,13 @@ import itertools
 import math
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from feedd.batching.quarantine import Quarantine
-from feedd.cache.cache_options import CacheOptions
-from feedd.cache.caches import DiskCache, MemoryCache
-from feedd.cache.disk_watch import DiskWatch
-from feedd.cache.ondisk.probe import try_directory
-from feedd.cache.policy.health import HealthOptions
-from feedd.cache.tiers import TieredCache
+from feedd.cache.cache import Cache
+from feedd.cache.options import CacheOptions
 from feedd.catalog.pack_reads import PackReads
 from feedd.catalog.sources import Sources
 from feedd.catalog.stages import PipelineOptions, Stages
@@ -35,8 +30,8 @@ from feedd.tables.cache import ConvertingCache
 from feedd.tables.converter import Converter, ConverterOptions
 from feedd.tables.facts import ConversionLog
 from feedd.values import BatchReady, Cursor, EpochEnd, FieldKind, Topology
+from feedd.workers.pool import DecodePool
 from feedd.workers.work import DecodeOptions
-from feedd.workers.worker_pool import DecodePool
 from tests.fakes.fetchers import until
 from tests.fakes.specs import open_spec
 from tests.fakes.tally import TallyRecorder
@@ -47,7 +42,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
     from pathlib import Path
 
-    from feedd.cache.tiers import AnyCache
     from feedd.range_sink import RangeSink
     from feedd.sessions.feed_session import Session
     from feedd.sessions.job_sharing import SharedBatches
@@ -98,7 +92,7 @@ class Feeding:
 
     store: GatedStore
     pipeline: Pipeline
-    cache: DiskCache
+    cache: Cache
     pool: DecodePool
     recorder: TallyRecorder
     sessions: list[Session] = field(default_factory=list)
@@ -158,7 +152,7 @@ class Taken:
 
 async def take(session: Session, at: Cursor) -> Taken | EpochEnd:
     """Produce one batch, copy it, free its slot."""
-    (made,) = await session.produce([at])
+    made = await session.produce(at)
     if isinstance(made, EpochEnd):
         return made
     taken = copied(session, made)
@@ -218,7 +212,7 @@ async def feeding(
     No read is hedged: tests hold reads back and count them, and what is held back for long is slow.
     """
     recorder, clock, store = TallyRecorder(), SystemClock(), GatedStore()
-    cache_options = CacheOptions(directory / "cache", cache_bytes, free_reserve_bytes=0)
+    cache_options = CacheOptions(directory / "cache", cache_bytes, free_reserve_bytes=0, bypass_bytes=bypass_bytes)
     async with AsyncExitStack() as stack:
         if decode is None:
             stack.enter_context(cheap_workers())
@@ -227,17 +221,10 @@ async def feeding(
         sources.buckets.use(store)  # the one seam: everything above the bucket is the real thing
         limits, inflight = ConverterOptions(cache_bytes), sources.packs.inflight
         converter = Converter(sources.fetcher, pool.make, ConversionLog(), limits, recorder, inflight)
-        cache = await stack.enter_async_context(DiskCache(cache_options, converter, recorder, clock))
-        front: AnyCache = cache
-        if bypass_bytes:
-            watch = DiskWatch(partial(try_directory, cache_options.directory), HealthOptions(), recorder, clock)
-            memory = MemoryCache(bypass_bytes, converter, recorder, clock)
-            await stack.enter_async_context(watch)
-            await stack.enter_async_context(memory)
-            front = TieredCache(memory, cache, watch, recorder, standby=True)  # all opened here, closed here
+        cache = await stack.enter_async_context(Cache(cache_options, converter, recorder, clock))
         group = await stack.enter_async_context(asyncio.TaskGroup())
         quarantine = Quarantine(directory / "quarantine.jsonl", quarantine_bytes, recorder)
-        made = await stack.enter_async_context(ConvertingCache(front, converter))
+        made = await stack.enter_async_context(ConvertingCache(cache, converter))
         stages = Stages(sources, made, pool, recorder, clock, PackReads(sources, made, group))
         pipeline = Pipeline(stages, options or PipelineOptions(), group, quarantine=quarantine)
         stack.push_async_callback(pipeline.close)

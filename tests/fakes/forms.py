@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from feedd.cache.caches import DiskCache
+from feedd.cache.cache import Cache
 from feedd.conversion import Conversion
 from feedd.metrics import CACHE_BYTES, CACHE_ENTRIES, CACHE_PINS, CACHE_RESERVED, PIPELINE_MAKING
 from feedd.tables import registry
@@ -16,11 +16,8 @@ from feedd.tables.cache import ConvertingCache
 from feedd.tables.converter import Converter, ConverterOptions
 from feedd.tables.facts import ConversionFact, ConversionLog
 from feedd.tables.ranges import everything
-from feedd.tables.task import ConvertedShard
 from feedd.values import ByteRange
-from feedd.workers.convert_call import missing_ranges
-from feedd.workers.index_columns import unpack_regular
-from feedd.workers.messages import NeedRanges
+from feedd.workers.make_messages import outcome_of
 from tests.fakes.caches import SHARD_BYTES, SLOT_BYTES, CacheRig
 from tests.fakes.fetchers import MemoryFetcher
 from tests.fakes.made import answer_to
@@ -31,7 +28,7 @@ if TYPE_CHECKING:
 
     from feedd.protocols import FetchWatch, PartialObject, ShardWriter
     from feedd.range_sink import RangeSink
-    from feedd.tables.task import MakeTask, MissingRanges
+    from feedd.tables.task import ConvertedShard, MakeTask, MissingRanges
     from feedd.values import ObjectRef
 
 FORM = "same"
@@ -88,11 +85,7 @@ class MakingFetcher(MemoryFetcher):
 
 async def make(task: MakeTask) -> ConvertedShard | MissingRanges:
     """Do in this process what a worker does."""
-    answer = answer_to(task)
-    if isinstance(answer, NeedRanges):
-        return missing_ranges(answer)
-    index = None if answer.index is None else unpack_regular(answer.index)
-    return ConvertedShard(answer.size_bytes, answer.format_name, answer.busy_s, index)
+    return outcome_of(answer_to(task))
 
 
 @dataclass
@@ -125,7 +118,7 @@ class MadeRig(CacheRig):
         converter = Converter(self.fetcher, make, self.facts, ConverterOptions(1 << 30, makings=4), self.recorder)
         options = self.options(capacity, prefetch_fills, deadline_s)
         async with (
-            DiskCache(options, converter, self.recorder, self.clock) as disk,
+            Cache(options, converter, self.recorder, self.clock) as disk,
             ConvertingCache(disk, converter) as cache,
         ):
             yield cache
@@ -139,7 +132,7 @@ class MadeRig(CacheRig):
     @contextlib.asynccontextmanager
     async def open(
         self, capacity: float = 100, prefetch_fills: int = 4, deadline_s: float = 60.0
-    ) -> AsyncIterator[DiskCache]:
+    ) -> AsyncIterator[Cache]:
         """Open one as the conformance suite does."""
         async with self.open_made(capacity, prefetch_fills, deadline_s) as cache:
-            yield cast("DiskCache", cache)  # all that the suite uses of one, this one has too
+            yield cast("Cache", cache)  # all that the suite uses of one, this one has too

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.cache import entry_layout
-from feedd.cache.cache_options import CacheOptions
-from feedd.cache.caches import DiskCache
-from feedd.cache.ondisk import entry_files as files
+from feedd.cache import entry_layout, files
+from feedd.cache.cache import Cache
+from feedd.cache.options import CacheOptions
 from feedd.clock import SystemClock
 from feedd.errors import CacheUnavailable, StoreUnavailable
 from feedd.metrics import CACHE_ERRORS
@@ -63,7 +62,7 @@ async def test_disk_smaller_than_the_configured_size(small_disk: Path) -> None:
     """On a disk smaller than its size the cache takes what there is, evicts, and never runs into SIGBUS."""
     rig = CacheRig(small_disk / "cache")
     refs = [rig.shard(f"s{index}", MIB) for index in range(24)]
-    async with DiskCache(options(rig.directory, 1 << 40, MIB), rig.fetcher, rig.recorder, SystemClock()) as cache:
+    async with Cache(options(rig.directory, 1 << 40, MIB), rig.fetcher, rig.recorder, SystemClock()) as cache:
         assert 6 * MIB < cache.stats.limit_bytes <= 7 * MIB
         for index in range(0, 24, 3):
             with await cache.acquire(refs[index : index + 3]) as pins:
@@ -75,7 +74,7 @@ async def test_disk_filled_by_others_evicts_and_goes_on(small_disk: Path) -> Non
     """When somebody else takes the disk's space, entries are evicted to go on with what is left."""
     rig = CacheRig(small_disk / "cache")
     refs = [rig.shard(f"s{index}", MIB) for index in range(6)]
-    async with DiskCache(options(rig.directory, 7 * MIB), rig.fetcher, rig.recorder, SystemClock()) as cache:
+    async with Cache(options(rig.directory, 7 * MIB), rig.fetcher, rig.recorder, SystemClock()) as cache:
         for ref in refs[:5]:
             with await cache.acquire([ref]):
                 pass
@@ -91,7 +90,7 @@ async def test_reserve_is_left_to_others(small_disk: Path) -> None:
     rig = CacheRig(small_disk / "cache")
     refs = [rig.shard(f"s{index}", MIB) for index in range(4)]
     settings = options(rig.directory, 5 * MIB, reserve_bytes=2 * MIB)
-    async with DiskCache(settings, rig.fetcher, rig.recorder, SystemClock()) as cache:
+    async with Cache(settings, rig.fetcher, rig.recorder, SystemClock()) as cache:
         for ref in refs[:3]:
             with await cache.acquire([ref]):
                 pass
@@ -128,7 +127,7 @@ async def test_disk_full_with_nothing_to_evict(small_disk: Path) -> None:
     """A disk that is full of other things and of pinned shards is an error with numbers, and later works again."""
     rig = CacheRig(small_disk / "cache")
     held, wanted = rig.shard("held", MIB), rig.shard("wanted", MIB)
-    async with DiskCache(options(rig.directory, 7 * MIB), rig.fetcher, rig.recorder, SystemClock()) as cache:
+    async with Cache(options(rig.directory, 7 * MIB), rig.fetcher, rig.recorder, SystemClock()) as cache:
         with await cache.acquire([held]) as pins:
             hog = small_disk / "hog"
             hog.write_bytes(bytes(files.free_bytes(small_disk) - 4096))
@@ -146,7 +145,7 @@ async def test_prefetch_on_a_full_disk_evicts_no_sooner_use(small_disk: Path) ->
     """Making room on the disk follows the same rule as making room in the books."""
     rig = CacheRig(small_disk / "cache")
     soon, wish = rig.shard("soon", MIB), rig.shard("wish", MIB)
-    async with DiskCache(options(rig.directory, 7 * MIB), rig.fetcher, rig.recorder, SystemClock()) as cache:
+    async with Cache(options(rig.directory, 7 * MIB), rig.fetcher, rig.recorder, SystemClock()) as cache:
         note_next_use(cache, [(soon, 1.0), (wish, 2.0)])
         with await cache.acquire([soon]):
             pass
@@ -255,7 +254,7 @@ async def test_fetcher_that_keeps_a_sink_in_its_error(rig: CacheRig) -> None:
             kept.append(sink.part(5, sink.size_bytes))
             raise StoreUnavailable("expected a body, got a reset")
 
-    async with DiskCache(rig.options(1), Clinging(), rig.recorder, SystemClock()) as cache:
+    async with Cache(rig.options(1), Clinging(), rig.recorder, SystemClock()) as cache:
         for _ in range(3):
             with pytest.raises(StoreUnavailable):
                 await cache.acquire([ref])

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedd.cache import entry_layout
-from feedd.cache.entry_storage import Depth, Finding
-from feedd.cache.ondisk import entry_verify as looking
+from feedd.cache import files as looking
+from feedd.cache.storage import Depth, Finding
 from tests.budget import later
 from tests.fakes.caches import CacheRig
 from tests.fakes.fetchers import MemoryFetcher, until
@@ -118,7 +118,7 @@ async def check(directory: Path) -> None:
     found = looking.look(wanted, Depth.BLOCKS, lambda _: True)
     whole = {ref.url for ref, finding in zip(refs, found, strict=True) if finding is Finding.WHOLE}
     async with rig.open() as cache:
-        await until(lambda: not cache._unindexed.left_bytes)
+        await until(lambda: not cache._disk._unindexed.left_bytes)
         assert {entry.url for entry in cache.entries()} == whole
         assert {path.name for path in rig.entry_files()} == {path.name for path, ref in wanted if ref.url in whole}
         assert not rig.temp_files()

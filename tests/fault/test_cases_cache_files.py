@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.cache.cache_options import CacheOptions
-from feedd.cache.caches import DiskCache, MemoryCache
-from feedd.cache.ondisk import inspection as inspect
-from feedd.cache.ondisk.directory_lock import DirectoryLock
+from feedd.cache import inspection as inspect
+from feedd.cache.cache import Cache
+from feedd.cache.lock import DirectoryLock
+from feedd.cache.options import CacheOptions
 from feedd.catalog.sources import Sources
 from feedd.errors import CacheUnavailable, Draining, StoreUnavailable
 from feedd.fetch.fetch_options import S3Options, SourceOptions
@@ -24,7 +24,7 @@ from feedd.metrics import CACHE_ERRORS, CACHE_PINS, CACHE_RESERVED
 from feedd.units import MIB
 from feedd.values import ShardFile
 from tests.budget import PATIENT_S
-from tests.fakes.caches import PAGE, SHARD_BYTES, CacheRig, read
+from tests.fakes.caches import PAGE, SHARD_BYTES, CacheRig, memory_cache, read
 from tests.fakes.damage import ROOMY, filled, flip, path_of, served
 from tests.fakes.fetchers import until
 from tests.fakes.s3.server import S3Server
@@ -117,7 +117,7 @@ async def test_case_40_power_loss_after_rename(rig: CacheRig, monkeypatch: pytes
     os.truncate(path, PAGE + 2 * MIB)
     os.truncate(path, PAGE + LARGE_BYTES)  # zeros where data was
     (path.parent / f".tmp-{'0' * 32}").write_bytes(b"half")
-    monkeypatch.setattr("feedd.cache.ondisk.durability.boot_id", lambda: b"the next boot...")
+    monkeypatch.setattr("feedd.cache.recovery.boot_id", lambda: b"the next boot...")
     async with rig.open(ROOMY) as cache:
         assert not rig.temp_files()
         await served(rig, cache, [whole, torn])
@@ -237,7 +237,7 @@ async def test_case_45_no_memory_is_taken_that_is_not_there(rig: CacheRig) -> No
     """Memory is taken only while the machine and the control group have more than a reserve; entries give way first."""
     left = [1024 * MIB]
     refs = [rig.shard(f"s{number}", 2 * MIB) for number in range(3)]
-    cache = MemoryCache(64 * MIB, rig.fetcher, rig.recorder, rig.clock, available=lambda: left[0])
+    cache = memory_cache(64 * MIB, rig.fetcher, rig.recorder, rig.clock, available=lambda: left[0])
     async with cache:
         await served(rig, cache, refs[:2])
         left[0] = 257 * MIB
@@ -248,7 +248,7 @@ async def test_case_45_no_memory_is_taken_that_is_not_there(rig: CacheRig) -> No
         left[0] = 1024 * MIB
         await served(rig, cache, refs)
     with pytest.raises(CacheUnavailable, match="than the 100MiB available"):
-        async with MemoryCache(64 * MIB, rig.fetcher, rig.recorder, rig.clock, available=lambda: 100 * MIB):
+        async with memory_cache(64 * MIB, rig.fetcher, rig.recorder, rig.clock, available=lambda: 100 * MIB):
             pass
 
 
@@ -267,7 +267,7 @@ async def test_case_48_hundred_readers_one_cold_object(server: S3Server, tmp_pat
     source = SourceOptions(s3={"*": S3Options(endpoint_url=server.url, anonymous=True)})
     async with (
         Sources(source, recorder, clock, LoopThread("feedd-fetch")) as sources,
-        DiskCache(CacheOptions(tmp_path / "cache", 64 * MIB, 0), sources.fetcher, recorder, clock) as cache,
+        Cache(CacheOptions(tmp_path / "cache", 64 * MIB, 0), sources.fetcher, recorder, clock) as cache,
     ):
         (ref,) = await sources.resolve(["s3://bucket/train/a.tar"])
         async with asyncio.TaskGroup() as group:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.cache.cache_options import CacheOptions
-from feedd.cache.caches import DiskCache
+from feedd.cache.cache import Cache
+from feedd.cache.options import CacheOptions
 from feedd.errors import BadResponse, ObjectChanged
-from feedd.fetch.object_checksums import ALGORITHMS
+from feedd.fetch.checksums import ALGORITHMS
 from feedd.metrics import FETCH_DAMAGED
 from feedd.values import Cursor, Topology
 from tests.fakes.feeding import batches, feeding
@@ -50,10 +50,10 @@ async def planned(rig: Rig) -> ObjectRef:
     return found
 
 
-def cache_over(rig: Rig, directory: Path) -> DiskCache:
+def cache_over(rig: Rig, directory: Path) -> Cache:
     """Open a cache over the fetcher."""
     options = CacheOptions(directory, 64 << 20, free_reserve_bytes=0)
-    return DiskCache(options, rig.sources.fetcher, rig.recorder, rig.clock)
+    return Cache(options, rig.sources.fetcher, rig.recorder, rig.clock)
 
 
 class Replacer:

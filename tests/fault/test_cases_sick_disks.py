@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from feedd.cache.caches import MemoryCache
-from feedd.cache.ondisk import entry_files as files
+from feedd.cache import files
 from feedd.config import machine_defaults
 from feedd.dataset.assignment import Assignment
 from feedd.dataset.listing import Listing
@@ -21,17 +20,17 @@ from feedd.ordering.rank_reader import Reader, ReaderOptions
 from feedd.sessions.prefetch_driver import PrefetchDriver, ReaderGroups
 from feedd.units import GIB, MIB
 from feedd.values import Cursor, Topology
-from tests.fakes.caches import SLOT_BYTES, CacheRig, read
+from tests.fakes.bypass import QUICK, BypassRig, disk_of, memory_of, watch_of
+from tests.fakes.caches import SLOT_BYTES, CacheRig, memory_cache, read
 from tests.fakes.disks import BadDisk, small_tmpfs
 from tests.fakes.feeding import Taken, batches, feeding, take
 from tests.fakes.fetchers import until
-from tests.fakes.tiers import QUICK, TieredRig
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from feedd.cache.tiers import TieredCache
+    from feedd.cache.cache import Cache
     from feedd.values import ObjectRef
 
 
@@ -49,22 +48,22 @@ def bad_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[BadDisk]:
         yield disk
 
 
-def standby(directory: Path, disk: BadDisk | None = None, memory_bytes: int = 16 * MIB) -> TieredRig:
+def bypassing(directory: Path, disk: BadDisk | None = None, memory_bytes: int = 16 * MIB) -> BypassRig:
     """Return a rig with memory for when the disk cannot be used."""
-    rig = TieredRig(directory, memory_bytes=memory_bytes, standby=True)
+    rig = BypassRig(directory, bypass_bytes=memory_bytes)
     if disk is not None:
         rig.probe = disk.probe  # type: ignore[method-assign]  # the disk's own answer
     return rig
 
 
-def state(rig: TieredRig) -> str:
+def state(rig: BypassRig) -> str:
     """Return the state that the gauge shows: exactly one."""
     states = ("normal", "full", "unstable", "down")
     (shown,) = [name for name in states if rig.recorder.total(CACHE_DISK_STATE, state=name)]
     return shown
 
 
-async def use(rig: TieredRig, cache: TieredCache, *refs: ObjectRef) -> None:
+async def use(rig: BypassRig, cache: Cache, *refs: ObjectRef) -> None:
     """Acquire, compare every byte, release."""
     with await cache.acquire(refs) as pins:
         rig.check(pins, list(refs))
@@ -72,9 +71,9 @@ async def use(rig: TieredRig, cache: TieredCache, *refs: ObjectRef) -> None:
 
 async def test_case_31_disk_full(small_disk: Path) -> None:
     """With the disk full of other things shards come from memory; once there is space they go to disk again."""
-    rig = standby(small_disk / "cache")
+    rig = bypassing(small_disk / "cache")
     held, *others = [rig.shard(f"s{index}", MIB) for index in range(5)]
-    async with rig.open_tiers(capacity=7 * MIB // SLOT_BYTES) as cache:
+    async with rig.open(capacity=7 * MIB // SLOT_BYTES) as cache:
         with await cache.acquire([held]) as pins:
             hog = small_disk / "hog"
             hog.write_bytes(bytes(files.free_bytes(small_disk) - 4096))
@@ -90,7 +89,7 @@ async def test_case_31_disk_full(small_disk: Path) -> None:
             await use(rig, cache, *others)
         assert state(rig) == "normal"
         await use(rig, cache, *others)
-        assert cache._memory.stats.committed_bytes == 0  # given back
+        assert memory_of(cache).stats.committed_bytes == 0  # given back
         assert {entry.url for entry in cache.entries()} == {ref.url for ref in (held, *others)}
     calls = [rig.fetcher.calls[ref.key] for ref in (held, *others)]
     assert calls == [1, 2, 2, 2, 1]  # those in memory once more, for the disk
@@ -118,9 +117,9 @@ async def test_case_32_the_epoch_goes_on(tmp_path: Path, bad_disk: BadDisk, code
 @pytest.mark.parametrize("code", [errno.EDQUOT, errno.EROFS, errno.ENOENT, errno.EIO], ids=errno.errorcode.get)
 async def test_case_32_disk_refuses_writes(tmp_path: Path, bad_disk: BadDisk, code: int) -> None:
     """A quota, a read-only or vanished directory: memory serves, what is there is read, then all heals."""
-    rig = standby(tmp_path / "cache", bad_disk)
+    rig = bypassing(tmp_path / "cache", bad_disk)
     here, *others = rig.shards(6)
-    async with rig.open_tiers() as cache:
+    async with rig.open() as cache:
         await use(rig, cache, here)
         bad_disk.write_errno = code
         for ref in others:
@@ -140,15 +139,15 @@ async def test_case_32_disk_refuses_writes(tmp_path: Path, bad_disk: BadDisk, co
         assert rig.fetcher.calls.total() == 6
         last = rig.shard("last")
         await use(rig, cache, last)
-        assert last.url in {entry.url for entry in cache._disk.entries()}
+        assert last.url in {entry.url for entry in disk_of(cache).entries()}
 
 
 async def test_case_33_unreadable_blocks(tmp_path: Path, bad_disk: BadDisk) -> None:
     """Unreadable entries are fetched again; three in a minute stop writing, in time reading, and clean probes heal."""
-    rig = standby(tmp_path / "cache", bad_disk)
+    rig = bypassing(tmp_path / "cache", bad_disk)
     rig.health = replace(QUICK, down_after_s=100.0)
     refs = rig.shards(3)
-    async with rig.open_tiers() as cache:
+    async with rig.open() as cache:
         await use(rig, cache, *refs)
         rig.clock.now_s += 1000.0  # long enough for their bytes to be looked at again
         bad_disk.read_errno = errno.EIO
@@ -169,13 +168,13 @@ async def test_case_33_unreadable_blocks(tmp_path: Path, bad_disk: BadDisk) -> N
 
 async def test_case_33_one_bad_block_is_no_sick_disk(tmp_path: Path, bad_disk: BadDisk) -> None:
     """Damaged entries on a disk that answers its probes are fetched again, and the disk is used on."""
-    rig = standby(tmp_path / "cache", bad_disk)
+    rig = bypassing(tmp_path / "cache", bad_disk)
     refs = rig.shards(4)
-    async with rig.open_tiers() as cache:
+    async with rig.open() as cache:
         for ref in refs:
             await use(rig, cache, ref)
             await cache.discard(ref)
-            await until(lambda: not cache._watch._doubt_count)
+            await until(lambda: not watch_of(cache)._doubt_count)
         await use(rig, cache, *refs)
         assert state(rig) == "normal"
         assert rig.recorder.total(CACHE_BYPASSED) == 0
@@ -184,10 +183,10 @@ async def test_case_33_one_bad_block_is_no_sick_disk(tmp_path: Path, bad_disk: B
 
 async def test_case_34_disk_hangs(tmp_path: Path, bad_disk: BadDisk) -> None:
     """An operation that hangs is given up once the disk answers no probe either; others are served all the while."""
-    rig = standby(tmp_path / "cache", bad_disk)
+    rig = bypassing(tmp_path / "cache", bad_disk)
     rig.health = replace(QUICK, slow_op_s=0.3)
     here, *others = rig.shards(4)
-    async with rig.open_tiers() as cache:
+    async with rig.open() as cache:
         await use(rig, cache, here)
         bad_disk.go.clear()
         hanging = [asyncio.ensure_future(use(rig, cache, ref)) for ref in others]
@@ -205,14 +204,14 @@ async def test_case_34_disk_hangs(tmp_path: Path, bad_disk: BadDisk) -> None:
 
 async def test_case_34_slow_store_is_not_the_disk(tmp_path: Path, bad_disk: BadDisk) -> None:
     """A fill that takes long because of the store is waited for: the disk answers its probes."""
-    rig = standby(tmp_path / "cache", bad_disk)
+    rig = bypassing(tmp_path / "cache", bad_disk)
     rig.health = replace(QUICK, slow_op_s=0.5)  # a probe's bound too: a busy machine answers within it
     (ref,) = rig.shards(1)
     rig.fetcher.hold(ref)
-    async with rig.open_tiers() as cache:
+    async with rig.open() as cache:
         waiting = asyncio.ensure_future(use(rig, cache, ref))
-        await until(lambda: cache._watch._operations)
-        (operation,) = cache._watch._operations
+        await until(lambda: watch_of(cache)._operations)
+        (operation,) = watch_of(cache)._operations
         first_due_s = operation.due_s
         await until(lambda: operation.due_s > first_due_s)
         rig.fetcher.release(ref)
@@ -223,16 +222,16 @@ async def test_case_34_slow_store_is_not_the_disk(tmp_path: Path, bad_disk: BadD
 
 async def test_case_45_tmpfs_full(small_disk: Path) -> None:
     """On a tmpfs smaller than its size, and filled by others too, the cache takes what there is and serves the rest."""
-    rig = standby(small_disk / "cache", memory_bytes=4 * MIB)
+    rig = bypassing(small_disk / "cache", memory_bytes=4 * MIB)
     refs = [rig.shard(f"s{index}", MIB) for index in range(12)]
-    async with rig.open_tiers(capacity=(1 << 30) // SLOT_BYTES) as cache:
+    async with rig.open(capacity=(1 << 30) // SLOT_BYTES) as cache:
         assert cache.limit_bytes < 8 * MIB
         for ref in refs:
             await use(rig, cache, ref)
         (small_disk / "hog").write_bytes(bytes(files.free_bytes(small_disk)))
         for ref in refs:
             await use(rig, cache, ref)
-            assert cache._memory.stats.committed_bytes <= 4 * MIB
+            assert memory_of(cache).stats.committed_bytes <= 4 * MIB
 
 
 async def test_case_45_memory_is_not_overdrawn(tmp_path: Path) -> None:
@@ -240,7 +239,7 @@ async def test_case_45_memory_is_not_overdrawn(tmp_path: Path) -> None:
     rig = CacheRig(tmp_path)
     first, second = rig.shards(2)
     left = [1 << 40]
-    async with MemoryCache(64 * MIB, rig.fetcher, rig.recorder, rig.clock, lambda: left[0]) as cache:
+    async with memory_cache(64 * MIB, rig.fetcher, rig.recorder, rig.clock, lambda: left[0]) as cache:
         with await cache.acquire([first]) as pins:
             left[0] = 256 * MIB
             with pytest.raises(CacheUnavailable, match="more memory than"):
@@ -298,27 +297,27 @@ async def test_case_46_dataset_a_little_larger_than_the_cache(tmp_path: Path) ->
 async def test_few_inodes_are_not_used_up_by_empty_folders(tmp_path: Path) -> None:
     """Folders of entries that made way give their inodes to new entries, so the cache keeps its size."""
     with small_tmpfs(tmp_path / "disk", "size=64m,nr_inodes=40") as target:
-        rig = standby(target / "cache")
+        rig = bypassing(target / "cache")
         refs = [rig.shard(f"s{index}", 100) for index in range(150)]
-        async with rig.open_tiers(capacity=1000) as cache:
+        async with rig.open(capacity=1000) as cache:
             counts = []
             for ref in refs:
                 await use(rig, cache, ref)
                 rig.clock.now_s += QUICK.full_pause_max_s
-                counts.append(len(cache._disk.entries()))
+                counts.append(len(disk_of(cache).entries()))
         assert min(counts[40:]) >= 8, counts
 
 
 async def test_case_47_inodes_exhausted(tmp_path: Path) -> None:
     """A file system out of inodes is a full one: entries make way, and what still finds no place comes from memory."""
     with small_tmpfs(tmp_path / "disk", "size=64m,nr_inodes=300") as target:
-        rig = standby(target / "cache")
+        rig = bypassing(target / "cache")
         refs = [rig.shard(f"s{index}", 100) for index in range(200)]
-        async with rig.open_tiers(capacity=1000) as cache:
+        async with rig.open(capacity=1000) as cache:
             for start in range(0, 200, 2):
                 await use(rig, cache, *refs[start : start + 2])
                 rig.clock.now_s += QUICK.full_pause_max_s
             assert rig.recorder.total(CACHE_ERRORS, reason="full") > 0
             assert state(rig) in {"normal", "full"}
-            assert 0 < len(cache._disk.entries()) < 200
+            assert 0 < len(disk_of(cache).entries()) < 200
             await use(rig, cache, *refs[:2])

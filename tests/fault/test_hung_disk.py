@@ -13,10 +13,10 @@ from feedd.catalog.sources import Sources
 from feedd.fetch.fetch_options import SourceOptions
 from feedd.flow.loop_thread import LoopThread
 from feedd.metrics import CACHE_BYPASSED
+from tests.fakes.bypass import QUICK, BypassRig, watch_of
 from tests.fakes.caches import read
 from tests.fakes.disks import frozen_disk
 from tests.fakes.fetchers import until
-from tests.fakes.tiers import QUICK, TieredRig
 from tests.fault.s3_rig import ANONYMOUS
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ async def test_an_epoch_goes_on_past_a_frozen_disk(
         server.put("bucket", key, body)
     access = replace(ANONYMOUS, endpoint_url=server.url, ca_bundle=str(authority.ca_path))
     options = SourceOptions(part_size_bytes=1 << 20, s3={"*": access})
-    rig = TieredRig(disk.folder / "cache", memory_bytes=48 << 20, standby=True)
+    rig = BypassRig(disk.folder / "cache", bypass_bytes=48 << 20)
     async with Sources(options, rig.recorder, rig.clock, LoopThread("feedd-fetch")) as sources:
         refs = {ref.key: ref for ref in await sources.resolve(["s3://bucket/"])}
         rig.health = replace(QUICK, slow_op_s=0.1)
@@ -62,7 +62,7 @@ async def test_an_epoch_goes_on_past_a_frozen_disk(
                 turns += 1
                 await asyncio.sleep(0)
 
-        async with rig.open_tiers(capacity=(32 << 20) / 4096) as cache:
+        async with rig.open(capacity=(32 << 20) / 4096) as cache:
             before, behind = list(bodies)[::2], list(bodies)[1::2]
             for key in before:
                 with await cache.acquire([refs[key]]) as pins:
@@ -80,4 +80,4 @@ async def test_an_epoch_goes_on_past_a_frozen_disk(
             assert turns > 100
             assert not disk.overdue
             disk.recover()
-            await until(cache._watch.may_fill)
+            await until(watch_of(cache).may_fill)

@@ -16,8 +16,8 @@ from PIL import Image
 from feedd.errors import BadShard, ResourceExhausted
 from feedd.tables.memory import LEAST_BYTES, NO_LIMIT_BYTES, at_most, call_limit, check_memory
 from feedd.tables.task import ConvertedShard
+from feedd.workers.pool import DecodePool
 from feedd.workers.work import DecodeOptions
-from feedd.workers.worker_pool import DecodePool
 from tests.fakes.decoding import decoding
 from tests.fakes.made import making
 from tests.fakes.tally import TallyRecorder

@@ -11,10 +11,7 @@ from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from feedd.cache import entry_layout
-from feedd.cache.policy.cache_index import CacheIndex, FullNow, Reservation, TooLarge
-from feedd.cache.policy.capacity import NOT_NEEDED
-from feedd.cache.policy.eviction_order import Entry, EntryState
-from feedd.cache.policy.quota import Quotas
+from feedd.cache.index import NOT_NEEDED, CacheIndex, Entry, EntryState, FullNow, Quotas, Reservation, TooLarge
 from feedd.values import ObjectRef
 from tests.budget import budget
 from tests.fakes.next_uses import note_next_use

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from feedd.cache.policy.health import DiskHealth, HealthOptions
+from feedd.cache.health import DiskHealth, HealthOptions
 from tests.budget import budget
 
 OPTIONS = HealthOptions(

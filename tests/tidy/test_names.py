@@ -66,7 +66,7 @@ def _astray(name: str, module: tuple[str, ...]) -> bool:
 def test_modules_that_are_named_exist() -> None:
     """A dotted name in a docstring or comment of the product that begins as a module of ours is one, or is in one."""
     assert _astray("sessions.nowhere", ("feedd", "cache", "fill"))
-    assert _astray("shard_cache.Nothing", ("feedd", "cache", "fill"))
+    assert _astray("fills.Nothing", ("feedd", "cache", "fill"))
     assert not _astray("sessions.opening.Pipeline", ("feedd", "cache", "fill"))
     found = [
         f"{source.path}:{number} {name}"
@@ -77,6 +77,20 @@ def test_modules_that_are_named_exist() -> None:
         if name not in NOT_MODULES and _astray(name, _module(source.path))
     ]
     assert not found
+
+
+def test_tests_that_the_product_names_exist() -> None:
+    """A rule in a docstring or comment of the product names a test that is there."""
+    there = {node.name for source in sources() if not source.is_product for node in source.functions()}
+    there |= {str(source.path) for source in sources()}
+    named = {
+        name
+        for source in sources()
+        if source.is_product
+        for name in re.findall(r"``((?:tests/[\w/]+\.py)|(?:test_\w+))``", source.text)
+    }
+    assert "test_full_now_waits_holding_no_pins" in named
+    assert named <= there
 
 
 def _methods(tree: ast.Module, name: str) -> set[str]:

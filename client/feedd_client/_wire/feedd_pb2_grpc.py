@@ -90,21 +90,21 @@ class FeedServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Classes(self, request, context):
-        """Names of the classes that a field's labels number, in the order of their numbers; since 1.5.
+        """Names of the classes that a field's labels number, in the order of their numbers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def OpenStatus(self, request, context):
-        """What an Open that has not answered yet waits for; since 1.6.
+        """What an Open that has not answered yet waits for.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Lanes(self, request, context):
-        """How many daemons share this node; each listens at an address of its own; since 1.11.
+        """How many daemons share this node; each listens at an address of its own.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -318,7 +318,7 @@ class Feed:
 
 
 class FilesStub:
-    """Objects as files, for readers of bytes; since 1.13.
+    """Objects as files, for readers of bytes.
     """
 
     def __init__(self, channel):
@@ -345,7 +345,7 @@ class FilesStub:
 
 
 class FilesServicer:
-    """Objects as files, for readers of bytes; since 1.13.
+    """Objects as files, for readers of bytes.
     """
 
     def Info(self, request, context):
@@ -396,7 +396,7 @@ def add_FilesServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Files:
-    """Objects as files, for readers of bytes; since 1.13.
+    """Objects as files, for readers of bytes.
     """
 
     @staticmethod
@@ -568,21 +568,21 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Sessions(self, request, context):
-        """Who holds what: of all owners for an administrator, else the caller's own; since 1.9.
+        """Who holds what: of all owners for an administrator, else the caller's own.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def EndSession(self, request, context):
-        """Ends a session; what its client holds stays readable to it; since 1.9.
+        """Ends a session; what its client holds stays readable to it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Observe(self, request, context):
-        """One look at the daemon, for feedd top: everything for an administrator, else what is the caller's own; since 1.12.
+        """One look at the daemon, for feedd top: everything for an administrator, else what is the caller's own.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from feedd.cache.cache_options import CacheOptions
-from feedd.cache.caches import DiskCache
+from feedd.cache.cache import Cache
+from feedd.cache.options import CacheOptions
 from feedd.clock import SystemClock
 from tests.bench.boot_scan import ref_of
 
@@ -47,7 +47,7 @@ class _Fetcher:
 async def _boot(directory: Path, entry_count: int) -> dict[str, float]:
     started_s = time.perf_counter()
     options = CacheOptions(directory, 1 << 40, free_reserve_bytes=0)
-    async with DiskCache(options, _Fetcher(), _Silent(), SystemClock()) as cache:
+    async with Cache(options, _Fetcher(), _Silent(), SystemClock()) as cache:
         opened_s = time.perf_counter()
         with await cache.acquire([ref_of(entry_count // 2)]):
             hit_s = time.perf_counter()

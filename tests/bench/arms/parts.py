@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import uvloop
 
-from feedd.cache.cache_options import CacheOptions
-from feedd.cache.caches import DiskCache
+from feedd.cache.cache import Cache
+from feedd.cache.options import CacheOptions
 from feedd.catalog.sources import Sources
 from feedd.clock import SystemClock
 from feedd.config import load
@@ -36,7 +36,7 @@ async def _run(settings: dict[str, Any]) -> Row:
         root = refs[0].root
         await sources.store(root).read_into(refs[0], ByteRange(0, 1), MemorySink(memoryview(bytearray(1))))
         cache_options = CacheOptions(Path(settings["cache_dir"]), size_bytes=2 * total_bytes, free_reserve_bytes=0)
-        async with DiskCache(cache_options, sources.fetcher, recorder, clock) as cache:
+        async with Cache(cache_options, sources.fetcher, recorder, clock) as cache:
             begin_s, cpu_s, loop_s = time.perf_counter(), time.process_time(), time.thread_time()
             with await cache.acquire(refs):
                 wall_s = time.perf_counter() - begin_s

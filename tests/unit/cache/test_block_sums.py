@@ -11,7 +11,7 @@ import hypothesis.strategies as st
 from awscrt.checksums import crc32c
 from hypothesis import given
 
-from feedd.cache.blocks import BlockSums
+from feedd.cache.block_sums import BlockSums
 from feedd.flow.range_sinks import FileSink
 from feedd.units import MIB
 from feedd.values import ByteRange

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.cache.entry_storage import Finding
-from feedd.cache.ondisk import entry_files
-from feedd.cache.ondisk.directory import DirectoryStorage
+from feedd.cache import files as entry_files
+from feedd.cache.directory import DirectoryStorage
 from feedd.cache.pins import with_pinned
+from feedd.cache.storage import Finding
 from feedd.errors import CacheUnavailable
 from feedd.metrics import CACHE_ERRORS
-from feedd.workers.request_split import file_messages
+from feedd.workers.calls import file_messages
 from tests.fakes.caches import CacheRig
 from tests.fakes.fetchers import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from feedd.cache.shard_cache import PlacedCache
+    from feedd.cache.cache import Cache
     from feedd.values import ObjectRef, ShardFile
 
 
@@ -33,9 +33,9 @@ def rig(tmp_path: Path) -> CacheRig:
     return CacheRig(tmp_path / "cache")
 
 
-def _storage(cache: PlacedCache) -> DirectoryStorage:
-    assert isinstance(cache._storage, DirectoryStorage)
-    return cache._storage
+def _storage(cache: Cache) -> DirectoryStorage:
+    assert isinstance(cache._disk._storage, DirectoryStorage)
+    return cache._disk._storage
 
 
 def _bytes(file: ShardFile) -> bytes:
@@ -54,7 +54,7 @@ def _open_shards(rig: CacheRig) -> list[str]:
     return found
 
 
-async def _forget(rig: CacheRig, cache: PlacedCache) -> None:
+async def _forget(rig: CacheRig, cache: Cache) -> None:
     """Wait until the cache has closed all files."""
     await until(lambda: not _storage(cache)._files)
     await until(lambda: not _open_shards(rig))
@@ -107,7 +107,7 @@ async def test_a_reader_keeps_the_file_that_it_began_with(rig: CacheRig) -> None
         await _forget(rig, cache)
 
 
-def latter_fd(cache: PlacedCache, ref: ObjectRef) -> int:
+def latter_fd(cache: Cache, ref: ObjectRef) -> int:
     """Return the descriptor that the cache keeps of an entry."""
     return _storage(cache)._files[ref].file.fd
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.cache.caches import DiskCache
-from feedd.cache.prefetcher import PrefetchLimits
+from feedd.cache.cache import Cache
+from feedd.cache.prefetch import PrefetchLimits
 from feedd.clock import SystemClock
 from feedd.errors import NotFound
 from feedd.metrics import CACHE_ERRORS, CACHE_HITS, CACHE_MISSES
@@ -56,7 +56,7 @@ async def test_small_shards_are_fetched_many_at_a_time(rig: CacheRig, size_bytes
     refs = rig.shards(16)
     rig.fetcher.hold(*refs)
     options = replace(rig.options(), prefetching=PrefetchLimits(10, size_bytes))
-    async with DiskCache(options, rig.fetcher, rig.recorder, SystemClock()) as cache:
+    async with Cache(options, rig.fetcher, rig.recorder, SystemClock()) as cache:
         cache.prefetch(refs, "owner")
         await until(lambda: len(rig.fetcher.running) >= peak)
         rig.fetcher.release(*refs)
@@ -139,7 +139,7 @@ async def test_unknown_next_use_takes_free_space_only(rig: CacheRig) -> None:
         note_next_use(cache, [(wish, 3.0)])  # needed at last: those never needed give way
         await until(lambda: wish.url in {entry.url for entry in cache.entries()})
         assert b.url in {entry.url for entry in cache.entries()}  # used later than a
-        assert math.isinf(next(e.next_use for e in cache._index if e.ref == b))
+        assert math.isinf(next(e.next_use for e in cache._disk.index if e.ref == b))
 
 
 async def test_blocked_wish_goes_on_when_a_pin_ends(rig: CacheRig) -> None:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.cache.cache_options import CacheOptions
-from feedd.cache.caches import DiskCache
-from feedd.cache.ondisk.directory_lock import DirectoryLock
-from feedd.cache.policy.object_match import matches
+from feedd.cache.cache import Cache
+from feedd.cache.inspection import matches
+from feedd.cache.lock import DirectoryLock
+from feedd.cache.options import CacheOptions
 from feedd.clock import SystemClock
 from feedd.config.models import DEFAULT_CACHE_DIR
 from feedd.observe.recorder import NullRecorder
@@ -29,7 +29,7 @@ async def _fill(directory: Path) -> None:
     fetcher = MemoryFetcher()
     refs = [fetcher.put(url.removeprefix("s3://bucket/"), b"x" * 1000) for url in URLS]
     options = CacheOptions(directory, 1 << 24, free_reserve_bytes=0)
-    async with DiskCache(options, fetcher, NullRecorder(), SystemClock()) as cache:
+    async with Cache(options, fetcher, NullRecorder(), SystemClock()) as cache:
         for ref in refs:
             (await cache.acquire([ref])).release()
 

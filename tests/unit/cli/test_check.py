@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.cache import entry_layout
-from feedd.cache.ondisk import entry_files as files
-from feedd.cache.ondisk.directory_lock import DirectoryLock
+from feedd.cache import entry_layout, files
+from feedd.cache.lock import DirectoryLock
 from feedd.cli.check import Finding, Verdict, examine, lacks_huge_pages
 from feedd.config import load, options
 from feedd.config import machine_defaults as config_machine

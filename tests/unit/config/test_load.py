@@ -254,6 +254,18 @@ def test_quotas_come_from_file_and_environment(tmp_path: Path) -> None:
 
 
 def test_more_memory_than_there_is_is_refused() -> None:
-    """A tier in memory that could not exist is said at once."""
-    with pytest.raises(ConfigProblems, match=r"cache\.memory .* at most the memory this process may use"):
-        load({"cache.memory": ("1000TiB", "flag --set")}, {})
+    """A bypass in memory that could not exist is refused at once."""
+    with pytest.raises(ConfigProblems, match=r"cache\.bypass .* at most the memory this process may use"):
+        load({"cache.bypass": ("1000TiB", "flag --set")}, {})
+
+
+@pytest.mark.parametrize("place", ["flag", "environment", "file"])
+def test_a_removed_option_says_what_to_write_instead(tmp_path: Path, place: str) -> None:
+    """The error about ``cache.memory`` names the directory on tmpfs that replaces it, wherever the option is set."""
+    path = tmp_path / "feedd.toml"
+    path.write_text('[cache]\nmemory = "1GiB"\n' if place == "file" else "")
+    flags = {"cache.memory": ("1GiB", "flag --set")} if place == "flag" else {}
+    env = {"FEEDD_CACHE__MEMORY": "1GiB"} if place == "environment" else {}
+    with pytest.raises(ConfigProblems, match=r"set cache\.dir to a folder on tmpfs") as caught:
+        load(flags, env, path)
+    assert len(caught.value.problems) == 1

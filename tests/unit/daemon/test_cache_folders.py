@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from feedd.cache.cache_report import CacheEntry
+from feedd.cache.report import CacheEntry
 from feedd.daemon.cache_folders import FOLDERS_MAX, CacheFolders, summed
 from feedd.serve.server_options import FolderRow
 from tests.fakes.timeless import TimelessClock

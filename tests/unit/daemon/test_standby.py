@@ -7,7 +7,7 @@ import shutil
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
-from feedd.cache.ondisk.directory_lock import DirectoryLock
+from feedd.cache.lock import DirectoryLock
 from feedd.daemon.standby import owner_gone
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from feedd.cache.cache_options import CacheOptions
-from feedd.cache.caches import DiskCache
+from feedd.cache.cache import Cache
 from feedd.cache.entry_layout import disk_bytes
+from feedd.cache.options import CacheOptions
 from feedd.catalog.sources import Sources
 from feedd.catalog.stages import PipelineOptions
 from feedd.clock import SystemClock
@@ -28,8 +28,8 @@ from feedd.tables.converter import Converter, ConverterOptions
 from feedd.tables.facts import ConversionLog
 from feedd.values import ObjectRef
 from feedd.warming import Amount, WarmProgress, WarmSpec
+from feedd.workers.pool import DecodePool
 from feedd.workers.work import DecodeOptions
-from feedd.workers.worker_pool import DecodePool
 from tests.fakes.feeding import ROOT, GatedStore, batches, feeding
 from tests.fakes.fetchers import until
 from tests.fakes.tally import TallyRecorder
@@ -52,7 +52,7 @@ class Rig:
     """An open cache over a bucket in memory, and all that was told."""
 
     store: GatedStore
-    cache: DiskCache
+    cache: Cache
     warmer: Warmer
     told: list[WarmProgress] = field(default_factory=list)
     errors: list[FeeddError] = field(default_factory=list)
@@ -91,7 +91,7 @@ async def warming(
                     sources.fetcher, pool.make, ConversionLog(), ConverterOptions(cache_bytes), recorder
                 )
                 async with (
-                    DiskCache(options, converter, recorder, clock) as cache,
+                    Cache(options, converter, recorder, clock) as cache,
                     ConvertingCache(cache, converter) as front,
                 ):
                     yield Rig(store, cache, Warmer(sources, front, bounds or WarmBounds()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from feedd.access import AccessRules
-from feedd.cache.prefetcher import PrefetchLimits
+from feedd.cache.prefetch import PrefetchLimits
 from feedd.cli.flags import Flags
 from feedd.config import load
 from feedd.daemon.wiring import cache_options, decode_options, source_options

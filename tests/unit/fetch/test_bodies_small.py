@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.cache.blocks import BlockSums
+from feedd.cache.block_sums import BlockSums
 from feedd.errors import BadResponse, CacheUnavailable
 from feedd.fetch.fetch_options import SourceOptions
 from feedd.fetch.s3.bodies import Files

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.cache.cache_options import CacheOptions
-from feedd.cache.caches import DiskCache
+from feedd.cache.cache import Cache
 from feedd.cache.entry_layout import file_path
+from feedd.cache.options import CacheOptions
 from feedd.clock import SystemClock
 from feedd.file_mode.cached_entries import CachedEntries
 from feedd.units import MIB
@@ -38,7 +38,7 @@ async def _cached(directory: Path, data: bytes = DATA) -> ObjectRef:
     fetcher = MemoryFetcher()
     ref = fetcher.put("a", data)
     options = CacheOptions(directory=directory, size_bytes=64 * MIB, free_reserve_bytes=0)
-    async with DiskCache(options, fetcher, TallyRecorder(), SystemClock()) as cache:
+    async with Cache(options, fetcher, TallyRecorder(), SystemClock()) as cache:
         (await cache.acquire([ref])).release()
     return ref
 

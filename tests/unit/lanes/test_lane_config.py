@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.cache.ondisk.directory_lock import DirectoryLock
+from feedd.cache.lock import DirectoryLock
 from feedd.config import Config, ConfigProblems, load
 from feedd.config.machine_cores import cores_by_memory_node, lanes_for, parse_cores, split_cores
 from feedd.lanes.lane import Lane, lane_config, remove_other_lanes
@@ -97,7 +97,6 @@ def test_amounts_are_those_of_the_node() -> None:
             "lanes": (4, "test"),
             "cache.dir": ("/tmp/cache", "test"),
             "cache.size": ("8GiB", "test"),
-            "cache.memory": ("1GiB", "test"),
             "cache.quotas": ({"s3://b/": "4GiB"}, "test"),
             "arena.size": ("2GiB", "test"),
             "fetch.parts_in_flight": (64, "test"),
@@ -115,7 +114,6 @@ def test_amounts_are_those_of_the_node() -> None:
     ).config
     lanes = [lane_config(node, Lane(index, 4)) for index in range(4)]
     assert {lane.cache.size for lane in lanes} == {2 << 30}
-    assert {lane.cache.memory for lane in lanes} == {256 << 20}
     assert {lane.cache.quotas["s3://b/"] for lane in lanes} == {1 << 30}
     assert {lane.arena.size for lane in lanes} == {512 << 20}
     assert {lane.fetch.parts_in_flight for lane in lanes} == {16}
@@ -150,7 +148,7 @@ def test_a_part_is_never_below_the_minimum() -> None:
     """Each lane's configuration is one that a user might write; 0 means none, and stays."""
     small = {
         "lanes": 4,
-        "cache": {"size": "1MiB", "memory": 0, "bypass": 0},
+        "cache": {"size": "1MiB", "bypass": 0},
         "fetch": {"parts_in_flight": 1, "bytes_in_flight": "1MiB", "transfer_threads": 1},
         "decode": {"workers": 1, "workers_max": 1},
         "arena": {"size": "1MiB"},
@@ -158,7 +156,7 @@ def test_a_part_is_never_below_the_minimum() -> None:
     }
     lane = lane_config(Config.model_validate(small), Lane(2, 4))
     again = Config.model_validate(lane.model_dump() | {"status": "off"})
-    assert (again.cache.size, again.cache.memory, again.cache.bypass) == (MIB, 0, 0)
+    assert (again.cache.size, again.cache.bypass) == (MIB, 0)
     assert again.limits.arena_per_owner == 0
 
 

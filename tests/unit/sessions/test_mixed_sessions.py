@@ -267,7 +267,7 @@ async def test_resuming_further_on_drops_what_was_read_ahead(tmp_path: Path) -> 
         assert isinstance(made, Taken)
         assert sorted(made.ints()) == [60, 61, 1060, 1061]
         await until(lambda: "b/33.tar" in rig.store.reads)
-        assert not {entry.ref.key for entry in rig.cache._index} & set(gated)
+        assert not {entry.ref.key for entry in rig.cache._disk.index} & set(gated)
 
 
 async def test_what_cannot_be_mixed_is_refused(tmp_path: Path) -> None:

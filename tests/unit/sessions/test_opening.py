@@ -136,7 +136,7 @@ async def test_a_cancelled_open_leaves_nothing(tmp_path: Path) -> None:
         opening.cancel()
         await asyncio.wait((opening,))
         assert opening.cancelled()
-        assert not rig.cache._prefetcher._running
+        assert not rig.cache._disk._prefetcher._running
 
 
 async def test_a_node_without_shards_knows_the_fields(tmp_path: Path) -> None:

@@ -24,11 +24,11 @@ TAR_BYTES = 10240
 
 def _next_uses(rig: Feeding, folder: str = "train") -> dict[str, float]:
     """When each shard is due, in shards of equal size instead of bytes."""
-    known = rig.cache._index.next_uses
+    known = rig.cache._disk.index.next_uses
     assert known is not None
     listed = [ref for listing in rig.pipeline.catalog._listings.values() for ref in listing.refs]
     uses = dict(zip(listed, known(listed), strict=True))
-    for entry in rig.cache._index:
+    for entry in rig.cache._disk.index:
         assert entry.next_use == uses.get(entry.ref, math.inf), "the cache was told of every change"
     return {
         ref.key[-6:-4]: time / TAR_BYTES for ref, time in uses.items() if time < math.inf and ref.key.startswith(folder)
@@ -80,7 +80,7 @@ async def test_the_last_reader_takes_the_positions_with_it(tmp_path: Path) -> No
         assert len(_next_uses(rig)) == 6
         await rig.close(two)
         assert _next_uses(rig) == {}
-        assert all(entry.next_use == math.inf for entry in rig.cache._index)
+        assert all(entry.next_use == math.inf for entry in rig.cache._disk.index)
 
 
 async def test_a_dataset_of_the_past_gives_way(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ async def test_resuming_further_on_drops_what_was_read_ahead(tmp_path: Path) -> 
         assert isinstance(made, Taken)
         assert made.ints() == [3000, 3001, 3002, 3003]
         await until(lambda: "train/33.tar" in rig.store.reads)
-        assert "01" not in {entry.ref.key[-6:-4] for entry in rig.cache._index}
+        assert "01" not in {entry.ref.key[-6:-4] for entry in rig.cache._disk.index}
 
 
 async def test_a_rank_an_epoch_ahead_does_not_speak_for_the_others(tmp_path: Path) -> None:

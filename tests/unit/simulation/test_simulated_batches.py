@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import pytest
 
-from feedd.ordering.batch_plan import BatchPlan
+from feedd.ordering.batch_plan import RunPlan
 from feedd.simulation.simulated_batches import IndexedShards, SimulatedBatches
 from feedd.simulation.simulated_workers import SimulatedWorkers
 from feedd.simulation.virtual_loop import run_in_virtual_time
@@ -17,7 +17,7 @@ from feedd.values import Cursor
 from tests.unit.simulation.jobs import listing
 
 if TYPE_CHECKING:
-    from feedd.cache.shard_cache import PlacedCache
+    from feedd.cache.cache import Cache
     from feedd.values import ObjectRef
 
 _VIEW = listing(shards=4, samples=8).as_listed
@@ -38,10 +38,10 @@ class _Cache:
         return nullcontext()
 
 
-def _plan(*shards: int) -> BatchPlan:
+def _plan(*shards: int) -> RunPlan:
     """A batch of a sample of each shard."""
     rows = np.array(shards, np.int64)
-    return BatchPlan(Cursor(0), rows, np.zeros_like(rows), lambda: rows.astype(np.uint64), 0, 0)
+    return RunPlan(Cursor(0), rows, np.zeros_like(rows), lambda: rows.astype(np.uint64), 0, 0)
 
 
 @pytest.mark.parametrize(("shards", "lacks"), [((0, 1), False), ((1, 2), True), ((2, 3), True)])
@@ -51,7 +51,7 @@ def test_a_batch_lacks_shards_unless_the_cache_knows_all(shards: tuple[int, ...]
     async def run() -> bool:
         async with asyncio.TaskGroup() as tasks:
             workers = SimulatedWorkers(1)
-            indexed = IndexedShards(_VIEW, cast("PlacedCache", _Cache()), workers, 0.5, tasks)
+            indexed = IndexedShards(_VIEW, cast("Cache", _Cache()), workers, 0.5, tasks)
             return SimulatedBatches(indexed, workers, 1, 1.0).lacks_shards(_plan(*shards))
 
     assert run_in_virtual_time(run()) is lacks
@@ -65,7 +65,7 @@ def test_a_batch_waits_for_shards_indexes_and_workers() -> None:
         loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as tasks:
             workers = SimulatedWorkers(1)
-            indexed = IndexedShards(_VIEW, cast("PlacedCache", cache), workers, 0.5, tasks)
+            indexed = IndexedShards(_VIEW, cast("Cache", cache), workers, 0.5, tasks)
             batches = SimulatedBatches(indexed, workers, 1, 1.0)
             await batches.make(_plan(3, 1), lambda: pinned_s.append(loop.time()))
             return loop.time()

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.cache.policy.eviction_order import EvictionOrder
-from feedd.cache.prefetcher import PrefetchLimits
+from feedd.cache.index import EvictionOrder
+from feedd.cache.prefetch import PrefetchLimits
 from feedd.errors import BadRequest, CacheTooSmall
 from feedd.simulation.simulated_job import simulate
 from feedd.values import ObjectRef
 from tests.unit.simulation.jobs import MIB, listing, scenario
 
 if TYPE_CHECKING:
-    from feedd.cache.policy.eviction_order import Entry
+    from feedd.cache.index import Entry
 
 
 def test_the_store_is_the_limit() -> None:

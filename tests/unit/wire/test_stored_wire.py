@@ -1,6 +1,6 @@
 """The wire is what it was when it was stored: names, numbers and types of every message, field, enum and method.
 
-``STORE_WIRE=1 python -m pytest tests/unit/wire/test_stored_wire.py`` stores it anew, where something was added.
+``STORE_WIRE=1 python -m pytest tests/unit/wire/test_stored_wire.py`` stores it again, if something was added.
 """
 
 from __future__ import annotations

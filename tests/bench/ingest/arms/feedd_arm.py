@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import uvloop
 
-from feedd.cache.cache_options import CacheOptions
-from feedd.cache.caches import DiskCache
+from feedd.cache.cache import Cache
+from feedd.cache.options import CacheOptions
 from feedd.catalog.sources import Sources
 from feedd.clock import SystemClock
 from feedd.dataset.pack_layout import is_pack
@@ -104,7 +104,7 @@ async def _run(job: Job) -> dict[str, Any]:
         sources.parts_s.clear()
         if job.recycled:
             return await _in_full_cache(job, sources, found, stack)
-        cache = await stack.enter_async_context(DiskCache(options, sources.fetcher, recorder, clock))
+        cache = await stack.enter_async_context(Cache(options, sources.fetcher, recorder, clock))
         with timed() as row:
             pins = await cache.acquire(refs)
         with pins:
@@ -146,7 +146,7 @@ async def _in_full_cache(
     halves = refs[: len(refs) // 2], refs[len(refs) // 2 :]
     memory_bytes = max(sum(ref.size_bytes + MIB for ref in half) for half in halves)
     options = CacheOptions(job.folder, size_bytes=memory_bytes, free_reserve_bytes=0)
-    cache = await stack.enter_async_context(DiskCache(options, sources.fetcher, PrometheusRecorder(), SystemClock()))
+    cache = await stack.enter_async_context(Cache(options, sources.fetcher, PrometheusRecorder(), SystemClock()))
     (await cache.acquire(halves[0])).release()
     sources.parts_s.clear()
     with timed() as row:
