@@ -5,23 +5,20 @@ from __future__ import annotations
 import os
 import stat
 import time
-import zlib
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
 from feedd import errors
-from feedd.errors import BadShard, CacheUnavailable
+from feedd.errors import CacheUnavailable
 from feedd.flow.sink_file import OpenFile
 from feedd.recipe.recipe import pinned_as
 from feedd.shard_index import NO_LIMITS
 from feedd.tables.registry import is_outline
-from feedd.tables.task import ConvertedShard, MissingRanges, RowGroups, TablePlan
-from feedd.values import ByteRange
 from feedd.workers import index_columns as columns
 from feedd.workers.fixed_width import plain_numbers
-from feedd.workers.index_columns import unpack_regular
+from feedd.workers.make_messages import outcome_of, request_of
 from feedd.workers.messages import (
     Answer,
     ColumnMessage,
@@ -35,7 +32,6 @@ from feedd.workers.messages import (
     GatherRequest,
     Indexed,
     IndexRequest,
-    MakeRequest,
     Measured,
     MeasureRequest,
     NeedRanges,
@@ -54,10 +50,17 @@ if TYPE_CHECKING:
 
     from feedd.conversion import Conversion
     from feedd.shard_index import IndexLimits, ShardIndex
-    from feedd.tables.task import MakeTask
+    from feedd.tables.task import ConvertedShard, MakeTask, MissingRanges
     from feedd.values import FieldRecipe, ShardFile
     from feedd.workers.fixed_width import Plain
     from feedd.workers.work import DecodeTask, FieldWork, GatherTask
+
+
+_SLOWEST_BYTES_PER_S: Final = 1 << 20  # bytes read; bzip2 at its slowest reads four times as much
+_LEAST_LONG_S: Final = 1.0
+_OUTLINE_BYTES_MAX: Final = 8 << 20  # of text, as many rows are read in a tenth of a second
+LONG_STREAM: Final = -1
+"""Queue of long conversions. It is separate, so that short calls never wait behind them."""
 
 
 def _error_classes(root: type[errors.FeeddError]) -> dict[str, type[errors.FeeddError]]:
@@ -106,6 +109,9 @@ def without(work: FieldWork, rows: Iterable[int]) -> FieldWork:
     size = work.size.copy()
     size[list(rows)] = -1
     return replace(work, size=size)
+
+
+T = TypeVar("T")
 
 
 class Short:
@@ -222,79 +228,111 @@ class ProduceCall(MeasureCall):
         self.pieces.append(Piece(kept, np.frombuffer(values, self._dtype)))
 
 
-class IndexCall(Short):
-    """``DecodePool.index``."""
+class OneCall(Short, Generic[T]):
+    """A call of one request, whose work is not divided: an index, a conversion, a first sample.
 
-    rows, stream = 1, 0
+    Args:
+        request: returns the request with an id.
+        result: returns the result that an answer, and the descriptors that came with it, hold.
+        failure: the error if the request kills two workers; gets the reason.
+        long_s: extra seconds that the work may take.
+    """
 
-    def __init__(self, file: ShardFile, format_name: str, object_bytes: int, limits: IndexLimits) -> None:
-        self._file = file
-        self._format_name = format_name
-        self._object_bytes, self._limits = object_bytes, limits
-        self.index: ShardIndex | None = None
+    rows = 1
+
+    def __init__(
+        self,
+        request: Callable[[int], Packet],
+        result: Callable[[Answer, list[int]], T],
+        failure: Callable[[str], errors.FeeddError],
+        long_s: float = 0.0,
+    ) -> None:
+        self._request, self._result, self._failure = request, result, failure
+        self.long_s = long_s
+        self.stream = LONG_STREAM if long_s else 0
+        self._results: list[T] = []
+
+    @property
+    def result(self) -> T:
+        """What came of the call."""
+        return self._results[-1]
 
     def packet(self, rows: range, request_id: int) -> Packet:  # noqa: ARG002 - the protocol's names
         """Return the request."""
-        (file,), fds, opened = file_messages((self._file,))
-        request = IndexRequest(request_id, file, self._format_name, self._object_bytes, self._limits)
-        return Packet(encode(request), fds, opened)
+        return self._request(request_id)
 
     def accept(self, rows: range, answer: Answer, fds: list[int]) -> None:  # noqa: ARG002 - the protocol's names
-        """Read the index's columns.
+        """Keep the result."""
+        self._results.append(self._result(answer, fds))
+
+    def give_up(self, rows: range, reason: str) -> None:  # noqa: ARG002 - the protocol's names
+        """Report that there is no result.
 
         Raises:
-            Internal: they take more memory than the request allowed.
-            ResourceExhausted: they were lost, because this process may open no more files.
+            FeeddError: always.
         """
+        raise self._failure(reason)
+
+
+def index_call(file: ShardFile, format_name: str, object_bytes: int, limits: IndexLimits) -> OneCall[ShardIndex]:
+    """Return the call that reads a shard's index, see ``DecodePool.index``."""
+
+    def request(request_id: int) -> Packet:
+        (message,), fds, opened = file_messages((file,))
+        return Packet(encode(IndexRequest(request_id, message, format_name, object_bytes, limits)), fds, opened)
+
+    def result(answer: Answer, fds: list[int]) -> ShardIndex:
         assert isinstance(answer, Indexed)
         if not fds:
             raise out_of_descriptors()
-        self.index = columns.unpack(fds[0], answer, self._limits.size_bytes)
+        return columns.unpack(fds[0], answer, limits.size_bytes)
 
-    def give_up(self, rows: range, reason: str) -> None:  # noqa: ARG002 - the protocol's names
-        """Report the shard as unreadable.
+    def failure(reason: str) -> errors.BadShard:
+        message = f"expected to read the shard's framing, got a shard that killed two workers ({reason})"
+        return errors.BadShard(message, object=file.ref.url, stage="decode")
 
-        Raises:
-            BadShard: always.
-        """
-        raise errors.BadShard(
-            f"expected to read the shard's framing, got a shard that killed two workers ({reason})",
-            object=self._file.ref.url,
-            stage="decode",
-        )
+    return OneCall(request, result, failure)
 
 
-class PinCall(Short):
-    """Resolves one ``npy`` field, for ``DecodePool.resolve``."""
+def pin_call(file: ShardFile, recipe: FieldRecipe, start: int, size: int) -> OneCall[FieldRecipe]:
+    """Return the call that resolves one ``npy`` field by a sample, see ``DecodePool.resolve``."""
 
-    rows, stream = 1, 0
+    def request(request_id: int) -> Packet:
+        (message,), fds, opened = file_messages((file,))
+        return Packet(encode(PinRequest(request_id, message, start, size, recipe.encoding)), fds, opened)
 
-    def __init__(self, file: ShardFile, recipe: FieldRecipe, start: int, size: int) -> None:
-        self._file = file
-        self._span = (start, size)
-        self.recipe = recipe
-
-    def packet(self, rows: range, request_id: int) -> Packet:  # noqa: ARG002 - the protocol's names
-        """Return the request."""
-        (file,), fds, opened = file_messages((self._file,))
-        return Packet(encode(PinRequest(request_id, file, *self._span, self.recipe.encoding)), fds, opened)
-
-    def accept(self, rows: range, answer: Answer, fds: list[int]) -> None:  # noqa: ARG002 - the protocol's names
-        """Take dtype and dimensions from the answer."""
+    def result(answer: Answer, _: list[int]) -> FieldRecipe:
         assert isinstance(answer, Pinned)
-        self.recipe = pinned_as(self.recipe, answer.params)
+        return pinned_as(recipe, answer.params)
 
-    def give_up(self, rows: range, reason: str) -> None:  # noqa: ARG002 - the protocol's names
-        """Report the sample as undecodable.
+    def failure(reason: str) -> errors.BadSample:
+        message = f"expected to read a first {recipe.name}, got a sample that killed two workers ({reason})"
+        return errors.BadSample(message, object=file.ref.url, stage="decode")
 
-        Raises:
-            BadSample: always.
-        """
-        raise errors.BadSample(
-            f"expected to read a first {self.recipe.name}, got a sample that killed two workers ({reason})",
-            object=self._file.ref.url,
-            stage="decode",
-        )
+    return OneCall(request, result, failure)
+
+
+def make_call(task: MakeTask, limits: IndexLimits = NO_LIMITS) -> OneCall[ConvertedShard | MissingRanges]:
+    """Return the call that converts an object, see ``DecodePool.make``.
+
+    An outline of few bytes is no long call, because an open waits for it. Other conversions may take longer in
+    proportion to the bytes to read.
+    """
+
+    def request(request_id: int) -> Packet:
+        return Packet(encode(request_of(request_id, task, limits)), (task.source_fd, task.out_fd))
+
+    def result(answer: Answer, _: list[int]) -> ConvertedShard | MissingRanges:
+        assert isinstance(answer, ConvertedAnswer | NeedRanges)
+        return outcome_of(answer)
+
+    def failure(reason: str) -> errors.BadShard:
+        message = f"expected to convert the object to a shard, got an object that killed two workers ({reason})"
+        return errors.BadShard(message, object=task.url, stage="decode")
+
+    held_bytes = sum(span.size_bytes for span in task.spans)
+    is_short = held_bytes <= _OUTLINE_BYTES_MAX and is_outline(task.conversion)
+    return OneCall(request, result, failure, 0.0 if is_short else _LEAST_LONG_S + held_bytes / _SLOWEST_BYTES_PER_S)
 
 
 FILES_MAX: Final = 1 << 16  # file numbers take two bytes
@@ -455,80 +493,6 @@ def _in_parts(task: GatherTask) -> GatherTask:
 def _plains(task: GatherTask) -> list[Plain]:
     plains = (plain_numbers(column.recipe) for column in task.columns)
     return [plain for plain in plains if plain is not None]
-
-
-_SLOWEST_BYTES_PER_S: Final = 1 << 20  # bytes read; bzip2 at its slowest reads four times as much
-_LEAST_LONG_S: Final = 1.0
-_OUTLINE_BYTES_MAX: Final = 8 << 20  # of text, as many rows are read in a tenth of a second
-LONG_STREAM: Final = -1
-"""Queue of long conversions. It is separate, so that short calls never wait behind them."""
-
-
-def missing_ranges(answer: NeedRanges) -> MissingRanges:
-    """Return what a worker's answer says."""
-    told = answer.plan
-    if told is None:
-        return MissingRanges(tuple(ByteRange(*span) for span in answer.spans))
-    groups = tuple(
-        RowGroups(group, row, tuple(ByteRange(*span) for span in spans)) for group, row, spans in told.groups
-    )
-    index = None if told.index is None else unpack_regular(told.index)
-    plan = TablePlan(told.size_bytes, groups, index)
-    return MissingRanges(plan.ranges, plan)
-
-
-class MakeCall:
-    """``DecodePool.make``."""
-
-    rows = 1
-
-    def __init__(self, task: MakeTask, limits: IndexLimits = NO_LIMITS) -> None:
-        self._task, self._limits = task, limits
-        self._held_bytes = sum(span.size_bytes for span in task.spans)
-        self.outcome: ConvertedShard | MissingRanges = MissingRanges(())
-
-    @property
-    def stream(self) -> int:
-        """The queue of short calls for an outline, because an open waits for that."""
-        return LONG_STREAM if self.long_s else 0
-
-    @property
-    def long_s(self) -> float:
-        """Extra seconds, in proportion to the bytes to read; none for an outline of few bytes."""
-        if self._held_bytes <= _OUTLINE_BYTES_MAX and is_outline(self._task.conversion):
-            return 0.0
-        return _LEAST_LONG_S + self._held_bytes / _SLOWEST_BYTES_PER_S
-
-    def packet(self, rows: range, request_id: int) -> Packet:  # noqa: ARG002 - the protocol's names
-        """Return the request."""
-        task = self._task
-        spans = tuple((span.start, span.end) for span in task.spans)
-        sizes = (task.size_bytes, spans, task.out_at, task.limit_bytes, task.memory_bytes, task.entry_bytes)
-        groups = task.groups.start, task.groups.stop
-        params = zlib.compress(task.conversion.params.encode())
-        request = MakeRequest(request_id, task.conversion.name, params, task.url, *sizes, groups, self._limits)
-        return Packet(encode(request), (task.source_fd, task.out_fd))
-
-    def accept(self, rows: range, answer: Answer, fds: list[int]) -> None:  # noqa: ARG002 - the protocol's names
-        """Store the converted shard, or the ranges that are still needed."""
-        if isinstance(answer, NeedRanges):
-            self.outcome = missing_ranges(answer)
-            return
-        assert isinstance(answer, ConvertedAnswer)
-        index = None if answer.index is None else unpack_regular(answer.index)
-        self.outcome = ConvertedShard(answer.size_bytes, answer.format_name, answer.busy_s, index)
-
-    def give_up(self, rows: range, reason: str) -> None:  # noqa: ARG002 - the protocol's names
-        """Report the object as unreadable.
-
-        Raises:
-            BadShard: always.
-        """
-        raise BadShard(
-            f"expected to convert the object to a shard, got an object that killed two workers ({reason})",
-            object=self._task.url,
-            stage="decode",
-        )
 
 
 _FEW_FILES: Final = 8  # up to this many files are all sent: choosing among them costs as much as the request

@@ -24,14 +24,15 @@ from feedd.formats.refused import say_packed
 from feedd.recipe.slow_imports import SLOW_MODULES
 from feedd.shard_index import IndexLimits
 from feedd.tables import registry
+from feedd.tables.making import make_shard
 from feedd.tables.memory import NO_LIMIT_BYTES, OPTION, at_most, call_limit
 from feedd.values import FieldRecipe
 from feedd.workers import index_columns as columns
 from feedd.workers.bulk import copy_rows
 from feedd.workers.column_gather import gather
-from feedd.workers.convert_shard import make_shard
 from feedd.workers.fields import Field
 from feedd.workers.fixed_width import has_large_rows, plain_numbers
+from feedd.workers.make_messages import answer_of, task_of
 from feedd.workers.messages import (
     REASON_CHARS_MAX,
     Answer,
@@ -139,7 +140,7 @@ class Executor:
     def attach(self, arena_id: int, fd: int | None, size_bytes: int) -> None:
         """Map an arena read-write; ``fd`` stays the caller's. None: it was lost, because too many files are open.
 
-        Its pages are mapped later, right before rows are written to them (``arena_pages``).
+        Its pages are mapped later, right before rows are written to them (``ArenaPages``).
 
         If mapping fails, decoding into the arena fails, because a worker that died here would be replaced by one that
         dies too.
@@ -208,7 +209,9 @@ class Executor:
                     answer = self._index(request, given, fds)
                 case MakeRequest():
                     self._cached_files.drop()
-                    answer = make_shard(request, _descriptors_of(given, 2), self._memory_bytes)
+                    task = task_of(request, _descriptors_of(given, 2))
+                    outcome = make_shard(task, IndexLimits(*request.limits), self._memory_bytes)
+                    answer = answer_of(request.id, busy_s(), outcome)
                 case PinRequest():
                     with Shard(request.file, given) as shard:
                         params = pin_npy(shard.read(request.start, request.size), header_reader(request.encoding))

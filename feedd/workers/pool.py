@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 import numpy as np
 
@@ -15,13 +15,22 @@ from feedd.recipe.slow_imports import SLOW_MODULES, slow_module
 from feedd.shard_index import IndexLimits
 from feedd.tables.task import ConvertedShard
 from feedd.workers.autoscaler import Autoscaler
-from feedd.workers.calls import DecodeCall, GatherCall, IndexCall, MakeCall, MeasureCall, PinCall, Poison, ProduceCall
+from feedd.workers.calls import (
+    DecodeCall,
+    GatherCall,
+    MeasureCall,
+    OneCall,
+    Poison,
+    ProduceCall,
+    index_call,
+    make_call,
+    pin_call,
+)
 from feedd.workers.dispatch import Dispatch
 from feedd.workers.fixed_width import chunk_rows, request_rows
 from feedd.workers.messages import Attach, Detach, Packet, Prepare, copies, encode
 from feedd.workers.schedule import ChunkSizer
 from feedd.workers.supervisor import WorkerSupervisor
-from feedd.workers.work import CHUNK_ROWS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
@@ -44,12 +53,14 @@ It takes 60 ms and 8 MiB, and 24 MiB of mapped files that workers share. Without
 """
 _AHEAD_WORKERS_MAX: Final = 8  # few objects are converted at a time
 
+T = TypeVar("T")
+
 
 class DecodePool:
     """Decode workers behind plain coroutines; an async context manager.
 
     Entering starts the workers and waits for their hellos; leaving ends and reaps all of them. In between, demand
-    decides their number (see ``worker_count``), and a worker that has grown too large is replaced (see ``autoscaler``).
+    decides their number, and a worker that has grown too large is replaced (see ``autoscaler``).
     A worker that dies or runs past ``task_deadline_s`` is replaced, and its chunks are replayed (see
     ``schedule.Schedule``). Results do not depend on the number of workers, on chunk sizes or on workers' deaths.
 
@@ -87,11 +98,6 @@ class DecodePool:
         """Ids of the processes that take work now, by worker number."""
         return self._dispatch.pids
 
-    def rows_within(self, busy_s: float, arena_id: int) -> int:
-        """Return how many rows of an arena take workers ``busy_s`` seconds; 0 if a worker is idle, or it is unknown."""
-        idle = self._dispatch.spread(0, CHUNK_ROWS_MAX) < CHUNK_ROWS_MAX  # rows would be spread
-        return 0 if idle else self._chunk_sizer.rows_within(busy_s, arena_id)
-
     def prepare(self, recipes: Iterable[FieldRecipe] = (), converters: Iterable[str] = ()) -> None:
         """Have workers import slow modules for these fields and converters, while no samples or objects wait."""
         modules = {slow_module(params_of(one)) for one in recipes} - {""}
@@ -120,10 +126,7 @@ class DecodePool:
         """
         is_converted = file.ref.conversion is not None
         limits = IndexLimits.of(self._options.index_bytes, object_bytes, is_converted=is_converted)
-        call = IndexCall(file, format_name, object_bytes, limits)
-        await self._dispatch.do(call, 1)
-        assert call.index is not None
-        return call.index
+        return await self._one(index_call(file, format_name, object_bytes, limits))
 
     async def make(self, task: MakeTask) -> ConvertedShard | MissingRanges:
         """Convert an object into a shard, or return the missing ranges of the object that are needed first.
@@ -138,12 +141,15 @@ class DecodePool:
             ResourceExhausted: not enough memory for the shard, or no more files may be open.
         """
         limits = IndexLimits.of(self._options.index_bytes, task.size_bytes, is_converted=True)
-        call = MakeCall(task, limits)
-        await self._dispatch.do(call, 1)
-        told = call.outcome if isinstance(call.outcome, ConvertedShard) else call.outcome.plan
+        outcome = await self._one(make_call(task, limits))
+        told = outcome if isinstance(outcome, ConvertedShard) else outcome.plan
         if told is not None and told.index is not None:
             limits.check(told.index.nbytes, told.index.sample_count, task.url)
-        return call.outcome
+        return outcome
+
+    async def _one(self, call: OneCall[T]) -> T:
+        await self._dispatch.do(call, 1)
+        return call.result
 
     async def resolve(
         self, file: ShardFile, index: ShardIndex, recipes: Sequence[FieldRecipe], tries: int = 1
@@ -168,13 +174,11 @@ class DecodePool:
         column = next(index.fields.index(source) for source in recipe.sources if source in index.fields)
         first = BadSample(f"field {recipe.name!r}: expected a sample with this field, got none", object=file.ref.url)
         for number, sample in enumerate(np.flatnonzero(index.sizes[column] >= 0)[:tries].tolist()):
-            call = PinCall(file, recipe, int(index.starts[column, sample]), int(index.sizes[column, sample]))
+            span = int(index.starts[column, sample]), int(index.sizes[column, sample])
             try:
-                await self._dispatch.do(call, 1)
+                return await self._one(pin_call(file, recipe, *span))
             except BadSample as error:
                 first = first if number else _unpinned(file, index.key(sample), sample, recipe, error)
-                continue
-            return call.recipe
         raise first
 
     async def measure(self, files: Sequence[ShardFile], work: FieldWork) -> NDArray[np.int64]:

@@ -351,11 +351,6 @@ class ChunkSizer:
         """Record the busy time of a batch of at least one row, summed over workers."""
         self._took_s[arena_id] = busy_s / rows
 
-    def rows_within(self, busy_s: float, arena_id: int) -> int:
-        """Return how many rows of an arena take ``busy_s`` seconds as its latest rows did; 0: there were none."""
-        took_s = self._took_s.get(arena_id)
-        return 0 if took_s is None else int(busy_s / max(took_s, 1e-9))
-
     def forget(self, arena_id: int) -> None:
         """Forget an arena that no longer exists; unknown ids are ignored."""
         self._took_s.pop(arena_id, None)

@@ -109,7 +109,7 @@ def held_back(ranges: Ranges, *allowed: int) -> asyncio.Event:
 async def run_of(session: Session, at: Cursor, count: int) -> list[int]:
     """Produce a run of a session of runs; return the values of the last field."""
     assert session.info.run_batches >= count
-    made = await asyncio.wait_for(session.produce_run(at, count), PATIENT_S)
+    made = await asyncio.wait_for(session.produce(at, count), PATIENT_S)
     assert isinstance(made, Produced)
     values: list[int] = []
     for number in range(made.batch_count):

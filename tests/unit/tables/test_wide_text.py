@@ -13,7 +13,7 @@ from feedd.conversion import PARAMS_BYTES_MAX, Conversion, text_of
 from feedd.errors import BadRecipe, Internal
 from feedd.tables.columns import head_params, is_head, typed_by, typed_params
 from feedd.tables.task import MakeTask
-from feedd.workers.calls import MakeCall
+from feedd.workers.calls import make_call
 from tests.fakes.feeding import batches, feeding
 from tests.unit.catalog.test_typed import bad, floats
 
@@ -55,7 +55,7 @@ def test_long_parameters_have_a_digest_and_stay_whole() -> None:
     conversion = Conversion("csv", params)
     assert len(params) > PARAMS_BYTES_MAX > 64 > len(conversion.text)
     request = msgspec.msgpack.decode(
-        MakeCall(MakeTask(conversion, "s3://b/k", 1, (), -1, -1, 0, 1, 1)).packet(range(1), 1).payload
+        make_call(MakeTask(conversion, "s3://b/k", 1, (), -1, -1, 0, 1, 1)).packet(range(1), 1).payload
     )
     assert zlib.decompress(request[3]).decode() == params
 
