@@ -13,7 +13,7 @@ from feedd.conversion import Conversion
 from feedd.metrics import CACHE_BYTES, CACHE_ENTRIES, CACHE_PINS, CACHE_RESERVED, PIPELINE_MAKING
 from feedd.tables import registry
 from feedd.tables.cache import ConvertingCache
-from feedd.tables.converter import Converter, ConverterOptions
+from feedd.tables.converter import Converter
 from feedd.tables.facts import ConversionFact, ConversionLog
 from feedd.tables.ranges import everything
 from feedd.values import ByteRange
@@ -115,7 +115,7 @@ class MadeRig(CacheRig):
         self, capacity: float = 100, prefetch_fills: int = 4, deadline_s: float = 60.0
     ) -> AsyncIterator[ConvertingCache]:
         """Open; after it nothing is held."""
-        converter = Converter(self.fetcher, make, self.facts, ConverterOptions(1 << 30, makings=4), self.recorder)
+        converter = Converter(self.fetcher, make, self.facts, self.recorder, limit_bytes=1 << 30, makings=4)
         options = self.options(capacity, prefetch_fills, deadline_s)
         async with (
             Cache(options, converter, self.recorder, self.clock) as disk,

@@ -26,7 +26,7 @@ from feedd.errors import (
 from feedd.flow.pools import LOCAL_FILES
 from feedd.metrics import PIPELINE_MADE, PIPELINE_MADE_BYTES, PIPELINE_MADE_SECONDS, PIPELINE_MAKING
 from feedd.tables.cache import ConvertingCache
-from feedd.tables.converter import Converter, ConverterOptions, formed
+from feedd.tables.converter import Converter, formed
 from feedd.tables.facts import ConversionFact, ConversionLog
 from feedd.tables.objects import joined
 from feedd.values import ByteRange, ObjectRef
@@ -225,8 +225,10 @@ async def test_no_memory_is_an_error(rig: MadeRig) -> None:
     ref = rig.shard("a")
     for left, fetched in ((1 << 20, 0), ((256 << 20) + 2 * SHARD_BYTES, 1)):
         recorder = TallyRecorder()
-        options = ConverterOptions(1 << 30, makings=1, available=partial(int, left))
-        converter = Converter(rig.fetcher, make, ConversionLog(), options, recorder)
+        available = partial(int, left)
+        converter = Converter(
+            rig.fetcher, make, ConversionLog(), recorder, limit_bytes=1 << 30, makings=1, available=available
+        )
         if not fetched:
             with pytest.raises(ResourceExhausted, match="memory"):
                 await converter.bring(ref, lambda: 0.0)
@@ -242,7 +244,7 @@ async def test_a_making_has_a_deadline(rig: MadeRig) -> None:
     """A making whose object never comes ends, and holds nothing."""
     ref = rig.shard("a")
     rig.fetcher.hold(ref)
-    converter = Converter(rig.fetcher, make, ConversionLog(), ConverterOptions(1 << 30, deadline_s=0.05), rig.recorder)
+    converter = Converter(rig.fetcher, make, ConversionLog(), rig.recorder, limit_bytes=1 << 30, deadline_s=0.05)
     with pytest.raises(StoreUnavailable, match="conversion to end within"):
         await converter.bring(ref, lambda: 0.0)
     assert rig.recorder.total(PIPELINE_MAKING) == 0
@@ -252,7 +254,7 @@ async def test_a_making_has_a_deadline(rig: MadeRig) -> None:
 async def test_a_quota_bounds_what_is_made(rig: MadeRig) -> None:
     """Made shards count against the quota of their prefix, with the bytes they have there; others have their room."""
     refs = [rig.shard(f"{folder}/{n}") for folder in ("a", "b") for n in range(3)]
-    converter = Converter(rig.fetcher, make, rig.facts, ConverterOptions(1 << 30), rig.recorder)
+    converter = Converter(rig.fetcher, make, rig.facts, rig.recorder, limit_bytes=1 << 30)
     options = replace(rig.options(), quotas={f"{ROOT}/a/": 2 * disk_bytes(refs[0])})
     async with (
         Cache(options, converter, rig.recorder, rig.clock) as disk,
@@ -273,7 +275,7 @@ async def test_a_quota_bounds_what_is_made(rig: MadeRig) -> None:
 
 async def test_a_shard_of_unknown_origin_is_refused(rig: MadeRig) -> None:
     """An entry nobody has listed cannot be made again; that says so instead of guessing."""
-    converter = Converter(rig.fetcher, make, ConversionLog(), ConverterOptions(1 << 30), rig.recorder)
+    converter = Converter(rig.fetcher, make, ConversionLog(), rig.recorder, limit_bytes=1 << 30)
     with pytest.raises(CacheUnavailable):
         await converter.fetch(rig.shard("a"), into(bytearray(SHARD_BYTES)))
 
@@ -344,7 +346,7 @@ async def test_making_again_has_a_deadline(rig: MadeRig) -> None:
     ref = rig.shard("a")
     rig.facts.note(ref, ConversionFact(ref.size_bytes, ref.size_bytes, "tar"))
     rig.fetcher.hold(ref)
-    converter = Converter(rig.fetcher, make, rig.facts, ConverterOptions(1 << 30, deadline_s=0.05), rig.recorder)
+    converter = Converter(rig.fetcher, make, rig.facts, rig.recorder, limit_bytes=1 << 30, deadline_s=0.05)
     with pytest.raises(StoreUnavailable, match="conversion to end within"):
         await asyncio.wait_for(converter.fetch(ref, into(bytearray(ref.size_bytes))), 5)
     assert rig.recorder.total(PIPELINE_MAKING) == 0

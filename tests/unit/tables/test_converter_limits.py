@@ -9,7 +9,7 @@ import pytest
 
 from feedd.metrics import PIPELINE_MAKING
 from feedd.tables import cache as conversion_wishes
-from feedd.tables.converter import Converter, ConverterOptions
+from feedd.tables.converter import Converter
 from feedd.tables.facts import ConversionLog
 from feedd.tables.objects import CHARGE_BYTES_MAX
 from tests.fakes.caches import SHARD_BYTES
@@ -67,7 +67,7 @@ async def test_small_objects_are_fetched_many_at_a_time(rig: MadeRig, size_bytes
         finally:
             in_workers.remove(task.url)
 
-    converter = Converter(rig.fetcher, make_one, ConversionLog(), ConverterOptions(1 << 30, makings=1), rig.recorder)
+    converter = Converter(rig.fetcher, make_one, ConversionLog(), rig.recorder, limit_bytes=1 << 30, makings=1)
     brought = [asyncio.ensure_future(converter.bring(ref, lambda: 0.0)) for ref in refs]
     await until(lambda: len(rig.fetcher.running) == peak)
     rig.fetcher.release(*refs)

@@ -10,7 +10,7 @@ import pytest
 
 from feedd.conversion import Conversion
 from feedd.tables.columns import head_params
-from feedd.tables.converter import Converter, ConverterOptions
+from feedd.tables.converter import Converter
 from feedd.tables.facts import ConversionLog
 from feedd.tables.objects import CHARGE_BYTES_MAX
 from tests.budget import PATIENT_S
@@ -56,7 +56,7 @@ async def test_outlines_wait_for_no_conversion(rig: MadeRig) -> None:
     big = rig.shard("big", CHARGE_BYTES_MAX)
     small = rig.fetcher.put("a.parquet", parquet_of(n=range(9)))
     rig.fetcher.hold(big)
-    converter = Converter(rig.fetcher, make, ConversionLog(), ConverterOptions(1 << 30, makings=1), rig.recorder)
+    converter = Converter(rig.fetcher, make, ConversionLog(), rig.recorder, limit_bytes=1 << 30, makings=1)
     running = asyncio.ensure_future(converter.bring(big, lambda: 0.0))
     await until(lambda: rig.fetcher.running)
     outline, whole = (replace(small, conversion=Conversion("parquet", text)) for text in (head_params(""), ""))
@@ -76,6 +76,6 @@ async def test_workers_are_told_what_will_be_converted(rig: MadeRig) -> None:
     told: list[tuple[str, int]] = []
     for _ in range(2):
         async with rig.open_made() as cache:
-            cache._converter.conversions.expect = lambda name: told.append((name, rig.fetcher.calls[ref.key]))
+            cache._converter.expect = lambda name: told.append((name, rig.fetcher.calls[ref.key]))
             (await cache.acquire([ref])).release()
     assert told == [(FORM, 0)]

@@ -102,13 +102,13 @@ async def test_a_table_of_known_size_is_made_in_its_entry(
     ref, expected = _put(rig, pa.table({"n": _LARGE if told else _LARGE_MISSING}))
     tasks: list[MakeTask] = []
     async with rig.open_made() as cache:
-        make = cache._converter.conversions.make
+        make = cache._converter.make
 
         async def noted(task: MakeTask) -> ConvertedShard | MissingRanges:
             tasks.append(task)
             return await make(task)
 
-        cache._converter.conversions.make = noted
+        cache._converter.make = noted
         with await cache.acquire([ref]) as pins:
             assert read(pins.files[0]) == expected
             assert pins.files[0].format == "table"
