@@ -15,7 +15,7 @@ BOUNDS: Final = {
     "classes": 1_275,
     "short modules with one importer": 90,
     "files that name an option": 10,
-    "test files": 747,
+    "test files": 745,
     "lines of tests": 105_700,
 }
 """Lowered with each step that makes one smaller, never raised without a reason in docs/dev/decisions/0040-sizes.md.
