@@ -89,7 +89,7 @@ def test_the_first_ranges_are_those_that_the_reader_asks_for(monkeypatch: pytest
         raise AssertionError(f"expected no import, got {name}")
 
     monkeypatch.setattr(registry, "loaded", refuse)
-    monkeypatch.setattr(registry.importlib, "import_module", refuse)
+    monkeypatch.setattr("importlib.import_module", refuse)
     for (name, one, size), ranges in zip(asked, expected, strict=True):
         assert registry.first_ranges(Conversion(name, one), MappedObject(-1, size)) == ranges, (name, one, size)
     packed = registry.first_ranges(Conversion("gunzip+parquet"), MappedObject(-1, 9))
