@@ -430,9 +430,6 @@ def _find(directory: Path, ledger: RunLedger, records: dict[str, Record]) -> _Fo
                 broken_count += _removed(folder / name)
             else:
                 unindexed += _unindexed_file(folder / name)
-    for old in entry_layout.OLD_FOLDERS:
-        for folder, names in files.folders(directory / old):
-            broken_count += sum(_removed(folder / name) for name in filter(files.is_ours, names))
     unindexed.sort(key=lambda stray: stray.written_s)
     if len(present) == len(believed):
         return _Found(list(believed.values()), unindexed, broken_count)
